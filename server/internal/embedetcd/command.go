@@ -1,0 +1,69 @@
+package embedetcd
+
+import (
+	"context"
+	"fmt"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+)
+
+// startTimeout bounds how long the command waits for etcd to serve; a large database takes seconds to load.
+const startTimeout = 2 * time.Minute
+
+// NewCommand returns `strata etcd`, the embedded etcd as a process of its own. It prints one line, "ready <endpoint>", when it serves, and
+// ends cleanly on SIGINT or SIGTERM. It is hidden: it exists for tests and measurements, not for operators.
+func NewCommand() *cobra.Command {
+	cfg := Config{}
+	verbose := false
+	cmd := &cobra.Command{
+		Use:           "etcd",
+		Short:         "Run a single-member etcd (for tests and measurements)",
+		Hidden:        true,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			if verbose {
+				logger, err := zap.NewProduction()
+				if err != nil {
+					return fmt.Errorf("etcd logger: %w", err)
+				}
+				cfg.Logger = logger
+			}
+			startCtx, cancel := context.WithTimeout(ctx, startTimeout)
+			defer cancel()
+			s, err := Start(startCtx, cfg)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			fmt.Fprintln(cmd.OutOrStdout(), "ready", s.Endpoint())
+			select {
+			case <-ctx.Done():
+				return nil
+			case err := <-s.Err():
+				return fmt.Errorf("etcd stopped: %w", err)
+			}
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&cfg.Dir, "data-dir", "", "directory of the data")
+	fs.StringVar(&cfg.ClientURL, "listen-client-url", "http://127.0.0.1:0", "URL to serve clients on; port 0 picks a free one, \"\" a unix socket in the data directory")
+	fs.StringVar(&cfg.CertFile, "cert-file", "", "serving certificate for an https URL")
+	fs.StringVar(&cfg.KeyFile, "key-file", "", "key of the serving certificate")
+	fs.StringVar(&cfg.TrustedCAFile, "trusted-ca-file", "", "demand client certificates signed by this CA")
+	fs.BoolVar(&cfg.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: faster, and a crash of the machine loses data")
+	fs.Int64Var(&cfg.QuotaBytes, "quota-backend-bytes", 0, "size of the database at which writes are refused (default 8 GiB)")
+	fs.DurationVar(&cfg.ProgressNotifyInterval, "progress-notify-interval", 0, "how often watches are told their progress (default 10m)")
+	fs.BoolVar(&verbose, "verbose", false, "log everything, not errors only")
+	if err := cmd.MarkFlagRequired("data-dir"); err != nil {
+		panic(err) // the flag is declared above
+	}
+	return cmd
+}

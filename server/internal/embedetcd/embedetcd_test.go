@@ -1,0 +1,222 @@
+package embedetcd
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// timeout bounds every step of these tests.
+const timeout = 30 * time.Second
+
+func start(t *testing.T, cfg Config) *Server {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	s, err := Start(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func dial(t *testing.T, s *Server) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func put(t *testing.T, s *Server, key, value string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	if _, err := dial(t, s).Put(ctx, key, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func requireValue(t *testing.T, s *Server, key, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	got, err := dial(t, s).Get(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != want {
+		t.Fatalf("%s holds %v, want %q", key, got.Kvs, want)
+	}
+}
+
+func TestDataSurvivesRestart(t *testing.T) {
+	for name, clientURL := range map[string]string{"unix socket": "", "free port": "http://127.0.0.1:0"} {
+		t.Run(name, func(t *testing.T) {
+			cfg := Config{Dir: filepath.Join(t.TempDir(), "etcd"), ClientURL: clientURL}
+			first := start(t, cfg)
+			put(t, first, "k", "v")
+			first.Close()
+			requireValue(t, start(t, cfg), "k", "v")
+		})
+	}
+}
+
+func TestNobodyElseReachesTheSocket(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "etcd")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, Config{Dir: dir})
+	path, ok := strings.CutPrefix(s.Endpoint(), "unix://")
+	if !ok || filepath.Dir(path) != dir {
+		t.Fatalf("endpoint is %s, want a socket in %s", s.Endpoint(), dir)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Fatalf("%s: mode %v (%v), want 0700", dir, info.Mode(), err)
+	}
+}
+
+func TestPathThatIsNoSocketAddress(t *testing.T) {
+	for name, base := range map[string]string{
+		"long":  strings.Repeat("long-directory-name/", 8),
+		"comma": "with,comma",
+		"space": "with space",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, Config{Dir: filepath.Join(t.TempDir(), base)})
+			put(t, s, "k", "v")
+			requireValue(t, s, "k", "v")
+			s.Close()
+			if _, err := os.Stat(s.socketDir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is left behind", s.socketDir)
+			}
+		})
+	}
+}
+
+func TestSecondServerOnTheSameDirectory(t *testing.T) {
+	cfg := Config{Dir: t.TempDir()}
+	first := start(t, cfg)
+	put(t, first, "k", "v")
+	second, err := Start(t.Context(), cfg)
+	if !errors.Is(err, ErrLocked) {
+		t.Fatalf("second start: server %v, error %v; want %v", second, err, ErrLocked)
+	}
+	requireValue(t, first, "k", "v")
+}
+
+func TestDatabaseHeldByForeignEtcd(t *testing.T) {
+	cfg := Config{Dir: t.TempDir()}
+	first := start(t, cfg)
+	put(t, first, "k", "v")
+	// A stock etcd knows nothing of our lock file, only of the database's own lock.
+	if err := os.Remove(filepath.Join(cfg.Dir, "lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), cfg); !errors.Is(err, ErrLocked) {
+		t.Fatalf("start beside a foreign etcd: error %v; want %v", err, ErrLocked)
+	}
+	requireValue(t, first, "k", "v")
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cfg := Config{Dir: t.TempDir(), ClientURL: "http://" + l.Addr().String()}
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Fatalf("start on a port in use: error %v", err)
+	}
+	cfg.ClientURL = ""
+	start(t, cfg) // the lock was released
+}
+
+func TestClientURLThatCannotBeServed(t *testing.T) {
+	for _, u := range []string{"foo", "http://127.0.0.1", "http://example.com:2379", "ftp://127.0.0.1:1", "unix://", "://"} {
+		t.Run(u, func(t *testing.T) {
+			if _, err := Start(t.Context(), Config{Dir: t.TempDir(), ClientURL: u}); err == nil || !strings.Contains(err.Error(), "etcd client URL") {
+				t.Fatalf("start: error %v; want one about the client URL", err)
+			}
+		})
+	}
+}
+
+func TestUnusableDirectory(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, dir := range map[string]string{"none": "", "a file": file, "below a file": filepath.Join(file, "etcd")} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Start(t.Context(), Config{Dir: dir}); err == nil {
+				t.Fatal("started")
+			}
+		})
+	}
+}
+
+func TestCorruptDatabaseIsAnError(t *testing.T) {
+	cfg := Config{Dir: t.TempDir()}
+	s := start(t, cfg)
+	put(t, s, "k", "v")
+	s.Close()
+	db := filepath.Join(cfg.Dir, "member", "snap", "db")
+	if err := os.WriteFile(db, []byte(strings.Repeat("not a database. ", 4096)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), db) {
+		t.Fatalf("start on a corrupt database: error %v; want one that names %s", err, db)
+	}
+}
+
+func TestCorruptLogIsAnError(t *testing.T) {
+	cfg := Config{Dir: t.TempDir()}
+	s := start(t, cfg)
+	put(t, s, "k", "v")
+	s.Close()
+	wals, err := filepath.Glob(filepath.Join(cfg.Dir, "member", "wal", "*.wal"))
+	if err != nil || len(wals) == 0 {
+		t.Fatalf("write-ahead logs: %v, %v", wals, err)
+	}
+	if err := os.WriteFile(wals[0], []byte(strings.Repeat("not a log.......", 4096)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), cfg.Dir) {
+		t.Fatalf("start on a corrupt log: error %v; want one that names %s", err, cfg.Dir)
+	}
+}
+
+// A watch never ends by itself: Close must not wait for it as long as etcd would.
+func TestCloseCutsWatches(t *testing.T) {
+	s := start(t, Config{Dir: t.TempDir()})
+	w := dial(t, s).Watch(t.Context(), "k", clientv3.WithCreatedNotify())
+	select {
+	case <-w:
+	case <-time.After(timeout):
+		t.Fatal("the watch did not start")
+	}
+	closed := make(chan struct{})
+	go func() { s.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(timeout):
+		t.Fatal("Close waits for the watch")
+	}
+}
