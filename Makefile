@@ -1,0 +1,92 @@
+# Strata: build, run, test, check. `make help` lists the targets.
+#
+# The repository holds three Go modules, tied together by go.work:
+#
+#   .        the engine               (etcd client; no Kubernetes)
+#   kube     storage.Interface on it  (k8s.io/apiserver)
+#   server   the strata command       (k8s.io/kubernetes)
+#
+# Nothing needs to be installed by hand: tools are pinned in tools/go.mod and built by go itself.
+
+GO ?= go
+
+# What `make build` writes, and where `make run` keeps its data (strata up --data-dir).
+BIN  := bin/strata
+ARGS ?=
+
+# A release sets VERSION, without the leading v: make build VERSION=1.2.3
+VERSION ?=
+LDFLAGS := $(if $(VERSION),-X github.com/stratakube/strata/server/internal/version.strata=$(VERSION))
+
+# The commit is stamped by go where git can be asked; a tarball or a foreign checkout builds without it.
+BUILDVCS := $(shell git status --porcelain -uno >/dev/null 2>&1 && echo auto || echo false)
+
+# The race detector needs a C compiler. `make test` uses it where there is one; `make test-race` insists.
+RACE ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
+
+# Tests of all packages of a module together; a test that hangs is a failure, not a night without a result.
+TEST_TIMEOUT ?= 15m
+
+# The next minor version of k8s.io/apiserver that kube/ must compile against.
+APISERVER_NEXT ?= v0.37.2
+
+# The engine and kube are checked outside the workspace: with the versions that somebody who imports them gets.
+ALONE := GOWORK=off
+export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
+
+.DEFAULT_GOAL := build
+.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench \
+        lint gofmt vet staticcheck boundaries compile-0.37 clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+build: ## build bin/strata (several minutes the first time)
+	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '$(LDFLAGS)' -o $(BIN) ./server/cmd/strata
+
+run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
+	./$(BIN) up $(ARGS)
+
+test: test-engine test-kube test-server ## run all tests; engine and kube with the race detector
+
+test-engine: ## tests of the engine
+	$(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...
+
+test-kube: ## tests of the adapter, on a real embedded etcd
+	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...
+
+test-server: ## tests of the command, which start it
+	cd server && $(GO) test -timeout $(TEST_TIMEOUT) ./...
+
+test-race: RACE := -race
+test-race: test-engine test-kube ## the race detector on engine and kube
+
+test-storage: ## only upstream's storage suites on the adapter, every test named
+	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v ./kubestorage/...
+
+lint: gofmt vet staticcheck boundaries ## all static checks
+
+gofmt: ## fail if a file is not formatted
+	@files=$$(gofmt -l . ) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
+
+vet: ## go vet in the three modules
+	$(ALONE) $(GO) vet ./...
+	cd kube && $(ALONE) $(GO) vet ./...
+	cd server && $(GO) vet ./...
+
+staticcheck: ## staticcheck, at the version of tools/go.mod, in the three modules
+	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
+	for module in . kube server; do echo "staticcheck $$module"; (cd $$module && "$$bin" ./...); done
+
+boundaries: ## fail if the engine, its tests included, depends on Kubernetes
+	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
+	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
+
+compile-0.37: ## compile kube/ against the next minor version of k8s.io/apiserver
+	.ci/compile-against k8s.io/apiserver $(APISERVER_NEXT)
+
+bench: ## compare with the upstream cacher: make bench ARGS='-quick'
+	$(GO) run ./server/cmd/bench $(ARGS)
+
+clean: ## remove what the build wrote; data directories stay
+	rm -rf bin
