@@ -2,12 +2,59 @@
 package main
 
 import (
-	_ "go.etcd.io/etcd/server/v3/embed"
-	_ "k8s.io/kubectl/pkg/cmd"
-	_ "k8s.io/kubernetes/cmd/kube-apiserver/app"
-	_ "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
 
-	_ "github.com/stratakube/strata/kube/kubestorage"
+	"github.com/spf13/cobra"
+
+	"github.com/stratakube/strata/server/internal/apiserver"
 )
 
-func main() {}
+func main() {
+	if err := newRootCommand().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "strata:", oneLine(err))
+		os.Exit(1)
+	}
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "strata",
+		Short: "A Kubernetes control plane whose reads are served from memory",
+		Long: `Strata is a Kubernetes API server on etcd. It answers every read and watch from memory,
+with the same guarantees as etcd.`,
+		Example: `  strata apiserver --help    see what runs in place of kube-apiserver`,
+		// One line for a failure, printed by main.
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
+	})
+	root.AddCommand(
+		untilSignal(apiserver.NewCommand()),
+		newVersionCommand(),
+	)
+	return root
+}
+
+// untilSignal makes cmd run in a context that the first SIGINT or SIGTERM cancels. After that signals have their
+// usual effect again, so that a second one ends the process at once.
+func untilSignal(cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		context.AfterFunc(ctx, stop)
+		cmd.SetContext(ctx)
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+// oneLine returns the message of err with each line break and the indentation around it made one space.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,125 @@
+// Package apiserver assembles kube-apiserver with the engine as its storage.
+//
+// The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers.
+// What differs is where reads go: before the configuration is completed, every generic.RESTOptionsGetter in it is
+// wrapped (engine.go), so that each resource, built in or custom, gets a storage.Interface of the engine.
+//
+//	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ Complete
+//	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down) ─▶ engine closes
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apiserver/pkg/server/flagz"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/component-base/cli/globalflag"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/logs"
+	"k8s.io/component-base/term"
+	"k8s.io/component-base/version/verflag"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	_ "github.com/stratakube/strata/server/internal/version" // makes Kubernetes' packages report the release
+)
+
+// Options says how Run starts a server.
+type Options struct {
+	// Args are kube-apiserver's flags and ours, as on the command line of `strata apiserver`.
+	Args []string
+	// Out receives what a person asked to read (--help, --version). Logs go where the logging flags say. Nil discards.
+	Out io.Writer
+	// OnReady is called once, on a goroutine of its own, when /readyz succeeds for the first time. It may be nil.
+	// Run returns only after it has returned.
+	OnReady func(Info)
+}
+
+// Info describes a server that is ready.
+type Info struct {
+	// URL has the scheme, an address that is reachable from this host, and the bound port: https://127.0.0.1:6443.
+	URL string
+}
+
+// Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the storage) and
+// returns nil. An error means that the server did not start, or stopped by itself.
+//
+// Feature gates, logging and metrics of k8s.io packages are global: call Run once in a process.
+func Run(ctx context.Context, o Options) error {
+	cmd := newCommand(o.OnReady)
+	cmd.SetArgs(append([]string{}, o.Args...)) // never nil: cobra would read os.Args
+	out := o.Out
+	if out == nil {
+		out = io.Discard
+	}
+	cmd.SetOut(out)
+	cmd.SetErr(out)
+	return cmd.ExecuteContext(ctx)
+}
+
+// NewCommand returns `strata apiserver`. It serves until the context of the command is cancelled.
+func NewCommand() *cobra.Command { return newCommand(nil) }
+
+// settings are the values of the flags of one command.
+type settings struct {
+	kube   *options.ServerRunOptions
+	engine engineKind
+	gates  featuregate.MutableFeatureGate
+}
+
+func newCommand(onReady func(Info)) *cobra.Command {
+	gates := newGates()
+	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates}
+
+	cmd := &cobra.Command{
+		Use:   "apiserver",
+		Short: "Serve the Kubernetes API from an existing etcd",
+		Long: `Serve the Kubernetes API from an existing etcd: a drop-in for kube-apiserver.
+
+All flags of kube-apiserver work and mean the same; the data in etcd is the same, so
+that either server can take over from the other. Reads and watches are answered from
+memory by Strata's engine. --engine=upstream runs this program with the cache that
+Kubernetes ships: to compare the two, and as the way back.`,
+		Example: `  strata apiserver --etcd-servers=http://127.0.0.1:2379 \
+    --service-account-issuer=https://kubernetes.default.svc \
+    --service-account-key-file=sa.pub --service-account-signing-key-file=sa.key \
+    --authorization-mode=RBAC --client-ca-file=ca.crt`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%s takes flags only, got %q", cmd.CommandPath(), args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			verflag.PrintAndExitIfRequested()
+			return s.run(cmd.Context(), cmd.Flags(), onReady)
+		},
+	}
+	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
+
+	sets := s.kube.Flags()
+	verflag.AddFlags(sets.FlagSet("global"))
+	globalflag.AddGlobalFlags(sets.FlagSet("global"), cmd.Name(), logs.SkipLoggingConfigurationFlags())
+	own := sets.FlagSet("strata")
+	own.Var(&s.engine, "engine", "What answers reads and watches: strata (from memory, this program's own engine) or "+
+		"upstream (the watch cache that Kubernetes ships).")
+	own.Var(gates, "strata-feature-gates", gatesUsage(gates))
+	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // what is new comes first in --help
+	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}
+	for _, fs := range sets.FlagSets {
+		cmd.Flags().AddFlagSet(fs)
+	}
+	columns, _, _ := term.TerminalSize(cmd.OutOrStdout())
+	cliflag.SetUsageAndHelpFunc(cmd, sets, columns)
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		out := cmd.OutOrStdout()
+		fmt.Fprintf(out, "%s\n\nUsage:\n  %s\n\nExample:\n%s\n", cmd.Long, cmd.UseLine(), cmd.Example)
+		cliflag.PrintSections(out, sets, columns)
+	})
+	return cmd
+}

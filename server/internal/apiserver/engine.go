@@ -1,0 +1,77 @@
+package apiserver
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// engineKind is the value of --engine.
+type engineKind string
+
+const (
+	engineStrata   engineKind = "strata"
+	engineUpstream engineKind = "upstream"
+)
+
+func (k *engineKind) String() string { return string(*k) }
+
+func (k *engineKind) Type() string { return "strata|upstream" }
+
+func (k *engineKind) Set(s string) error {
+	switch kind := engineKind(s); kind {
+	case engineStrata, engineUpstream:
+		*k = kind
+		return nil
+	}
+	return fmt.Errorf("must be %s or %s", engineStrata, engineUpstream)
+}
+
+// newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out.
+// The caller closes it after the last storage has been destroyed.
+func newEngine(etcd *genericoptions.EtcdOptions) (*kubestorage.Engine, error) {
+	uncached, err := uncachedResources(etcd)
+	if err != nil {
+		return nil, err
+	}
+	return kubestorage.New(kubestorage.Options{Uncached: uncached}), nil
+}
+
+// uncachedResources says what is served from etcd: everything without --watch-cache, otherwise the resources of size
+// zero in --watch-cache-sizes (completion adds events to those). Upstream makes this choice when it picks a
+// decorator, which the engine replaces.
+func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResource) bool, error) {
+	if !etcd.EnableWatchCache {
+		return func(schema.GroupResource) bool { return true }, nil
+	}
+	sizes, err := genericoptions.ParseWatchCacheSizes(etcd.WatchCacheSizes)
+	if err != nil {
+		return nil, err
+	}
+	return func(gr schema.GroupResource) bool {
+		size, given := sizes[gr]
+		return given && size == 0
+	}, nil
+}
+
+// wrapStorage routes every resource of the three servers through engine. These four are all the getters there are:
+// nothing before this point has decorated a storage, and what comes later (group installers, the handler of custom
+// resources) takes them from the configuration when that is completed.
+//
+// Not resources, and left as upstream has them, straight on etcd: the allocators of service addresses and node
+// ports, and the leases of API server endpoints (generic.NewRawStorage and reconcilers.NewLeases).
+func wrapStorage(config *app.Config, engine *kubestorage.Engine) {
+	kube := config.KubeAPIs.ControlPlane.Generic
+	kube.RESTOptionsGetter = engine.RESTOptionsGetter(kube.RESTOptionsGetter)
+
+	aggregator := config.Aggregator.GenericConfig
+	aggregator.RESTOptionsGetter = engine.RESTOptionsGetter(aggregator.RESTOptionsGetter)
+
+	extensions := config.ApiExtensions
+	extensions.GenericConfig.RESTOptionsGetter = engine.RESTOptionsGetter(extensions.GenericConfig.RESTOptionsGetter)
+	extensions.ExtraConfig.CRDRESTOptionsGetter = engine.RESTOptionsGetter(extensions.ExtraConfig.CRDRESTOptionsGetter)
+}

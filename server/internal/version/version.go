@@ -1,0 +1,83 @@
+// Package version says what this program is and makes everything that it is built from say the same.
+//
+// Kubernetes' packages keep their version in unexported variables that its build scripts set with linker flags. A
+// plain `go build` or `go run` leaves a placeholder there (v0.0.0-master), which /version, kubectl, user agents,
+// metrics and the emulated version would repeat. Importing this package sets them, however the program was built;
+// see stamp.go.
+package version
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	etcdversion "go.etcd.io/etcd/api/v3/version"
+)
+
+// strata is our own version without the leading v: semantic, so that it can stand in the build metadata of
+// Kubernetes' version. A release sets it with
+// -ldflags "-X github.com/stratakube/strata/server/internal/version.strata=1.2.3".
+var strata = "0.1.0-dev"
+
+// kubernetes is the version of k8s.io/kubernetes in go.mod; a test compares the two.
+const kubernetes = "1.36.3"
+
+// Info describes the program. All versions carry the leading v, except Go's, which has its own form (go1.26.0).
+type Info struct {
+	Strata     string
+	Kubernetes string // the release whose API is served, for example v1.36.3
+	Etcd       string // client and embedded server
+	Go         string
+	Platform   string // operating system and architecture, for example linux/amd64
+
+	// Commit, CommitTime (RFC 3339) and Modified describe the source tree; the first two are empty when the program
+	// was not built inside one (go install of a module, go test).
+	Commit     string
+	CommitTime string
+	Modified   bool // the tree held changes that are in no commit
+}
+
+// Get returns the description of this program.
+func Get() Info {
+	info := Info{
+		Strata:     "v" + strata,
+		Kubernetes: "v" + kubernetes,
+		Etcd:       "v" + etcdversion.Version,
+		Go:         runtime.Version(),
+		Platform:   runtime.GOOS + "/" + runtime.GOARCH,
+	}
+	build, ok := debug.ReadBuildInfo()
+	if !ok {
+		return info
+	}
+	for _, s := range build.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			info.Commit = s.Value
+		case "vcs.time":
+			info.CommitTime = s.Value
+		case "vcs.modified":
+			info.Modified = s.Value == "true"
+		}
+	}
+	return info
+}
+
+// String returns one aligned line for each part, without a final newline.
+func (i Info) String() string {
+	own := i.Strata
+	if i.Commit != "" {
+		state := ""
+		if i.Modified {
+			state = ", modified"
+		}
+		own = fmt.Sprintf("%s (commit %.12s of %s%s)", own, i.Commit, i.CommitTime, state)
+	}
+	return fmt.Sprintf("strata      %s\nkubernetes  %s\netcd        %s\ngo          %s %s",
+		own, i.Kubernetes, i.Etcd, i.Go, i.Platform)
+}
+
+// GitVersion is what /version and kubectl report: Kubernetes' version with ours as build metadata, for example
+// v1.36.3+strata.0.1.0. Build metadata does not take part in comparisons, so clients see the release whose API
+// is served.
+func GitVersion() string { return "v" + kubernetes + "+strata." + strata }
