@@ -36,7 +36,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage bench \
-        lint gofmt vet staticcheck boundaries compile-0.37 clean
+        lint gofmt vet staticcheck boundaries check-docs compile-0.37 clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -64,7 +64,7 @@ test-race: test-engine test-kube ## the race detector on engine and kube
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v ./kubestorage/...
 
-lint: gofmt vet staticcheck boundaries ## all static checks
+lint: gofmt boundaries check-docs vet staticcheck ## all static checks
 
 gofmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l . ) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
@@ -82,11 +82,14 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
 
+check-docs: ## fail if a document names a test, file or package that does not exist
+	.ci/check-docs
+
 compile-0.37: ## compile kube/ against the next minor version of k8s.io/apiserver
 	.ci/compile-against k8s.io/apiserver $(APISERVER_NEXT)
 
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
-	$(GO) run ./server/cmd/bench $(ARGS)
+	$(GO) run ./server/bench $(ARGS)
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin
