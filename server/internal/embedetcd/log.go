@@ -33,7 +33,9 @@ func dropFalseAlarms(c zapcore.Core) zapcore.Core { return alarmFilter{c} }
 // alarmFilter is a Core without falseAlarms.
 type alarmFilter struct{ zapcore.Core }
 
-func (f alarmFilter) With(fields []zapcore.Field) zapcore.Core { return alarmFilter{f.Core.With(fields)} }
+func (f alarmFilter) With(fields []zapcore.Field) zapcore.Core {
+	return alarmFilter{f.Core.With(fields)}
+}
 
 func (f alarmFilter) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if falseAlarms[entry.Message] {

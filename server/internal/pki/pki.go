@@ -1,0 +1,320 @@
+// Package pki makes and renews the keys and certificates of a control plane that is its own certificate authority.
+//
+//	ca.pem           certificate authority: signs the serving certificate and all clients        ca.crt   its certificate alone
+//	front-proxy-ca.pem   a second authority, for requests that the aggregator passes on          front-proxy-ca.crt
+//	apiserver.pem    serving certificate
+//	admin.pem, controller-manager.pem, front-proxy-client.pem    client certificates
+//	service-account.key   signs service account tokens
+//
+// A .pem holds a certificate and its key in one file, so that replacing it is atomic; everything that reads such pairs takes one file
+// for both. All keys are ECDSA P-256, all files have mode 0600.
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/stratakube/strata/server/internal/atomicfile"
+)
+
+const (
+	authorityLifetime = 10 * 365 * 24 * time.Hour
+	leafLifetime      = 365 * 24 * time.Hour
+
+	// renewBefore is how long before its end a certificate is replaced at a start. A quarter of the life of a leaf: whoever starts
+	// the control plane once in three months never meets an expired one.
+	renewBefore = 90 * 24 * time.Hour
+
+	// backdate allows for clients whose clock is behind ours.
+	backdate = time.Hour
+
+	// adminGroup is the group whose members may do everything, whatever RBAC says.
+	adminGroup = "system:masters"
+
+	// ControllerManagerUser is who the controllers are; RBAC's bootstrap policy binds its roles to this name.
+	ControllerManagerUser = "system:kube-controller-manager"
+
+	// FrontProxyUser is the name under which the aggregator calls other API servers.
+	FrontProxyUser = "front-proxy-client"
+)
+
+// Files are the paths of what Ensure made or found.
+type Files struct {
+	CA                string // certificates to verify clients and the server with
+	FrontProxyCA      string // certificates to verify the aggregator with
+	Serving           string // certificate and key of the API server
+	Admin             string // certificate and key of a member of system:masters
+	ControllerManager string // certificate and key of ControllerManagerUser
+	FrontProxyClient  string // certificate and key of FrontProxyUser
+	ServiceAccountKey string // private key; the public one is derived from it
+
+	// Made names what was made or renewed this time, in words for a person. It is empty when everything was found.
+	Made []string
+}
+
+// Ensure makes what is missing in dir, renews what ends within 90 days of now, and replaces the serving certificate if it does not cover
+// hosts (DNS names and IP addresses). An authority keeps its key when it is renewed, so that what it signed remains valid.
+//
+// A file that cannot be read or parsed is an error, and nothing is replaced: whoever holds a kubeconfig would be locked out by a
+// new authority, and service account tokens by a new key. Only one process at a time may call Ensure on a directory.
+func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	f := &Files{
+		CA:                filepath.Join(dir, "ca.crt"),
+		FrontProxyCA:      filepath.Join(dir, "front-proxy-ca.crt"),
+		Serving:           filepath.Join(dir, "apiserver.pem"),
+		Admin:             filepath.Join(dir, "admin.pem"),
+		ControllerManager: filepath.Join(dir, "controller-manager.pem"),
+		FrontProxyClient:  filepath.Join(dir, "front-proxy-client.pem"),
+		ServiceAccountKey: filepath.Join(dir, "service-account.key"),
+	}
+	e := ensurer{now: now}
+	ca := e.authority(filepath.Join(dir, "ca.pem"), f.CA, "strata-ca", "certificate authority")
+	frontProxyCA := e.authority(filepath.Join(dir, "front-proxy-ca.pem"), f.FrontProxyCA, "strata-front-proxy-ca", "aggregation authority")
+	e.leaf(f.Serving, "serving certificate", ca, servingTemplate(hosts))
+	e.leaf(f.Admin, "admin certificate", ca, clientTemplate("strata-admin", adminGroup))
+	e.leaf(f.ControllerManager, "controller certificate", ca, clientTemplate(ControllerManagerUser))
+	e.leaf(f.FrontProxyClient, "aggregation certificate", frontProxyCA, clientTemplate(FrontProxyUser))
+	e.key(f.ServiceAccountKey, "service account key")
+	if e.err != nil {
+		return nil, e.err
+	}
+	f.Made = e.made
+	return f, nil
+}
+
+// pair is a certificate with its key.
+type pair struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// ensurer carries the first error through a sequence of steps; the steps after it do nothing.
+type ensurer struct {
+	now  time.Time
+	made []string
+	err  error
+}
+
+func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
+	if e.err != nil {
+		return nil
+	}
+	found, err := readPair(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		key, err := newKey()
+		if err != nil {
+			e.err = fmt.Errorf("%s: %w", what, err)
+			return nil
+		}
+		found = &pair{key: key}
+	case err != nil:
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	if found.cert == nil || e.endsSoon(found.cert) {
+		template := &x509.Certificate{
+			Subject:               pkix.Name{CommonName: commonName},
+			NotBefore:             e.now.Add(-backdate),
+			NotAfter:              e.now.Add(authorityLifetime),
+			KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+			BasicConstraintsValid: true,
+			IsCA:                  true,
+		}
+		found = e.issue(path, what, template, &pair{cert: template, key: found.key}, found.key)
+		if e.err != nil {
+			return nil
+		}
+	}
+	want := encodeCert(found.cert)
+	if got, err := os.ReadFile(certPath); err != nil || string(got) != string(want) {
+		if err := atomicfile.Write(certPath, want); err != nil {
+			e.err = fmt.Errorf("%s: %w", what, err)
+			return nil
+		}
+	}
+	return found
+}
+
+// leaf makes the certificate at path unless the one there serves: signed by authority, not about to end, and for the same name, use and
+// hosts as template.
+func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certificate) {
+	if e.err != nil {
+		return
+	}
+	found, err := readPair(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return
+	case !e.endsSoon(found.cert) && found.cert.CheckSignatureFrom(authority.cert) == nil && covers(found.cert, template):
+		return
+	}
+	key, err := newKey()
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return
+	}
+	template.NotBefore = e.now.Add(-backdate)
+	template.NotAfter = e.now.Add(leafLifetime)
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	template.BasicConstraintsValid = true
+	e.issue(path, what, template, authority, key)
+}
+
+// issue signs template, which names the subject of key, and writes both to path.
+func (e *ensurer) issue(path, what string, template *x509.Certificate, authority *pair, key crypto.Signer) *pair {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	template.SerialNumber = serial.Add(serial, big.NewInt(1)) // RFC 5280 wants it positive
+	der, err := x509.CreateCertificate(rand.Reader, template, authority.cert, key.Public(), authority.key)
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	issued := &pair{key: key}
+	if issued.cert, err = x509.ParseCertificate(der); err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	if err := atomicfile.Write(path, append(encodeCert(issued.cert), keyPEM...)); err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return nil
+	}
+	e.made = append(e.made, what)
+	return issued
+}
+
+// key makes the private key at path unless there is one.
+func (e *ensurer) key(path, what string) {
+	if e.err != nil {
+		return
+	}
+	_, err := keyutil.PrivateKeyFromFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		e.err = fmt.Errorf("%s %s: %w", what, path, err)
+		return
+	default:
+		return
+	}
+	key, err := newKey()
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return
+	}
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return
+	}
+	if err := atomicfile.Write(path, keyPEM); err != nil {
+		e.err = fmt.Errorf("%s: %w", what, err)
+		return
+	}
+	e.made = append(e.made, what)
+}
+
+func (e *ensurer) endsSoon(c *x509.Certificate) bool { return e.now.Add(renewBefore).After(c.NotAfter) }
+
+func servingTemplate(hosts []string) *x509.Certificate {
+	t := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "kube-apiserver"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	return t
+}
+
+func clientTemplate(user string, groups ...string) *x509.Certificate {
+	return &x509.Certificate{
+		Subject:     pkix.Name{CommonName: user, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+}
+
+// covers says whether found names the same subject and use as want, and at least its hosts.
+func covers(found, want *x509.Certificate) bool {
+	if found.Subject.CommonName != want.Subject.CommonName ||
+		!slices.Equal(found.Subject.Organization, want.Subject.Organization) ||
+		!slices.Equal(found.ExtKeyUsage, want.ExtKeyUsage) {
+		return false
+	}
+	for _, name := range want.DNSNames {
+		if !slices.Contains(found.DNSNames, name) {
+			return false
+		}
+	}
+	for _, ip := range want.IPAddresses {
+		if !slices.ContainsFunc(found.IPAddresses, ip.Equal) {
+			return false
+		}
+	}
+	return true
+}
+
+// readPair reads a certificate and the key that belongs to it. Errors wrap os.ErrNotExist if there is no file.
+func readPair(path string) (*pair, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	certs, err := cert.ParseCertsPEM(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	parsed, err := keyutil.ParsePrivateKeyPEM(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	key, ok := parsed.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("%s: a key of type %T cannot sign", path, parsed)
+	}
+	public, ok := certs[0].PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !public.Equal(key.Public()) {
+		return nil, fmt.Errorf("%s: the key does not belong to the certificate", path)
+	}
+	return &pair{cert: certs[0], key: key}, nil
+}
+
+func newKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+func encodeCert(c *x509.Certificate) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: c.Raw})
+}

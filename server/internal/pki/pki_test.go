@@ -1,0 +1,223 @@
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+var (
+	start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	hosts = []string{"localhost", "127.0.0.1", "::1"}
+)
+
+func ensure(t *testing.T, dir string, hosts []string, now time.Time) *Files {
+	t.Helper()
+	f, err := Ensure(dir, hosts, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// contents returns the text of every file in dir by name.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[e.Name()] = string(data)
+	}
+	return all
+}
+
+// verify checks the certificate at path as a peer would that trusts what ca holds now.
+func verify(t *testing.T, ca, path string, opts x509.VerifyOptions) {
+	t.Helper()
+	opts.Roots = x509.NewCertPool()
+	pem, err := os.ReadFile(ca)
+	if err != nil || !opts.Roots.AppendCertsFromPEM(pem) {
+		t.Fatalf("%s: no certificate (%v)", ca, err)
+	}
+	pair, err := tls.LoadX509KeyPair(path, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pair.Leaf.Verify(opts); err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+}
+
+func verifyAll(t *testing.T, f *Files, now time.Time) {
+	t.Helper()
+	for _, host := range hosts {
+		verify(t, f.CA, f.Serving, x509.VerifyOptions{DNSName: host, CurrentTime: now})
+	}
+	client := x509.VerifyOptions{CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	verify(t, f.CA, f.Admin, client)
+	verify(t, f.CA, f.ControllerManager, client)
+	verify(t, f.FrontProxyCA, f.FrontProxyClient, client)
+}
+
+func TestPeersAcceptWhatIsMade(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	f := ensure(t, dir, hosts, start)
+	verifyAll(t, f, start)
+	verifyAll(t, f, start.Add(-backdate+time.Second)) // a client whose clock is behind
+
+	for name := range contents(t, dir) {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: mode %v (%v), want 0600", name, info.Mode(), err)
+		}
+	}
+}
+
+func TestAuthoritiesDoNotVouchForEachOther(t *testing.T) {
+	f := ensure(t, t.TempDir(), hosts, start)
+	roots := x509.NewCertPool()
+	pem, err := os.ReadFile(f.CA)
+	if err != nil || !roots.AppendCertsFromPEM(pem) {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(f.FrontProxyClient, f.FrontProxyClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
+		t.Error("the aggregator's certificate passes as a client of the API")
+	}
+}
+
+func TestSecondStartChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, hosts, start)
+	before := contents(t, dir)
+	f := ensure(t, dir, hosts[:2], start.Add(leafLifetime-renewBefore-time.Hour))
+	if len(f.Made) != 0 {
+		t.Errorf("made %q", f.Made)
+	}
+	for name, text := range contents(t, dir) {
+		if before[name] != text {
+			t.Errorf("%s changed", name)
+		}
+	}
+}
+
+func TestLeavesAreRenewedBeforeTheyEnd(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, hosts, start)
+	before := contents(t, dir)
+	now := start.Add(leafLifetime - renewBefore + time.Hour)
+	f := ensure(t, dir, hosts, now)
+	if len(f.Made) != 4 {
+		t.Errorf("made %q, want the four certificates that are no authority", f.Made)
+	}
+	after := contents(t, dir)
+	for _, kept := range []string{"ca.pem", "ca.crt", "front-proxy-ca.pem", "service-account.key"} {
+		if before[kept] != after[kept] {
+			t.Errorf("%s changed", kept)
+		}
+	}
+	verifyAll(t, f, now.Add(leafLifetime-time.Hour))
+}
+
+func TestRenewedAuthorityVouchesForOldCertificates(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, hosts, start)
+	late := start.Add(authorityLifetime - renewBefore - 24*time.Hour)
+	old := ensure(t, dir, hosts, late) // the leaves are renewed, the authorities not yet
+	admin := filepath.Join(t.TempDir(), "admin.pem")
+	data, err := os.ReadFile(old.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(admin, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	now := late.Add(48 * time.Hour)
+	renewed := ensure(t, dir, hosts, now)
+	if !slices.Equal(renewed.Made, []string{"certificate authority", "aggregation authority"}) {
+		t.Errorf("made %q, want the two authorities", renewed.Made)
+	}
+	afterOldEnd := start.Add(authorityLifetime + time.Hour)
+	verify(t, renewed.CA, admin, x509.VerifyOptions{CurrentTime: afterOldEnd, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	verifyAll(t, renewed, afterOldEnd)
+}
+
+func TestNewHostReplacesServingCertificate(t *testing.T) {
+	dir := t.TempDir()
+	ensure(t, dir, hosts, start)
+	for _, host := range []string{"example.test", "192.0.2.1"} {
+		more := append(slices.Clone(hosts), host)
+		f := ensure(t, dir, more, start)
+		if !slices.Equal(f.Made, []string{"serving certificate"}) {
+			t.Errorf("made %q for %s", f.Made, host)
+		}
+		verify(t, f.CA, f.Serving, x509.VerifyOptions{DNSName: host, CurrentTime: start})
+	}
+}
+
+func TestDamagedFileIsAnErrorAndKept(t *testing.T) {
+	for _, name := range []string{"ca.pem", "front-proxy-ca.pem", "apiserver.pem", "service-account.key"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			ensure(t, dir, hosts, start)
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("damaged"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			before := contents(t, dir)
+			if f, err := Ensure(dir, hosts, start); err == nil {
+				t.Errorf("made %q", f.Made)
+			}
+			for name, text := range contents(t, dir) {
+				if before[name] != text {
+					t.Errorf("%s changed", name)
+				}
+			}
+		})
+	}
+}
+
+func TestKeyOfAnotherCertificateIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	f := ensure(t, dir, hosts, start)
+	cert, err := os.ReadFile(f.CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(f.ServiceAccountKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), append(cert, key...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Ensure(dir, hosts, start); err == nil {
+		t.Error("accepted a key that does not belong to the certificate")
+	}
+}
+
+// A derived file is made again from what it derives from.
+func TestMissingCertificateOfTheAuthorityIsWrittenAgain(t *testing.T) {
+	dir := t.TempDir()
+	f := ensure(t, dir, hosts, start)
+	before := contents(t, dir)
+	if err := os.Remove(f.CA); err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, dir, hosts, start)
+	if got := contents(t, dir)["ca.crt"]; got != before["ca.crt"] {
+		t.Error("ca.crt differs from the authority's certificate")
+	}
+}
