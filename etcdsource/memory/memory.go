@@ -1,0 +1,266 @@
+// Package memory is an etcd-like key-value store in memory that implements
+// mirror.Source: the twin of package etcdsource for tests. It has one revision per
+// transaction, compaction, and switches for what goes wrong between etcd and a
+// client.
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// Op is one write of a transaction.
+type Op struct {
+	Key    string
+	Value  string
+	Delete bool
+}
+
+// Store is the key-value store. The zero value is not usable; see New. All methods
+// may be called concurrently.
+type Store struct {
+	mu        sync.Mutex
+	changed   chan struct{} // closed at every change of what watches look at
+	cluster   uint64
+	rev       mirror.Revision
+	compacted mirror.Revision
+	live      map[string]mirror.KV
+	history   []mirror.Change
+	progress  int // requests so far
+
+	// Faults, guarded by mu; see the setters.
+	stalled    bool
+	drop       func(mirror.Change) bool
+	listErr    error
+	currentErr error
+	broken     int // watches begun before this generation end
+	pageSize   int
+	group      int
+}
+
+// New returns an empty store at revision 1, like a new etcd.
+func New() *Store {
+	return &Store{cluster: 1, rev: 1, live: map[string]mirror.KV{}, changed: make(chan struct{}), pageSize: 7, group: 3}
+}
+
+func (s *Store) changeLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Txn applies the writes in one revision, which it returns. Deletions of absent
+// keys do nothing; a transaction that does nothing has no revision of its own.
+func (s *Store) Txn(ops ...Op) mirror.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rev := s.rev + 1
+	did := false
+	for _, op := range ops {
+		old, held := s.live[op.Key]
+		if op.Delete {
+			if held {
+				delete(s.live, op.Key)
+				s.history = append(s.history, mirror.Change{KV: mirror.KV{Key: []byte(op.Key), ModRevision: rev}, Deleted: true})
+				did = true
+			}
+			continue
+		}
+		kv := mirror.KV{Key: []byte(op.Key), Value: []byte(op.Value), CreateRevision: rev, ModRevision: rev, Version: 1}
+		if held {
+			kv.CreateRevision, kv.Version = old.CreateRevision, old.Version+1
+		}
+		s.live[op.Key] = kv
+		s.history = append(s.history, mirror.Change{KV: kv})
+		did = true
+	}
+	if did {
+		s.rev = rev
+		s.changeLocked()
+	}
+	return s.rev
+}
+
+// Put writes one key.
+func (s *Store) Put(key, value string) mirror.Revision { return s.Txn(Op{Key: key, Value: value}) }
+
+// Delete deletes one key.
+func (s *Store) Delete(key string) mirror.Revision { return s.Txn(Op{Key: key, Delete: true}) }
+
+// Revision returns the newest revision.
+func (s *Store) Revision() mirror.Revision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rev
+}
+
+// Compact forgets history below rev; watches that still need it end.
+func (s *Store) Compact(rev mirror.Revision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.compacted = max(s.compacted, rev)
+	s.changeLocked()
+}
+
+// Restore makes the store another cluster with the keys given, at revision rev, and
+// ends all watches.
+func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cluster++
+	s.rev, s.compacted, s.history = rev, 0, nil
+	s.live = map[string]mirror.KV{}
+	for k, v := range keys {
+		s.live[k] = mirror.KV{Key: []byte(k), Value: []byte(v), CreateRevision: rev, ModRevision: rev, Version: 1}
+	}
+	s.broken++
+	s.changeLocked()
+}
+
+// Stall holds back (or lets go) everything that watches would deliver.
+func (s *Store) Stall(on bool) { s.set(func() { s.stalled = on }) }
+
+// Break ends all running watches with an error that may be retried.
+func (s *Store) Break() { s.set(func() { s.broken++ }) }
+
+// DropIf makes watches lose the changes for which f is true; nil loses none.
+func (s *Store) DropIf(f func(mirror.Change) bool) { s.set(func() { s.drop = f }) }
+
+// FailLists and FailCurrent make the calls of that name fail; nil ends it.
+func (s *Store) FailLists(err error) { s.set(func() { s.listErr = err }) }
+
+// FailCurrent makes Current fail; nil ends it.
+func (s *Store) FailCurrent(err error) { s.set(func() { s.currentErr = err }) }
+
+func (s *Store) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	s.changeLocked()
+}
+
+// List implements mirror.Source.
+func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	s.mu.Lock()
+	if s.listErr != nil {
+		defer s.mu.Unlock()
+		return mirror.Header{}, s.listErr
+	}
+	header := mirror.Header{ClusterID: s.cluster, Revision: s.rev}
+	state := s.live
+	if at != 0 {
+		if at < s.compacted {
+			defer s.mu.Unlock()
+			return mirror.Header{}, fmt.Errorf("%w: list at %d, compacted %d", mirror.ErrCompacted, at, s.compacted)
+		}
+		header.Revision = at
+		state = map[string]mirror.KV{}
+		for _, c := range s.history {
+			if c.ModRevision > at {
+				break
+			}
+			if c.Deleted {
+				delete(state, string(c.Key))
+			} else {
+				state[string(c.Key)] = c.KV
+			}
+		}
+	}
+	var all []mirror.KV
+	for k, kv := range state {
+		if strings.HasPrefix(k, prefix) {
+			all = append(all, kv)
+		}
+	}
+	size := s.pageSize
+	s.mu.Unlock()
+	sort.Slice(all, func(i, j int) bool { return string(all[i].Key) < string(all[j].Key) })
+	for p := range slices.Chunk(all, size) {
+		if err := page(p); err != nil {
+			return mirror.Header{}, err
+		}
+	}
+	return header, ctx.Err()
+}
+
+// ErrBroken ends a watch that Break or Restore has ended.
+var ErrBroken = errors.New("connection broken")
+
+// Watch implements mirror.Source. Up to a few revisions come in one batch.
+func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+	s.mu.Lock()
+	if after.ClusterID != s.cluster || after.Revision > s.rev {
+		s.mu.Unlock()
+		return mirror.ErrRestored
+	}
+	generation, progress, at := s.broken, s.progress, after.Revision
+	for {
+		if s.broken != generation {
+			s.mu.Unlock()
+			return ErrBroken
+		}
+		if at+1 < s.compacted {
+			s.mu.Unlock()
+			return fmt.Errorf("%w: watch at %d, compacted %d", mirror.ErrCompacted, at+1, s.compacted)
+		}
+		var due *mirror.Batch
+		if !s.stalled {
+			if at < s.rev {
+				due = s.batchLocked(prefix, at)
+			} else if s.progress > progress {
+				due = &mirror.Batch{Through: at}
+			}
+			progress = s.progress
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		if due != nil {
+			if err := deliver(*due); err != nil {
+				return err
+			}
+			at = due.Through
+		} else {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		s.mu.Lock()
+	}
+}
+
+// batchLocked returns the changes of the next few revisions after at.
+func (s *Store) batchLocked(prefix string, at mirror.Revision) *mirror.Batch {
+	b := &mirror.Batch{Through: min(at+mirror.Revision(s.group), s.rev)}
+	i := sort.Search(len(s.history), func(i int) bool { return s.history[i].ModRevision > at })
+	for ; i < len(s.history) && s.history[i].ModRevision <= b.Through; i++ {
+		c := s.history[i]
+		if strings.HasPrefix(string(c.Key), prefix) && (s.drop == nil || !s.drop(c)) {
+			b.Changes = append(b.Changes, c)
+		}
+	}
+	return b
+}
+
+// RequestProgress implements mirror.Source.
+func (s *Store) RequestProgress(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress++
+	s.changeLocked()
+	return nil
+}
+
+// Current implements mirror.Source.
+func (s *Store) Current(context.Context) (mirror.Header, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return mirror.Header{ClusterID: s.cluster, Revision: s.rev}, s.currentErr
+}

@@ -1,0 +1,196 @@
+package mirror
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// prefixEnd returns the smallest string above every string with the prefix, which
+// ends with a slash.
+func prefixEnd(prefix string) string {
+	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
+}
+
+// adopt gives a resource that was claimed what is held for it. Writer only.
+func (m *Mirror) adopt(r *Resource, exclude bool) {
+	r.owned = true
+	if m.byPrefix[r.prefix] == r { // it was claimed before
+		switch {
+		case exclude:
+			m.drop(r)
+		case r.excluded || r.missing > 0:
+			r.excluded = false
+			m.reload(r)
+		}
+		return
+	}
+	parent := m.route(r.prefix)
+	m.byPrefix[r.prefix] = r
+	r.excluded = exclude
+	switch {
+	case m.clock.rev.Load() == 0:
+		// The first list is on its way and will be divided among all resources.
+	case parent.loading, parent.excluded:
+		m.reload(r)
+	default:
+		m.carve(parent, r)
+		if exclude {
+			m.drop(r)
+		} else if r.missing > 0 {
+			m.reload(r)
+		}
+	}
+}
+
+// drop empties an excluded resource.
+func (m *Mirror) drop(r *Resource) {
+	r.excluded = true
+	rev := m.clock.rev.Load()
+	r.begin(r.found(nil, rev), eventlog.New[Event](rev))
+}
+
+// abandon is the writer's half of the last Release.
+func (m *Mirror) abandon(r *Resource) {
+	m.mu.Lock()
+	again := r.refs > 0
+	m.mu.Unlock()
+	if again {
+		return
+	}
+	r.owned = false
+	lin := r.cur.Load()
+	if lin == nil || r.excluded {
+		return
+	}
+	var entries []*Entry
+	for e := range lin.head.Load().tree.All("", "") {
+		entries = append(entries, e)
+	}
+	rev := m.clock.rev.Load()
+	r.bytes = 0
+	r.begin(r.found(entries, rev), eventlog.New[Event](rev))
+}
+
+// carve moves the keys of r, with their history, out of the resource that has
+// held them so far. The parent's past still contains them until it leaves the
+// window; only its present changes. Writer only.
+func (m *Mirror) carve(parent, r *Resource) {
+	start, end := r.prefix, prefixEnd(r.prefix)
+	from := parent.cur.Load()
+	cut := func(t tree) tree { return btree.Build(slices.Collect(t.All(start, end))) }
+
+	oldest := (*from.checkpoints.Load())[0]
+	base := &version{rev: oldest.rev, tree: cut(oldest.tree)}
+	head := base
+	log := eventlog.New[Event](from.log.Floor())
+	for seq := from.log.First(); seq < from.log.End(); seq++ {
+		e := from.log.At(seq)
+		if k := e.Key(); k < start || k >= end {
+			continue
+		}
+		log.Append(e)
+		m.window.taken += e.historyBytes() // it will be given back once more
+		if e.Prev != nil && !e.Prev.hasValue() {
+			r.missing++
+		}
+		if e.Rev <= base.rev {
+			base.seq = log.End()
+		} else {
+			head = &version{rev: e.Rev}
+		}
+	}
+	present := from.head.Load()
+	if head != base {
+		head.tree, head.seq = cut(present.tree), log.End()
+	}
+
+	edit := present.tree.Edit()
+	for e := range head.tree.All("", "") {
+		edit.Delete(e.Key())
+		if e.hasValue() {
+			r.bytes += e.Size()
+			parent.bytes -= e.Size()
+		} else {
+			r.missing++
+			parent.missing--
+		}
+	}
+	from.head.Store(&version{rev: present.rev, tree: edit.Tree(), seq: present.seq})
+
+	r.loading = false
+	r.generation++
+	lin := &lineage{log: log}
+	lin.head.Store(head)
+	lin.checkpoints.Store(&[]*version{base})
+	r.cur.Store(lin)
+	r.changed.wake()
+}
+
+// diverged abandons a resource whose feed contradicts what is held, and lists it anew.
+func (m *Mirror) diverged(r *Resource, err error) {
+	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "error", err)
+	m.stats.divergences.Add(1)
+	m.reload(r)
+}
+
+// reload lists one resource anew while the others go on: changes that arrive
+// meanwhile wait, and are applied on top of the list as soon as the clock has
+// reached the list's revision. Cursors on the resource learn of it. Writer only.
+func (m *Mirror) reload(r *Resource) {
+	if old := r.cur.Swap(nil); old != nil {
+		old.log.Abandon()
+	}
+	r.loading, r.pending = true, nil
+	r.generation++
+	r.changed.wake()
+	generation := r.generation
+	m.wg.Go(func() {
+		for backoff := retryFirst; m.ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
+			l := m.list(m.ctx, r.prefix)
+			if l.err == nil {
+				// A snapshot at the list's revision may exist only once the clock
+				// is there; asking for it makes etcd tell.
+				l.err = m.Wait(m.ctx, l.header.Revision)
+			}
+			if l.err == nil {
+				m.do(func() {
+					if r.generation == generation {
+						m.install(r, l)
+					}
+				})
+				return
+			}
+			m.opts.Logger.Warn("listing a resource failed", "prefix", r.prefix, "error", l.err)
+			select {
+			case <-time.After(backoff):
+			case <-m.ctx.Done():
+			}
+		}
+	})
+}
+
+// install begins a lineage with a list and applies what has arrived since.
+func (m *Mirror) install(r *Resource, l loadedList) {
+	entries := slices.DeleteFunc(l.entries, func(e *Entry) bool { return m.route(e.Key()) != r })
+	pending := r.pending
+	v := r.found(entries, l.header.Revision)
+	r.begin(v, eventlog.New[Event](v.rev))
+	t := &txn{r: r, lin: r.cur.Load(), edit: v.tree.Edit()}
+	for i := range pending {
+		c := &pending[i]
+		if c.ModRevision <= v.rev {
+			continue
+		}
+		if err := t.add(c); err != nil {
+			m.diverged(r, err)
+			return
+		}
+	}
+	if len(t.events) > 0 {
+		m.touched = append(m.touched, t)
+	}
+	m.commit(m.clock.rev.Load())
+}

@@ -1,0 +1,160 @@
+package mirror
+
+import (
+	"strings"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Entry is one key with its stored value at one revision. Entries are immutable
+// but for what readers keep in their slots (I2); they are shared by all versions
+// and events that contain them, and may be read concurrently.
+type Entry struct {
+	// data is the key followed by the value: one block without pointers, so the
+	// collector has little to follow. It is a string because it never changes.
+	data    string
+	mod     Revision
+	create  Revision
+	keyLen  uint32
+	version uint32 // etcd's Version modulo 2^32, enough to see a gap
+	memos   atomic.Pointer[memo]
+}
+
+// entryOverhead is what an entry costs beside its bytes: the struct (56 bytes,
+// size class 64), its place in a leaf, and its share of the tree.
+const entryOverhead = 80
+
+const noValue = 1 << 31 // flag in keyLen: the value was not kept
+
+func newEntry(kv *KV, keep bool) *Entry {
+	n := len(kv.Key)
+	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(n), version: uint32(kv.Version)}
+	if !keep {
+		e.keyLen |= noValue
+		e.data = string(kv.Key)
+		return e
+	}
+	buf := make([]byte, n+len(kv.Value))
+	copy(buf, kv.Key)
+	copy(buf[n:], kv.Value)
+	e.data = unsafe.String(unsafe.SliceData(buf), len(buf)) // buf is not written again
+	return e
+}
+
+// withoutValue returns the entry with key and revisions only.
+func (e *Entry) withoutValue() *Entry {
+	key := strings.Clone(e.Key())
+	return &Entry{data: key, mod: e.mod, create: e.create, keyLen: uint32(len(key)) | noValue, version: e.version}
+}
+
+// Key returns the etcd key.
+func (e *Entry) Key() string { return e.data[:e.keyLen&^noValue] }
+
+// Value returns the stored value. Do not write to it.
+func (e *Entry) Value() []byte {
+	v := e.data[e.keyLen&^noValue:]
+	return unsafe.Slice(unsafe.StringData(v), len(v))
+}
+
+// hasValue is false for an entry of an unclaimed resource beyond the bound.
+func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
+
+// ModRevision returns the revision that wrote this value.
+func (e *Entry) ModRevision() Revision { return e.mod }
+
+// CreateRevision returns the revision that created the key.
+func (e *Entry) CreateRevision() Revision { return e.create }
+
+// Size returns the bytes of key and value as stored.
+func (e *Entry) Size() int64 { return int64(len(e.data)) }
+
+// Event is a change of one key: the entry before and after it.
+type Event struct {
+	Rev   Revision
+	Entry *Entry // nil if the key was deleted
+	Prev  *Entry // nil if the key was created
+	memos atomic.Pointer[memo]
+}
+
+// Revision returns Rev.
+func (e *Event) Revision() int64 { return e.Rev }
+
+// Key returns the key that changed.
+func (e *Event) Key() string {
+	if e.Entry != nil {
+		return e.Entry.Key()
+	}
+	return e.Prev.Key()
+}
+
+// historyBytes is what the log keeps alive by holding the event.
+func (e *Event) historyBytes() int64 {
+	n := int64(64)
+	if e.Prev != nil {
+		n += e.Prev.Size() + entryOverhead
+	}
+	return n
+}
+
+// Slot is a name under which readers keep what they derived from entries and
+// events, for others to find: decoded attributes, encoded bytes, an error. A slot
+// belongs to one kind of reader (in Kubernetes: one served version of one
+// resource). Close frees nothing at once; what is kept under a closed slot is
+// dropped as soon as another slot of the same entry is written, or with the entry.
+type Slot struct {
+	closed atomic.Bool
+}
+
+// Close ends the slot. It may still be read.
+func (s *Slot) Close() { s.closed.Store(true) }
+
+// memo is a linked list of what slots hold. It is nearly always one element long. Elements are immutable; the list changes by replacing its head.
+type memo struct {
+	slot  *Slot
+	value any
+	next  *memo
+}
+
+func (m *memo) find(s *Slot) any {
+	for ; m != nil; m = m.next {
+		if m.slot == s {
+			return m.value
+		}
+	}
+	return nil
+}
+
+// swapMemo stores value under s if it holds old there, and reports whether it did.
+func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
+	for {
+		cur := head.Load()
+		if cur.find(s) != old {
+			return false
+		}
+		var next *memo
+		for m := cur; m != nil; m = m.next {
+			if m.slot != s && !m.slot.closed.Load() {
+				next = &memo{slot: m.slot, value: m.value, next: next}
+			}
+		}
+		if value != nil {
+			next = &memo{slot: s, value: value, next: next}
+		}
+		if head.CompareAndSwap(cur, next) {
+			return true
+		}
+	}
+}
+
+// Memo returns what is kept for the entry under s, nil if nothing is.
+func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
+
+// SwapMemo keeps value, a pointer, under s if old is kept there now, and reports
+// whether it did. A nil old means nothing yet, a nil value drops what is kept.
+func (e *Entry) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
+
+// Memo returns what is kept for the event under s, nil if nothing is.
+func (e *Event) Memo(s *Slot) any { return e.memos.Load().find(s) }
+
+// SwapMemo is SwapMemo of Entry, for the event.
+func (e *Event) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }

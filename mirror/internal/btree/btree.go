@@ -1,0 +1,307 @@
+// Package btree is a persistent (path-copying) B-tree of items in key order.
+//
+// A Tree is immutable: any number of goroutines may read it, forever, without a
+// lock. An Edit builds the next tree privately and copies each node it touches
+// once; nodes it does not touch are shared with the trees before it. Every node
+// knows how many items and bytes lie below it, so counting a key range costs
+// O(log n) whatever its size.
+//
+// Items live in leaves only. Readers that stream a range see it as runs, one per
+// leaf; a leaf that two versions share is the same *Leaf in both, so whatever a
+// reader derives from a whole leaf (joined or compressed bytes) can be kept on
+// it and found again by the reader of another version.
+package btree
+
+import (
+	"fmt"
+	"iter"
+	"sort"
+	"sync/atomic"
+)
+
+// maxItems bounds the items of a leaf and the children of an inner node. A write
+// copies one node per level, so it trades the cost of a write (and the memory of
+// a version, about 0.7 KB per leaf) against the length of the runs that readers
+// stream; 64 is a compromise, measured with BenchmarkSet and BenchmarkRuns.
+const (
+	maxItems = 64
+	minItems = maxItems / 3
+)
+
+// Item is what a tree holds. Key must not change while a tree holds the item;
+// Size is the number of bytes the item counts for in Bytes.
+type Item interface {
+	Key() string
+	Size() int64
+}
+
+// Tree is an immutable ordered set of items, unique by key. The zero value is an
+// empty tree. A Tree may be copied and read concurrently; holding it keeps all
+// its items alive.
+type Tree[T Item] struct {
+	root *node[T]
+}
+
+// Leaf is a run of neighbouring items and a place to keep what was derived from
+// all of them together. Leaves are shared by all trees that contain exactly
+// these items unchanged.
+type Leaf[T Item] struct {
+	items []T
+	// Memo belongs to the readers of the tree: it starts nil, and whatever is
+	// stored here must be a pure function of the items, which never change once
+	// the tree is published.
+	Memo atomic.Pointer[any]
+}
+
+// Items returns the items of the leaf in key order. Do not write to the slice.
+func (l *Leaf[T]) Items() []T { return l.items }
+
+// Run is a part of one leaf: the items of a range that lie in it.
+type Run[T Item] struct {
+	Leaf *Leaf[T]
+	// From and To delimit the items of the run in Leaf.Items(): From inclusive,
+	// To exclusive. The run is the whole leaf when From is 0 and To its length.
+	From, To int
+}
+
+// Items returns the items of the run in key order. Do not write to the slice.
+func (r Run[T]) Items() []T { return r.Leaf.items[r.From:r.To] }
+
+// Whole reports whether the run covers its leaf from end to end.
+func (r Run[T]) Whole() bool { return r.From == 0 && r.To == len(r.Leaf.items) }
+
+// node is a leaf (kids == nil) or an inner node. A node with edit == e may be
+// written by the Edit with that number and by nobody else; once the edit has
+// ended no Edit has this number any more, so the node is frozen.
+type node[T Item] struct {
+	edit  uint64
+	count int   // items below
+	bytes int64 // sum of their sizes
+
+	leaf *Leaf[T] // leaf only
+
+	// Inner node: seps[i] is greater than every key in kids[i] and at most the
+	// smallest key in kids[i+1]; len(seps) == len(kids)-1.
+	kids []*node[T]
+	seps []string
+}
+
+// edits numbers the edits of all trees, so that a number is never used twice.
+var edits atomic.Uint64
+
+// Len returns the number of items.
+func (t Tree[T]) Len() int {
+	if t.root == nil {
+		return 0
+	}
+	return t.root.count
+}
+
+// Bytes returns the sum of the sizes of all items.
+func (t Tree[T]) Bytes() int64 {
+	if t.root == nil {
+		return 0
+	}
+	return t.root.bytes
+}
+
+// Get returns the item with the key. Cost is O(log n), no allocation.
+func (t Tree[T]) Get(key string) (item T, ok bool) {
+	n := t.root
+	if n == nil {
+		return item, false
+	}
+	for n.kids != nil {
+		n = n.kids[childIndex(n.seps, key)]
+	}
+	i := search(n.leaf.items, key)
+	if i < len(n.leaf.items) && n.leaf.items[i].Key() == key {
+		return n.leaf.items[i], true
+	}
+	return item, false
+}
+
+// Rank returns the number of items with a key below key and the sum of their
+// sizes. Cost is O(log n).
+func (t Tree[T]) Rank(key string) (count int, bytes int64) {
+	n := t.root
+	if n == nil {
+		return 0, 0
+	}
+	for n.kids != nil {
+		i := childIndex(n.seps, key)
+		for _, k := range n.kids[:i] {
+			count += k.count
+			bytes += k.bytes
+		}
+		n = n.kids[i]
+	}
+	for _, it := range n.leaf.items[:search(n.leaf.items, key)] {
+		count++
+		bytes += it.Size()
+	}
+	return count, bytes
+}
+
+// Count returns the number of items with start <= key < end and the sum of their
+// sizes. An empty end means no upper bound. Cost is O(log n).
+func (t Tree[T]) Count(start, end string) (count int, bytes int64) {
+	if end != "" && end <= start {
+		return 0, 0
+	}
+	c0, b0 := t.Rank(start)
+	c1, b1 := t.Len(), t.Bytes()
+	if end != "" {
+		c1, b1 = t.Rank(end)
+	}
+	return c1 - c0, b1 - b0
+}
+
+// Runs yields the items with start <= key < end in key order, leaf by leaf. An
+// empty end means no upper bound. Cost is O(log n + leaves); nothing is locked
+// while the caller iterates.
+func (t Tree[T]) Runs(start, end string) iter.Seq[Run[T]] {
+	return func(yield func(Run[T]) bool) {
+		if t.root != nil && (end == "" || start < end) {
+			t.root.runs(start, end, yield)
+		}
+	}
+}
+
+func (n *node[T]) runs(start, end string, yield func(Run[T]) bool) bool {
+	if n.kids == nil {
+		items := n.leaf.items
+		from, to := 0, len(items)
+		if start != "" {
+			from = search(items, start)
+		}
+		if end != "" {
+			to = search(items, end)
+		}
+		if from >= to {
+			return true
+		}
+		return yield(Run[T]{Leaf: n.leaf, From: from, To: to})
+	}
+	first, last := 0, len(n.kids)-1
+	if start != "" {
+		first = childIndex(n.seps, start)
+	}
+	if end != "" {
+		last = childIndex(n.seps, end)
+	}
+	for i := first; i <= last; i++ {
+		s, e := "", ""
+		if i == first {
+			s = start
+		}
+		if i == last {
+			e = end
+		}
+		if !n.kids[i].runs(s, e, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// All yields the items with start <= key < end in key order. An empty end means
+// no upper bound.
+func (t Tree[T]) All(start, end string) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for run := range t.Runs(start, end) {
+			for _, it := range run.Items() {
+				if !yield(it) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// childIndex returns the child that holds key: the number of separators <= key.
+func childIndex(seps []string, key string) int {
+	return sort.Search(len(seps), func(i int) bool { return seps[i] > key })
+}
+
+// search returns the index of the first item whose key is at least key.
+func search[T Item](items []T, key string) int {
+	lo, hi := 0, len(items)
+	for lo < hi {
+		mid := int(uint(lo+hi) >> 1)
+		if items[mid].Key() < key {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// Build returns a tree of the items, which must be in ascending key order
+// without duplicates; it panics if they are not. The slice may be reused
+// afterwards. Cost is O(n).
+func Build[T Item](items []T) Tree[T] {
+	if len(items) == 0 {
+		return Tree[T]{}
+	}
+	for i := 1; i < len(items); i++ {
+		if items[i-1].Key() >= items[i].Key() {
+			panic(fmt.Sprintf("btree: Build: key %q at %d is not above %q", items[i].Key(), i, items[i-1].Key()))
+		}
+	}
+	// Leaves three quarters full: room for inserts, little memory wasted.
+	id := edits.Add(1)
+	var level []*node[T]
+	for _, part := range partition(len(items), maxItems*3/4) {
+		n := &node[T]{edit: id, leaf: &Leaf[T]{items: append([]T(nil), items[part[0]:part[1]]...)}}
+		n.recount()
+		level = append(level, n)
+	}
+	for len(level) > 1 {
+		var up []*node[T]
+		for _, part := range partition(len(level), maxItems*3/4) {
+			n := &node[T]{edit: id, kids: append([]*node[T](nil), level[part[0]:part[1]]...)}
+			for _, k := range n.kids[1:] {
+				n.seps = append(n.seps, k.minKey())
+			}
+			n.recount()
+			up = append(up, n)
+		}
+		level = up
+	}
+	return Tree[T]{root: level[0]}
+}
+
+// partition cuts n things into parts of about size each, none below half of it
+// unless there is only one part.
+func partition(n, size int) [][2]int {
+	parts := (n + size - 1) / size
+	out := make([][2]int, 0, parts)
+	for i := range parts {
+		out = append(out, [2]int{i * n / parts, (i + 1) * n / parts})
+	}
+	return out
+}
+
+func (n *node[T]) minKey() string {
+	for n.kids != nil {
+		n = n.kids[0]
+	}
+	return n.leaf.items[0].Key()
+}
+
+func (n *node[T]) recount() {
+	n.count, n.bytes = 0, 0
+	if n.kids == nil {
+		n.count = len(n.leaf.items)
+		for _, it := range n.leaf.items {
+			n.bytes += it.Size()
+		}
+		return
+	}
+	for _, k := range n.kids {
+		n.count += k.count
+		n.bytes += k.bytes
+	}
+}

@@ -1,0 +1,255 @@
+package btree
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+type item struct {
+	key  string
+	size int64
+}
+
+func (i *item) Key() string { return i.key }
+func (i *item) Size() int64 { return i.size }
+
+// frozen is a tree together with what it must hold for ever.
+type frozen struct {
+	tree Tree[*item]
+	want map[string]*item
+}
+
+func requireSame(t *rapid.T, f frozen) {
+	if err := f.tree.Check(); err != nil {
+		t.Fatal(err)
+	}
+	keys := slices.Sorted(maps.Keys(f.want))
+	var bytes int64
+	i := 0
+	for got := range f.tree.All("", "") {
+		if i >= len(keys) || got != f.want[keys[i]] {
+			t.Fatalf("item %d is %q, want one of %d keys", i, got.key, len(keys))
+		}
+		bytes += got.size
+		i++
+	}
+	if i != len(keys) || f.tree.Len() != len(keys) || f.tree.Bytes() != bytes {
+		t.Fatalf("tree of %d items, %d bytes; iterated %d; want %d, %d", f.tree.Len(), f.tree.Bytes(), i, len(keys), bytes)
+	}
+}
+
+// TestTreeIsSortedMapAndOldTreesNeverMove drives edits against a plain map and
+// reads every earlier tree again at the end.
+func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		model := map[string]*item{}
+		var tree Tree[*item]
+		var old []frozen
+		key := rapid.Custom(func(t *rapid.T) string {
+			return fmt.Sprintf("%03d", rapid.IntRange(0, 700).Draw(t, "key"))
+		})
+		if rapid.Bool().Draw(t, "bulk") {
+			n := rapid.IntRange(0, 600).Draw(t, "n")
+			var items []*item
+			for i := range n {
+				it := &item{fmt.Sprintf("%03d", i), int64(i)}
+				items = append(items, it)
+				model[it.key] = it
+			}
+			tree = Build(items)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"edit": func(t *rapid.T) {
+				e := tree.Edit()
+				n := rapid.IntRange(1, 200).Draw(t, "ops")
+				deletes := rapid.IntRange(0, 10).Draw(t, "deletes of 10")
+				rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+				for range n {
+					k := fmt.Sprintf("%03d", rnd.IntN(700))
+					want, had := model[k]
+					if rnd.IntN(10) < deletes {
+						prev, ok := e.Delete(k)
+						if ok != had || prev != want {
+							t.Fatalf("Delete(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
+						}
+						delete(model, k)
+						continue
+					}
+					it := &item{k, int64(rnd.IntN(1000))}
+					prev, ok := e.Set(it)
+					if ok != had || prev != want {
+						t.Fatalf("Set(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
+					}
+					model[k] = it
+				}
+				tree = e.Tree()
+			},
+			"freeze": func(t *rapid.T) {
+				old = append(old, frozen{tree, maps.Clone(model)})
+			},
+			"range": func(t *rapid.T) {
+				start, end := key.Draw(t, "start"), key.Draw(t, "end")
+				if rapid.IntRange(0, 5).Draw(t, "open") == 0 {
+					end = ""
+				}
+				var want []string
+				var wantBytes int64
+				for k, it := range model {
+					if k >= start && (end == "" || k < end) {
+						want = append(want, k)
+						wantBytes += it.size
+					}
+				}
+				sort.Strings(want)
+				var got []string
+				for run := range tree.Runs(start, end) {
+					if len(run.Items()) == 0 {
+						t.Fatal("empty run")
+					}
+					for _, it := range run.Items() {
+						got = append(got, it.key)
+					}
+				}
+				if !slices.Equal(got, want) {
+					t.Fatalf("range [%q, %q) = %q, want %q", start, end, got, want)
+				}
+				if c, b := tree.Count(start, end); c != len(want) || b != wantBytes {
+					t.Fatalf("Count = %d, %d; want %d, %d", c, b, len(want), wantBytes)
+				}
+			},
+			"": func(t *rapid.T) { requireSame(t, frozen{tree, model}) },
+		})
+		for _, f := range old {
+			requireSame(t, f)
+		}
+	})
+}
+
+// FuzzTree reads its input as a program of sets and deletes with arbitrary keys.
+func FuzzTree(f *testing.F) {
+	f.Add([]byte("\x01a\x02bb\x81a\x00\x03abc"))
+	f.Fuzz(func(t *testing.T, program []byte) {
+		model := map[string]*item{}
+		e := Tree[*item]{}.Edit()
+		for len(program) > 0 {
+			op := program[0]
+			n := min(int(op&0x7f), len(program)-1)
+			key := string(program[1 : 1+n])
+			program = program[1+n:]
+			if op&0x80 != 0 {
+				if _, ok := e.Delete(key); ok != (model[key] != nil) {
+					t.Fatalf("Delete(%q) = %v", key, ok)
+				}
+				delete(model, key)
+			} else {
+				it := &item{key, int64(len(program))}
+				if prev, _ := e.Set(it); prev != model[key] {
+					t.Fatalf("Set(%q) returned %v", key, prev)
+				}
+				model[key] = it
+			}
+		}
+		tree := e.Tree()
+		if err := tree.Check(); err != nil {
+			t.Fatal(err)
+		}
+		if tree.Len() != len(model) {
+			t.Fatalf("%d items, want %d", tree.Len(), len(model))
+		}
+		for k, it := range model {
+			if got, ok := tree.Get(k); !ok || got != it {
+				t.Fatalf("Get(%q) = %v, %v", k, got, ok)
+			}
+		}
+	})
+}
+
+// TestUntouchedLeavesAreShared is what makes memos on leaves worth keeping.
+func TestUntouchedLeavesAreShared(t *testing.T) {
+	var items []*item
+	for i := range 10_000 {
+		items = append(items, &item{fmt.Sprintf("%05d", i), 1})
+	}
+	before := Build(items)
+	e := before.Edit()
+	e.Set(&item{"05000", 2})
+	after := e.Tree()
+	seen := map[*Leaf[*item]]bool{}
+	for r := range before.Runs("", "") {
+		seen[r.Leaf] = true
+	}
+	fresh := 0
+	for r := range after.Runs("", "") {
+		if !seen[r.Leaf] {
+			fresh++
+		}
+	}
+	if fresh != 1 {
+		t.Fatalf("one replaced item made %d new leaves, want 1", fresh)
+	}
+}
+
+func benchItems(n int) []*item {
+	items := make([]*item, n)
+	for i := range items {
+		items[i] = &item{fmt.Sprintf("/registry/configmaps/ns-%03d/name-%07d", i%100, i), 1024}
+	}
+	slices.SortFunc(items, func(a, b *item) int {
+		if a.key < b.key {
+			return -1
+		}
+		return 1
+	})
+	return items
+}
+
+func BenchmarkSet(b *testing.B) {
+	for _, n := range []int{1_000, 300_000} {
+		for _, batch := range []int{1, 100} {
+			b.Run(fmt.Sprintf("items=%d/batch=%d", n, batch), func(b *testing.B) {
+				items := benchItems(n)
+				tree := Build(items)
+				rnd := rand.New(rand.NewPCG(1, 2))
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					e := tree.Edit()
+					for range batch {
+						e.Set(items[rnd.IntN(n)])
+					}
+					tree = e.Tree()
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkRuns(b *testing.B) {
+	tree := Build(benchItems(300_000))
+	for b.Loop() {
+		n := 0
+		for r := range tree.Runs("", "") {
+			n += len(r.Items())
+		}
+		if n != 300_000 {
+			b.Fatal(n)
+		}
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	items := benchItems(300_000)
+	tree := Build(items)
+	i := 0
+	for b.Loop() {
+		i = (i + 7919) % len(items)
+		if _, ok := tree.Get(items[i].key); !ok {
+			b.Fatal("lost")
+		}
+	}
+}

@@ -1,0 +1,149 @@
+// Package eventlog is an append-only log of events in revision order, written by
+// one goroutine and read by any number of cursors without a lock.
+//
+// A position in the log is a sequence number. The log finds an event by its
+// number through an atomically published table of chunks, so a reader holds a
+// number, not memory: however far a reader falls behind, the log is free to drop
+// what has left the window, and the reader learns of it when it asks.
+package eventlog
+
+import (
+	"sort"
+	"sync/atomic"
+)
+
+// chunkSize events share one allocation of the table; a guess that keeps the
+// table short (a window of 300,000 events has 2,344 chunks) and the last,
+// partly filled chunk small (1 KB).
+const chunkSize = 128
+
+// Event is what a log holds. Revision must not decrease from one appended event
+// to the next.
+type Event interface {
+	Revision() int64
+}
+
+type chunk[T any] [chunkSize]atomic.Pointer[T]
+
+// table maps sequence numbers to chunks: chunks[i] holds the numbers from
+// (base+i)*chunkSize on. A published table is never written again.
+type table[T any] struct {
+	base   uint64
+	chunks []*chunk[T]
+}
+
+// Log holds the events that were appended and not dropped yet. Append and Drop
+// belong to one writer; everything else may be called concurrently.
+type Log[T any, E interface {
+	*T
+	Event
+}] struct {
+	table atomic.Pointer[table[T]]
+	first atomic.Uint64 // number of the oldest event held
+	end   atomic.Uint64 // number that the next event will get
+	floor atomic.Int64
+	dead  atomic.Bool
+}
+
+// New returns an empty log that promises every event above floor.
+func New[T any, E interface {
+	*T
+	Event
+}](floor int64) *Log[T, E] {
+	l := &Log[T, E]{}
+	l.table.Store(&table[T]{})
+	l.floor.Store(floor)
+	return l
+}
+
+// Floor returns the revision above which the log holds every event.
+func (l *Log[T, E]) Floor() int64 { return l.floor.Load() }
+
+// End returns the sequence number after the newest event. An event is readable
+// as soon as End has moved past it.
+func (l *Log[T, E]) End() uint64 { return l.end.Load() }
+
+// First returns the sequence number of the oldest event held, End if there is none.
+func (l *Log[T, E]) First() uint64 { return l.first.Load() }
+
+// Len returns the number of events held.
+func (l *Log[T, E]) Len() int { return int(l.end.Load() - l.first.Load()) }
+
+// Dead reports whether the log was abandoned: it receives no more events, and
+// its readers have to start over.
+func (l *Log[T, E]) Dead() bool { return l.dead.Load() }
+
+// Abandon marks the log dead, for good.
+func (l *Log[T, E]) Abandon() { l.dead.Store(true) }
+
+// Append adds events, which become visible together.
+func (l *Log[T, E]) Append(events ...E) {
+	seq := l.end.Load()
+	tab := l.table.Load()
+	need := int((seq+uint64(len(events))+chunkSize-1)/chunkSize - tab.base)
+	if need > len(tab.chunks) {
+		next := &table[T]{base: tab.base, chunks: make([]*chunk[T], need)}
+		for i := copy(next.chunks, tab.chunks); i < need; i++ {
+			next.chunks[i] = new(chunk[T])
+		}
+		tab = next
+		l.table.Store(tab)
+	}
+	for i, e := range events {
+		s := seq + uint64(i)
+		tab.chunks[s/chunkSize-tab.base][s%chunkSize].Store((*T)(e))
+	}
+	l.end.Store(seq + uint64(len(events)))
+}
+
+// At returns the event with the number, nil if it was dropped or does not exist
+// yet (seq >= End).
+func (l *Log[T, E]) At(seq uint64) E {
+	tab := l.table.Load()
+	c := seq / chunkSize
+	if c < tab.base || c-tab.base >= uint64(len(tab.chunks)) {
+		return nil
+	}
+	return E(tab.chunks[c-tab.base][seq%chunkSize].Load())
+}
+
+// After returns the number of the first event held whose revision is above rev,
+// End if there is none. Whether the log still holds all of them is for the
+// caller to ask: rev >= Floor(), before and after.
+func (l *Log[T, E]) After(rev int64) uint64 {
+	first, end := l.first.Load(), l.end.Load()
+	if end <= first {
+		return end
+	}
+	return first + uint64(sort.Search(int(end-first), func(i int) bool {
+		e := l.At(first + uint64(i))
+		return e != nil && e.Revision() > rev
+	}))
+}
+
+// Drop forgets every event with a revision of at most rev and raises the floor to
+// rev. It calls forget, if given, for each of them.
+func (l *Log[T, E]) Drop(rev int64, forget func(E)) {
+	if rev <= l.floor.Load() {
+		return
+	}
+	// The floor first: a reader that checks it after reading learns in time.
+	l.floor.Store(rev)
+	tab, seq, end := l.table.Load(), l.first.Load(), l.end.Load()
+	for ; seq < end; seq++ {
+		slot := &tab.chunks[seq/chunkSize-tab.base][seq%chunkSize]
+		e := E(slot.Load())
+		if e.Revision() > rev {
+			break
+		}
+		l.first.Store(seq + 1)
+		slot.Store(nil)
+		if forget != nil {
+			forget(e)
+		}
+	}
+	if gone := seq/chunkSize - tab.base; gone > 0 {
+		gone = min(gone, uint64(len(tab.chunks)))
+		l.table.Store(&table[T]{base: tab.base + gone, chunks: append([]*chunk[T](nil), tab.chunks[gone:]...)})
+	}
+}

@@ -1,0 +1,519 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// Mirror is a copy of one key range of one etcd cluster. All methods may be called
+// concurrently.
+type Mirror struct {
+	opts  Options
+	clock *clock
+	reads revisionReads
+	stats counters
+
+	// compacted is the highest revision that etcd is known to be compacted to.
+	compacted atomic.Int64
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu struct {
+		sync.Mutex // held briefly; nothing is called under it
+		resources  map[string]*Resource
+		commands   []func() // for the writer, in order
+	}
+	kick chan struct{} // there are commands
+
+	// Writer's own.
+	byPrefix map[string]*Resource
+	window   window
+	cluster  uint64
+	touched  []*txn
+}
+
+// New returns a mirror and starts it: it lists the prefix, follows it, and lists
+// anew whenever it has to, until Close.
+func New(opts Options) (*Mirror, error) {
+	if !strings.HasSuffix(opts.Prefix, "/") {
+		return nil, fmt.Errorf("mirror: prefix %q does not end with a slash", opts.Prefix)
+	}
+	if opts.Source == nil {
+		return nil, errors.New("mirror: no source")
+	}
+	opts.setDefaults()
+	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
+	m.reads.kick = make(chan struct{}, 1)
+	m.window.Window = opts.Window
+	m.mu.resources = map[string]*Resource{}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	// The root holds every key that nobody has claimed.
+	root := &Resource{m: m, prefix: opts.Prefix, loading: true}
+	m.mu.resources[root.prefix] = root
+	m.byPrefix[root.prefix] = root
+	m.wg.Go(func() { m.run(m.ctx) })
+	m.wg.Go(func() { m.askForProgress(m.ctx) })
+	m.wg.Go(func() { m.readRevisions(m.ctx) })
+	return m, nil
+}
+
+// Close ends the mirror and returns when its goroutines are gone. Snapshots stay
+// readable; waits end with an error.
+func (m *Mirror) Close() {
+	m.cancel()
+	m.wg.Wait()
+}
+
+// Done returns a channel that is closed when the mirror is closed.
+func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
+
+// Claim returns the resource with the prefix, which must end with a slash and lie
+// inside the mirror's. Claims are counted: each needs its Release. A resource that
+// is claimed while the mirror runs takes what is already held for it, history
+// included, and asks etcd only for values that were not kept.
+func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix, false) }
+
+// Exclude claims the prefix for nobody: its keys are not kept, now or later, and
+// its events are dropped unread, until the last Release.
+func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
+
+func (m *Mirror) claim(prefix string, exclude bool) (*Resource, error) {
+	if !strings.HasPrefix(prefix, m.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == m.opts.Prefix {
+		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, m.opts.Prefix)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	r := m.mu.resources[prefix]
+	if r == nil {
+		r = &Resource{m: m, prefix: prefix, loading: true}
+		m.mu.resources[prefix] = r
+	}
+	r.refs++
+	if r.refs == 1 {
+		m.doLocked(func() { m.adopt(r, exclude) })
+	}
+	return r, nil
+}
+
+// Release ends a claim. With the last one the resource's history is dropped, and
+// its values count against Options.UnclaimedBytes until somebody claims it again.
+func (r *Resource) Release() {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	r.refs--
+	if r.refs == 0 {
+		r.m.doLocked(func() { r.m.abandon(r) })
+	}
+}
+
+// do has the writer call f between two batches.
+func (m *Mirror) do(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.doLocked(f)
+}
+
+func (m *Mirror) doLocked(f func()) {
+	m.mu.commands = append(m.mu.commands, f)
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// obey runs the commands that are due.
+func (m *Mirror) obey() {
+	m.mu.Lock()
+	commands := m.mu.commands
+	m.mu.commands = nil
+	m.mu.Unlock()
+	for _, f := range commands {
+		f()
+	}
+}
+
+// run is the writer.
+func (m *Mirror) run(ctx context.Context) {
+	defer func() {
+		for _, r := range m.byPrefix {
+			if lin := r.cur.Load(); lin != nil {
+				lin.log.Abandon()
+			}
+			r.changed.wake()
+		}
+	}()
+	for backoff := retryFirst; ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
+		started := time.Now()
+		err := m.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		m.stats.relists.Add(1)
+		m.opts.Logger.Warn("mirror lists anew", "prefix", m.opts.Prefix, "error", err)
+		if time.Since(started) > retryLast {
+			backoff = retryFirst
+		}
+		m.pause(ctx, backoff)
+	}
+}
+
+const (
+	retryFirst = 50 * time.Millisecond
+	retryLast  = 5 * time.Second
+)
+
+// pause obeys commands for the time given.
+func (m *Mirror) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.kick:
+			m.obey()
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// loadedList is a prefix as listed at one revision.
+type loadedList struct {
+	header  Header
+	entries []*Entry
+	err     error
+}
+
+// list reads a prefix. The entries are built while the next page is on its way.
+func (m *Mirror) list(ctx context.Context, prefix string) loadedList {
+	var l loadedList
+	l.header, l.err = m.opts.Source.List(ctx, prefix, 0, func(page []KV) error {
+		l.entries = slices.Grow(l.entries, len(page))
+		for i := range page {
+			l.entries = append(l.entries, newEntry(&page[i], true))
+		}
+		m.stats.listedKeys.Add(int64(len(page)))
+		return ctx.Err()
+	})
+	return l
+}
+
+// session lists the whole prefix and follows it until it has to be listed again.
+func (m *Mirror) session(ctx context.Context) error {
+	started := time.Now()
+	lists := make(chan loadedList, 1)
+	m.wg.Go(func() { lists <- m.list(ctx, m.opts.Prefix) })
+	var l loadedList
+	for waiting := true; waiting; {
+		select {
+		case l = <-lists:
+			waiting = false
+		case <-m.kick:
+			m.obey()
+		}
+	}
+	if l.err != nil {
+		return l.err
+	}
+	if m.cluster != 0 && (l.header.ClusterID != m.cluster || l.header.Revision < m.clock.rev.Load()) {
+		m.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", m.opts.Prefix,
+			"revision", l.header.Revision, "was", m.clock.rev.Load())
+		m.compacted.Store(0)
+		m.stats.compacted.Store(0)
+	}
+	m.installAll(l)
+	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
+		"took", time.Since(started).Round(time.Millisecond))
+	l.entries = nil
+	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
+		before := m.clock.rev.Load()
+		err := m.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored), errors.Is(err, ErrDiverged):
+			return err
+		}
+		m.stats.reconnects.Add(1)
+		m.opts.Logger.Warn("feed lost, resuming", "prefix", m.opts.Prefix, "revision", m.clock.rev.Load(), "error", err)
+		if m.clock.rev.Load() > before {
+			backoff = retryFirst
+		}
+		m.pause(ctx, backoff)
+	}
+}
+
+// installAll gives every resource its part of the listed entries, as a new lineage,
+// and sets the clock.
+func (m *Mirror) installAll(l loadedList) {
+	parts := map[*Resource][]*Entry{}
+	for _, e := range l.entries {
+		r := m.route(e.Key())
+		parts[r] = append(parts[r], e)
+	}
+	m.cluster = l.header.ClusterID
+	m.window.marks = nil
+	m.window.cut = m.window.taken
+	// Build everything, then swap everything, then move the clock: readers wait
+	// for the last two steps only.
+	versions := make(map[*Resource]*version, len(m.byPrefix))
+	for _, r := range m.byPrefix {
+		versions[r] = r.found(parts[r], l.header.Revision)
+	}
+	for r, v := range versions {
+		r.begin(v, eventlog.New[Event](v.rev))
+	}
+	m.clock.publish(l.header.Revision)
+	for r := range versions {
+		r.changed.wake()
+	}
+	m.stats.ready.Store(true)
+}
+
+// found returns the first version of a new lineage: the entries listed at rev.
+func (r *Resource) found(entries []*Entry, rev Revision) *version {
+	r.pending, r.loading, r.missing, r.bytes = nil, false, 0, 0
+	r.generation++ // whatever else is being listed for the resource comes too late
+	if r.excluded {
+		entries = nil
+	}
+	for i, e := range entries {
+		if !e.hasValue() {
+			r.missing++
+		} else if !r.keeps(e.Size()) {
+			entries[i] = e.withoutValue()
+			r.missing++
+		} else {
+			r.bytes += e.Size()
+		}
+	}
+	return &version{rev: rev, tree: btree.Build(entries)}
+}
+
+// begin replaces the resource's lineage; cursors on the one before learn of it.
+func (r *Resource) begin(v *version, log *eventLog) {
+	lin := &lineage{log: log}
+	lin.head.Store(v)
+	lin.checkpoints.Store(&[]*version{v})
+	r.sinceCheckpoint = 0
+	if old := r.cur.Swap(lin); old != nil {
+		old.log.Abandon()
+	}
+	r.changed.wake()
+}
+
+// keeps reports whether the value of a new entry is kept: always if somebody
+// claimed the resource, else within Options.UnclaimedBytes.
+func (r *Resource) keeps(bytes int64) bool {
+	if r.owned {
+		return true
+	}
+	for _, o := range r.m.byPrefix {
+		if !o.owned {
+			bytes += o.bytes
+		}
+	}
+	return bytes <= r.m.opts.UnclaimedBytes
+}
+
+// route returns the resource with the longest prefix of key. The root's prefix
+// is a prefix of every key of the feed.
+func (m *Mirror) route(key string) *Resource {
+	for end := len(key); end > len(m.opts.Prefix); {
+		end = strings.LastIndexByte(key[:end], '/')
+		if r := m.byPrefix[key[:end+1]]; r != nil {
+			return r
+		}
+	}
+	return m.byPrefix[m.opts.Prefix]
+}
+
+// follow applies the feed until it breaks.
+func (m *Mirror) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	batches := make(chan Batch)
+	ended := make(chan error, 1)
+	after := Header{ClusterID: m.cluster, Revision: m.clock.rev.Load()}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		ended <- m.opts.Source.Watch(ctx, m.opts.Prefix, after, func(b Batch) error {
+			select {
+			case batches <- b:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	})
+	trim := time.NewTicker(markInterval)
+	defer trim.Stop()
+	for {
+		select {
+		case b := <-batches:
+			if err := m.apply(b); err != nil {
+				return err
+			}
+		case <-m.kick:
+			m.obey()
+		case <-trim.C:
+		case err := <-ended:
+			return err
+		}
+		if rev := m.window.due(time.Now()); rev > 0 {
+			m.trim(rev)
+		}
+		m.applyCompaction()
+	}
+}
+
+// txn is what one batch does to one resource.
+type txn struct {
+	r      *Resource
+	lin    *lineage
+	edit   *btree.Edit[*Entry]
+	events []*Event
+}
+
+// apply commits a batch: it builds every touched resource's next version
+// privately, appends to the logs, publishes the versions and moves the clock last.
+// An error leaves the clock where it was.
+func (m *Mirror) apply(b Batch) error {
+	now := m.clock.rev.Load()
+	if b.Through < now {
+		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
+	}
+	m.touched = m.touched[:0]
+	last := now
+	for i := range b.Changes {
+		c := &b.Changes[i]
+		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
+			// Progress has overtaken an event (etcd#15220), or an event came twice.
+			return fmt.Errorf("%w: event of %d at %q after %d", ErrDiverged, c.ModRevision, c.Key, max(last, now))
+		}
+		last = c.ModRevision
+		r := m.route(string(c.Key))
+		switch {
+		case r.excluded:
+			m.stats.dropped.Add(1)
+		case r.loading:
+			r.pending = append(r.pending, *c)
+		default:
+			t := m.txn(r)
+			if err := t.add(c); err != nil {
+				// Only this resource is in doubt; the others go on.
+				m.touched = slices.DeleteFunc(m.touched, func(o *txn) bool { return o == t })
+				m.diverged(r, err)
+				r.pending = append(r.pending, *c)
+			}
+		}
+	}
+	m.commit(b.Through)
+	return nil
+}
+
+// txn returns what the batch in hand does to r.
+func (m *Mirror) txn(r *Resource) *txn {
+	for _, t := range m.touched {
+		if t.r == r {
+			return t
+		}
+	}
+	lin := r.cur.Load()
+	t := &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
+	m.touched = append(m.touched, t)
+	return t
+}
+
+// commit publishes what the batch in hand did, and moves the clock to through.
+func (m *Mirror) commit(through Revision) {
+	var history int64
+	for _, t := range m.touched {
+		t.commit()
+		for _, e := range t.events {
+			history += e.historyBytes()
+		}
+		m.stats.events.Add(int64(len(t.events)))
+	}
+	if through > m.clock.rev.Load() {
+		m.clock.publish(through)
+	}
+	if history > 0 {
+		m.window.took(through, history, time.Now())
+		m.stats.historyBytes.Store(m.window.taken - m.window.cut)
+	}
+	for _, t := range m.touched {
+		t.r.changed.wake()
+	}
+	clear(m.touched)
+	m.touched = m.touched[:0]
+}
+
+// add checks a change against what is held and adds it (D1 of the design: etcd's
+// Version is the held one plus 1, and 1 exactly when the key is not held).
+func (t *txn) add(c *Change) error {
+	prev, held := t.edit.Get(string(c.Key))
+	ev := &Event{Rev: c.ModRevision, Prev: prev}
+	switch {
+	case c.Deleted && !held:
+		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, c.Key, c.ModRevision)
+	case c.Deleted:
+		t.edit.Delete(string(c.Key))
+	case held && (uint32(c.Version) != prev.version+1 || c.CreateRevision != prev.create),
+		!held && c.Version != 1:
+		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, c.Version, c.Key, c.ModRevision)
+	default:
+		ev.Entry = newEntry(&c.KV, t.r.keeps(int64(len(c.Key)+len(c.Value))))
+		t.edit.Set(ev.Entry)
+		t.count(ev.Entry, 1)
+	}
+	if held {
+		t.count(prev, -1)
+		if !prev.hasValue() {
+			t.r.missing++ // it lives on in the event
+		}
+	}
+	t.events = append(t.events, ev)
+	return nil
+}
+
+func (t *txn) count(e *Entry, sign int) {
+	if e.hasValue() {
+		t.r.bytes += int64(sign) * e.Size()
+	} else {
+		t.r.missing += sign
+	}
+}
+
+// commit publishes the log and the version; the clock follows.
+func (t *txn) commit() {
+	prev := t.lin.head.Load()
+	t.lin.log.Append(t.events...)
+	v := &version{rev: t.events[len(t.events)-1].Rev, tree: t.edit.Tree(), seq: t.lin.log.End()}
+	v.prev.Store(prev)
+	t.lin.head.Store(v)
+	prev.prev.Store(nil)
+	if t.r.sinceCheckpoint += len(t.events); t.r.sinceCheckpoint >= t.r.m.opts.CheckpointEvents {
+		t.r.sinceCheckpoint = 0
+		cps := *t.lin.checkpoints.Load()
+		next := append(cps[:len(cps):len(cps)], v)
+		t.lin.checkpoints.Store(&next)
+	}
+}

@@ -1,0 +1,55 @@
+package mirror
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Window bounds the history that a mirror keeps beside the present. History ends
+// where the first bound is reached; the present is always kept.
+type Window struct {
+	// MaxAge is how long an event stays readable.
+	MaxAge time.Duration
+	// MaxBytes bounds the stored bytes that only history keeps alive (superseded
+	// and deleted values), over all resources of the mirror.
+	MaxBytes int64
+}
+
+// Options configures a mirror.
+type Options struct {
+	// Prefix is the key range that is mirrored; it ends with a slash.
+	Prefix string
+	// Source delivers the range.
+	Source Source
+	// Window bounds history. The zero value means DefaultWindow.
+	Window Window
+	// UnclaimedBytes bounds the values kept for keys that no claimed resource
+	// holds; beyond it only key and revision are kept, and the values are listed
+	// when the resource is claimed. Default 64 MiB.
+	UnclaimedBytes int64
+	// CheckpointEvents is the number of events of a resource between two versions
+	// that are kept for reads of the past: more costs such reads time, fewer
+	// costs memory (about 1 KB per distinct leaf written in between). Default 128.
+	CheckpointEvents int
+	// Logger receives what an operator should know. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// DefaultWindow is 10 minutes, twice the interval at which Kubernetes compacts
+// etcd, and 256 MiB.
+var DefaultWindow = Window{MaxAge: 10 * time.Minute, MaxBytes: 256 << 20}
+
+func (o *Options) setDefaults() {
+	if o.Window == (Window{}) {
+		o.Window = DefaultWindow
+	}
+	if o.UnclaimedBytes == 0 {
+		o.UnclaimedBytes = 64 << 20
+	}
+	if o.CheckpointEvents == 0 {
+		o.CheckpointEvents = 128
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}

@@ -1,0 +1,243 @@
+package mirror
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// Tree and Run are the engine's view of an ordered set of entries; see the
+// methods of Snapshot.
+type (
+	tree = btree.Tree[*Entry]
+	// Run is a part of one leaf of a version's tree: neighbouring entries, and a
+	// place on the leaf to keep what a reader derives from all of them.
+	Run = btree.Run[*Entry]
+)
+
+type eventLog = eventlog.Log[Event, *Event]
+
+// version is a resource at one revision, and at every later one until the next
+// event: the tree and the place in the log where its future begins.
+type version struct {
+	rev  Revision
+	tree tree
+	seq  uint64 // number of the first event after rev
+	// prev is the version before, for a reader that meets a version before the
+	// clock has reached it. It is cut when the next one is published, so that
+	// versions do not hold each other alive.
+	prev atomic.Pointer[version]
+}
+
+// lineage is the unbroken life of a resource since it was last listed. A resource
+// that has to be listed anew gets a new lineage; the old one's log is dead.
+type lineage struct {
+	log  *eventLog
+	head atomic.Pointer[version] // newest; may be ahead of the clock for a moment
+	// checkpoints are versions kept so that the past can be read: a read rolls
+	// the nearest one at or below its revision forward over the log. Ascending;
+	// the first one's revision is the oldest that can be read.
+	checkpoints atomic.Pointer[[]*version]
+}
+
+// Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
+// All methods but Release may be called concurrently.
+type Resource struct {
+	m      *Mirror
+	prefix string
+
+	cur     atomic.Pointer[lineage] // nil while the resource is being loaded
+	changed notifier                // after each publication that touches the resource
+
+	// Guarded by Mirror.mu.
+	refs int
+
+	// Writer's own.
+	owned           bool // somebody claimed it
+	excluded        bool
+	loading         bool
+	generation      int      // counts lineages and attempts at one
+	pending         []Change // arrived while loading
+	missing         int      // entries and events whose value was not kept
+	bytes           int64    // of entries with value
+	sinceCheckpoint int
+}
+
+// Prefix returns the key prefix, which ends with a slash.
+func (r *Resource) Prefix() string { return r.prefix }
+
+// Ready reports whether the resource can be read.
+func (r *Resource) Ready() bool { return r.cur.Load() != nil }
+
+// Snapshot is one revision of a resource. It is immutable, may be read
+// concurrently, and keeps its entries alive for as long as it is held.
+type Snapshot struct {
+	// Rev is the revision of the snapshot: the clock for Latest, what was asked
+	// for At.
+	Rev  Revision
+	tree tree
+	seq  uint64
+	lin  *lineage
+	res  *Resource
+}
+
+// Latest returns the resource at the clock. Cost is O(1), no lock.
+// Errors: ErrNotReady.
+func (r *Resource) Latest() (Snapshot, error) {
+	for {
+		// The clock before the head: all events up to the clock are in any head
+		// that is loaded afterwards.
+		now := r.m.clock.rev.Load()
+		lin := r.cur.Load()
+		if lin == nil || now == 0 {
+			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
+		}
+		v := lin.head.Load()
+		if v.rev > now {
+			// The writer is between publishing the version and moving the clock;
+			// until it has, the version before is the present (I5).
+			if v = v.prev.Load(); v == nil || v.rev > now {
+				continue
+			}
+		}
+		return Snapshot{Rev: now, tree: v.tree, seq: v.seq, lin: lin, res: r}, nil
+	}
+}
+
+// At returns the resource at exactly rev. Cost is O(log n) for the present and
+// O(e log n) for the past, where e <= Options.CheckpointEvents events are rolled
+// forward. Errors: ErrCompacted if rev is below Oldest, ErrFutureRevision if it is
+// above the clock, ErrNotReady.
+func (r *Resource) At(rev Revision) (Snapshot, error) {
+	for {
+		now, err := r.Latest()
+		if err != nil {
+			return Snapshot{}, err
+		}
+		if rev > now.Rev {
+			return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
+		}
+		// The head serves every revision since its own last event.
+		if v := now.lin.head.Load(); rev >= v.rev {
+			return Snapshot{Rev: rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
+		}
+		cps := *now.lin.checkpoints.Load()
+		i, exact := slices.BinarySearchFunc(cps, rev, func(v *version, rev Revision) int { return int(v.rev - rev) })
+		if !exact {
+			i--
+		}
+		if i < 0 {
+			return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, cps[0].rev)
+		}
+		if v, ok := now.lin.roll(cps[i], rev); ok {
+			return Snapshot{Rev: rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
+		}
+		// The window moved past the checkpoint meanwhile: look again.
+	}
+}
+
+// roll applies the events after v up to rev. It reports false if the log has
+// dropped one of them.
+func (l *lineage) roll(v *version, rev Revision) (*version, bool) {
+	end := l.log.End()
+	var edit *btree.Edit[*Entry]
+	seq := v.seq
+	for ; seq < end; seq++ {
+		e := l.log.At(seq)
+		if e == nil {
+			return nil, false
+		}
+		if e.Rev > rev {
+			break
+		}
+		if edit == nil {
+			edit = v.tree.Edit()
+		}
+		if e.Entry != nil {
+			edit.Set(e.Entry)
+		} else {
+			edit.Delete(e.Prev.Key())
+		}
+	}
+	if edit == nil {
+		return &version{rev: rev, tree: v.tree, seq: seq}, true
+	}
+	return &version{rev: rev, tree: edit.Tree(), seq: seq}, true
+}
+
+// Oldest returns the oldest revision that At can serve, and the floor of the log:
+// cursors may start at any revision at or above it. Errors: ErrNotReady.
+func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
+	lin := r.cur.Load()
+	if lin == nil {
+		return 0, 0, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
+	}
+	return (*lin.checkpoints.Load())[0].rev, lin.log.Floor(), nil
+}
+
+// Get returns the entry with the key. Cost is O(log n), no allocation.
+func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
+
+// Runs yields the entries with start <= key < end in key order, leaf by leaf; an
+// empty end means no upper bound. The entries and leaves are shared: do not write
+// to them, except to what is made for readers (Slot, Leaf.Memo).
+func (s Snapshot) Runs(start, end string) iter.Seq[Run] { return s.tree.Runs(start, end) }
+
+// All yields the entries with start <= key < end in key order; an empty end means
+// no upper bound.
+func (s Snapshot) All(start, end string) iter.Seq[*Entry] { return s.tree.All(start, end) }
+
+// Count returns the number of entries with start <= key < end and their stored
+// bytes; an empty end means no upper bound. Cost is O(log n).
+func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
+	return s.tree.Count(start, end)
+}
+
+// notifier wakes everybody who waits for the next change, at once.
+type notifier struct {
+	mu sync.Mutex // leaf
+	ch chan struct{}
+}
+
+// next returns a channel that is closed at the next change. Take it before
+// looking for news, or news may be missed.
+func (n *notifier) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch == nil {
+		n.ch = make(chan struct{})
+	}
+	return n.ch
+}
+
+func (n *notifier) wake() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch != nil {
+		close(n.ch)
+		n.ch = nil
+	}
+}
+
+// WaitReady returns when the resource can be read, or with ctx's error.
+func (r *Resource) WaitReady(ctx context.Context) error {
+	for {
+		ch := r.changed.next()
+		if r.Ready() {
+			return nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.m.ctx.Done():
+			return ErrClosed
+		}
+	}
+}

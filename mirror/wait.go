@@ -1,0 +1,248 @@
+package mirror
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// clock is the published revision and those who wait for it to move.
+type clock struct {
+	rev atomic.Int64
+	// min is the lowest revision anybody waits for, so that the writer takes the
+	// lock only when there is somebody to wake.
+	min atomic.Int64
+
+	mu      sync.Mutex // leaf; guards what follows
+	waiters waiterHeap
+	waiting chan struct{} // closed while somebody waits; replaced when nobody does
+}
+
+type waiter struct {
+	rev   Revision
+	done  chan struct{}
+	index int
+}
+
+func newClock() *clock {
+	c := &clock{waiting: make(chan struct{})}
+	c.min.Store(math.MaxInt64)
+	return c
+}
+
+// publish moves the clock and wakes whoever waited for rev or less. Writer only.
+func (c *clock) publish(rev Revision) {
+	c.rev.Store(rev)
+	if c.min.Load() > rev {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.waiters) > 0 && c.waiters[0].rev <= rev {
+		close(heap.Pop(&c.waiters).(*waiter).done)
+	}
+	c.setMinLocked()
+}
+
+func (c *clock) setMinLocked() {
+	if len(c.waiters) == 0 {
+		c.min.Store(math.MaxInt64)
+		select {
+		case <-c.waiting:
+			c.waiting = make(chan struct{})
+		default:
+		}
+		return
+	}
+	c.min.Store(c.waiters[0].rev)
+	select {
+	case <-c.waiting:
+	default:
+		close(c.waiting)
+	}
+}
+
+// wait returns when the clock has reached rev, or with ctx's error.
+func (c *clock) wait(ctx context.Context, rev Revision) error {
+	if c.rev.Load() >= rev {
+		return nil
+	}
+	w := &waiter{rev: rev, done: make(chan struct{})}
+	c.mu.Lock()
+	heap.Push(&c.waiters, w)
+	c.setMinLocked()
+	// The writer stores rev before it loads min, we store min before we load rev:
+	// one of the two sees the other.
+	if now := c.rev.Load(); now >= rev {
+		heap.Remove(&c.waiters, w.index)
+		c.setMinLocked()
+		c.mu.Unlock()
+		return nil
+	}
+	c.mu.Unlock()
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if w.index < 0 { // woken in the same moment
+			return nil
+		}
+		heap.Remove(&c.waiters, w.index)
+		c.setMinLocked()
+		return ctx.Err()
+	}
+}
+
+// someoneWaits returns a channel that is closed while anybody waits.
+func (c *clock) someoneWaits() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting
+}
+
+type waiterHeap []*waiter
+
+func (h waiterHeap) Len() int           { return len(h) }
+func (h waiterHeap) Less(i, j int) bool { return h[i].rev < h[j].rev }
+func (h waiterHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+func (h *waiterHeap) Push(x any) {
+	w := x.(*waiter)
+	w.index = len(*h)
+	*h = append(*h, w)
+}
+func (h *waiterHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	w.index = -1
+	return w
+}
+
+// Progress is asked for at once, then at growing intervals up to the last, for as
+// long as anybody waits: quickly at first because etcd answers only when the feed
+// is in step, which usually is a matter of a millisecond; 100 ms is KEP-2340's
+// interval.
+const (
+	progressFirst = 2 * time.Millisecond
+	progressLast  = 100 * time.Millisecond
+)
+
+// askForProgress runs until ctx ends.
+func (m *Mirror) askForProgress(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.clock.someoneWaits():
+		}
+		for interval := progressFirst; ; interval = min(2*interval, progressLast) {
+			m.stats.progressRequests.Add(1)
+			if err := m.opts.Source.RequestProgress(ctx); err != nil && ctx.Err() == nil {
+				m.opts.Logger.Debug("progress request failed", "error", err)
+			}
+			timer := time.NewTimer(interval)
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return
+			case <-timer.C:
+			}
+			select {
+			case <-m.clock.someoneWaits():
+				continue
+			default:
+			}
+			break
+		}
+	}
+}
+
+// revisionReads lets concurrent consistent reads share one read of etcd's revision.
+type revisionReads struct {
+	mu   sync.Mutex    // leaf
+	next *revisionRead // the one that readers join; nil if none is due
+	kick chan struct{} // one is due
+}
+
+type revisionRead struct {
+	done   chan struct{}
+	header Header
+	err    error
+}
+
+// Current returns etcd's revision, read linearizably after the call began: at
+// least that of every write acknowledged before (I6). A call that arrives while a
+// read is in flight joins the next one, never the current; a lone call starts its
+// own at once. Cost: one etcd read shared by all callers that wait for it.
+func (m *Mirror) Current(ctx context.Context) (Revision, error) {
+	r := &m.reads
+	r.mu.Lock()
+	if r.next == nil {
+		r.next = &revisionRead{done: make(chan struct{})}
+		select {
+		case r.kick <- struct{}{}:
+		default:
+		}
+	}
+	read := r.next
+	r.mu.Unlock()
+	select {
+	case <-read.done:
+		return read.header.Revision, read.err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-m.ctx.Done():
+		return 0, ErrClosed
+	}
+}
+
+// revisionReadTimeout bounds a read that nobody may be waiting for any more.
+const revisionReadTimeout = 10 * time.Second
+
+// readRevisions makes one read after the other for as long as readers want one,
+// until ctx ends.
+func (m *Mirror) readRevisions(ctx context.Context) {
+	r := &m.reads
+	for {
+		select {
+		case <-r.kick:
+		case <-ctx.Done():
+			return
+		}
+		r.mu.Lock()
+		read := r.next
+		r.next = nil
+		r.mu.Unlock()
+		if read == nil {
+			continue
+		}
+		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
+		m.stats.revisionReads.Add(1)
+		read.header, read.err = m.opts.Source.Current(readCtx)
+		cancel()
+		if read.err != nil {
+			read.err = fmt.Errorf("read current revision: %w", read.err)
+		}
+		close(read.done)
+	}
+}
+
+// Clock returns the published revision: every resource that is ready can be read
+// at it. It is 0 before the first list.
+func (m *Mirror) Clock() Revision { return m.clock.rev.Load() }
+
+// Wait returns when the clock has reached rev, asking etcd for progress meanwhile,
+// or with ctx's error.
+func (m *Mirror) Wait(ctx context.Context, rev Revision) error {
+	return m.clock.wait(ctx, rev)
+}
