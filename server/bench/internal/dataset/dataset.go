@@ -1,0 +1,137 @@
+// Package dataset makes the objects that the engines serve and puts them into etcd as kube-apiserver would have stored them.
+package dataset
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+// contentVersion changes when the objects of the same Spec do, so that a cached etcd directory is not taken for the new content.
+const contentVersion = 1
+
+// Spec says how many objects there are. Equal specs have equal objects.
+type Spec struct {
+	Name       string
+	ConfigMaps int // all in Namespace
+	Pods       int
+	Nodes      int // the pods are spread over as many node names; there are no node objects
+	Namespaces int // the pods are spread over as many namespaces; 1 means Namespace
+}
+
+// ID names the content of the spec; it is usable as a file name.
+func (s Spec) ID() string {
+	return fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces)
+}
+
+// Len is the number of objects.
+func (s Spec) Len() int {
+	namespaces := 1
+	if s.Namespaces > 1 {
+		namespaces += s.Namespaces
+	}
+	return namespaces + s.ConfigMaps + s.Pods
+}
+
+// builders yields a function per object, which makes it. They may be called concurrently; making an object costs far more than drawing
+// its function.
+func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
+	return func(yield func(func() (string, runtime.Object)) bool) {
+		namespaces := []string{Namespace}
+		if s.Namespaces > 1 {
+			for i := range s.Namespaces {
+				namespaces = append(namespaces, PodNamespace(i, s.Namespaces))
+			}
+		}
+		for _, name := range namespaces {
+			if !yield(func() (string, runtime.Object) { return "/registry/namespaces/" + name, namespaceObject(name) }) {
+				return
+			}
+		}
+		for i := range s.ConfigMaps {
+			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), ConfigMap(i, 0) }) {
+				return
+			}
+		}
+		for i := range s.Pods {
+			build := func() (string, runtime.Object) {
+				pod := Pod(i, s.Nodes, s.Namespaces)
+				return PodKey(pod.Namespace, pod.Name), pod
+			}
+			if !yield(build) {
+				return
+			}
+		}
+	}
+}
+
+// putsInFlight is how many puts Fill keeps under way: enough that etcd commits many of them together (a guess).
+const putsInFlight = 128
+
+// Fill puts every object of the spec into etcd, one revision each, and compacts the history that this made. It calls progress, if not
+// nil, about every thousandth object, from several goroutines.
+func Fill(ctx context.Context, client *clientv3.Client, s Spec, progress func(done, total int)) error {
+	work := make(chan func() (string, runtime.Object))
+	var done atomic.Int64
+	g, fillCtx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(work)
+		for build := range s.builders() {
+			select {
+			case work <- build:
+			case <-fillCtx.Done():
+				return context.Cause(fillCtx)
+			}
+		}
+		return nil
+	})
+	for range putsInFlight {
+		g.Go(func() error {
+			for build := range work {
+				key, obj := build()
+				value, err := Encode(obj)
+				if err != nil {
+					return err
+				}
+				if _, err := client.Put(fillCtx, key, string(value)); err != nil {
+					return fmt.Errorf("fill etcd: put %s: %w", key, err)
+				}
+				if n := int(done.Add(1)); progress != nil && n%1000 == 0 {
+					progress(n, s.Len())
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return compact(ctx, client)
+}
+
+// compact drops all history, so that a server which reads history starts from the same place whoever filled etcd.
+func compact(ctx context.Context, client *clientv3.Client) error {
+	latest, err := client.Get(ctx, "/", clientv3.WithCountOnly())
+	if err != nil {
+		return fmt.Errorf("read etcd's revision: %w", err)
+	}
+	if _, err := client.Compact(ctx, latest.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		return fmt.Errorf("compact etcd: %w", err)
+	}
+	return nil
+}
+
+// Count returns how many keys of a resource (for example "configmaps") etcd holds.
+func Count(ctx context.Context, client *clientv3.Client, resource string) (int, error) {
+	response, err := client.Get(ctx, "/registry/"+resource+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return 0, fmt.Errorf("count %s in etcd: %w", resource, err)
+	}
+	return int(response.Count), nil
+}

@@ -1,0 +1,156 @@
+package dataset
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// Namespace holds all ConfigMaps.
+	Namespace = "bench"
+
+	// payloadBytes is the size of the random text in each object.
+	payloadBytes = 1024
+
+	// SentKey is the key in a ConfigMap's data under which StampedConfigMap notes when it was made.
+	SentKey = "sent"
+)
+
+// created is when all objects claim to have been made: the content of an object depends on its index and variant alone.
+var created = metav1.NewTime(time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC))
+
+// ConfigMapName is the name of the ConfigMap with this index.
+func ConfigMapName(index int) string { return fmt.Sprintf("cm-%06d", index) }
+
+// ConfigMapKey is where etcd holds the ConfigMap with this name.
+func ConfigMapKey(name string) string { return "/registry/configmaps/" + Namespace + "/" + name }
+
+// ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no escapes) with the label app=app-(index%100).
+// Another variant of the same index has other data and the same identity.
+func ConfigMap(index, variant int) *corev1.ConfigMap {
+	return NamedConfigMap(ConfigMapName(index), index, variant)
+}
+
+// NamedConfigMap is ConfigMap with a name outside the numbered ones.
+func NamedConfigMap(name string, index, variant int) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			Namespace:         Namespace,
+			UID:               uid("configmap " + name),
+			CreationTimestamp: created,
+			Labels:            map[string]string{"app": fmt.Sprintf("app-%d", index%100)},
+		},
+		Data: map[string]string{"data": text("configmap "+name, variant)},
+	}
+}
+
+// StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey: what a watcher needs to know how long an event
+// was on its way.
+func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
+	cm := ConfigMap(index, variant)
+	cm.Data[SentKey] = fmt.Sprint(sent.UnixNano())
+	return cm
+}
+
+// PodName is the name of the pod with this index.
+func PodName(index int) string { return fmt.Sprintf("pod-%06d", index) }
+
+// PodNamespace is the namespace of the pod with this index when pods are spread over so many namespaces.
+func PodNamespace(index, namespaces int) string {
+	if namespaces <= 1 {
+		return Namespace
+	}
+	return fmt.Sprintf("%s-%03d", Namespace, index%namespaces)
+}
+
+// NodeName is the name of the node that runs the pod with this index when there are so many nodes.
+func NodeName(index, nodes int) string { return fmt.Sprintf("node-%05d", index%nodes) }
+
+// PodKey is where etcd holds a pod.
+func PodKey(namespace, name string) string { return "/registry/pods/" + namespace + "/" + name }
+
+// Pod returns a running pod of one container, with an annotation of 1,024 random bytes.
+func Pod(index, nodes, namespaces int) *corev1.Pod {
+	name, namespace := PodName(index), PodNamespace(index, namespaces)
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			Namespace:         namespace,
+			UID:               uid("pod " + name),
+			CreationTimestamp: created,
+			Labels:            map[string]string{"app": fmt.Sprintf("app-%d", index%100)},
+			Annotations:       map[string]string{"example.com/data": text("pod "+name, 0)},
+		},
+		Spec: corev1.PodSpec{
+			NodeName:           NodeName(index, nodes),
+			ServiceAccountName: "default",
+			Containers: []corev1.Container{{
+				Name:  "main",
+				Image: "registry.example.com/app:v1",
+				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+					corev1.ResourceCPU:    resource.MustParse("100m"),
+					corev1.ResourceMemory: resource.MustParse("128Mi"),
+				}},
+			}},
+		},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: created}},
+			HostIP:     "192.0.2.1",
+			PodIP:      "198.51.100.1",
+			StartTime:  &created,
+		},
+	}
+}
+
+func namespaceObject(name string) *corev1.Namespace {
+	return &corev1.Namespace{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			UID:               uid("namespace " + name),
+			CreationTimestamp: created,
+			Labels:            map[string]string{corev1.LabelMetadataName: name},
+		},
+		Spec:   corev1.NamespaceSpec{Finalizers: []corev1.FinalizerName{corev1.FinalizerKubernetes}},
+		Status: corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
+	}
+}
+
+// source returns the random numbers that belong to a name and a variant.
+func source(name string, variant int) *rand.ChaCha8 {
+	return rand.NewChaCha8(sha256.Sum256(fmt.Appendf(nil, "%s %d", name, variant)))
+}
+
+// uid returns the UID of a named object.
+func uid(name string) types.UID {
+	id, err := uuid.NewRandomFromReader(source("uid of "+name, 0))
+	if err != nil {
+		panic(err) // a ChaCha8 never fails to be read
+	}
+	return types.UID(id.String())
+}
+
+// text returns payloadBytes random letters and digits that belong to a name and a variant.
+func text(name string, variant int) string {
+	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+	random := rand.New(source(name, variant))
+	var b strings.Builder
+	b.Grow(payloadBytes)
+	for range payloadBytes {
+		b.WriteByte(alphabet[random.IntN(len(alphabet))])
+	}
+	return b.String()
+}

@@ -1,0 +1,143 @@
+package target
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// ErrStatus: the server answered with a status that the request did not expect.
+var ErrStatus = errors.New("unexpected status")
+
+// Request is one HTTP request.
+type Request struct {
+	Method      string // "" means GET
+	Path        string // with the query
+	Accept      string // "" means JSON
+	Encoding    string // Accept-Encoding; "" means identity
+	Body        []byte
+	ContentType string // of Body; "" means JSON
+	Status      int    // what the answer must have; 0 means 200
+}
+
+func (r Request) method() string {
+	if r.Method == "" {
+		return http.MethodGet
+	}
+	return r.Method
+}
+
+// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are streams of it.
+type Conn struct {
+	client  http.Client
+	baseURL string
+	header  http.Header
+}
+
+// Dial returns a connection of its own. The caller must Close it.
+func (e *Engine) Dial() *Conn {
+	return &Conn{
+		client: http.Client{Transport: &http.Transport{
+			TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+			ForceAttemptHTTP2:  true,
+			DisableCompression: true, // encodings are asked for, and undone, by who measures them
+		}},
+		baseURL: e.baseURL,
+		header:  http.Header{"Authorization": {"Bearer " + e.credentials.token}, "User-Agent": {"bench"}},
+	}
+}
+
+// DialAll returns n connections of their own.
+func (e *Engine) DialAll(n int) []*Conn {
+	conns := make([]*Conn, n)
+	for i := range conns {
+		conns[i] = e.Dial()
+	}
+	return conns
+}
+
+// CloseAll closes connections.
+func CloseAll(conns []*Conn) {
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+// Close closes the connection once its streams have ended.
+func (c *Conn) Close() { c.client.CloseIdleConnections() }
+
+// Do sends a request and returns the response with its body unread. A status other than the expected one is ErrStatus, with the body quoted.
+func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, r.method(), c.baseURL+r.Path, bytes.NewReader(r.Body))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
+	}
+	if len(r.Body) == 0 {
+		request.Body = nil
+	}
+	header := make(http.Header, 5)
+	for key, values := range c.header {
+		header[key] = values
+	}
+	header["Accept"] = []string{orJSON(r.Accept)}
+	if r.Encoding != "" {
+		header["Accept-Encoding"] = []string{r.Encoding}
+	}
+	if len(r.Body) > 0 {
+		header["Content-Type"] = []string{orJSON(r.ContentType)}
+	}
+	request.Header = header
+
+	response, err := c.client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
+	}
+	want := r.Status
+	if want == 0 {
+		want = http.StatusOK
+	}
+	if response.StatusCode != want || response.ProtoMajor != 2 {
+		defer response.Body.Close()
+		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // what can be read is quoted; the status is the error
+		return nil, fmt.Errorf("%s %s: %w %s over %s: %s", r.method(), r.Path, ErrStatus, response.Status, response.Proto, quoted)
+	}
+	return response, nil
+}
+
+// Body sends a request and returns the body of the answer.
+func (c *Conn) Body(ctx context.Context, r Request) ([]byte, error) {
+	response, err := c.Do(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
+	}
+	return body, nil
+}
+
+// Discard sends a request and reads the answer away.
+func (c *Conn) Discard(ctx context.Context, r Request) error {
+	response, err := c.Do(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		return fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
+	}
+	return nil
+}
+
+func orJSON(mediaType string) string {
+	if mediaType == "" {
+		return "application/json"
+	}
+	return mediaType
+}

@@ -1,0 +1,154 @@
+package target
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/stratakube/strata/server/bench/internal/process"
+)
+
+// EngineSpec says which API server to start.
+type EngineSpec struct {
+	Label       string   // what the table calls it
+	Engine      string   // the value of --engine
+	Binary      string   // the executable
+	Args        []string // further flags
+	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
+}
+
+// Startup is how long an engine took to start, from before its process was made.
+type Startup struct {
+	Ready    time.Duration // until /readyz said so
+	FirstGet time.Duration // until the first object was read
+	CPU      time.Duration // processor time used until then
+}
+
+// Engine is a running API server. The benchmark may use everything in it concurrently.
+type Engine struct {
+	*process.Child
+	Label   string
+	Startup Startup
+
+	baseURL     string
+	credentials *Credentials
+	release     context.CancelFunc // ends the supervision of its memory
+}
+
+// StartEngine runs `binary apiserver` on an etcd and returns when it is ready and has answered a GET for firstGet, a path. Its log goes into
+// logDir.
+func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	child, err := process.Start(process.Spec{
+		Name: spec.Label,
+		Path: spec.Binary,
+		Args: append([]string{
+			"apiserver",
+			"--engine=" + spec.Engine,
+			"--etcd-servers=" + etcd.Endpoint,
+			"--bind-address=127.0.0.1",
+			"--advertise-address=127.0.0.1",
+			"--secure-port=" + fmt.Sprint(port),
+			"--endpoint-reconciler-type=none", // it refuses loopback addresses again and again
+			"--authorization-mode=AlwaysAllow",
+			"--token-auth-file=" + credentials.tokenFile,
+			"--tls-cert-file=" + credentials.certFile,
+			"--tls-private-key-file=" + credentials.keyFile,
+			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-key-file=" + credentials.keyFile,
+			"--service-account-signing-key-file=" + credentials.keyFile,
+			"--service-cluster-ip-range=10.0.0.0/24",
+			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
+		}, spec.Args...),
+		Log: filepath.Join(logDir, spec.Label+".log"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	limitCtx, release := context.WithCancel(context.Background())
+	e := &Engine{
+		Child:       child,
+		Label:       spec.Label,
+		baseURL:     fmt.Sprintf("https://127.0.0.1:%d", port),
+		credentials: credentials,
+		release:     release,
+	}
+	if spec.MemoryLimit > 0 {
+		go e.LimitMemory(limitCtx, spec.MemoryLimit)
+	}
+	if err := e.awaitReady(ctx, began, firstGet); err != nil {
+		e.Stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+// Stop ends the engine and returns when it is gone.
+func (e *Engine) Stop() {
+	e.Child.Stop(stopGrace)
+	e.release()
+}
+
+func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet string) error {
+	conn := e.Dial()
+	defer conn.Close()
+	if err := e.poll(ctx, conn, "/readyz"); err != nil {
+		return err
+	}
+	e.Startup.Ready = time.Since(began)
+	if err := e.poll(ctx, conn, firstGet); err != nil {
+		return err
+	}
+	e.Startup.FirstGet = time.Since(began)
+	var err error
+	e.Startup.CPU, err = e.CPU()
+	return err
+}
+
+// poll asks for a path until it is answered with 200, the engine has ended, or ctx is done.
+func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
+	const interval = 10 * time.Millisecond
+	for {
+		err := conn.Discard(ctx, Request{Path: path})
+		if err == nil {
+			return nil
+		}
+		if ended := e.Ended(); ended != nil {
+			return ended
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer %s: %w (last: %v)", e.Label, path, context.Cause(ctx), err)
+		case <-time.After(interval):
+		}
+	}
+}
+
+// Profile fetches a path below /debug/pprof.
+func (e *Engine) Profile(ctx context.Context, path string) ([]byte, error) {
+	conn := e.Dial()
+	defer conn.Close()
+	body, err := conn.Body(ctx, Request{Path: "/debug/pprof/" + path})
+	if err != nil {
+		return nil, fmt.Errorf("profile of %s: %w", e.Label, err)
+	}
+	return body, nil
+}
+
+// freePort returns a port that nobody listened on a moment ago.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

@@ -1,0 +1,157 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// encodeList returns a list of n ConfigMaps as an API server sends it.
+func encodeList(t *testing.T, n int, mediaType string) []byte {
+	t.Helper()
+	list := &corev1.ConfigMapList{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMapList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: "123"},
+	}
+	for i := range n {
+		list.Items = append(list.Items, corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cm-", i), UID: types.UID(fmt.Sprint("uid-", i)), ResourceVersion: fmt.Sprint(i + 1)},
+			// Data that looks like what is counted, and that makes lengths of one, two and three bytes.
+			Data: map[string]string{"data": `"uid":"` + strings.Repeat("x", i*i)},
+		})
+	}
+	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), mediaType)
+	if !ok {
+		t.Fatalf("no serializer for %s", mediaType)
+	}
+	data, err := runtime.Encode(info.Serializer, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+var formats = map[string]struct {
+	mediaType string
+	read      func(io.Reader) (List, error)
+}{
+	"JSON":     {runtime.ContentTypeJSON, ReadJSONList},
+	"protobuf": {runtime.ContentTypeProtobuf, ReadProtobufList},
+}
+
+func TestListIsCountedHoweverItArrives(t *testing.T) {
+	readers := map[string]func(io.Reader) io.Reader{
+		"whole":      func(r io.Reader) io.Reader { return r },
+		"bytewise":   iotest.OneByteReader,
+		"halves":     iotest.HalfReader,
+		"data+error": iotest.DataErrReader,
+	}
+	for format, f := range formats {
+		for _, n := range []int{0, 1, 200} {
+			body := encodeList(t, n, f.mediaType)
+			for arrival, reader := range readers {
+				t.Run(fmt.Sprintf("%s/%d/%s", format, n, arrival), func(t *testing.T) {
+					got, err := f.read(reader(bytes.NewReader(body)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if want := (List{Objects: n, Bytes: int64(len(body))}); got != want {
+						t.Fatalf("got %+v, want %+v", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestListThatBreaksOffIsAnError(t *testing.T) {
+	failure := errors.New("connection lost")
+	for format, f := range formats {
+		body := encodeList(t, 20, f.mediaType)
+		for _, length := range []int{0, 1, 3, 5, len(body) / 2, len(body) - 10} {
+			if list, err := f.read(bytes.NewReader(body[:length])); err == nil {
+				t.Errorf("%s: %d of %d bytes count as %+v", format, length, len(body), list)
+			}
+			_, err := f.read(io.MultiReader(bytes.NewReader(body[:length]), iotest.ErrReader(failure)))
+			if !errors.Is(err, failure) {
+				t.Errorf("%s: after %d bytes: error %v, want %v", format, length, err, failure)
+			}
+		}
+	}
+}
+
+func TestNoProtobufListIsAnError(t *testing.T) {
+	for name, body := range map[string]string{
+		"JSON":             `{"kind":"ConfigMapList"}`,
+		"absurd length":    "k8s\x00\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+		"field over end":   "k8s\x00\x12\x02\x12\x7f",
+		"foreign wire tag": "k8s\x00\x11\x00",
+	} {
+		if list, err := ReadProtobufList(strings.NewReader(body)); err == nil {
+			t.Errorf("%s counts as %+v", name, list)
+		}
+	}
+}
+
+const (
+	modified = `{"type":"MODIFIED","object":{"kind":"ConfigMap","metadata":{"name":"a","resourceVersion":"41"},"data":{"data":"\"sent\":\"7\"","sent":"1500"}}}` + "\n"
+	bookmark = `{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"42","creationTimestamp":null}}}` + "\n"
+	failed   = `{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410}}` + "\n"
+)
+
+func TestEventsAreReadInOrder(t *testing.T) {
+	for name, reader := range map[string]io.Reader{
+		"whole":    strings.NewReader(modified + bookmark),
+		"bytewise": iotest.OneByteReader(strings.NewReader(modified + bookmark)),
+	} {
+		var got []Event
+		err := ReadJSONEvents(reader, "sent", func(e Event) error { got = append(got, e); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != 2 || got[0] != (Event{"MODIFIED", 41, time.Unix(0, 1500)}) || got[1] != (Event{Type: "BOOKMARK", Revision: 42}) {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+func TestBrokenWatchIsAnError(t *testing.T) {
+	lost := errors.New("connection lost")
+	for name, c := range map[string]struct {
+		body   io.Reader
+		events int
+	}{
+		"error event":     {strings.NewReader(modified + failed), 1},
+		"cut frame":       {strings.NewReader(modified + bookmark[:30]), 1},
+		"connection lost": {io.MultiReader(strings.NewReader(modified), iotest.ErrReader(lost)), 1},
+		"no type":         {strings.NewReader(`{"kind":"Status"}` + "\n"), 0},
+		"no revision":     {strings.NewReader(`{"type":"ADDED","object":{}}` + "\n"), 0},
+		"endless frame":   {strings.NewReader(strings.Repeat("x", maxFrameBytes+1)), 0},
+	} {
+		events := 0
+		err := ReadJSONEvents(c.body, "sent", func(Event) error { events++; return nil })
+		if err == nil || events != c.events {
+			t.Errorf("%s: error %v after %d events, want one after %d", name, err, events, c.events)
+		}
+	}
+}
+
+func TestReaderOfEventsCanStop(t *testing.T) {
+	enough := errors.New("enough")
+	events := 0
+	err := ReadJSONEvents(strings.NewReader(modified+modified), "sent", func(Event) error { events++; return enough })
+	if !errors.Is(err, enough) || events != 1 {
+		t.Fatalf("error %v after %d events", err, events)
+	}
+}
