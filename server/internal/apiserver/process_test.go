@@ -1,0 +1,314 @@
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/internal/embedetcd"
+)
+
+const (
+	// readyTimeout and stopTimeout bound a wait that has failed; a server needs about 4 s and 1 s on two cores.
+	readyTimeout = 2 * time.Minute
+	stopTimeout  = 90 * time.Second // upstream gives requests in flight 60 s
+
+	// serveEnv makes the test binary a server: its arguments are then those of `strata apiserver`.
+	serveEnv = "STRATA_TEST_SERVE"
+
+	adminToken = "admin-token"
+)
+
+// TestMain lets the test binary stand in for the command, so that each server has a process of its own without
+// linking a second binary.
+func TestMain(m *testing.M) {
+	if os.Getenv(serveEnv) == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := Run(ctx, Options{Args: os.Args[1:], Out: os.Stdout}); err != nil {
+		fmt.Fprintln(os.Stderr, "strata:", err)
+		os.Exit(1)
+	}
+}
+
+// startEtcd returns the URL of an empty etcd that lives as long as the test.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	etcd, err := embedetcd.Start(ctx, embedetcd.Config{
+		Dir:           t.TempDir(),
+		ClientURL:     "http://127.0.0.1:0",
+		UnsafeNoFsync: true,
+	})
+	if err != nil {
+		t.Fatalf("start etcd: %v", err)
+	}
+	t.Cleanup(etcd.Close)
+	return etcd.Endpoint()
+}
+
+// minimalFlags returns what a server on etcd cannot do without, but for the port. Files go to dir.
+func minimalFlags(t *testing.T, dir, etcdURL string) []string {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	privateFile := write("sa.key", pem.EncodeToMemory(&pem.Block{
+		Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+	publicFile := write("sa.pub", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}))
+	tokenFile := write("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n"))
+	return []string{
+		"--etcd-servers=" + etcdURL,
+		"--bind-address=127.0.0.1",
+		"--cert-dir=" + dir,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + publicFile,
+		"--service-account-signing-key-file=" + privateFile,
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--authorization-mode=RBAC",
+		"--token-auth-file=" + tokenFile,
+	}
+}
+
+// server is a running `strata apiserver`.
+type server struct {
+	url    string
+	config *rest.Config // system:masters
+	client *http.Client // the same identity, without client-go's rate limit
+}
+
+// startServer starts a server with minimalFlags and more, in a process of its own, and returns when it is ready.
+// When the test ends the server gets SIGTERM and has to exit with code 0.
+func startServer(t *testing.T, etcdURL string, more ...string) *server {
+	t.Helper()
+	dir := t.TempDir()
+	flags := append(minimalFlags(t, dir, etcdURL), more...)
+	// The port is free when it is picked; should another process take it before the server does, pick again.
+	for attempt := 1; ; attempt++ {
+		s, err := startOnPort(t, dir, freePort(t), flags)
+		if err == nil {
+			return s
+		}
+		if attempt == 3 || !strings.Contains(err.Error(), "address already in use") {
+			t.Fatal(err)
+		}
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func startOnPort(t *testing.T, dir string, port int, flags []string) (*server, error) {
+	logPath := filepath.Join(dir, fmt.Sprintf("log-%d", port))
+	log, err := os.Create(logPath)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(os.Args[0], append([]string{fmt.Sprintf("--secure-port=%d", port)}, flags...)...)
+	cmd.Env = append(os.Environ(), serveEnv+"=1")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	exited := make(chan struct{}) // closed after exitErr is written
+	var exitErr error
+	go func() { exitErr = cmd.Wait(); close(exited) }()
+
+	s := &server{url: fmt.Sprintf("https://127.0.0.1:%d", port)}
+	fail := func(format string, args ...any) (*server, error) {
+		_ = cmd.Process.Kill()
+		<-exited
+		return nil, fmt.Errorf("%s\n%s", fmt.Sprintf(format, args...), tail(logPath))
+	}
+	deadline := time.After(readyTimeout)
+	for !s.ready(dir) {
+		select {
+		case <-exited:
+			return fail("server exited before it was ready: %v", exitErr)
+		case <-deadline:
+			return fail("server not ready after %v", readyTimeout)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-exited:
+			if exitErr != nil {
+				t.Errorf("server on SIGTERM: %v, want exit code 0\n%s", exitErr, tail(logPath))
+			}
+		case <-time.After(stopTimeout):
+			_, _ = fail("")
+			t.Errorf("server still running %v after SIGTERM\n%s", stopTimeout, tail(logPath))
+		}
+		if t.Failed() {
+			t.Logf("end of the server's log:\n%s", tail(logPath))
+		}
+	})
+	return s, nil
+}
+
+// ready asks /readyz once. The certificate that it trusts exists from shortly after the start.
+func (s *server) ready(certDir string) bool {
+	if s.client == nil {
+		ca := filepath.Join(certDir, "apiserver.crt")
+		if _, err := os.Stat(ca); err != nil {
+			return false
+		}
+		config := &rest.Config{
+			Host: s.url, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca},
+			QPS: -1, WarningHandler: rest.NoWarnings{},
+		}
+		client, err := rest.HTTPClientFor(config)
+		if err != nil {
+			return false // written in part
+		}
+		s.config, s.client = config, client
+	}
+	resp, err := s.client.Get(s.url + "/readyz")
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// get returns the body at path, which must be answered with 200.
+func (s *server) get(t *testing.T, path string) string {
+	t.Helper()
+	resp, err := s.client.Get(s.url + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s\n%s", path, resp.Status, body)
+	}
+	return string(body)
+}
+
+// tail returns the last lines of a log.
+func tail(path string) string {
+	const maxLines = 40
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var lines []string
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		if lines = append(lines, scan.Text()); len(lines) > maxLines {
+			lines = lines[1:]
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// countingProxy forwards connections to an etcd and counts the open ones.
+type countingProxy struct {
+	url  string
+	open atomic.Int64
+}
+
+// startCountingProxy returns a proxy that lives as long as the test.
+func startCountingProxy(t *testing.T, target string) *countingProxy {
+	t.Helper()
+	u, err := url.Parse(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &countingProxy{url: "http://" + listener.Addr().String()}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		listener.Close()
+		running.Wait()
+	})
+	running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			p.open.Add(1)
+			running.Go(func() {
+				defer p.open.Add(-1)
+				forward(ctx, conn, u.Host)
+			})
+		}
+	})
+	return p
+}
+
+// forward copies between conn and a new connection to address until either end closes or ctx is cancelled.
+func forward(ctx context.Context, conn net.Conn, address string) {
+	defer conn.Close()
+	peer, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	closeBoth := func() { conn.Close(); peer.Close() }
+	defer closeBoth()
+	stop := context.AfterFunc(ctx, closeBoth)
+	defer stop()
+	var copying sync.WaitGroup
+	copying.Go(func() { defer closeBoth(); _, _ = io.Copy(peer, conn) })
+	copying.Go(func() { defer closeBoth(); _, _ = io.Copy(conn, peer) })
+	copying.Wait()
+}
