@@ -3,8 +3,6 @@ package embedetcd
 import (
 	"context"
 	"fmt"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +13,7 @@ import (
 const startTimeout = 2 * time.Minute
 
 // NewCommand returns `strata etcd`, the embedded etcd as a process of its own. It prints one line, "ready <endpoint>", when it serves, and
-// ends cleanly on SIGINT or SIGTERM. It is hidden: it exists for tests and measurements, not for operators.
+// stops cleanly when the context of the command is cancelled. It is hidden: it exists for tests and measurements, not for operators.
 func NewCommand() *cobra.Command {
 	cfg := Config{}
 	verbose := false
@@ -27,8 +25,7 @@ func NewCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
+			ctx := cmd.Context()
 			if verbose {
 				logger, err := zap.NewProduction()
 				if err != nil {

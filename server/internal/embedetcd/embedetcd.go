@@ -47,7 +47,7 @@ const (
 
 // Config says where an etcd keeps its data and how it serves. Only Dir is required.
 type Config struct {
-	// Dir holds the data. It is created with mode 0700, and its mode is set to 0700 if it exists.
+	// Dir holds the data. It is made with mode 0700; if it exists, its mode is set to that when it holds the socket.
 	Dir string
 
 	// ClientURL is what clients connect to: "" for a unix socket that only this user can reach, "http://127.0.0.1:0" for a free
@@ -197,9 +197,6 @@ func (s *Server) lockDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("etcd data directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return fmt.Errorf("etcd data directory: %w", err)
-	}
 	lockPath := filepath.Join(dir, "lock")
 	lock, err := fileutil.TryLockFile(lockPath, os.O_RDWR|os.O_CREATE, 0o600)
 	switch {
@@ -235,6 +232,9 @@ func (s *Server) clientURL(cfg Config) (*url.URL, error) {
 	}
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
+		return nil, fmt.Errorf("etcd data directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o700); err != nil { // whoever reaches the socket reads and writes everything
 		return nil, fmt.Errorf("etcd data directory: %w", err)
 	}
 	path := filepath.Join(dir, "client.sock")

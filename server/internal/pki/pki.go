@@ -101,6 +101,29 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 	return f, nil
 }
 
+// Split returns the certificates and the key in the file at path, each in PEM, for programs that want them apart.
+func Split(path string) (certs, key []byte, err error) {
+	rest, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type == cert.CertificateBlockType {
+			certs = append(certs, pem.EncodeToMemory(block)...)
+		} else {
+			key = append(key, pem.EncodeToMemory(block)...)
+		}
+	}
+	if certs == nil || key == nil {
+		return nil, nil, fmt.Errorf("%s does not hold a certificate and a key", path)
+	}
+	return certs, key, nil
+}
+
 // pair is a certificate with its key.
 type pair struct {
 	cert *x509.Certificate

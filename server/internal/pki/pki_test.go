@@ -221,3 +221,17 @@ func TestMissingCertificateOfTheAuthorityIsWrittenAgain(t *testing.T) {
 		t.Error("ca.crt differs from the authority's certificate")
 	}
 }
+
+func TestSplitPartsWorkTogether(t *testing.T) {
+	f := ensure(t, t.TempDir(), hosts, start)
+	certs, key, err := Split(f.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tls.X509KeyPair(certs, key); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := Split(f.CA); err == nil {
+		t.Error("found a key in a file of certificates")
+	}
+}

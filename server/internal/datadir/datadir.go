@@ -1,0 +1,129 @@
+// Package datadir is the directory in which `strata up` keeps everything: the data of etcd, certificates and keys, the kubeconfig, the log.
+package datadir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+)
+
+const (
+	// EnvVar names the data directory for `strata up` and `strata kubectl` when no flag does.
+	EnvVar = "STRATA_DATA"
+
+	defaultPath = "strata-data"
+
+	// lockName is the file that marks a directory as ours and that the process which uses it holds locked. It holds that process's id.
+	lockName = "strata.lock"
+)
+
+// Default returns the data directory that is used when no flag says otherwise.
+func Default(getenv func(string) string) string {
+	if path := getenv(EnvVar); path != "" {
+		return path
+	}
+	return defaultPath
+}
+
+// Kubeconfig returns the path of the administrator's kubeconfig in a data directory.
+func Kubeconfig(path string) string { return filepath.Join(path, "kubeconfig") }
+
+// Dir is a data directory that this process has locked.
+type Dir struct {
+	// Path is absolute.
+	Path string
+	// New says that Open made the directory, or found it empty.
+	New bool
+
+	lock *fileutil.LockedFile
+}
+
+// Open locks the directory at path, which it makes with mode 0700 if there is none. A directory that holds other things than ours is
+// refused, so that a mistyped path damages nothing. Errors name the path and are complete sentences for a person.
+func Open(path string) (*Dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("data directory %s: %w", path, err)
+	}
+	d := &Dir{Path: abs}
+	entries, err := os.ReadDir(abs)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		d.New = true
+		if err := os.MkdirAll(abs, 0o700); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+	case err != nil:
+		return nil, fmt.Errorf("data directory: %w", err)
+	case len(entries) == 0:
+		d.New = true
+	default:
+		if _, err := os.Stat(d.join(lockName)); errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("data directory %s holds other files and was not made by strata up; choose a new or an empty one with --data-dir", abs)
+		} else if err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+	}
+	d.lock, err = fileutil.TryLockFile(d.join(lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	switch {
+	case errors.Is(err, fileutil.ErrLocked):
+		return nil, fmt.Errorf("data directory %s is in use by another strata up%s", abs, d.holder())
+	case err != nil:
+		return nil, fmt.Errorf("data directory: %w", errors.Unwrap(err))
+	}
+	if err := d.prepare(); err != nil {
+		d.Close()
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	return d, nil
+}
+
+// prepare closes the directory to other users and writes our process id into the lock file, for a person to read.
+func (d *Dir) prepare() error {
+	if err := os.Chmod(d.Path, 0o700); err != nil {
+		return err
+	}
+	if err := d.lock.Truncate(0); err != nil {
+		return err
+	}
+	_, err := d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	return err
+}
+
+// holder returns " (process 123)" if the lock file says who holds it.
+func (d *Dir) holder() string {
+	data, err := os.ReadFile(d.join(lockName))
+	if err != nil {
+		return ""
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", pid)
+}
+
+// Close unlocks the directory. The lock file stays, as the mark that the directory is ours.
+func (d *Dir) Close() error { return d.lock.Close() }
+
+// Etcd returns the directory of the embedded etcd.
+func (d *Dir) Etcd() string { return d.join("etcd") }
+
+// PKI returns the directory of keys and certificates.
+func (d *Dir) PKI() string { return d.join("pki") }
+
+// Kubeconfig returns the path of the administrator's kubeconfig.
+func (d *Dir) Kubeconfig() string { return Kubeconfig(d.Path) }
+
+// ControllersKubeconfig returns the path of the kubeconfig of the controllers.
+func (d *Dir) ControllersKubeconfig() string { return d.join("controllers.kubeconfig") }
+
+// Log returns the path of the log.
+func (d *Dir) Log() string { return d.join("strata.log") }
+
+func (d *Dir) join(name string) string { return filepath.Join(d.Path, name) }

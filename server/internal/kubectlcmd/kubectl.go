@@ -1,0 +1,90 @@
+// Package kubectlcmd is `strata kubectl`: kubectl itself, which finds the kubeconfig that `strata up` wrote.
+package kubectlcmd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
+	"k8s.io/kubectl/pkg/cmd/util"
+
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // the authentication plugins that a kubeconfig may name
+
+	"github.com/stratakube/strata/server/internal/datadir"
+	_ "github.com/stratakube/strata/server/internal/version" // makes `kubectl version` report the release
+)
+
+// NewCommand returns `strata kubectl`. All arguments go to kubectl untouched, and kubectl ends the process itself when it fails, with its
+// own messages and exit codes.
+func NewCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "kubectl ...",
+		Short: "Run kubectl against the control plane of strata up, or any other",
+		// kubectl parses its flags, --help among them.
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if path := kubeconfig(args, os.Getenv); path != "" {
+				// In the environment, so that plugins find it too.
+				if err := os.Setenv(clientcmd.RecommendedConfigPathEnvVar, path); err != nil {
+					return err
+				}
+			}
+			run(args)
+			return nil
+		},
+	}
+}
+
+// run does what kubectl's own main function does, with args after the name of the program.
+func run(args []string) {
+	argv := append([]string{"kubectl"}, args...)
+	if _, err := logs.GlogSetter(kubectl.GetLogVerbosity(argv)); err != nil {
+		util.CheckErr(err)
+	}
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	cmd := kubectl.NewDefaultKubectlCommandWithArgs(kubectl.KubectlOptions{
+		PluginHandler: kubectl.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
+		Arguments:     argv,
+		IOStreams:     streams,
+	})
+	cmd.SetArgs(args)
+	if err := cli.RunNoErrOutput(cmd); err != nil {
+		util.CheckErr(err)
+	}
+}
+
+// kubeconfig returns the path of the kubeconfig of `strata up`, or "" if the arguments or the environment name one, or if there is none:
+// then kubectl looks where it always looks.
+func kubeconfig(args []string, getenv func(string) string) string {
+	if getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
+		return ""
+	}
+	path, err := filepath.Abs(datadir.Kubeconfig(datadir.Default(getenv)))
+	if err != nil {
+		return ""
+	}
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
+// namesKubeconfig says whether args set --kubeconfig. What follows "--" belongs to another program (kubectl exec).
+func namesKubeconfig(args []string) bool {
+	for _, arg := range args {
+		switch {
+		case arg == "--":
+			return false
+		case arg == "--"+clientcmd.RecommendedConfigPathFlag, strings.HasPrefix(arg, "--"+clientcmd.RecommendedConfigPathFlag+"="):
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,149 @@
+package up
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stratakube/strata/server/internal/pki"
+)
+
+const (
+	// serviceRange is kube-apiserver's default for the addresses of services, and serviceIP the first of them, that of the API itself.
+	serviceRange = "10.0.0.0/24"
+	serviceIP    = "10.0.0.1"
+
+	issuer = "https://kubernetes.default.svc.cluster.local"
+)
+
+// address is where the API server listens.
+type address struct {
+	ip   net.IP
+	port int
+}
+
+func (a address) String() string { return net.JoinHostPort(a.ip.String(), strconv.Itoa(a.port)) }
+
+// reserve makes sure that a can be listened on, and returns it with a free port in place of port 0. The API server binds the port seconds
+// later, so that this only finds the common mistake early, before anything has been started.
+func (a address) reserve() (address, error) {
+	l, err := net.Listen("tcp", a.String())
+	if err != nil {
+		return a, fmt.Errorf("cannot serve on %s: %w; choose another address with --bind-address and --secure-port", a, bindCause(err))
+	}
+	defer l.Close()
+	a.port = l.Addr().(*net.TCPAddr).Port
+	return a, nil
+}
+
+// bindCause returns the reason in an error of net.Listen, without the address, which the caller names.
+func bindCause(err error) error {
+	if op, ok := err.(*net.OpError); ok {
+		err = op.Err
+	}
+	if call, ok := err.(*os.SyscallError); ok {
+		err = call.Err
+	}
+	return err
+}
+
+// hosts returns the names and addresses under which clients may reach the API server: those of this host, of the service that pods use, and
+// extra.
+func (a address) hosts(extra []string) []string {
+	hosts := []string{
+		"localhost", "127.0.0.1", "::1",
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", serviceIP,
+	}
+	if name, err := os.Hostname(); err == nil && name != "" {
+		hosts = append(hosts, name)
+	}
+	switch {
+	case a.ip.IsUnspecified():
+		addrs, err := net.InterfaceAddrs()
+		if err != nil {
+			break // the certificate then has the names, and --tls-san can add more
+		}
+		for _, addr := range addrs {
+			if network, ok := addr.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+				hosts = append(hosts, network.IP.String())
+			}
+		}
+	default:
+		hosts = append(hosts, a.ip.String())
+	}
+	return append(hosts, extra...)
+}
+
+// serverFlags returns the command line of `strata apiserver` for this control plane: what up decides, but for flags that extra sets, then
+// extra itself.
+func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string, extra []string) []string {
+	decided := []flag{
+		{"etcd-servers", etcdEndpoint},
+		{"bind-address", a.ip.String()},
+		{"secure-port", strconv.Itoa(a.port)},
+		{"tls-cert-file", files.Serving},
+		{"tls-private-key-file", files.Serving},
+		{"client-ca-file", files.CA},
+		{"requestheader-client-ca-file", files.FrontProxyCA},
+		{"requestheader-allowed-names", pki.FrontProxyUser},
+		{"requestheader-username-headers", "X-Remote-User"},
+		{"requestheader-group-headers", "X-Remote-Group"},
+		{"requestheader-extra-headers-prefix", "X-Remote-Extra-"},
+		{"proxy-client-cert-file", files.FrontProxyClient},
+		{"proxy-client-key-file", files.FrontProxyClient},
+		{"service-account-issuer", issuer},
+		{"service-account-signing-key-file", files.ServiceAccountKey},
+		{"service-account-key-file", files.ServiceAccountKey},
+		{"service-cluster-ip-range", serviceRange},
+		{"authorization-mode", "RBAC"},
+		{"anonymous-auth", "false"},
+		{"allow-privileged", "true"},
+	}
+	if a.ip.IsLoopback() {
+		// Nobody else can reach this server, so that it has no address to tell pods; and without these two flags it does not start on a
+		// host without a default route.
+		decided = append(decided, flag{"advertise-address", "127.0.0.1"}, flag{"endpoint-reconciler-type", "none"})
+	}
+	if engine != "" {
+		decided = append(decided, flag{"engine", engine})
+	}
+	var args []string
+	for _, f := range decided {
+		if !setsFlag(extra, f.name) {
+			args = append(args, "--"+f.name+"="+f.value)
+		}
+	}
+	return append(args, extra...)
+}
+
+type flag struct{ name, value string }
+
+// ownFlags are flags of the API server that up has a flag of its own for, or that make no sense beside an embedded etcd.
+var ownFlags = map[string]string{
+	"bind-address": "give --bind-address before the --",
+	"secure-port":  "give --secure-port before the --",
+	"engine":       "give --engine before the --",
+	"etcd-servers": "to serve an etcd of your own use strata apiserver",
+}
+
+// checkExtra refuses flags after the -- that up has to know about.
+func checkExtra(extra []string) error {
+	for name, advice := range ownFlags {
+		if setsFlag(extra, name) {
+			return fmt.Errorf("--%s cannot be passed on to the API server: %s", name, advice)
+		}
+	}
+	return nil
+}
+
+// setsFlag says whether a command line sets the flag called name. Underscores count as dashes, as they do for kube-apiserver.
+func setsFlag(args []string, name string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		given, isFlag := strings.CutPrefix(arg, "--")
+		given, _, _ = strings.Cut(given, "=")
+		return isFlag && strings.ReplaceAll(given, "_", "-") == name
+	})
+}

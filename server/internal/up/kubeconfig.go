@@ -1,0 +1,87 @@
+package up
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/stratakube/strata/server/internal/atomicfile"
+	"github.com/stratakube/strata/server/internal/pki"
+)
+
+// The names of our entries in a kubeconfig.
+const (
+	clusterName = "strata"
+	contextName = "strata"
+	adminName   = "strata-admin"
+)
+
+// adminKubeconfig writes our cluster, user and context to the kubeconfig at path, with certificates and key inside, so that the file works
+// wherever it is copied. What else is in a file that we wrote before, such as a namespace chosen with kubectl config, stays. A file that
+// somebody else wrote is an error.
+func adminKubeconfig(path, url string, files *pki.Files) error {
+	config, err := ourKubeconfig(path)
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(files.CA)
+	if err != nil {
+		return err
+	}
+	cert, key, err := pki.Split(files.Admin)
+	if err != nil {
+		return err
+	}
+	config.Clusters[clusterName] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca}
+	config.AuthInfos[adminName] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	if config.Contexts[contextName] == nil {
+		config.Contexts[contextName] = clientcmdapi.NewContext()
+	}
+	config.Contexts[contextName].Cluster = clusterName
+	config.Contexts[contextName].AuthInfo = adminName
+	if config.CurrentContext == "" {
+		config.CurrentContext = contextName
+	}
+	return writeKubeconfig(path, config)
+}
+
+// ourKubeconfig returns what the kubeconfig at path holds, or an empty one if there is none. A file without our entries is an error.
+func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
+	config, err := clientcmd.LoadFromFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return clientcmdapi.NewConfig(), nil
+	case err != nil:
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	case config.Clusters[clusterName] == nil || config.AuthInfos[adminName] == nil:
+		return nil, fmt.Errorf("kubeconfig %s was not written by strata up, which will not change it", path)
+	}
+	return config, nil
+}
+
+// controllersKubeconfig writes a kubeconfig for the controllers. It refers to the files, so that renewed certificates are picked up.
+func controllersKubeconfig(path, url string, files *pki.Files) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters[clusterName] = &clientcmdapi.Cluster{Server: url, CertificateAuthority: files.CA}
+	config.AuthInfos[pki.ControllerManagerUser] = &clientcmdapi.AuthInfo{
+		ClientCertificate: files.ControllerManager,
+		ClientKey:         files.ControllerManager,
+	}
+	config.Contexts[contextName] = &clientcmdapi.Context{Cluster: clusterName, AuthInfo: pki.ControllerManagerUser}
+	config.CurrentContext = contextName
+	return writeKubeconfig(path, config)
+}
+
+func writeKubeconfig(path string, config *clientcmdapi.Config) error {
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	if err := atomicfile.Write(path, data); err != nil {
+		return fmt.Errorf("kubeconfig: %w", err)
+	}
+	return nil
+}
