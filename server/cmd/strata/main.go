@@ -10,8 +10,11 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/version"
 )
 
 func main() {
@@ -38,8 +41,24 @@ with the same guarantees as etcd.`,
 	root.AddCommand(
 		untilSignal(apiserver.NewCommand()),
 		newVersionCommand(),
+		embedetcd.NewCommand(),
 	)
+	addVersionFlag(root)
 	return root
+}
+
+// addVersionFlag makes `strata --version` print what `strata version` prints. Cobra gives every command the flags of
+// pflag.CommandLine, where component-base puts a --version of its own; only apiserver, which has it as kube-apiserver
+// does, is to show that one.
+func addVersionFlag(root *cobra.Command) {
+	root.Flags().Bool("version", false, "print the versions and exit")
+	root.Version = version.Get().String()
+	root.SetVersionTemplate("{{.Version}}\n")
+	if f := pflag.CommandLine.Lookup("version"); f != nil {
+		hidden := *f
+		hidden.Hidden = true
+		root.PersistentFlags().AddFlag(&hidden)
+	}
 }
 
 // untilSignal makes cmd run in a context that the first SIGINT or SIGTERM cancels. After that signals have their

@@ -41,14 +41,15 @@ const (
 )
 
 // TestMain lets the test binary stand in for the command, so that each server has a process of its own without
-// linking a second binary.
+// linking a second binary. The process prints its URL when it is ready.
 func TestMain(m *testing.M) {
 	if os.Getenv(serveEnv) == "" {
 		os.Exit(m.Run())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := Run(ctx, Options{Args: os.Args[1:], Out: os.Stdout}); err != nil {
+	onReady := func(info Info) { fmt.Println(info.URL) }
+	if err := Run(ctx, Options{Args: os.Args[1:], OnReady: onReady}); err != nil {
 		fmt.Fprintln(os.Stderr, "strata:", err)
 		os.Exit(1)
 	}
@@ -121,14 +122,33 @@ func startServer(t *testing.T, etcdURL string, more ...string) *server {
 	flags := append(minimalFlags(t, dir, etcdURL), more...)
 	// The port is free when it is picked; should another process take it before the server does, pick again.
 	for attempt := 1; ; attempt++ {
-		s, err := startOnPort(t, dir, freePort(t), flags)
-		if err == nil {
-			return s
-		}
-		if attempt == 3 || !strings.Contains(err.Error(), "address already in use") {
-			t.Fatal(err)
+		p := startProcess(t, dir, append(flags, fmt.Sprintf("--secure-port=%d", freePort(t)))...)
+		select {
+		case url := <-p.ready:
+			t.Cleanup(func() { p.requireCleanStop(t) })
+			return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
+		case <-p.exited:
+			if attempt < 3 && strings.Contains(p.log(), "address already in use") {
+				continue
+			}
+			t.Fatalf("server ended before it was ready: %v\n%s", p.err, p.log())
+		case <-time.After(readyTimeout):
+			t.Fatalf("server not ready after %v\n%s", readyTimeout, p.log())
 		}
 	}
+}
+
+func newServer(t *testing.T, url, caFile string) *server {
+	t.Helper()
+	config := &rest.Config{
+		Host: url, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: caFile},
+		QPS: -1, WarningHandler: rest.NoWarnings{},
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &server{url: url, config: config, client: client}
 }
 
 func freePort(t *testing.T) int {
@@ -141,80 +161,80 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func startOnPort(t *testing.T, dir string, port int, flags []string) (*server, error) {
-	logPath := filepath.Join(dir, fmt.Sprintf("log-%d", port))
-	log, err := os.Create(logPath)
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd := exec.Command(os.Args[0], append([]string{fmt.Sprintf("--secure-port=%d", port)}, flags...)...)
-	cmd.Env = append(os.Environ(), serveEnv+"=1")
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	exited := make(chan struct{}) // closed after exitErr is written
-	var exitErr error
-	go func() { exitErr = cmd.Wait(); close(exited) }()
-
-	s := &server{url: fmt.Sprintf("https://127.0.0.1:%d", port)}
-	fail := func(format string, args ...any) (*server, error) {
-		_ = cmd.Process.Kill()
-		<-exited
-		return nil, fmt.Errorf("%s\n%s", fmt.Sprintf(format, args...), tail(logPath))
-	}
-	deadline := time.After(readyTimeout)
-	for !s.ready(dir) {
-		select {
-		case <-exited:
-			return fail("server exited before it was ready: %v", exitErr)
-		case <-deadline:
-			return fail("server not ready after %v", readyTimeout)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-exited:
-			if exitErr != nil {
-				t.Errorf("server on SIGTERM: %v, want exit code 0\n%s", exitErr, tail(logPath))
-			}
-		case <-time.After(stopTimeout):
-			_, _ = fail("")
-			t.Errorf("server still running %v after SIGTERM\n%s", stopTimeout, tail(logPath))
-		}
-		if t.Failed() {
-			t.Logf("end of the server's log:\n%s", tail(logPath))
-		}
-	})
-	return s, nil
+// process is this test binary running as a server.
+type process struct {
+	cmd     *exec.Cmd
+	logPath string
+	ready   chan string   // receives the URL once
+	exited  chan struct{} // closed when the process has ended and err is set
+	err     error
 }
 
-// ready asks /readyz once. The certificate that it trusts exists from shortly after the start.
-func (s *server) ready(certDir string) bool {
-	if s.client == nil {
-		ca := filepath.Join(certDir, "apiserver.crt")
-		if _, err := os.Stat(ca); err != nil {
-			return false
-		}
-		config := &rest.Config{
-			Host: s.url, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca},
-			QPS: -1, WarningHandler: rest.NoWarnings{},
-		}
-		client, err := rest.HTTPClientFor(config)
-		if err != nil {
-			return false // written in part
-		}
-		s.config, s.client = config, client
-	}
-	resp, err := s.client.Get(s.url + "/readyz")
+// startProcess runs Run with flags in a process that ends with the test at the latest. Its log goes to dir.
+func startProcess(t *testing.T, dir string, flags ...string) *process {
+	t.Helper()
+	log, err := os.CreateTemp(dir, "log")
 	if err != nil {
-		return false
+		t.Fatal(err)
 	}
-	resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
+	defer log.Close()
+	p := &process{
+		cmd:     exec.Command(os.Args[0], flags...),
+		logPath: log.Name(),
+		ready:   make(chan string, 1),
+		exited:  make(chan struct{}),
+	}
+	p.cmd.Env = append(os.Environ(), serveEnv+"=1")
+	p.cmd.Stderr = log
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for scan := bufio.NewScanner(stdout); scan.Scan(); {
+			select {
+			case p.ready <- scan.Text():
+			default:
+			}
+		}
+		p.err = p.cmd.Wait()
+		close(p.exited)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+	})
+	return p
+}
+
+// requireCleanStop sends SIGTERM and fails the test unless the process then exits with code 0.
+func (p *process) requireCleanStop(t *testing.T) {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.exited:
+		if p.err != nil {
+			t.Errorf("after SIGTERM: %v, want exit code 0", p.err)
+		}
+	case <-time.After(stopTimeout):
+		t.Errorf("still running %v after SIGTERM", stopTimeout)
+	}
+	if t.Failed() {
+		t.Logf("end of the server's log:\n%s", p.log())
+	}
+}
+
+// log returns the last lines that the process has logged.
+func (p *process) log() string {
+	const maxLines = 40
+	all, err := os.ReadFile(p.logPath)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(all)), "\n")
+	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")
 }
 
 // get returns the body at path, which must be answered with 200.
@@ -233,23 +253,6 @@ func (s *server) get(t *testing.T, path string) string {
 		t.Fatalf("%s: %s\n%s", path, resp.Status, body)
 	}
 	return string(body)
-}
-
-// tail returns the last lines of a log.
-func tail(path string) string {
-	const maxLines = 40
-	f, err := os.Open(path)
-	if err != nil {
-		return err.Error()
-	}
-	defer f.Close()
-	var lines []string
-	for scan := bufio.NewScanner(f); scan.Scan(); {
-		if lines = append(lines, scan.Text()); len(lines) > maxLines {
-			lines = lines[1:]
-		}
-	}
-	return strings.Join(lines, "\n")
 }
 
 // countingProxy forwards connections to an etcd and counts the open ones.

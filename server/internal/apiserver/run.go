@@ -56,6 +56,19 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 	klog.InfoS("Starting", "version", componentversion.Get(), "engine", s.engine,
 		"GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOMEMLIMIT", os.Getenv("GOMEMLIMIT"))
 
+	// An egress selector may lead to an etcd that this process cannot reach by itself.
+	if completed.EgressSelector == nil || completed.EgressSelector.ConfigFile == "" {
+		reaching, cancel := context.WithTimeout(ctx, etcdPatience)
+		err := awaitEtcd(reaching, completed.Etcd)
+		cancel()
+		if ctx.Err() != nil {
+			return nil // asked to stop before there was anything to serve
+		}
+		if err != nil {
+			return err
+		}
+	}
+
 	config, err := app.NewConfig(completed)
 	if listener := completed.SecureServing.Listener; listener != nil {
 		defer listener.Close() // serving closes it too; this is for errors before that

@@ -1,0 +1,98 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// etcdPatience is how long a server waits for an etcd that starts at the same time: upstream's dial timeout, after
+	// which its first storage gives up.
+	etcdPatience = 20 * time.Second
+	// etcdRetry is the pause between two attempts; a guess.
+	etcdRetry = 250 * time.Millisecond
+)
+
+// awaitEtcd returns nil when each etcd that the options name, overrides included, has a server that answers. When ctx
+// ends first, the error says which one does not and why (refused, wrong certificate); what upstream would report
+// instead is "context deadline exceeded".
+func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
+	clusters := [][]string{etcd.StorageConfig.Transport.ServerList}
+	overrides, err := genericoptions.ParseEtcdServersOverrides(etcd.EtcdServersOverrides)
+	if err != nil {
+		return err
+	}
+	for _, o := range overrides {
+		clusters = append(clusters, o.Servers)
+	}
+	for _, servers := range clusters {
+		t := etcd.StorageConfig.Transport
+		t.ServerList = servers
+		if err := awaitServers(ctx, t); err != nil {
+			return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(servers, ","), err)
+		}
+	}
+	return nil
+}
+
+// awaitServers returns nil when one of the servers answers, whatever it answers.
+func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
+	tlsConfig, err := clientTLS(t)
+	if err != nil {
+		return err
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: t.ServerList, TLS: tlsConfig, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	health := healthpb.NewHealthClient(client.ActiveConnection())
+
+	var last error
+	err = wait.PollUntilContextCancel(ctx, etcdRetry, true, func(ctx context.Context) (bool, error) {
+		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{})
+		switch status.Code(err) {
+		case codes.Unavailable:
+			if last == nil {
+				klog.InfoS("Waiting for etcd", "servers", t.ServerList, "err", err)
+			}
+			last = fmt.Errorf("%s", status.Convert(err).Message())
+			return false, nil
+		case codes.DeadlineExceeded, codes.Canceled:
+			return false, nil
+		default:
+			return true, nil // not every server has a health service; a refusal is an answer
+		}
+	})
+	if err != nil && last != nil {
+		return last
+	}
+	return err
+}
+
+// clientTLS returns nil when the flags name no file.
+func clientTLS(t storagebackend.TransportConfig) (*tls.Config, error) {
+	if t.CertFile == "" && t.KeyFile == "" && t.TrustedCAFile == "" {
+		return nil, nil
+	}
+	info := transport.TLSInfo{CertFile: t.CertFile, KeyFile: t.KeyFile, TrustedCAFile: t.TrustedCAFile}
+	config, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("etcd client certificate: %w", err)
+	}
+	return config, nil
+}

@@ -1,0 +1,90 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+)
+
+func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
+	o := genericoptions.NewEtcdOptions(&storagebackend.Config{})
+	o.StorageConfig.Transport.ServerList = servers
+	return o
+}
+
+// deadURL returns a URL whose port nobody listens on.
+func deadURL(t *testing.T) string { return fmt.Sprintf("http://127.0.0.1:%d", freePort(t)) }
+
+func TestEtcdThatAnswersIsEnough(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	live := startEtcd(t)
+	if err := awaitEtcd(ctx, etcdOptions(live)); err != nil {
+		t.Errorf("one live server: %v", err)
+	}
+	if err := awaitEtcd(ctx, etcdOptions(deadURL(t), live)); err != nil {
+		t.Errorf("one dead and one live server: %v", err)
+	}
+}
+
+func TestEtcdThatIsAwayIsNamedWithTheReason(t *testing.T) {
+	dead := deadURL(t)
+	withOverride := etcdOptions(startEtcd(t))
+	withOverride.EtcdServersOverrides = []string{"/events#" + dead}
+	for name, options := range map[string]*genericoptions.EtcdOptions{
+		"all resources": etcdOptions(dead),
+		"an override":   withOverride,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+			defer cancel()
+			err := awaitEtcd(ctx, options)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range []string{dead, "connection refused"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not contain %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestUnreadableEtcdCertificateIsAnError(t *testing.T) {
+	options := etcdOptions("https://127.0.0.1:1")
+	options.StorageConfig.Transport.TrustedCAFile = "testdata/there-is-no-such-file"
+	if err := awaitEtcd(context.Background(), options); err == nil || !strings.Contains(err.Error(), "there-is-no-such-file") {
+		t.Errorf("error %v does not name the file", err)
+	}
+}
+
+// A port in use ends the process with one line, before anything is written to etcd.
+func TestPortInUse(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	dir := t.TempDir()
+	flags := append(minimalFlags(t, dir, startEtcd(t)), fmt.Sprintf("--secure-port=%d", taken.Addr().(*net.TCPAddr).Port))
+	p := startProcess(t, dir, flags...)
+	select {
+	case <-p.exited:
+	case <-time.After(readyTimeout):
+		t.Fatalf("still running\n%s", p.log())
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	lines := strings.Split(p.log(), "\n")
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, "address already in use") {
+		t.Errorf("last line %q, want strata: ... address already in use", last)
+	}
+}
