@@ -49,7 +49,7 @@ func (m *Mirror) adopt(r *Resource, exclude bool) {
 func (m *Mirror) drop(r *Resource) {
 	r.excluded = true
 	rev := m.clock.rev.Load()
-	r.begin(r.found(nil, rev), eventlog.New[Event](rev))
+	r.begin(newLineage(r.found(nil, rev), eventlog.New[Event](rev)))
 }
 
 // abandon is the writer's half of the last Release.
@@ -71,16 +71,25 @@ func (m *Mirror) abandon(r *Resource) {
 	}
 	rev := m.clock.rev.Load()
 	r.bytes = 0
-	r.begin(r.found(entries, rev), eventlog.New[Event](rev))
+	r.begin(newLineage(r.found(entries, rev), eventlog.New[Event](rev)))
 }
 
 // carve moves the keys of r, with their history, out of the resource that has
-// held them so far. The parent's past still contains them until it leaves the
-// window; only its present changes. Writer only.
+// held them so far. The past of the root, which nobody can read, still contains
+// them until it leaves the window; any other parent loses its past. Writer only.
 func (m *Mirror) carve(parent, r *Resource) {
 	start, end := r.prefix, prefixEnd(r.prefix)
 	from := parent.cur.Load()
-	cut := func(t tree) tree { return btree.Build(slices.Collect(t.All(start, end))) }
+	cut := func(t tree) tree {
+		var entries []*Entry
+		for e := range t.All(start, end) {
+			// A resource below r, carved earlier, may still be in the parent's past.
+			if m.route(e.Key()) == r {
+				entries = append(entries, e)
+			}
+		}
+		return btree.Build(entries)
+	}
 
 	oldest := (*from.checkpoints.Load())[0]
 	base := &version{rev: oldest.rev, tree: cut(oldest.tree)}
@@ -88,7 +97,7 @@ func (m *Mirror) carve(parent, r *Resource) {
 	log := eventlog.New[Event](from.log.Floor())
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
 		e := from.log.At(seq)
-		if k := e.Key(); k < start || k >= end {
+		if k := e.Key(); k < start || k >= end || m.route(k) != r {
 			continue
 		}
 		log.Append(e)
@@ -118,15 +127,25 @@ func (m *Mirror) carve(parent, r *Resource) {
 			parent.missing--
 		}
 	}
-	from.head.Store(&version{rev: present.rev, tree: edit.Tree(), seq: present.seq})
+	rest := &version{rev: present.rev, tree: edit.Tree(), seq: present.seq}
+	if parent.prefix == m.opts.Prefix {
+		from.head.Store(rest)
+	} else {
+		rest.rev, rest.seq = m.clock.rev.Load(), 0
+		parent.begin(newLineage(rest, eventlog.New[Event](rest.rev)))
+		parent.missing = 0
+		for e := range rest.tree.All("", "") {
+			if !e.hasValue() {
+				parent.missing++
+			}
+		}
+	}
 
 	r.loading = false
 	r.generation++
-	lin := &lineage{log: log}
+	lin := newLineage(base, log)
 	lin.head.Store(head)
-	lin.checkpoints.Store(&[]*version{base})
-	r.cur.Store(lin)
-	r.changed.wake()
+	r.begin(lin)
 }
 
 // diverged abandons a resource whose feed contradicts what is held, and lists it anew.
@@ -143,7 +162,7 @@ func (m *Mirror) reload(r *Resource) {
 	if old := r.cur.Swap(nil); old != nil {
 		old.log.Abandon()
 	}
-	r.loading, r.pending = true, nil
+	r.loading, r.pending, r.bytes, r.missing = true, nil, 0, 0
 	r.generation++
 	r.changed.wake()
 	generation := r.generation
@@ -175,10 +194,11 @@ func (m *Mirror) reload(r *Resource) {
 // install begins a lineage with a list and applies what has arrived since.
 func (m *Mirror) install(r *Resource, l loadedList) {
 	entries := slices.DeleteFunc(l.entries, func(e *Entry) bool { return m.route(e.Key()) != r })
-	pending := r.pending
+	// What was claimed meanwhile lists for itself.
+	pending := slices.DeleteFunc(r.pending, func(c Change) bool { return m.route(string(c.Key)) != r })
 	v := r.found(entries, l.header.Revision)
-	r.begin(v, eventlog.New[Event](v.rev))
-	t := &txn{r: r, lin: r.cur.Load(), edit: v.tree.Edit()}
+	lin := newLineage(v, eventlog.New[Event](v.rev))
+	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
 	for i := range pending {
 		c := &pending[i]
 		if c.ModRevision <= v.rev {
@@ -190,7 +210,9 @@ func (m *Mirror) install(r *Resource, l loadedList) {
 		}
 	}
 	if len(t.events) > 0 {
-		m.touched = append(m.touched, t)
+		t.commit()
+		m.account(t, m.clock.rev.Load())
 	}
-	m.commit(m.clock.rev.Load())
+	// Only now: a reader takes the lineage for complete up to the clock (I8).
+	r.begin(lin)
 }

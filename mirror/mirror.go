@@ -276,7 +276,7 @@ func (m *Mirror) installAll(l loadedList) {
 		versions[r] = r.found(parts[r], l.header.Revision)
 	}
 	for r, v := range versions {
-		r.begin(v, eventlog.New[Event](v.rev))
+		r.begin(newLineage(v, eventlog.New[Event](v.rev)))
 	}
 	m.clock.publish(l.header.Revision)
 	for r := range versions {
@@ -305,11 +305,15 @@ func (r *Resource) found(entries []*Entry, rev Revision) *version {
 	return &version{rev: rev, tree: btree.Build(entries)}
 }
 
-// begin replaces the resource's lineage; cursors on the one before learn of it.
-func (r *Resource) begin(v *version, log *eventLog) {
+func newLineage(v *version, log *eventLog) *lineage {
 	lin := &lineage{log: log}
 	lin.head.Store(v)
 	lin.checkpoints.Store(&[]*version{v})
+	return lin
+}
+
+// begin replaces the resource's lineage; cursors on the one before learn of it.
+func (r *Resource) begin(lin *lineage) {
 	r.sinceCheckpoint = 0
 	if old := r.cur.Swap(lin); old != nil {
 		old.log.Abandon()
@@ -444,26 +448,29 @@ func (m *Mirror) txn(r *Resource) *txn {
 
 // commit publishes what the batch in hand did, and moves the clock to through.
 func (m *Mirror) commit(through Revision) {
-	var history int64
 	for _, t := range m.touched {
 		t.commit()
-		for _, e := range t.events {
-			history += e.historyBytes()
-		}
-		m.stats.events.Add(int64(len(t.events)))
 	}
 	if through > m.clock.rev.Load() {
 		m.clock.publish(through)
 	}
-	if history > 0 {
-		m.window.took(through, history, time.Now())
-		m.stats.historyBytes.Store(m.window.taken - m.window.cut)
-	}
 	for _, t := range m.touched {
 		t.r.changed.wake()
+		m.account(t, through)
 	}
 	clear(m.touched)
 	m.touched = m.touched[:0]
+}
+
+// account adds what t put into its log to the history that is held.
+func (m *Mirror) account(t *txn, through Revision) {
+	var history int64
+	for _, e := range t.events {
+		history += e.historyBytes()
+	}
+	m.window.took(through, history, time.Now())
+	m.stats.historyBytes.Store(m.window.taken - m.window.cut)
+	m.stats.events.Add(int64(len(t.events)))
 }
 
 // add checks a change against what is held and adds it (D1 of the design: etcd's

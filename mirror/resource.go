@@ -123,11 +123,11 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 		if rev > now.Rev {
 			return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
 		}
+		cps := *now.lin.checkpoints.Load()
 		// The head serves every revision since its own last event.
-		if v := now.lin.head.Load(); rev >= v.rev {
+		if v := now.lin.head.Load(); rev >= v.rev && rev >= cps[0].rev {
 			return Snapshot{Rev: rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
 		}
-		cps := *now.lin.checkpoints.Load()
 		i, exact := slices.BinarySearchFunc(cps, rev, func(v *version, rev Revision) int { return int(v.rev - rev) })
 		if !exact {
 			i--
