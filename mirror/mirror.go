@@ -34,12 +34,13 @@ type Mirror struct {
 		resources  map[string]*Resource
 		commands   []func() // for the writer, in order
 	}
-	kick chan struct{} // there are commands
+	kick    chan struct{} // there are commands
+	restart chan error    // the feed must not be followed any further
+	cluster atomic.Uint64 // that is mirrored, 0 before the first list
 
 	// Writer's own.
 	byPrefix map[string]*Resource
 	window   window
-	cluster  uint64
 	touched  []*txn
 }
 
@@ -53,7 +54,7 @@ func New(opts Options) (*Mirror, error) {
 		return nil, errors.New("mirror: no source")
 	}
 	opts.setDefaults()
-	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
+	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan error, 1), byPrefix: map[string]*Resource{}}
 	m.reads.kick = make(chan struct{}, 1)
 	m.window.Window = opts.Window
 	m.mu.resources = map[string]*Resource{}
@@ -230,11 +231,15 @@ func (m *Mirror) session(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	if m.cluster != 0 && (l.header.ClusterID != m.cluster || l.header.Revision < m.clock.rev.Load()) {
+	if c := m.cluster.Load(); c != 0 && (l.header.ClusterID != c || l.header.Revision < m.clock.rev.Load()) {
 		m.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", m.opts.Prefix,
 			"revision", l.header.Revision, "was", m.clock.rev.Load())
 		m.compacted.Store(0)
 		m.stats.compacted.Store(0)
+	}
+	select {
+	case <-m.restart: // about what was before this list
+	default:
 	}
 	m.installAll(l)
 	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
@@ -266,7 +271,7 @@ func (m *Mirror) installAll(l loadedList) {
 		r := m.route(e.Key())
 		parts[r] = append(parts[r], e)
 	}
-	m.cluster = l.header.ClusterID
+	m.cluster.Store(l.header.ClusterID)
 	m.window.marks = nil
 	m.window.cut = m.window.taken
 	// Build everything, then swap everything, then move the clock: readers wait
@@ -353,7 +358,7 @@ func (m *Mirror) follow(ctx context.Context) error {
 	defer cancel()
 	batches := make(chan Batch)
 	ended := make(chan error, 1)
-	after := Header{ClusterID: m.cluster, Revision: m.clock.rev.Load()}
+	after := Header{ClusterID: m.cluster.Load(), Revision: m.clock.rev.Load()}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -379,6 +384,8 @@ func (m *Mirror) follow(ctx context.Context) error {
 			m.obey()
 		case <-trim.C:
 		case err := <-ended:
+			return err
+		case err := <-m.restart:
 			return err
 		}
 		if rev := m.window.due(time.Now()); rev > 0 {

@@ -228,8 +228,16 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 		}
 		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
 		m.stats.revisionReads.Add(1)
+		before, cluster := m.clock.rev.Load(), m.cluster.Load()
 		read.header, read.err = m.opts.Source.Current(readCtx)
 		cancel()
+		if read.err == nil && cluster != 0 && (read.header.ClusterID != cluster || read.header.Revision < before) {
+			read.err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, read.header.Revision, before)
+			select {
+			case m.restart <- read.err:
+			default:
+			}
+		}
 		if read.err != nil {
 			read.err = fmt.Errorf("read current revision: %w", read.err)
 		}

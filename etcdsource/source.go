@@ -1,0 +1,186 @@
+// Package etcdsource reads etcd for a mirror: pages at one revision, one watch on
+// the whole prefix, progress, and the linearizable revision.
+package etcdsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// Page sizes. etcd counts the whole rest of the range for every page, so few
+// large pages are cheap; pageBytes bounds what one response holds in memory at
+// both ends. The number of keys adapts to the values seen.
+const (
+	firstPageKeys = 500
+	maxPageKeys   = 10_000
+	pageBytes     = 8 << 20
+)
+
+// Source implements mirror.Source on an etcd client, which it does not own. It may
+// be used concurrently; its one Watch has a gRPC stream of its own, so that
+// progress requests reach no other watch of the client and wait for none.
+type Source struct {
+	client *clientv3.Client
+	stream metadata.MD
+	probe  string
+}
+
+var _ mirror.Source = (*Source)(nil)
+
+// New returns a source on the client. The name tells streams of several sources on
+// one client apart; etcd shares a stream among watches with equal metadata
+// (KEP-2340). Revisions are read with a Get of probe, a key that need not exist.
+func New(client *clientv3.Client, name, probe string) *Source {
+	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe}
+}
+
+// streamContext marks the calls that belong to the feed's gRPC stream. The member
+// ends the stream when it has lost its leader, instead of going silent.
+func (s *Source) streamContext(ctx context.Context) context.Context {
+	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.stream))
+}
+
+// List implements mirror.Source. The next page is fetched while the caller works
+// on the one before.
+func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type fetched struct {
+		resp *clientv3.GetResponse
+		err  error
+	}
+	pages := make(chan fetched)
+	go func() {
+		defer close(pages)
+		key, rev, limit := prefix, at, int64(firstPageKeys)
+		end := clientv3.GetPrefixRangeEnd(prefix)
+		for {
+			resp, err := s.client.Get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(rev))
+			select {
+			case pages <- fetched{resp, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil || !resp.More || len(resp.Kvs) == 0 {
+				return
+			}
+			if rev == 0 {
+				rev = resp.Header.Revision // every page is of the first one's revision
+			}
+			key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+			limit = nextLimit(limit, resp.Kvs)
+		}
+	}()
+	header := mirror.Header{Revision: at}
+	for p := range pages {
+		if p.err != nil {
+			return mirror.Header{}, fmt.Errorf("list %s: %w", prefix, translate(p.err))
+		}
+		if header.ClusterID == 0 {
+			header.ClusterID = p.resp.Header.ClusterId
+			if at == 0 {
+				header.Revision = p.resp.Header.Revision
+			}
+		}
+		kvs := make([]mirror.KV, len(p.resp.Kvs))
+		for i, kv := range p.resp.Kvs {
+			kvs[i] = fromKV(kv)
+		}
+		if err := page(kvs); err != nil {
+			return mirror.Header{}, err
+		}
+	}
+	return header, ctx.Err()
+}
+
+// nextLimit aims at pages of pageBytes, judging by the last one, and at most
+// doubles.
+func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
+	bytes := 1
+	for _, kv := range kvs {
+		bytes += len(kv.Key) + len(kv.Value)
+	}
+	return max(1, min(2*limit, int64(pageBytes)*int64(len(kvs))/int64(bytes), maxPageKeys))
+}
+
+func fromKV(kv *mvccpb.KeyValue) mirror.KV {
+	return mirror.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
+}
+
+// Watch implements mirror.Source. It asks for no previous values: the mirror holds
+// them (k/k#130939). etcd never splits a revision over two responses but by
+// fragmenting one, and the client joins fragments; so each response is a batch of
+// complete revisions.
+func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	responses := s.client.Watch(s.streamContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(after.Revision+1),
+		clientv3.WithFragment(), clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
+	through := after.Revision
+	for resp := range responses {
+		if err := resp.Err(); err != nil {
+			return fmt.Errorf("watch %s after %d: %w", prefix, through, translate(err))
+		}
+		if resp.Header.ClusterId != after.ClusterID {
+			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, after.ClusterID)
+		}
+		if resp.Created {
+			// A member may lag behind what another one has told; but the revision of
+			// the member's own answer is no older than this only if it has caught up.
+			continue
+		}
+		b := mirror.Batch{Through: through}
+		if len(resp.Events) == 0 {
+			if !resp.IsProgressNotify() {
+				continue
+			}
+			b.Through = max(through, resp.Header.Revision)
+		}
+		for _, e := range resp.Events {
+			b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
+			b.Through = max(b.Through, e.Kv.ModRevision)
+		}
+		through = b.Through
+		if err := deliver(b); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return errors.New("etcd closed the watch")
+}
+
+// RequestProgress implements mirror.Source.
+func (s *Source) RequestProgress(ctx context.Context) error {
+	return s.client.RequestProgress(s.streamContext(ctx))
+}
+
+// Current implements mirror.Source.
+func (s *Source) Current(ctx context.Context) (mirror.Header, error) {
+	resp, err := s.client.Get(ctx, s.probe, clientv3.WithCountOnly())
+	if err != nil {
+		return mirror.Header{}, translate(err)
+	}
+	return mirror.Header{ClusterID: resp.Header.ClusterId, Revision: resp.Header.Revision}, nil
+}
+
+// translate maps etcd's errors to the mirror's where the mirror acts on them.
+func translate(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrCompacted):
+		return fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
+	case errors.Is(err, rpctypes.ErrFutureRev):
+		// A revision that etcd has told before and does not have now.
+		return fmt.Errorf("%w: %w", mirror.ErrRestored, err)
+	}
+	return err
+}
