@@ -1,0 +1,86 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/tracing"
+)
+
+// Timeouts of the connection to etcd, as kube-apiserver has them: a dead member is
+// noticed within 40 s, and slow TLS handshakes succeed.
+const (
+	keepaliveTime    = 30 * time.Second
+	keepaliveTimeout = 10 * time.Second
+	dialTimeout      = 20 * time.Second
+)
+
+// newClient connects to etcd and returns when a connection is up, or an error after
+// dialTimeout. The client serves all resources: writes, reads of the present, and
+// the feed.
+func newClient(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
+	cfg := clientv3.Config{
+		Endpoints:            c.ServerList,
+		DialTimeout:          dialTimeout,
+		DialKeepAliveTime:    keepaliveTime,
+		DialKeepAliveTimeout: keepaliveTimeout,
+		DialOptions:          []grpc.DialOption{grpc.WithBlock()}, //nolint:staticcheck // a client without a connection is of no use here
+		Logger:               zap.NewNop(),                        // what matters is returned or logged by us
+	}
+	if c.CertFile != "" || c.KeyFile != "" || c.TrustedCAFile != "" {
+		info := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
+		tlsConfig, err := info.ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("etcd client certificates: %w", err)
+		}
+		cfg.TLS = tlsConfig
+	}
+	if c.EgressLookup != nil {
+		dial, err := c.EgressLookup(egressselector.Etcd.AsNetworkContext())
+		if err != nil {
+			return nil, fmt.Errorf("egress to etcd: %w", err)
+		}
+		if dial != nil {
+			cfg.DialOptions = append(cfg.DialOptions, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+				if strings.Contains(addr, "//") {
+					u, err := url.Parse(addr)
+					if err != nil {
+						return nil, err
+					}
+					addr = u.Host
+				}
+				return dial(ctx, "tcp", addr)
+			}))
+		}
+	}
+	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.APIServerTracing) && c.TracerProvider != nil {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithStatsHandler(otelgrpc.NewClientHandler(
+			otelgrpc.WithMessageEvents(otelgrpc.ReceivedEvents, otelgrpc.SentEvents),
+			otelgrpc.WithPropagators(tracing.Propagators()),
+			otelgrpc.WithTracerProvider(c.TracerProvider),
+		)))
+	}
+	client, err := kubernetes.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(c.ServerList, ","), err)
+	}
+	// A request's time in etcd is part of its latency record.
+	client.KV = etcd3.NewETCDLatencyTracker(client.KV)
+	return client, nil
+}

@@ -1,0 +1,202 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// cluster is what all storages of one etcd cluster and prefix share.
+type cluster struct {
+	opts   Options
+	prefix string // of every key, with a slash at both ends
+	client *kubernetes.Client
+	// mirror is nil if the servers cannot feed one; every storage then reads from
+	// etcd, as the one clear line in the log says.
+	mirror    *mirror.Mirror
+	compactor etcd3.Compactor // nil if compaction is off
+
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// clusterKey is equal for configs that can share a cluster.
+func clusterKey(c *storagebackend.ConfigForResource) string {
+	t := c.Transport
+	return strings.Join(append([]string{keyPrefix(c.Prefix), t.CertFile, t.KeyFile, t.TrustedCAFile}, t.ServerList...), "\x00")
+}
+
+func keyPrefix(prefix string) string {
+	p := path.Join("/", prefix)
+	if !strings.HasSuffix(p, "/") {
+		p += "/"
+	}
+	return p
+}
+
+func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluster, error) {
+	client, err := newClient(config.Transport)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &cluster{opts: opts, prefix: keyPrefix(config.Prefix), client: client, cancel: cancel}
+	if err := c.start(ctx, config.CompactionInterval, config.EventsHistoryWindow); err != nil {
+		c.close()
+		return nil, err
+	}
+	if interval := config.DBMetricPollInterval; interval > 0 {
+		c.wg.Go(func() { c.monitorSize(ctx, interval) })
+	}
+	return c, nil
+}
+
+// start begins to mirror and to compact.
+func (c *cluster) start(ctx context.Context, compactionInterval, eventsHistory time.Duration) error {
+	probe := c.prefix + "strata-probe" // a key that never exists
+	err := etcdsource.Probe(ctx, c.client.Client, probe)
+	switch {
+	case errors.Is(err, etcdsource.ErrUnsupported):
+		c.opts.Logger.Warn("etcd is read directly, nothing is served from memory", "endpoints", c.client.Endpoints(), "reason", err.Error())
+	case err != nil:
+		c.opts.Logger.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", c.client.Endpoints(), "reason", err.Error())
+	}
+	if compactionInterval > 0 {
+		compactor := etcd3.StartCompactorPerEndpoint(c.client.Client, compactionInterval)
+		c.compactor = compactor
+		context.AfterFunc(ctx, compactor.Stop)
+	}
+	if errors.Is(err, etcdsource.ErrUnsupported) {
+		return nil
+	}
+	window := c.opts.Window
+	if window == (mirror.Window{}) {
+		window = mirror.DefaultWindow
+	}
+	window.MaxAge = max(window.MaxAge, eventsHistory)
+	c.mirror, err = mirror.New(mirror.Options{
+		Prefix: c.prefix,
+		Source: etcdsource.New(c.client.Client, "feed", probe),
+		Window: window,
+		Logger: c.opts.Logger,
+	})
+	return err
+}
+
+// close ends everything and waits for it.
+func (c *cluster) close() {
+	c.cancel()
+	if c.mirror != nil {
+		c.mirror.Close()
+	}
+	c.wg.Wait()
+	_ = c.client.Close()
+}
+
+// monitorSize keeps the gauges of etcd's database sizes.
+func (c *cluster) monitorSize(ctx context.Context, interval time.Duration) {
+	wait.JitterUntilWithContext(ctx, func(ctx context.Context) {
+		for _, endpoint := range c.client.Endpoints() {
+			ctx, cancel := context.WithTimeout(ctx, interval)
+			size := int64(-1)
+			if status, err := c.client.Status(ctx, endpoint); err == nil {
+				size = status.DbSize
+			}
+			cancel()
+			etcdmetrics.UpdateEtcdDbSize(endpoint, size)
+		}
+	}, interval, 0.5, true)
+}
+
+// newStore makes a storage for a resource; see Engine.Decorator.
+func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
+	transformer := config.Transformer
+	if transformer == nil {
+		transformer = identity.NewEncryptCheckTransformer()
+	}
+	return c.open(StoreConfig{
+		Codec:          config.Codec,
+		GroupResource:  config.GroupResource,
+		ResourcePrefix: resourcePrefix,
+		NewFunc:        newFunc,
+		NewListFunc:    newListFunc,
+		GetAttrs:       getAttrs,
+		Transformer:    transformer,
+		Leases:         config.LeaseManagerConfig,
+		Uncached:       uncached,
+	})
+}
+
+// StoreConfig describes one storage: one resource in one served version.
+type StoreConfig struct {
+	Codec          runtime.Codec
+	GroupResource  groupResource
+	ResourcePrefix string // begins with a slash
+	NewFunc        func() runtime.Object
+	NewListFunc    func() runtime.Object
+	GetAttrs       storage.AttrFunc
+	Transformer    transformer
+	Leases         etcd3.LeaseManagerConfig
+	Uncached       bool // serve from etcd, keep nothing in memory
+}
+
+func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc, error) {
+	versioner := storage.APIObjectVersioner{}
+	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
+	transformer := cfg.Transformer
+	unsafeDelete := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
+	if unsafeDelete {
+		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
+		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
+	}
+	etcd, err := etcd3.New(c.client, c.compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
+		cfg.GroupResource, transformer, cfg.Leases, decoder, versioner)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+	}
+	var raw storage.Interface = etcd
+	if unsafeDelete {
+		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
+	}
+	var once sync.Once
+	if c.mirror == nil {
+		return raw, func() { once.Do(etcd.Close) }, nil
+	}
+	resource, err := c.claim(cfg)
+	if err != nil {
+		etcd.Close()
+		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+	}
+	if cfg.Uncached {
+		return raw, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
+	}
+	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete))
+	return s, func() { once.Do(func() { s.stop(); etcd.Close() }) }, nil
+}
+
+func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
+	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
+	if cfg.Uncached {
+		return c.mirror.Exclude(prefix)
+	}
+	return c.mirror.Claim(prefix)
+}

@@ -1,0 +1,80 @@
+package kubestorage
+
+import (
+	"bytes"
+	"io"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// sharedObject is an object that many watchers read and nobody writes. It is
+// encoded once per encoder for all of them.
+type sharedObject struct {
+	metav1.Object // the object's metadata, for reading
+	obj           runtime.Object
+
+	mu        sync.Mutex
+	encodings map[runtime.Identifier]*encoding
+}
+
+type encoding struct {
+	once sync.Once
+	data []byte
+	err  error
+}
+
+// share wraps obj, which must not be written from now on.
+func share(obj runtime.Object) runtime.Object {
+	m, ok := obj.(metav1.Object)
+	if !ok {
+		// Types that only give access to their metadata.
+		acc, ok := obj.(metav1.ObjectMetaAccessor)
+		if !ok {
+			return obj
+		}
+		m = acc.GetObjectMeta()
+	}
+	return &sharedObject{Object: m, obj: obj}
+}
+
+// CacheEncode implements runtime.CacheableObject.
+func (s *sharedObject) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
+	s.mu.Lock()
+	e := s.encodings[id]
+	if e == nil {
+		e = &encoding{}
+		if s.encodings == nil {
+			s.encodings = map[runtime.Identifier]*encoding{}
+		}
+		s.encodings[id] = e
+	}
+	s.mu.Unlock()
+	e.once.Do(func() {
+		var buf bytes.Buffer
+		e.err = encode(s.GetObject(), &buf) // encoders may write to what they encode
+		e.data = buf.Bytes()
+	})
+	if e.err != nil {
+		return e.err
+	}
+	if splice, ok := w.(runtime.Splice); ok {
+		splice.Splice(e.data)
+		return nil
+	}
+	_, err := w.Write(e.data)
+	return err
+}
+
+// GetObject implements runtime.CacheableObject: a copy that belongs to the caller.
+func (s *sharedObject) GetObject() runtime.Object { return s.obj.DeepCopyObject() }
+
+// GetObjectKind implements runtime.Object.
+func (s *sharedObject) GetObjectKind() schema.ObjectKind { return s.obj.GetObjectKind() }
+
+// DeepCopyObject implements runtime.Object.
+func (s *sharedObject) DeepCopyObject() runtime.Object { return s.obj.DeepCopyObject() }
+
+var _ runtime.CacheableObject = (*sharedObject)(nil)

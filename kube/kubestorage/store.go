@@ -1,0 +1,292 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// Store is a storage.Interface on one resource of a mirror. Writes go to etcd
+// through upstream's store, reads and watches are answered from memory.
+type Store struct {
+	etcd storage.Interface // upstream's store: writes, and what memory cannot answer
+
+	mirror         *mirror.Mirror
+	resource       *mirror.Resource
+	view           *view
+	pathPrefix     string // of every key in etcd, with a slash at both ends
+	resourcePrefix string
+	newFunc        func() runtime.Object
+	versioner      storage.Versioner
+	group          groupResource
+
+	created time.Time
+	ctx     context.Context // ends when the store is destroyed
+	cancel  context.CancelFunc
+	watches sync.WaitGroup
+}
+
+var _ storage.Interface = (*Store)(nil)
+
+func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
+	s := &Store{
+		etcd:           etcd,
+		mirror:         c.mirror,
+		resource:       r,
+		view:           v,
+		pathPrefix:     c.prefix,
+		resourcePrefix: cfg.ResourcePrefix,
+		newFunc:        cfg.NewFunc,
+		versioner:      storage.APIObjectVersioner{},
+		group:          cfg.GroupResource,
+		created:        time.Now(),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// stop ends all watches and gives the resource back.
+func (s *Store) stop() {
+	s.cancel()
+	s.watches.Wait()
+	s.view.slot.Close()
+	s.resource.Release()
+}
+
+// prepareKey turns a key of storage.Interface into one of etcd.
+func (s *Store) prepareKey(key string, recursive bool) (string, error) {
+	key, err := storage.PrepareKey(s.resourcePrefix, key, recursive)
+	if err != nil {
+		return "", err
+	}
+	if key[0] == '/' {
+		key = key[1:]
+	}
+	return s.pathPrefix + key, nil
+}
+
+// Versioner implements storage.Interface.
+func (s *Store) Versioner() storage.Versioner { return s.versioner }
+
+// Create implements storage.Interface.
+func (s *Store) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	return s.etcd.Create(ctx, key, obj, out, ttl)
+}
+
+// Delete implements storage.Interface. The object in memory is the suggestion
+// that saves a read.
+func (s *Store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validateDeletion storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
+	var suggestion runtime.Object
+	if !opts.IgnoreStoreReadError {
+		suggestion = s.suggestion(ctx, key)
+	}
+	return s.etcd.Delete(ctx, key, out, preconditions, validateDeletion, suggestion, opts)
+}
+
+// GuaranteedUpdate implements storage.Interface. The object in memory is the
+// suggestion, so that an update without a conflict costs one etcd transaction.
+func (s *Store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
+	return s.etcd.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, s.suggestion(ctx, key))
+}
+
+// suggestion returns the object in memory, decoded for the caller alone by the
+// codec that will encode it again, or nil if there is none that can be decoded:
+// then etcd is read, and reports what is wrong.
+func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
+	key, err := s.prepareKey(key, false)
+	if err != nil {
+		return nil
+	}
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return nil
+	}
+	e, ok := snap.Get(key)
+	if !ok {
+		return nil
+	}
+	obj, err := s.view.decode(ctx, e, e.ModRevision())
+	if err != nil {
+		klog.FromContext(ctx).V(4).Info("Object in memory cannot be decoded, reading etcd", "key", key, "err", err)
+		return nil
+	}
+	return obj
+}
+
+// Stats implements storage.Interface: the number of objects in memory and, if the
+// gate SizeBasedListCostEstimate is on, their average stored size.
+func (s *Store) Stats(ctx context.Context) (storage.Stats, error) {
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return s.etcd.Stats(ctx)
+	}
+	n, bytes := snap.Count("", "")
+	stats := storage.Stats{ObjectCount: int64(n)}
+	if n > 0 && utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate) {
+		stats.EstimatedAverageObjectSizeBytes = bytes / int64(n)
+	}
+	return stats, nil
+}
+
+// EnableResourceSizeEstimation implements storage.Interface. Sizes are known here.
+func (s *Store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
+
+// ReadinessCheck implements storage.Interface.
+func (s *Store) ReadinessCheck() error {
+	if !s.resource.Ready() {
+		return storage.ErrStorageNotReady
+	}
+	return nil
+}
+
+// RequestWatchProgress implements storage.Interface.
+func (s *Store) RequestWatchProgress(ctx context.Context) error {
+	return s.etcd.RequestWatchProgress(ctx)
+}
+
+// GetCurrentResourceVersion implements storage.Interface, with a read of etcd that
+// all concurrent callers share.
+func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
+	rev, err := s.mirror.Current(ctx)
+	return uint64(rev), err
+}
+
+// CompactRevision implements storage.Interface.
+func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
+
+// followCompaction lets the mirror forget what etcd was compacted to.
+func (s *Store) followCompaction() {
+	if rev := s.etcd.CompactRevision(); rev > s.mirror.Compacted() {
+		s.mirror.Compact(rev)
+	}
+}
+
+// notReady is the answer to a read that has to wait until the resource is loaded
+// (KEP-4568): 429 with a pause that grows from 1 to 30 s.
+func (s *Store) notReady() error {
+	pause := math.Min(30, math.Max(1, math.Exp(0.06*time.Since(s.created).Seconds())))
+	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause))
+}
+
+// Waits for the mirror to catch up.
+const (
+	// freshWait bounds the wait of a read for the revision it needs, as in upstream.
+	freshWait = 3 * time.Second
+	// getWait bounds it for a GET of one key, which may go to etcd instead:
+	// deletions, updates and leader elections read before they write.
+	getWait = 250 * time.Millisecond
+	// tooHighRetrySeconds is the pause that a client is told with 504.
+	tooHighRetrySeconds = 1
+)
+
+// waitFor returns when rev can be read, and 504 "Too large resource version" when
+// it cannot be within freshWait.
+func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
+	if s.mirror.Clock() >= rev {
+		return nil
+	}
+	waitCtx, cancel := context.WithTimeout(ctx, freshWait)
+	defer cancel()
+	err := s.mirror.Wait(waitCtx, rev)
+	if err != nil && ctx.Err() == nil {
+		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Clock()), tooHighRetrySeconds)
+	}
+	return err
+}
+
+// consistent returns when the mirror has seen every write that was acknowledged
+// before the call (I6).
+func (s *Store) consistent(ctx context.Context) error {
+	rev, err := s.mirror.Current(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.waitFor(ctx, rev)
+	if storage.IsTooLargeResourceVersion(err) {
+		// Not the client's doing, and not to be passed on to etcd: that would
+		// multiply an outage (KEP-2340, k/k#138494).
+		return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
+	}
+	return err
+}
+
+// Get implements storage.Interface. Without a resource version the answer is
+// linearizable.
+func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	etcdKey, err := s.prepareKey(key, false)
+	if err != nil {
+		return err
+	}
+	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	if !s.resource.Ready() {
+		return s.etcd.Get(ctx, key, opts, out)
+	}
+	if opts.ResourceVersion == "" {
+		waitCtx, cancel := context.WithTimeout(ctx, getWait)
+		current, err := s.mirror.Current(waitCtx)
+		if err == nil {
+			err = s.mirror.Wait(waitCtx, current)
+		}
+		cancel()
+		if err != nil {
+			return s.etcd.Get(ctx, key, opts, out)
+		}
+	} else if err := s.waitFor(ctx, mirror.Revision(rev)); err != nil {
+		return err
+	}
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return s.etcd.Get(ctx, key, opts, out)
+	}
+	e, ok := snap.Get(etcdKey)
+	if !ok {
+		if opts.IgnoreNotFound {
+			return runtime.SetZeroValue(out)
+		}
+		return storage.NewKeyNotFoundError(etcdKey, snap.Rev)
+	}
+	if err := s.view.decodeInto(ctx, e, out); err != nil {
+		// Upstream's store words the error, and may have better luck.
+		return s.etcd.Get(ctx, key, opts, out)
+	}
+	return nil
+}
+
+// errorWatch is a watch that reports an error and ends.
+func errorWatch(err error) watch.Interface {
+	w := &staticWatch{events: make(chan watch.Event, 1)}
+	w.events <- errorEvent(err)
+	close(w.events)
+	return w
+}
+
+type staticWatch struct{ events chan watch.Event }
+
+func (w *staticWatch) ResultChan() <-chan watch.Event { return w.events }
+func (w *staticWatch) Stop()                          {}
+
+func errorEvent(err error) watch.Event {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		status = apierrors.NewInternalError(err)
+	}
+	st := status.Status()
+	return watch.Event{Type: watch.Error, Object: &st}
+}

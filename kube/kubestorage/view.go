@@ -1,0 +1,262 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+type (
+	groupResource = schema.GroupResource
+	transformer   = value.Transformer
+)
+
+// view is one served version of one resource: how entries become objects, and the
+// slot under which what was learned about them is kept. Nothing is decoded before
+// somebody reads it, and readers of different entries never wait for each other
+// (I9). All methods may be called concurrently.
+type view struct {
+	resource    groupResource
+	transformer transformer
+	decoder     etcd3.Decoder
+	newFunc     func() runtime.Object
+	getAttrs    storage.AttrFunc
+	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt
+	// objects instead of the first.
+	unsafeDelete bool
+
+	slot   *mirror.Slot
+	events eventCache
+}
+
+func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool) *view {
+	return &view{
+		resource:     cfg.GroupResource,
+		transformer:  t,
+		decoder:      d,
+		newFunc:      cfg.NewFunc,
+		getAttrs:     cfg.GetAttrs,
+		unsafeDelete: unsafeDelete,
+		slot:         &mirror.Slot{},
+	}
+}
+
+// data returns the entry's value as it was before encryption. It may share memory
+// with the entry: do not write to it.
+func (v *view) data(ctx context.Context, e *mirror.Entry) ([]byte, error) {
+	data, _, err := v.transformer.TransformFromStorage(ctx, e.Value(), value.DefaultContext(e.Key()))
+	if err != nil {
+		return nil, storage.NewInternalError(fmt.Errorf("unable to transform key %q: %w", e.Key(), err))
+	}
+	return data, nil
+}
+
+// decode returns the entry's object, which belongs to the caller, with the
+// resource version rev.
+func (v *view) decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	data, err := v.data(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	obj, err := v.decoder.DecodeListItem(ctx, data, uint64(rev), v.newFunc)
+	if err != nil {
+		v.undecodable()
+		return nil, err
+	}
+	return obj, nil
+}
+
+// decodeInto is decode into an object of the caller.
+func (v *view) decodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
+	data, err := v.data(ctx, e)
+	if err != nil {
+		return err
+	}
+	if err := v.decoder.Decode(data, out, e.ModRevision()); err != nil {
+		v.undecodable()
+		return err
+	}
+	return nil
+}
+
+func (v *view) undecodable() { etcdmetrics.RecordDecodeError(v.resource) }
+
+// attrs returns the entry's labels and fields, decoding it if nobody has before.
+// An entry that cannot be decoded is tried again by the next reader.
+func (v *view) attrs(ctx context.Context, e *mirror.Entry) (*attrs, error) {
+	if a, ok := e.Memo(v.slot).(*attrs); ok {
+		return a, nil
+	}
+	obj, err := v.decode(ctx, e, e.ModRevision())
+	if err != nil {
+		return nil, err
+	}
+	return v.learn(e, obj)
+}
+
+// learn keeps the attributes of an entry that was decoded.
+func (v *view) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
+	if a, ok := e.Memo(v.slot).(*attrs); ok {
+		return a, nil
+	}
+	l, f, err := v.getAttrs(obj)
+	if err != nil {
+		return nil, err
+	}
+	a := newAttrs(l, f)
+	e.SwapMemo(v.slot, nil, a)
+	return a, nil
+}
+
+// selector decides which objects a request is about.
+type selector struct {
+	view  *view
+	pred  storage.SelectionPredicate
+	all   bool // every object matches
+	shard bool // the object itself decides, not only its attributes
+}
+
+func (v *view) selector(pred storage.SelectionPredicate) selector {
+	s := selector{view: v, pred: pred}
+	s.shard = pred.ShardSelector != nil && !pred.ShardSelector.Empty()
+	s.all = !s.shard && (pred.Label == nil || pred.Label.Empty()) && (pred.Field == nil || pred.Field.Empty())
+	return s
+}
+
+// matches reports whether the entry's object is selected. The error is that of
+// decoding it; without a selector nothing is decoded.
+func (s *selector) matches(ctx context.Context, e *mirror.Entry) (bool, error) {
+	if s.all {
+		return true, nil
+	}
+	if s.shard {
+		obj, err := s.view.decode(ctx, e, e.ModRevision())
+		if err != nil {
+			return false, err
+		}
+		if ok, err := s.pred.MatchesSharding(obj); err != nil || !ok {
+			return false, err
+		}
+	}
+	a, err := s.view.attrs(ctx, e)
+	if err != nil {
+		return false, err
+	}
+	return (s.pred.Label == nil || s.pred.Label.Matches(a.labels)) && (s.pred.Field == nil || s.pred.Field.Matches(a.fields)), nil
+}
+
+// decodeTimeout bounds one decryption or conversion on behalf of a watcher.
+const decodeTimeout = 10 * time.Second
+
+// eventObjects are the objects of one event, each decoded once for all watchers.
+type eventObjects struct {
+	current, deleted lazyObject
+	bytes            int64
+}
+
+// lazyObject is decoded by whoever asks first; the others wait for that. A failure
+// is forgotten, so that a later caller tries again.
+type lazyObject struct {
+	mu  sync.Mutex
+	obj runtime.Object
+}
+
+func (l *lazyObject) get(decode func() (runtime.Object, error)) (runtime.Object, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.obj == nil {
+		obj, err := decode()
+		if err != nil {
+			return nil, err
+		}
+		l.obj = share(obj)
+	}
+	return l.obj, nil
+}
+
+// added returns the object after the event, shared by all watchers.
+func (v *view) added(ev *mirror.Event) (runtime.Object, error) {
+	return v.eventObjects(ev).current.get(func() (runtime.Object, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), decodeTimeout)
+		defer cancel()
+		obj, err := v.decode(ctx, ev.Entry, ev.Rev)
+		if err == nil {
+			_, err = v.learn(ev.Entry, obj)
+		}
+		return obj, err
+	})
+}
+
+// deleted returns the object before the event with the revision of the event, as a
+// DELETED carries it, shared by all watchers.
+func (v *view) deleted(ev *mirror.Event) (runtime.Object, error) {
+	return v.eventObjects(ev).deleted.get(func() (runtime.Object, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), decodeTimeout)
+		defer cancel()
+		return v.decode(ctx, ev.Prev, ev.Rev)
+	})
+}
+
+func (v *view) eventObjects(ev *mirror.Event) *eventObjects {
+	for {
+		if o, ok := ev.Memo(v.slot).(*eventObjects); ok {
+			return o
+		}
+		o := &eventObjects{bytes: 1024}
+		if ev.Entry != nil {
+			o.bytes += ev.Entry.Size()
+		}
+		if ev.Prev != nil {
+			o.bytes += ev.Prev.Size()
+		}
+		if ev.SwapMemo(v.slot, nil, o) {
+			v.events.add(v.slot, ev, o)
+			return o
+		}
+	}
+}
+
+// eventCache bounds the decoded objects of events that are kept for the next
+// watcher: those of the newest events, within eventCacheBytes of stored size (the
+// objects and their encodings are a few times larger). A watcher that is further
+// behind decodes again.
+type eventCache struct {
+	mu    sync.Mutex
+	ring  [256]cachedEvent
+	first int // the oldest
+	n     int
+	bytes int64
+}
+
+const eventCacheBytes = 4 << 20
+
+type cachedEvent struct {
+	ev *mirror.Event
+	o  *eventObjects
+}
+
+func (c *eventCache) add(slot *mirror.Slot, ev *mirror.Event, o *eventObjects) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.n > 0 && (c.n == len(c.ring) || c.bytes+o.bytes > eventCacheBytes) {
+		old := &c.ring[c.first]
+		old.ev.SwapMemo(slot, old.o, nil)
+		c.bytes -= old.o.bytes
+		*old = cachedEvent{}
+		c.first = (c.first + 1) % len(c.ring)
+		c.n--
+	}
+	c.ring[(c.first+c.n)%len(c.ring)] = cachedEvent{ev, o}
+	c.n++
+	c.bytes += o.bytes
+}

@@ -1,0 +1,341 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+const (
+	// resultBuffer is the capacity of a watch's channel: enough that a consumer on
+	// another processor is not woken for each event, small because every watch has one.
+	resultBuffer = 10
+	// readAhead is how many events a watcher takes from the log at once.
+	readAhead = 64
+
+	// bookmarkInterval is how often a watcher that wants bookmarks gets one, with
+	// up to a quarter more so that they do not come all at once (KEP-956).
+	bookmarkInterval = time.Minute
+	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
+	bookmarkLead = 2 * time.Second
+
+	// undecodableFor bounds the time for which a watcher waits for an event that
+	// cannot be decrypted or converted, for example because a KMS is down.
+	undecodableFor = 30 * time.Second
+)
+
+// Watch implements storage.Interface. Initial events are a snapshot, everything
+// after it a cursor on the resource's log: there is no queue, and a slow watcher
+// holds nobody up. It may fall behind as far as the window reaches, then it gets
+// 410. Errors that upstream reports as an event are events here.
+func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	prefix, err := s.prepareKey(key, opts.Recursive)
+	if err != nil {
+		return nil, err
+	}
+	if !utilfeature.DefaultFeatureGate.Enabled(features.WatchList) {
+		opts.SendInitialEvents = nil
+	}
+	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	if !s.resource.Ready() {
+		return nil, s.notReady()
+	}
+	w := &watcher{
+		store:     s,
+		start:     prefix,
+		end:       after(prefix),
+		selector:  s.view.selector(opts.Predicate),
+		bookmarks: opts.Predicate.AllowWatchBookmarks,
+		result:    make(chan watch.Event, resultBuffer),
+	}
+	if !opts.Recursive {
+		w.end = prefix + "\x00"
+	}
+	if err := w.begin(ctx, int64(rev), opts); err != nil {
+		if errors.Is(err, mirror.ErrNotReady) {
+			return nil, s.notReady()
+		}
+		return errorWatch(s.expired(err)), nil
+	}
+	w.ctx, w.cancel = context.WithCancel(ctx)
+	if s.ctx.Err() != nil {
+		w.cancel()
+		return nil, s.notReady()
+	}
+	stop := context.AfterFunc(s.ctx, w.cancel)
+	s.watches.Go(func() {
+		defer stop()
+		w.run()
+	})
+	return w, nil
+}
+
+// expired words the error of a cursor that has left the window.
+func (s *Store) expired(err error) error {
+	if errors.Is(err, mirror.ErrCompacted) {
+		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %v", err))
+	}
+	return err
+}
+
+// watcher is one watch: a snapshot to send first, if any, and a cursor.
+type watcher struct {
+	store      *Store
+	start, end string // the keys watched
+	selector   selector
+	bookmarks  bool
+
+	initial   *mirror.Snapshot // to be sent first
+	endOfList bool             // a bookmark closes the initial events
+	cursor    *mirror.Cursor
+	ctx       context.Context
+	cancel    context.CancelFunc
+	result    chan watch.Event
+	deadline  time.Time // of the request, zero if it has none
+	nextMark  time.Time // when a bookmark is due, zero if none will be
+}
+
+// begin finds the place in history where the watch starts, waiting for it if it has
+// to (KEP-2340, second table).
+func (w *watcher) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
+	s := w.store
+	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
+	switch {
+	case opts.ResourceVersion == "" && stream:
+		// Only what happens from now on, as etcd counts now.
+		if rev, err = s.mirror.Current(ctx); err != nil {
+			return err
+		}
+	case opts.ResourceVersion == "":
+		if err := s.consistent(ctx); err != nil {
+			return err
+		}
+		list = true
+	case rev > 0 && list:
+		if err := s.waitFor(ctx, rev); err != nil {
+			return err
+		}
+	case rev == 0 && !stream:
+		list = true
+	}
+	if rev > 0 && !list {
+		w.cursor, err = s.resource.CursorAfter(rev, w.start, w.end)
+		return err
+	}
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return err
+	}
+	w.cursor = snap.Cursor(w.start, w.end)
+	if list {
+		w.initial = &snap
+		w.endOfList = opts.SendInitialEvents != nil && w.bookmarks
+	}
+	return nil
+}
+
+// ResultChan implements watch.Interface.
+func (w *watcher) ResultChan() <-chan watch.Event { return w.result }
+
+// Stop implements watch.Interface.
+func (w *watcher) Stop() { w.cancel() }
+
+// run feeds the channel until the watch ends.
+func (w *watcher) run() {
+	defer close(w.result)
+	defer w.cancel()
+	w.deadline, _ = w.ctx.Deadline()
+	w.scheduleBookmark()
+	if !w.sendInitial() {
+		return
+	}
+	utilflowcontrol.WatchInitialized(w.ctx)
+	if w.endOfList && !w.sendBookmark(true) {
+		return
+	}
+	var due []*mirror.Event
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		changed := w.cursor.Changed()
+		var err error
+		due, err = w.cursor.Next(due[:0], readAhead)
+		for _, ev := range due {
+			if !w.sendEvent(ev) {
+				return
+			}
+		}
+		if err != nil {
+			w.send(errorEvent(w.store.expired(err)))
+			return
+		}
+		if len(due) == readAhead {
+			continue
+		}
+		clear(due[:cap(due)])
+		if !w.nextMark.IsZero() {
+			// Everything up to the cursor's position was sent (I4).
+			if wait := time.Until(w.nextMark); wait > 0 {
+				timer.Reset(wait)
+			} else {
+				w.scheduleBookmark()
+				if !w.sendBookmark(false) {
+					return
+				}
+				continue
+			}
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// send reports whether the event was taken.
+func (w *watcher) send(e watch.Event) bool {
+	select {
+	case w.result <- e:
+		return true
+	default:
+	}
+	select {
+	case w.result <- e:
+		return true
+	case <-w.ctx.Done():
+		return false
+	}
+}
+
+// sendInitial sends the present state as ADDED events.
+func (w *watcher) sendInitial() bool {
+	if w.initial == nil {
+		return true
+	}
+	snap := w.initial
+	w.initial = nil // it need not stay alive longer than it is read
+	for e := range snap.All(w.start, w.end) {
+		ok, err := w.selector.matches(w.ctx, e)
+		if err == nil && !ok {
+			continue
+		}
+		if err == nil {
+			obj, decodeErr := w.store.view.decode(w.ctx, e, e.ModRevision())
+			if decodeErr == nil {
+				if !w.send(watch.Event{Type: watch.Added, Object: obj}) {
+					return false
+				}
+				continue
+			}
+			err = decodeErr
+		}
+		w.send(errorEvent(err))
+		return false
+	}
+	return true
+}
+
+// sendEvent sends what the event means to this watcher, nothing if it selects the
+// object neither before nor after it. It returns false if the watch is over.
+func (w *watcher) sendEvent(ev *mirror.Event) bool {
+	backoff := 100 * time.Millisecond
+	for giveUp := time.Now().Add(undecodableFor); ; backoff = min(2*backoff, 5*time.Second) {
+		e, ok, err := w.translate(ev)
+		if err == nil {
+			return !ok || w.send(e)
+		}
+		// Sending later events first would break the order that a watch promises;
+		// other watchers, and watchers of other objects, go on.
+		if time.Now().Add(backoff).After(giveUp) || ev.Entry == nil {
+			klog.FromContext(w.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
+			w.send(errorEvent(err))
+			return false
+		}
+		select {
+		case <-time.After(backoff):
+		case <-w.ctx.Done():
+			return false
+		}
+	}
+}
+
+func (w *watcher) translate(ev *mirror.Event) (e watch.Event, ok bool, err error) {
+	before, now := false, false
+	if ev.Prev != nil {
+		if before, err = w.selector.matches(w.ctx, ev.Prev); err != nil {
+			return e, false, err
+		}
+	}
+	if ev.Entry != nil {
+		if now, err = w.selector.matches(w.ctx, ev.Entry); err != nil {
+			return e, false, err
+		}
+	}
+	switch {
+	case now && before:
+		e.Type = watch.Modified
+	case now:
+		e.Type = watch.Added
+	case before:
+		e.Type = watch.Deleted
+		e.Object, err = w.store.view.deleted(ev)
+		return e, true, err
+	default:
+		return e, false, nil
+	}
+	e.Object, err = w.store.view.added(ev)
+	return e, true, err
+}
+
+// scheduleBookmark sets when the next bookmark is due: in about a minute, or
+// shortly before the server ends the watch, whichever comes first.
+func (w *watcher) scheduleBookmark() {
+	w.nextMark = time.Time{}
+	if !w.bookmarks {
+		return
+	}
+	now := time.Now()
+	next := now.Add(bookmarkInterval + rand.N(bookmarkInterval/4))
+	if !w.deadline.IsZero() {
+		if last := w.deadline.Add(-bookmarkLead); last.Before(next) {
+			if next = last; !next.After(now) {
+				return
+			}
+		}
+	}
+	w.nextMark = next
+}
+
+// sendBookmark sends the cursor's position, up to which everything was sent (I4).
+func (w *watcher) sendBookmark(endOfList bool) bool {
+	obj := w.store.newFunc()
+	if err := w.store.versioner.UpdateObject(obj, uint64(w.cursor.Position())); err != nil {
+		w.send(errorEvent(err))
+		return false
+	}
+	if endOfList {
+		if err := storage.AnnotateInitialEventsEndBookmark(obj); err != nil {
+			w.send(errorEvent(err))
+			return false
+		}
+	}
+	return w.send(watch.Event{Type: watch.Bookmark, Object: obj})
+}
