@@ -14,6 +14,8 @@ import (
 
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/kubectlcmd"
+	"github.com/stratakube/strata/server/internal/up"
 	"github.com/stratakube/strata/server/internal/version"
 )
 
@@ -28,20 +30,25 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "strata",
 		Short: "A Kubernetes control plane whose reads are served from memory",
-		Long: `Strata is a Kubernetes API server on etcd. It answers every read and watch from memory,
-with the same guarantees as etcd.`,
-		Example: `  strata apiserver --help    see what runs in place of kube-apiserver`,
-		// One line for a failure, printed by main.
+		Long: `Strata is a Kubernetes control plane on etcd. It answers every read and watch from
+memory, with the same guarantees as etcd.`,
+		Example: `  strata up                     a control plane with an etcd inside, in this directory
+  strata kubectl get pods -A    kubectl, connected to it
+  strata apiserver --help       run in place of kube-apiserver, on an etcd of your own`,
+		// A failure is one line, which main prints.
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	cobra.EnableCommandSorting = false // those for a first look come first
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(
+		untilSignal(up.NewCommand()),
+		kubectlcmd.NewCommand(),
 		untilSignal(apiserver.NewCommand()),
 		newVersionCommand(),
-		embedetcd.NewCommand(),
+		untilSignal(embedetcd.NewCommand()),
 	)
 	addVersionFlag(root)
 	return root

@@ -1,24 +1,44 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 )
 
-// runEnv makes the test binary run main with its arguments.
-const runEnv = "STRATA_TEST_MAIN"
+// runEnv makes the test binary another program: main with its arguments, or a command that does not stop when asked.
+const (
+	runEnv      = "STRATA_TEST_RUN"
+	runMain     = "main"
+	runStubborn = "stubborn"
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(runEnv) != "" {
+	switch os.Getenv(runEnv) {
+	case runMain:
 		main()
-		return
+	case runStubborn:
+		cmd := untilSignal(&cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+			fmt.Println("running")
+			<-cmd.Context().Done()
+			fmt.Println("asked to stop")
+			time.Sleep(time.Hour)
+			return nil
+		}})
+		cmd.SetArgs([]string{})
+		_ = cmd.Execute()
+	default:
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
 }
 
 // strata runs the command to its end.
@@ -27,7 +47,7 @@ func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), runEnv+"=1")
+	cmd.Env = append(os.Environ(), runEnv+"="+runMain)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); cmd.ProcessState == nil || ctx.Err() != nil {
@@ -52,6 +72,7 @@ func TestMisuseIsOneLineAndExitCode1(t *testing.T) {
 		"bad value":               {[]string{"apiserver", "--secure-port=https"}, "--secure-port"},
 		"missing value":           {[]string{"apiserver", "--etcd-servers"}, "--etcd-servers"},
 		"argument to apiserver":   {[]string{"apiserver", "now"}, "takes flags only"},
+		"missing flag":            {[]string{"etcd"}, "data-dir"},
 		"argument to version":     {[]string{"version", "now"}, `unknown command "now"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,10 +126,15 @@ func TestApiserverVersionIsThatOfKubernetes(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	stdout, _, code := strata(t, "--help")
-	if code != 0 || !strings.Contains(stdout, "apiserver ") || !strings.Contains(stdout, "version ") {
-		t.Errorf("exit code %d, help %q does not list the commands", code, stdout)
+	if code != 0 {
+		t.Errorf("exit code %d", code)
 	}
-	if strings.Contains(stdout, " etcd ") {
+	for _, command := range []string{"up", "kubectl", "apiserver", "version"} {
+		if !strings.Contains(stdout, "\n  "+command+" ") {
+			t.Errorf("help does not list %s:\n%s", command, stdout)
+		}
+	}
+	if strings.Contains(stdout, "\n  etcd ") {
 		t.Errorf("help lists the hidden command:\n%s", stdout)
 	}
 	stdout, _, code = strata(t, "apiserver", "--help")
@@ -118,6 +144,44 @@ func TestHelp(t *testing.T) {
 	for _, want := range []string{"--engine ", "--strata-feature-gates ", "--etcd-servers ", "--feature-gates ", "Etcd flags:"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("help of apiserver does not contain %q", want)
+		}
+	}
+}
+
+func TestFirstSignalStopsSecondEnds(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), runEnv+"="+runStubborn)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "running" {
+		t.Fatalf("first line %q, want running", lines.Text())
+	}
+	signal := func() { _ = cmd.Process.Signal(os.Interrupt) }
+	signal()
+	if !lines.Scan() || lines.Text() != "asked to stop" {
+		t.Fatalf("line after the first signal %q, want that the context ended", lines.Text())
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	// Signals get their usual effect back a moment after the context has ended.
+	for deadline := time.After(time.Minute); ; {
+		signal()
+		select {
+		case <-exited:
+			if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGINT {
+				t.Errorf("ended with %v, want by SIGINT", cmd.ProcessState)
+			}
+			return
+		case <-deadline:
+			t.Fatal("further signals do not end the process")
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
