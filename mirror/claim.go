@@ -16,40 +16,55 @@ func prefixEnd(prefix string) string {
 
 // adopt gives a resource that was claimed what is held for it. Writer only.
 func (m *Mirror) adopt(r *Resource, exclude bool) {
-	r.owned = true
-	if m.byPrefix[r.prefix] == r { // it was claimed before
-		switch {
-		case exclude:
-			m.drop(r)
-		case r.excluded || r.missing > 0:
-			r.excluded = false
-			m.reload(r)
+	fetch := r.excluded // nothing is held
+	r.owned, r.excluded = true, exclude
+	if m.byPrefix[r.prefix] != r {
+		parent := m.route(r.prefix)
+		m.byPrefix[r.prefix] = r
+		if m.clock.rev.Load() == 0 {
+			return // the first list is on its way and will be divided among all resources
 		}
-		return
+		if parent.loading || parent.excluded {
+			fetch = true
+		} else {
+			m.carve(parent, r)
+		}
 	}
-	parent := m.route(r.prefix)
-	m.byPrefix[r.prefix] = r
-	r.excluded = exclude
 	switch {
-	case m.clock.rev.Load() == 0:
-		// The first list is on its way and will be divided among all resources.
-	case parent.loading, parent.excluded:
+	case exclude:
+		m.drop(r)
+	case fetch || r.missing > 0:
 		m.reload(r)
 	default:
-		m.carve(parent, r)
-		if exclude {
-			m.drop(r)
-		} else if r.missing > 0 {
-			m.reload(r)
-		}
+		r.show()
 	}
+}
+
+// show lets readers see what was kept for nobody so far.
+func (r *Resource) show() {
+	lin := r.cur.Load()
+	if lin == nil || !lin.private {
+		return
+	}
+	shown := newLineage(lin.head.Load(), lin.log, false)
+	shown.checkpoints.Store(lin.checkpoints.Load())
+	r.cur.Store(shown)
+	r.changed.wake()
 }
 
 // drop empties an excluded resource.
 func (m *Mirror) drop(r *Resource) {
-	r.excluded = true
-	rev := m.clock.rev.Load()
-	r.begin(newLineage(r.found(nil, rev), eventlog.New[Event](rev)))
+	r.end()
+	r.loading, r.pending, r.bytes, r.missing = false, nil, 0, 0
+	r.generation++
+}
+
+// end takes the resource's lineage away; cursors on it learn of it.
+func (r *Resource) end() {
+	if old := r.cur.Swap(nil); old != nil {
+		old.log.Abandon()
+	}
+	r.changed.wake()
 }
 
 // abandon is the writer's half of the last Release.
@@ -62,7 +77,7 @@ func (m *Mirror) abandon(r *Resource) {
 	}
 	r.owned = false
 	lin := r.cur.Load()
-	if lin == nil || r.excluded {
+	if lin == nil {
 		return
 	}
 	var entries []*Entry
@@ -71,7 +86,7 @@ func (m *Mirror) abandon(r *Resource) {
 	}
 	rev := m.clock.rev.Load()
 	r.bytes = 0
-	r.begin(newLineage(r.found(entries, rev), eventlog.New[Event](rev)))
+	r.begin(newLineage(r.found(entries, rev), eventlog.New[Event](rev), true))
 }
 
 // carve moves the keys of r, with their history, out of the resource that has
@@ -132,7 +147,7 @@ func (m *Mirror) carve(parent, r *Resource) {
 		from.head.Store(rest)
 	} else {
 		rest.rev, rest.seq = m.clock.rev.Load(), 0
-		parent.begin(newLineage(rest, eventlog.New[Event](rest.rev)))
+		parent.begin(newLineage(rest, eventlog.New[Event](rest.rev), !parent.owned))
 		parent.missing = 0
 		for e := range rest.tree.All("", "") {
 			if !e.hasValue() {
@@ -143,7 +158,7 @@ func (m *Mirror) carve(parent, r *Resource) {
 
 	r.loading = false
 	r.generation++
-	lin := newLineage(base, log)
+	lin := newLineage(base, log, true) // shown when no value is missing
 	lin.head.Store(head)
 	r.begin(lin)
 }
@@ -159,12 +174,9 @@ func (m *Mirror) diverged(r *Resource, err error) {
 // meanwhile wait, and are applied on top of the list as soon as the clock has
 // reached the list's revision. Cursors on the resource learn of it. Writer only.
 func (m *Mirror) reload(r *Resource) {
-	if old := r.cur.Swap(nil); old != nil {
-		old.log.Abandon()
-	}
+	r.end()
 	r.loading, r.pending, r.bytes, r.missing = true, nil, 0, 0
 	r.generation++
-	r.changed.wake()
 	generation := r.generation
 	m.wg.Go(func() {
 		for backoff := retryFirst; m.ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
@@ -197,7 +209,7 @@ func (m *Mirror) install(r *Resource, l loadedList) {
 	// What was claimed meanwhile lists for itself.
 	pending := slices.DeleteFunc(r.pending, func(c Change) bool { return m.route(string(c.Key)) != r })
 	v := r.found(entries, l.header.Revision)
-	lin := newLineage(v, eventlog.New[Event](v.rev))
+	lin := newLineage(v, eventlog.New[Event](v.rev), !r.owned)
 	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
 	for i := range pending {
 		c := &pending[i]

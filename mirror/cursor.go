@@ -25,7 +25,7 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 // clock is not an error: nothing is returned until later events arrive.
 // Errors: ErrCompacted if rev is below the floor, ErrNotReady.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
-	lin := r.cur.Load()
+	lin := r.readable()
 	if lin == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}

@@ -1,5 +1,7 @@
 package mirror
 
+import "sync"
+
 // Check runs the invariant check on the writer and returns its finding. It also
 // is a barrier: commands given before it have been obeyed.
 func (m *Mirror) Check() error {
@@ -12,3 +14,15 @@ func (m *Mirror) Check() error {
 		return ErrClosed
 	}
 }
+
+// HoldWriter stops the writer between two batches until the function it returns
+// is called.
+func (m *Mirror) HoldWriter() (release func()) {
+	held, gate := make(chan struct{}), make(chan struct{})
+	m.do(func() { close(held); <-gate })
+	<-held
+	return sync.OnceFunc(func() { close(gate) })
+}
+
+// ReadyChanged returns a channel that is closed when the resource changes.
+func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }

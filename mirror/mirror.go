@@ -85,8 +85,9 @@ func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
 // included, and asks etcd only for values that were not kept.
 func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix, false) }
 
-// Exclude claims the prefix for nobody: its keys are not kept, now or later, and
-// its events are dropped unread, until the last Release.
+// Exclude claims the prefix for nobody: its keys are not kept and its events are
+// dropped unread until somebody claims it after the last Release. The resource
+// never becomes ready.
 func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
 
 func (m *Mirror) claim(prefix string, exclude bool) (*Resource, error) {
@@ -103,8 +104,12 @@ func (m *Mirror) claim(prefix string, exclude bool) (*Resource, error) {
 		r = &Resource{m: m, prefix: prefix, loading: true}
 		m.mu.resources[prefix] = r
 	}
+	if r.refs > 0 && r.exclude != exclude {
+		return nil, fmt.Errorf("mirror: prefix %q cannot be both claimed and excluded", prefix)
+	}
 	r.refs++
 	if r.refs == 1 {
+		r.exclude = exclude
 		m.doLocked(func() { m.adopt(r, exclude) })
 	}
 	return r, nil
@@ -276,15 +281,20 @@ func (m *Mirror) installAll(l loadedList) {
 	m.window.cut = m.window.taken
 	// Build everything, then swap everything, then move the clock: readers wait
 	// for the last two steps only.
-	versions := make(map[*Resource]*version, len(m.byPrefix))
+	lineages := make(map[*Resource]*lineage, len(m.byPrefix))
 	for _, r := range m.byPrefix {
-		versions[r] = r.found(parts[r], l.header.Revision)
+		if r.excluded {
+			m.drop(r)
+			continue
+		}
+		v := r.found(parts[r], l.header.Revision)
+		lineages[r] = newLineage(v, eventlog.New[Event](v.rev), !r.owned)
 	}
-	for r, v := range versions {
-		r.begin(newLineage(v, eventlog.New[Event](v.rev)))
+	for r, lin := range lineages {
+		r.begin(lin)
 	}
 	m.clock.publish(l.header.Revision)
-	for r := range versions {
+	for r := range lineages {
 		r.changed.wake()
 	}
 	m.stats.ready.Store(true)
@@ -294,9 +304,6 @@ func (m *Mirror) installAll(l loadedList) {
 func (r *Resource) found(entries []*Entry, rev Revision) *version {
 	r.pending, r.loading, r.missing, r.bytes = nil, false, 0, 0
 	r.generation++ // whatever else is being listed for the resource comes too late
-	if r.excluded {
-		entries = nil
-	}
 	for i, e := range entries {
 		if !e.hasValue() {
 			r.missing++
@@ -310,8 +317,8 @@ func (r *Resource) found(entries []*Entry, rev Revision) *version {
 	return &version{rev: rev, tree: btree.Build(entries)}
 }
 
-func newLineage(v *version, log *eventLog) *lineage {
-	lin := &lineage{log: log}
+func newLineage(v *version, log *eventLog, private bool) *lineage {
+	lin := &lineage{log: log, private: private}
 	lin.head.Store(v)
 	lin.checkpoints.Store(&[]*version{v})
 	return lin

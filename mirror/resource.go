@@ -38,8 +38,11 @@ type version struct {
 // lineage is the unbroken life of a resource since it was last listed. A resource
 // that has to be listed anew gets a new lineage; the old one's log is dead.
 type lineage struct {
-	log  *eventLog
-	head atomic.Pointer[version] // newest; may be ahead of the clock for a moment
+	// private: nobody has claimed the resource. Values may be missing and no reader
+	// is shown the lineage; see Resource.readable.
+	private bool
+	log     *eventLog
+	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment
 	// checkpoints are versions kept so that the past can be read: a read rolls
 	// the nearest one at or below its revision forward over the log. Ascending;
 	// the first one's revision is the oldest that can be read.
@@ -56,7 +59,8 @@ type Resource struct {
 	changed notifier                // after each publication that touches the resource
 
 	// Guarded by Mirror.mu.
-	refs int
+	refs    int
+	exclude bool // what the refs are for
 
 	// Writer's own.
 	owned           bool // somebody claimed it
@@ -73,7 +77,15 @@ type Resource struct {
 func (r *Resource) Prefix() string { return r.prefix }
 
 // Ready reports whether the resource can be read.
-func (r *Resource) Ready() bool { return r.cur.Load() != nil }
+func (r *Resource) Ready() bool { return r.readable() != nil }
+
+// readable returns the lineage that readers may see, nil if there is none.
+func (r *Resource) readable() *lineage {
+	if lin := r.cur.Load(); lin != nil && !lin.private {
+		return lin
+	}
+	return nil
+}
 
 // Snapshot is one revision of a resource. It is immutable, may be read
 // concurrently, and keeps its entries alive for as long as it is held.
@@ -94,7 +106,7 @@ func (r *Resource) Latest() (Snapshot, error) {
 		// The clock before the head: all events up to the clock are in any head
 		// that is loaded afterwards.
 		now := r.m.clock.rev.Load()
-		lin := r.cur.Load()
+		lin := r.readable()
 		if lin == nil || now == 0 {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 		}
@@ -174,7 +186,7 @@ func (l *lineage) roll(v *version, rev Revision) (*version, bool) {
 // Oldest returns the oldest revision that At can serve, and the floor of the log:
 // cursors may start at any revision at or above it. Errors: ErrNotReady.
 func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
-	lin := r.cur.Load()
+	lin := r.readable()
 	if lin == nil {
 		return 0, 0, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}

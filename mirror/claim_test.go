@@ -1,0 +1,165 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// start runs a mirror of source until the test ends.
+func start(t *testing.T, source mirror.Source, change func(*mirror.Options)) *mirror.Mirror {
+	t.Helper()
+	opts := mirror.Options{Prefix: root, Source: source, Logger: quiet()}
+	if change != nil {
+		change(&opts)
+	}
+	m, err := mirror.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
+	t.Helper()
+	r, err := m.Claim(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// reach waits until the clock is at rev and the resources can be read.
+func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mirror.Resource) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := m.Wait(ctx, rev); err != nil {
+		t.Fatalf("the clock stays at %d, want %d: %v", m.Clock(), rev, err)
+	}
+	for _, r := range resources {
+		if err := r.WaitReady(ctx); err != nil {
+			t.Fatalf("%s does not become ready: %v", r.Prefix(), err)
+		}
+	}
+}
+
+func latest(t *testing.T, r *mirror.Resource) mirror.Snapshot {
+	t.Helper()
+	s, err := r.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// barrier returns when the writer has obeyed what was asked of it before, and
+// checks the invariants.
+func barrier(t *testing.T, m *mirror.Mirror) {
+	t.Helper()
+	if err := m.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// requireNoHoles fails if a reader is shown a value that is not there, which would
+// look like an object that is empty.
+func requireNoHoles(t *testing.T, r *mirror.Resource) {
+	t.Helper()
+	s, err := r.Latest()
+	if errors.Is(err, mirror.ErrNotReady) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for e := range s.All("", "") {
+		n++
+		if len(e.Value()) == 0 {
+			t.Fatalf("%s at %d is shown without its value", e.Key(), e.ModRevision())
+		}
+	}
+	if n != 10 {
+		t.Fatalf("%d keys at %d, want 10", n, s.Rev)
+	}
+}
+
+// TestReclaimedResourceShowsNoHoles: between Claim and the moment in which the
+// writer has fetched what was not kept, a reader is told to wait.
+func TestReclaimedResourceShowsNoHoles(t *testing.T) {
+	for _, how := range []string{"never claimed", "released", "excluded"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				for i := range 10 {
+					store.Put(fmt.Sprintf("/registry/a/%d", i), "value")
+				}
+				m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+				reach(t, m, store.Revision())
+				switch how {
+				case "released":
+					r := claim(t, m, "/registry/a/")
+					reach(t, m, store.Revision(), r)
+					r.Release()
+				case "excluded":
+					r, err := m.Exclude("/registry/a/")
+					if err != nil {
+						t.Fatal(err)
+					}
+					barrier(t, m)
+					if r.Ready() {
+						t.Error("an excluded resource, which holds nothing, says that it can be read")
+					}
+					r.Release()
+				}
+				barrier(t, m)
+				release := m.HoldWriter()
+				defer release()
+				r := claim(t, m, "/registry/a/")
+				requireNoHoles(t, r)
+				watching := r.ReadyChanged()
+				release()
+				<-watching
+				requireNoHoles(t, r)
+				reach(t, m, store.Revision(), r)
+				requireNoHoles(t, r)
+				latest(t, r)
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestClaimAndExcludeDoNotMix: who claims a resource that somebody excludes would
+// read that it is empty.
+func TestClaimAndExcludeDoNotMix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/1", "value")
+		m := start(t, store, nil)
+		excluded, err := m.Exclude("/registry/a/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Claim("/registry/a/"); err == nil {
+			t.Error("Claim of a prefix that is excluded succeeds")
+		}
+		excluded.Release()
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		if got := read(latest(t, r)); len(got) != 1 {
+			t.Errorf("holds %v after the exclusion has ended", got)
+		}
+		if _, err := m.Exclude("/registry/a/"); err == nil {
+			t.Error("Exclude of a prefix that is claimed succeeds")
+		}
+	})
+}
