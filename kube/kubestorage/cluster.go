@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path"
 	"strings"
 	"sync"
@@ -33,10 +34,16 @@ type cluster struct {
 	// mirror is nil if the servers cannot feed one; every storage then reads from
 	// etcd, as the one clear line in the log says.
 	mirror    *mirror.Mirror
-	compactor etcd3.Compactor // nil if compaction is off
+	compactor compactor // nil if compaction is off
 
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+}
+
+// compactor compacts etcd now and then, and knows what others have compacted.
+type compactor interface {
+	etcd3.Compactor
+	Stop()
 }
 
 // clusterKey is equal for configs that can share a cluster.
@@ -53,53 +60,62 @@ func keyPrefix(prefix string) string {
 	return p
 }
 
+// newCluster connects to the etcd of the config and begins to compact and to mirror it.
 func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluster, error) {
 	client, err := newClient(config.Transport)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	c := &cluster{opts: opts, prefix: keyPrefix(config.Prefix), client: client, cancel: cancel}
-	if err := c.start(ctx, config.CompactionInterval, config.EventsHistoryWindow); err != nil {
-		c.close()
+	var compactor compactor
+	if config.CompactionInterval > 0 {
+		compactor = etcd3.StartCompactorPerEndpoint(client.Client, config.CompactionInterval)
+	}
+	if opts.Window == (mirror.Window{}) {
+		opts.Window = mirror.DefaultWindow
+	}
+	opts.Window.MaxAge = max(opts.Window.MaxAge, config.EventsHistoryWindow)
+	prefix := keyPrefix(config.Prefix)
+	c, err := startCluster(client, compactor, findSource(client, prefix, opts.Logger), prefix, opts)
+	if err != nil {
 		return nil, err
 	}
 	if interval := config.DBMetricPollInterval; interval > 0 {
+		ctx, cancel := context.WithCancel(context.Background())
+		c.cancel = cancel
 		c.wg.Go(func() { c.monitorSize(ctx, interval) })
 	}
 	return c, nil
 }
 
-// start begins to mirror and to compact.
-func (c *cluster) start(ctx context.Context, compactionInterval, eventsHistory time.Duration) error {
-	probe := c.prefix + "strata-probe" // a key that never exists
-	err := etcdsource.Probe(ctx, c.client.Client, probe)
+// findSource returns what feeds a mirror of the prefix, nil if the servers behind
+// the client cannot.
+func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirror.Source {
+	probe := prefix + "strata-probe" // a key that never exists
+	err := etcdsource.Probe(context.Background(), client.Client, probe)
 	switch {
 	case errors.Is(err, etcdsource.ErrUnsupported):
-		c.opts.Logger.Warn("etcd is read directly, nothing is served from memory", "endpoints", c.client.Endpoints(), "reason", err.Error())
-	case err != nil:
-		c.opts.Logger.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", c.client.Endpoints(), "reason", err.Error())
-	}
-	if compactionInterval > 0 {
-		compactor := etcd3.StartCompactorPerEndpoint(c.client.Client, compactionInterval)
-		c.compactor = compactor
-		context.AfterFunc(ctx, compactor.Stop)
-	}
-	if errors.Is(err, etcdsource.ErrUnsupported) {
+		log.Warn("etcd is read directly, nothing is served from memory", "endpoints", client.Endpoints(), "reason", err.Error())
 		return nil
+	case err != nil:
+		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", client.Endpoints(), "reason", err.Error())
 	}
-	window := c.opts.Window
-	if window == (mirror.Window{}) {
-		window = mirror.DefaultWindow
+	return etcdsource.New(client.Client, "feed", probe)
+}
+
+// startCluster mirrors what the source delivers; without a source its storages read
+// from etcd. The cluster owns the client and the compactor, which may be nil.
+func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options) (*cluster, error) {
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, cancel: func() {}}
+	if source == nil {
+		return c, nil
 	}
-	window.MaxAge = max(window.MaxAge, eventsHistory)
-	c.mirror, err = mirror.New(mirror.Options{
-		Prefix: c.prefix,
-		Source: etcdsource.New(c.client.Client, "feed", probe),
-		Window: window,
-		Logger: c.opts.Logger,
-	})
-	return err
+	m, err := mirror.New(mirror.Options{Prefix: prefix, Source: source, Window: opts.Window, Logger: opts.Logger})
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	c.mirror = m
+	return c, nil
 }
 
 // close ends everything and waits for it.
@@ -107,6 +123,9 @@ func (c *cluster) close() {
 	c.cancel()
 	if c.mirror != nil {
 		c.mirror.Close()
+	}
+	if c.compactor != nil {
+		c.compactor.Stop()
 	}
 	c.wg.Wait()
 	_ = c.client.Close()
@@ -168,7 +187,11 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
 		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
 	}
-	etcd, err := etcd3.New(c.client, c.compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
+	var compactor etcd3.Compactor // a nil interface if there is none
+	if c.compactor != nil {
+		compactor = c.compactor
+	}
+	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
 		cfg.GroupResource, transformer, cfg.Leases, decoder, versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
