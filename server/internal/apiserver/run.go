@@ -21,6 +21,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
 // run applies the settings and serves until ctx is cancelled.
@@ -82,6 +84,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 			return err
 		}
 		defer engine.Close() // after Run, which destroys the storages
+		gcpolicy.Start(ctx)
 		wrapStorage(config, engine)
 	}
 
