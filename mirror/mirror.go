@@ -242,11 +242,11 @@ func (m *Mirror) session(ctx context.Context) error {
 		m.compacted.Store(0)
 		m.stats.compacted.Store(0)
 	}
+	m.installAll(l)
 	select {
 	case <-m.restart: // about what was before this list
 	default:
 	}
-	m.installAll(l)
 	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
 		"took", time.Since(started).Round(time.Millisecond))
 	l.entries = nil
@@ -276,7 +276,6 @@ func (m *Mirror) installAll(l loadedList) {
 		r := m.route(e.Key())
 		parts[r] = append(parts[r], e)
 	}
-	m.cluster.Store(l.header.ClusterID)
 	m.window.marks = nil
 	m.window.cut = m.window.taken
 	// Build everything, then swap everything, then move the clock: readers wait
@@ -289,6 +288,15 @@ func (m *Mirror) installAll(l loadedList) {
 		}
 		v := r.found(parts[r], l.header.Revision)
 		lineages[r] = newLineage(v, eventlog.New[Event](v.rev), !r.owned)
+	}
+	m.cluster.Store(l.header.ClusterID)
+	if l.header.Revision < m.clock.rev.Load() {
+		// Only a restored etcd goes back. Its revisions say nothing about what was
+		// held, so nothing is readable while the clock is set back.
+		for r := range lineages {
+			r.end()
+		}
+		m.clock.publish(l.header.Revision)
 	}
 	for r, lin := range lineages {
 		r.begin(lin)
@@ -390,6 +398,7 @@ func (m *Mirror) follow(ctx context.Context) error {
 		case <-m.kick:
 			m.obey()
 		case <-trim.C:
+			m.countUnclaimed()
 		case err := <-ended:
 			return err
 		case err := <-m.restart:

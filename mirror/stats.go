@@ -15,6 +15,7 @@ type counters struct {
 	historyBytes     atomic.Int64
 	historyFloor     atomic.Int64
 	compacted        atomic.Int64
+	unclaimed        atomic.Int64
 }
 
 // Stats is a reading of a mirror's counters.
@@ -25,6 +26,8 @@ type Stats struct {
 	HistoryFloor     Revision // history reaches back to here, 0 if nothing was dropped yet
 	HistoryBytes     int64    // stored bytes that only history keeps alive
 	HistoryLimit     int64    // their bound, Window.MaxBytes
+	UnclaimedBytes   int64    // values kept for resources that nobody has claimed
+	UnclaimedLimit   int64    // their bound, Options.UnclaimedBytes
 	Events           int64    // events applied
 	Dropped          int64    // events of excluded resources
 	ListedKeys       int64    // keys listed, all lists together
@@ -45,6 +48,8 @@ func (m *Mirror) Stats() Stats {
 		HistoryFloor:     c.historyFloor.Load(),
 		HistoryBytes:     c.historyBytes.Load(),
 		HistoryLimit:     m.opts.Window.MaxBytes,
+		UnclaimedBytes:   c.unclaimed.Load(),
+		UnclaimedLimit:   m.opts.UnclaimedBytes,
 		Events:           c.events.Load(),
 		Dropped:          c.dropped.Load(),
 		ListedKeys:       c.listedKeys.Load(),
@@ -54,4 +59,46 @@ func (m *Mirror) Stats() Stats {
 		RevisionReads:    c.revisionReads.Load(),
 		ProgressRequests: c.progressRequests.Load(),
 	}
+}
+
+// ResourceStats is a reading of one resource.
+type ResourceStats struct {
+	Ready   bool
+	Entries int   // keys held
+	Bytes   int64 // stored size of their values
+	Events  int   // events a cursor can start at
+}
+
+// Stats returns a reading of the resource. Cost is a few loads.
+func (r *Resource) Stats() ResourceStats {
+	lin := r.cur.Load()
+	if lin == nil {
+		return ResourceStats{}
+	}
+	t := lin.head.Load().tree
+	return ResourceStats{Ready: true, Entries: t.Len(), Bytes: t.Bytes(), Events: lin.log.Len()}
+}
+
+// Resources returns the resources that are claimed or excluded now, in no order.
+func (m *Mirror) Resources() []*Resource {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*Resource
+	for _, r := range m.mu.resources {
+		if r.refs > 0 {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// countUnclaimed refreshes the reading of what is kept for nobody. Writer only.
+func (m *Mirror) countUnclaimed() {
+	var sum int64
+	for _, r := range m.byPrefix {
+		if !r.owned {
+			sum += r.bytes
+		}
+	}
+	m.stats.unclaimed.Store(sum)
 }

@@ -115,12 +115,17 @@ func startCluster(client *kubernetes.Client, compactor compactor, source mirror.
 		return nil, err
 	}
 	c.mirror = m
+	clusters.add(c)
 	return c, nil
 }
+
+// endpoints names the cluster in metrics.
+func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(), ",") }
 
 // close ends everything and waits for it.
 func (c *cluster) close() {
 	c.cancel()
+	clusters.remove(c)
 	if c.mirror != nil {
 		c.mirror.Close()
 	}
