@@ -20,43 +20,29 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// GetList implements storage.Interface. What each combination of resource version,
-// match, limit and continue means is KEP-2340's table and KEP-4988; see snapshot.
+// GetList implements storage.Interface.
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
-	prefix, err := s.prepareKey(key, opts.Recursive)
-	if err != nil {
-		return err
-	}
-	exact, start, err := storage.ValidateListOptions(prefix, s.versioner, opts)
-	if err != nil {
-		return err
-	}
-	if !s.resource.Ready() {
-		if opts.Predicate.Limit > 0 && opts.Predicate.Empty() {
-			return s.etcd.GetList(ctx, key, opts, listObj) // a small page is cheap for etcd
-		}
-		return s.notReady()
-	}
-	snap, err := s.snapshot(ctx, opts, exact)
-	switch {
-	case errors.Is(err, mirror.ErrCompacted):
-		// Older than memory: etcd has it, or knows that it is gone (D7).
+	r, err := s.Read(ctx, key, opts)
+	if errors.Is(err, ErrReadEtcd) {
 		return s.etcd.GetList(ctx, key, opts, listObj)
-	case errors.Is(err, mirror.ErrNotReady):
-		return s.notReady()
-	case err != nil:
+	}
+	if err != nil {
 		return err
 	}
-	q := listQuery{prefix: prefix, start: prefix, end: after(prefix), limit: opts.Predicate.Limit, selector: s.view.selector(opts.Predicate)}
-	if !opts.Recursive {
-		q.end = prefix + "\x00"
-	} else if start != "" {
-		q.start = start
+	return s.fill(ctx, r, opts, listObj)
+}
+
+// fromMemory reports whether the gates let memory answer the list.
+func (s *Store) fromMemory(opts storage.ListOptions, exact int64) bool {
+	switch {
+	case exact > 0:
+		return s.pastLists
+	case opts.Predicate.Continue != "": // a token that asks for the present
+		return s.pastLists && s.consistentLists
+	case opts.ResourceVersion == "":
+		return s.consistentLists
 	}
-	if opts.ResourceVersion == "0" && exact == 0 && opts.Predicate.Continue == "" {
-		q.limit = 0 // KEP-2340: resource version 0 ignores the limit
-	}
-	return s.fill(ctx, q, snap, opts, listObj)
+	return true
 }
 
 // after returns the smallest key above every key that begins with prefix, which
@@ -108,16 +94,8 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 	return s.resource.Latest()
 }
 
-// listQuery is the part of a resource that a list walks.
-type listQuery struct {
-	prefix     string // what continue tokens are relative to
-	start, end string
-	limit      int64 // 0: all
-	selector   selector
-}
-
-// fill decodes what the query selects into listObj.
-func (s *Store) fill(ctx context.Context, q listQuery, snap mirror.Snapshot, opts storage.ListOptions, listObj runtime.Object) error {
+// fill decodes what was read into listObj.
+func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, listObj runtime.Object) error {
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err
@@ -126,25 +104,25 @@ func (s *Store) fill(ctx context.Context, q listQuery, snap mirror.Snapshot, opt
 	if err != nil || items.Kind() != reflect.Slice {
 		return fmt.Errorf("need a pointer to a slice of items, got %T: %w", itemsPtr, err)
 	}
-	total, _ := snap.Count(q.start, q.end)
+	total, _ := r.Snapshot.Count(r.Start, r.End)
 	room := total
-	if !q.selector.all {
+	if !r.selector.all {
 		room = min(room, 2048)
 	}
-	if q.limit > 0 {
-		room = min(room, int(q.limit))
+	if r.Limit > 0 {
+		room = min(room, int(r.Limit))
 	}
 	items.Set(reflect.MakeSlice(items.Type(), 0, room))
 
 	var corrupt corruptObjects
 	walked, last, more := 0, "", false
-	for run := range snap.Runs(q.start, q.end) {
+	for run := range r.Runs() {
 		if err := ctx.Err(); err != nil {
-			return storage.NewTimeoutError(q.prefix, "request did not complete within requested timeout")
+			return storage.NewTimeoutError(r.Prefix, "request did not complete within requested timeout")
 		}
 		for _, e := range run.Items() {
 			walked++
-			ok, err := q.selector.matches(ctx, e)
+			ok, err := r.Matches(ctx, e)
 			var obj runtime.Object
 			if err == nil && ok {
 				obj, err = s.view.decode(ctx, e, e.ModRevision())
@@ -159,7 +137,7 @@ func (s *Store) fill(ctx context.Context, q listQuery, snap mirror.Snapshot, opt
 				continue
 			}
 			items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
-			if q.limit > 0 && int64(items.Len()) >= q.limit {
+			if r.Limit > 0 && int64(items.Len()) >= r.Limit {
 				last, more = e.Key(), walked < total
 				break
 			}
@@ -172,11 +150,11 @@ func (s *Store) fill(ctx context.Context, q listQuery, snap mirror.Snapshot, opt
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}
-	token, remaining, err := storage.PrepareContinueToken(last, q.prefix, snap.Rev, int64(total), more, opts)
+	token, remaining, err := storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(total), more, opts)
 	if err != nil {
 		return err
 	}
-	if err := s.versioner.UpdateList(listObj, uint64(snap.Rev), token, remaining); err != nil {
+	if err := s.versioner.UpdateList(listObj, uint64(r.Snapshot.Rev), token, remaining); err != nil {
 		return err
 	}
 	if utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {

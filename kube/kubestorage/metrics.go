@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-
 )
 
 // Metrics of the engines of this process, labelled with the etcd endpoints and
@@ -132,4 +131,3 @@ func oneIf(b bool) int64 {
 	}
 	return 0
 }
-
