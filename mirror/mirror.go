@@ -35,8 +35,9 @@ type Mirror struct {
 		commands   []func() // for the writer, in order
 	}
 	kick    chan struct{} // there are commands
-	restart chan error    // the feed must not be followed any further
+	restart chan restart  // the feed must not be followed any further
 	cluster atomic.Uint64 // that is mirrored, 0 before the first list
+	lists   atomic.Int64  // times the whole prefix was listed and installed
 
 	// Writer's own.
 	byPrefix map[string]*Resource
@@ -54,7 +55,7 @@ func New(opts Options) (*Mirror, error) {
 		return nil, errors.New("mirror: no source")
 	}
 	opts.setDefaults()
-	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan error, 1), byPrefix: map[string]*Resource{}}
+	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1), byPrefix: map[string]*Resource{}}
 	m.reads.kick = make(chan struct{}, 1)
 	m.window.Window = opts.Window
 	m.mu.resources = map[string]*Resource{}
@@ -243,10 +244,6 @@ func (m *Mirror) session(ctx context.Context) error {
 		m.stats.compacted.Store(0)
 	}
 	m.installAll(l)
-	select {
-	case <-m.restart: // about what was before this list
-	default:
-	}
 	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
 		"took", time.Since(started).Round(time.Millisecond))
 	l.entries = nil
@@ -302,6 +299,7 @@ func (m *Mirror) installAll(l loadedList) {
 		r.begin(lin)
 	}
 	m.clock.publish(l.header.Revision)
+	m.lists.Add(1)
 	for r := range lineages {
 		r.changed.wake()
 	}
@@ -367,6 +365,12 @@ func (m *Mirror) route(key string) *Resource {
 	return m.byPrefix[m.opts.Prefix]
 }
 
+// restart tells the writer that it follows an etcd which is no more.
+type restart struct {
+	lists int64 // the value of Mirror.lists that this is about
+	err   error
+}
+
 // follow applies the feed until it breaks.
 func (m *Mirror) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -401,8 +405,10 @@ func (m *Mirror) follow(ctx context.Context) error {
 			m.countUnclaimed()
 		case err := <-ended:
 			return err
-		case err := <-m.restart:
-			return err
+		case r := <-m.restart:
+			if r.lists == m.lists.Load() {
+				return r.err
+			}
 		}
 		if rev := m.window.due(time.Now()); rev > 0 {
 			m.trim(rev)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -102,13 +103,16 @@ type Snapshot struct {
 // Latest returns the resource at the clock. Cost is O(1), no lock.
 // Errors: ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
-	for {
+	for ; ; runtime.Gosched() {
+		lin := r.readable()
+		if lin == nil {
+			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
+		}
 		// The clock before the head: all events up to the clock are in any head
 		// that is loaded afterwards.
 		now := r.m.clock.rev.Load()
-		lin := r.readable()
-		if lin == nil || now == 0 {
-			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
+		if r.cur.Load() != lin {
+			continue // the clock may be another cluster's; see installAll
 		}
 		v := lin.head.Load()
 		if v.rev > now {

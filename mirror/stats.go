@@ -71,7 +71,7 @@ type ResourceStats struct {
 
 // Stats returns a reading of the resource. Cost is a few loads.
 func (r *Resource) Stats() ResourceStats {
-	lin := r.cur.Load()
+	lin := r.readable()
 	if lin == nil {
 		return ResourceStats{}
 	}

@@ -66,8 +66,9 @@ func (c *clock) setMinLocked() {
 	}
 }
 
-// wait returns when the clock has reached rev, or with ctx's error.
-func (c *clock) wait(ctx context.Context, rev Revision) error {
+// wait returns when the clock has reached rev, with ctx's error, or with
+// ErrClosed when closed is.
+func (c *clock) wait(ctx context.Context, closed <-chan struct{}, rev Revision) error {
 	if c.rev.Load() >= rev {
 		return nil
 	}
@@ -84,19 +85,23 @@ func (c *clock) wait(ctx context.Context, rev Revision) error {
 		return nil
 	}
 	c.mu.Unlock()
+	var err error
 	select {
 	case <-w.done:
 		return nil
 	case <-ctx.Done():
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if w.index < 0 { // woken in the same moment
-			return nil
-		}
-		heap.Remove(&c.waiters, w.index)
-		c.setMinLocked()
-		return ctx.Err()
+		err = ctx.Err()
+	case <-closed:
+		err = ErrClosed
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.index < 0 { // woken in the same moment
+		return nil
+	}
+	heap.Remove(&c.waiters, w.index)
+	c.setMinLocked()
+	return err
 }
 
 // someoneWaits returns a channel that is closed while anybody waits.
@@ -228,13 +233,18 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 		}
 		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
 		m.stats.revisionReads.Add(1)
-		before, cluster := m.clock.rev.Load(), m.cluster.Load()
+		lists, cluster, before := m.lists.Load(), m.cluster.Load(), m.clock.rev.Load()
 		read.header, read.err = m.opts.Source.Current(readCtx)
 		cancel()
-		if read.err == nil && cluster != 0 && (read.header.ClusterID != cluster || read.header.Revision < before) {
+		switch {
+		case read.err != nil, cluster == 0:
+		case read.header.ClusterID == cluster && read.header.Revision >= before:
+		case m.lists.Load() != lists && read.header.ClusterID == m.cluster.Load():
+			// The writer has found out in the meantime.
+		default:
 			read.err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, read.header.Revision, before)
 			select {
-			case m.restart <- read.err:
+			case m.restart <- restart{lists, read.err}:
 			default:
 			}
 		}
@@ -250,7 +260,7 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 func (m *Mirror) Clock() Revision { return m.clock.rev.Load() }
 
 // Wait returns when the clock has reached rev, asking etcd for progress meanwhile,
-// or with ctx's error.
+// or with ctx's error. Errors: ErrClosed.
 func (m *Mirror) Wait(ctx context.Context, rev Revision) error {
-	return m.clock.wait(ctx, rev)
+	return m.clock.wait(ctx, m.ctx.Done(), rev)
 }

@@ -1,0 +1,44 @@
+package mirror_test
+
+import (
+	"context"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// script is a source whose methods a test replaces one by one.
+type script struct {
+	mirror.Source
+	list     func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error)
+	watch    func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error
+	progress func(ctx context.Context) error
+	current  func(ctx context.Context) (mirror.Header, error)
+}
+
+func (s *script) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	if s.list != nil {
+		return s.list(ctx, prefix, at, page)
+	}
+	return s.Source.List(ctx, prefix, at, page)
+}
+
+func (s *script) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+	if s.watch != nil {
+		return s.watch(ctx, prefix, after, deliver)
+	}
+	return s.Source.Watch(ctx, prefix, after, deliver)
+}
+
+func (s *script) RequestProgress(ctx context.Context) error {
+	if s.progress != nil {
+		return s.progress(ctx)
+	}
+	return s.Source.RequestProgress(ctx)
+}
+
+func (s *script) Current(ctx context.Context) (mirror.Header, error) {
+	if s.current != nil {
+		return s.current(ctx)
+	}
+	return s.Source.Current(ctx)
+}
