@@ -2,9 +2,12 @@ package apiserver
 
 import (
 	"fmt"
+	"log/slog"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -31,14 +34,17 @@ func (k *engineKind) Set(s string) error {
 	return fmt.Errorf("must be %s or %s", engineStrata, engineUpstream)
 }
 
-// newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out.
+// newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
 // The caller closes it after the last storage has been destroyed.
 func newEngine(etcd *genericoptions.EtcdOptions) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
 		return nil, err
 	}
-	return kubestorage.New(kubestorage.Options{Uncached: uncached}), nil
+	return kubestorage.New(kubestorage.Options{
+		Uncached: uncached,
+		Logger:   slog.New(logr.ToSlogHandler(klog.Background())),
+	}), nil
 }
 
 // uncachedResources says what is served from etcd: everything without --watch-cache, otherwise the resources of size

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -60,7 +59,7 @@ func checkVersion(t *testing.T, s *server) {
 func checkConfigMaps(t *testing.T, s *server) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
-	maps := kubernetes.NewForConfigOrDie(s.config).CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	maps := s.client.CoreV1().ConfigMaps(metav1.NamespaceDefault)
 
 	before, err := maps.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -220,6 +219,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	if before == 0 {
 		t.Fatal("the proxy has seen no connection")
 	}
+	t.Logf("%d connections for the built-in resources", before)
 	// All at once: upstream delays the first write to a new resource by 2 s.
 	using, useCtx := errgroup.WithContext(ctx)
 	for i := range resources {
@@ -305,7 +305,7 @@ func checkCacher(t *testing.T, s *server, engine engineKind) {
 // listEverything lists each resource in each version that discovery shows and returns how many there were.
 func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	t.Helper()
-	_, groups, err := kubernetes.NewForConfigOrDie(s.config).Discovery().ServerGroupsAndResources()
+	_, groups, err := s.client.Discovery().ServerGroupsAndResources()
 	if err != nil {
 		t.Fatal(err)
 	}

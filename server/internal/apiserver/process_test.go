@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -24,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/server/internal/embedetcd"
@@ -109,9 +109,8 @@ func minimalFlags(t *testing.T, dir, etcdURL string) []string {
 
 // server is a running `strata apiserver`.
 type server struct {
-	url    string
-	config *rest.Config // system:masters
-	client *http.Client // the same identity, without client-go's rate limit
+	config *rest.Config // system:masters, without client-go's rate limit
+	client kubernetes.Interface
 }
 
 // startServer starts a server with minimalFlags and more, in a process of its own, and returns when it is ready.
@@ -144,11 +143,11 @@ func newServer(t *testing.T, url, caFile string) *server {
 		Host: url, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: caFile},
 		QPS: -1, WarningHandler: rest.NoWarnings{},
 	}
-	client, err := rest.HTTPClientFor(config)
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &server{url: url, config: config, client: client}
+	return &server{config: config, client: client}
 }
 
 func freePort(t *testing.T) int {
@@ -237,20 +236,14 @@ func (p *process) log() string {
 	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")
 }
 
-// get returns the body at path, which must be answered with 200.
+// get returns the body at path. A server that answers 429 while a cache fills is asked again when it says so.
 func (s *server) get(t *testing.T, path string) string {
 	t.Helper()
-	resp, err := s.client.Get(s.url + path)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	body, err := s.client.Discovery().RESTClient().Get().RequestURI(path).DoRaw(ctx)
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatalf("%s: %v", path, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s\n%s", path, resp.Status, body)
+		t.Fatalf("%s: %v\n%s", path, err, body)
 	}
 	return string(body)
 }
