@@ -3,12 +3,14 @@ package dataset
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 )
@@ -18,7 +20,6 @@ const contentVersion = 1
 
 // Spec says how many objects there are. Equal specs have equal objects.
 type Spec struct {
-	Name       string
 	ConfigMaps int // all in Namespace
 	Pods       int
 	Nodes      int // the pods are spread over as many node names; there are no node objects
@@ -112,16 +113,27 @@ func Fill(ctx context.Context, client *clientv3.Client, s Spec, progress func(do
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return compact(ctx, client)
+	revision, err := Revision(ctx, client)
+	if err != nil {
+		return err
+	}
+	return Compact(ctx, client, revision)
 }
 
-// compact drops all history, so that a server which reads history starts from the same place whoever filled etcd.
-func compact(ctx context.Context, client *clientv3.Client) error {
+// Revision returns the revision of the latest change.
+func Revision(ctx context.Context, client *clientv3.Client) (int64, error) {
 	latest, err := client.Get(ctx, "/", clientv3.WithCountOnly())
 	if err != nil {
-		return fmt.Errorf("read etcd's revision: %w", err)
+		return 0, fmt.Errorf("read etcd's revision: %w", err)
 	}
-	if _, err := client.Compact(ctx, latest.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+	return latest.Header.Revision, nil
+}
+
+// Compact drops the history below a revision, and returns when etcd has done the work that this makes. To compact to the same revision again
+// does nothing.
+func Compact(ctx context.Context, client *clientv3.Client, revision int64) error {
+	_, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical())
+	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return fmt.Errorf("compact etcd: %w", err)
 	}
 	return nil

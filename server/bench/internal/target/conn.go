@@ -108,28 +108,20 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	return response, nil
 }
 
-// Body sends a request and returns the body of the answer.
-func (c *Conn) Body(ctx context.Context, r Request) ([]byte, error) {
-	response, err := c.Do(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
-	}
-	return body, nil
+// Open makes the connection, so that the first request that is measured does not wait for it.
+func (c *Conn) Open(ctx context.Context) error {
+	return c.Read(ctx, Request{Path: "/version"}, new(bytes.Buffer))
 }
 
-// Discard sends a request and reads the answer away.
-func (c *Conn) Discard(ctx context.Context, r Request) error {
+// Read sends a request and reads the body of the answer into body, in place of what was there.
+func (c *Conn) Read(ctx context.Context, r Request, body *bytes.Buffer) error {
 	response, err := c.Do(ctx, r)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
-	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+	body.Reset()
+	if _, err := body.ReadFrom(response.Body); err != nil {
 		return fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -66,6 +67,7 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 			"--service-account-key-file=" + credentials.keyFile,
 			"--service-account-signing-key-file=" + credentials.keyFile,
 			"--service-cluster-ip-range=10.0.0.0/24",
+			"--etcd-compaction-interval=0",           // the benchmark compacts: at the same moments for all engines
 			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
 		}, spec.Args...),
 		Log: filepath.Join(logDir, spec.Label+".log"),
@@ -117,7 +119,7 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
 	const interval = 10 * time.Millisecond
 	for {
-		err := conn.Discard(ctx, Request{Path: path})
+		err := conn.Read(ctx, Request{Path: path}, new(bytes.Buffer))
 		if err == nil {
 			return nil
 		}
@@ -136,11 +138,11 @@ func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
 func (e *Engine) Profile(ctx context.Context, path string) ([]byte, error) {
 	conn := e.Dial()
 	defer conn.Close()
-	body, err := conn.Body(ctx, Request{Path: "/debug/pprof/" + path})
-	if err != nil {
+	var body bytes.Buffer
+	if err := conn.Read(ctx, Request{Path: "/debug/pprof/" + path}, &body); err != nil {
 		return nil, fmt.Errorf("profile of %s: %w", e.Label, err)
 	}
-	return body, nil
+	return body.Bytes(), nil
 }
 
 // freePort returns a port that nobody listened on a moment ago.

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/version"
+)
+
+// TestMain lets the test program be the server that it measures, so that no other executable has to be built.
+func TestMain(m *testing.M) {
+	root := &cobra.Command{Use: "strata", SilenceUsage: true}
+	root.AddCommand(
+		apiserver.NewCommand(),
+		embedetcd.NewCommand(),
+		&cobra.Command{Use: "version", Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version.Get()) }},
+	)
+	if len(os.Args) > 1 && slices.ContainsFunc(root.Commands(), func(c *cobra.Command) bool { return c.Name() == os.Args[1] }) {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		if root.ExecuteContext(ctx) != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// The whole benchmark with few objects: every kind of workload finds its engines, gets right answers and leaves figures, and nothing stays
+// behind. What the figures are does not matter.
+func TestBenchmarkEndToEnd(t *testing.T) {
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	stderr, err := os.Create(filepath.Join(dir, "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stderr.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	data, reportFile := filepath.Join(dir, "data"), filepath.Join(dir, "report.json")
+	config, err := parse("-runs=1", "-binary="+executable, "-data="+data, "-out="+reportFile, "-memory-limit=8Gi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Sizes = Sizes{
+		Objects: 100, Pods: 100, Nodes: 10, Namespaces: 5, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
+		WatchDuration: 300 * time.Millisecond, LoneRate: 200, Watchers: 20, SharedRate: 20,
+	}
+	var stdout strings.Builder
+	err = benchmark(ctx, config, &stdout, stderr)
+	progress, _ := os.ReadFile(stderr.Name()) // only shown
+	if err != nil {
+		t.Fatalf("%v\n%s", err, progress)
+	}
+	encoded, err := os.ReadFile(reportFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report Report
+	if err := json.Unmarshal(encoded, &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Results) != len(workloads) {
+		t.Errorf("%d workloads reported, want %d", len(report.Results), len(workloads))
+	}
+	for _, result := range report.Results {
+		if len(result.Notes) > 0 {
+			t.Errorf("%s: %v", result.Name, result.Notes)
+		}
+		for _, row := range result.Rows {
+			if len(row.Values) != 2 && !strings.HasPrefix(row.Name, "  of these") {
+				t.Errorf("%s, %s: values of %v, want those of both engines", result.Name, row.Name, row.Values)
+			}
+		}
+		if !strings.Contains(stdout.String(), result.Title) {
+			t.Errorf("the table does not name %q:\n%s", result.Title, stdout.String())
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(data, "run-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestInterruptedBenchmarkLeavesNoProcess(t *testing.T) {
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stderr.Close()
+	data := t.TempDir()
+	config, err := parse("-quick", "-objects=500", "-binary="+executable, "-data="+data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- benchmark(ctx, config, new(strings.Builder), stderr)
+	}()
+	// Interrupt it when both an etcd and an engine run.
+	requireWithin(t, func() bool { return len(runningOn(t, data)) >= 2 })
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Fatal("an interrupted benchmark succeeded")
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the benchmark does not end")
+	}
+	if left := runningOn(t, data); len(left) > 0 {
+		t.Errorf("still running: %q", left)
+	}
+}
+
+func requireWithin(t *testing.T, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the condition is not met")
+		}
+	}
+}
+
+// runningOn returns the command lines of all processes that name a directory.
+func runningOn(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(line), dir) { // others may have ended meanwhile
+			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}

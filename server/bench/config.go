@@ -1,0 +1,170 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/stratakube/strata/server/bench/internal/target"
+)
+
+// Config is what the flags say.
+type Config struct {
+	Quick      bool
+	List       bool
+	Sizes      Sizes
+	Workloads  []Workload
+	Runs       int
+	Engines    []target.EngineSpec // Binary "" means Config.Binary
+	Binary     string              // "" means that it is built
+	DataDir    string
+	Out        []string
+	ProfileDir string // "" means no profiles
+	Timeout    time.Duration
+
+	root string // of the repository
+}
+
+const usage = `Usage: bench [flags]
+
+Compares engines of the API server on the same etcd data. Full sizes take about half an hour, -quick some minutes.
+
+  make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
+  make bench ARGS='-quick'                     a tenth
+  make bench ARGS='-workloads list-.*,get'     some of them
+  make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
+
+Flags:
+`
+
+// parseFlags reads the flags. Messages about wrong flags go to stderr, help to stdout.
+func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
+	var c Config
+	root, err := repositoryRoot()
+	if err != nil {
+		return c, err
+	}
+	c.root = root
+	var workloadPatterns, engines, memoryLimit string
+	engineArgs := map[string][]string{}
+	objects := 0
+
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // the error is returned and printed once
+	fs.BoolVar(&c.Quick, "quick", false, "a tenth of the sizes: to see that all works, not to quote")
+	fs.IntVar(&objects, "objects", 0, "number of ConfigMaps; there are a third as many pods (default 300000, with -quick 30000)")
+	fs.StringVar(&workloadPatterns, "workloads", "", "comma-separated names or regular expressions of workloads (default all)")
+	fs.BoolVar(&c.List, "list", false, "list the workloads and do nothing else")
+	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
+	fs.StringVar(&engines, "engines", "strata,upstream", "comma-separated engines, the first of which is compared with the others: label[=engine][@binary]")
+	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
+		label, arg, ok := strings.Cut(v, ":")
+		if !ok {
+			return fmt.Errorf("want label:flag")
+		}
+		engineArgs[label] = append(engineArgs[label], arg)
+		return nil
+	})
+	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
+	fs.StringVar(&c.DataDir, "data", filepath.Join(root, "bench-data"), "directory of filled etcds, logs and what runs need")
+	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, otherwise text; may be repeated", func(v string) error {
+		c.Out = append(c.Out, v)
+		return nil
+	})
+	fs.StringVar(&c.ProfileDir, "profile", "", "directory for CPU and heap profiles of each workload, taken in additional runs")
+	fs.StringVar(&memoryLimit, "memory-limit", "", "kill an engine that has more resident memory than this, for example 12Gi (default no limit)")
+	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "end after this time")
+	if err := fs.Parse(args); err != nil {
+		if err == flag.ErrHelp {
+			fmt.Fprint(stdout, usage)
+			fs.SetOutput(stdout)
+			fs.PrintDefaults()
+		}
+		return c, err
+	}
+	if fs.NArg() > 0 {
+		return c, fmt.Errorf("unexpected argument %q (-help shows the flags)", fs.Arg(0))
+	}
+
+	c.Sizes = fullSizes()
+	if c.Quick {
+		c.Sizes = quickSizes()
+	}
+	if objects != 0 {
+		c.Sizes.setObjects(objects)
+	}
+	// Updates of one sample go to different objects.
+	if least := 2 * c.Sizes.Writes; c.Sizes.Objects < least {
+		return c, fmt.Errorf("-objects: %d are too few, the least is %d", c.Sizes.Objects, least)
+	}
+	if c.Runs < 1 {
+		return c, fmt.Errorf("-runs: %d is less than 1", c.Runs)
+	}
+	if c.Workloads, err = selectWorkloads(workloads, workloadPatterns); err != nil {
+		return c, err
+	}
+	if c.Engines, err = parseEngines(engines, engineArgs); err != nil {
+		return c, err
+	}
+	if memoryLimit != "" {
+		q, err := resource.ParseQuantity(memoryLimit)
+		if err != nil || q.Value() <= 0 {
+			return c, fmt.Errorf("-memory-limit: %q is not a size such as 12Gi", memoryLimit)
+		}
+		for i := range c.Engines {
+			c.Engines[i].MemoryLimit = uint64(q.Value())
+		}
+	}
+	return c, nil
+}
+
+// parseEngines reads "label[=engine][@binary],...".
+func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, error) {
+	var specs []target.EngineSpec
+	seen := map[string]bool{}
+	for _, item := range strings.Split(list, ",") {
+		name, binary, _ := strings.Cut(item, "@")
+		label, engine, ok := strings.Cut(name, "=")
+		if !ok {
+			engine = label
+		}
+		if label == "" || engine == "" || strings.ContainsAny(label, "/\\") {
+			return nil, fmt.Errorf("-engines: %q is not label[=engine][@binary]", item)
+		}
+		if seen[label] {
+			return nil, fmt.Errorf("-engines: %q stands there twice", label)
+		}
+		seen[label] = true
+		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})
+	}
+	for label := range args {
+		if !seen[label] {
+			return nil, fmt.Errorf("-engine-arg: there is no engine %q", label)
+		}
+	}
+	return specs, nil
+}
+
+// repositoryRoot is the next directory upwards that holds go.work.
+func repositoryRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the repository: %w", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", fmt.Errorf("find the repository: no go.work in the working directory or above it")
+		}
+		dir = parent
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/server/bench/internal/target"
+)
+
+func parse(args ...string) (Config, error) { return parseFlags(args, io.Discard, io.Discard) }
+
+func TestQuickIsATenth(t *testing.T) {
+	full, err := parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	quick, err := parse("-quick")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if full.Sizes.Objects != 300_000 || quick.Sizes.Objects*10 != full.Sizes.Objects || quick.Sizes.LoneRate != full.Sizes.LoneRate {
+		t.Errorf("full %+v, quick %+v", full.Sizes, quick.Sizes)
+	}
+	if full.Sizes.Pods != 100_000 || full.Sizes.Nodes != 5_000 || full.Sizes.Namespaces != 100 {
+		t.Errorf("full sizes %+v", full.Sizes)
+	}
+	if len(full.Workloads) != len(workloads) || full.Runs < 5 {
+		t.Errorf("%d of %d workloads, %d runs", len(full.Workloads), len(workloads), full.Runs)
+	}
+}
+
+func TestWorkloadsAreSelectedByWholeNames(t *testing.T) {
+	names := func(patterns string) []string {
+		selected, err := selectWorkloads(workloads, patterns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, w := range selected {
+			names = append(names, w.Name)
+		}
+		return names
+	}
+	if got := names("get"); !slices.Equal(got, []string{"get"}) {
+		t.Errorf("get selects %v", got)
+	}
+	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16"}) {
+		t.Errorf("get.*,create,get selects %v", got)
+	}
+}
+
+func TestWorkloadNamesAreUnique(t *testing.T) {
+	seen := map[string]bool{}
+	for _, w := range workloads {
+		if seen[w.Name] || w.Name != strings.ToLower(w.Name) || w.Title == "" {
+			t.Errorf("workload %q (%s)", w.Name, w.Title)
+		}
+		seen[w.Name] = true
+	}
+}
+
+func TestEngines(t *testing.T) {
+	config, err := parse("-engines", "strata,old=strata@/tmp/old,upstream", "-engine-arg", "old:--v=2", "-memory-limit", "1Gi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []target.EngineSpec{
+		{Label: "strata", Engine: "strata", MemoryLimit: 1 << 30},
+		{Label: "old", Engine: "strata", Binary: "/tmp/old", Args: []string{"--v=2"}, MemoryLimit: 1 << 30},
+		{Label: "upstream", Engine: "upstream", MemoryLimit: 1 << 30},
+	}
+	if !slices.EqualFunc(config.Engines, want, func(a, b target.EngineSpec) bool {
+		args := slices.Equal(a.Args, b.Args)
+		a.Args, b.Args = nil, nil
+		return args && a.Label == b.Label && a.Engine == b.Engine && a.Binary == b.Binary && a.MemoryLimit == b.MemoryLimit
+	}) {
+		t.Errorf("got %+v", config.Engines)
+	}
+}
+
+func TestVersionsFitOneLine(t *testing.T) {
+	const output = "strata      v0.1.0-dev\nkubernetes  v1.36.3\ngo          go1.26.8 linux/amd64\n"
+	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.36.3" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestWrongFlagsAreErrors(t *testing.T) {
+	for _, args := range [][]string{
+		{"-nonsense"},
+		{"stray"},
+		{"-objects=10"},
+		{"-runs=0"},
+		{"-workloads=nonsense"},
+		{"-workloads=("},
+		{"-engines="},
+		{"-engines=a,a"},
+		{"-engines=a/b"},
+		{"-engine-arg=strata"},
+		{"-engine-arg=nobody:--v=2"},
+		{"-memory-limit=much"},
+	} {
+		if _, err := parse(args...); err == nil {
+			t.Errorf("%v is accepted", args)
+		} else if strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v: more than one line: %v", args, err)
+		}
+	}
+}

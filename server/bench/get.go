@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/bench/internal/dataset"
+	"github.com/stratakube/strata/server/bench/internal/target"
+)
+
+var getWorkloads = []Workload{
+	{
+		Name: "get", Title: "GET, consistent, one at a time", Op: "GET", Dataset: configMaps,
+		Run: getLoad{parallel: 1, conns: 1}.run,
+	},
+	{
+		Name: "get-16", Title: "GET, consistent, 16 in parallel", Op: "GET", Dataset: configMaps,
+		Run: getLoad{parallel: 16, conns: 4}.run,
+	},
+}
+
+// getLoad is a number of clients that read random objects, each one after the other, for Sizes.Loop.
+type getLoad struct {
+	parallel int
+	conns    int    // connections that the clients share
+	query    string // "" or from the question mark on
+}
+
+func (l getLoad) run(ctx context.Context, s *Sample) error {
+	conns := s.Engine.DialAll(l.conns)
+	defer target.CloseAll(conns)
+	for _, conn := range conns {
+		if err := conn.Open(ctx); err != nil {
+			return err
+		}
+	}
+	err := s.Measure(ctx, func(ctx context.Context) error {
+		deadline := time.Now().Add(s.Sizes.Loop)
+		clients, ctx := errgroup.WithContext(ctx)
+		for i := range l.parallel {
+			random := rand.New(rand.NewPCG(s.Rand.Uint64(), s.Rand.Uint64()))
+			clients.Go(func() error {
+				var body bytes.Buffer
+				for time.Now().Before(deadline) {
+					name := dataset.ConfigMapName(random.IntN(s.Data.ConfigMaps))
+					if err := l.get(ctx, s, conns[i%len(conns)], name, &body); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		return clients.Wait()
+	})
+	if err != nil {
+		return err
+	}
+	if l.parallel > 1 {
+		s.Report("GETs per second", PerSecond, float64(s.observed.ops())/s.observed.Elapsed.Seconds())
+	}
+	return nil
+}
+
+func (l getLoad) get(ctx context.Context, s *Sample, conn *target.Conn, name string, body *bytes.Buffer) error {
+	path := "/api/v1/namespaces/" + dataset.Namespace + "/configmaps/" + name + l.query
+	began := time.Now()
+	if err := conn.Read(ctx, target.Request{Path: path}, body); err != nil {
+		return err
+	}
+	s.Observe(time.Since(began))
+	if !bytes.Contains(body.Bytes(), []byte(`"name":"`+name+`"`)) {
+		return fmt.Errorf("GET %s is answered with another object: %.200s", path, body.Bytes())
+	}
+	return nil
+}

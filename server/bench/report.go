@@ -1,0 +1,278 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stratakube/strata/server/bench/internal/stats"
+)
+
+// Report is everything that a run of the benchmark found out.
+type Report struct {
+	Date     time.Time `json:"date"`
+	Go       string    `json:"go"`
+	CPU      string    `json:"cpu"`
+	CPUs     int       `json:"cpus"`
+	Memory   uint64    `json:"memoryBytes"`
+	Versions []string  `json:"versions"` // of the engines, in their order
+	Quick    bool      `json:"quick"`
+	Runs     int       `json:"runs"`
+	Sizes    Sizes     `json:"sizes"`
+	Engines  []string  `json:"engines"`
+	Results  []Result  `json:"workloads"`
+}
+
+// Result is what a workload found out about the engines.
+type Result struct {
+	Name   string            `json:"name"`
+	Title  string            `json:"title"`
+	Detail string            `json:"detail,omitempty"`
+	Rows   []Row             `json:"rows"`
+	Notes  map[string]string `json:"notes,omitempty"` // by engine: why its figures are missing, or what it did not do
+}
+
+// Row is one measure.
+type Row struct {
+	Name   string             `json:"measure"`
+	Unit   Unit               `json:"unit"`
+	Values map[string]float64 `json:"values"` // by engine
+}
+
+// perRunTail is how many latencies a run needs for percentiles of its own: its p99 is then not simply its maximum.
+const perRunTail = 200
+
+// fewOperations have no p99: their slowest says all there is to say about their tail.
+const fewOperations = 100
+
+// summarize makes the rows of a workload: medians over the runs, and percentiles as stats.Percentiles describes them. Engines that failed or
+// broke have no values in rows that the failure makes incomparable.
+func summarize(w Workload, engines []string, observed map[string][]Observation, failed map[string]error) Result {
+	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}}
+	// set enters a value. A row that no engine had before stands behind the row before it of the same engine.
+	set := func(engine string, behind int, name string, unit Unit, value float64) (at int) {
+		at = slices.IndexFunc(result.Rows, func(r Row) bool { return r.Name == name })
+		if at < 0 {
+			at = behind + 1
+			result.Rows = slices.Insert(result.Rows, at, Row{Name: name, Unit: unit, Values: map[string]float64{}})
+		}
+		result.Rows[at].Values[engine] = value
+		return at
+	}
+	for _, engine := range engines {
+		runs := observed[engine]
+		if err := failed[engine]; err != nil {
+			result.Notes[engine] = "failed: " + firstLine(err)
+			continue
+		}
+		if len(runs) == 0 {
+			continue
+		}
+		if result.Detail == "" {
+			result.Detail = runs[0].Detail
+		}
+		broken := 0
+		for _, run := range runs {
+			if run.Broken != "" {
+				broken++
+				result.Notes[engine] = run.Broken
+			}
+		}
+		if broken > 0 {
+			result.Notes[engine] = fmt.Sprintf("%d of %d runs: %s", broken, len(runs), result.Notes[engine])
+		}
+		at := -1
+		summarizeEngine(w, runs, broken > 0, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
+	}
+	return result
+}
+
+// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: how
+// long the rest took would flatter it.
+func summarizeEngine(w Workload, runs []Observation, broken bool, set func(name string, unit Unit, value float64)) {
+	median := func(of func(Observation) float64) float64 {
+		values := make([]float64, len(runs))
+		for i, run := range runs {
+			values[i] = of(run)
+		}
+		return stats.Median(values)
+	}
+	for i, figure := range runs[0].Figures {
+		set(figure.Name, figure.Unit, median(func(o Observation) float64 { return o.Figures[i].Value }))
+	}
+	if broken || runs[0].ops() == 0 {
+		return
+	}
+	latencies := make([][]time.Duration, len(runs))
+	total := 0
+	for i, run := range runs {
+		latencies[i] = run.Latencies
+		total += run.ops()
+	}
+	percentiles := stats.Percentiles(latencies, perRunTail, 0.5, 0.9, 0.99, 1)
+	set("latency p50", Seconds, percentiles[0].Seconds())
+	if total < fewOperations {
+		set("latency max", Seconds, percentiles[3].Seconds())
+	} else {
+		set("latency p90", Seconds, percentiles[1].Seconds())
+		set("latency p99", Seconds, percentiles[2].Seconds())
+	}
+	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
+	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
+	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
+	methods := map[string]bool{}
+	for _, run := range runs {
+		for method := range run.EtcdRequests {
+			methods[method] = true
+		}
+	}
+	for _, method := range slices.Sorted(maps.Keys(methods)) {
+		each := median(func(o Observation) float64 { return o.EtcdRequests[method] / float64(o.ops()) })
+		if each >= 0.01 { // below that it is what the server does by itself, not what an operation costs
+			set("  of these "+method, Count, each)
+		}
+	}
+	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
+	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// table returns the rows as cells: workload, measure, one column per engine, and one per ratio of the first engine to another. A workload's
+// name stands in its first row only.
+func (r *Report) table() (header []string, body [][]string) {
+	header = append([]string{"workload", "measure"}, r.Engines...)
+	for _, other := range r.Engines[1:] {
+		header = append(header, r.Engines[0]+" / "+other)
+	}
+	for _, result := range r.Results {
+		title := result.Title
+		if result.Detail != "" {
+			title += " (" + result.Detail + ")"
+		}
+		for _, row := range result.Rows {
+			cells := []string{title, row.Name}
+			title = ""
+			for _, engine := range r.Engines {
+				cells = append(cells, formatValue(row, engine))
+			}
+			for _, other := range r.Engines[1:] {
+				cells = append(cells, formatRatio(row, r.Engines[0], other))
+			}
+			body = append(body, cells)
+		}
+		for _, engine := range r.Engines {
+			if note := result.Notes[engine]; note != "" {
+				cells := make([]string, len(header))
+				cells[0], cells[1] = title, engine+": "+note
+				title = ""
+				body = append(body, cells)
+			}
+		}
+	}
+	return header, body
+}
+
+func formatValue(row Row, engine string) string {
+	value, ok := row.Values[engine]
+	if !ok {
+		return "-"
+	}
+	return row.Unit.Format(value)
+}
+
+func formatRatio(row Row, engine, other string) string {
+	a, okA := row.Values[engine]
+	b, okB := row.Values[other]
+	if !okA || !okB || b == 0 {
+		return "-"
+	}
+	return digits(a / b)
+}
+
+// conditions says under which circumstances the figures were taken.
+func (r *Report) conditions() string {
+	sizes := "sizes as documented"
+	if r.Quick {
+		sizes = "quick run, a tenth of the documented sizes"
+	}
+	return fmt.Sprintf("%s; %s on %d x %s, %s memory; %s ConfigMaps; %s; medians of %d runs; %s",
+		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), grouped(r.Sizes.Objects), sizes, r.Runs,
+		strings.Join(r.Versions, "; "))
+}
+
+// WriteText writes an aligned table: a line per workload, its measures below.
+func (r *Report) WriteText(w io.Writer) error {
+	header, body := r.table()
+	widths := make([]int, len(header))
+	for _, cells := range append([][]string{header}, body...) {
+		for i, cell := range cells[1:] {
+			if cells[2] != "" || len(cells) == 2 { // a note may be as long as it likes
+				widths[i+1] = max(widths[i+1], utf8.RuneCountInString(cell))
+			}
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", r.conditions())
+	line := func(cells []string) {
+		var l strings.Builder
+		fmt.Fprintf(&l, "  %s%s", cells[1], padding(widths[1], cells[1]))
+		for i, cell := range cells[2:] {
+			fmt.Fprintf(&l, "  %s%s", padding(widths[i+2], cell), cell)
+		}
+		b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
+	}
+	line(header)
+	for _, cells := range body {
+		if cells[0] != "" {
+			fmt.Fprintf(&b, "\n%s\n", cells[0])
+		}
+		line(cells)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func padding(width int, cell string) string {
+	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
+}
+
+// WriteMarkdown writes a table for a document.
+func (r *Report) WriteMarkdown(w io.Writer) error {
+	header, body := r.table()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
+	line := func(cells []string) {
+		b.WriteString("|")
+		for _, cell := range cells {
+			b.WriteString(" " + strings.ReplaceAll(strings.TrimSpace(cell), "|", `\|`) + " |")
+		}
+		b.WriteString("\n")
+	}
+	line(header)
+	rule := []string{"---", "---"}
+	for range header[2:] {
+		rule = append(rule, "---:")
+	}
+	line(rule)
+	for _, cells := range body {
+		line(cells)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteJSON writes the whole report.
+func (r *Report) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
+}

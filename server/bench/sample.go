@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/stratakube/strata/server/bench/internal/dataset"
+	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/server/bench/internal/target"
+)
+
+// Sample is one run of a workload on one engine: what the workload works with, and where it leaves what it saw. Observe may be called
+// concurrently; all else belongs to the goroutine of Workload.Run.
+type Sample struct {
+	Engine *target.Engine
+	Etcd   *target.Etcd
+	Data   dataset.Spec
+	Sizes  Sizes
+
+	// Number tells the runs of a workload apart, whatever the engine: what is written in one must not look like what another wrote.
+	Number int
+	Rand   *rand.Rand
+
+	children []*process.Child // all that run
+	mu       sync.Mutex       // guards observed.Latencies
+	observed Observation
+}
+
+// Observation is what one run of a workload saw.
+type Observation struct {
+	Latencies []time.Duration // one per operation
+
+	Elapsed      time.Duration
+	ServerCPU    time.Duration
+	EtcdCPU      time.Duration
+	EtcdRequests target.Requests
+	Memory       process.Memory // of the server; the peak is that of the measured time
+
+	Figures []Figure
+	Detail  string // one phrase about what was measured, such as the bytes of a list
+	Broken  string // how the server failed to do what the workload asks, where that is a result; "" if it did
+}
+
+// Figure is a named quantity that a workload reports beside what is measured for all.
+type Figure struct {
+	Name  string
+	Unit  Unit
+	Value float64
+}
+
+// quietLimit bounds the wait for quiet: a process that never rests is measured all the same.
+const quietLimit = 10 * time.Second
+
+// Measure does the operations and measures meanwhile: time, the CPU time of server and etcd, the requests that etcd got, and the peak of the
+// server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
+func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
+	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+		return err
+	}
+	if err := s.Engine.ResetPeak(); err != nil {
+		return err
+	}
+	requests, err := s.Etcd.Requests(ctx)
+	if err != nil {
+		return err
+	}
+	etcdCPU, err := s.Etcd.CPU()
+	if err != nil {
+		return err
+	}
+	serverCPU, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+
+	if err := operations(ctx); err != nil {
+		return err
+	}
+
+	o := &s.observed
+	o.Elapsed = time.Since(began)
+	serverCPUAfter, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	etcdCPUAfter, err := s.Etcd.CPU()
+	if err != nil {
+		return err
+	}
+	requestsAfter, err := s.Etcd.Requests(ctx)
+	if err != nil {
+		return err
+	}
+	if o.Memory, err = s.Engine.Memory(); err != nil {
+		return err
+	}
+	o.ServerCPU = serverCPUAfter - serverCPU
+	o.EtcdCPU = etcdCPUAfter - etcdCPU
+	o.EtcdRequests = requestsAfter.Since(requests)
+	delete(o.EtcdRequests, "Put") // the benchmark's own: API servers write in transactions
+	return nil
+}
+
+// Observe counts one operation that took so long.
+func (s *Sample) Observe(latency time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observed.Latencies = append(s.observed.Latencies, latency)
+}
+
+// ops is the number of operations.
+func (o *Observation) ops() int { return len(o.Latencies) }
+
+// Report notes a quantity.
+func (s *Sample) Report(name string, unit Unit, value float64) {
+	s.observed.Figures = append(s.observed.Figures, Figure{Name: name, Unit: unit, Value: value})
+}
+
+// Detail notes a phrase about what was measured.
+func (s *Sample) Detail(format string, args ...any) { s.observed.Detail = fmt.Sprintf(format, args...) }
+
+// Broken notes that the server gave up what it was asked to do.
+func (s *Sample) Broken(format string, args ...any) { s.observed.Broken = fmt.Sprintf(format, args...) }

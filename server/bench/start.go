@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/stratakube/strata/server/bench/internal/process"
+)
+
+var startWorkloads = []Workload{{
+	Name:    "start",
+	Title:   "restart on a filled etcd, then rest",
+	Dataset: configMaps,
+	Alone:   true,
+	Run:     measureStart,
+}}
+
+// measureStart reports how the engine started, which the runner did a moment ago after it had ended its predecessor on the same etcd, and
+// what it holds at rest: when all is loaded and nobody has asked for a LIST.
+func measureStart(ctx context.Context, s *Sample) error {
+	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(s.Sizes.Rest): // the Go runtime gives memory back in the background
+	}
+	cpu, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	memory, err := s.Engine.Memory()
+	if err != nil {
+		return err
+	}
+	s.Report("until /readyz", Seconds, s.Engine.Startup.Ready.Seconds())
+	s.Report("until the first GET", Seconds, s.Engine.Startup.FirstGet.Seconds())
+	s.Report("server CPU until then", Seconds, s.Engine.Startup.CPU.Seconds())
+	s.Report("server CPU until at rest", Seconds, cpu.Seconds())
+	s.Report("resident at rest", Bytes, float64(memory.Resident))
+	s.Report("peak memory of the start", Bytes, float64(memory.Peak))
+	return nil
+}
