@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -34,6 +35,9 @@ type Options struct {
 	// Window bounds the history kept in memory, per etcd cluster. The zero value
 	// means mirror.DefaultWindow.
 	Window mirror.Window
+	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
+	// made. nil means the defaults.
+	Gates featuregate.FeatureGate
 	// Logger receives what an operator should know. Default: slog.Default().
 	Logger *slog.Logger
 }

@@ -31,6 +31,9 @@ type Store struct {
 	newFunc        func() runtime.Object
 	versioner      storage.Versioner
 	group          groupResource
+	// consistentLists and pastLists are the gates ConsistentListFromCache and
+	// ListFromCacheSnapshot: whether memory answers such lists.
+	consistentLists, pastLists bool
 
 	created time.Time
 	ctx     context.Context // ends when the store is destroyed
@@ -42,16 +45,18 @@ var _ storage.Interface = (*Store)(nil)
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
 	s := &Store{
-		etcd:           etcd,
-		mirror:         c.mirror,
-		resource:       r,
-		view:           v,
-		pathPrefix:     c.prefix,
-		resourcePrefix: cfg.ResourcePrefix,
-		newFunc:        cfg.NewFunc,
-		versioner:      storage.APIObjectVersioner{},
-		group:          cfg.GroupResource,
-		created:        time.Now(),
+		etcd:            etcd,
+		mirror:          c.mirror,
+		resource:        r,
+		view:            v,
+		pathPrefix:      c.prefix,
+		resourcePrefix:  cfg.ResourcePrefix,
+		newFunc:         cfg.NewFunc,
+		versioner:       storage.APIObjectVersioner{},
+		group:           cfg.GroupResource,
+		consistentLists: c.opts.enabled(ConsistentListFromCache),
+		pastLists:       c.opts.enabled(ListFromCacheSnapshot),
+		created:         time.Now(),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s

@@ -1,0 +1,516 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"k8s.io/apimachinery/pkg/api/apitesting"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// The suites that upstream exports for implementations of storage.Interface. Each
+// runs on a storage and an etcd of its own. docs/keps.md says which of them cannot
+// run on the engine, and why.
+
+// suite runs an exported suite as a subtest; to be skipped is to fail.
+func suite(t *testing.T, name string, run func(t *testing.T)) {
+	t.Helper()
+	skipped := false
+	t.Run(name, func(t *testing.T) {
+		t.Cleanup(func() { skipped = t.Skipped() })
+		run(t)
+	})
+	if skipped {
+		t.Errorf("%s was skipped", name)
+	}
+}
+
+// TestStorageSuites runs the suites that upstream's cacher runs, on the engine.
+func TestStorageSuites(t *testing.T) {
+	plain := []struct {
+		name string
+		run  func(context.Context, *testing.T, storage.Interface)
+	}{
+		{"CreateWithTTL", storagetesting.RunTestCreateWithTTL},
+		{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist},
+		{"Get", storagetesting.RunTestGet},
+		{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete},
+		{"ConditionalDelete", storagetesting.RunTestConditionalDelete},
+		{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion},
+		{"DeleteWithSuggestionAndConflict", storagetesting.RunTestDeleteWithSuggestionAndConflict},
+		{"DeleteWithConflict", storagetesting.RunTestDeleteWithConflict},
+		{"DeleteWithSuggestionOfDeletedObject", storagetesting.RunTestDeleteWithSuggestionOfDeletedObject},
+		{"ValidateDeletionWithSuggestion", storagetesting.RunTestValidateDeletionWithSuggestion},
+		{"ValidateDeletionWithOnlySuggestionValid", storagetesting.RunTestValidateDeletionWithOnlySuggestionValid},
+		{"PreconditionalDeleteWithSuggestion", storagetesting.RunTestPreconditionalDeleteWithSuggestion},
+		{"PreconditionalDeleteWithOnlySuggestionPass", storagetesting.RunTestPreconditionalDeleteWithOnlySuggestionPass},
+		{"ListPaging", storagetesting.RunTestListPaging},
+		{"GetListRecursivePrefix", storagetesting.RunTestGetListRecursivePrefix},
+		{"NamespaceScopedList", storagetesting.RunTestNamespaceScopedList},
+		{"GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL},
+		{"GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict},
+		{"GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict},
+		{"KeySchema", storagetesting.RunTestKeySchema},
+		{"Watch", storagetesting.RunTestWatch},
+		{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch},
+		{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero},
+		{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery},
+		{"WatcherTimeout", storagetesting.RunTestWatcherTimeout},
+		{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV},
+		{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal},
+		{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch},
+		{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch},
+		{"OptionalWatchBookmarksWithCorrectResourceVersion", storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion},
+		{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility},
+	}
+	for _, s := range plain {
+		suite(t, s.name, func(t *testing.T) {
+			f := setup(t)
+			s.run(contextFor(t), t, f.engine(t))
+		})
+	}
+
+	// These look for what they have created without waiting for it.
+	waiting := []struct {
+		name string
+		run  func(context.Context, *testing.T, storage.Interface)
+	}{
+		{"WatchSemantics", storagetesting.RunWatchSemantics},
+		{"WatchSemanticInitialEventsExtended", storagetesting.RunWatchSemanticInitialEventsExtended},
+		{"WatchListMatchSingle", storagetesting.RunWatchListMatchSingle},
+	}
+	for _, s := range waiting {
+		suite(t, s.name, func(t *testing.T) {
+			f := setup(t)
+			s.run(contextFor(t), t, createAndSee{f.engine(t)})
+		})
+	}
+
+	suite(t, "Create", func(t *testing.T) {
+		f := setup(t)
+		storagetesting.RunTestCreate(contextFor(t), t, f.engine(t), f.checkStored(""))
+	})
+	suite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
+		f := setup(t)
+		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, f.engine(t), true)
+	})
+	suite(t, "WatchFromZero", func(t *testing.T) {
+		f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
+		storagetesting.RunTestWatchFromZero(contextFor(t), t, f.engine(t), f.outrun)
+	})
+	suite(t, "CompactRevision", func(t *testing.T) {
+		f := setup(t)
+		storagetesting.RunTestCompactRevision(contextFor(t), t, f.engine(t), f.increaseRV, f.compact)
+	})
+	for _, sizes := range []bool{true, false} {
+		suite(t, fmt.Sprintf("Stats/SizeBasedListCostEstimate=%t", sizes), func(t *testing.T) {
+			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, sizes)
+			f := setup(t)
+			codec := apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion)
+			storagetesting.RunTestStats(contextFor(t), t, f.engine(t), codec, identity.NewEncryptCheckTransformer(), sizes)
+		})
+	}
+
+	// Pages after the first are answered from memory too.
+	paging := []struct {
+		name string
+		run  func(context.Context, *testing.T, storage.Interface, storagetesting.CallsValidation)
+	}{
+		{"ListContinuation", storagetesting.RunTestListContinuation},
+		{"ListPaginationRareObject", storagetesting.RunTestListPaginationRareObject},
+		{"ListContinuationWithFilter", storagetesting.RunTestListContinuationWithFilter},
+	}
+	for _, s := range paging {
+		suite(t, s.name, func(t *testing.T) {
+			f := setup(t)
+			validated := 0
+			s.run(contextFor(t), t, f.engine(t), func(t *testing.T, _, _ uint64) {
+				validated++
+				if got := f.requests.tally(); got.Gets != 0 || got.Ranges != 0 {
+					t.Errorf("etcd was read: %+v", got)
+				}
+			})
+			if validated == 0 {
+				t.Error("the suite did not ask what was read from etcd")
+			}
+		})
+	}
+}
+
+// TestListSuites runs the suites of LIST with the gates that decide where a list is
+// answered. Upstream's gates of the same names tell the suite what to expect.
+func TestListSuites(t *testing.T) {
+	for _, consistent := range []bool{true, false} {
+		for _, past := range []bool{true, false} {
+			t.Run(fmt.Sprintf("ConsistentListFromCache=%t/ListFromCacheSnapshot=%t", consistent, past), func(t *testing.T) {
+				featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ListFromCacheSnapshot, past)
+				if !consistent {
+					featuregatetesting.SetFeatureGateEmulationVersionDuringTest(t, utilfeature.DefaultFeatureGate, version.MustParse("1.33"))
+					featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ConsistentListFromCache, false)
+				}
+				gates := featuregate.NewFeatureGate()
+				if err := errors.Join(gates.Add(Gates()), gates.SetFromMap(map[string]bool{
+					string(ConsistentListFromCache): consistent,
+					string(ListFromCacheSnapshot):   past,
+				})); err != nil {
+					t.Fatal(err)
+				}
+				suite(t, "List", func(t *testing.T) {
+					f := setup(t, withGates(gates))
+					storagetesting.RunTestList(contextFor(t), t, f.engine(t), f.compact, true, f.lists)
+				})
+				suite(t, "ConsistentList", func(t *testing.T) {
+					f := setup(t, withGates(gates))
+					storagetesting.RunTestConsistentList(contextFor(t), t, f.engine(t), f.increaseRV, true, consistent, past)
+				})
+				suite(t, "GetListNonRecursive", func(t *testing.T) {
+					f := setup(t, withGates(gates))
+					storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, f.engine(t))
+				})
+			})
+		}
+	}
+}
+
+// TestStorageSuitesBeyondCacher runs the suites that upstream's cacher does not.
+func TestStorageSuitesBeyondCacher(t *testing.T) {
+	suite(t, "WatchContextCancel", func(t *testing.T) {
+		storagetesting.RunTestWatchContextCancel(contextFor(t), t, setup(t).engine(t))
+	})
+	suite(t, "ProgressNotify", func(t *testing.T) {
+		f := setup(t, func(o *options) {
+			o.etcd = func(c *embed.Config) { c.WatchProgressNotifyInterval = time.Second }
+		})
+		storagetesting.RunOptionalTestProgressNotify(contextFor(t), t, f.engine(t), f.increaseRV)
+	})
+
+	// The suites replace the transformer under way: for a while, or for some keys.
+	withPrefix := []struct {
+		name string
+		run  func(context.Context, *testing.T, *fixture, storagetesting.InterfaceWithPrefixTransformer)
+	}{
+		{"GuaranteedUpdate", func(ctx context.Context, t *testing.T, f *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunTestGuaranteedUpdate(ctx, t, s, f.checkStored(suitePrefix))
+		}},
+		{"GuaranteedUpdateChecksStoredData", func(ctx context.Context, t *testing.T, _ *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunTestGuaranteedUpdateChecksStoredData(ctx, t, s)
+		}},
+		{"ListResourceVersionMatch", func(ctx context.Context, t *testing.T, _ *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunTestListResourceVersionMatch(ctx, t, s)
+		}},
+		{"TransformationFailure", func(ctx context.Context, t *testing.T, _ *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunTestTransformationFailure(ctx, t, s)
+		}},
+		{"WatchError", func(ctx context.Context, t *testing.T, _ *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunTestWatchError(ctx, t, s)
+		}},
+		{"WatchErrorIsBlockingFurtherEvents", func(ctx context.Context, t *testing.T, _ *fixture, s storagetesting.InterfaceWithPrefixTransformer) {
+			storagetesting.RunWatchErrorIsBlockingFurtherEvents(ctx, t, s)
+		}},
+	}
+	for _, s := range withPrefix {
+		suite(t, s.name, func(t *testing.T) {
+			swap := newSwappable(storagetesting.NewPrefixTransformer([]byte(suitePrefix), false))
+			f := setup(t, withTransformer(swap))
+			s.run(contextFor(t), t, f, prefixStore{f.engine(t), swap})
+		})
+	}
+	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
+		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+		swap := newSwappable(identity.NewEncryptCheckTransformer())
+		f := setup(t, withTransformer(swap))
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, corruptibleStore{createAndSee{f.engine(t)}, swap})
+	})
+}
+
+// TestStorageSuitesFromEtcd runs, on the adapter without a mirror, what contradicts a
+// KEP: resource version 0 ignores the limit (KEP-2340, row L6), so a list at 0 with a
+// limit has no continue token that the suite could go on with.
+func TestStorageSuitesFromEtcd(t *testing.T) {
+	suite(t, "ListInconsistentContinuation", func(t *testing.T) {
+		f := setup(t, fromEtcd)
+		storagetesting.RunTestListInconsistentContinuation(contextFor(t), t, f, f.compact)
+	})
+	suite(t, "List", func(t *testing.T) { // with the two cases that it skips for caches
+		f := setup(t, fromEtcd)
+		storagetesting.RunTestList(contextFor(t), t, f, f.compact, false, f.lists)
+	})
+}
+
+const suitePrefix = "test!" // what the suites' transformer puts in front of values
+
+// prefixStore lets a suite change the prefix transformer of a storage.
+type prefixStore struct {
+	storage.Interface
+	swap *swappable
+}
+
+func (s prefixStore) UpdatePrefixTransformer(modify storagetesting.PrefixTransformerModifier) func() {
+	before := s.swap.get()
+	changed := *before.(*storagetesting.PrefixTransformer)
+	s.swap.set(modify(&changed))
+	return func() { s.swap.set(before) }
+}
+
+// corruptibleStore lets a suite corrupt everything that is stored.
+type corruptibleStore struct {
+	storage.Interface
+	swap *swappable
+}
+
+func (s corruptibleStore) CorruptTransformer() func() {
+	before := s.swap.get()
+	s.swap.set(corrupting{before})
+	return func() { s.swap.set(before) }
+}
+
+type corrupting struct{ transformer }
+
+func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
+	return nil, false, errors.New("bits flipped")
+}
+
+// createAndSee is a storage that returns from Create when memory has the object.
+type createAndSee struct{ *Store }
+
+func (s createAndSee) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	if err := s.Store.Create(ctx, key, obj, out, ttl); err != nil {
+		return err
+	}
+	rev, err := s.versioner.ObjectResourceVersion(out)
+	if err != nil {
+		return err
+	}
+	seen := &example.Pod{}
+	if err := s.Get(ctx, key, storage.GetOptions{ResourceVersion: fmt.Sprint(rev)}, seen); err != nil {
+		return err
+	}
+	if !apiequality.Semantic.DeepEqual(seen, out) {
+		return fmt.Errorf("memory has %+v, created %+v", seen, out)
+	}
+	return nil
+}
+
+// checkStored returns a check of the value in etcd: it decodes and holds nothing that
+// only a server knows.
+func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
+	return func(ctx context.Context, t *testing.T, key string) {
+		resp, err := f.client.KV.Get(ctx, key)
+		if err != nil || len(resp.Kvs) != 1 {
+			t.Fatalf("read %s: %v, %d values", key, err, len(resp.Kvs))
+		}
+		data, ok := strings.CutPrefix(string(resp.Kvs[0].Value), prefix)
+		if !ok {
+			t.Fatalf("stored value %q lacks the prefix %q", data, prefix)
+		}
+		obj, err := runtime.Decode(f.codec, []byte(data))
+		if err != nil {
+			t.Fatalf("decode %q: %v", data, err)
+		}
+		if pod := obj.(*example.Pod); pod.ResourceVersion != "" || pod.SelfLink != "" {
+			t.Errorf("stored with resource version %q and self link %q", pod.ResourceVersion, pod.SelfLink)
+		}
+	}
+}
+
+// increaseRV moves etcd's revision by a write that no mirror sees.
+func (f *fixture) increaseRV(ctx context.Context, t *testing.T) int64 {
+	resp, err := f.client.Put(ctx, "increaseRV", "ok")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Header.Revision
+}
+
+// compact compacts etcd as a kube-apiserver does, and returns when the storage knows.
+func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion string) {
+	rev := parseRevision(t, resourceVersion)
+	turn, _, _, err := etcd3.Compact(ctx, f.client.Client, 0, rev)
+	if err == nil && turn > 1 {
+		// It was not this server's turn; now that the count is known, it is.
+		_, _, _, err = etcd3.Compact(ctx, f.client.Client, turn, rev)
+	}
+	if err != nil {
+		t.Fatalf("compact to %d: %v", rev, err)
+	}
+	if utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) { // upstream's compactor follows others
+		eventually(t, "the compaction is noticed", func() bool { return f.CompactRevision() == rev })
+	}
+}
+
+// outrun compacts etcd to the revision and writes so much that it leaves the window
+// too: upstream's cacher forgets events at a compaction, here they stay as long as
+// there is room (KEP-4988).
+func (f *fixture) outrun(ctx context.Context, t *testing.T, resourceVersion string) {
+	rev := parseRevision(t, resourceVersion)
+	ballast := strings.Repeat("x", 512<<10)
+	for i := 0; ; i++ {
+		if _, err := f.client.Put(ctx, testPrefix+"ballast", ballast); err != nil {
+			t.Fatal(err)
+		}
+		f.catchUp(t)
+		_, floor, err := f.engine(t).resource.Oldest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if floor >= rev {
+			break
+		}
+		if i == 100 {
+			t.Fatalf("after %d MiB history still reaches back to %d", i/2, floor)
+		}
+	}
+	f.compact(ctx, t, resourceVersion)
+}
+
+func parseRevision(t testing.TB, resourceVersion string) int64 {
+	t.Helper()
+	rev, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int64(rev)
+}
+
+// TestRecordersRecord shows that what the suites count is counted: a list that is
+// read from etcd is recorded, one that memory answers is not.
+func TestRecordersRecord(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		opts  []func(*options)
+		lists int
+		want  tally
+	}{
+		{"from etcd", []func(*options){fromEtcd}, 1, tally{Ranges: 1}},
+		{"uncached", []func(*options){uncached}, 1, tally{Ranges: 1}},
+		{"from memory", nil, 0, tally{Revisions: 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := setup(t, c.opts...)
+			f.create(t, newPod("a"))
+			f.reads.GetReadsAndReset()
+			ctx := context.WithValue(contextFor(t), storagetesting.RecorderContextKey, t.Name())
+			got := f.requests.during(func() {
+				list := &example.PodList{}
+				if err := f.GetList(ctx, "/pods/", everything(), list); err != nil || len(list.Items) != 1 {
+					t.Fatalf("%d pods, %v", len(list.Items), err)
+				}
+			})
+			if got != c.want {
+				t.Errorf("asked of etcd: %+v, want %+v", got, c.want)
+			}
+			if reads := f.reads.GetReadsAndReset(); reads != uint64(got.Revisions+got.Gets+got.Ranges) {
+				t.Errorf("upstream's recorder saw %d reads, want those of %+v", reads, got)
+			}
+			if n := len(f.lists.ListRequestForKey(t.Name())); n != c.lists {
+				t.Errorf("upstream's recorder saw %d lists, want %d", n, c.lists)
+			}
+		})
+	}
+}
+
+// TestEverySuiteIsCalled fails if upstream exports a suite that the tests and
+// benchmarks of this package do not call, or if a suite learns to skip itself in a
+// way that is not accounted for.
+func TestEverySuiteIsCalled(t *testing.T) {
+	out, err := exec.CommandContext(contextFor(t), "go", "list", "-f", "{{.Dir}}", "k8s.io/apiserver/pkg/storage/testing").Output()
+	if err != nil {
+		t.Fatalf("find upstream's suites: %v", err)
+	}
+	exported := map[string]bool{}
+	skips := map[string]int{}
+	for _, file := range parseDir(t, strings.TrimSpace(string(out)), "*.go") {
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || f.Recv != nil {
+				continue
+			}
+			if f.Name.IsExported() && strings.HasPrefix(f.Name.Name, "Run") {
+				exported[f.Name.Name] = true
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				if s, ok := n.(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "Skip") {
+					skips[f.Name.Name]++
+				}
+				return true
+			})
+		}
+	}
+	called := map[string]bool{}
+	for _, file := range parseDir(t, ".", "*_test.go") {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok {
+				if pkg, ok := s.X.(*ast.Ident); ok && pkg.Name == "storagetesting" {
+					called[s.Sel.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	var tests, benchmarks int
+	for name := range exported {
+		if strings.HasPrefix(name, "RunBenchmark") {
+			benchmarks++
+		} else {
+			tests++
+		}
+		if !called[name] {
+			t.Errorf("%s is not called", name)
+		}
+	}
+	if tests != 55 || benchmarks != 3 {
+		t.Errorf("upstream exports %d tests and %d benchmarks, docs/keps.md counts 55 and 3", tests, benchmarks)
+	}
+	// RunTestList skips two cases for caches, which TestStorageSuitesFromEtcd runs;
+	// RunTestWatchFromZero skips its end if it is given no way to compact.
+	for name, n := range skips {
+		if want := map[string]int{"RunTestList": 1, "RunTestWatchFromZero": 1}[name]; n != want {
+			t.Errorf("%s can skip in %d places, want %d", name, n, want)
+		}
+	}
+}
+
+// parseDir parses the files of a directory that match the pattern.
+func parseDir(t *testing.T, dir, pattern string) []*ast.File {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no %s in %s: %v", pattern, dir, err)
+	}
+	slices.Sort(paths)
+	var files []*ast.File
+	for _, path := range paths {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}

@@ -1,0 +1,30 @@
+package kubestorage
+
+import "k8s.io/component-base/featuregate"
+
+// Gates of the engine. Each turns the behaviour of one KEP off; what memory would
+// have answered is then read from etcd.
+const (
+	// ConsistentListFromCache answers a LIST without resource version from memory
+	// (KEP-2340).
+	ConsistentListFromCache featuregate.Feature = "ConsistentListFromCache"
+	// ListFromCacheSnapshot answers a LIST at an exact revision, and all pages of a
+	// list but the first, from memory (KEP-4988).
+	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
+)
+
+// Gates returns the gates of the engine with their defaults, to be added to a feature gate.
+func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
+	return map[featuregate.Feature]featuregate.FeatureSpec{
+		ConsistentListFromCache: {Default: true, PreRelease: featuregate.GA},
+		ListFromCacheSnapshot:   {Default: true, PreRelease: featuregate.Beta},
+	}
+}
+
+// enabled reads a gate; without a feature gate the defaults hold.
+func (o *Options) enabled(f featuregate.Feature) bool {
+	if o.Gates == nil {
+		return Gates()[f].Default
+	}
+	return o.Gates.Enabled(f)
+}

@@ -1,0 +1,513 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/api/apitesting"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/utils/clock"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// patience bounds every wait of the tests. Nothing waits that long unless it fails.
+const patience = 30 * time.Second
+
+const testPrefix = "/registry/"
+
+var (
+	scheme = runtime.NewScheme()
+	codecs = serializer.NewCodecFactory(scheme)
+)
+
+func init() {
+	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+	utilruntime.Must(example.AddToScheme(scheme))
+	utilruntime.Must(examplev1.AddToScheme(scheme))
+}
+
+// fixture is a storage of the example API's pods on an etcd of its own.
+type fixture struct {
+	storage.Interface // a *Store, or upstream's store if the cluster reads from etcd
+	destroy           func()
+
+	cluster *cluster
+	client  *kubernetes.Client
+	codec   *countingCodec
+
+	// What the fixture's client asked of etcd.
+	requests *requests
+	reads    *storagetesting.KVRecorder
+	lists    *storagetesting.KubernetesRecorder
+}
+
+// options of a fixture.
+type options struct {
+	etcd        func(*embed.Config)
+	store       StoreConfig
+	engine      Options
+	source      func(mirror.Source) mirror.Source // between etcd and the mirror
+	fromEtcd    bool                              // no mirror: the cluster reads from etcd
+	beforeReady bool                              // do not wait until the resource is loaded
+	dataBefore  func(*kubernetes.Client)          // called before anything reads etcd
+}
+
+func withTransformer(t transformer) func(*options) {
+	return func(o *options) { o.store.Transformer = t }
+}
+
+func withSource(wrap func(mirror.Source) mirror.Source) func(*options) {
+	return func(o *options) { o.source = wrap }
+}
+
+func withWindow(w mirror.Window) func(*options) {
+	return func(o *options) { o.engine.Window = w }
+}
+
+func withGates(g featuregate.FeatureGate) func(*options) {
+	return func(o *options) { o.engine.Gates = g }
+}
+
+func withData(put func(*kubernetes.Client)) func(*options) {
+	return func(o *options) { o.dataBefore = put }
+}
+
+func fromEtcd(o *options)    { o.fromEtcd = true }
+func beforeReady(o *options) { o.beforeReady = true }
+func uncached(o *options)    { o.store.Uncached = true }
+
+// setup starts an etcd and makes a storage on it. Unless told otherwise the storage
+// is a Store whose resource is loaded.
+func setup(t testing.TB, opts ...func(*options)) *fixture {
+	t.Helper()
+	codec := &countingCodec{Codec: apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion)}
+	o := options{
+		store: StoreConfig{
+			Codec:          codec,
+			GroupResource:  schema.GroupResource{Resource: "pods"},
+			ResourcePrefix: "/pods/",
+			NewFunc:        func() runtime.Object { return &example.Pod{} },
+			NewListFunc:    func() runtime.Object { return &example.PodList{} },
+			GetAttrs:       podAttrs,
+			Transformer:    identity.NewEncryptCheckTransformer(),
+			// Leases are shared for this long; the suites wait for one to expire.
+			Leases: etcd3.LeaseManagerConfig{ReuseDurationSeconds: 1, MaxObjectCount: 1000},
+		},
+		engine: Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
+	}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	client := startEtcd(t, o.etcd)
+	f := &fixture{client: client, codec: codec}
+	f.requests = &requests{KV: client.KV}
+	f.reads = storagetesting.NewKVRecorder(f.requests)
+	client.KV = f.reads
+	f.lists = storagetesting.NewKubernetesRecorder(client.Kubernetes)
+	client.Kubernetes = f.lists
+	if o.dataBefore != nil {
+		o.dataBefore(client)
+	}
+
+	var source mirror.Source
+	if !o.fromEtcd {
+		if source = findSource(client, testPrefix, o.engine.Logger); source == nil {
+			t.Fatal("the embedded etcd cannot feed a mirror")
+		}
+		if o.source != nil {
+			source = o.source(source)
+		}
+	}
+	compactor := etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)
+	c, err := startCluster(client, compactor, source, testPrefix, o.engine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.close)
+	f.cluster = c
+	f.Interface, f.destroy, err = c.open(o.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.destroy)
+	if s, ok := f.Interface.(*Store); ok && !o.beforeReady {
+		if err := s.resource.WaitReady(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// engine returns the fixture's storage, which has to be served from memory.
+func (f *fixture) engine(t testing.TB) *Store {
+	t.Helper()
+	s, ok := f.Interface.(*Store)
+	if !ok {
+		t.Fatalf("the storage is a %T, want it served from memory", f.Interface)
+	}
+	return s
+}
+
+// catchUp returns when memory has what etcd has.
+func (f *fixture) catchUp(t testing.TB) {
+	t.Helper()
+	if err := f.engine(t).consistent(contextFor(t)); err != nil {
+		t.Fatalf("memory did not catch up with etcd: %v", err)
+	}
+}
+
+// contextFor returns a context that ends with the test, or after patience.
+func contextFor(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually returns when the condition holds, looking again every 10 ms.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %s for: %s", patience, what)
+		}
+	}
+}
+
+// startEtcd runs an etcd inside the test on a unix socket, and returns a client of it.
+func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "client.sock")
+
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dir, "data")
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	if configure != nil {
+		configure(cfg)
+	}
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatalf("start etcd: %v", err)
+	}
+	t.Cleanup(server.Close)
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-time.After(patience):
+		t.Fatal("etcd does not get ready")
+	}
+	client, err := kubernetes.New(clientv3.Config{
+		Endpoints:   []string{"unix://" + socket},
+		DialTimeout: patience,
+		DialOptions: []grpc.DialOption{grpc.WithBlock()}, //nolint:staticcheck // as the client under test
+		Logger:      zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatalf("connect to etcd: %v", err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// requests counts what a client asks of etcd.
+type requests struct {
+	clientv3.KV
+	revisions atomic.Int64 // reads of etcd's revision alone
+	gets      atomic.Int64 // reads of one key
+	ranges    atomic.Int64 // reads of many
+	writes    atomic.Int64 // transactions, puts and deletions
+}
+
+func (r *requests) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	switch op := clientv3.OpGet(key, opts...); {
+	case op.RangeBytes() != nil:
+		r.ranges.Add(1)
+	case op.IsCountOnly():
+		r.revisions.Add(1)
+	default:
+		r.gets.Add(1)
+	}
+	return r.KV.Get(ctx, key, opts...)
+}
+
+func (r *requests) Put(ctx context.Context, key, value string, opts ...clientv3.OpOption) (*clientv3.PutResponse, error) {
+	r.writes.Add(1)
+	return r.KV.Put(ctx, key, value, opts...)
+}
+
+func (r *requests) Delete(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.DeleteResponse, error) {
+	r.writes.Add(1)
+	return r.KV.Delete(ctx, key, opts...)
+}
+
+func (r *requests) Txn(ctx context.Context) clientv3.Txn {
+	r.writes.Add(1)
+	return r.KV.Txn(ctx)
+}
+
+// tally is a reading of requests.
+type tally struct{ Revisions, Gets, Ranges, Writes int64 }
+
+// during returns what was asked of etcd while f ran.
+func (r *requests) during(f func()) tally {
+	before := r.tally()
+	f()
+	after := r.tally()
+	return tally{
+		Revisions: after.Revisions - before.Revisions,
+		Gets:      after.Gets - before.Gets,
+		Ranges:    after.Ranges - before.Ranges,
+		Writes:    after.Writes - before.Writes,
+	}
+}
+
+func (r *requests) tally() tally {
+	return tally{r.revisions.Load(), r.gets.Load(), r.ranges.Load(), r.writes.Load()}
+}
+
+// countingCodec takes note of what is decoded.
+type countingCodec struct {
+	runtime.Codec
+	decodes atomic.Int64
+	mu      sync.Mutex
+	names   []string
+}
+
+func (c *countingCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, gvk, err := c.Codec.Decode(data, defaults, into)
+	c.decodes.Add(1)
+	name := "?"
+	if m, ok := obj.(metav1.Object); ok {
+		name = m.GetName()
+	}
+	c.mu.Lock()
+	c.names = append(c.names, name)
+	c.mu.Unlock()
+	return obj, gvk, err
+}
+
+// during returns the names of the objects decoded while f ran.
+func (c *countingCodec) during(f func()) []string {
+	c.mu.Lock()
+	before := len(c.names)
+	c.mu.Unlock()
+	f()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.names[before:]...)
+}
+
+// podAttrs are the labels of a pod and the fields that the suites select by.
+func podAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	pod, ok := obj.(*example.Pod)
+	if !ok {
+		return nil, nil, fmt.Errorf("%T is not a pod", obj)
+	}
+	return pod.Labels, fields.Set{
+		"metadata.name":      pod.Name,
+		"metadata.namespace": pod.Namespace,
+		"spec.nodeName":      pod.Spec.NodeName,
+		"spec.restartPolicy": string(pod.Spec.RestartPolicy),
+		"status.phase":       string(pod.Status.Phase),
+	}, nil
+}
+
+func newPod(name string) *example.Pod {
+	return &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+}
+
+func podKey(pod *example.Pod) string { return "/pods/" + pod.Namespace + "/" + pod.Name }
+
+// create stores the pods and returns them as stored.
+func (f *fixture) create(t testing.TB, pods ...*example.Pod) []*example.Pod {
+	t.Helper()
+	var stored []*example.Pod
+	for _, pod := range pods {
+		out := &example.Pod{}
+		if err := f.Create(contextFor(t), podKey(pod), pod, out, 0); err != nil {
+			t.Fatalf("create %s: %v", pod.Name, err)
+		}
+		stored = append(stored, out)
+	}
+	return stored
+}
+
+// update sets an annotation of the pod to a value and returns the pod as stored.
+func (f *fixture) update(t testing.TB, pod *example.Pod, value string) *example.Pod {
+	t.Helper()
+	out := &example.Pod{}
+	err := f.GuaranteedUpdate(contextFor(t), podKey(pod), out, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+		metav1.SetMetaDataAnnotation(&obj.(*example.Pod).ObjectMeta, "value", value)
+		return obj, nil
+	}), nil)
+	if err != nil {
+		t.Fatalf("update %s: %v", pod.Name, err)
+	}
+	return out
+}
+
+// remove deletes the pod and returns its last state.
+func (f *fixture) remove(t testing.TB, pod *example.Pod) *example.Pod {
+	t.Helper()
+	out := &example.Pod{}
+	if err := f.Delete(contextFor(t), podKey(pod), out, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+		t.Fatalf("delete %s: %v", pod.Name, err)
+	}
+	return out
+}
+
+// everything is a list of all pods, linearizable.
+func everything() storage.ListOptions {
+	return storage.ListOptions{Predicate: storage.Everything, Recursive: true}
+}
+
+// list returns the pods that the options select.
+func (f *fixture) list(t testing.TB, opts storage.ListOptions) *example.PodList {
+	t.Helper()
+	list := &example.PodList{}
+	if err := f.GetList(contextFor(t), "/pods/", opts, list); err != nil {
+		t.Fatalf("list: %v", err)
+	}
+	return list
+}
+
+func podNames(list *example.PodList) string {
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// watchPods begins a watch that ends with the test.
+func (f *fixture) watchPods(t testing.TB, opts storage.ListOptions) watch.Interface {
+	t.Helper()
+	w, err := f.Watch(contextFor(t), "/pods/", opts)
+	if err != nil {
+		t.Fatalf("watch: %v", err)
+	}
+	t.Cleanup(w.Stop)
+	return w
+}
+
+// after are the options of a watch of all pods after the revision.
+func afterRevision(resourceVersion string) storage.ListOptions {
+	opts := everything()
+	opts.ResourceVersion = resourceVersion
+	return opts
+}
+
+// next returns the watch's next event; its object is the caller's.
+func next(t testing.TB, w watch.Interface) watch.Event {
+	t.Helper()
+	select {
+	case e, ok := <-w.ResultChan():
+		if !ok {
+			t.Fatal("the watch has ended, want an event")
+		}
+		if shared, ok := e.Object.(runtime.CacheableObject); ok {
+			e.Object = shared.GetObject()
+		}
+		return e
+	case <-time.After(patience):
+		t.Fatalf("no event in %s", patience)
+	}
+	return watch.Event{}
+}
+
+// nextPod returns the pod of the next event, which has to be of the type.
+func nextPod(t testing.TB, w watch.Interface, want watch.EventType) *example.Pod {
+	t.Helper()
+	e := next(t, w)
+	pod, ok := e.Object.(*example.Pod)
+	if e.Type != want || !ok {
+		t.Fatalf("got %s %+v, want %s of a pod", e.Type, e.Object, want)
+	}
+	return pod
+}
+
+// nextStatus returns the status of the next event, which has to be an error.
+func nextStatus(t testing.TB, w watch.Interface) metav1.Status {
+	t.Helper()
+	e := next(t, w)
+	status, ok := e.Object.(*metav1.Status)
+	if e.Type != watch.Error || !ok {
+		t.Fatalf("got %s %+v, want an error", e.Type, e.Object)
+	}
+	return *status
+}
+
+// ended returns when the watch's channel is closed, skipping what is still in it.
+func ended(t testing.TB, w watch.Interface) {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case _, ok := <-w.ResultChan():
+			if !ok {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("the watch did not end in %s", patience)
+		}
+	}
+}
+
+// swappable is a transformer that a test replaces while the storage runs.
+type swappable struct{ current atomic.Pointer[transformer] }
+
+func newSwappable(t transformer) *swappable {
+	s := &swappable{}
+	s.set(t)
+	return s
+}
+
+func (s *swappable) get() transformer  { return *s.current.Load() }
+func (s *swappable) set(t transformer) { s.current.Store(&t) }
+
+func (s *swappable) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	return s.get().TransformFromStorage(ctx, data, dataCtx)
+}
+
+func (s *swappable) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	return s.get().TransformToStorage(ctx, data, dataCtx)
+}
