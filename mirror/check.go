@@ -9,7 +9,7 @@ import (
 // on the writer. Cost is O(everything); for tests.
 func (m *Mirror) check() error {
 	now := m.clock.rev.Load()
-	unclaimed := int64(0)
+	unclaimed, history := int64(0), int64(0)
 	for prefix, r := range m.byPrefix {
 		if err := r.check(now); err != nil {
 			return fmt.Errorf("%s: %w", prefix, err)
@@ -17,6 +17,11 @@ func (m *Mirror) check() error {
 		if !r.owned {
 			unclaimed += r.bytes
 		}
+		history += r.history.bytes
+	}
+	// I7: what is counted as history is what the logs hold, and is bounded.
+	if counted := m.stats.historyBytes.Load(); counted != history || history > m.opts.Window.MaxBytes {
+		return fmt.Errorf("counts %d bytes of history, holds %d, limit %d", counted, history, m.opts.Window.MaxBytes)
 	}
 	if unclaimed > m.opts.UnclaimedBytes {
 		return fmt.Errorf("%d bytes held for nobody, limit %d", unclaimed, m.opts.UnclaimedBytes) // I7
@@ -27,6 +32,9 @@ func (m *Mirror) check() error {
 func (r *Resource) check(now Revision) error {
 	lin := r.cur.Load()
 	if lin == nil {
+		if r.history.bytes != 0 {
+			return fmt.Errorf("counts %d bytes of history, holds none", r.history.bytes)
+		}
 		return nil
 	}
 	head := lin.head.Load()
@@ -50,37 +58,39 @@ func (r *Resource) check(now Revision) error {
 		}
 	}
 	// I3: in revision order, above the floor, up to the clock.
-	last := lin.log.Floor()
+	last, history := lin.log.Floor(), int64(0)
 	for seq := lin.log.First(); seq < lin.log.End(); seq++ {
 		e := lin.log.At(seq)
 		if e.Rev < last || e.Rev == lin.log.Floor() || e.Rev > now {
 			return fmt.Errorf("event of %d after %d, floor %d, clock %d", e.Rev, last, lin.log.Floor(), now)
 		}
 		last = e.Rev
+		history += e.historyBytes()
 		if e.Prev != nil && !e.Prev.hasValue() {
 			missing++
 		}
 	}
-	if r.prefix != r.m.opts.Prefix { // carving leaves the root's past as it was
-		if bytes != r.bytes || missing != r.missing {
-			return fmt.Errorf("counts %d bytes, %d without value; holds %d, %d", r.bytes, r.missing, bytes, missing)
+	if bytes != r.bytes || missing != r.missing || history != r.history.bytes {
+		return fmt.Errorf("counts %d bytes, %d without value, %d of history; holds %d, %d, %d", r.bytes, r.missing, r.history.bytes, bytes, missing, history)
+	}
+	// The log leads from the oldest version, through every checkpoint, to the head.
+	cps := *lin.checkpoints.Load()
+	if cps[0].rev < lin.log.Floor() {
+		return fmt.Errorf("oldest version %d is below the floor %d", cps[0].rev, lin.log.Floor())
+	}
+	for _, to := range append(slices.Clone(cps[1:]), head) {
+		if to.rev < cps[0].rev {
+			continue // the oldest was made of the head
 		}
-		// The log leads from the oldest version, through every checkpoint, to the head.
-		cps := *lin.checkpoints.Load()
-		if cps[0].rev < lin.log.Floor() {
-			return fmt.Errorf("oldest version %d is below the floor %d", cps[0].rev, lin.log.Floor())
+		v, ok := lin.roll(cps[0], to.rev)
+		if !ok {
+			return fmt.Errorf("cannot roll %d to %d", cps[0].rev, to.rev)
 		}
-		for _, to := range append(slices.Clone(cps[1:]), head) {
-			v, ok := lin.roll(cps[0], to.rev)
-			if !ok {
-				return fmt.Errorf("cannot roll %d to %d", cps[0].rev, to.rev)
-			}
-			if got, want := slices.Collect(v.tree.All("", "")), slices.Collect(to.tree.All("", "")); !slices.Equal(got, want) {
-				return fmt.Errorf("rolled from %d, version %d differs", cps[0].rev, to.rev)
-			}
-			if to.seq != v.seq {
-				return fmt.Errorf("version %d continues at %d, want %d", to.rev, to.seq, v.seq)
-			}
+		if got, want := slices.Collect(v.tree.All("", "")), slices.Collect(to.tree.All("", "")); !slices.Equal(got, want) {
+			return fmt.Errorf("rolled from %d, version %d differs", cps[0].rev, to.rev)
+		}
+		if to.seq != v.seq {
+			return fmt.Errorf("version %d continues at %d, want %d", to.rev, to.seq, v.seq)
 		}
 	}
 	return nil

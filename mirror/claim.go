@@ -46,10 +46,22 @@ func (r *Resource) show() {
 	if lin == nil || !lin.private {
 		return
 	}
-	shown := newLineage(lin.head.Load(), lin.log, false)
-	shown.checkpoints.Store(lin.checkpoints.Load())
+	shown := newLineage((*lin.checkpoints.Load())[0], lin.log, false)
+	shown.head.Store(lin.head.Load())
+	shown.addCheckpoints(r.m.opts.CheckpointEvents)
 	r.cur.Store(shown)
 	r.changed.wake()
+}
+
+// addCheckpoints keeps a version after every so many events since the last one.
+func (l *lineage) addCheckpoints(events int) {
+	cps := *l.checkpoints.Load()
+	last, end := cps[len(cps)-1], l.log.End()
+	for last.seq+uint64(events) < end {
+		last, _ = l.roll(last, l.log.At(last.seq+uint64(events)).Rev)
+		cps = append(cps[:len(cps):len(cps)], last)
+	}
+	l.checkpoints.Store(&cps)
 }
 
 // drop empties an excluded resource.
@@ -63,6 +75,7 @@ func (m *Mirror) drop(r *Resource) {
 func (r *Resource) end() {
 	if old := r.cur.Swap(nil); old != nil {
 		old.log.Abandon()
+		r.forget()
 	}
 	r.changed.wake()
 }
@@ -90,77 +103,95 @@ func (m *Mirror) abandon(r *Resource) {
 }
 
 // carve moves the keys of r, with their history, out of the resource that has
-// held them so far. The past of the root, which nobody can read, still contains
-// them until it leaves the window; any other parent loses its past. Writer only.
+// held them so far: each of the two gets a lineage of its own. Cost is
+// O(events and entries moved + events of the parent). Writer only.
 func (m *Mirror) carve(parent, r *Resource) {
 	start, end := r.prefix, prefixEnd(r.prefix)
 	from := parent.cur.Load()
-	cut := func(t tree) tree {
-		var entries []*Entry
-		for e := range t.All(start, end) {
-			// A resource below r, carved earlier, may still be in the parent's past.
-			if m.route(e.Key()) == r {
-				entries = append(entries, e)
-			}
-		}
-		return btree.Build(entries)
-	}
+	oldest, present := (*from.checkpoints.Load())[0], from.head.Load()
+	was := parent.history
 
-	oldest := (*from.checkpoints.Load())[0]
-	base := &version{rev: oldest.rev, tree: cut(oldest.tree)}
-	head := base
-	log := eventlog.New[Event](from.log.Floor())
+	var own, rest part
+	own.begin(from, between(oldest.tree, start, end))
+	rest.begin(from, without(oldest.tree, start, end))
+	missing := 0
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
 		e := from.log.At(seq)
-		if k := e.Key(); k < start || k >= end || m.route(k) != r {
+		if k := e.Key(); k < start || k >= end {
+			rest.add(e)
 			continue
 		}
-		log.Append(e)
-		m.window.taken += e.historyBytes() // it will be given back once more
+		own.add(e)
 		if e.Prev != nil && !e.Prev.hasValue() {
-			r.missing++
-		}
-		if e.Rev <= base.rev {
-			base.seq = log.End()
-		} else {
-			head = &version{rev: e.Rev}
+			missing++
 		}
 	}
-	present := from.head.Load()
-	if head != base {
-		head.tree, head.seq = cut(present.tree), log.End()
-	}
-
-	edit := present.tree.Edit()
-	for e := range head.tree.All("", "") {
-		edit.Delete(e.Key())
+	ownLin := own.end(between(present.tree, start, end), true) // shown when no value is missing
+	restLin := rest.end(without(present.tree, start, end), !parent.owned)
+	for e := range ownLin.head.Load().tree.All("", "") {
 		if e.hasValue() {
 			r.bytes += e.Size()
-			parent.bytes -= e.Size()
 		} else {
-			r.missing++
-			parent.missing--
+			missing++
 		}
 	}
-	rest := &version{rev: present.rev, tree: edit.Tree(), seq: present.seq}
-	if parent.prefix == m.opts.Prefix {
-		from.head.Store(rest)
-	} else {
-		rest.rev, rest.seq = m.clock.rev.Load(), 0
-		parent.begin(newLineage(rest, eventlog.New[Event](rest.rev), !parent.owned))
-		parent.missing = 0
-		for e := range rest.tree.All("", "") {
-			if !e.hasValue() {
-				parent.missing++
-			}
-		}
-	}
+	r.missing = missing
+	parent.missing -= missing
+	parent.bytes -= r.bytes
 
+	parent.begin(restLin)
 	r.loading = false
 	r.generation++
-	lin := newLineage(base, log, true) // shown when no value is missing
-	lin.head.Store(head)
-	r.begin(lin)
+	r.begin(ownLin)
+	parent.history = history{marks: was.marks, bytes: rest.bytes, fresh: was.fresh}
+	r.history = history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes}
+	m.stats.historyBytes.Add(rest.bytes + own.bytes)
+}
+
+// between returns the part of t with start <= key < end.
+func between(t tree, start, end string) tree {
+	return btree.Build(slices.Collect(t.All(start, end)))
+}
+
+// without returns the rest of t.
+func without(t tree, start, end string) tree {
+	edit := t.Edit()
+	for e := range t.All(start, end) {
+		edit.Delete(e.Key())
+	}
+	return edit.Tree()
+}
+
+// part is a lineage made of some of the keys of another one.
+type part struct {
+	base  *version // the oldest
+	log   *eventLog
+	last  Revision // of the events after base, 0 if there are none
+	bytes int64    // of history
+}
+
+func (p *part) begin(from *lineage, base tree) {
+	p.base = &version{rev: (*from.checkpoints.Load())[0].rev, tree: base}
+	p.log = eventlog.New[Event](from.log.Floor())
+}
+
+func (p *part) add(e *Event) {
+	p.log.Append(e)
+	p.bytes += e.historyBytes()
+	if e.Rev <= p.base.rev {
+		p.base.seq = p.log.End()
+	} else {
+		p.last = e.Rev
+	}
+}
+
+// end returns the lineage, given its keys at present.
+func (p *part) end(present tree, private bool) *lineage {
+	lin := newLineage(p.base, p.log, private)
+	if p.last > 0 {
+		lin.head.Store(&version{rev: p.last, tree: present, seq: p.log.End()})
+	}
+	return lin
 }
 
 // diverged abandons a resource whose feed contradicts what is held, and lists it anew.
@@ -223,8 +254,12 @@ func (m *Mirror) install(r *Resource, l loadedList) {
 	}
 	if len(t.events) > 0 {
 		t.commit()
-		m.account(t, m.clock.rev.Load())
+		lin.head.Load().prev.Store(nil)
 	}
 	// Only now: a reader takes the lineage for complete up to the clock (I8).
 	r.begin(lin)
+	if len(t.events) > 0 {
+		m.stats.events.Add(int64(len(t.events)))
+		m.remember(r, m.clock.rev.Load(), t.events)
+	}
 }

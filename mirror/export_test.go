@@ -26,3 +26,6 @@ func (m *Mirror) HoldWriter() (release func()) {
 
 // ReadyChanged returns a channel that is closed when the resource changes.
 func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
+
+// Versions returns how many versions of the past are held.
+func (r *Resource) Versions() int { return len(*r.cur.Load().checkpoints.Load()) }

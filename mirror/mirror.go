@@ -41,7 +41,6 @@ type Mirror struct {
 
 	// Writer's own.
 	byPrefix map[string]*Resource
-	window   window
 	touched  []*txn
 }
 
@@ -57,7 +56,6 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1), byPrefix: map[string]*Resource{}}
 	m.reads.kick = make(chan struct{}, 1)
-	m.window.Window = opts.Window
 	m.mu.resources = map[string]*Resource{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	// The root holds every key that nobody has claimed.
@@ -273,8 +271,6 @@ func (m *Mirror) installAll(l loadedList) {
 		r := m.route(e.Key())
 		parts[r] = append(parts[r], e)
 	}
-	m.window.marks = nil
-	m.window.cut = m.window.taken
 	// Build everything, then swap everything, then move the clock: readers wait
 	// for the last two steps only.
 	lineages := make(map[*Resource]*lineage, len(m.byPrefix))
@@ -335,6 +331,7 @@ func (r *Resource) begin(lin *lineage) {
 	r.sinceCheckpoint = 0
 	if old := r.cur.Swap(lin); old != nil {
 		old.log.Abandon()
+		r.forget()
 	}
 	r.changed.wake()
 }
@@ -402,6 +399,7 @@ func (m *Mirror) follow(ctx context.Context) error {
 		case <-m.kick:
 			m.obey()
 		case <-trim.C:
+			m.age(time.Now())
 			m.countUnclaimed()
 		case err := <-ended:
 			return err
@@ -409,9 +407,6 @@ func (m *Mirror) follow(ctx context.Context) error {
 			if r.lists == m.lists.Load() {
 				return r.err
 			}
-		}
-		if rev := m.window.due(time.Now()); rev > 0 {
-			m.trim(rev)
 		}
 		m.applyCompaction()
 	}
@@ -484,22 +479,13 @@ func (m *Mirror) commit(through Revision) {
 		m.clock.publish(through)
 	}
 	for _, t := range m.touched {
+		t.lin.head.Load().prev.Store(nil)
 		t.r.changed.wake()
-		m.account(t, through)
+		m.stats.events.Add(int64(len(t.events)))
+		m.remember(t.r, through, t.events)
 	}
 	clear(m.touched)
 	m.touched = m.touched[:0]
-}
-
-// account adds what t put into its log to the history that is held.
-func (m *Mirror) account(t *txn, through Revision) {
-	var history int64
-	for _, e := range t.events {
-		history += e.historyBytes()
-	}
-	m.window.took(through, history, time.Now())
-	m.stats.historyBytes.Store(m.window.taken - m.window.cut)
-	m.stats.events.Add(int64(len(t.events)))
 }
 
 // add checks a change against what is held and adds it (D1 of the design: etcd's
@@ -545,7 +531,9 @@ func (t *txn) commit() {
 	v := &version{rev: t.events[len(t.events)-1].Rev, tree: t.edit.Tree(), seq: t.lin.log.End()}
 	v.prev.Store(prev)
 	t.lin.head.Store(v)
-	prev.prev.Store(nil)
+	if t.lin.private {
+		return // show makes up for it if the past is to be read
+	}
 	if t.r.sinceCheckpoint += len(t.events); t.r.sinceCheckpoint >= t.r.m.opts.CheckpointEvents {
 		t.r.sinceCheckpoint = 0
 		cps := *t.lin.checkpoints.Load()

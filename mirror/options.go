@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// Window bounds the history that a mirror keeps beside the present. History ends
-// where the first bound is reached; the present is always kept.
+// Window bounds the history that a mirror keeps beside the present. The history of
+// a resource ends where the first bound is reached; the present is always kept. A
+// field that is zero means that of DefaultWindow.
 type Window struct {
 	// MaxAge is how long an event stays readable.
 	MaxAge time.Duration
 	// MaxBytes bounds the stored bytes that only history keeps alive (superseded
-	// and deleted values), over all resources of the mirror.
+	// and deleted values), over all resources of the mirror together. The resource
+	// that holds the most is the first to lose its oldest.
 	MaxBytes int64
 }
 
@@ -21,11 +23,11 @@ type Options struct {
 	Prefix string
 	// Source delivers the range.
 	Source Source
-	// Window bounds history. The zero value means DefaultWindow.
+	// Window bounds history.
 	Window Window
 	// UnclaimedBytes bounds the values kept for keys that no claimed resource
 	// holds; beyond it only key and revision are kept, and the values are listed
-	// when the resource is claimed. Default 64 MiB.
+	// when the resource is claimed. Default: DefaultUnclaimedBytes.
 	UnclaimedBytes int64
 	// CheckpointEvents is the number of events of a resource between two versions
 	// that are kept for reads of the past: more costs such reads time, fewer
@@ -39,12 +41,18 @@ type Options struct {
 // etcd, and 256 MiB.
 var DefaultWindow = Window{MaxAge: 10 * time.Minute, MaxBytes: 256 << 20}
 
+// DefaultUnclaimedBytes is enough for the custom resources of most clusters.
+const DefaultUnclaimedBytes = 64 << 20
+
 func (o *Options) setDefaults() {
-	if o.Window == (Window{}) {
-		o.Window = DefaultWindow
+	if o.Window.MaxAge == 0 {
+		o.Window.MaxAge = DefaultWindow.MaxAge
+	}
+	if o.Window.MaxBytes == 0 {
+		o.Window.MaxBytes = DefaultWindow.MaxBytes
 	}
 	if o.UnclaimedBytes == 0 {
-		o.UnclaimedBytes = 64 << 20
+		o.UnclaimedBytes = DefaultUnclaimedBytes
 	}
 	if o.CheckpointEvents == 0 {
 		o.CheckpointEvents = 128

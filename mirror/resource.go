@@ -31,8 +31,8 @@ type version struct {
 	tree tree
 	seq  uint64 // number of the first event after rev
 	// prev is the version before, for a reader that meets a version before the
-	// clock has reached it. It is cut when the next one is published, so that
-	// versions do not hold each other alive.
+	// clock has reached it. It is cut when the clock has, so that versions do not
+	// hold each other alive.
 	prev atomic.Pointer[version]
 }
 
@@ -72,6 +72,7 @@ type Resource struct {
 	missing         int      // entries and events whose value was not kept
 	bytes           int64    // of entries with value
 	sinceCheckpoint int
+	history         history
 }
 
 // Prefix returns the key prefix, which ends with a slash.

@@ -23,7 +23,7 @@ type Stats struct {
 	Ready            bool     // the first list is in place
 	Clock            Revision // the published revision
 	Compacted        Revision // versions below were dropped because etcd was compacted
-	HistoryFloor     Revision // history reaches back to here, 0 if nothing was dropped yet
+	HistoryFloor     Revision // every history reaches back to here, 0 if nothing was dropped yet
 	HistoryBytes     int64    // stored bytes that only history keeps alive
 	HistoryLimit     int64    // their bound, Window.MaxBytes
 	UnclaimedBytes   int64    // values kept for resources that nobody has claimed

@@ -1,81 +1,111 @@
 package mirror
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
-// window decides which revision history reaches back to. It belongs to the writer.
-type window struct {
-	Window
-	// marks are revisions with the time they were applied and the bytes that
-	// history had taken in by then, ascending; history is cut at marks only.
+// history is what a resource keeps beside its present. It belongs to the writer.
+type history struct {
+	// marks are revisions with the time by which everything up to them had been
+	// applied, ascending; history is cut at marks only.
 	marks []mark
-	taken int64 // bytes taken in since the start
-	cut   int64 // bytes given back since the start
+	bytes int64 // held by the log
+	fresh int64 // of them, taken in since the last mark
 }
 
 type mark struct {
-	rev   Revision
-	at    time.Time
-	taken int64
+	rev Revision
+	at  time.Time
 }
 
-// A mark is set at most every markInterval or markBytes, whichever is less: the
-// window is as exact as that.
+// A resource sets a mark at most every markInterval or markBytes, whichever comes
+// first: the window is as exact as that.
 const (
 	markInterval = time.Second
 	markBytes    = 1 << 20
 )
 
-func (w *window) took(rev Revision, bytes int64, now time.Time) {
-	w.taken += bytes
-	if n := len(w.marks); n > 0 {
-		last := w.marks[n-1]
-		if now.Sub(last.at) < markInterval && w.taken-last.taken < markBytes {
-			return
-		}
+// remember counts what was put into the resource's log, and makes room for it:
+// when all histories together exceed the window's bytes, the resource that holds
+// the most loses its oldest part, so that a busy one does not take the history of
+// the quiet ones (I7, I9). Writer only.
+func (m *Mirror) remember(r *Resource, through Revision, events []*Event) {
+	var bytes int64
+	for _, e := range events {
+		bytes += e.historyBytes()
 	}
-	w.marks = append(w.marks, mark{rev, now, w.taken})
+	h := &r.history
+	h.bytes += bytes
+	h.fresh += bytes
+	m.stats.historyBytes.Add(bytes)
+	h.mark(through, time.Now())
+	for m.stats.historyBytes.Load() > m.opts.Window.MaxBytes {
+		m.shed()
+	}
 }
 
-// due returns the revision up to which history has left the window, 0 if none has.
-func (w *window) due(now time.Time) Revision {
-	n := 0
-	for n < len(w.marks) && (now.Sub(w.marks[n].at) > w.MaxAge || w.taken-w.marks[n].taken >= w.MaxBytes) {
-		n++
+// mark sets a mark if one is due.
+func (h *history) mark(rev Revision, now time.Time) {
+	if h.fresh == 0 {
+		return
 	}
-	// A burst between two marks may exceed the bytes on its own; then even the
-	// newest mark is due, and history ends there.
-	if n == 0 {
-		return 0
+	if n := len(h.marks); n == 0 || now.Sub(h.marks[n-1].at) >= markInterval || h.fresh >= markBytes {
+		h.marks = append(h.marks, mark{rev, now})
+		h.fresh = 0
 	}
-	rev := w.marks[n-1].rev
-	w.marks = slices.Delete(w.marks, 0, n)
-	return rev
 }
 
-// trim drops history up to rev from every resource. Writer only.
-func (m *Mirror) trim(rev Revision) {
+// shed drops the oldest history of the resource that holds the most. Writer only.
+func (m *Mirror) shed() {
+	var most *Resource
 	for _, r := range m.byPrefix {
-		if lin := r.cur.Load(); lin != nil {
-			r.trim(lin, rev)
+		if most == nil || r.history.bytes > most.history.bytes {
+			most = r
 		}
 	}
-	m.stats.historyFloor.Store(rev)
+	rev := m.clock.rev.Load()
+	if marks := most.history.marks; len(marks) > 0 {
+		rev = marks[0].rev
+	}
+	most.trim(rev)
 }
 
-// trim raises the floor of the resource's log, and the oldest readable version, to
-// rev.
-func (r *Resource) trim(lin *lineage, rev Revision) {
+// age drops what has become too old. Writer only.
+func (m *Mirror) age(now time.Time) {
+	for _, r := range m.byPrefix {
+		h := &r.history
+		h.mark(m.clock.rev.Load(), now)
+		n := 0
+		for n < len(h.marks) && now.Sub(h.marks[n].at) > m.opts.Window.MaxAge {
+			n++
+		}
+		if n > 0 {
+			r.trim(h.marks[n-1].rev)
+		}
+	}
+}
+
+// trim raises the floor of the resource's log, and its oldest readable version, to
+// rev. Writer only.
+func (r *Resource) trim(rev Revision) {
+	h := &r.history
+	for len(h.marks) > 0 && h.marks[0].rev <= rev {
+		h.marks = h.marks[1:]
+	}
+	lin := r.cur.Load()
 	r.dropVersions(lin, rev)
 	lin.log.Drop(rev, func(e *Event) {
-		r.m.window.cut += e.historyBytes()
+		h.bytes -= e.historyBytes()
+		r.m.stats.historyBytes.Add(-e.historyBytes())
 		if e.Prev != nil && !e.Prev.hasValue() {
 			r.missing--
 		}
 	})
-	r.m.stats.historyBytes.Store(r.m.window.taken - r.m.window.cut)
+	r.m.stats.historyFloor.Store(max(rev, r.m.stats.historyFloor.Load()))
+}
+
+// forget is for a resource whose log has been abandoned. Writer only.
+func (r *Resource) forget() {
+	r.m.stats.historyBytes.Add(-r.history.bytes)
+	r.history = history{}
 }
 
 // dropVersions makes rev the oldest version that can be read. It needs the events
@@ -89,7 +119,11 @@ func (r *Resource) dropVersions(lin *lineage, rev Revision) {
 	for i+1 < len(cps) && cps[i+1].rev <= rev {
 		i++
 	}
-	oldest, ok := lin.roll(cps[i], rev)
+	from := cps[i]
+	if head := lin.head.Load(); head.rev <= rev {
+		from = head
+	}
+	oldest, ok := lin.roll(from, rev)
 	if !ok {
 		// I3: the log reaches back to the oldest checkpoint, whose floor is moved
 		// by this goroutine only.
