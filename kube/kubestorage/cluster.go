@@ -109,7 +109,7 @@ func startCluster(client *kubernetes.Client, compactor compactor, source mirror.
 	if source == nil {
 		return c, nil
 	}
-	m, err := mirror.New(mirror.Options{Prefix: prefix, Source: source, Window: opts.Window, Logger: opts.Logger})
+	m, err := mirror.New(mirror.Options{Prefix: prefix, Source: source, Window: opts.Window, UnclaimedBytes: opts.UnclaimedBytes, Logger: opts.Logger})
 	if err != nil {
 		c.close()
 		return nil, err

@@ -35,6 +35,9 @@ type Options struct {
 	// Window bounds the history kept in memory, per etcd cluster. The zero value
 	// means mirror.DefaultWindow.
 	Window mirror.Window
+	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
+	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
+	UnclaimedBytes int64
 	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
 	// made. nil means the defaults.
 	Gates featuregate.FeatureGate

@@ -16,7 +16,7 @@ const (
 // Gates returns the gates of the engine with their defaults, to be added to a feature gate.
 func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 	return map[featuregate.Feature]featuregate.FeatureSpec{
-		ConsistentListFromCache: {Default: true, PreRelease: featuregate.GA},
+		ConsistentListFromCache: {Default: true, PreRelease: featuregate.Beta},
 		ListFromCacheSnapshot:   {Default: true, PreRelease: featuregate.Beta},
 	}
 }

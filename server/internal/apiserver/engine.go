@@ -7,10 +7,12 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
 )
 
 // engineKind is the value of --engine.
@@ -36,14 +38,17 @@ func (k *engineKind) Set(s string) error {
 
 // newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
 // The caller closes it after the last storage has been destroyed.
-func newEngine(etcd *genericoptions.EtcdOptions) (*kubestorage.Engine, error) {
+func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits memoryLimits) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
 		return nil, err
 	}
 	return kubestorage.New(kubestorage.Options{
-		Uncached: uncached,
-		Logger:   slog.New(logr.ToSlogHandler(klog.Background())),
+		Uncached:       uncached,
+		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
+		UnclaimedBytes: limits.unclaimedBytes.Value(),
+		Gates:          gates,
+		Logger:         slog.New(logr.ToSlogHandler(klog.Background())),
 	}), nil
 }
 

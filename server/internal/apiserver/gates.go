@@ -5,11 +5,9 @@ import (
 
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/component-base/featuregate"
-)
 
-// gateSpecs is the one list of Strata's own gates, set with --strata-feature-gates. A gate turns off the behaviour
-// of one KEP; it is listed from the moment that behaviour exists, and read once, when the engine is built.
-var gateSpecs = map[featuregate.Feature]featuregate.FeatureSpec{}
+	"github.com/stratakube/strata/kube/kubestorage"
+)
 
 // gateSet is a feature gate that is also the value of a flag.
 type gateSet interface {
@@ -18,10 +16,11 @@ type gateSet interface {
 	Type() string
 }
 
-// newGates returns Strata's gates with their defaults.
+// newGates returns Strata's own gates, which the engine defines, with their defaults. Each turns off the behaviour of
+// one KEP; they are read once, when the engine makes its storages.
 func newGates() gateSet {
 	gates := featuregate.NewFeatureGate()
-	utilruntime.Must(gates.Add(gateSpecs))
+	utilruntime.Must(gates.Add(kubestorage.Gates()))
 	return gates
 }
 

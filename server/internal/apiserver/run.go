@@ -27,6 +27,9 @@ import (
 
 // run applies the settings and serves until ctx is cancelled.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(Info)) error {
+	if err := s.memory.validate(); err != nil {
+		return err
+	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := registry.Set(); err != nil {
 		return err
@@ -79,7 +82,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		return err
 	}
 	if s.engine == engineStrata {
-		engine, err := newEngine(completed.Etcd)
+		engine, err := newEngine(completed.Etcd, s.gates, s.memory)
 		if err != nil {
 			return err
 		}
