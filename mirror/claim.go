@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -34,7 +35,7 @@ func (m *Mirror) adopt(r *Resource, exclude bool) {
 	case exclude:
 		m.drop(r)
 	case fetch || r.missing > 0:
-		m.reload(r)
+		m.reload(r, 0)
 	default:
 		r.show()
 	}
@@ -64,11 +65,20 @@ func (l *lineage) addCheckpoints(events int) {
 	l.checkpoints.Store(&cps)
 }
 
-// drop empties an excluded resource.
+// drop empties a resource.
 func (m *Mirror) drop(r *Resource) {
 	r.end()
+	r.reset()
+}
+
+// reset forgets what is counted for the resource, what waits for a list of it, and
+// the list: it comes too late. Writer only.
+func (r *Resource) reset() {
+	if r.stopLoading != nil {
+		r.stopLoading()
+		r.stopLoading = nil
+	}
 	r.loading, r.pending, r.bytes, r.missing = false, nil, 0, 0
-	r.generation++
 }
 
 // end takes the resource's lineage away; cursors on it learn of it.
@@ -141,7 +151,6 @@ func (m *Mirror) carve(parent, r *Resource) {
 
 	parent.begin(restLin)
 	r.loading = false
-	r.generation++
 	r.begin(ownLin)
 	parent.history = history{marks: was.marks, bytes: rest.bytes, fresh: was.fresh}
 	r.history = history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes}
@@ -194,42 +203,75 @@ func (p *part) end(present tree, private bool) *lineage {
 	return lin
 }
 
-// diverged abandons a resource whose feed contradicts what is held, and lists it anew.
+// diverged abandons a resource whose feed contradicts what is held, and lists it
+// anew: at once, but not again and again if the feed goes on like this.
 func (m *Mirror) diverged(r *Resource, err error) {
-	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "error", err)
+	delay := r.distrust.next(time.Now())
+	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
 	m.stats.divergences.Add(1)
-	m.reload(r)
+	m.reload(r, delay)
 }
 
-// reload lists one resource anew while the others go on: changes that arrive
-// meanwhile wait, and are applied on top of the list as soon as the clock has
-// reached the list's revision. Cursors on the resource learn of it. Writer only.
-func (m *Mirror) reload(r *Resource) {
-	r.end()
-	r.loading, r.pending, r.bytes, r.missing = true, nil, 0, 0
-	r.generation++
-	generation := r.generation
+// backoff spaces what should not happen often. The zero value is ready.
+type backoff struct {
+	last  time.Time
+	delay time.Duration
+}
+
+// next returns how long to wait this time: nothing if the last time is long ago.
+func (b *backoff) next(now time.Time) time.Duration {
+	if now.Sub(b.last) > 10*retryLast {
+		b.delay = 0
+	} else {
+		b.delay = min(max(2*b.delay, retryFirst), retryLast)
+	}
+	b.last = now
+	return b.delay
+}
+
+// reload lists one resource anew, after a delay, while the others go on: changes
+// that arrive meanwhile wait, and are applied on top of the list as soon as the
+// clock has reached the list's revision. Cursors on the resource learn of it.
+// Writer only.
+func (m *Mirror) reload(r *Resource, delay time.Duration) {
+	m.drop(r)
+	r.loading = true
+	ctx, cancel := context.WithCancel(m.ctx)
+	r.stopLoading = cancel
 	m.wg.Go(func() {
-		for backoff := retryFirst; m.ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
-			l := m.list(m.ctx, r.prefix)
+		for next := retryFirst; ; next = min(2*next, retryLast) {
+			select {
+			case <-time.After(delay):
+			case <-ctx.Done():
+				return
+			}
+			// The list will not be older than what has been seen by now, so it
+			// needs nothing of what has been waiting for it (I7).
+			seen := m.clock.rev.Load()
+			m.do(func() {
+				if ctx.Err() == nil {
+					r.pending = slices.DeleteFunc(r.pending, func(c Change) bool { return c.ModRevision <= seen })
+				}
+			})
+			l := m.list(ctx, r.prefix)
 			if l.err == nil {
 				// A snapshot at the list's revision may exist only once the clock
 				// is there; asking for it makes etcd tell.
-				l.err = m.Wait(m.ctx, l.header.Revision)
+				l.err = m.Wait(ctx, l.header.Revision)
 			}
-			if l.err == nil {
+			switch {
+			case ctx.Err() != nil:
+				return
+			case l.err == nil:
 				m.do(func() {
-					if r.generation == generation {
+					if ctx.Err() == nil {
 						m.install(r, l)
 					}
 				})
 				return
 			}
 			m.opts.Logger.Warn("listing a resource failed", "prefix", r.prefix, "error", l.err)
-			select {
-			case <-time.After(backoff):
-			case <-m.ctx.Done():
-			}
+			delay = next
 		}
 	})
 }

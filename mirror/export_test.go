@@ -29,3 +29,10 @@ func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 
 // Versions returns how many versions of the past are held.
 func (r *Resource) Versions() int { return len(*r.cur.Load().checkpoints.Load()) }
+
+// Pending returns how many changes wait until the resource is listed.
+func (m *Mirror) Pending(r *Resource) int {
+	n := make(chan int)
+	m.do(func() { n <- len(r.pending) })
+	return <-n
+}

@@ -304,8 +304,7 @@ func (m *Mirror) installAll(l loadedList) {
 
 // found returns the first version of a new lineage: the entries listed at rev.
 func (r *Resource) found(entries []*Entry, rev Revision) *version {
-	r.pending, r.loading, r.missing, r.bytes = nil, false, 0, 0
-	r.generation++ // whatever else is being listed for the resource comes too late
+	r.reset()
 	for i, e := range entries {
 		if !e.hasValue() {
 			r.missing++

@@ -67,10 +67,11 @@ type Resource struct {
 	owned           bool // somebody claimed it
 	excluded        bool
 	loading         bool
-	generation      int      // counts lineages and attempts at one
-	pending         []Change // arrived while loading
-	missing         int      // entries and events whose value was not kept
-	bytes           int64    // of entries with value
+	stopLoading     context.CancelFunc // set while loading
+	pending         []Change           // arrived while loading
+	distrust        backoff            // between lists that a divergence asks for
+	missing         int                // entries and events whose value was not kept
+	bytes           int64              // of entries with value
 	sinceCheckpoint int
 	history         history
 }

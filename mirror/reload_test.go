@@ -1,0 +1,239 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// holdList makes lists of one prefix wait until they are let go or given up.
+type holdList struct {
+	*memory.Store
+	prefix       string
+	gate         chan struct{}
+	begun, given chan struct{} // one element for each such list; for each that was given up
+	afterReading bool          // wait between reading and answering, not before
+}
+
+func hold(store *memory.Store, prefix string) *holdList {
+	return &holdList{Store: store, prefix: prefix, gate: make(chan struct{}), begun: make(chan struct{}, 100), given: make(chan struct{}, 100)}
+}
+
+func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	if prefix != h.prefix {
+		return h.Store.List(ctx, prefix, at, page)
+	}
+	var pages [][]mirror.KV
+	var header mirror.Header
+	var err error
+	read := func() {
+		header, err = h.Store.List(ctx, prefix, at, func(kvs []mirror.KV) error { pages = append(pages, kvs); return nil })
+	}
+	if h.afterReading {
+		read()
+	}
+	h.begun <- struct{}{}
+	select {
+	case <-h.gate:
+	case <-ctx.Done():
+		h.given <- struct{}{}
+		return mirror.Header{}, ctx.Err()
+	}
+	if !h.afterReading {
+		read()
+	}
+	for _, p := range pages {
+		if err := page(p); err != nil {
+			return mirror.Header{}, err
+		}
+	}
+	return header, err
+}
+
+// TestOthersGoOnWhileOneResourceIsListed: a resource that has to be listed is not
+// readable until it is complete; the others do not notice (I8, I9).
+func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
+	for _, afterReading := range []bool{false, true} {
+		t.Run(fmt.Sprintf("afterReading=%v", afterReading), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				source := hold(store, "/registry/a/")
+				source.afterReading = afterReading
+				md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
+				for i := range 20 {
+					md.txn(memory.Op{Key: fmt.Sprintf("/registry/%c/%d", 'a'+i%2, i), Value: "first"})
+				}
+				m := start(t, source, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+				b := claim(t, m, "/registry/b/")
+				reach(t, m, store.Revision(), b)
+				followed := latest(t, b).Cursor("", "")
+
+				a := claim(t, m, "/registry/a/") // values were not kept
+				<-source.begun
+				for i := range 20 {
+					md.txn(
+						memory.Op{Key: fmt.Sprintf("/registry/a/%d", i), Value: "second", Delete: i%4 == 0},
+						memory.Op{Key: fmt.Sprintf("/registry/b/%d", i), Value: "second"})
+				}
+				reach(t, m, store.Revision())
+				if _, err := a.Latest(); !errors.Is(err, mirror.ErrNotReady) {
+					t.Errorf("while it is listed: %v", err)
+				}
+				if _, err := a.CursorAfter(store.Revision(), "", ""); !errors.Is(err, mirror.ErrNotReady) {
+					t.Errorf("cursor while it is listed: %v", err)
+				}
+				if got, want := read(latest(t, b)), md.want(store.Revision(), "/registry/b/"); !maps.Equal(got, want) {
+					t.Errorf("the other resource: %s", diff(got, want))
+				}
+				if evs, err := followed.Next(nil, 100); err != nil || len(evs) != 20 {
+					t.Errorf("the other's cursor: %d events, %v; want 20", len(evs), err)
+				}
+				listed := source.Revision()
+				close(source.gate)
+				reach(t, m, store.Revision(), a)
+				s := latest(t, a)
+				if got, want := read(s), md.want(s.Rev, "/registry/a/"); s.Rev != store.Revision() || !maps.Equal(got, want) {
+					t.Errorf("at %d: %s", s.Rev, diff(got, want))
+				}
+				if afterReading {
+					// What came after the list can be read and followed from there on.
+					listed -= 20
+				}
+				for rev := listed; rev <= store.Revision(); rev++ {
+					s, err := a.At(rev)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got, want := read(s), md.want(rev, "/registry/a/"); !maps.Equal(got, want) {
+						t.Errorf("at %d: %s", rev, diff(got, want))
+					}
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestListThatNobodyNeedsIsStopped: with the claim, the state, or the cluster that
+// a list was for, the list ends too, and so does its wait for the clock.
+func TestListThatNobodyNeedsIsStopped(t *testing.T) {
+	for _, why := range []string{"excluded", "restored", "compacted"} {
+		t.Run(why, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				for i := range 30 {
+					store.Put(fmt.Sprintf("/registry/a/%d", i), "first")
+				}
+				source := hold(store, "/registry/a/")
+				m := start(t, source, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+				reach(t, m, store.Revision())
+				a := claim(t, m, "/registry/a/")
+				<-source.begun
+				switch why {
+				case "excluded":
+					a.Release()
+					barrier(t, m)
+					if _, err := m.Exclude("/registry/a/"); err != nil {
+						t.Fatal(err)
+					}
+				case "restored":
+					store.Restore(5, map[string]string{"/registry/a/1": "second"})
+				case "compacted":
+					store.Stall(true)
+					synctest.Wait()
+					store.Put("/registry/a/1", "second")
+					store.Put("/registry/a/1", "third")
+					store.Compact(store.Revision())
+					store.Stall(false)
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				defer cancel()
+				select {
+				case <-source.given:
+				case <-ctx.Done():
+					t.Fatal("the list goes on")
+				}
+				if why != "excluded" {
+					reach(t, m, store.Revision(), a)
+					if got, want := len(read(latest(t, a))), map[string]int{"restored": 1, "compacted": 30}[why]; got != want {
+						t.Errorf("holds %d keys, want %d", got, want)
+					}
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestWhatWaitsForAListIsBounded: while etcd does not answer a list, what the feed
+// brings for the resource is kept only as far as the next attempt needs it (I7).
+func TestWhatWaitsForAListIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/x", "value")
+		m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+		reach(t, m, store.Revision())
+		store.FailLists(errors.New("etcd is overloaded"))
+		a := claim(t, m, "/registry/a/")
+		most := 0
+		for i := range 600 {
+			store.Put(fmt.Sprintf("/registry/a/%d", i%10), strings.Repeat("x", 1000))
+			reach(t, m, store.Revision())
+			time.Sleep(100 * time.Millisecond)
+			most = max(most, m.Pending(a))
+		}
+		if most > 120 { // attempts are at most five seconds apart
+			t.Errorf("up to %d changes wait for a list", most)
+		}
+		store.FailLists(nil)
+		reach(t, m, store.Revision(), a)
+		if got := len(read(latest(t, a))); got != 11 {
+			t.Errorf("%d keys, want 11", got)
+		}
+		barrier(t, m)
+	})
+}
+
+// TestDivergenceDoesNotListWithoutEnd: a feed that keeps losing events costs etcd
+// a list now and then, not one for each of them.
+func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		a := claim(t, m, "/registry/a/")
+		b := claim(t, m, "/registry/b/")
+		reach(t, m, store.Revision(), a, b)
+		n := 0
+		store.DropIf(func(c mirror.Change) bool {
+			if strings.HasPrefix(string(c.Key), "/registry/a/") {
+				n++
+				return n%3 == 1
+			}
+			return false
+		})
+		for range 6000 {
+			store.Put("/registry/a/x", "1")
+			store.Put("/registry/b/x", "1")
+			time.Sleep(10 * time.Millisecond)
+		}
+		store.DropIf(nil)
+		if got := m.Stats().Divergences; got == 0 || got > 40 {
+			t.Errorf("%d lists in a minute", got)
+		}
+		reach(t, m, store.Revision(), a, b)
+		store.Put("/registry/a/x", "last")
+		reach(t, m, store.Revision(), a)
+		if got, want := read(latest(t, a))["/registry/a/x"], fmt.Sprintf("last@%d", store.Revision()); got != want {
+			t.Errorf("holds %s, want %s", got, want)
+		}
+		barrier(t, m)
+	})
+}
