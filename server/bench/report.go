@@ -64,6 +64,14 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 		result.Rows[at].Values[engine] = value
 		return at
 	}
+	tail := true // all engines have the same rows
+	for _, engine := range engines {
+		total := 0
+		for _, run := range observed[engine] {
+			total += run.ops()
+		}
+		tail = tail && (total >= fewOperations || failed[engine] != nil)
+	}
 	for _, engine := range engines {
 		runs := observed[engine]
 		if err := failed[engine]; err != nil {
@@ -87,14 +95,14 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 			result.Notes[engine] = fmt.Sprintf("%d of %d runs: %s", broken, len(runs), result.Notes[engine])
 		}
 		at := -1
-		summarizeEngine(w, runs, broken > 0, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
+		summarizeEngine(w, runs, broken > 0, tail, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
 	}
 	return result
 }
 
 // summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: how
-// long the rest took would flatter it.
-func summarizeEngine(w Workload, runs []Observation, broken bool, set func(name string, unit Unit, value float64)) {
+// long the rest took would flatter it. tail says whether there are enough operations for p90 and p99.
+func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
 	median := func(of func(Observation) float64) float64 {
 		values := make([]float64, len(runs))
 		for i, run := range runs {
@@ -109,18 +117,16 @@ func summarizeEngine(w Workload, runs []Observation, broken bool, set func(name 
 		return
 	}
 	latencies := make([][]time.Duration, len(runs))
-	total := 0
 	for i, run := range runs {
 		latencies[i] = run.Latencies
-		total += run.ops()
 	}
 	percentiles := stats.Percentiles(latencies, perRunTail, 0.5, 0.9, 0.99, 1)
 	set("latency p50", Seconds, percentiles[0].Seconds())
-	if total < fewOperations {
-		set("latency max", Seconds, percentiles[3].Seconds())
-	} else {
+	if tail {
 		set("latency p90", Seconds, percentiles[1].Seconds())
 		set("latency p99", Seconds, percentiles[2].Seconds())
+	} else {
+		set("latency max", Seconds, percentiles[3].Seconds())
 	}
 	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
 	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))

@@ -174,11 +174,7 @@ func TestRowsKeepTheirOrderWhicheverEngineHasThem(t *testing.T) {
 	second := listRun(time.Second)
 	second.EtcdRequests = target.Requests{"Watch": 2, "Range": 1}
 	result := summarize(Workload{Op: "LIST"}, []string{"a", "b"}, map[string][]Observation{"a": {listRun(time.Second)}, "b": {second}}, nil)
-	var names []string
-	for _, row := range result.Rows {
-		names = append(names, row.Name)
-	}
-	if got := strings.Join(names, ","); !strings.Contains(got, "  of these Range,  of these Watch,resident") {
+	if got := rowNames(result); !strings.Contains(got, "  of these Range,  of these Watch,resident") {
 		t.Errorf("rows are %s", got)
 	}
 }
@@ -189,11 +185,20 @@ func TestManyOperationsHaveATail(t *testing.T) {
 		run.Latencies = append(run.Latencies, time.Millisecond)
 	}
 	result := summarize(Workload{Op: "GET"}, []string{"strata"}, map[string][]Observation{"strata": {run}}, nil)
-	var names []string
-	for _, row := range result.Rows {
-		names = append(names, row.Name)
-	}
-	if got := strings.Join(names, ","); !strings.HasPrefix(got, "latency p50,latency p90,latency p99,server CPU per GET") {
+	if got := rowNames(result); !strings.HasPrefix(got, "latency p50,latency p90,latency p99,server CPU per GET") {
 		t.Errorf("rows are %s", got)
 	}
+	result = summarize(Workload{Op: "GET"}, []string{"strata", "upstream"},
+		map[string][]Observation{"strata": {run}, "upstream": {listRun(time.Second)}}, nil)
+	if got := rowNames(result); !strings.HasPrefix(got, "latency p50,latency max,server CPU per GET") {
+		t.Errorf("one engine has few operations, rows are %s", got)
+	}
+}
+
+func rowNames(r Result) string {
+	var names []string
+	for _, row := range r.Rows {
+		names = append(names, row.Name)
+	}
+	return strings.Join(names, ",")
 }

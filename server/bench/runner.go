@@ -136,7 +136,11 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 			for _, spec := range b.config.Engines {
 				// All must run before the first is measured: a start keeps the machine busy.
 				for _, each := range b.config.Engines {
-					if _, err := b.engine(ctx, each); err != nil {
+					_, err := b.engine(ctx, each)
+					if ctx.Err() != nil {
+						return context.Cause(ctx)
+					}
+					if err != nil {
 						b.fail(w, each, err)
 					}
 				}
