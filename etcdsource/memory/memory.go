@@ -117,7 +117,9 @@ func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
 	s.rev, s.compacted, s.history = rev, 0, nil
 	s.live = map[string]mirror.KV{}
 	for k, v := range keys {
-		s.live[k] = mirror.KV{Key: []byte(k), Value: []byte(v), CreateRevision: rev, ModRevision: rev, Version: 1}
+		kv := mirror.KV{Key: []byte(k), Value: []byte(v), CreateRevision: rev, ModRevision: rev, Version: 1}
+		s.live[k] = kv
+		s.history = append(s.history, mirror.Change{KV: kv})
 	}
 	s.broken++
 	s.changeLocked()
@@ -132,7 +134,7 @@ func (s *Store) Break() { s.set(func() { s.broken++ }) }
 // DropIf makes watches lose the changes for which f is true; nil loses none.
 func (s *Store) DropIf(f func(mirror.Change) bool) { s.set(func() { s.drop = f }) }
 
-// FailLists and FailCurrent make the calls of that name fail; nil ends it.
+// FailLists makes List fail; nil ends it.
 func (s *Store) FailLists(err error) { s.set(func() { s.listErr = err }) }
 
 // FailCurrent makes Current fail; nil ends it.
@@ -158,6 +160,10 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 		if at < s.compacted {
 			defer s.mu.Unlock()
 			return mirror.Header{}, fmt.Errorf("%w: list at %d, compacted %d", mirror.ErrCompacted, at, s.compacted)
+		}
+		if at > s.rev {
+			defer s.mu.Unlock()
+			return mirror.Header{}, fmt.Errorf("%w: list at %d, newest %d", mirror.ErrRestored, at, s.rev)
 		}
 		header.Revision = at
 		state = map[string]mirror.KV{}
@@ -192,7 +198,9 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 // ErrBroken ends a watch that Break or Restore has ended.
 var ErrBroken = errors.New("connection broken")
 
-// Watch implements mirror.Source. Up to a few revisions come in one batch.
+// Watch implements mirror.Source. Up to a few revisions come in one batch. Like
+// etcd it says nothing about revisions without changes in the prefix unless it is
+// asked for progress.
 func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 	s.mu.Lock()
 	if after.ClusterID != s.cluster || after.Revision > s.rev {
@@ -211,20 +219,21 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 		}
 		var due *mirror.Batch
 		if !s.stalled {
-			if at < s.rev {
-				due = s.batchLocked(prefix, at)
-			} else if s.progress > progress {
+			for at < s.rev && due == nil {
+				due, at = s.batchLocked(prefix, at)
+			}
+			// A request is answered if the watch is in step, and forgotten if not.
+			if due == nil && s.progress > progress {
 				due = &mirror.Batch{Through: at}
 			}
-			progress = s.progress
 		}
+		progress = s.progress
 		changed := s.changed
 		s.mu.Unlock()
 		if due != nil {
 			if err := deliver(*due); err != nil {
 				return err
 			}
-			at = due.Through
 		} else {
 			select {
 			case <-changed:
@@ -236,17 +245,23 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 	}
 }
 
-// batchLocked returns the changes of the next few revisions after at.
-func (s *Store) batchLocked(prefix string, at mirror.Revision) *mirror.Batch {
-	b := &mirror.Batch{Through: min(at+mirror.Revision(s.group), s.rev)}
+// batchLocked returns the changes of the next few revisions after at, nil if there
+// are none, and the revision up to which it has looked.
+func (s *Store) batchLocked(prefix string, at mirror.Revision) (*mirror.Batch, mirror.Revision) {
+	through := min(at+mirror.Revision(s.group), s.rev)
+	b := &mirror.Batch{}
 	i := sort.Search(len(s.history), func(i int) bool { return s.history[i].ModRevision > at })
-	for ; i < len(s.history) && s.history[i].ModRevision <= b.Through; i++ {
+	for ; i < len(s.history) && s.history[i].ModRevision <= through; i++ {
 		c := s.history[i]
 		if strings.HasPrefix(string(c.Key), prefix) && (s.drop == nil || !s.drop(c)) {
 			b.Changes = append(b.Changes, c)
+			b.Through = c.ModRevision
 		}
 	}
-	return b
+	if len(b.Changes) == 0 {
+		return nil, through
+	}
+	return b, through
 }
 
 // RequestProgress implements mirror.Source.

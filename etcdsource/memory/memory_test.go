@@ -1,0 +1,124 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+const prefix = "/registry/"
+
+// watch collects what a watch delivers until the test ends; err returns what it
+// ended with.
+func watch(t *testing.T, s *Store, after mirror.Header) (got func() []string, err func() error) {
+	var all []string
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	go func() {
+		ended <- s.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+			line := fmt.Sprintf("through %d:", b.Through)
+			for _, c := range b.Changes {
+				line += fmt.Sprintf(" %s=%s@%d", c.Key[len(prefix):], c.Value, c.ModRevision)
+			}
+			all = append(all, line)
+			return nil
+		})
+	}()
+	got = func() []string {
+		synctest.Wait()
+		defer func() { all = nil }()
+		return all
+	}
+	return got, func() error {
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			return err
+		default:
+			return nil
+		}
+	}
+}
+
+func want(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestStoreBehavesLikeEtcd is a transcript of what a mirror relies on.
+func TestStoreBehavesLikeEtcd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		s := New()
+		if rev := s.Delete(prefix + "none"); rev != 1 {
+			t.Errorf("a transaction that does nothing has revision %d", rev)
+		}
+		s.Put(prefix+"a", "1") // 2
+		s.Txn(Op{Key: prefix + "a", Value: "2"}, Op{Key: prefix + "b", Value: "1"}, Op{Key: "/other", Value: "1"})
+		got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
+		want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
+
+		// Changes outside the prefix show only when progress is asked for.
+		s.Put("/other", "2") // 4
+		want(t, got())
+		_ = s.RequestProgress(ctx)
+		want(t, got(), "through 4:")
+
+		// A request that finds the watch behind is forgotten.
+		s.Stall(true)
+		s.Put("/other", "3") // 5
+		_ = s.RequestProgress(ctx)
+		want(t, got())
+		s.Stall(false)
+		want(t, got())
+		_ = s.RequestProgress(ctx)
+		want(t, got(), "through 5:")
+
+		// A stalled watch that compaction overtakes ends.
+		s.Stall(true)
+		s.Put(prefix+"a", "3") // 6
+		s.Put(prefix+"a", "4") // 7
+		s.Compact(7)
+		if err := err(); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("overtaken by compaction: %v", err)
+		}
+		s.Stall(false)
+		if _, err := s.List(ctx, prefix, 6, func([]mirror.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("list below the compacted revision: %v", err)
+		}
+		var kvs []mirror.KV
+		header, lerr := s.List(ctx, prefix, 7, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil })
+		if lerr != nil || header != (mirror.Header{ClusterID: 1, Revision: 7}) || len(kvs) != 2 ||
+			string(kvs[0].Value) != "4" || kvs[0].Version != 4 || kvs[0].CreateRevision != 2 || kvs[0].ModRevision != 7 {
+			t.Errorf("list at the compacted revision: %v %v %v", header, kvs, lerr)
+		}
+
+		// A watch from the compacted revision on works.
+		got, err = watch(t, s, mirror.Header{ClusterID: 1, Revision: 6})
+		want(t, got(), "through 7: a=4@7")
+		s.Break()
+		if err := err(); !errors.Is(err, ErrBroken) {
+			t.Errorf("broken: %v", err)
+		}
+
+		s.Restore(5, map[string]string{prefix + "a": "restored"})
+		for _, after := range []mirror.Header{{ClusterID: 1, Revision: 5}, {ClusterID: 2, Revision: 6}} {
+			_, err = watch(t, s, after)
+			if err := err(); !errors.Is(err, mirror.ErrRestored) {
+				t.Errorf("watch after %v of a restored etcd: %v", after, err)
+			}
+		}
+		kvs = nil
+		if _, err := s.List(ctx, prefix, 5, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil }); err != nil || len(kvs) != 1 {
+			t.Errorf("list of the restored: %v %v", kvs, err)
+		}
+	})
+}
