@@ -133,10 +133,11 @@ func (h *waiterHeap) Pop() any {
 	return w
 }
 
-// Progress is asked for at once, then at growing intervals up to the last, for as
-// long as anybody waits: quickly at first because etcd answers only when the feed
-// is in step, which usually is a matter of a millisecond; 100 ms is KEP-2340's
-// interval.
+// Progress is asked for at once, then at intervals that grow up to the last for as
+// long as anybody waits and the clock stands still: quickly at first because etcd
+// answers only when the feed is in step, which usually is a matter of a
+// millisecond; 100 ms is KEP-2340's interval. When the clock has moved, whoever
+// waits now is somebody new, who is not to wait for the interval of others.
 const (
 	progressFirst = 2 * time.Millisecond
 	progressLast  = 100 * time.Millisecond
@@ -150,7 +151,8 @@ func (m *Mirror) askForProgress(ctx context.Context) {
 			return
 		case <-m.clock.someoneWaits():
 		}
-		for interval := progressFirst; ; interval = min(2*interval, progressLast) {
+		for interval := progressFirst; ; {
+			before := m.clock.rev.Load()
 			m.stats.progressRequests.Add(1)
 			if err := m.opts.Source.RequestProgress(ctx); err != nil && ctx.Err() == nil {
 				m.opts.Logger.Debug("progress request failed", "error", err)
@@ -161,6 +163,11 @@ func (m *Mirror) askForProgress(ctx context.Context) {
 				timer.Stop()
 				return
 			case <-timer.C:
+			}
+			if m.clock.rev.Load() != before {
+				interval = progressFirst
+			} else {
+				interval = min(2*interval, progressLast)
 			}
 			select {
 			case <-m.clock.someoneWaits():
