@@ -36,7 +36,8 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 func (s *Store) fromMemory(opts storage.ListOptions, exact int64) bool {
 	switch {
 	case exact > 0:
-		return s.pastLists
+		// Above the clock only a consistent read tells whether it exists.
+		return s.pastLists && (s.consistentLists || exact <= s.mirror.Clock())
 	case opts.Predicate.Continue != "": // a token that asks for the present
 		return s.pastLists && s.consistentLists
 	case opts.ResourceVersion == "":

@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/api/apitesting"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -52,6 +53,8 @@ var (
 )
 
 func init() {
+	// etcd and its clients are closed while they talk to each other.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	utilruntime.Must(example.AddToScheme(scheme))
 	utilruntime.Must(examplev1.AddToScheme(scheme))
@@ -166,6 +169,8 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			t.Fatal(err)
 		}
 	}
+	f.requests.reset()
+	f.reads.GetReadsAndReset()
 	return f
 }
 
@@ -282,6 +287,13 @@ func (r *requests) Delete(ctx context.Context, key string, opts ...clientv3.OpOp
 func (r *requests) Txn(ctx context.Context) clientv3.Txn {
 	r.writes.Add(1)
 	return r.KV.Txn(ctx)
+}
+
+// reset begins to count anew.
+func (r *requests) reset() {
+	for _, n := range []*atomic.Int64{&r.revisions, &r.gets, &r.ranges, &r.writes} {
+		n.Store(0)
+	}
 }
 
 // tally is a reading of requests.

@@ -34,6 +34,8 @@ type view struct {
 	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt
 	// objects instead of the first.
 	unsafeDelete bool
+	// retryFor is how long a watcher tries again to decode an event before it gives up.
+	retryFor time.Duration
 
 	slot   *mirror.Slot
 	events eventCache
@@ -47,6 +49,7 @@ func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool)
 		newFunc:      cfg.NewFunc,
 		getAttrs:     cfg.GetAttrs,
 		unsafeDelete: unsafeDelete,
+		retryFor:     undecodableFor,
 		slot:         &mirror.Slot{},
 	}
 }

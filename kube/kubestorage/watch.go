@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -28,6 +30,10 @@ const (
 	// bookmarkInterval is how often a watcher that wants bookmarks gets one, with
 	// up to a quarter more so that they do not come all at once (KEP-956).
 	bookmarkInterval = time.Minute
+	// progressInterval is that interval for a watcher that asks for the storage's own
+	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
+	// recommends to configure etcd's.
+	progressInterval = 5 * time.Second
 	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
 	bookmarkLead = 2 * time.Second
 
@@ -56,15 +62,20 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		return nil, s.notReady()
 	}
 	w := &watcher{
-		store:     s,
-		start:     prefix,
-		end:       after(prefix),
-		selector:  s.view.selector(opts.Predicate),
-		bookmarks: opts.Predicate.AllowWatchBookmarks,
-		result:    make(chan watch.Event, resultBuffer),
+		store:    s,
+		start:    prefix,
+		end:      after(prefix),
+		selector: s.view.selector(opts.Predicate),
+		result:   make(chan watch.Event, resultBuffer),
 	}
 	if !opts.Recursive {
 		w.end = prefix + "\x00"
+	}
+	switch {
+	case opts.ProgressNotify:
+		w.bookmarkEvery = progressInterval
+	case opts.Predicate.AllowWatchBookmarks:
+		w.bookmarkEvery = bookmarkInterval
 	}
 	if err := w.begin(ctx, int64(rev), opts); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
@@ -98,7 +109,8 @@ type watcher struct {
 	store      *Store
 	start, end string // the keys watched
 	selector   selector
-	bookmarks  bool
+
+	bookmarkEvery time.Duration // 0: never
 
 	initial   *mirror.Snapshot // to be sent first
 	endOfList bool             // a bookmark closes the initial events
@@ -145,7 +157,7 @@ func (w *watcher) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	w.cursor = snap.Cursor(w.start, w.end)
 	if list {
 		w.initial = &snap
-		w.endOfList = opts.SendInitialEvents != nil && w.bookmarks
+		w.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	}
 	return nil
 }
@@ -257,7 +269,7 @@ func (w *watcher) sendInitial() bool {
 // object neither before nor after it. It returns false if the watch is over.
 func (w *watcher) sendEvent(ev *mirror.Event) bool {
 	backoff := 100 * time.Millisecond
-	for giveUp := time.Now().Add(undecodableFor); ; backoff = min(2*backoff, 5*time.Second) {
+	for giveUp := time.Now().Add(w.store.view.retryFor); ; backoff = min(2*backoff, 5*time.Second) {
 		e, ok, err := w.translate(ev)
 		if err == nil {
 			return !ok || w.send(e)
@@ -265,6 +277,9 @@ func (w *watcher) sendEvent(ev *mirror.Event) bool {
 		// Sending later events first would break the order that a watch promises;
 		// other watchers, and watchers of other objects, go on.
 		if time.Now().Add(backoff).After(giveUp) || ev.Entry == nil {
+			if ev.Entry == nil && w.store.view.unsafeDelete {
+				err = corruptDeletion(err)
+			}
 			klog.FromContext(w.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
 			w.send(errorEvent(err))
 			return false
@@ -275,6 +290,17 @@ func (w *watcher) sendEvent(ev *mirror.Event) bool {
 			return false
 		}
 	}
+}
+
+// corruptDeletion words the error for the deletion of an object whose last state
+// cannot be read, as upstream's store does with AllowUnsafeMalformedObjectDeletion.
+func corruptDeletion(err error) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusInternalServerError,
+		Reason:  metav1.StatusReasonStoreReadError,
+		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", err),
+	}}
 }
 
 func (w *watcher) translate(ev *mirror.Event) (e watch.Event, ok bool, err error) {
@@ -305,15 +331,15 @@ func (w *watcher) translate(ev *mirror.Event) (e watch.Event, ok bool, err error
 	return e, true, err
 }
 
-// scheduleBookmark sets when the next bookmark is due: in about a minute, or
-// shortly before the server ends the watch, whichever comes first.
+// scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
+// before the server ends the watch, whichever comes first.
 func (w *watcher) scheduleBookmark() {
 	w.nextMark = time.Time{}
-	if !w.bookmarks {
+	if w.bookmarkEvery == 0 {
 		return
 	}
 	now := time.Now()
-	next := now.Add(bookmarkInterval + rand.N(bookmarkInterval/4))
+	next := now.Add(w.bookmarkEvery + rand.N(w.bookmarkEvery/4))
 	if !w.deadline.IsZero() {
 		if last := w.deadline.Add(-bookmarkLead); last.Before(next) {
 			if next = last; !next.After(now) {
