@@ -1,0 +1,12 @@
+// Package harness runs the strata command for tests that look at it from outside: a control plane (`strata up`), an API
+// server on an etcd of the test's own (`strata apiserver`, `strata etcd`), and clients for them.
+//
+// Every process is a child of the test, listens on loopback on a port picked at start, logs to a file whose end is shown
+// when something fails, and is stopped by its own process id. Nothing of a server runs inside the test.
+//
+// The environment chooses what is tested:
+//
+//	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one
+//	STRATA_TEST_BINARY    a built command to use; by default it is built from this module
+//	STRATA_TEST_OLD_ETCD  an etcd too old to feed the engine (default /usr/bin/etcd, if that is 3.4)
+package harness

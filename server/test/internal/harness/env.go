@@ -1,0 +1,161 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// readyTimeout bounds the wait for a server that does not start; one needs about 4 s on two cores.
+const readyTimeout = 2 * time.Minute
+
+// Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test
+// binary) when something cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
+type Env struct {
+	dir  string
+	fail func(error)
+
+	mu struct {
+		sync.Mutex
+		processes []*Process
+		ends      []func()
+	}
+}
+
+// New returns an environment that lasts until the test ends. Processes have to stop cleanly by then.
+func New(t testing.TB) *Env {
+	t.Helper()
+	e := &Env{dir: t.TempDir(), fail: func(err error) { t.Helper(); t.Fatal(err) }}
+	t.Cleanup(func() {
+		for _, err := range e.stop() {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(e.tails())
+		}
+	})
+	return e
+}
+
+// Main runs the tests of a package with servers that all of them share: start starts those. It ends the process.
+func Main(m *testing.M, start func(*Env)) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "strata-test-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		e := &Env{dir: dir}
+		e.fail = func(err error) {
+			fmt.Fprintln(os.Stderr, err)
+			e.stop()
+			os.RemoveAll(dir)
+			os.Exit(1)
+		}
+		start(e)
+		code := m.Run()
+		if code != 0 {
+			fmt.Fprintln(os.Stderr, e.tails())
+		}
+		for _, err := range e.stop() {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		return code
+	}())
+}
+
+// atEnd makes the environment call f when its processes have been stopped.
+func (e *Env) atEnd(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.ends = append(e.mu.ends, f)
+}
+
+// Dir returns a new directory in the environment's.
+func (e *Env) Dir(name string) string {
+	dir, err := os.MkdirTemp(e.dir, name+"-")
+	e.check(err)
+	return dir
+}
+
+// WriteFile writes a file in a new directory and returns its path.
+func (e *Env) WriteFile(name string, content []byte) string {
+	path := filepath.Join(e.Dir("file"), name)
+	e.check(os.WriteFile(path, content, 0o600))
+	return path
+}
+
+func (e *Env) check(err error) {
+	if err != nil {
+		e.fail(err)
+	}
+}
+
+// start starts the strata command as a process of this environment.
+func (e *Env) start(name string, args ...string) *Process {
+	path, err := Binary()
+	e.check(err)
+	return e.startProgram(name, path, args...)
+}
+
+// startProgram starts any program as a process of this environment.
+func (e *Env) startProgram(name, path string, args ...string) *Process {
+	p, err := start(e.dir, name, path, e.environ(), args...)
+	e.check(err)
+	e.mu.Lock()
+	e.mu.processes = append(e.mu.processes, p)
+	e.mu.Unlock()
+	return p
+}
+
+// environ returns the environment of children: kubectl keeps its caches in the environment's directory, and finds no
+// kubeconfig but what it is told.
+func (e *Env) environ() []string {
+	environ := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "KUBECONFIG" || name == "STRATA_DATA" || name == "HOME"
+	})
+	return append(environ, "HOME="+e.dir)
+}
+
+// stop stops the processes that still run, last started first, and returns what went wrong with any.
+func (e *Env) stop() []error {
+	e.mu.Lock()
+	processes, ends := slices.Clone(e.mu.processes), e.mu.ends
+	e.mu.ends = nil
+	e.mu.Unlock()
+	var errs []error
+	for _, p := range slices.Backward(processes) {
+		if err := p.Stop(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, end := range ends {
+		end()
+	}
+	return errs
+}
+
+// tails returns the end of each process's log.
+func (e *Env) tails() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	text := ""
+	for _, p := range e.mu.processes {
+		text += fmt.Sprintf("--- end of the output of %s ---\n%s\n", p.name, p.Tail())
+	}
+	return text
+}
+
+// ready returns a context for the start of a server.
+func ready() (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.Background(), readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+}

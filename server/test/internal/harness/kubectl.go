@@ -1,0 +1,33 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+)
+
+// Kubectl runs `strata kubectl` as the administrator. An exit code other than 0 is no error.
+func (s *Server) Kubectl(ctx context.Context, stdin string, args ...string) (Result, error) {
+	return s.KubectlAs(ctx, s.Kubeconfig, stdin, args...)
+}
+
+// KubectlAs is Kubectl with another kubeconfig.
+func (s *Server) KubectlAs(ctx context.Context, kubeconfig, stdin string, args ...string) (Result, error) {
+	return s.env.Run(ctx, stdin, append([]string{"kubectl", "--kubeconfig=" + kubeconfig}, args...)...)
+}
+
+// StartKubectl starts a kubectl that goes on, such as `get --watch`, as a process of the environment.
+func (s *Server) StartKubectl(args ...string) *Process {
+	return s.env.start("kubectl", append([]string{"kubectl", "--kubeconfig=" + s.Kubeconfig}, args...)...)
+}
+
+// Apply applies manifests as the administrator.
+func (s *Server) Apply(ctx context.Context, manifests string) error {
+	r, err := s.Kubectl(ctx, manifests, "apply", "--server-side", "-f", "-")
+	if err != nil {
+		return err
+	}
+	if r.Code != 0 {
+		return fmt.Errorf("apply: exit code %d\n%s", r.Code, r.Stderr)
+	}
+	return nil
+}

@@ -1,0 +1,35 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const pollInterval = 50 * time.Millisecond
+
+// Poll calls condition until it returns true or ctx ends. An error of condition says why it is not true yet; the last one
+// is in the error of Poll.
+func Poll(ctx context.Context, condition func(context.Context) (bool, error)) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	var last error
+	for {
+		ok, err := condition(ctx)
+		if ok {
+			return nil
+		}
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) || last == nil {
+			last = err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			if last != nil {
+				return fmt.Errorf("%w: %w", context.Cause(ctx), last)
+			}
+			return context.Cause(ctx)
+		}
+	}
+}

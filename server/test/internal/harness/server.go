@@ -1,0 +1,183 @@
+package harness
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+const adminToken = "admin-token"
+
+// Server is a running API server and what its administrator needs to reach it.
+type Server struct {
+	*Process
+	URL        string
+	CAFile     string
+	Config     *rest.Config // system:masters, without a rate limit
+	Kubeconfig string       // path of a kubeconfig for the same user
+
+	env *Env
+}
+
+// Up starts `strata up` in a new data directory with the engine under test and returns when it says that it is up.
+func (e *Env) Up(args ...string) *Server {
+	ctx, cancel := ready()
+	defer cancel()
+	dataDir := filepath.Join(e.Dir("up"), "data")
+	p := e.start("up", append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0", "--engine=" + Engine()}, args...)...)
+	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
+		e.fail(fmt.Errorf("%w\n%s", err, tail(filepath.Join(dataDir, "strata.log"))))
+	}
+	kubeconfig := filepath.Join(dataDir, "kubeconfig")
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	e.check(err)
+	s := &Server{
+		Process:    p,
+		URL:        config.Host,
+		CAFile:     e.WriteFile("ca.crt", config.CAData),
+		Config:     unlimited(config),
+		Kubeconfig: kubeconfig,
+		env:        e,
+	}
+	return s
+}
+
+func tail(path string) string {
+	p := Process{log: path}
+	return p.Tail()
+}
+
+// unlimited takes client-go's own rate limit out of config: the server's is what is looked at.
+func unlimited(config *rest.Config) *rest.Config {
+	config.QPS = -1
+	config.WarningHandler = rest.NoWarnings{}
+	return config
+}
+
+// APIServer starts `strata apiserver` on etcd and returns when /readyz succeeds. Later flags win over earlier ones.
+func (e *Env) APIServer(etcd *Etcd, flags ...string) *Server {
+	s := e.StartAPIServer(etcd, flags...)
+	ctx, cancel := ready()
+	defer cancel()
+	e.check(s.Await(ctx, "/readyz"))
+	return s
+}
+
+// StartAPIServer is APIServer without the wait.
+func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
+	dir := e.Dir("apiserver")
+	port := e.freePort()
+	args := append([]string{"apiserver", "--engine=" + Engine()}, etcd.ServerFlags()...)
+	args = append(args, e.requiredFlags(dir)...)
+	args = append(args, fmt.Sprintf("--secure-port=%d", port))
+	args = append(args, flags...)
+
+	ca := e.Authority()
+	serving := ca.Issue("apiserver")
+	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
+	s := &Server{
+		Process: e.start("apiserver", args...),
+		URL:     fmt.Sprintf("https://127.0.0.1:%d", port),
+		CAFile:  ca.CertFile,
+		env:     e,
+	}
+	s.Config = unlimited(&rest.Config{Host: s.URL, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca.CertFile}})
+	s.Kubeconfig = s.KubeconfigFor(adminToken)
+	return s
+}
+
+// requiredFlags returns what an API server on any etcd cannot do without. The service account keys of all servers of an
+// environment are the same, as they are in a cluster.
+func (e *Env) requiredFlags(dir string) []string {
+	private, public := filepath.Join(e.dir, "sa.key"), filepath.Join(e.dir, "sa.pub")
+	e.mu.Lock()
+	_, err := os.Stat(public)
+	if os.IsNotExist(err) {
+		err = writeKeyPair(private, public)
+	}
+	e.mu.Unlock()
+	e.check(err)
+	return []string{
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none",
+		"--cert-dir=" + dir,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + public,
+		"--service-account-signing-key-file=" + private,
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--authorization-mode=RBAC",
+		"--token-auth-file=" + e.WriteFile("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n")),
+		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for clients that watch
+		"--shutdown-watch-termination-grace-period=1s",
+	}
+}
+
+func writeKeyPair(private, public string) error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	if err != nil {
+		return err
+	}
+	privatePEM := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	if err := os.WriteFile(private, privatePEM, 0o600); err != nil {
+		return err
+	}
+	return os.WriteFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600)
+}
+
+// Await returns nil when path is answered with 200. It gives up when the server ends.
+func (s *Server) Await(ctx context.Context, path string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-s.Done():
+			cancel(fmt.Errorf("the server ended before %s was answered; its output ends with:\n%s", path, s.Tail()))
+		case <-ctx.Done():
+		}
+	}()
+	api := s.API()
+	return Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+		if err != nil {
+			return false, err
+		}
+		if r.Code != http.StatusOK {
+			return false, fmt.Errorf("%s: %d %s", path, r.Code, strings.TrimSpace(string(r.Body)))
+		}
+		return true, nil
+	})
+}
+
+// KubeconfigFor writes a kubeconfig whose user has nothing but a bearer token, and returns its path. An empty token is an
+// anonymous user.
+func (s *Server) KubeconfigFor(token string) string {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"] = &clientcmdapi.Cluster{Server: s.URL, CertificateAuthority: s.CAFile}
+	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	config.CurrentContext = "test"
+	data, err := clientcmd.Write(*config)
+	s.env.check(err)
+	return s.env.WriteFile("kubeconfig", data)
+}
+
+// ConfigFor returns a client configuration whose user has nothing but a bearer token.
+func (s *Server) ConfigFor(token string) *rest.Config {
+	return unlimited(&rest.Config{Host: s.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CAFile}})
+}

@@ -1,0 +1,401 @@
+package semantics
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestListTable sends each combination of KEP-2340's table for LIST.
+func TestListTable(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	createMaps(t, ctx, ns, "a", "b", "c", "d")
+	old := must[*harness.List](t)(api.List(ctx, maps(ns), ""))
+	page := must[*harness.List](t)(api.List(ctx, maps(ns), "limit=2")) // its token stands behind b
+	check(t, api.Delete(ctx, maps(ns)+"/d"))
+	createMaps(t, ctx, ns, "e")
+
+	const oldRV, otherRV, token = "<old>", "<other>", "<token>"
+	var (
+		then      = []string{"a", "b", "c", "d"}
+		now       = []string{"a", "b", "c", "e"}
+		remaining = []string{"c", "d"} // of the page, as it was then
+	)
+	for _, tc := range []struct {
+		id                    string
+		version, match, token string
+		limit                 int
+		code                  int // 0 for 200
+		names                 []string
+		exact                 bool // the list has the old resource version
+		atLeast               bool // the list has the old resource version or a later one
+		orderedSubset         bool // names may be older than now
+		limited               bool // there is a continue token
+	}{
+		{id: "L1", names: now, atLeast: true},
+		{id: "L1 limit", limit: 2, names: now[:2], atLeast: true, limited: true},
+		{id: "L2", token: token, names: remaining, exact: true},
+		{id: "L2 limit", token: token, limit: 1, names: remaining[:1], exact: true, limited: true},
+		{id: "L3", match: "Exact", code: 422},
+		{id: "L3 token", match: "Exact", token: token, code: 422},
+		{id: "L4", match: "NotOlderThan", code: 422},
+		{id: "L5", match: "NotOlderThan", token: token, code: 422},
+		{id: "L6", version: "0", orderedSubset: true},
+		{id: "L6 limit", version: "0", limit: 1, orderedSubset: true},
+		{id: "L7", version: "0", token: token, names: remaining, exact: true},
+		{id: "L8", version: "0", match: "Exact", code: 422},
+		{id: "L9", version: "0", match: "NotOlderThan", orderedSubset: true},
+		{id: "L9 limit", version: "0", match: "NotOlderThan", limit: 1, orderedSubset: true},
+		{id: "L10", version: "0", match: "NotOlderThan", token: token, code: 422},
+		{id: "L11", version: oldRV, names: now, atLeast: true},
+		{id: "L12", version: oldRV, limit: 2, names: then[:2], exact: true, limited: true},
+		{id: "L12 all", version: oldRV, limit: 10, names: then, exact: true},
+		{id: "L13", version: otherRV, token: token, code: 400},
+		{id: "L14", version: oldRV, match: "Exact", names: then, exact: true},
+		{id: "L14 limit", version: oldRV, match: "Exact", limit: 3, names: then[:3], exact: true, limited: true},
+		{id: "L15", version: oldRV, match: "Exact", token: token, code: 422},
+		{id: "L16", version: oldRV, match: "NotOlderThan", names: now, atLeast: true},
+		{id: "L17", version: oldRV, match: "NotOlderThan", limit: 2, names: now[:2], atLeast: true, limited: true},
+		{id: "L18", version: oldRV, match: "NotOlderThan", token: token, code: 422},
+	} {
+		t.Run(tc.id, func(t *testing.T) {
+			values := url.Values{}
+			switch tc.version {
+			case "":
+			case oldRV:
+				values.Set("resourceVersion", old.Metadata.ResourceVersion)
+			case otherRV:
+				values.Set("resourceVersion", fmt.Sprint(revision(t, old.Metadata.ResourceVersion)+1))
+			default:
+				values.Set("resourceVersion", tc.version)
+			}
+			if tc.match != "" {
+				values.Set("resourceVersionMatch", tc.match)
+			}
+			if tc.token != "" {
+				values.Set("continue", page.Metadata.Continue)
+			}
+			if tc.limit != 0 {
+				values.Set("limit", fmt.Sprint(tc.limit))
+			}
+			r := get(t, ctx, maps(ns), values.Encode())
+			if tc.code != 0 {
+				if r.Code != tc.code {
+					t.Errorf("got %v, want code %d", r.Err(), tc.code)
+				}
+				return
+			}
+			list := must[*harness.List](t)(r.List())
+			names := list.Names()
+			if tc.orderedSubset {
+				if !slices.IsSorted(names) || len(names) < 3 {
+					t.Errorf("got %v, want what memory holds, all of it", names)
+				}
+			} else {
+				equalNames(t, "items", names, tc.names)
+			}
+			if tc.limited != (list.Metadata.Continue != "") {
+				t.Errorf("continue token is %q", list.Metadata.Continue)
+			}
+			rv := list.Metadata.ResourceVersion
+			if tc.exact && rv != old.Metadata.ResourceVersion {
+				t.Errorf("resource version %s, want %s", rv, old.Metadata.ResourceVersion)
+			}
+			if tc.atLeast && revision(t, rv) < revision(t, old.Metadata.ResourceVersion) {
+				t.Errorf("resource version %s, want at least %s", rv, old.Metadata.ResourceVersion)
+			}
+			if revision(t, rv) <= 0 {
+				t.Errorf("resource version %s", rv)
+			}
+		})
+	}
+}
+
+// TestFutureResourceVersion asks for a resource version that does not come.
+func TestFutureResourceVersion(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	createMaps(t, ctx, ns, "a")
+	rv := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	future := fmt.Sprint(revision(t, rv) + 1_000_000)
+
+	for name, request := range map[string]struct{ path, query string }{
+		"get":                   {maps(ns) + "/a", "resourceVersion=" + future},
+		"list":                  {maps(ns), "resourceVersion=" + future},
+		"list not older":        {maps(ns), "resourceVersionMatch=NotOlderThan&resourceVersion=" + future},
+		"list not older, paged": {maps(ns), "limit=5&resourceVersionMatch=NotOlderThan&resourceVersion=" + future},
+		"list exactly":          {maps(ns), "resourceVersionMatch=Exact&resourceVersion=" + future},
+		"list, selective":       {maps(ns), "labelSelector=a%3Db&resourceVersion=" + future},
+		"list everywhere":       {"/api/v1/configmaps", "resourceVersion=" + future},
+		"initial events": {maps(ns),
+			"watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&resourceVersion=" + future},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // each waits three seconds
+			ctx := newContext(t)
+			status, code := metav1.Status{}, 0
+			if name == "initial events" {
+				// The answer to a watch may have begun by the time that the wait fails.
+				w, refused, err := api.Watch(ctx, request.path, request.query)
+				check(t, err)
+				if refused != nil {
+					status, code = refused.Status(), refused.Code
+				} else {
+					defer w.Close()
+					e := must[harness.Event](t)(w.Next(ctx))
+					if e.Type != "ERROR" {
+						t.Fatalf("got %s of %q, want an error", e.Type, e.Object.Metadata.Name)
+					}
+					status, code = e.Status, int(e.Status.Code)
+				}
+			} else {
+				r := get(t, ctx, request.path, request.query)
+				status, code = r.Status(), r.Code
+				if code == http.StatusGatewayTimeout && r.Header.Get("Retry-After") == "" {
+					t.Errorf("no Retry-After header")
+				}
+			}
+			if code != http.StatusGatewayTimeout || status.Reason != metav1.StatusReasonTimeout {
+				t.Fatalf("got code %d, status %+v, want 504 Timeout", code, status)
+			}
+			if status.Details == nil || status.Details.RetryAfterSeconds < 1 {
+				t.Errorf("details %+v, want retryAfterSeconds", status.Details)
+			}
+			tooLarge := func(c metav1.StatusCause) bool { return c.Type == metav1.CauseTypeResourceVersionTooLarge }
+			if status.Details == nil || !slices.ContainsFunc(status.Details.Causes, tooLarge) {
+				t.Errorf("details %+v, want the cause %s", status.Details, metav1.CauseTypeResourceVersionTooLarge)
+			}
+		})
+	}
+}
+
+// TestNearFutureResourceVersionWaits asks for a resource version that comes while the request waits.
+func TestNearFutureResourceVersionWaits(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	created := createMaps(t, ctx, ns, "a")
+	for name, path := range map[string]string{"get": maps(ns) + "/a", "list": maps(ns)} {
+		t.Run(name, func(t *testing.T) {
+			// A write moves the revision by one, and others may write too, so this comes soon and not yet.
+			want := revision(t, must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
+			answers := make(chan *harness.Response, 1)
+			var waiting sync.WaitGroup
+			waiting.Go(func() {
+				r, err := api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersion=%d", want), nil)
+				if err != nil {
+					t.Error(err)
+				}
+				answers <- r
+			})
+			defer waiting.Wait()
+			for i := 0; ; i++ {
+				patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/"+created[0].Metadata.Name, fmt.Sprintf(`{"data":{"i":"%s %d"}}`, name, i)))
+				if revision(t, patched.Metadata.ResourceVersion) >= want {
+					break
+				}
+			}
+			if r := <-answers; r != nil && r.Code != http.StatusOK {
+				t.Errorf("got %v", r.Err())
+			}
+		})
+	}
+}
+
+// TestUnparsableResourceVersion sends resource versions that are none.
+func TestUnparsableResourceVersion(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	createMaps(t, ctx, ns, "a")
+	for _, version := range []string{"abc", "-1", "1.5", "0x10", "99999999999999999999999"} {
+		for name, request := range map[string]struct{ path, query string }{
+			"get":                 {maps(ns) + "/a", ""},
+			"list":                {maps(ns), ""},
+			"list, paged":         {maps(ns), "limit=1&"},
+			"list exactly":        {maps(ns), "resourceVersionMatch=Exact&"},
+			"watch":               {maps(ns), "watch=true&timeoutSeconds=5&"},
+			"watch, initial":      {maps(ns), "watch=true&timeoutSeconds=5&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"},
+			"list everywhere":     {"/api/v1/configmaps", ""},
+			"list of an uncached": {"/api/v1/namespaces/" + ns + "/events", ""},
+		} {
+			r := get(t, ctx, request.path, request.query+"resourceVersion="+version)
+			// Upstream's cacher answers GET and WATCH with 500: it does not make a status of the error.
+			upstreams500 := harness.Engine() == harness.Upstream && !strings.HasPrefix(name, "list") && r.Code == http.StatusInternalServerError
+			if r.Code != http.StatusBadRequest && !upstreams500 {
+				t.Errorf("%s at %q: got %v, want 400", name, version, r.Err())
+			}
+		}
+	}
+}
+
+// TestReadsSeeAcknowledgedWrites writes and reads with several clients at a time: a read that starts after a write was
+// acknowledged sees it (I6).
+func TestReadsSeeAcknowledgedWrites(t *testing.T) {
+	ctx := newContext(t)
+	const writers, rounds = 4, 50
+	var writing sync.WaitGroup
+	for writer := range writers {
+		ns := newNamespace(t, ctx)
+		writing.Go(func() {
+			for round := range rounds {
+				name := fmt.Sprintf("map-%d-%d", writer, round)
+				created, err := api.Create(ctx, maps(ns), configMap(name, map[string]string{"round": fmt.Sprint(round)}))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if got, err := api.Get(ctx, maps(ns)+"/"+name, ""); err != nil || got.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
+					t.Errorf("get after create: %v, %v", got.Metadata.ResourceVersion, err)
+					return
+				}
+				patched, err := api.Patch(ctx, maps(ns)+"/"+name, `{"data":{"patched":"yes"}}`)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				list, err := api.List(ctx, maps(ns), fmt.Sprintf("labelSelector=round%%3D%d", round))
+				if err != nil || len(list.Items) != 1 || list.Items[0].Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
+					t.Errorf("list after patch to %s: %+v, %v", patched.Metadata.ResourceVersion, list, err)
+					return
+				}
+				if err := api.Delete(ctx, maps(ns)+"/"+name); err != nil {
+					t.Error(err)
+					return
+				}
+				if r, err := api.Do(ctx, http.MethodGet, maps(ns)+"/"+name, "", nil); err != nil || r.Code != http.StatusNotFound {
+					t.Errorf("get after delete: %+v, %v, want 404", r, err)
+					return
+				}
+				if list, err := api.List(ctx, maps(ns), ""); err != nil || len(list.Items) != 0 {
+					t.Errorf("list after delete: %+v, %v, want nothing", list, err)
+					return
+				}
+			}
+		})
+	}
+	writing.Wait()
+}
+
+// TestExactListRepeatsAList lists at the resource version of an earlier list, in all shapes, while objects change.
+func TestExactListRepeatsAList(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	createMaps(t, ctx, ns, numbered(20)...)
+	type snapshot struct {
+		query string
+		list  *harness.List
+	}
+	var taken []snapshot
+	for i := range 10 {
+		check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), i)))
+		_, err := api.Patch(ctx, maps(ns)+"/map-0019", fmt.Sprintf(`{"metadata":{"labels":{"round":"%d"}}}`, i))
+		check(t, err)
+		for _, query := range []string{"", fmt.Sprintf("labelSelector=round%%3D%d", i), "fieldSelector=metadata.name%3Dmap-0019"} {
+			taken = append(taken, snapshot{query, must[*harness.List](t)(api.List(ctx, maps(ns), query))})
+		}
+	}
+	for _, s := range taken {
+		query := s.query + "&resourceVersionMatch=Exact&resourceVersion=" + s.list.Metadata.ResourceVersion
+		again := must[*harness.List](t)(api.List(ctx, maps(ns), query))
+		if again.Metadata.ResourceVersion != s.list.Metadata.ResourceVersion {
+			t.Errorf("%s: resource version %s", query, again.Metadata.ResourceVersion)
+		}
+		equalVersions(t, query, again.Items, s.list.Items)
+
+		paged, chunks, err := api.ListAll(ctx, maps(ns), query, 3)
+		check(t, err)
+		equalVersions(t, query+" in pages", paged, s.list.Items)
+		for _, chunk := range chunks {
+			if chunk.ResourceVersion != s.list.Metadata.ResourceVersion {
+				t.Errorf("%s: a chunk has resource version %s", query, chunk.ResourceVersion)
+			}
+		}
+	}
+}
+
+// equalVersions compares objects by key and resource version, in their order.
+func equalVersions(t *testing.T, what string, got, want []harness.Object) {
+	t.Helper()
+	equalNames(t, what, versions(got), versions(want))
+}
+
+func versions(objects []harness.Object) []string {
+	var keys []string
+	for _, o := range objects {
+		keys = append(keys, o.Key()+"@"+o.Metadata.ResourceVersion)
+	}
+	return keys
+}
+
+// TestFieldSelectorsList lists by the fields that can be selected.
+func TestFieldSelectorsList(t *testing.T) {
+	ctx := newContext(t)
+	ns, other := newNamespace(t, ctx), newNamespace(t, ctx)
+	createMaps(t, ctx, ns, "a", "b", "c")
+	createMaps(t, ctx, other, "a")
+	pods := func(namespace string) string { return "/api/v1/namespaces/" + namespace + "/pods" }
+	for i, node := range []string{"", "node-1", "node-1", "node-2"} {
+		_, err := api.Create(ctx, pods(ns), pod(fmt.Sprintf("pod-%d", i), node))
+		check(t, err)
+	}
+	_, err := api.Create(ctx, pods(other), pod("pod-9", "node-1"))
+	check(t, err)
+
+	for _, tc := range []struct {
+		path, selector string
+		want           []string
+	}{
+		{maps(ns), "metadata.name=b", []string{"b"}},
+		{maps(ns), "metadata.name=nobody", nil},
+		{maps(ns), "metadata.name!=b", []string{"a", "c"}},
+		{maps(ns), "metadata.name=b,metadata.namespace=" + ns, []string{"b"}},
+		{"/api/v1/configmaps", "metadata.name=a,metadata.namespace=" + ns, []string{"a"}},
+		{"/api/v1/configmaps", "metadata.namespace=" + ns, []string{"a", "b", "c"}},
+		{pods(ns), "spec.nodeName=node-1", []string{"pod-1", "pod-2"}},
+		{"/api/v1/pods", "spec.nodeName=node-1", []string{"pod-1", "pod-2", "pod-9"}},
+		{pods(ns), "spec.nodeName=", []string{"pod-0"}},
+		{pods(ns), "spec.nodeName!=node-1", []string{"pod-0", "pod-3"}},
+		{pods(ns), "spec.nodeName=node-1,metadata.name=pod-2", []string{"pod-2"}},
+		{pods(ns), "status.phase=Pending,spec.nodeName=node-2", []string{"pod-3"}},
+	} {
+		for _, more := range []string{"", "&resourceVersion=0", "&limit=1"} {
+			query := "fieldSelector=" + url.QueryEscape(tc.selector) + more
+			if more == "&resourceVersion=0" {
+				// What memory holds may be older than the writes above, until a consistent list has waited for them.
+				must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
+			}
+			var names []string
+			if more == "&limit=1" {
+				items, _, err := api.ListAll(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector), 1)
+				check(t, err)
+				names = (&harness.List{Items: items}).Names()
+				if harness.Engine() == harness.Upstream {
+					names = slices.Compact(names) // its token for metadata.namespace starts with the object before it
+				}
+			} else {
+				names = must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
+			}
+			equalNames(t, tc.path+"?"+query, names, tc.want)
+		}
+	}
+	if r := get(t, ctx, maps(ns), "fieldSelector=data.name%3Da"); r.Code != http.StatusBadRequest {
+		t.Errorf("a field that cannot be selected: got %v, want 400", r.Err())
+	}
+}
+
+// pod returns a pod that is bound to a node if that is not empty.
+func pod(name, node string) object {
+	spec := object{"containers": []any{object{"name": "c", "image": "none"}}}
+	if node != "" {
+		spec["nodeName"] = node
+	}
+	return object{"metadata": object{"name": name}, "spec": spec}
+}

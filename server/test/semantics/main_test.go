@@ -1,0 +1,156 @@
+// Package semantics looks at what reads and watches answer, request by request, over HTTP and JSON.
+package semantics
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 90 * time.Second
+
+// The server of this package runs no controllers: nobody but the test writes to its namespaces.
+var (
+	etcd   *harness.Etcd
+	server *harness.Server
+	api    *harness.API
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		etcd = e.Etcd()
+		server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount")
+		api = server.API()
+	})
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// newContext returns the context of a test.
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var namespaces atomic.Int64
+
+// newNamespace creates an empty namespace and returns its name.
+func newNamespace(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	name := fmt.Sprintf("ns-%d", namespaces.Add(1))
+	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
+	check(t, err)
+	return name
+}
+
+// maps is the path of a namespace's ConfigMaps, which most tests use because nothing changes them on the way.
+func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
+
+func configMap(name string, labels map[string]string) object {
+	return object{"metadata": object{"name": name, "labels": labels}, "data": object{"name": name}}
+}
+
+// createMaps creates ConfigMaps and returns them as stored.
+func createMaps(t *testing.T, ctx context.Context, namespace string, names ...string) []harness.Object {
+	t.Helper()
+	var created []harness.Object
+	for _, name := range names {
+		created = append(created, must[harness.Object](t)(api.Create(ctx, maps(namespace), configMap(name, nil))))
+	}
+	return created
+}
+
+// numbered returns n names that sort by number.
+func numbered(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("map-%04d", i)
+	}
+	return names
+}
+
+// revision returns a resource version as the number that it is in Kubernetes on etcd.
+func revision(t *testing.T, resourceVersion string) int64 {
+	t.Helper()
+	return must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
+}
+
+func equalNames(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %d names %v, want %d %v", what, len(got), abbreviated(got), len(want), abbreviated(want))
+	}
+}
+
+func abbreviated(names []string) []string {
+	const most = 12
+	if len(names) <= most {
+		return names
+	}
+	return append(slices.Clone(names[:most]), "...")
+}
+
+// startWatch starts a watch that lasts as long as the test.
+func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
+	t.Helper()
+	w, refused, err := api.Watch(ctx, path, query)
+	check(t, err)
+	if refused != nil {
+		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// next returns the next event that is no bookmark.
+func next(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
+	t.Helper()
+	for {
+		if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "BOOKMARK" {
+			return e
+		}
+	}
+}
+
+// expectEvent fails the test unless the next event has the type and is about the name.
+func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name string) harness.Object {
+	t.Helper()
+	e := next(t, ctx, w)
+	if e.Type != kind || e.Object.Metadata.Name != name {
+		t.Fatalf("got %s of %q (%v), want %s of %q", e.Type, e.Object.Metadata.Name, e.Status.Message, kind, name)
+	}
+	return e.Object
+}
+
+// get sends a GET whose answer may be an error.
+func get(t *testing.T, ctx context.Context, path, query string) *harness.Response {
+	t.Helper()
+	return must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+}

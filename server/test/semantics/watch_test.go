@@ -1,0 +1,496 @@
+package semantics
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// initialEventsEnd reports whether e is the bookmark after the initial events.
+func initialEventsEnd(e harness.Event) bool {
+	return e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true"
+}
+
+// TestWatchTable starts a watch with each combination of KEP-2340's table for WATCH.
+func TestWatchTable(t *testing.T) {
+	ctx := newContext(t)
+	const someRV = "<rv>"
+	for _, tc := range []struct {
+		id             string
+		version, match string
+		sendInitial    string
+		code           int  // 0 for 200
+		initial        bool // all objects come as ADDED
+		since          bool // what changed after the resource version comes
+		closing        bool // the bookmark that ends the initial events comes
+	}{
+		// The defaults of the API make W1 and W7 the same requests as W5 and W11.
+		{id: "W1", initial: true, closing: true},
+		{id: "W2 false", sendInitial: "false", code: 422},
+		{id: "W2 true", sendInitial: "true", code: 422},
+		{id: "W3", match: "NotOlderThan", code: 422},
+		{id: "W4", match: "NotOlderThan", sendInitial: "false"},
+		{id: "W5", match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
+		{id: "W6", match: "Exact", code: 422},
+		{id: "W6 true", match: "Exact", sendInitial: "true", code: 422},
+		{id: "W7", version: "0", initial: true, closing: true},
+		{id: "W8 false", version: "0", sendInitial: "false", code: 422},
+		{id: "W8 true", version: "0", sendInitial: "true", code: 422},
+		{id: "W9", version: "0", match: "NotOlderThan", code: 422},
+		{id: "W10", version: "0", match: "NotOlderThan", sendInitial: "false"},
+		{id: "W11", version: "0", match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
+		{id: "W12", version: "0", match: "Exact", code: 422},
+		{id: "W12 false", version: "0", match: "Exact", sendInitial: "false", code: 422},
+		{id: "W13", version: someRV, since: true},
+		{id: "W14 false", version: someRV, sendInitial: "false", code: 422},
+		{id: "W14 true", version: someRV, sendInitial: "true", code: 422},
+		{id: "W15", version: someRV, match: "NotOlderThan", code: 422},
+		{id: "W16", version: someRV, match: "NotOlderThan", sendInitial: "false", since: true},
+		{id: "W17", version: someRV, match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
+		{id: "W18", version: someRV, match: "Exact", code: 422},
+		{id: "W18 true", version: someRV, match: "Exact", sendInitial: "true", code: 422},
+	} {
+		t.Run(tc.id, func(t *testing.T) {
+			ns := newNamespace(t, ctx)
+			createMaps(t, ctx, ns, "a", "b", "gone")
+			rv := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+			check(t, api.Delete(ctx, maps(ns)+"/gone"))
+			createMaps(t, ctx, ns, "c")
+			// This list waits until memory holds all of that, so that a watch that does not wait shows it too.
+			latest := must[*harness.List](t)(api.List(ctx, maps(ns), ""))
+
+			values := url.Values{"allowWatchBookmarks": {"true"}}
+			if tc.version != "" {
+				values.Set("resourceVersion", strings.Replace(tc.version, someRV, rv, 1))
+			}
+			if tc.match != "" {
+				values.Set("resourceVersionMatch", tc.match)
+			}
+			if tc.sendInitial != "" {
+				values.Set("sendInitialEvents", tc.sendInitial)
+			}
+			w, refused, err := api.Watch(ctx, maps(ns), values.Encode())
+			check(t, err)
+			if tc.code != 0 {
+				if refused == nil {
+					w.Close()
+					t.Fatalf("accepted, want code %d", tc.code)
+				}
+				if refused.Code != tc.code {
+					t.Fatalf("got %v, want code %d", refused.Err(), tc.code)
+				}
+				return
+			}
+			if refused != nil {
+				t.Fatal(refused.Err())
+			}
+			defer w.Close()
+
+			createMaps(t, ctx, ns, "fence")
+			var got []string
+			for closed := false; ; {
+				e := must[harness.Event](t)(w.Next(ctx))
+				switch {
+				case initialEventsEnd(e):
+					if !tc.closing || closed {
+						t.Errorf("unexpected closing bookmark")
+					}
+					closed = true
+					if e.Object.Kind != "ConfigMap" || e.Object.APIVersion != "v1" || e.Object.Metadata.Name != "" {
+						t.Errorf("bookmark %+v, want a ConfigMap with a resource version only", e.Object)
+					}
+					if revision(t, e.Object.Metadata.ResourceVersion) < revision(t, latest.Metadata.ResourceVersion) {
+						t.Errorf("closing bookmark at %s, before the list at %s", e.Object.Metadata.ResourceVersion, latest.Metadata.ResourceVersion)
+					}
+					// The fence may be part of the initial events.
+					got = append(got, "bookmark")
+				case e.Type == "BOOKMARK":
+				default:
+					got = append(got, e.Type+" "+e.Object.Metadata.Name)
+				}
+				done := slices.Contains(got, "ADDED fence") && (!tc.closing || closed)
+				if done || e.Type == "ERROR" {
+					break
+				}
+			}
+			var want []string
+			switch {
+			case tc.initial:
+				want = []string{"ADDED a", "ADDED b", "ADDED c"}
+			case tc.since:
+				want = []string{"DELETED gone", "ADDED c"}
+			}
+			if tc.closing && got[len(got)-1] == "bookmark" {
+				want = append(want, "ADDED fence", "bookmark")
+			} else if tc.closing {
+				want = append(want, "bookmark", "ADDED fence")
+			} else {
+				want = append(want, "ADDED fence")
+			}
+			equalNames(t, "events", got, want)
+		})
+	}
+}
+
+// TestInitialEventsEndWithABookmark watches with selectors and across namespaces.
+func TestInitialEventsEndWithABookmark(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	for i, name := range numbered(30) {
+		_, err := api.Create(ctx, maps(ns), configMap(name, map[string]string{"third": fmt.Sprint(i % 3)}))
+		check(t, err)
+	}
+	const initial = "&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
+	for _, tc := range []struct{ path, query string }{
+		{maps(ns), ""},
+		{maps(ns), "labelSelector=third%3D1"},
+		{maps(ns), "labelSelector=third%3Dnone"},
+		{maps(ns), "fieldSelector=metadata.name%3Dmap-0007"},
+		{"/api/v1/configmaps", "labelSelector=third%3D1"},
+		{"/api/v1/configmaps", "fieldSelector=metadata.namespace%3D" + ns},
+	} {
+		want := must[*harness.List](t)(api.List(ctx, tc.path, tc.query))
+		w := startWatch(t, ctx, tc.path, tc.query+initial)
+		var got []harness.Object
+		for {
+			e := must[harness.Event](t)(w.Next(ctx))
+			if initialEventsEnd(e) {
+				break
+			}
+			if e.Type != "ADDED" {
+				t.Fatalf("%s?%s: got %s, want ADDED only", tc.path, tc.query, e.Type)
+			}
+			got = append(got, e.Object)
+		}
+		equalVersions(t, tc.path+"?"+tc.query, got, want.Items)
+	}
+	// Without bookmarks there is none at the end.
+	w := startWatch(t, ctx, maps(ns), strings.Replace(initial, "allowWatchBookmarks=true", "allowWatchBookmarks=false", 1))
+	for range 30 {
+		if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" {
+			t.Fatalf("got %s", e.Type)
+		}
+	}
+	createMaps(t, ctx, ns, "fence")
+	if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" || e.Object.Metadata.Name != "fence" {
+		t.Errorf("got %s of %q, want ADDED of fence", e.Type, e.Object.Metadata.Name)
+	}
+}
+
+// TestSelectorsTurnChangesIntoAddedAndDeleted changes labels so that an object starts and stops matching.
+func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	query := "labelSelector=color%3Dred&resourceVersion=" + start
+	live := startWatch(t, ctx, maps(ns), query)
+
+	write := func(method, body string) harness.Object {
+		t.Helper()
+		switch method {
+		case "create":
+			return must[harness.Object](t)(api.Create(ctx, maps(ns), body))
+		default:
+			return must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", body))
+		}
+	}
+	_ = write("create", `{"metadata":{"name":"a","labels":{"color":"blue"}},"data":{"v":"1"}}`)
+	added := write("patch", `{"metadata":{"labels":{"color":"red"}},"data":{"v":"2"}}`)
+	modified := write("patch", `{"data":{"v":"3"}}`)
+	left := write("patch", `{"metadata":{"labels":{"color":"green"}},"data":{"v":"4"}}`)
+	_ = write("patch", `{"data":{"v":"5"}}`)
+	again := write("patch", `{"metadata":{"labels":{"color":"red"}},"data":{"v":"6"}}`)
+	check(t, api.Delete(ctx, maps(ns)+"/a"))
+
+	// The same from history as live.
+	for name, w := range map[string]*harness.Watch{"live": live, "from history": startWatch(t, ctx, maps(ns), query)} {
+		t.Run(name, func(t *testing.T) {
+			expect := func(kind, version, value, color string) {
+				t.Helper()
+				o := expectEvent(t, ctx, w, kind, "a")
+				if version != "" && o.Metadata.ResourceVersion != version {
+					t.Errorf("%s has resource version %s, want %s", kind, o.Metadata.ResourceVersion, version)
+				}
+				if o.Data["v"] != value || o.Metadata.Labels["color"] != color {
+					t.Errorf("%s has v=%s color=%s, want v=%s color=%s", kind, o.Data["v"], o.Metadata.Labels["color"], value, color)
+				}
+			}
+			expect("ADDED", added.Metadata.ResourceVersion, "2", "red")
+			expect("MODIFIED", modified.Metadata.ResourceVersion, "3", "red")
+			// The previous state with the new resource version.
+			expect("DELETED", left.Metadata.ResourceVersion, "3", "red")
+			expect("ADDED", again.Metadata.ResourceVersion, "6", "red")
+			expect("DELETED", "", "6", "red")
+		})
+	}
+}
+
+// TestFieldSelectorsTurnBindingIntoAdded binds pods to nodes, as a scheduler does, and watches as kubelets do.
+func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	pods := "/api/v1/namespaces/" + ns + "/pods"
+	rv := must[*harness.List](t)(api.List(ctx, "/api/v1/pods", "")).Metadata.ResourceVersion
+	kubelet1 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+rv)
+	kubelet2 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-2&resourceVersion="+rv)
+	scheduler := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3D&resourceVersion="+rv)
+	one := startWatch(t, ctx, pods, "fieldSelector=metadata.name%3Dpod-2&resourceVersion="+rv)
+
+	for i := range 4 {
+		name := fmt.Sprintf("pod-%d", i)
+		must[harness.Object](t)(api.Create(ctx, pods, pod(name, "")))
+		node := fmt.Sprintf("node-%d", 1+i%2)
+		r := must[*harness.Response](t)(api.Do(ctx, http.MethodPost, pods+"/"+name+"/binding", "", object{
+			"apiVersion": "v1", "kind": "Binding", "metadata": object{"name": name}, "target": object{"kind": "Node", "name": node}}))
+		if r.Code != http.StatusCreated {
+			t.Fatal(r.Err())
+		}
+	}
+	for i := range 4 {
+		name := fmt.Sprintf("pod-%d", i)
+		expectEvent(t, ctx, scheduler, "ADDED", name)
+		expectEvent(t, ctx, scheduler, "DELETED", name)
+		expectEvent(t, ctx, []*harness.Watch{kubelet1, kubelet2}[i%2], "ADDED", name)
+	}
+	expectEvent(t, ctx, one, "ADDED", "pod-2")
+	expectEvent(t, ctx, one, "MODIFIED", "pod-2")
+
+	_, err := api.Patch(ctx, pods+"/pod-2/status", `{"status":{"phase":"Running"}}`)
+	check(t, err)
+	r := must[*harness.Response](t)(api.Do(ctx, http.MethodDelete, pods+"/pod-2", "gracePeriodSeconds=0", nil))
+	if r.Code != http.StatusOK {
+		t.Fatal(r.Err())
+	}
+	for _, w := range []*harness.Watch{kubelet1, one} {
+		expectEvent(t, ctx, w, "MODIFIED", "pod-2") // its status
+		expectEvent(t, ctx, w, "MODIFIED", "pod-2") // its deletion is marked
+		expectEvent(t, ctx, w, "DELETED", "pod-2")
+	}
+	// Nothing of that went to the others: their next event is the fence.
+	must[harness.Object](t)(api.Create(ctx, pods, pod("fence-2", "node-2")))
+	expectEvent(t, ctx, kubelet2, "ADDED", "fence-2")
+	must[harness.Object](t)(api.Create(ctx, pods, pod("fence", "")))
+	expectEvent(t, ctx, scheduler, "ADDED", "fence")
+}
+
+// TestDeletedCarriesTheDeletionsResourceVersion resumes right before and right after a deletion.
+func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	created := createMaps(t, ctx, ns, "a")[0]
+	w := startWatch(t, ctx, maps(ns), "resourceVersion="+created.Metadata.ResourceVersion)
+	patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
+	check(t, api.Delete(ctx, maps(ns)+"/a"))
+	createMaps(t, ctx, ns, "fence")
+
+	expectEvent(t, ctx, w, "MODIFIED", "a")
+	deleted := expectEvent(t, ctx, w, "DELETED", "a")
+	fence := expectEvent(t, ctx, w, "ADDED", "fence")
+	at := revision(t, deleted.Metadata.ResourceVersion)
+	if at <= revision(t, patched.Metadata.ResourceVersion) || at >= revision(t, fence.Metadata.ResourceVersion) {
+		t.Errorf("deletion at %d, not between the writes at %s and %s", at, patched.Metadata.ResourceVersion, fence.Metadata.ResourceVersion)
+	}
+	if deleted.Data["v"] != "last" {
+		t.Errorf("deleted object has data %v, want its last state", deleted.Data)
+	}
+	after := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
+	expectEvent(t, ctx, after, "ADDED", "fence")
+	before := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at-1))
+	expectEvent(t, ctx, before, "DELETED", "a")
+	expectEvent(t, ctx, before, "ADDED", "fence")
+	// The lists at both sides agree.
+	equalNames(t, "before", must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at-1))).Names(), []string{"a"})
+	equalNames(t, "after", must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
+}
+
+// TestPlainWatchOfTheFutureStarts watches from a resource version that comes later.
+func TestPlainWatchOfTheFutureStarts(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	created := createMaps(t, ctx, ns, "a")[0]
+	future := revision(t, created.Metadata.ResourceVersion) + 20
+	w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", future))
+	var want []string
+	for i := 0; len(want) < 3; i++ {
+		patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", fmt.Sprintf(`{"data":{"i":"%d"}}`, i)))
+		if revision(t, patched.Metadata.ResourceVersion) > future {
+			want = append(want, patched.Metadata.ResourceVersion)
+		}
+	}
+	for _, version := range want {
+		if o := expectEvent(t, ctx, w, "MODIFIED", "a"); o.Metadata.ResourceVersion != version {
+			t.Fatalf("got the event at %s, want that at %s: watch at %d", o.Metadata.ResourceVersion, version, future)
+		}
+	}
+}
+
+// TestBookmarks watches until the server ends the watch: with bookmarks one comes before that, without none does.
+func TestBookmarks(t *testing.T) {
+	ctx := newContext(t)
+	ns := newNamespace(t, ctx)
+	created := createMaps(t, ctx, ns, "a")[0]
+	// Upstream sends a bookmark two seconds before the end of a watch.
+	const query = "timeoutSeconds=4&fieldSelector=metadata.name%3Da&resourceVersion="
+	with := startWatch(t, ctx, maps(ns), "allowWatchBookmarks=true&"+query+created.Metadata.ResourceVersion)
+	without := startWatch(t, ctx, maps(ns), query+created.Metadata.ResourceVersion)
+	patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
+	unrelated := createMaps(t, ctx, ns, "b", "c")[1]
+
+	collect := func(w *harness.Watch) (events []harness.Event) {
+		for {
+			e, err := w.Next(ctx)
+			if errors.Is(err, harness.ErrEnded) {
+				return events
+			}
+			check(t, err)
+			events = append(events, e)
+		}
+	}
+	var events, plain []harness.Event
+	var reading sync.WaitGroup
+	reading.Go(func() { plain = collect(without) })
+	events = collect(with)
+	reading.Wait()
+	if len(plain) != 1 || plain[0].Type != "MODIFIED" {
+		t.Errorf("without bookmarks: got %d events, want one MODIFIED", len(plain))
+	}
+	if len(events) < 2 || events[0].Type != "MODIFIED" || events[0].Object.Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
+		t.Fatalf("with bookmarks: got %d events, want MODIFIED and at least one bookmark", len(events))
+	}
+	last := events[0].Object.Metadata.ResourceVersion
+	for _, e := range events[1:] {
+		if e.Type != "BOOKMARK" || revision(t, e.Object.Metadata.ResourceVersion) < revision(t, last) {
+			t.Errorf("got %s at %s after %s, want bookmarks that move on", e.Type, e.Object.Metadata.ResourceVersion, last)
+		}
+		if o := e.Object; o.Kind != "ConfigMap" || o.Metadata.Name != "" || len(o.Data) != 0 {
+			t.Errorf("bookmark holds %+v, want a resource version only", o)
+		}
+		last = e.Object.Metadata.ResourceVersion
+	}
+	// Bookmarks follow the clock, not only what the watch selects.
+	if revision(t, last) < revision(t, unrelated.Metadata.ResourceVersion) {
+		t.Errorf("last bookmark at %s, before the change of another object at %s", last, unrelated.Metadata.ResourceVersion)
+	}
+}
+
+// TestWatchResumesAtEveryRevision watches from each revision of a history and gets exactly what came after it (I3).
+func TestWatchResumesAtEveryRevision(t *testing.T) {
+	ctx := newContext(t)
+	ns, other := newNamespace(t, ctx), newNamespace(t, ctx)
+	createMaps(t, ctx, other, "x")
+	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	all := startWatch(t, ctx, maps(ns), "resourceVersion="+start)
+	for i := range 12 {
+		name := fmt.Sprintf("map-%d", i%4)
+		switch {
+		case i < 4:
+			createMaps(t, ctx, ns, name)
+		case i < 8:
+			_, err := api.Patch(ctx, maps(ns)+"/"+name, `{"data":{"v":"2"}}`)
+			check(t, err)
+		default:
+			check(t, api.Delete(ctx, maps(ns)+"/"+name))
+		}
+		// Revisions of other namespaces and resources lie between.
+		_, err := api.Patch(ctx, maps(other)+"/x", fmt.Sprintf(`{"data":{"v":"%d"}}`, i))
+		check(t, err)
+	}
+	end := createMaps(t, ctx, ns, "fence")[0]
+	var history []harness.Event
+	for len(history) == 0 || history[len(history)-1].Object.Metadata.Name != "fence" {
+		history = append(history, next(t, ctx, all))
+	}
+	if len(history) != 13 {
+		t.Fatalf("got %d events, want 13", len(history))
+	}
+	for at := revision(t, start); at < revision(t, end.Metadata.ResourceVersion); at++ {
+		w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
+		for _, want := range history {
+			if revision(t, want.Object.Metadata.ResourceVersion) <= at {
+				continue
+			}
+			got := next(t, ctx, w)
+			if got.Type != want.Type || got.Object.Metadata.ResourceVersion != want.Object.Metadata.ResourceVersion || got.Object.Key() != want.Object.Key() {
+				t.Fatalf("watch at %d: got %s %s, want %s %s", at, got.Type, versions([]harness.Object{got.Object}), want.Type, versions([]harness.Object{want.Object}))
+			}
+		}
+		w.Close()
+	}
+}
+
+// TestWatchersAgree lets many watchers of different shape watch concurrent writers: each gets every event that it selects,
+// once, in the order of revisions.
+func TestWatchersAgree(t *testing.T) {
+	ctx := newContext(t)
+	const watchers, writers, rounds = 24, 4, 40
+	ns := newNamespace(t, ctx)
+	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	paths := []struct{ path, query string }{
+		{maps(ns), ""},
+		{maps(ns), "labelSelector=writer"},
+		{"/api/v1/configmaps", "labelSelector=writer"},
+		{"/api/v1/configmaps", "fieldSelector=metadata.namespace%3D" + ns},
+	}
+	var watches []*harness.Watch
+	for i := range watchers {
+		p := paths[i%len(paths)]
+		watches = append(watches, startWatch(t, ctx, p.path, p.query+"&resourceVersion="+start))
+	}
+	var writing sync.WaitGroup
+	for writer := range writers {
+		writing.Go(func() {
+			labels := map[string]string{"writer": fmt.Sprint(writer)}
+			for round := range rounds {
+				name := fmt.Sprintf("map-%d-%d", writer, round%10)
+				_, err := api.Create(ctx, maps(ns), configMap(name, labels))
+				if err == nil {
+					_, err = api.Patch(ctx, maps(ns)+"/"+name, `{"data":{"v":"2"}}`)
+				}
+				if err == nil {
+					err = api.Delete(ctx, maps(ns)+"/"+name)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	results := make([][]string, watchers)
+	var reading sync.WaitGroup
+	for i, w := range watches {
+		reading.Go(func() {
+			last := int64(0)
+			for range writers * rounds * 3 {
+				e, err := w.Next(ctx)
+				if err != nil {
+					t.Errorf("watcher %d after %d events: %v", i, len(results[i]), err)
+					return
+				}
+				results[i] = append(results[i], e.Type+" "+e.Object.Metadata.Name+"@"+e.Object.Metadata.ResourceVersion)
+				var at int64
+				fmt.Sscan(e.Object.Metadata.ResourceVersion, &at)
+				if at <= last {
+					t.Errorf("watcher %d: event at %d after one at %d", i, at, last)
+				}
+				last = at
+			}
+		})
+	}
+	writing.Wait()
+	reading.Wait()
+	for i := range results {
+		if !slices.Equal(results[i], results[0]) {
+			t.Errorf("watchers %d and 0 saw different events", i)
+		}
+	}
+}
