@@ -36,7 +36,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage bench \
-        lint gofmt vet staticcheck boundaries check-docs compile-0.37 clean
+        lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -62,9 +62,9 @@ test-race: RACE := -race
 test-race: test-engine test-kube ## the race detector on engine and kube
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
-	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v ./kubestorage/...
+	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
 
-lint: gofmt boundaries check-docs vet staticcheck ## all static checks
+lint: gofmt boundaries tidy check-docs vet staticcheck ## all static checks
 
 gofmt: ## fail if a file is not formatted
 	@files=$$(gofmt -l . ) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
@@ -81,6 +81,9 @@ staticcheck: ## staticcheck, at the version of tools/go.mod, in the three module
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
+
+tidy: ## fail if a go.mod is not what go mod tidy would write
+	@set -e; for module in . kube server tools; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
