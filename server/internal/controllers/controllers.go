@@ -47,6 +47,13 @@ var Default = []string{
 	names.ServiceCIDRController,                      // makes additional service address ranges ready
 }
 
+// Others returns the names of the controllers that are not in Default, sorted.
+func Others() []string {
+	others := slices.DeleteFunc(app.KnownControllers(), func(name string) bool { return slices.Contains(Default, name) })
+	slices.Sort(others)
+	return others
+}
+
 // Options says which controllers run and as whom.
 type Options struct {
 	// Controllers is a list that Resolve returned.
@@ -83,7 +90,7 @@ func Resolve(list []string) ([]string, error) {
 			name = full
 		}
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("no controller is called %q; known are %s, * and %s", name, strings.Join(known, ", "), DefaultName)
+			return nil, fmt.Errorf("no controller is called %q", name)
 		}
 		if leaveOut {
 			// Upstream takes the first entry that names a controller, and "default" may name this one already.

@@ -37,6 +37,8 @@ const (
 	heartbeat = 10 * time.Millisecond
 	election  = 100 * time.Millisecond
 
+	memberName = "strata"
+
 	// closeGrace is how long Close lets requests end by themselves. Watches never do, and etcd alone would wait 5 s for them.
 	closeGrace = 500 * time.Millisecond
 
@@ -106,6 +108,8 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	}
 
 	ec := embed.NewConfig()
+	ec.Name = memberName
+	ec.InitialCluster = ec.InitialClusterFromName(ec.Name)
 	ec.Dir = cfg.Dir
 	ec.ListenPeerUrls = nil
 	ec.ListenClientUrls = []url.URL{*clientURL}
@@ -124,6 +128,7 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	if ec.QuotaBackendBytes == 0 {
 		ec.QuotaBackendBytes = defaultQuotaBytes
 	}
+	ec.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration // left 0, every request is logged as slow
 	ec.WatchProgressNotifyInterval = cfg.ProgressNotifyInterval
 	ec.ServiceRegister = func(g *grpc.Server) {
 		s.grpc.Lock()
@@ -139,7 +144,7 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	s.logLevel = zap.NewAtomicLevelAt(logger.Level())
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger.WithOptions(
 		zap.IncreaseLevel(s.logLevel),
-		zap.WrapCore(dropFalseAlarms),
+		zap.WrapCore(dropExpected),
 		zap.WithFatalHook(zapcore.WriteThenPanic), // startEtcd makes an error of it
 	))
 

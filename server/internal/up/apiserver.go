@@ -1,6 +1,7 @@
 package up
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -8,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
+
+	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
@@ -101,6 +105,9 @@ func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string
 		{"authorization-mode", "RBAC"},
 		{"anonymous-auth", "false"},
 		{"allow-privileged", "true"},
+		// Without these two a stop waits a minute for clients that watch. There is no other server that they could go to meanwhile.
+		{"shutdown-send-retry-after", "true"},
+		{"shutdown-watch-termination-grace-period", "2s"},
 	}
 	if a.ip.IsLoopback() {
 		// Nobody else can reach this server, so that it has no address to tell pods; and without these two flags it does not start on a
@@ -129,12 +136,26 @@ var ownFlags = map[string]string{
 	"etcd-servers": "to serve an etcd of your own use strata apiserver",
 }
 
-// checkExtra refuses flags after the -- that up has to know about.
-func checkExtra(extra []string) error {
+// checkServerFlags finds mistakes in --engine and in the flags after the --, before anything has been touched. What only shows when the
+// flags are taken together, the API server finds when it starts.
+func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
 		if setsFlag(extra, name) {
 			return fmt.Errorf("--%s cannot be passed on to the API server: %s", name, advice)
 		}
+	}
+	args := extra
+	if engine != "" {
+		args = append([]string{"--engine=" + engine}, extra...)
+	}
+	probe := apiserver.NewCommand()
+	switch err := probe.ParseFlags(args); {
+	case err != nil && !errors.Is(err, pflag.ErrHelp):
+		return fmt.Errorf("%w (see strata apiserver --help)", err)
+	case err != nil || probe.Flags().Changed("help") || probe.Flags().Changed("version"):
+		return errors.New("help and version of the API server are shown by strata apiserver, not by strata up --")
+	case probe.Flags().NArg() > 0:
+		return fmt.Errorf("the API server takes flags only, not %q", probe.Flags().Args())
 	}
 	return nil
 }

@@ -35,9 +35,12 @@ files.
 
 The terminal shows the steps; what the parts log goes to strata.log in the data directory.
 
-Controllers that run by default (--controllers adds or leaves out some; an API server
-without any feels broken, because deleted namespaces would never go):
-%s`, wrapped(controllers.Default)),
+Controllers that run by default (without any, deleted namespaces would never go):
+%s
+
+--controllers adds some of the others (short names work: default,deployment,replicaset), or
+leaves out some of these (default,-resourcequota). Nothing runs pods:
+%s`, wrapped(controllers.Default), wrapped(controllers.Others())),
 		Example: `  strata up
   strata up --data-dir /var/lib/strata --controllers default,deployment,replicaset
   strata up --secure-port 0                    pick a free port

@@ -50,14 +50,16 @@ func adminKubeconfig(path, url string, files *pki.Files) error {
 
 // ourKubeconfig returns what the kubeconfig at path holds, or an empty one if there is none. A file without our entries is an error.
 func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
-	config, err := clientcmd.LoadFromFile(path)
+	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return clientcmdapi.NewConfig(), nil
 	case err != nil:
-		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
-	case config.Clusters[clusterName] == nil || config.AuthInfos[adminName] == nil:
-		return nil, fmt.Errorf("kubeconfig %s was not written by strata up, which will not change it", path)
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	config, err := clientcmd.Load(data)
+	if err != nil || config.Clusters[clusterName] == nil || config.AuthInfos[adminName] == nil {
+		return nil, fmt.Errorf("kubeconfig %s was not written by strata up, which does not change it", path)
 	}
 	return config, nil
 }

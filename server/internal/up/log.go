@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc/grpclog"
 	"gopkg.in/natefinch/lumberjack.v2"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -56,7 +57,19 @@ func openLog(path string) (*logFile, error) {
 	os.Stderr = write
 	log.SetOutput(write)
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, write))
+	klog.OsExit = l.exit
 	return l, nil
+}
+
+// exit is what klog calls after a fatal message: the reason must get into the file, and the terminal must say where it is.
+func (l *logFile) exit(int) {
+	l.pipe.Close()
+	select {
+	case <-l.copied:
+	case <-time.After(time.Second): // something went wrong with the file, too
+	}
+	fmt.Fprintf(l.stderr, "strata: a part of the control plane cannot go on; the end of %s says why\n", l.file.Filename)
+	os.Exit(1)
 }
 
 // etcdLogger returns a logger of warnings and errors for the embedded etcd.
@@ -70,6 +83,7 @@ func (l *logFile) etcdLogger() *zap.Logger {
 func (l *logFile) Close() {
 	os.Stderr = l.stderr
 	log.SetOutput(l.stderr)
+	klog.OsExit = os.Exit
 	l.pipe.Close()
 	<-l.copied
 	l.file.Close()

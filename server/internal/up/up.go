@@ -33,6 +33,9 @@ const (
 	// remindInterval is how often a person is told that a step still takes. A start takes 3 s on two cores.
 	remindInterval = 10 * time.Second
 
+	// stopTimeout bounds how long a signal waits for a start to come to its end: several times what a start takes.
+	stopTimeout = 30 * time.Second
+
 	// controllersTimeout bounds how long the start waits for the controllers to have done something. They go on trying after it.
 	controllersTimeout = 20 * time.Second
 )
@@ -60,9 +63,9 @@ func run(ctx context.Context, s settings) (err error) {
 	// What is wrong with the flags is found before anything is touched.
 	enabled, err := controllers.Resolve(s.controllers)
 	if err != nil {
-		return fmt.Errorf("--controllers: %w", err)
+		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
 	}
-	if err := checkExtra(s.serverFlags); err != nil {
+	if err := checkServerFlags(s.engine, s.serverFlags); err != nil {
 		return err
 	}
 	addr, err := address{s.bindAddress, s.securePort}.reserve()
@@ -130,25 +133,13 @@ func run(ctx context.Context, s settings) (err error) {
 		})
 	})
 	defer func() { err = firstError(err, server.stop()) }()
-	var info apiserver.Info
-	err = during(remindInterval, func() { show.step("API server: not ready yet; see %s", dir.Log()) }, func() error {
-		select {
-		case info = <-ready:
-			return nil
-		case <-server.done:
-			return server.ended()
-		case err := <-etcd.Err():
-			return fmt.Errorf("etcd: %w", err)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	})
+	info, err := waitReady(ctx, show, dir, server, ready, etcd)
+	if err != nil {
+		return err
+	}
 	if ctx.Err() != nil {
 		show.step("stopping")
 		return nil
-	}
-	if err != nil {
-		return err
 	}
 	show.step("API server: ready on %s", info.URL)
 
@@ -179,6 +170,33 @@ func run(ctx context.Context, s settings) (err error) {
 	}
 }
 
+// waitReady returns what the API server says when it is ready, or why it ended. A signal does not end the wait at once, because upstream's
+// server ends the whole process when it is stopped while its start hooks run; it then waits for stopTimeout at most.
+func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
+	remind := time.NewTicker(remindInterval)
+	defer remind.Stop()
+	signalled := ctx.Done()
+	var giveUp <-chan time.Time
+	for {
+		select {
+		case info := <-ready:
+			return info, nil
+		case <-server.done:
+			return apiserver.Info{}, server.ended()
+		case err := <-etcd.Err():
+			return apiserver.Info{}, fmt.Errorf("etcd: %w", err)
+		case <-signalled:
+			show.step("stopping as soon as the API server has started; another signal ends it now")
+			signalled = nil
+			giveUp = time.After(stopTimeout)
+		case <-giveUp:
+			return apiserver.Info{}, nil
+		case <-remind.C:
+			show.step("API server: not ready yet; see %s", dir.Log())
+		}
+	}
+}
+
 // startControllers starts the controllers named in enabled, and returns when they have been seen to work, or after controllersTimeout.
 func (s settings) startControllers(ctx context.Context, show *progress, dir *datadir.Dir, url string, files *pki.Files, enabled []string) (*component, error) {
 	if len(enabled) == 0 {
@@ -201,7 +219,9 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 		return manager, nil
 	}
 	// Pods can be created in a namespace only when its service account is there.
-	if err := waitForServiceAccount(ctx, manager, url, files); err != nil {
+	if err := waitForServiceAccount(ctx, manager, url, files); ctx.Err() != nil {
+		return manager, nil
+	} else if err != nil {
 		show.step("controllers: nothing done yet (%v); see %s", err, dir.Log())
 	} else {
 		show.step("controllers: ready")

@@ -1,0 +1,83 @@
+package datadir
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func open(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestOnlyTheFirstOpenIsNew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "below", "data")
+	for i, wantNew := range []bool{true, false, false} {
+		d := open(t, path)
+		if d.New != wantNew {
+			t.Errorf("open %d: New is %t", i, d.New)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("open %d: mode %v (%v), want 0700", i, info.Mode(), err)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestEmptyDirectoryIsNew(t *testing.T) {
+	d := open(t, t.TempDir())
+	defer d.Close()
+	if !d.New {
+		t.Error("an empty directory is not new")
+	}
+}
+
+func TestSecondOpenNamesTheFirst(t *testing.T) {
+	path := t.TempDir()
+	first := open(t, path)
+	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("in use by another strata up (process %d)", os.Getpid())) {
+		t.Errorf("second open: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	open(t, path).Close()
+}
+
+func TestForeignDirectoryIsLeftAlone(t *testing.T) {
+	path := t.TempDir()
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(path, "something"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "was not made by strata up") {
+		t.Errorf("open: %v", err)
+	}
+	if entries, err := os.ReadDir(path); err != nil || len(entries) != 1 {
+		t.Errorf("%v, %v; want what was there", entries, err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v (%v), want 0755 as before", info.Mode(), err)
+	}
+}
+
+func TestDefault(t *testing.T) {
+	if got := Default(func(string) string { return "" }); got != "strata-data" {
+		t.Errorf("without a variable: %q", got)
+	}
+	env := map[string]string{"STRATA_DATA": "/elsewhere"}
+	if got := Default(func(name string) string { return env[name] }); got != "/elsewhere" {
+		t.Errorf("with STRATA_DATA: %q", got)
+	}
+}

@@ -1,0 +1,110 @@
+package kubectlcmd
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/server/internal/testbin"
+)
+
+func TestMain(m *testing.M) { os.Exit(testbin.Main(m)) }
+
+func TestKubeconfigOfUpIsTheLastChoice(t *testing.T) {
+	t.Chdir(t.TempDir())
+	ours := filepath.Join("strata-data", "kubeconfig")
+	elsewhere := t.TempDir()
+	for _, path := range []string{ours, filepath.Join(elsewhere, "kubeconfig")} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ours, err := filepath.Abs(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		args string
+		env  map[string]string
+		want string
+	}{
+		"nothing said":            {"get pods", nil, ours},
+		"flag":                    {"get pods --kubeconfig=other", nil, ""},
+		"flag and value":          {"--kubeconfig other get pods", nil, ""},
+		"flag for another":        {"exec pod -- --kubeconfig=other", nil, ours},
+		"environment":             {"get pods", map[string]string{"KUBECONFIG": "other"}, ""},
+		"data elsewhere":          {"get pods", map[string]string{"STRATA_DATA": elsewhere}, filepath.Join(elsewhere, "kubeconfig")},
+		"data that is not there":  {"get pods", map[string]string{"STRATA_DATA": "/nowhere"}, ""},
+		"environment before data": {"get pods", map[string]string{"KUBECONFIG": "other", "STRATA_DATA": elsewhere}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := kubeconfig(strings.Fields(test.args), func(name string) string { return test.env[name] })
+			if got != test.want {
+				t.Errorf("kubeconfig %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// call runs `strata kubectl` without any server.
+func call(t *testing.T, dir string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), testbin.Strata(t), append([]string{"kubectl"}, args...)...)
+	cmd.Dir = dir
+	cmd.Env = []string{"HOME=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH")}
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestItIsKubectl(t *testing.T) {
+	for name, test := range map[string]struct {
+		args       string
+		wantOut    string
+		wantErrOut string
+		wantCode   int
+	}{
+		"help":            {"--help", "kubectl controls the Kubernetes cluster manager", "", 0},
+		"help of a verb":  {"get --help", "kubectl get ", "", 0},
+		"completion":      {"completion bash", "__start_kubectl", "", 0},
+		"own version":     {"version --client", "v1.36.3+strata", "", 0},
+		"unknown command": {"bogus", "", `error: unknown command "bogus" for "kubectl"`, 1},
+		"unknown flag":    {"get --bogus", "", "error: unknown flag: --bogus", 1},
+		"missing file":    {"diff -f missing.yaml", "", "missing.yaml", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, code := call(t, t.TempDir(), strings.Fields(test.args)...)
+			if code != test.wantCode || !strings.Contains(stdout, test.wantOut) || !strings.Contains(stderr, test.wantErrOut) {
+				t.Errorf("code %d, standard output %q, standard error %q", code, stdout, stderr)
+			}
+		})
+	}
+}
+
+func TestPluginsRunWithTheKubeconfigOfUp(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\necho \"$KUBECONFIG $*\"\nexit 7\n"
+	if err := os.WriteFile(filepath.Join(dir, "kubectl-greet"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "strata-data", "kubeconfig")
+	if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, code := call(t, dir, "greet", "--loudly", "world")
+	if want := config + " --loudly world\n"; stdout != want || code != 7 {
+		t.Errorf("code %d, standard output %q, want 7 and %q; standard error %q", code, stdout, want, stderr)
+	}
+}

@@ -1,0 +1,65 @@
+package up
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/server/internal/pki"
+)
+
+func TestServerFlagsOfTheUserWin(t *testing.T) {
+	addr := address{net.IPv4(127, 0, 0, 1), 6443}
+	args := serverFlags("unix:///etcd.sock", addr, &pki.Files{}, "upstream", []string{"--anonymous_auth=true", "--authorization-mode", "AlwaysAllow"})
+	for _, want := range []string{"--etcd-servers=unix:///etcd.sock", "--secure-port=6443", "--engine=upstream", "--endpoint-reconciler-type=none"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("%s is not in %q", want, args)
+		}
+	}
+	for _, name := range []string{"anonymous", "authorization-mode"} {
+		if n := strings.Count(strings.Join(args, " "), "--"+name); n != 1 {
+			t.Errorf("--%s is given %d times in %q", name, n, args)
+		}
+	}
+}
+
+func TestOnlyReachableServersAreAdvertised(t *testing.T) {
+	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "0.0.0.0": true, "192.0.2.1": true} {
+		args := serverFlags("", address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)
+		if got := !slices.Contains(args, "--endpoint-reconciler-type=none"); got != want {
+			t.Errorf("bound to %s: advertised is %t", ip, got)
+		}
+	}
+}
+
+func TestHostsOfTheCertificate(t *testing.T) {
+	for ip, extra := range map[string][]string{"127.0.0.1": nil, "192.0.2.1": {"api.example.test"}, "0.0.0.0": {"192.0.2.7"}} {
+		hosts := address{net.ParseIP(ip), 1}.hosts(extra)
+		want := append([]string{"localhost", "127.0.0.1", "::1", "kubernetes.default.svc", "10.0.0.1"}, extra...)
+		if ip != "0.0.0.0" {
+			want = append(want, ip)
+		}
+		for _, host := range want {
+			if !slices.Contains(hosts, host) {
+				t.Errorf("bound to %s: %s is not in %q", ip, host, hosts)
+			}
+		}
+		if slices.Contains(hosts, "0.0.0.0") {
+			t.Errorf("bound to %s: %q has an address that nobody can connect to", ip, hosts)
+		}
+	}
+}
+
+func TestQuote(t *testing.T) {
+	for path, want := range map[string]string{
+		"/home/me/strata-data": "/home/me/strata-data",
+		"/with space":          "'/with space'",
+		"/it's":                `'/it'\''s'`,
+		"/$HOME":               "'/$HOME'",
+	} {
+		if got := quote(path); got != want {
+			t.Errorf("quote(%q) = %s, want %s", path, got, want)
+		}
+	}
+}

@@ -1,0 +1,318 @@
+package up
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+func TestEverythingIsFoundAgain(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, dir)
+	first.requireUp(t)
+	first.kubectl(t, "create", "namespace", "kept")
+	first.kubectl(t, "-n", "kept", "create", "configmap", "c", "--from-literal=k=v")
+	uid := first.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
+	token := first.kubectl(t, "-n", "kept", "create", "token", "default")
+	kubeconfig, err := os.ReadFile(filepath.Join(dir, "strata-data", "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.requireStop(t, terminate)
+	if !strings.Contains(first.printed(), "stopped; the data stays in") {
+		t.Error("the end was not shown")
+	}
+
+	second := start(t, dir)
+	second.requireUp(t)
+	if got := second.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid} {.data.k}"); got != uid+" v" {
+		t.Errorf("the object is %q, want %q", got, uid+" v")
+	}
+	if !strings.Contains(second.printed(), "certificates: found") {
+		t.Error("the certificates were made again")
+	}
+	// What clients keep goes on working: tokens, and the kubeconfig but for the port, which this test leaves to chance.
+	whoami := second.kubectl(t, "--token="+strings.TrimSpace(token), "--client-certificate=", "--client-key=", "auth", "can-i", "--list")
+	if !strings.Contains(whoami, "selfsubjectreviews") {
+		t.Errorf("a token from before the restart may do:\n%s", whoami)
+	}
+	again, err := os.ReadFile(filepath.Join(dir, "strata-data", "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := regexp.MustCompile(`server: .*`)
+	if !bytes.Equal(server.ReplaceAll(kubeconfig, nil), server.ReplaceAll(again, nil)) {
+		t.Error("the kubeconfig has changed")
+	}
+	second.requireStop(t, interrupt)
+}
+
+func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, dir)
+	first.requireUp(t)
+	first.kubectl(t, "create", "configmap", "c", "--from-literal=k=v")
+	first.kill(t)
+
+	second := start(t, dir)
+	second.requireUp(t)
+	if got := second.kubectl(t, "get", "configmap", "c", "-o", "jsonpath={.data.k}"); got != "v" {
+		t.Errorf("the object holds %q", got)
+	}
+	second.requireStop(t, terminate)
+}
+
+func TestFirstMinutesOfANewUser(t *testing.T) {
+	p := start(t, t.TempDir())
+	p.requireUp(t)
+
+	t.Run("three lines say what to type", func(t *testing.T) {
+		_, next, found := strings.Cut(p.printed(), "type next:\n")
+		if !found {
+			t.Fatal("nothing says what to type next")
+		}
+		lines := strings.Split(strings.TrimSpace(next), "\n")
+		if len(lines) != 3 {
+			t.Fatalf("%d lines: %q", len(lines), lines)
+		}
+		for _, line := range lines[:2] { // the third is for the shell
+			_, args, found := strings.Cut(line, "/strata ")
+			if !found {
+				t.Fatalf("%q does not call strata", line)
+			}
+			if _, stderr, code := runStrata(t, p.dir, "", strings.Fields(args)...); code != 0 {
+				t.Errorf("%s: code %d: %s", line, code, stderr)
+			}
+		}
+		if want := "export KUBECONFIG=" + filepath.Join(p.dir, "strata-data", "kubeconfig"); !strings.Contains(lines[2], want) {
+			t.Errorf("%q, want %q", lines[2], want)
+		}
+	})
+
+	t.Run("the version is that of a release", func(t *testing.T) {
+		var v struct {
+			ClientVersion, ServerVersion struct{ GitVersion string }
+		}
+		if err := json.Unmarshal([]byte(p.kubectl(t, "version", "-o", "json")), &v); err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
+			if !strings.HasPrefix(got, "v1.36.3+strata") {
+				t.Errorf("version %q", got)
+			}
+		}
+	})
+
+	t.Run("only the user reads the files", func(t *testing.T) {
+		data := filepath.Join(p.dir, "strata-data")
+		if info, err := os.Stat(data); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: mode %v (%v), want 0700", data, info.Mode(), err)
+		}
+		err := filepath.WalkDir(data, func(path string, entry os.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(path, filepath.Join(data, "etcd")) {
+				return err // etcd's files are behind a directory of mode 0700
+			}
+			if info, err := entry.Info(); err != nil || info.Mode().Perm() != 0o600 {
+				t.Errorf("%s: mode %v (%v), want 0600", path, info.Mode(), err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("nobody is anonymous", func(t *testing.T) {
+		config := p.config(t)
+		anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
+		for _, path := range []string{"/version", "/healthz", "/livez", "/readyz", "/api", "/api/v1/namespaces"} {
+			response, err := anonymous.Get(config.Host + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != http.StatusUnauthorized {
+				t.Errorf("GET %s: %s, want 401", path, response.Status)
+			}
+		}
+		if got := p.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
+			t.Errorf("the administrator's GET /readyz: %q", got)
+		}
+	})
+
+	t.Run("RBAC refuses", func(t *testing.T) {
+		stdout, _, code := p.tryKubectl(t, "", "auth", "can-i", "list", "secrets", "--as=system:serviceaccount:default:default")
+		if strings.TrimSpace(stdout) != "no" || code != 1 {
+			t.Errorf("a service account without a role: %q, code %d", stdout, code)
+		}
+	})
+
+	t.Run("a deleted namespace goes", func(t *testing.T) {
+		p.kubectl(t, "create", "namespace", "gone")
+		p.kubectl(t, "-n", "gone", "create", "configmap", "c", "--from-literal=k=v")
+		p.kubectl(t, "delete", "namespace", "gone", "--wait", "--timeout="+timeout.String())
+		if _, stderr, code := p.tryKubectl(t, "", "get", "namespace", "gone"); code != 1 || !strings.Contains(stderr, "NotFound") {
+			t.Errorf("after the deletion: code %d: %s", code, stderr)
+		}
+	})
+
+	t.Run("what an owner leaves behind goes", func(t *testing.T) {
+		p.kubectl(t, "create", "configmap", "owner")
+		uid := p.kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
+		p.apply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
+		p.kubectl(t, "delete", "configmap", "owner")
+		p.kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout="+timeout.String())
+	})
+
+	t.Run("a claim can be deleted", func(t *testing.T) {
+		p.apply(t, `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: claim}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
+		p.kubectl(t, "delete", "persistentvolumeclaim", "claim", "--timeout="+timeout.String())
+	})
+
+	t.Run("quotas count", func(t *testing.T) {
+		p.kubectl(t, "create", "namespace", "small")
+		p.kubectl(t, "-n", "small", "create", "quota", "q", "--hard=secrets=1")
+		p.kubectl(t, "-n", "small", "wait", "quota/q", "--for=jsonpath={.status.used.secrets}=0", "--timeout="+timeout.String())
+		p.kubectl(t, "-n", "small", "create", "secret", "generic", "one")
+		if _, stderr, code := p.tryKubectl(t, "", "-n", "small", "create", "secret", "generic", "two"); code != 1 || !strings.Contains(stderr, "exceeded quota") {
+			t.Errorf("over the quota: code %d: %s", code, stderr)
+		}
+	})
+
+	t.Run("pods have what they need", func(t *testing.T) {
+		p.kubectl(t, "wait", "--for=create", "configmap/kube-root-ca.crt", "--timeout="+timeout.String())
+		p.apply(t, `{apiVersion: v1, kind: Pod, metadata: {name: pod}, spec: {containers: [{name: c, image: example.test/i}]}}`)
+		if got := p.kubectl(t, "get", "pod", "pod", "-o", "jsonpath={.spec.serviceAccountName}"); got != "default" {
+			t.Errorf("the pod's service account is %q", got)
+		}
+		p.kubectl(t, "delete", "pod", "pod", "--timeout="+timeout.String())
+	})
+
+	t.Run("token secrets are filled", func(t *testing.T) {
+		p.apply(t, `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}}}`)
+		p.kubectl(t, "wait", "secret/token", "--for=jsonpath={.data.token}", "--timeout="+timeout.String())
+	})
+
+	p.requireStop(t, terminate)
+}
+
+// apply creates the object that manifest describes.
+func (p *process) apply(t *testing.T, manifest string) {
+	t.Helper()
+	if _, stderr, code := p.tryKubectl(t, manifest, "apply", "-f", "-"); code != 0 {
+		t.Fatalf("kubectl apply: code %d: %s\n%s", code, stderr, manifest)
+	}
+}
+
+func TestStopDoesNotWaitForWatchers(t *testing.T) {
+	p := start(t, t.TempDir())
+	p.requireUp(t)
+	watch := prepare(t, p.dir, "kubectl", "get", "namespaces", "--watch")
+	out, err := watch.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // it watches
+		t.Fatal(err)
+	}
+	p.requireStop(t, terminate)
+	// Upstream's server, as it starts by itself, would have waited for a minute and then given up.
+	log, err := os.ReadFile(filepath.Join(p.dir, "strata-data", "strata.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(log, []byte("Failed to shutdown server")) {
+		t.Error("the server waited for the watcher until it gave up")
+	}
+	watch.Wait() // whatever kubectl says about the end of its watch
+}
+
+func TestSignalDuringTheStart(t *testing.T) {
+	for _, step := range []string{"data directory:", "etcd: ready", "API server: starting", "controllers: starting"} {
+		t.Run(strings.NewReplacer(":", "", " ", "-").Replace(step), func(t *testing.T) {
+			dir := t.TempDir()
+			p := start(t, dir)
+			requireSoon(t, func() bool { return strings.Contains(p.printed(), step) })
+			p.requireStop(t, terminate)
+
+			again := start(t, dir)
+			again.requireUp(t)
+			again.requireStop(t, terminate)
+		})
+	}
+}
+
+func TestKubeconfigElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config")
+	first := start(t, dir, "--kubeconfig="+path)
+	first.requireUp(t)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%s: %v (%v), want mode 0600", path, info, err)
+	}
+	first.kubectl(t, "--kubeconfig="+path, "config", "set-context", "--current", "--namespace=kube-system")
+	first.kubectl(t, "--kubeconfig="+path, "config", "set-context", "another")
+	first.requireStop(t, terminate)
+
+	second := start(t, dir, "--kubeconfig="+path)
+	second.requireUp(t)
+	if got := second.kubectl(t, "--kubeconfig="+path, "config", "view", "--minify", "-o", "jsonpath={..namespace}"); got != "kube-system" {
+		t.Errorf("the namespace that the user chose became %q", got)
+	}
+	if got := second.kubectl(t, "--kubeconfig="+path, "config", "get-contexts", "-o", "name"); !strings.Contains(got, "another") {
+		t.Errorf("the user's own context is gone; there are %q", got)
+	}
+	second.kubectl(t, "--kubeconfig="+path, "get", "configmaps") // it connects
+	second.requireStop(t, terminate)
+}
+
+func TestUpstreamEngineAndServerFlags(t *testing.T) {
+	p := start(t, t.TempDir(), "--engine=upstream", "--controllers=none", "--", "--anonymous-auth=true", "--v=1")
+	p.requireUp(t)
+	config := p.config(t)
+	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
+	response, err := anonymous.Get(config.Host + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("anonymous GET /readyz with --anonymous-auth=true: %s", response.Status)
+	}
+	if !strings.Contains(p.printed(), "controllers: none") {
+		t.Error("controllers run")
+	}
+	p.requireStop(t, terminate)
+}
+
+func rootCAs(t *testing.T, config *rest.Config) *x509.CertPool {
+	t.Helper()
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(config.CAData) {
+		t.Fatal("the kubeconfig holds no certificate authority")
+	}
+	return pool
+}
+
+// requireSoon waits until holds returns true.
+func requireSoon(t *testing.T, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(timeout); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it never came")
+		}
+	}
+}
