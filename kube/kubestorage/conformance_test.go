@@ -436,8 +436,8 @@ func TestRecordersRecord(t *testing.T) {
 			if got != c.want {
 				t.Errorf("asked of etcd: %+v, want %+v", got, c.want)
 			}
-			if reads := f.reads.GetReadsAndReset(); reads != uint64(got.Revisions+got.Gets+got.Ranges) {
-				t.Errorf("upstream's recorder saw %d reads, want those of %+v", reads, got)
+			if reads := f.reads.GetReadsAndReset(); reads < uint64(got.Revisions+got.Gets+got.Ranges) {
+				t.Errorf("upstream's recorder saw %d reads, want at least those of %+v", reads, got)
 			}
 			if n := len(f.lists.ListRequestForKey(t.Name())); n != c.lists {
 				t.Errorf("upstream's recorder saw %d lists, want %d", n, c.lists)
