@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 

@@ -65,8 +65,11 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 // CreateRevision returns the revision that created the key.
 func (e *Entry) CreateRevision() Revision { return e.create }
 
-// Size returns the bytes of key and value as stored.
-func (e *Entry) Size() int64 { return int64(len(e.data)) }
+// Size returns the bytes of the value as stored, 0 if it was not kept.
+func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&^noValue) }
+
+// footprint is what holding the entry costs.
+func (e *Entry) footprint() int64 { return int64(len(e.data)) + entryOverhead }
 
 // Event is a change of one key: the entry before and after it.
 type Event struct {
@@ -91,7 +94,7 @@ func (e *Event) Key() string {
 func (e *Event) historyBytes() int64 {
 	n := int64(64)
 	if e.Prev != nil {
-		n += e.Prev.Size() + entryOverhead
+		n += e.Prev.footprint()
 	}
 	return n
 }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
@@ -251,7 +251,10 @@ func (m *Mirror) session(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored), errors.Is(err, ErrDiverged):
+		case errors.Is(err, ErrDiverged):
+			m.distrust()
+			return err
+		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored):
 			return err
 		}
 		m.stats.reconnects.Add(1)
@@ -260,6 +263,18 @@ func (m *Mirror) session(ctx context.Context) error {
 			backoff = retryFirst
 		}
 		m.pause(ctx, backoff)
+	}
+}
+
+// distrust makes every resource unreadable until all is listed anew: the feed has
+// contradicted its own order, so what was served as complete may not have been.
+func (m *Mirror) distrust() {
+	m.stats.divergences.Add(1)
+	for _, r := range m.byPrefix {
+		if !r.excluded {
+			m.drop(r)
+			r.loading = true
+		}
 	}
 }
 

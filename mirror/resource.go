@@ -9,7 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/stratakube/strata/mirror/internal/btree"
+	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 

@@ -33,7 +33,7 @@ type Stats struct {
 	ListedKeys       int64    // keys listed, all lists together
 	Relists          int64    // times the whole prefix had to be listed anew, or could not be listed
 	Reconnects       int64    // times the feed was resumed
-	Divergences      int64    // resources listed anew because the feed contradicted what was held
+	Divergences      int64    // times something was listed anew because the feed contradicted what was held
 	RevisionReads    int64    // linearizable reads of etcd's revision
 	ProgressRequests int64    // progress requests sent
 }

@@ -105,7 +105,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 	if err != nil || items.Kind() != reflect.Slice {
 		return fmt.Errorf("need a pointer to a slice of items, got %T: %w", itemsPtr, err)
 	}
-	total, _ := r.Snapshot.Count(r.Start, r.End)
+	total := r.Count()
 	room := total
 	if !r.selector.all {
 		room = min(room, 2048)
@@ -117,33 +117,28 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 
 	var corrupt corruptObjects
 	walked, last, more := 0, "", false
-	for run := range r.Runs() {
-		if err := ctx.Err(); err != nil {
+	for e := range r.Candidates() {
+		if walked%64 == 0 && ctx.Err() != nil {
 			return storage.NewTimeoutError(r.Prefix, "request did not complete within requested timeout")
 		}
-		for _, e := range run.Items() {
-			walked++
-			ok, err := r.Matches(ctx, e)
-			var obj runtime.Object
-			if err == nil && ok {
-				obj, err = s.view.decode(ctx, e, e.ModRevision())
-			}
-			if err != nil {
-				if !s.view.unsafeDelete || !corrupt.add(e.Key(), err) {
-					return corrupt.orElse(s.group, err)
-				}
-				continue
-			}
-			if !ok {
-				continue
-			}
-			items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
-			if r.Limit > 0 && int64(items.Len()) >= r.Limit {
-				last, more = e.Key(), walked < total
-				break
-			}
+		walked++
+		ok, err := r.Matches(ctx, e)
+		var obj runtime.Object
+		if err == nil && ok {
+			obj, err = s.view.decode(ctx, e, e.ModRevision())
 		}
-		if last != "" {
+		if err != nil {
+			if !s.view.unsafeDelete || !corrupt.add(e.Key(), err) {
+				return corrupt.orElse(s.group, err)
+			}
+			continue
+		}
+		if !ok {
+			continue
+		}
+		items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
+		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
+			last, more = e.Key(), walked < total
 			break
 		}
 	}

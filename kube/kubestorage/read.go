@@ -39,10 +39,31 @@ type Reading struct {
 	Limit int64
 
 	selector selector
+	index    *indexed // nil: none helps
+	value    string   // to look up in it
 }
 
-// Runs yields the entries to be walked in key order, leaf by leaf, before selection.
+// Runs yields the entries to be walked in key order, leaf by leaf, before
+// selection. See Candidates for a request that an index helps with.
 func (r *Reading) Runs() iter.Seq[mirror.Run] { return r.Snapshot.Runs(r.Start, r.End) }
+
+// Candidates yields, in key order, entries among which are all that the request
+// selects: those of the index if there is one for the selector, else all of Runs.
+func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
+	if r.index != nil {
+		return r.index.entries(r.value, r.Start, r.End)
+	}
+	return r.Snapshot.All(r.Start, r.End)
+}
+
+// Count returns the number of Candidates. Cost is O(log n).
+func (r *Reading) Count() int {
+	if r.index != nil {
+		return r.index.count(r.value, r.Start, r.End)
+	}
+	n, _ := r.Snapshot.Count(r.Start, r.End)
+	return n
+}
 
 // Selective reports whether Matches has to be asked at all.
 func (r *Reading) Selective() bool { return !r.selector.all }
@@ -96,7 +117,27 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 	if opts.ResourceVersion == "0" && exact == 0 && opts.Predicate.Continue == "" {
 		r.Limit = 0 // KEP-2340: resource version 0 ignores the limit
 	}
+	if exact == 0 {
+		s.useIndex(ctx, r)
+	}
 	return r, nil
+}
+
+// useIndex narrows a reading of the present to what an index finds. The index may
+// be a little newer than the snapshot, which then follows it: the request asked for
+// a revision or later.
+func (s *Store) useIndex(ctx context.Context, r *Reading) {
+	x, value := s.indexFor(r.selector.pred)
+	if x == nil {
+		return
+	}
+	cur, err := x.at(ctx, r.Snapshot.Rev)
+	if err != nil {
+		return // the walk over everything meets the same error and words it
+	}
+	if snap, err := s.resource.At(cur.rev); err == nil {
+		r.Snapshot, r.index, r.value = snap, cur, value
+	}
 }
 
 // Representation is one way to encode the objects of a store: what an encoder

@@ -35,6 +35,9 @@ type Store struct {
 	// ListFromCacheSnapshot: whether memory answers such lists.
 	consistentLists, pastLists bool
 
+	indexMu sync.Mutex // leaf; guards indexes
+	indexes map[string]*index
+
 	created time.Time
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc

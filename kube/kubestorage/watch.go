@@ -112,8 +112,8 @@ type watcher struct {
 
 	bookmarkEvery time.Duration // 0: never
 
-	initial   *mirror.Snapshot // to be sent first
-	endOfList bool             // a bookmark closes the initial events
+	initial   *Reading // to be sent first
+	endOfList bool     // a bookmark closes the initial events
 	cursor    *mirror.Cursor
 	ctx       context.Context
 	cancel    context.CancelFunc
@@ -154,11 +154,13 @@ func (w *watcher) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	if err != nil {
 		return err
 	}
-	w.cursor = snap.Cursor(w.start, w.end)
 	if list {
-		w.initial = &snap
+		w.initial = &Reading{Snapshot: snap, Start: w.start, End: w.end, selector: w.selector}
+		s.useIndex(ctx, w.initial)
+		snap = w.initial.Snapshot
 		w.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	}
+	w.cursor = snap.Cursor(w.start, w.end)
 	return nil
 }
 
@@ -242,9 +244,9 @@ func (w *watcher) sendInitial() bool {
 	if w.initial == nil {
 		return true
 	}
-	snap := w.initial
+	initial := w.initial
 	w.initial = nil // it need not stay alive longer than it is read
-	for e := range snap.All(w.start, w.end) {
+	for e := range initial.Candidates() {
 		ok, err := w.selector.matches(w.ctx, e)
 		if err == nil && !ok {
 			continue

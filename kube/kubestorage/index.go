@@ -1,0 +1,200 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/mirror"
+)
+
+// index finds the entries of a resource by the value of one field or label that a
+// registry has declared (SelectionPredicate.IndexFields, IndexLabels), for example
+// the pods of a node. It is brought up to date by whoever reads it, from the log,
+// so that a resource nobody selects by this value pays nothing; a reader decodes
+// only what no reader has decoded before. Safe for concurrent use.
+type index struct {
+	resource *mirror.Resource
+	view     *view
+	value    func(*attrs) string
+
+	cur atomic.Pointer[indexed]
+
+	mu     sync.Mutex     // held by the reader that brings cur up to date
+	cursor *mirror.Cursor // after cur
+}
+
+// indexed is the index at one revision; immutable.
+type indexed struct {
+	rev  mirror.Revision
+	tree btree.Tree[*indexItem]
+}
+
+// indexItem is one entry under its value. Items of equal value are neighbours, in
+// key order.
+type indexItem struct {
+	key   string // value, a zero byte, the etcd key
+	entry *mirror.Entry
+}
+
+// Key implements btree.Item.
+func (i *indexItem) Key() string { return i.key }
+
+// Size implements btree.Item; nobody asks for the bytes of an index.
+func (i *indexItem) Size() int64 { return 0 }
+
+func indexKey(value, key string) string { return value + "\x00" + key }
+
+// readAtOnce is how many events are taken from the log at once.
+const readAtOnce = 256
+
+// at returns the index at rev or later. Errors: those of decoding an entry, and
+// mirror.ErrNotReady. Cost: the events since it was asked last; the whole resource
+// the first time, and when the log does not reach back to the last time.
+func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
+	if cur := x.cur.Load(); cur != nil && cur.rev >= rev {
+		return cur, nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	cur := x.cur.Load()
+	if cur != nil && cur.rev >= rev {
+		return cur, nil
+	}
+	next, err := x.follow(ctx, cur)
+	if errors.Is(err, mirror.ErrCompacted) {
+		next, err = x.build(ctx)
+	}
+	if err != nil {
+		x.cursor = nil // it may have moved past events that are not in cur
+		return nil, err
+	}
+	x.cur.Store(next)
+	return next, nil
+}
+
+// build makes the index from the present. The caller holds mu.
+func (x *index) build(ctx context.Context) (*indexed, error) {
+	snap, err := x.resource.Latest()
+	if err != nil {
+		return nil, err
+	}
+	n, _ := snap.Count("", "")
+	items := make([]*indexItem, 0, n)
+	for e := range snap.All("", "") {
+		item, err := x.item(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	slices.SortFunc(items, func(a, b *indexItem) int { return strings.Compare(a.key, b.key) })
+	x.cursor = snap.Cursor("", "")
+	return &indexed{rev: snap.Rev, tree: btree.Build(items)}, nil
+}
+
+// follow applies the events since cur. The caller holds mu.
+func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
+	if cur == nil || x.cursor == nil {
+		return nil, fmt.Errorf("%w: not built yet", mirror.ErrCompacted)
+	}
+	edit := cur.tree.Edit()
+	var events []*mirror.Event
+	for {
+		var err error
+		if events, err = x.cursor.Next(events[:0], readAtOnce); err != nil {
+			return nil, err
+		}
+		for _, ev := range events {
+			if ev.Prev != nil {
+				old, err := x.item(ctx, ev.Prev)
+				if err != nil {
+					return nil, err
+				}
+				edit.Delete(old.key)
+			}
+			if ev.Entry != nil {
+				item, err := x.item(ctx, ev.Entry)
+				if err != nil {
+					return nil, err
+				}
+				edit.Set(item)
+			}
+		}
+		if len(events) < readAtOnce {
+			return &indexed{rev: x.cursor.Position(), tree: edit.Tree()}, nil
+		}
+	}
+}
+
+func (x *index) item(ctx context.Context, e *mirror.Entry) (*indexItem, error) {
+	a, err := x.view.attrs(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	return &indexItem{key: indexKey(x.value(a), e.Key()), entry: e}, nil
+}
+
+// entries yields the entries with the value and start <= key < end in key order.
+func (i *indexed) entries(value, start, end string) iter.Seq[*mirror.Entry] {
+	return func(yield func(*mirror.Entry) bool) {
+		for item := range i.tree.All(indexKey(value, start), indexKey(value, end)) {
+			if !yield(item.entry) {
+				return
+			}
+		}
+	}
+}
+
+// count returns the number of entries with the value and start <= key < end.
+func (i *indexed) count(value, start, end string) int {
+	n, _ := i.tree.Count(indexKey(value, start), indexKey(value, end))
+	return n
+}
+
+// indexFor returns the index that helps with the selection, and the value to look
+// up; nil if there is none. Namespace and name are no indexes: they are key ranges.
+func (s *Store) indexFor(pred storage.SelectionPredicate) (*index, string) {
+	if pred.Field != nil {
+		for _, field := range pred.IndexFields {
+			if field == "metadata.namespace" || field == "metadata.name" {
+				continue
+			}
+			if value, ok := pred.Field.RequiresExactMatch(field); ok {
+				return s.index(storage.FieldIndex(field), func(a *attrs) string { return a.fields.Get(field) }), value
+			}
+		}
+	}
+	if pred.Label != nil {
+		for _, label := range pred.IndexLabels {
+			if value, ok := pred.Label.RequiresExactMatch(label); ok && value != "" {
+				return s.index(storage.LabelIndex(label), func(a *attrs) string { return a.labels.Get(label) }), value
+			}
+		}
+	}
+	return nil, ""
+}
+
+// index returns the store's index of the name, which it makes when it is first
+// asked for. Names are declared by the registry, so there are few.
+func (s *Store) index(name string, value func(*attrs) string) *index {
+	s.indexMu.Lock()
+	defer s.indexMu.Unlock()
+	x := s.indexes[name]
+	if x == nil {
+		x = &index{resource: s.resource, view: s.view, value: value}
+		if s.indexes == nil {
+			s.indexes = map[string]*index{}
+		}
+		s.indexes[name] = x
+	}
+	return x
+}

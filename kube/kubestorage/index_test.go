@@ -1,0 +1,155 @@
+package kubestorage
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// onNode selects the pods of a node; with the index that registries declare for it
+// if indexed.
+func onNode(node string, indexed bool) storage.SelectionPredicate {
+	pred := storage.Everything
+	pred.Field = fields.OneTermEqualSelector("spec.nodeName", node)
+	pred.GetAttrs = podAttrs
+	if indexed {
+		pred.IndexFields = []string{"spec.nodeName"}
+	}
+	return pred
+}
+
+func podPaths(list *example.PodList) []string {
+	var names []string
+	for _, pod := range list.Items {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	return names
+}
+
+// TestIndexFindsWhatAWalkFinds moves pods between nodes at random, across namespaces
+// and trims of the log, and compares lists and initial events with and without index.
+func TestIndexFindsWhatAWalkFinds(t *testing.T) {
+	// The window is so small that the log does not always reach back to the last list.
+	f := setup(t, withWindow(mirror.Window{MaxBytes: 4000}))
+	ctx := contextFor(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	nodes := []string{"", "a", "b", "ab", "c"}
+	live := map[string]*example.Pod{}
+	list := func(key string, pred storage.SelectionPredicate, rv string, match metav1.ResourceVersionMatch) *example.PodList {
+		t.Helper()
+		out := &example.PodList{}
+		err := f.GetList(ctx, key, storage.ListOptions{Recursive: true, Predicate: pred, ResourceVersion: rv, ResourceVersionMatch: match}, out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for range 60 {
+		for range rnd.IntN(12) {
+			pod := newPod(fmt.Sprintf("pod-%02d", rnd.IntN(40)))
+			pod.Namespace = fmt.Sprintf("ns-%d", rnd.IntN(3))
+			pod.Spec.NodeName = nodes[rnd.IntN(len(nodes))]
+			key := podKey(pod)
+			switch held := live[key]; {
+			case held == nil:
+				live[key] = f.create(t, pod)[0]
+			case rnd.IntN(3) == 0:
+				f.remove(t, held)
+				delete(live, key)
+			default:
+				err := f.GuaranteedUpdate(ctx, key, &example.Pod{}, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+					obj.(*example.Pod).Spec.NodeName = pod.Spec.NodeName
+					return obj, nil
+				}), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		node := nodes[rnd.IntN(len(nodes))]
+		for _, key := range []string{"/pods", "/pods/ns-1"} {
+			want := list(key, onNode(node, false), "", "")
+			got := list(key, onNode(node, true), "", "")
+			if !slices.Equal(podPaths(got), podPaths(want)) {
+				t.Fatalf("pods of %q below %s at %s: %v, want %v", node, key, got.ResourceVersion, podPaths(got), podPaths(want))
+			}
+			exact := list(key, onNode(node, true), want.ResourceVersion, metav1.ResourceVersionMatchExact)
+			if !slices.Equal(podPaths(exact), podPaths(want)) {
+				t.Fatalf("pods of %q at exactly %s: %v, want %v", node, want.ResourceVersion, podPaths(exact), podPaths(want))
+			}
+			// Pages: the token is good for the same list without the index.
+			var paged []string
+			pred := onNode(node, true)
+			for pred.Limit = 2; ; {
+				page := list(key, pred, "", "")
+				paged = append(paged, podPaths(page)...)
+				if pred.Continue = page.Continue; pred.Continue == "" {
+					break
+				}
+			}
+			if !slices.Equal(paged, podPaths(want)) {
+				t.Fatalf("pods of %q in pages: %v, want %v", node, paged, podPaths(want))
+			}
+		}
+		w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, Predicate: onNode(node, true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range podPaths(list("/pods", onNode(node, false), "", "")) {
+			ev := <-w.ResultChan()
+			pod, ok := ev.Object.(*example.Pod)
+			if ev.Type != watch.Added || !ok || pod.Namespace+"/"+pod.Name != name {
+				t.Fatalf("initial event %v %v, want ADDED %s", ev.Type, ev.Object, name)
+			}
+		}
+		w.Stop()
+	}
+}
+
+// TestIndexedListDecodesItsResultOnly is what the index is for.
+func TestIndexedListDecodesItsResultOnly(t *testing.T) {
+	f := setup(t)
+	ctx := contextFor(t)
+	var pods []*example.Pod
+	for i := range 200 {
+		pod := newPod(fmt.Sprintf("pod-%03d", i))
+		pod.Spec.NodeName = fmt.Sprintf("node-%d", i%50)
+		pods = append(pods, pod)
+	}
+	f.create(t, pods...)
+	f.catchUp(t)
+	decoded := func(node string, want int) int {
+		return len(f.codec.during(func() {
+			out := &example.PodList{}
+			if err := f.GetList(ctx, "/pods", storage.ListOptions{Recursive: true, Predicate: onNode(node, true)}, out); err != nil {
+				t.Fatal(err)
+			}
+			if len(out.Items) != want {
+				t.Fatalf("%d pods on %s, want %d", len(out.Items), node, want)
+			}
+		}))
+	}
+	if n := decoded("node-7", 4); n != 204 {
+		t.Errorf("the first list decoded %d objects, want all once and the 4 selected again", n)
+	}
+	if n := decoded("node-9", 4); n != 4 {
+		t.Errorf("the second list decoded %d objects, want 4", n)
+	}
+	f.update(t, pods[9], "x")
+	f.catchUp(t)
+	if n := decoded("node-9", 4); n != 5 {
+		t.Errorf("after one update the list decoded %d objects, want the changed one and the 4 selected", n)
+	}
+}

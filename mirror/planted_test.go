@@ -1,0 +1,263 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// planted is a source with a bug: tamper may change what the feed delivers once
+// its trap is set, and reports that it has.
+func planted(store *memory.Store, armed *bool, tamper func(mirror.Batch) ([]mirror.Batch, bool)) mirror.Source {
+	return &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+		return store.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+			batches := []mirror.Batch{b}
+			if *armed {
+				if changed, did := tamper(b); did {
+					batches, *armed = changed, false
+				}
+			}
+			for _, b := range batches {
+				if err := deliver(b); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}}
+}
+
+// without returns b without its i-th change.
+func without(b mirror.Batch, i int) mirror.Batch {
+	b.Changes = append(append([]mirror.Change(nil), b.Changes[:i]...), b.Changes[i+1:]...)
+	return b
+}
+
+// TestPlantedBugsAreNoticed breaks the feed in every way that the arrival check can
+// see. The mirror must distrust it, list what is in doubt, end the watches on it,
+// and serve what etcd holds; a bug that it cannot see at once it must see at the
+// next write of the key.
+func TestPlantedBugsAreNoticed(t *testing.T) {
+	const a, b = "/registry/a/", "/registry/b/"
+	one := func(c mirror.Change) mirror.Batch {
+		return mirror.Batch{Through: c.ModRevision, Changes: []mirror.Change{c}}
+	}
+	tests := []struct {
+		name   string
+		write  []memory.Op // what the bug happens to; in one transaction
+		tamper func(mirror.Batch) ([]mirror.Batch, bool)
+		after  []memory.Op // the next write of the key, if the bug shows only then
+		others bool        // the other resources are listed anew too
+	}{
+		{
+			name:  "an event is lost",
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{{Through: b.Through}}, true
+			},
+			after: []memory.Op{{Key: a + "x", Value: "3"}},
+		},
+		{
+			name:  "a deletion is lost",
+			write: []memory.Op{{Key: a + "x", Delete: true}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{{Through: b.Through}}, true
+			},
+			after: []memory.Op{{Key: a + "x", Value: "3"}},
+		},
+		{
+			name:  "a creation is lost",
+			write: []memory.Op{{Key: a + "new", Value: "1"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{{Through: b.Through}}, true
+			},
+			after: []memory.Op{{Key: a + "new", Delete: true}},
+		},
+		{
+			name:  "a part of a transaction is lost",
+			write: []memory.Op{{Key: a + "x", Value: "2"}, {Key: b + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{without(b, 0)}, true
+			},
+			after: []memory.Op{{Key: a + "x", Value: "3"}},
+		},
+		{
+			name:  "an event comes twice in a batch",
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				b.Changes = append(b.Changes, b.Changes[0])
+				return []mirror.Batch{b}, true
+			},
+		},
+		{
+			name:  "a deletion comes twice in a batch",
+			write: []memory.Op{{Key: a + "x", Delete: true}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				b.Changes = append(b.Changes, b.Changes[0])
+				return []mirror.Batch{b}, true
+			},
+		},
+		{
+			name:  "a batch comes twice",
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{b, b}, true
+			},
+			others: true,
+		},
+		{
+			name:  "progress overtakes an event", // etcd#15220
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{{Through: b.Through}, b}, true
+			},
+			others: true,
+		},
+		{
+			name:  "a revision is split",
+			write: []memory.Op{{Key: a + "x", Value: "2"}, {Key: b + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{one(b.Changes[0]), one(b.Changes[1])}, true
+			},
+			others: true,
+		},
+		{
+			name:  "a batch claims less than it holds",
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				b.Through--
+				return []mirror.Batch{b}, true
+			},
+			others: true,
+		},
+		{
+			name:  "the feed goes back",
+			write: []memory.Op{{Key: a + "x", Value: "2"}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{b, {Through: b.Through - 3}}, true
+			},
+			others: true,
+		},
+		{
+			name:  "a key was deleted and created again unseen",
+			write: []memory.Op{{Key: a + "x", Delete: true}},
+			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+				return []mirror.Batch{{Through: b.Through}}, true
+			},
+			after: []memory.Op{{Key: a + "x", Value: "3"}, {Key: b + "x", Value: "2"}},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
+				armed := false
+				m := start(t, planted(store, &armed, tt.tamper), nil)
+				ra, rb := claim(t, m, a), claim(t, m, b)
+				for _, p := range []string{a, b} {
+					put(md, p, "0", 4)
+					md.txn(memory.Op{Key: p + "x", Value: "1"})
+				}
+				reach(t, m, store.Revision(), ra, rb)
+				ca, cb := latest(t, ra).Cursor("", ""), latest(t, rb).Cursor("", "")
+
+				synctest.Wait()
+				armed = true
+				md.txn(tt.write...)
+				synctest.Wait()
+				if tt.after != nil {
+					md.txn(tt.after...)
+				}
+				for armed || m.Stats().Divergences == 0 {
+					if time.Sleep(time.Second); time.Now().Year() > 2000 {
+						t.Fatalf("not noticed; a holds %v", read(latest(t, ra)))
+					}
+				}
+				reach(t, m, store.Revision(), ra, rb)
+				for p, r := range map[string]*mirror.Resource{a: ra, b: rb} {
+					requireState(t, latest(t, r), md, p)
+				}
+				if _, err := ca.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
+					t.Errorf("a watch on what is in doubt goes on: %v", err)
+				}
+				if _, err := cb.Next(nil, 100); errors.Is(err, mirror.ErrCompacted) != tt.others {
+					t.Errorf("a watch on another resource: %v; ends: %v", err, tt.others)
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestPlantedBugsFailThePropertyTest shows that comparing a mirror with a model
+// can fail: a source that lies from the beginning is served as it lies.
+func TestPlantedBugsFailThePropertyTest(t *testing.T) {
+	lies := map[string]func(kvs []mirror.KV) []mirror.KV{
+		"the list misses a key":      func(kvs []mirror.KV) []mirror.KV { return kvs[1:] },
+		"the list has another value": func(kvs []mirror.KV) []mirror.KV { kvs[0].Value = []byte("lie"); return kvs },
+		"the list has an older revision": func(kvs []mirror.KV) []mirror.KV {
+			kvs[0].ModRevision--
+			return kvs
+		},
+	}
+	for name, lie := range lies {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := newModel()
+				put(md, "/registry/a/", "1", 3)
+				store := md.store
+				m := start(t, &script{Source: store, list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+					return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+						return page(lie(append([]mirror.KV(nil), kvs...)))
+					})
+				}}, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), r)
+				s := latest(t, r)
+				if maps.Equal(read(s), md.want(s.Rev, "/registry/a/")) {
+					t.Error("the model does not notice")
+				}
+			})
+		})
+	}
+}
+
+// TestLostEventShowsAtTheNextWrite states what the arrival check cannot see: until
+// the key is written again, a lost event is served as if it had not happened (D11,
+// the scheduled comparison, is for those).
+func TestLostEventShowsAtTheNextWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		put(md, "/registry/a/", "1", 3)
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		store.DropIf(func(c mirror.Change) bool { return strings.HasSuffix(string(c.Key), "/a") })
+		put(md, "/registry/a/", "2", 3)
+		reach(t, m, store.Revision())
+		s := latest(t, r)
+		if got, want := diff(read(s), md.want(s.Rev, "/registry/a/")), fmt.Sprintf(` /registry/a/a is "1@2", want "2@5";`); got != want {
+			t.Errorf("differs by%s, want%s", got, want)
+		}
+		if got := m.Stats().Divergences; got != 0 {
+			t.Errorf("%d divergences", got)
+		}
+		store.DropIf(nil)
+		put(md, "/registry/a/", "3", 1)
+		reach(t, m, store.Revision(), r)
+		requireState(t, latest(t, r), md, "/registry/a/")
+		if got := m.Stats().Divergences; got != 1 {
+			t.Errorf("%d divergences, want 1", got)
+		}
+	})
+}

@@ -1,0 +1,476 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// put writes keys a.. of the resource in one transaction each.
+func put(md *model, prefix, value string, n int) {
+	for i := range n {
+		md.txn(memory.Op{Key: fmt.Sprintf("%s%c", prefix, 'a'+i), Value: value})
+	}
+}
+
+func newModel() *model {
+	return &model{store: memory.New(), at: map[mirror.Revision]state{1: {}}}
+}
+
+func requireState(t *testing.T, s mirror.Snapshot, md *model, prefix string) {
+	t.Helper()
+	if got, want := read(s), md.want(s.Rev, prefix); !maps.Equal(got, want) {
+		t.Errorf("%s at %d:%s", prefix, s.Rev, diff(got, want))
+	}
+}
+
+// TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no
+// longer has, and lists anew. Time does not go back, snapshots that are held stay
+// what they are, and watchers learn that there is a gap.
+func TestCompactionOvertakesTheFeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		put(md, "/registry/a/", "first", 20)
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		put(md, "/registry/a/", "second", 10)
+		reach(t, m, store.Revision())
+		held := latest(t, r)
+		back, err := r.At(held.Rev - 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		drained, behind := held.Cursor("", ""), back.Cursor("", "")
+		future, err := r.CursorAfter(held.Rev+15, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		store.Stall(true)
+		synctest.Wait()
+		put(md, "/registry/a/", "third", 20)
+		store.Compact(store.Revision() - 2)
+		lowest := m.Clock()
+		for range 100 { // while it finds out and lists
+			if now := m.Clock(); now < lowest {
+				t.Fatalf("the clock went from %d to %d", lowest, now)
+			} else {
+				lowest = now
+			}
+			if s, err := r.Latest(); err == nil {
+				requireState(t, s, md, "/registry/a/")
+			}
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		store.Stall(false)
+		reach(t, m, store.Revision(), r)
+		if got := m.Stats().Relists; got != 1 {
+			t.Errorf("listed anew %d times, want once", got)
+		}
+		s := latest(t, r)
+		requireState(t, s, md, "/registry/a/")
+		for what, c := range map[string]*mirror.Cursor{"drained": drained, "behind": behind, "future": future} {
+			if evs, err := c.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) || len(evs) != 0 {
+				t.Errorf("the cursor that was %s returns %d events, %v; want ErrCompacted", what, len(evs), err)
+			}
+		}
+		oldest, floor, err := r.Oldest()
+		if err != nil || oldest != s.Rev || floor != s.Rev {
+			t.Errorf("oldest %d, floor %d, %v; want what was listed at %d", oldest, floor, err, s.Rev)
+		}
+		if _, err := r.CursorAfter(floor-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("cursor below the new floor: %v", err)
+		}
+		if _, err := r.At(floor - 1); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("snapshot below the new floor: %v", err)
+		}
+		requireState(t, held, md, "/registry/a/")
+		requireState(t, back, md, "/registry/a/")
+
+		// And it goes on from there.
+		c := s.Cursor("", "")
+		put(md, "/registry/a/", "fourth", 3)
+		reach(t, m, store.Revision())
+		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 3 || c.Position() != store.Revision() {
+			t.Errorf("%d events, %v, position %d", len(evs), err, c.Position())
+		}
+		barrier(t, m)
+	})
+}
+
+// TestRestoredEtcd: etcd comes back from a backup, as another cluster or, with the
+// same members, as the same one at an older revision. Everything starts anew, the
+// one exception to I1.
+func TestRestoredEtcd(t *testing.T) {
+	for _, by := range []string{"watch", "current"} {
+		t.Run("noticed by "+by, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := newModel()
+				put(md, "/registry/a/", "first", 20)
+				store := md.store
+				// A watch that hangs tells nothing: then the next consistent read finds out.
+				var hang atomic.Bool
+				hang.Store(by == "current")
+				source := &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+					if hang.Load() {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return store.Watch(ctx, prefix, after, deliver)
+				}}
+				m := start(t, source, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, 21, r)
+				m.Compact(15)
+				held := latest(t, r)
+				c := held.Cursor("", "")
+				changed := c.Changed()
+
+				store.Restore(9, map[string]string{"/registry/a/x": "restored"})
+				if by == "current" {
+					if _, err := m.Current(context.Background()); !errors.Is(err, mirror.ErrRestored) {
+						t.Errorf("Current: %v", err)
+					}
+					hang.Store(false)
+				}
+				<-changed
+				for m.Clock() > 9 {
+					time.Sleep(time.Millisecond)
+				}
+				reach(t, m, 9, r)
+				s := latest(t, r)
+				if got, want := read(s), (state{"/registry/a/x": "restored@9"}); s.Rev != 9 || !maps.Equal(got, want) {
+					t.Errorf("at %d:%s", s.Rev, diff(got, want))
+				}
+				if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
+					t.Errorf("a cursor on what was before: %v", err)
+				}
+				if c.Position() != held.Rev {
+					t.Errorf("its position moved to %d", c.Position())
+				}
+				requireState(t, held, md, "/registry/a/")
+				if _, err := r.At(held.Rev); !errors.Is(err, mirror.ErrFutureRevision) {
+					t.Errorf("a revision that etcd has not reached again: %v", err)
+				}
+				if st := m.Stats(); st.Relists != 1 || st.Compacted != 0 {
+					t.Errorf("listed anew %d times, compacted %d; want 1, 0", st.Relists, st.Compacted)
+				}
+
+				// The revisions that were seen before mean something else now.
+				c = s.Cursor("", "")
+				for i := range 20 {
+					store.Put("/registry/a/x", fmt.Sprint(i))
+				}
+				reach(t, m, 29, r)
+				evs, err := c.Next(nil, 100)
+				if err != nil || len(evs) != 20 || evs[0].Rev != 10 {
+					t.Errorf("%d events, %v", len(evs), err)
+				}
+				if s, err := r.At(21); err != nil || read(s)["/registry/a/x"] != "11@21" {
+					t.Errorf("at 21: %v, %v", read(s), err)
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestFeedThatBreaksResumes: a lost connection ends no cursor and lists nothing.
+func TestFeedThatBreaksResumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		put(md, "/registry/a/", "first", 5)
+		store := md.store
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		s := latest(t, r)
+		f := &follower{prefix: "/registry/a/", cur: s.Cursor("", ""), held: read(s), last: s.Rev}
+		listed := m.Stats().ListedKeys
+		for i := range 20 {
+			put(md, "/registry/a/", fmt.Sprint(i), 1+i%3)
+			if i%2 == 0 {
+				store.Break()
+			}
+			put(md, "/registry/b/", fmt.Sprint(i), 1)
+			if i%3 == 0 {
+				reach(t, m, store.Revision())
+			}
+		}
+		reach(t, m, store.Revision())
+		n := 0
+		for {
+			evs, err := f.cur.Next(nil, 7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += len(evs)
+			if len(evs) < 7 {
+				break
+			}
+		}
+		if n != 39 {
+			t.Errorf("%d events, want 39", n)
+		}
+		requireState(t, latest(t, r), md, "/registry/a/")
+		if st := m.Stats(); st.ListedKeys != listed || st.Relists != 0 || st.Reconnects == 0 {
+			t.Errorf("listed %d keys more, anew %d times, resumed %d times", st.ListedKeys-listed, st.Relists, st.Reconnects)
+		}
+		barrier(t, m)
+	})
+}
+
+// TestEtcdThatIsDownAtFirst: claims wait, and are served when it comes.
+func TestEtcdThatIsDownAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		put(md, "/registry/a/", "first", 5)
+		md.store.FailLists(errors.New("connection refused"))
+		m := start(t, md.store, nil)
+		a := claim(t, m, "/registry/a/")
+		if _, err := a.Latest(); !errors.Is(err, mirror.ErrNotReady) {
+			t.Errorf("before the first list: %v", err)
+		}
+		// Whatever happens to claims before the first list, it is divided by the last word.
+		b, err := m.Exclude("/registry/b/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := claim(t, m, "/registry/c/")
+		barrier(t, m)
+		b.Release()
+		b = claim(t, m, "/registry/b/")
+		c.Release()
+		barrier(t, m)
+		c, err = m.Exclude("/registry/c/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(md, "/registry/b/", "first", 3)
+		put(md, "/registry/c/", "first", 3)
+		time.Sleep(time.Minute)
+		barrier(t, m)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := a.WaitReady(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("WaitReady honours its context: %v", err)
+		}
+		md.store.FailLists(nil)
+		reach(t, m, md.store.Revision(), a, b)
+		requireState(t, latest(t, a), md, "/registry/a/")
+		requireState(t, latest(t, b), md, "/registry/b/")
+		if c.Ready() {
+			t.Error("an excluded resource says that it is ready")
+		}
+		put(md, "/registry/c/", "second", 3)
+		put(md, "/registry/b/", "second", 3)
+		reach(t, m, md.store.Revision())
+		requireState(t, latest(t, b), md, "/registry/b/")
+		if got := m.Stats().Dropped; got != 3 {
+			t.Errorf("%d events dropped unread, want 3", got)
+		}
+		barrier(t, m)
+	})
+}
+
+// TestClaimsWhileTheMirrorLists: what is claimed, released or excluded while the
+// whole prefix is being listed anew is divided rightly when the list arrives.
+func TestClaimsWhileTheMirrorLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		for _, p := range []string{"a", "b", "c", "d"} {
+			put(md, "/registry/"+p+"/", "first", 5)
+		}
+		m := start(t, store, nil)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		reach(t, m, store.Revision(), a, b)
+
+		store.Stall(true)
+		synctest.Wait()
+		for _, p := range []string{"a", "b", "c", "d"} {
+			put(md, "/registry/"+p+"/", "second", 5)
+		}
+		store.FailLists(errors.New("etcd is overloaded"))
+		store.Compact(store.Revision())
+		time.Sleep(100 * time.Millisecond)
+		if m.Stats().Relists == 0 {
+			t.Fatal("it does not list anew; the test shows nothing")
+		}
+		c := claim(t, m, "/registry/c/")
+		d, err := m.Exclude("/registry/d/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+		barrier(t, m)
+		// What is held is still served meanwhile.
+		requireState(t, latest(t, a), md, "/registry/a/")
+		requireState(t, latest(t, c), md, "/registry/c/")
+		if b.Ready() || d.Ready() {
+			t.Error("a resource that nobody claims is readable")
+		}
+		store.FailLists(nil)
+		store.Stall(false)
+		reach(t, m, store.Revision(), a, c)
+		requireState(t, latest(t, a), md, "/registry/a/")
+		requireState(t, latest(t, c), md, "/registry/c/")
+		b = claim(t, m, "/registry/b/")
+		d.Release()
+		d = claim(t, m, "/registry/d/")
+		reach(t, m, store.Revision(), b, d)
+		requireState(t, latest(t, b), md, "/registry/b/")
+		requireState(t, latest(t, d), md, "/registry/d/")
+		barrier(t, m)
+	})
+}
+
+// TestRevisionsInsideABatch: a feed that is behind delivers several revisions at
+// once; each can be read, and followed from, on its own.
+func TestRevisionsInsideABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		put(md, "/registry/a/", "first", 3)
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		began := store.Revision()
+		store.Stall(true)
+		synctest.Wait()
+		for i := range 3 { // the store delivers up to three revisions together
+			md.txn(
+				memory.Op{Key: "/registry/a/a", Value: fmt.Sprint(i)},
+				memory.Op{Key: "/registry/a/new", Value: fmt.Sprint(i), Delete: i == 1},
+				memory.Op{Key: "/registry/a/b", Delete: true})
+		}
+		store.Stall(false)
+		reach(t, m, store.Revision())
+		barrier(t, m)
+		if got := m.Stats().Events; got != 7 {
+			t.Fatalf("%d events, want 7", got)
+		}
+		for rev := began; rev <= store.Revision(); rev++ {
+			s, err := r.At(rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			requireState(t, s, md, "/registry/a/")
+			after, err := r.CursorAfter(rev, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			held := read(s)
+			for c := range map[*mirror.Cursor]bool{s.Cursor("", ""): true, after: true} {
+				evs, err := c.Next(nil, 100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				then := maps.Clone(held)
+				for _, e := range evs {
+					if e.Rev <= rev {
+						t.Errorf("the cursor after %d returns an event of %d", rev, e.Rev)
+					}
+					delete(then, e.Key())
+					if e.Entry != nil {
+						then[e.Key()] = describe(e.Entry)
+					}
+				}
+				if want := md.want(store.Revision(), "/registry/a/"); !maps.Equal(then, want) {
+					t.Errorf("from %d on:%s", rev, diff(then, want))
+				}
+			}
+		}
+		// One event at a time: inside a revision the position stays before it (I4).
+		c, err := r.CursorAfter(began, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []struct{ rev, position mirror.Revision }{
+			{began + 1, began}, {began + 1, began}, {began + 1, began},
+			{began + 2, began + 1}, {began + 2, began + 1},
+			{began + 3, began + 2}, {began + 3, began + 3}, // nothing is left
+		} {
+			evs, err := c.Next(nil, 1)
+			if err != nil || len(evs) != 1 || evs[0].Rev != want.rev || c.Position() != want.position {
+				t.Fatalf("event %d: %v, %v, position %d; want revision %d, position %d", i, evs, err, c.Position(), want.rev, want.position)
+			}
+		}
+		if evs, err := c.Next(nil, 1); err != nil || len(evs) != 0 || c.Position() != began+3 {
+			t.Errorf("at the end: %v, %v, position %d", evs, err, c.Position())
+		}
+	})
+}
+
+// TestCursorSelectsByKey: only the keys of its range, but its position moves with
+// the clock, as a bookmark must (I4).
+func TestCursorSelectsByKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		c := latest(t, r).Cursor("/registry/a/c", "/registry/a/e")
+		open := latest(t, r).Cursor("/registry/a/d", "")
+		put(md, "/registry/a/", "1", 6)
+		put(md, "/registry/b/", "1", 3)
+		reach(t, m, store.Revision())
+		for what, c := range map[string]*mirror.Cursor{"c d": c, "d e f": open} {
+			evs, err := c.Next(nil, 100)
+			got := ""
+			for _, e := range evs {
+				got += " " + e.Key()[len("/registry/a/"):]
+			}
+			if err != nil || got != " "+what || c.Position() != store.Revision() {
+				t.Errorf("selects%s, %v, position %d; want %s, %d", got, err, c.Position(), what, store.Revision())
+			}
+		}
+		store.Put("/elsewhere", "1")
+		reach(t, m, store.Revision())
+		if evs, err := c.Next(nil, 1); err != nil || len(evs) != 0 || c.Position() != store.Revision() {
+			t.Errorf("progress alone: %v, %v, position %d, want %d", evs, err, c.Position(), store.Revision())
+		}
+	})
+}
+
+// TestCursorAtAFutureRevision starts, and delivers only what is later.
+func TestCursorAtAFutureRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		store := md.store
+		put(md, "/registry/a/", "1", 3)
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		future := store.Revision() + 4
+		c, err := r.CursorAfter(future, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			put(md, "/registry/a/", "2", 1)
+			reach(t, m, store.Revision())
+			if evs, err := c.Next(nil, 100); err != nil || len(evs) != 0 || c.Position() != future {
+				t.Errorf("after %d of 4 writes: %v, %v, position %d", i+1, evs, err, c.Position())
+			}
+		}
+		put(md, "/registry/a/", "3", 2)
+		reach(t, m, store.Revision())
+		evs, err := c.Next(nil, 100)
+		if err != nil || len(evs) != 2 || evs[0].Rev != future+1 || c.Position() != future+2 {
+			t.Errorf("%v, %v, position %d", evs, err, c.Position())
+		}
+	})
+}
