@@ -165,7 +165,7 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.done:
 	case <-time.After(stopTimeout):
-		p.kill()
+		p.Kill()
 		return fmt.Errorf("%s did not end within %v of SIGTERM; its output ends with:\n%s", p.name, stopTimeout, p.Tail())
 	}
 	p.mu.Lock()
@@ -176,10 +176,13 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// kill ends the process at once, and returns when it is gone.
-func (p *Process) kill() {
+// Kill ends a process that has nothing to finish, such as a client. It returns when the process is gone.
+func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // fails only if it has ended
 	<-p.done
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.waited = true
 }
 
 // Output returns everything that the process has printed and logged.

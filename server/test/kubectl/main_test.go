@@ -1,0 +1,163 @@
+// Package kubectl is what a person with kubectl sees: `strata kubectl` against `strata up`.
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const testTimeout = 2 * time.Minute
+
+var cluster *harness.Server
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
+}
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// user runs kubectl in one namespace and looks at what it prints.
+type user struct {
+	t          *testing.T
+	ctx        context.Context
+	namespace  string
+	kubeconfig string
+}
+
+var namespaces atomic.Int64
+
+// newUser returns the administrator in a new namespace.
+func newUser(t *testing.T) user {
+	t.Helper()
+	u := user{t: t, ctx: newContext(t), kubeconfig: cluster.Kubeconfig}
+	name := fmt.Sprintf("ns-%d", namespaces.Add(1))
+	u.ok("create", "namespace", name).prints("namespace/" + name + " created")
+	u.namespace = name
+	return u
+}
+
+// output is what one call of kubectl printed.
+type output struct {
+	t    *testing.T
+	args []string
+	harness.Result
+}
+
+// run calls kubectl with input on its standard input.
+func (u user) run(input string, args ...string) output {
+	u.t.Helper()
+	if u.namespace != "" {
+		args = append([]string{"--namespace=" + u.namespace}, args...)
+	}
+	r, err := cluster.KubectlAs(u.ctx, u.kubeconfig, input, args...)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return output{u.t, args, r}
+}
+
+// ok calls kubectl, which has to succeed.
+func (u user) ok(args ...string) output {
+	u.t.Helper()
+	return u.okWith("", args...)
+}
+
+func (u user) okWith(input string, args ...string) output {
+	u.t.Helper()
+	o := u.run(input, args...)
+	if o.Code != 0 {
+		u.t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), o.Code, o.Stdout, o.Stderr)
+	}
+	return o
+}
+
+// fails calls kubectl, which has to fail with an error that contains each text.
+func (u user) fails(want []string, args ...string) {
+	u.t.Helper()
+	u.failsWith("", want, args...)
+}
+
+func (u user) failsWith(input string, want []string, args ...string) {
+	u.t.Helper()
+	o := u.run(input, args...)
+	if o.Code == 0 {
+		u.t.Fatalf("kubectl %s succeeded, want an error with %q\n%s", strings.Join(args, " "), want, o.Stdout)
+	}
+	for _, text := range want {
+		if !strings.Contains(o.Stderr, text) {
+			u.t.Errorf("kubectl %s: the error is %q, want %q in it", strings.Join(args, " "), o.Stderr, text)
+		}
+	}
+}
+
+// prints checks the whole of standard output, without the line break at its end.
+func (o output) prints(want string) {
+	o.t.Helper()
+	if got := strings.TrimSpace(o.Stdout); got != strings.TrimSpace(want) {
+		o.t.Errorf("kubectl %s printed\n%s\nwant\n%s", strings.Join(o.args, " "), got, want)
+	}
+}
+
+// shows checks that standard output has all texts, in this order.
+func (o output) shows(want ...string) {
+	o.t.Helper()
+	rest := o.Stdout
+	for _, text := range want {
+		_, after, found := strings.Cut(rest, text)
+		if !found {
+			o.t.Errorf("kubectl %s: no %q (after what comes before it) in\n%s", strings.Join(o.args, " "), text, o.Stdout)
+			return
+		}
+		rest = after
+	}
+}
+
+// hides checks that standard output has none of the texts.
+func (o output) hides(texts ...string) {
+	o.t.Helper()
+	for _, text := range texts {
+		if strings.Contains(o.Stdout, text) {
+			o.t.Errorf("kubectl %s: there is %q in\n%s", strings.Join(o.args, " "), text, o.Stdout)
+		}
+	}
+}
+
+// rows returns the cells of a table, without its header.
+func (o output) rows() [][]string {
+	var rows [][]string
+	for _, line := range strings.Split(strings.TrimSpace(o.Stdout), "\n")[1:] {
+		rows = append(rows, strings.Fields(line))
+	}
+	return rows
+}
+
+// path writes input to a file and returns its path.
+func (u user) path(name, input string) string {
+	u.t.Helper()
+	return writeFile(u.t, name, input)
+}
+
+// can is a condition for harness.Poll: the user is allowed to do that.
+func (u user) can(verb, resource string) func(context.Context) (bool, error) {
+	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code == 0, nil }
+}
+
+// cannot is the opposite of can.
+func (u user) cannot(verb, resource string) func(context.Context) (bool, error) {
+	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code != 0, nil }
+}
+
+// unauthorized is a condition for harness.Poll: the server does not know the user.
+func (u user) unauthorized(context.Context) (bool, error) {
+	return strings.Contains(u.run("", "get", "configmaps").Stderr, "Unauthorized"), nil
+}
