@@ -1,0 +1,125 @@
+package mirror_test
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// memos is what entries and events have in common.
+type memos interface {
+	Memo(*mirror.Slot) any
+	SwapMemo(s *mirror.Slot, old, value any) bool
+}
+
+// eachKind runs f on an entry and on an event.
+func eachKind(t *testing.T, f func(t *testing.T, x memos)) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		c := latest(t, r).Cursor("", "")
+		store.Put("/registry/a/x", "1")
+		reach(t, m, store.Revision())
+		evs, err := c.Next(nil, 1)
+		if err != nil || len(evs) != 1 {
+			t.Fatal(evs, err)
+		}
+		f(t, evs[0].Entry)
+		f(t, evs[0])
+	})
+}
+
+func TestMemoIsKeptPerSlot(t *testing.T) {
+	eachKind(t, func(t *testing.T, x memos) {
+		s1, s2, closed := new(mirror.Slot), new(mirror.Slot), new(mirror.Slot)
+		one, two, three := new(int), new(int), new(int)
+		swap := func(s *mirror.Slot, old, value any, want bool) {
+			t.Helper()
+			if got := x.SwapMemo(s, old, value); got != want {
+				t.Errorf("SwapMemo: %v, want %v", got, want)
+			}
+		}
+		holds := func(s *mirror.Slot, want any) {
+			t.Helper()
+			if got := x.Memo(s); got != want {
+				t.Errorf("holds %v, want %v", got, want)
+			}
+		}
+		holds(s1, nil)
+		swap(s1, one, two, false) // nothing is held
+		swap(s1, nil, one, true)
+		swap(s1, nil, two, false) // the first wins
+		holds(s1, one)
+		holds(s2, nil)
+		swap(s2, nil, two, true)
+		swap(closed, nil, three, true)
+		swap(s1, two, three, false)
+		swap(s1, one, three, true)
+		holds(s1, three)
+		holds(s2, two)
+		holds(closed, three)
+
+		closed.Close()
+		holds(closed, three) // still readable
+		swap(s2, two, nil, true)
+		holds(s2, nil)
+		holds(s1, three)
+		holds(closed, nil) // went with the next write
+		swap(s2, nil, nil, true)
+		holds(s2, nil)
+		swap(s1, three, nil, true)
+		holds(s1, nil)
+	})
+}
+
+// TestMemosUnderConcurrentReaders: of several readers of one slot exactly one wins
+// each step, and readers of another slot lose nothing by it.
+func TestMemosUnderConcurrentReaders(t *testing.T) {
+	eachKind(t, func(t *testing.T, x memos) {
+		const slots, readers, steps = 3, 4, 500
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		won := make([]int, slots)
+		all := make([]*mirror.Slot, slots)
+		for i := range all {
+			all[i] = new(mirror.Slot)
+			x.SwapMemo(all[i], nil, new(int))
+			for range readers {
+				wg.Go(func() {
+					for {
+						old := x.Memo(all[i]).(*int)
+						if *old == steps {
+							return
+						}
+						next := *old + 1
+						if x.SwapMemo(all[i], old, &next) {
+							mu.Lock()
+							won[i]++
+							mu.Unlock()
+						}
+					}
+				})
+			}
+		}
+		wg.Go(func() { // another reader comes and goes
+			for range steps {
+				s := new(mirror.Slot)
+				if !x.SwapMemo(s, nil, s) || x.Memo(s) != s {
+					t.Error("a slot of its own is taken")
+				}
+				s.Close()
+			}
+		})
+		wg.Wait()
+		for i, n := range won {
+			if n != steps {
+				t.Errorf("slot %d took %d steps, %d won", i, steps, n)
+			}
+		}
+	})
+}
