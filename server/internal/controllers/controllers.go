@@ -102,6 +102,11 @@ func Resolve(list []string) ([]string, error) {
 	return resolved, nil
 }
 
+// Enabled says whether a list that Resolve returned makes the controller with this full name run.
+func Enabled(list []string, name string) bool {
+	return genericcontrollermanager.IsControllerEnabled(name, sets.NewString(app.ControllersDisabledByDefault()...), list)
+}
+
 // Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most; then it returns nil. The API server
 // must be ready, and must have been started in this process or not at all: feature gates are shared and Run does not set them.
 func Run(ctx context.Context, o Options) error {
@@ -117,8 +122,7 @@ func Run(ctx context.Context, o Options) error {
 	s.KubeCloudShared.UseServiceAccountCredentials = true
 	s.SecureServing.BindPort = 0 // metrics and health are those of the process
 	s.SAController.RootCAFile = o.RootCA
-	offByDefault := sets.NewString(app.ControllersDisabledByDefault()...)
-	if genericcontrollermanager.IsControllerEnabled(names.ServiceAccountTokenController, offByDefault, o.Controllers) {
+	if Enabled(o.Controllers, names.ServiceAccountTokenController) {
 		s.SAController.ServiceAccountKeyFile = o.ServiceAccountKey // without it upstream skips this controller
 	}
 

@@ -4,18 +4,15 @@ import (
 	"slices"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/util/sets"
-	genericcontrollermanager "k8s.io/controller-manager/app"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
 // enabled returns what upstream runs for a resolved list.
 func enabled(list []string) []string {
-	off := sets.NewString(app.ControllersDisabledByDefault()...)
 	var on []string
 	for _, name := range app.KnownControllers() {
-		if genericcontrollermanager.IsControllerEnabled(name, off, list) {
+		if Enabled(list, name) {
 			on = append(on, name)
 		}
 	}

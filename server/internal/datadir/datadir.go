@@ -69,18 +69,45 @@ func Open(path string) (*Dir, error) {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 	}
-	d.lock, err = fileutil.TryLockFile(d.join(lockName), os.O_RDWR|os.O_CREATE, 0o600)
-	switch {
-	case errors.Is(err, fileutil.ErrLocked):
-		return nil, fmt.Errorf("data directory %s is in use by another strata up%s", abs, d.holder())
-	case err != nil:
-		return nil, fmt.Errorf("data directory: %w", errors.Unwrap(err))
+	if d.lock, err = d.tryLock(os.O_RDWR | os.O_CREATE); err != nil {
+		return nil, err
 	}
 	if err := d.prepare(); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	return d, nil
+}
+
+// CheckFree returns an error if another process has locked the directory at path. It changes nothing.
+func CheckFree(path string) error {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return fmt.Errorf("data directory %s: %w", path, err)
+	}
+	d := &Dir{Path: abs}
+	lock, err := d.tryLock(os.O_RDWR)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return lock.Close()
+}
+
+func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
+	lock, err := fileutil.TryLockFile(d.join(lockName), openFlags, 0o600)
+	switch {
+	case errors.Is(err, fileutil.ErrLocked):
+		return nil, fmt.Errorf("data directory %s is in use by another strata up%s", d.Path, d.holder())
+	case err != nil:
+		if cause := errors.Unwrap(err); cause != nil { // without the name of a function of fileutil
+			err = cause
+		}
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	return lock, nil
 }
 
 // prepare closes the directory to other users and writes our process id into the lock file, for a person to read.

@@ -47,8 +47,14 @@ func TestSecondOpenNamesTheFirst(t *testing.T) {
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("in use by another strata up (process %d)", os.Getpid())) {
 		t.Errorf("second open: %v", err)
 	}
+	if err := CheckFree(path); err == nil {
+		t.Error("a directory in use passes for free")
+	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
+	}
+	if err := CheckFree(path); err != nil {
+		t.Error(err)
 	}
 	open(t, path).Close()
 }
@@ -69,6 +75,16 @@ func TestForeignDirectoryIsLeftAlone(t *testing.T) {
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("mode %v (%v), want 0755 as before", info.Mode(), err)
+	}
+}
+
+func TestCheckFreeMakesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data")
+	if err := CheckFree(path); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("%s: %v, want that there is none", path, err)
 	}
 }
 

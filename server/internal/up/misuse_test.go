@@ -96,8 +96,11 @@ func TestSecondUpOnTheSameData(t *testing.T) {
 	dir := t.TempDir()
 	first := start(t, dir)
 	first.requireUp(t)
-	_, stderr, code := runStrata(t, dir, "", "up", "--secure-port=0")
-	requireOneLine(t, stderr, code, "is in use by another strata up (process ")
+	samePort := "--secure-port=" + first.config(t).Host[strings.LastIndex(first.config(t).Host, ":")+1:]
+	for _, port := range []string{"--secure-port=0", samePort} {
+		_, stderr, code := runStrata(t, dir, "", "up", port)
+		requireOneLine(t, stderr, code, "is in use by another strata up (process ")
+	}
 	if got := first.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
 		t.Errorf("the first is %q after the second", got)
 	}

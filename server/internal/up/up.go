@@ -70,7 +70,8 @@ func run(ctx context.Context, s settings) (err error) {
 	}
 	addr, err := address{s.bindAddress, s.securePort}.reserve()
 	if err != nil {
-		return err
+		// Who started twice has both the port and the directory in use, and the directory says more.
+		return firstError(datadir.CheckFree(s.dataDir), err)
 	}
 	if s.kubeconfig != "" {
 		if _, err := ourKubeconfig(s.kubeconfig); err != nil {
@@ -109,10 +110,10 @@ func run(ctx context.Context, s settings) (err error) {
 		ProgressNotifyInterval: s.progressInterval,
 		Logger:                 log.etcdLogger(),
 	})
-	if ctx.Err() != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	defer func() {
@@ -215,7 +216,7 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 			RootCA:            files.CA,
 		})
 	})
-	if !slices.Contains(enabled, names.ServiceAccountController) {
+	if !controllers.Enabled(enabled, names.ServiceAccountController) {
 		return manager, nil
 	}
 	// Pods can be created in a namespace only when its service account is there.

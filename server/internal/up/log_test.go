@@ -1,0 +1,81 @@
+package up
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/grpclog"
+	"k8s.io/klog/v2"
+)
+
+func TestEveryLoggerWritesToTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	before := os.Stderr
+	l, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	klog.Error("from klog")
+	log.Print("from package log")
+	grpclog.Error("from gRPC")
+	fmt.Fprintln(os.Stderr, "from anybody")
+	l.etcdLogger().Error("from etcd")
+	klog.Flush()
+	l.Close()
+	if os.Stderr != before {
+		t.Error("os.Stderr has not been given back")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"from klog", "from package log", "from gRPC", "from anybody", "from etcd"} {
+		if !strings.Contains(string(data), want) {
+			t.Errorf("%q is not in the log:\n%s", want, data)
+		}
+	}
+}
+
+// fatalLogVar makes TestFatalMessageSaysWhereItIs the process that logs a fatal message, to the file that the variable names.
+const fatalLogVar = "STRATA_TEST_FATAL_LOG"
+
+func TestFatalMessageSaysWhereItIs(t *testing.T) {
+	if path := os.Getenv(fatalLogVar); path != "" {
+		if _, err := openLog(path); err != nil {
+			t.Fatal(err)
+		}
+		klog.Fatal("the reason")
+	}
+	path := filepath.Join(t.TempDir(), "log")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestFatalMessageSaysWhereItIs$")
+	cmd.Env = append(os.Environ(), fatalLogVar+"="+path)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("the process ended with %v, want code 1", err)
+	}
+	if got := stderr.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, path) {
+		t.Errorf("standard error is %q, want one line with %s", got, path)
+	}
+	if data, err := os.ReadFile(path); err != nil || !strings.Contains(string(data), "the reason") {
+		t.Errorf("the log is %q, %v", data, err)
+	}
+}
+
+func TestLogThatCannotBeWrittenIsAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openLog(filepath.Join(file, "log")); err == nil {
+		t.Error("opened a log below a file")
+	}
+}
