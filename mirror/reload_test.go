@@ -117,6 +117,9 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 					}
 				}
 				barrier(t, m)
+				if got := m.Stats().Divergences; got != 0 {
+					t.Errorf("%d divergences: the list and what came meanwhile do not fit together", got)
+				}
 			})
 		})
 	}
