@@ -15,12 +15,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
-	"k8s.io/apimachinery/pkg/api/apitesting"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/apis/example"
-	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
@@ -132,8 +130,7 @@ func TestStorageSuites(t *testing.T) {
 		suite(t, fmt.Sprintf("Stats/SizeBasedListCostEstimate=%t", sizes), func(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, sizes)
 			f := setup(t)
-			codec := apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion)
-			storagetesting.RunTestStats(contextFor(t), t, f.engine(t), codec, identity.NewEncryptCheckTransformer(), sizes)
+			storagetesting.RunTestStats(contextFor(t), t, f.engine(t), testCodec(), identity.NewEncryptCheckTransformer(), sizes)
 		})
 	}
 

@@ -114,7 +114,7 @@ func uncached(o *options)    { o.store.Uncached = true }
 // is a Store whose resource is loaded.
 func setup(t testing.TB, opts ...func(*options)) *fixture {
 	t.Helper()
-	codec := &countingCodec{Codec: apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion)}
+	codec := &countingCodec{Codec: testCodec()}
 	o := options{
 		store: StoreConfig{
 			Codec:          codec,
@@ -191,6 +191,9 @@ func (f *fixture) catchUp(t testing.TB) {
 		t.Fatalf("memory did not catch up with etcd: %v", err)
 	}
 }
+
+// testCodec is what values in etcd are made by.
+func testCodec() runtime.Codec { return apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion) }
 
 // contextFor returns a context that ends with the test, or after patience.
 func contextFor(t testing.TB) context.Context {

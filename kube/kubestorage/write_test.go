@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -89,7 +90,7 @@ func TestALeaseExpires(t *testing.T) {
 		t.Errorf("deleted at %s, created at %s", deleted.ResourceVersion, created.ResourceVersion)
 	}
 	deleted.ResourceVersion = created.ResourceVersion
-	if deleted.String() != created.String() {
+	if !apiequality.Semantic.DeepEqual(deleted, created) {
 		t.Errorf("deleted %v, want %v", deleted, created)
 	}
 	if got := podNames(f.list(t, everything())); got != "" {
@@ -121,7 +122,9 @@ func TestEncryptionAtRest(t *testing.T) {
 	same := func() *example.Pod {
 		f.catchUp(t)
 		out := &example.Pod{}
-		unchanged := func(obj runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) { return obj, nil, nil }
+		unchanged := func(obj runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			return obj, nil, nil
+		}
 		if err := f.GuaranteedUpdate(contextFor(t), podKey(pod), out, false, nil, unchanged, nil); err != nil {
 			t.Fatal(err)
 		}
