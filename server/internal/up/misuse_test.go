@@ -116,6 +116,9 @@ func TestDataDirectoryOfAnotherUser(t *testing.T) {
 	}
 	cmd := prepare(t, dir, "up", "--secure-port=0")
 	if os.Getuid() == 0 {
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // nobody has to get as far as dir
+			t.Fatal(err)
+		}
 		const nobody = 65534
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	} else if err := os.Chmod(data, 0); err != nil {
