@@ -9,10 +9,11 @@ import (
 	"sync"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+
+	"github.com/stratakube/strata/server/internal/testbin"
 )
 
 const (
-	binaryEnv = "STRATA_TEST_BINARY"
 	engineEnv = "STRATA_TEST_ENGINE"
 
 	// Strata and Upstream are the values of --engine.
@@ -30,7 +31,7 @@ func Engine() string {
 
 // Binary returns the path of the command, which it builds first. Test packages that run at the same time share one file.
 var Binary = sync.OnceValues(func() (string, error) {
-	if path := os.Getenv(binaryEnv); path != "" {
+	if path := os.Getenv(testbin.EnvVar); path != "" {
 		return filepath.Abs(path)
 	}
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/stratakube/strata/server").Output()

@@ -7,6 +7,6 @@
 // The environment chooses what is tested:
 //
 //	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one
-//	STRATA_TEST_BINARY    a built command to use; by default it is built from this module
+//	STRATA_BINARY         a built command to use; by default it is built from this module
 //	STRATA_TEST_OLD_ETCD  an etcd too old to feed the engine (default /usr/bin/etcd, if that is 3.4)
 package harness
