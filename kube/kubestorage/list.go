@@ -180,7 +180,7 @@ func (c *corruptObjects) add(key string, err error) bool {
 	c.causes = append(c.causes, metav1.StatusCause{
 		Type:    metav1.CauseTypeUnexpectedServerResponse,
 		Field:   key,
-		Message: storage.NewCorruptObjError(key, err).Error(),
+		Message: storage.NewCorruptObjError(key, cause(err)).Error(),
 	})
 	return true
 }

@@ -2,6 +2,7 @@ package kubestorage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -59,9 +60,30 @@ func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool)
 func (v *view) data(ctx context.Context, e *mirror.Entry) ([]byte, error) {
 	data, _, err := v.transformer.TransformFromStorage(ctx, e.Value(), value.DefaultContext(e.Key()))
 	if err != nil {
-		return nil, storage.NewInternalError(fmt.Errorf("unable to transform key %q: %w", e.Key(), err))
+		return nil, storage.NewInternalError(&transformError{e.Key(), err})
 	}
 	return data, nil
+}
+
+// transformError is the failure to decrypt a value, with the key as LISTs show it.
+type transformError struct {
+	key string
+	err error
+}
+
+func (e *transformError) Error() string {
+	return fmt.Sprintf("unable to transform key %q: %v", e.key, e.err)
+}
+
+func (e *transformError) Unwrap() error { return e.err }
+
+// cause is an error of decoding without the key, for those who name it themselves.
+func cause(err error) error {
+	var t *transformError
+	if errors.As(err, &t) {
+		return t.err
+	}
+	return err
 }
 
 // decode returns the entry's object, which belongs to the caller, with the
@@ -139,21 +161,42 @@ func (v *view) selector(pred storage.SelectionPredicate) selector {
 // matches reports whether the entry's object is selected. The error is that of
 // decoding it; without a selector nothing is decoded.
 func (s *selector) matches(ctx context.Context, e *mirror.Entry) (bool, error) {
+	return s.matchesObject(e, func() (runtime.Object, error) { return s.view.decode(ctx, e, e.ModRevision()) })
+}
+
+// matchesEvent is matches for the states before and after an event, each decoded
+// once for all watchers.
+func (s *selector) matchesEvent(ev *mirror.Event) (before, now bool, err error) {
+	if ev.Prev != nil {
+		before, err = s.matchesObject(ev.Prev, func() (runtime.Object, error) { return s.view.deleted(ev) })
+	}
+	if ev.Entry != nil && err == nil {
+		now, err = s.matchesObject(ev.Entry, func() (runtime.Object, error) { return s.view.added(ev) })
+	}
+	return before, now, err
+}
+
+func (s *selector) matchesObject(e *mirror.Entry, decode func() (runtime.Object, error)) (bool, error) {
 	if s.all {
 		return true, nil
 	}
-	if s.shard {
-		obj, err := s.view.decode(ctx, e, e.ModRevision())
+	a, known := e.Memo(s.view.slot).(*attrs)
+	if !known || s.shard {
+		obj, err := decode()
 		if err != nil {
 			return false, err
 		}
-		if ok, err := s.pred.MatchesSharding(obj); err != nil || !ok {
+		if shared, ok := obj.(*sharedObject); ok {
+			obj = shared.obj
+		}
+		if a, err = s.view.learn(e, obj); err != nil {
 			return false, err
 		}
-	}
-	a, err := s.view.attrs(ctx, e)
-	if err != nil {
-		return false, err
+		if s.shard {
+			if ok, err := s.pred.MatchesSharding(obj); err != nil || !ok {
+				return false, err
+			}
+		}
 	}
 	return (s.pred.Label == nil || s.pred.Label.Matches(a.labels)) && (s.pred.Field == nil || s.pred.Field.Matches(a.fields)), nil
 }
@@ -206,7 +249,11 @@ func (v *view) deleted(ev *mirror.Event) (runtime.Object, error) {
 	return v.eventObjects(ev).deleted.get(func() (runtime.Object, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), decodeTimeout)
 		defer cancel()
-		return v.decode(ctx, ev.Prev, ev.Rev)
+		obj, err := v.decode(ctx, ev.Prev, ev.Rev)
+		if err == nil {
+			_, err = v.learn(ev.Prev, obj)
+		}
+		return obj, err
 	})
 }
 

@@ -261,7 +261,7 @@ func (w *watcher) sendInitial() bool {
 			}
 			err = decodeErr
 		}
-		w.send(errorEvent(err))
+		w.send(errorEvent(cause(err)))
 		return false
 	}
 	return true
@@ -283,7 +283,7 @@ func (w *watcher) sendEvent(ev *mirror.Event) bool {
 				err = corruptDeletion(err)
 			}
 			klog.FromContext(w.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
-			w.send(errorEvent(err))
+			w.send(errorEvent(cause(err)))
 			return false
 		}
 		select {
@@ -301,21 +301,14 @@ func corruptDeletion(err error) error {
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusInternalServerError,
 		Reason:  metav1.StatusReasonStoreReadError,
-		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", err),
+		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", cause(err)),
 	}}
 }
 
 func (w *watcher) translate(ev *mirror.Event) (e watch.Event, ok bool, err error) {
-	before, now := false, false
-	if ev.Prev != nil {
-		if before, err = w.selector.matches(w.ctx, ev.Prev); err != nil {
-			return e, false, err
-		}
-	}
-	if ev.Entry != nil {
-		if now, err = w.selector.matches(w.ctx, ev.Entry); err != nil {
-			return e, false, err
-		}
+	before, now, err := w.selector.matchesEvent(ev)
+	if err != nil {
+		return e, false, err
 	}
 	switch {
 	case now && before:

@@ -204,12 +204,18 @@ func (f *fixture) stored(t testing.TB, pod *example.Pod) []byte {
 	return resp.Kvs[0].Value
 }
 
-// putPod writes the pod to etcd behind the storage's back.
-func (f *fixture) putPod(t testing.TB, pod *example.Pod) (revision int64) {
+// putPod writes the pod to etcd behind the storage's back, transformed by the last
+// argument if there is one, and returns the revision.
+func (f *fixture) putPod(t testing.TB, pod *example.Pod, encrypt ...transformer) int64 {
 	t.Helper()
 	pod = pod.DeepCopy()
 	pod.ResourceVersion = ""
 	data, err := runtime.Encode(f.codec, pod)
+	for _, tr := range encrypt {
+		if err == nil {
+			data, err = tr.TransformToStorage(contextFor(t), data, value.DefaultContext(etcdKey(pod)))
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

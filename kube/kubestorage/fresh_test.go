@@ -1,0 +1,160 @@
+package kubestorage
+
+import (
+	"fmt"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// TestReadsSeeWritesOfOthers: a read without a resource version sees every write that
+// etcd acknowledged before it, whoever wrote, and reads no object from etcd (I6).
+func TestReadsSeeWritesOfOthers(t *testing.T) {
+	f := setup(t)
+	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ctx := contextFor(t)
+	for i := range 100 {
+		pod := withLabel(newPod(fmt.Sprintf("pod-%d", i%7)), "i", fmt.Sprint(i))
+		data, err := runtime.Encode(f.codec, pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := other.Put(ctx, etcdKey(pod), string(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprint(resp.Header.Revision)
+		seen := &example.Pod{}
+		if i%2 == 0 {
+			err = f.Get(ctx, podKey(pod), storage.GetOptions{}, seen)
+		} else {
+			list := &example.PodList{}
+			opts := everything()
+			opts.Recursive = false
+			if err = f.GetList(ctx, podKey(pod), opts, list); len(list.Items) == 1 {
+				seen = &list.Items[0]
+			}
+			if parseRevision(t, list.ResourceVersion) < resp.Header.Revision {
+				t.Errorf("listed at %s after a write at %s", list.ResourceVersion, want)
+			}
+		}
+		if err != nil || seen.ResourceVersion != want || seen.Labels["i"] != fmt.Sprint(i) {
+			t.Fatalf("read %d has revision %s, %v; written at %s", i, seen.ResourceVersion, err, want)
+		}
+	}
+	if got := f.requests.tally(); got.Gets != 0 || got.Ranges != 0 {
+		t.Errorf("asked of etcd: %+v", got)
+	}
+}
+
+// TestWhenTheFeedStalls: what asks for the present is refused with 429, never passed
+// on to etcd, but for a GET of one key; what is content with the past goes on.
+func TestWhenTheFeedStalls(t *testing.T) {
+	s := &stallable{}
+	f := setup(t, s.through)
+	pod := f.create(t, newPod("a"))[0]
+	f.catchUp(t)
+	s.feed.shut()
+	defer s.feed.open()
+	f.putPod(t, withLabel(pod, "state", "new"))
+	ctx := contextFor(t)
+
+	get := func(rv string) (state string) {
+		out := &example.Pod{}
+		if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, out); err != nil {
+			t.Errorf("get at %q: %v", rv, err)
+		}
+		return out.Labels["state"]
+	}
+	got := f.requests.during(func() {
+		if state := get(""); state != "new" {
+			t.Errorf("get has the state %q, want the new one", state)
+		}
+	})
+	if got.Gets != 1 || got.Ranges != 0 {
+		t.Errorf("get asked of etcd: %+v, want one key", got)
+	}
+	got = f.requests.during(func() {
+		if state := get("0"); state != "" {
+			t.Errorf("get at 0 has the state %q, want the old one", state)
+		}
+		if got := podNames(f.list(t, afterRevision("0"))); got != "a" {
+			t.Errorf("list at 0 has %q", got)
+		}
+		if w := f.watchPods(t, afterRevision("0")); nextPod(t, w, watch.Added).Name != "a" {
+			t.Error("watch from 0 lacks the pod")
+		}
+	})
+	if got != (tally{}) {
+		t.Errorf("reads at 0 asked of etcd: %+v", got)
+	}
+
+	got = f.requests.during(func() {
+		requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
+		page := everything()
+		page.Predicate.Limit = 1
+		requireRetry(t, "page", f.GetList(ctx, "/pods/", page, &example.PodList{}))
+		w, err := f.Watch(ctx, "/pods/", everything())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		if status := nextStatus(t, w); status.Code != 429 || status.Details == nil || status.Details.RetryAfterSeconds < 1 {
+			t.Errorf("watch: %+v, want 429 and when to come back", status)
+		}
+	})
+	if got.Gets != 0 || got.Ranges != 0 {
+		t.Errorf("list and watch asked of etcd: %+v, want revisions only", got)
+	}
+
+	// Writes go on, and the reads before them.
+	f.update(t, pod, "during the stall")
+	f.remove(t, f.create(t, newPod("b"))[0])
+
+	s.feed.open()
+	f.catchUp(t)
+	list := f.list(t, everything())
+	if podNames(list) != "a" || list.Items[0].Annotations["value"] != "during the stall" {
+		t.Errorf("after the stall list has %q %v", podNames(list), list.Items)
+	}
+}
+
+// TestAFutureRevision: reads wait for it and then fail with 504; a watch simply
+// starts, and tells only what comes later.
+func TestAFutureRevision(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	now := parseRevision(t, pod.ResourceVersion)
+	ctx := contextFor(t)
+	future := fmt.Sprint(now + 2)
+
+	err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{})
+	if !storage.IsTooLargeResourceVersion(err) {
+		t.Errorf("get: %v, want 504", err)
+	}
+	opts := everything()
+	opts.ResourceVersion = future
+	if err := f.GetList(ctx, "/pods/", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
+		t.Errorf("list: %v, want 504", err)
+	}
+
+	w := f.watchPods(t, afterRevision(future))
+	f.update(t, pod, "1") // at now+1
+	f.update(t, pod, "2") // at now+2
+	last := f.update(t, pod, "3")
+	if got := nextPod(t, w, watch.Modified); got.ResourceVersion != last.ResourceVersion {
+		t.Errorf("watch begins with %s, want %s", got.ResourceVersion, last.ResourceVersion)
+	}
+	if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{}); err != nil {
+		t.Errorf("get at a revision that has come: %v", err)
+	}
+}

@@ -1,0 +1,128 @@
+package kubestorage
+
+import (
+	"fmt"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// TestCompactionKeepsWatchHistory (KEP-4988): a list below the compacted revision is
+// 410, the compacted revision itself can be listed, and watches start where they did.
+func TestCompactionKeepsWatchHistory(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	first := f.update(t, pod, "1")
+	second := f.update(t, pod, "2")
+	third := f.update(t, pod, "3")
+	f.compact(contextFor(t), t, second.ResourceVersion)
+
+	at := func(pod *example.Pod) (*example.PodList, error) {
+		opts := everything()
+		opts.ResourceVersion, opts.ResourceVersionMatch = pod.ResourceVersion, metav1.ResourceVersionMatchExact
+		list := &example.PodList{}
+		return list, f.GetList(contextFor(t), "/pods/", opts, list)
+	}
+	if _, err := at(first); !apierrors.IsResourceExpired(err) {
+		t.Errorf("list below the compacted revision: %v, want 410", err)
+	}
+	got := f.requests.during(func() {
+		for _, pod := range []*example.Pod{second, third} {
+			list, err := at(pod)
+			if err != nil || len(list.Items) != 1 || list.Items[0].Annotations["value"] != pod.Annotations["value"] {
+				t.Errorf("list at %s: %v, %v", pod.ResourceVersion, list.Items, err)
+			}
+		}
+	})
+	if got != (tally{}) {
+		t.Errorf("lists at and above the compacted revision asked of etcd: %+v", got)
+	}
+
+	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
+	for _, want := range []*example.Pod{first, second, third} {
+		if got := nextPod(t, w, watch.Modified); got.ResourceVersion != want.ResourceVersion {
+			t.Errorf("watch has %s, want %s", got.ResourceVersion, want.ResourceVersion)
+		}
+	}
+}
+
+// TestAListAtZeroIgnoresTheLimit (KEP-2340, rows L6 and L9): it returns everything,
+// no token and no count of what remains.
+func TestAListAtZeroIgnoresTheLimit(t *testing.T) {
+	f := setup(t)
+	f.create(t, newPod("a"), newPod("b"), newPod("c"))
+	f.catchUp(t)
+	for _, match := range []metav1.ResourceVersionMatch{"", metav1.ResourceVersionMatchNotOlderThan} {
+		opts := everything()
+		opts.ResourceVersion, opts.ResourceVersionMatch, opts.Predicate.Limit = "0", match, 1
+		list := f.list(t, opts)
+		if podNames(list) != "a b c" || list.Continue != "" || list.RemainingItemCount != nil {
+			t.Errorf("match %q: %q, continue %q, %v remain", match, podNames(list), list.Continue, list.RemainingItemCount)
+		}
+	}
+}
+
+// TestAnExpiredTokenGoesOnInThePresent (KEP-365): the 410 of a token whose revision
+// was compacted carries one that continues at the same key; the pages from there on
+// are of one revision again.
+func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
+	f := setup(t)
+	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))
+	page := func(token string) (*example.PodList, error) {
+		opts := everything()
+		opts.Predicate.Limit, opts.Predicate.Continue = 1, token
+		list := &example.PodList{}
+		return list, f.GetList(contextFor(t), "/pods/", opts, list)
+	}
+	first, err := page("")
+	if err != nil || podNames(first) != "a" {
+		t.Fatalf("first page: %q, %v", podNames(first), err)
+	}
+	f.remove(t, newPod("b"))
+	last := f.remove(t, newPod("c"))
+	f.compact(contextFor(t), t, last.ResourceVersion)
+
+	_, err = page(first.Continue)
+	status, ok := err.(apierrors.APIStatus)
+	if !ok || !apierrors.IsResourceExpired(err) || status.Status().ListMeta.Continue == "" {
+		t.Fatalf("a page of a compacted revision: %v, want 410 with a token", err)
+	}
+	second, err := page(status.Status().ListMeta.Continue)
+	if err != nil || podNames(second) != "d" || second.Continue != "" {
+		t.Errorf("the page in the present: %q, %v, continue %q", podNames(second), err, second.Continue)
+	}
+	if parseRevision(t, second.ResourceVersion) < parseRevision(t, last.ResourceVersion) {
+		t.Errorf("the page in the present is of %s, the last write of %s", second.ResourceVersion, last.ResourceVersion)
+	}
+}
+
+// TestASelectorDecodesWhatItSelects: labels and fields are learnt once; afterwards a
+// LIST decodes only the objects that it returns.
+func TestASelectorDecodesWhatItSelects(t *testing.T) {
+	f := setup(t)
+	for i := range 100 {
+		f.create(t, withLabel(newPod(fmt.Sprintf("pod-%02d", i)), "shard", fmt.Sprint(i%50)))
+	}
+	f.catchUp(t)
+	opts := everything()
+	opts.Predicate = storage.SelectionPredicate{
+		Label:    labels.SelectorFromSet(labels.Set{"shard": "7"}),
+		Field:    fields.Everything(),
+		GetAttrs: podAttrs,
+	}
+	f.list(t, opts)
+	decoded := f.codec.during(func() {
+		if got := podNames(f.list(t, opts)); got != "pod-07 pod-57" {
+			t.Errorf("list has %q", got)
+		}
+	})
+	if fmt.Sprint(decoded) != "[pod-07 pod-57]" {
+		t.Errorf("decoded %v, want what was selected", decoded)
+	}
+}

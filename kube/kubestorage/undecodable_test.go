@@ -1,0 +1,270 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/apiserver/pkg/storage/value"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+)
+
+// Objects that cannot be decrypted or decoded. The suites of upstream corrupt what a
+// storage has held before; here objects are so from the start.
+
+// corruptFrom makes a fixture whose etcd holds, before anything reads it, the good
+// pod and values that cannot be read: under an unknown key, and not an object.
+func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappable, good, undecryptable, undecodable *example.Pod) {
+	t.Helper()
+	good, undecryptable, undecodable = newPod("good"), newPod("undecryptable"), newPod("undecodable")
+	undecryptable.Namespace, undecodable.Namespace = "bad", "bad"
+	swap = newSwappable(encryption(t, "1"))
+	put := func(client *kubernetes.Client) {
+		for pod, tr := range map[*example.Pod]transformer{good: swap, undecryptable: encryption(t, "2"), undecodable: swap} {
+			data, err := runtime.Encode(testCodec(), pod)
+			if pod == undecodable {
+				data = []byte("not an object")
+			}
+			if err == nil {
+				data, err = tr.TransformToStorage(contextFor(t), data, value.DefaultContext(etcdKey(pod)))
+			}
+			if err == nil {
+				_, err = client.Put(contextFor(t), etcdKey(pod), string(data))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	f = setup(t, append(opts, withTransformer(swap), withData(put))...)
+	return f, swap, good, undecryptable, undecodable
+}
+
+// TestUndecodableFromTheStart: reads of such an object fail as upstream's do, those
+// of its neighbours succeed, and LISTs that contain it fail with upstream's words.
+func TestUndecodableFromTheStart(t *testing.T) {
+	for _, unsafeDelete := range []bool{false, true} {
+		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", unsafeDelete), func(t *testing.T) {
+			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, unsafeDelete)
+			f, _, good, undecryptable, undecodable := corruptFrom(t)
+			s, ctx := f.engine(t), contextFor(t)
+
+			for _, pod := range []*example.Pod{good, undecryptable, undecodable} {
+				for _, rv := range []string{"", "0"} {
+					get := func(from storage.Interface) error {
+						return from.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{})
+					}
+					requireSameError(t, "get "+pod.Name, get(s), get(s.etcd), pod != good)
+				}
+			}
+			for _, key := range []string{"/pods/", "/pods/ns/", "/pods/bad/", podKey(undecodable)} {
+				for _, rv := range []string{"", "0"} {
+					list := func(from storage.Interface) error {
+						opts := everything()
+						opts.ResourceVersion = rv
+						opts.Recursive = key != podKey(undecodable)
+						return from.GetList(ctx, key, opts, &example.PodList{})
+					}
+					requireSameError(t, "list "+key, list(s), list(s.etcd), key != "/pods/ns/")
+				}
+			}
+
+			// The namespace of the good pod can be watched, and so can the pod.
+			for _, key := range []string{"/pods/ns/", podKey(good)} {
+				opts := everything()
+				opts.Recursive = key != podKey(good)
+				w, err := f.Watch(ctx, key, opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer w.Stop()
+				if got := nextPod(t, w, watch.Added); got.Name != "good" {
+					t.Errorf("watch %s begins with %s", key, got.Name)
+				}
+				updated := f.update(t, good, key)
+				if got := nextPod(t, w, watch.Modified); got.ResourceVersion != updated.ResourceVersion {
+					t.Errorf("watch %s has %s, want %s", key, got.ResourceVersion, updated.ResourceVersion)
+				}
+			}
+			// The others cannot be watched from the start: their state is the first event.
+			w := f.watchPods(t, everything())
+			if status := nextStatusAfterPods(t, w); status.Code != 500 {
+				t.Errorf("watch of everything: %+v, want an internal error", status)
+			}
+
+			// Nor written, unless what is stored does not matter.
+			err := f.GuaranteedUpdate(ctx, podKey(undecryptable), &example.Pod{}, false, nil, storage.SimpleUpdate(
+				func(obj runtime.Object) (runtime.Object, error) { return obj, nil }), nil)
+			if err == nil {
+				t.Error("an object that cannot be read was updated")
+			}
+			err = f.Delete(ctx, podKey(undecryptable), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+			if err == nil {
+				t.Error("an object that cannot be read was deleted")
+			}
+		})
+	}
+}
+
+// TestUnsafeDeletion: with AllowUnsafeMalformedObjectDeletion an object that cannot be
+// read can be deleted; watchers learn that, and what remains can be listed.
+func TestUnsafeDeletion(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+	f, _, _, undecryptable, undecodable := corruptFrom(t)
+	ctx := contextFor(t)
+	for _, pod := range []*example.Pod{undecryptable, undecodable} {
+		f.catchUp(t)
+		opts := afterRevision(fmt.Sprint(f.engine(t).mirror.Clock()))
+		all := f.watchPods(t, opts)
+		opts.Recursive = false
+		one, err := f.Watch(ctx, podKey(pod), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer one.Stop()
+		err = f.Delete(ctx, podKey(pod), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{IgnoreStoreReadError: true})
+		if err != nil {
+			t.Fatalf("delete %s: %v", pod.Name, err)
+		}
+		for _, w := range []watch.Interface{all, one} {
+			if status := nextStatus(t, w); status.Reason != metav1.StatusReasonStoreReadError || status.Code != 500 {
+				t.Errorf("watch has %+v, want that the deleted object is corrupt", status)
+			}
+			ended(t, w)
+		}
+		if err := f.Get(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); !storage.IsNotFound(err) {
+			t.Errorf("get %s: %v, want not found", pod.Name, err)
+		}
+	}
+	if got := podNames(f.list(t, everything())); got != "good" {
+		t.Errorf("list has %q", got)
+	}
+}
+
+// TestManyCorruptObjectsAreTruncated: a LIST tells of the first hundred.
+func TestManyCorruptObjectsAreTruncated(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+	for _, n := range []int{maxCorrupt, maxCorrupt + 1, maxCorrupt + 2} {
+		f := setup(t, withTransformer(encryption(t, "1")), withData(func(client *kubernetes.Client) {
+			for i := range n {
+				if _, err := client.Put(contextFor(t), fmt.Sprintf("%spods/ns/pod-%03d", testPrefix, i), "key1:too short"); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}))
+		s, ctx := f.engine(t), contextFor(t)
+		requireSameError(t, fmt.Sprintf("list with %d corrupt objects", n),
+			s.GetList(ctx, "/pods/", everything(), &example.PodList{}), s.etcd.GetList(ctx, "/pods/", everything(), &example.PodList{}), true)
+	}
+}
+
+// TestAnUndecodableEventIsRetried: a watcher waits for the event's object, in order,
+// and goes on when it can be read, for example because the KMS is back. Watchers of
+// other objects do not wait.
+func TestAnUndecodableEventIsRetried(t *testing.T) {
+	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
+	f := setup(t, withTransformer(swap))
+	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
+	f.catchUp(t)
+	all := f.watchPods(t, afterRevision(bad.ResourceVersion))
+	one, err := f.Watch(contextFor(t), podKey(good), storage.ListOptions{Predicate: storage.Everything, ResourceVersion: bad.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Stop()
+
+	working := swap.get()
+	swap.set(failingFor{working, etcdKey(bad)})
+	first := fmt.Sprint(f.putPod(t, withLabel(bad, "a", "b"), working))
+	second := f.update(t, good, "1")
+	if got := nextPod(t, one, watch.Modified); got.ResourceVersion != second.ResourceVersion {
+		t.Errorf("the watcher of another object has %s, want %s", got.ResourceVersion, second.ResourceVersion)
+	}
+	select {
+	case e := <-all.ResultChan():
+		t.Errorf("the watcher of all has %s %v before the object could be read", e.Type, e.Object)
+	default:
+	}
+	swap.set(working)
+	for _, want := range []string{first, second.ResourceVersion} {
+		if got := nextPod(t, all, watch.Modified); got.ResourceVersion != want {
+			t.Errorf("the watcher of all has %s, want %s", got.ResourceVersion, want)
+		}
+	}
+	if got := podNames(f.list(t, everything())); got != "bad good" {
+		t.Errorf("list has %q", got)
+	}
+}
+
+// TestAnUndecodableEventEndsTheWatch when it stays undecodable: with an error, and
+// without a later event.
+func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
+	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
+	f := setup(t, withTransformer(swap))
+	f.engine(t).view.retryFor = 500 * time.Millisecond
+	pod := f.create(t, newPod("a"))[0]
+	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
+	if _, err := f.client.Put(contextFor(t), etcdKey(newPod("bad")), "no prefix"); err != nil {
+		t.Fatal(err)
+	}
+	f.update(t, pod, "1")
+	if status := nextStatus(t, w); status.Code != 500 {
+		t.Errorf("got %+v, want an internal error", status)
+	}
+	ended(t, w)
+}
+
+// failingFor is a transformer that cannot decrypt the value of one key.
+type failingFor struct {
+	transformer
+	key string
+}
+
+func (f failingFor) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if string(dataCtx.AuthenticatedData()) == f.key {
+		return nil, false, errors.New("the KMS is down")
+	}
+	return f.transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+// requireSameError fails if the engine and upstream's store do not tell a client the
+// same.
+func requireSameError(t *testing.T, what string, engine, upstream error, wanted bool) {
+	t.Helper()
+	if (upstream != nil) != wanted {
+		t.Fatalf("%s: upstream's store has the error %v, want one: %t", what, upstream, wanted)
+	}
+	var got, want apierrors.APIStatus
+	if errors.As(upstream, &want) && errors.As(engine, &got) {
+		if !reflect.DeepEqual(got.Status(), want.Status()) {
+			t.Errorf("%s: status\n%+v, want\n%+v", what, got.Status(), want.Status())
+		}
+		return
+	}
+	if fmt.Sprint(engine) != fmt.Sprint(upstream) {
+		t.Errorf("%s: error\n%v, want\n%v", what, engine, upstream)
+	}
+}
+
+// nextStatusAfterPods returns the status of the first event that is an error.
+func nextStatusAfterPods(t *testing.T, w watch.Interface) metav1.Status {
+	t.Helper()
+	for {
+		if e := next(t, w); e.Type == watch.Error {
+			return *e.Object.(*metav1.Status)
+		}
+	}
+}

@@ -1,0 +1,202 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestASlowWatcherCostsOnlyItself: it keeps its place as far as the window reaches,
+// and then gets 410; whoever reads in time loses nothing and is not held up.
+func TestASlowWatcherCostsOnlyItself(t *testing.T) {
+	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
+	pod := f.create(t, newPod("a"))[0]
+	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
+	fast := f.watchPods(t, afterRevision(pod.ResourceVersion))
+
+	var revisions []string
+	for i := 0; ; i++ {
+		out := f.update(t, pod, strings.Repeat(string(rune('a'+i%26)), 100<<10))
+		revisions = append(revisions, out.ResourceVersion)
+		if got := nextPod(t, fast, watch.Modified); got.ResourceVersion != out.ResourceVersion {
+			t.Fatalf("the fast watcher has %s after a write at %s", got.ResourceVersion, out.ResourceVersion)
+		}
+		_, floor, err := f.engine(t).resource.Oldest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// What a watcher has taken from the log already, it still delivers.
+		if i > resultBuffer+readAhead+1 && floor > parseRevision(t, revisions[resultBuffer+readAhead+1]) {
+			break
+		}
+		if i == 500 {
+			t.Fatalf("after 50 MiB history still reaches back to %d", floor)
+		}
+	}
+
+	// First what it had taken, in order and without a gap, then that it is over.
+	n := 0
+	for ; ; n++ {
+		e := next(t, slow)
+		if e.Type == watch.Error {
+			break
+		}
+		if got := objectRevision(t, e); n >= len(revisions) || got != revisions[n] {
+			t.Fatalf("event %d is of %s", n, got)
+		}
+	}
+	ended(t, slow)
+	if n == 0 || n == len(revisions) {
+		t.Errorf("the slow watcher has %d of %d events, want some", n, len(revisions))
+	}
+	again := f.watchPods(t, afterRevision(pod.ResourceVersion))
+	if status := nextStatus(t, again); status.Code != 410 || status.Reason != "Expired" {
+		t.Errorf("a watch from before the window: %+v, want 410", status)
+	}
+	ended(t, again)
+	last := f.update(t, pod, "last")
+	if got := nextPod(t, fast, watch.Modified); got.ResourceVersion != last.ResourceVersion {
+		t.Errorf("the fast watcher has %s after a write at %s", got.ResourceVersion, last.ResourceVersion)
+	}
+}
+
+func objectRevision(t *testing.T, e watch.Event) string {
+	t.Helper()
+	rev, err := storage.APIObjectVersioner{}.ObjectResourceVersion(e.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(rev)
+}
+
+// TestWatchesEnd: with Stop, with their context, and with the storage; whether or not
+// anybody reads them. Nothing of them is left.
+func TestWatchesEnd(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var stopped, cancelled, destroyed []watch.Interface
+	for range 10 {
+		for _, group := range []struct {
+			ctx     context.Context
+			watches *[]watch.Interface
+		}{{context.Background(), &stopped}, {ctx, &cancelled}, {context.Background(), &destroyed}} {
+			w, err := f.Watch(group.ctx, "/pods/", afterRevision(pod.ResourceVersion))
+			if err != nil {
+				t.Fatal(err)
+			}
+			*group.watches = append(*group.watches, w)
+		}
+	}
+	// All of them are stuck with an event that nobody takes.
+	for i := range 2 * resultBuffer {
+		f.update(t, pod, fmt.Sprint(i))
+	}
+	f.catchUp(t)
+	if n := watchersRunning(); n != 30 {
+		t.Fatalf("%d watchers run, want 30", n)
+	}
+	for _, w := range stopped {
+		w.Stop()
+		w.Stop() // may be called again
+	}
+	eventually(t, "stopped watchers are gone", func() bool { return watchersRunning() == 20 })
+	cancel()
+	eventually(t, "cancelled watchers are gone", func() bool { return watchersRunning() == 10 })
+	f.destroy()
+	if n := watchersRunning(); n != 0 {
+		t.Errorf("%d watchers outlive their storage", n)
+	}
+	f.destroy() // may be called again
+	for _, w := range append(append(stopped, cancelled...), destroyed...) {
+		ended(t, w)
+	}
+	if w, err := f.Watch(context.Background(), "/pods/", everything()); err == nil {
+		ended(t, w)
+	}
+	if n := watchersRunning(); n != 0 {
+		t.Errorf("%d watchers began after the end", n)
+	}
+}
+
+// watchersRunning returns the number of goroutines that serve a watch.
+func watchersRunning() int {
+	buf := make([]byte, 1<<20)
+	for n := len(buf); n == len(buf); buf = make([]byte, 2*len(buf)) {
+		if n = runtime.Stack(buf, true); n < len(buf) {
+			return strings.Count(string(buf[:n]), "kubestorage.(*watcher).run(")
+		}
+	}
+	return 0
+}
+
+// TestAnEventIsDecodedOnce: whatever the number of watchers, and whether or not they
+// select.
+func TestAnEventIsDecodedOnce(t *testing.T) {
+	const watchers = 1000
+	selecting := everything()
+	selecting.Predicate = storage.SelectionPredicate{
+		Label:    labels.SelectorFromSet(labels.Set{"app": "yes"}),
+		Field:    fields.OneTermEqualSelector("metadata.namespace", "ns"),
+		GetAttrs: podAttrs,
+	}
+	for name, opts := range map[string]storage.ListOptions{"everything": everything(), "selected": selecting} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t)
+			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.Clock())
+			watches := make([]watch.Interface, watchers)
+			for i := range watches {
+				watches[i] = f.watchPods(t, opts)
+			}
+			pod := withLabel(newPod("a"), "app", "yes")
+			// Written past the storage, whose writes decode too.
+			steps := []struct {
+				want watch.EventType
+				do   func()
+			}{
+				{watch.Added, func() { f.putPod(t, pod) }},
+				{watch.Modified, func() { f.putPod(t, withLabel(pod, "n", "1")) }},
+				{watch.Modified, func() { f.putPod(t, withLabel(pod, "n", "2")) }},
+				{watch.Deleted, func() {
+					if _, err := f.client.Delete(contextFor(t), etcdKey(pod)); err != nil {
+						t.Fatal(err)
+					}
+				}},
+			}
+			for _, step := range steps {
+				decoded := f.codec.during(func() {
+					step.do()
+					var wg sync.WaitGroup
+					for _, w := range watches {
+						wg.Go(func() {
+							select {
+							case e := <-w.ResultChan():
+								if e.Type != step.want {
+									t.Errorf("got %s, want %s", e.Type, step.want)
+								}
+							case <-time.After(patience):
+								t.Errorf("no event in %s", patience)
+							}
+						})
+					}
+					wg.Wait()
+				})
+				if len(decoded) != 1 {
+					t.Errorf("%s was decoded %d times for %d watchers", step.want, len(decoded), watchers)
+				}
+			}
+		})
+	}
+}
