@@ -15,8 +15,8 @@ import (
 var ErrUnsupported = errors.New("etcd server cannot feed a mirror")
 
 // probeTimeout bounds the wait for an answer to a progress request. Servers that
-// support it answer within milliseconds.
-const probeTimeout = 5 * time.Second
+// support it answer within milliseconds. Tests shorten it.
+var probeTimeout = 5 * time.Second
 
 // Probe finds out whether the servers behind the client can feed a mirror: whether
 // their versions are known not to send progress ahead of events, and whether they
@@ -25,6 +25,7 @@ const probeTimeout = 5 * time.Second
 // another error if nothing could be found out. Cost: one Status per endpoint and
 // one short watch.
 func Probe(ctx context.Context, client *clientv3.Client, key string) error {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	for _, endpoint := range client.Endpoints() {
@@ -48,35 +49,47 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) error {
 	ask := time.NewTicker(100 * time.Millisecond)
 	defer ask.Stop()
 	created := false
+	// unanswered is what is known when the time is over.
+	unanswered := func() error {
+		if err := caller.Err(); err != nil {
+			return fmt.Errorf("probe etcd: %w", err)
+		}
+		if !created {
+			return fmt.Errorf("probe etcd: no watch within %s: %w", probeTimeout, ctx.Err())
+		}
+		return fmt.Errorf("%w: it does not answer progress requests (kine and etcd's gRPC proxy do not)", ErrUnsupported)
+	}
 	for {
 		select {
 		case r, ok := <-responses:
+			if !ok && ctx.Err() != nil {
+				return unanswered()
+			}
 			if !ok {
-				return fmt.Errorf("probe etcd: watch ended: %w", context.Cause(ctx))
+				return errors.New("probe etcd: the watch ended")
 			}
 			if r.IsProgressNotify() {
 				return nil
 			}
 			if err := r.Err(); err != nil {
+				if ctx.Err() != nil {
+					return unanswered()
+				}
 				return fmt.Errorf("probe etcd: %w", err)
 			}
-			created = created || r.Created
-			if r.Created {
-				if err := client.RequestProgress(watchCtx); err != nil {
-					return fmt.Errorf("probe etcd: request progress: %w", err)
-				}
+			if !r.Created {
+				continue
 			}
+			created = true
 		case <-ask.C:
-			if created {
-				if err := client.RequestProgress(watchCtx); err != nil && ctx.Err() == nil {
-					return fmt.Errorf("probe etcd: request progress: %w", err)
-				}
-			}
 		case <-ctx.Done():
-			if !created {
-				return fmt.Errorf("probe etcd: %w", ctx.Err())
-			}
-			return fmt.Errorf("%w: it does not answer progress requests (kine and etcd's gRPC proxy do not)", ErrUnsupported)
+			return unanswered()
+		}
+		if !created {
+			continue
+		}
+		if err := client.RequestProgress(watchCtx); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("probe etcd: request progress: %w", err)
 		}
 	}
 }

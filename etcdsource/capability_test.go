@@ -1,0 +1,192 @@
+package etcdsource
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+func TestCheckVersion(t *testing.T) {
+	for version, supported := range map[string]bool{
+		"3.4.23":        false, // Debian's; etcd#15220
+		"3.4.25":        false, // etcd#17507
+		"3.4.30":        false,
+		"3.4.31":        true,
+		"3.4.37":        true,
+		"3.5.0":         false,
+		"3.5.0-alpha.1": false,
+		"3.5.7":         false,
+		"3.5.8":         false,
+		"3.5.12":        false,
+		"3.5.12+distro": false,
+		"3.5.13":        true,
+		"3.5.13-rc.1":   true,
+		"v3.5.21":       true,
+		"3.5.100":       true,
+		"3.6.0":         true,
+		"3.6.0-rc.0":    true,
+		"3.6.8":         true,
+		"3.7.1":         true,
+		"4.0.0":         true,
+		"3.3.27":        false,
+		"2.3.8":         false,
+		// Not a version: judged by what the server does.
+		"":            true,
+		"kine":        true,
+		"3.5":         true,
+		"three.5.1":   true,
+		"not_decided": true,
+	} {
+		err := checkVersion(version)
+		if supported && err != nil {
+			t.Errorf("%q: %v", version, err)
+		}
+		if !supported && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), version)) {
+			t.Errorf("%q: %v, want ErrUnsupported that names it", version, err)
+		}
+	}
+}
+
+// fake speaks as much of etcd's protocol as Probe asks for.
+type fake struct {
+	pb.UnimplementedKVServer
+	pb.UnimplementedWatchServer
+	pb.UnimplementedMaintenanceServer
+
+	version    string
+	noStatus   bool // Status is not implemented
+	noRange    bool // nor is Range
+	noProgress bool // progress requests are not answered
+	noWatch    bool // watches are not even created
+	slow       int  // progress requests before the first that is answered
+	asked      atomic.Int64
+}
+
+func (f *fake) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+	if f.noStatus {
+		return nil, status.Error(codes.Unimplemented, "no status")
+	}
+	return &pb.StatusResponse{Version: f.version}, nil
+}
+
+func (f *fake) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
+	if f.noRange {
+		return nil, status.Error(codes.Unimplemented, "no range")
+	}
+	return &pb.RangeResponse{Header: &pb.ResponseHeader{ClusterId: 1, Revision: 7}}, nil
+}
+
+func (f *fake) Watch(stream pb.Watch_WatchServer) error {
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		header := &pb.ResponseHeader{ClusterId: 1, Revision: 7}
+		switch {
+		case req.GetCreateRequest() != nil && !f.noWatch:
+			err = stream.Send(&pb.WatchResponse{Header: header, Created: true})
+		case req.GetProgressRequest() != nil:
+			if n := f.asked.Add(1); !f.noProgress && n > int64(f.slow) {
+				err = stream.Send(&pb.WatchResponse{Header: header, WatchId: -1})
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// probe runs Probe against the server.
+func (f *fake) probe(t *testing.T, ctx context.Context) error {
+	t.Helper()
+	listener := bufconn.Listen(1 << 16)
+	server := grpc.NewServer()
+	pb.RegisterKVServer(server, f)
+	pb.RegisterWatchServer(server, f)
+	pb.RegisterMaintenanceServer(server, f)
+	go func() { _ = server.Serve(listener) }()
+	defer server.Stop()
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{"passthrough:///bufconn"},
+		Logger:    zap.NewNop(),
+		DialOptions: []grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	return Probe(ctx, client, "/registry/probe")
+}
+
+func TestProbe(t *testing.T) {
+	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
+	for _, tt := range []struct {
+		name        string
+		server      *fake
+		ok          bool
+		unsupported string // part of the error
+	}{
+		{name: "etcd", server: &fake{version: "3.6.8"}, ok: true},
+		{name: "an unknown server that does what is needed", server: &fake{version: "other"}, ok: true},
+		{name: "a server without Status", server: &fake{noStatus: true}, ok: true},
+		{name: "a watch that is not in step at first", server: &fake{version: "3.6.8", slow: 3}, ok: true},
+		{name: "an old etcd", server: &fake{version: "3.5.12"}, unsupported: "etcd#17507"},
+		{name: "kine", server: &fake{version: "3.6.8", noProgress: true}, unsupported: "progress"},
+		// Nothing is known about these; the next attempt may find out.
+		{name: "no range", server: &fake{version: "3.6.8", noRange: true}},
+		{name: "no watch", server: &fake{version: "3.6.8", noWatch: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			probeTimeout = 10 * time.Second
+			if tt.server.noProgress || tt.server.noWatch {
+				probeTimeout = time.Second // is waited for in full
+			}
+			err := tt.server.probe(t, context.Background())
+			switch {
+			case tt.ok && err != nil:
+				t.Error(err)
+			case tt.unsupported != "" && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tt.unsupported)):
+				t.Errorf("%v, want ErrUnsupported because of %s", err, tt.unsupported)
+			case !tt.ok && tt.unsupported == "" && (err == nil || errors.Is(err, ErrUnsupported)):
+				t.Errorf("%v, want another error than ErrUnsupported", err)
+			}
+			if err != nil && strings.Contains(err.Error(), "\n") {
+				t.Errorf("more than a line: %q", err)
+			}
+		})
+	}
+}
+
+// TestProbeThatIsGivenUpSaysNothing: a caller that stops early has not learned that
+// the server cannot do it.
+func TestProbeThatIsGivenUpSaysNothing(t *testing.T) {
+	f := &fake{version: "3.6.8", noProgress: true}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		for f.asked.Load() == 0 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	if err := f.probe(t, ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnsupported) {
+		t.Errorf("%v, want context.Canceled", err)
+	}
+}
