@@ -102,12 +102,17 @@ func (p *process) requireUp(t *testing.T) {
 // requireStop sends a signal and demands a clean end.
 func (p *process) requireStop(t *testing.T, signal os.Signal) {
 	t.Helper()
+	p.requireStopWithin(t, signal, timeout)
+}
+
+func (p *process) requireStopWithin(t *testing.T, signal os.Signal, limit time.Duration) {
+	t.Helper()
 	if err := p.cmd.Process.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-p.done:
-	case <-time.After(timeout):
+	case <-time.After(limit):
 		t.Fatalf("strata up goes on after %v", signal)
 	}
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 {

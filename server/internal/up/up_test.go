@@ -228,15 +228,8 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil { // it watches
 		t.Fatal(err)
 	}
-	p.requireStop(t, terminate)
-	// Upstream's server, as it starts by itself, would have waited for a minute and then given up.
-	log, err := os.ReadFile(filepath.Join(p.dir, "strata-data", "strata.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if bytes.Contains(log, []byte("Failed to shutdown server")) {
-		t.Error("the server waited for the watcher until it gave up")
-	}
+	// As it is by default, upstream's server waits a minute for the watcher, which never goes, and then gives up.
+	p.requireStopWithin(t, terminate, 40*time.Second)
 	watch.Wait() // whatever kubectl says about the end of its watch
 }
 
