@@ -27,7 +27,8 @@ type Server struct {
 	Config     *rest.Config // system:masters, without a rate limit
 	Kubeconfig string       // path of a kubeconfig for the same user
 
-	env *Env
+	env  *Env
+	args []string // of `strata apiserver`
 }
 
 // Up starts `strata up` in a new data directory with the engine under test and returns when it says that it is up.
@@ -88,6 +89,7 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
 		Process: e.start("apiserver", args...),
+		args:    args,
 		URL:     fmt.Sprintf("https://127.0.0.1:%d", port),
 		CAFile:  ca.CertFile,
 		env:     e,
@@ -95,6 +97,21 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	s.Config = unlimited(&rest.Config{Host: s.URL, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca.CertFile}})
 	s.Kubeconfig = s.KubeconfigFor(adminToken)
 	return s
+}
+
+// Restart starts a server that APIServer started again, after Stop: on the same port, with the same flags and then more.
+// It returns when /readyz succeeds.
+func (s *Server) Restart(more ...string) {
+	s.StartAgain(more...)
+	ctx, cancel := ready()
+	defer cancel()
+	s.env.check(s.Await(ctx, "/readyz"))
+}
+
+// StartAgain is Restart without the wait.
+func (s *Server) StartAgain(more ...string) {
+	s.args = append(s.args, more...)
+	s.Process = s.env.start("apiserver", s.args...)
 }
 
 // requiredFlags returns what an API server on any etcd cannot do without. The service account keys of all servers of an

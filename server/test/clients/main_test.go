@@ -1,0 +1,107 @@
+// Package clients lets the released client libraries work against a control plane: informers of client-go, and a manager
+// of controller-runtime.
+package clients
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const testTimeout = 4 * time.Minute
+
+var cluster *harness.Server
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
+}
+
+type object = map[string]any
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inParallel calls do for 0 to n-1, in this order, a few at a time.
+func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	const workers = 8
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(workers)
+	for i := range n {
+		group.Go(func() error { return do(ctx, i) })
+	}
+	return group.Wait()
+}
+
+// requests counts the requests by which a client learns all objects of a collection: LISTs, and watches that begin with
+// all objects. An informer makes one, and another one only if it cannot resume.
+type requests struct {
+	mu    sync.Mutex
+	lists map[string][]string // by path: the query of each that was answered with 200
+}
+
+// config returns a copy of config whose requests are counted.
+func (r *requests) config(config *rest.Config) *rest.Config {
+	r.lists = map[string][]string{}
+	counted := rest.CopyConfig(config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return roundTripper{r, next} })
+	return counted
+}
+
+type roundTripper struct {
+	*requests
+	next http.RoundTripper
+}
+
+func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	query := req.URL.Query()
+	watch := query.Get("watch") == "true" || query.Get("watch") == "1"
+	chunk := query.Get("continue") != ""
+	all := req.Method == http.MethodGet && isCollection(req.URL.Path) && !chunk && (!watch || query.Get("sendInitialEvents") == "true")
+	resp, err := r.next.RoundTrip(req)
+	if all && err == nil && resp.StatusCode == http.StatusOK {
+		r.mu.Lock()
+		r.lists[req.URL.Path] = append(r.lists[req.URL.Path], req.URL.RawQuery)
+		r.mu.Unlock()
+	}
+	return resp, err
+}
+
+// isCollection says whether path is that of all objects of a resource, in all namespaces: /api/v1/pods, /apis/group/v1/things.
+func isCollection(path string) bool {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	return len(parts) == 3 && parts[0] == "api" || len(parts) == 4 && parts[0] == "apis"
+}
+
+// expectOne fails the test unless each path was listed exactly once.
+func (r *requests) expectOne(t *testing.T, who string, paths ...string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, path := range paths {
+		if len(r.lists[path]) != 1 {
+			t.Errorf("%s listed %s %d times, want once:\n%s", who, path, len(r.lists[path]), strings.Join(r.lists[path], "\n"))
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package clients
+
+import (
+	"context"
+	"testing"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestInformersResumeAfterARestart restarts an API server while another one writes to the same etcd. Informers of the
+// first see all of that without listing again: the history of watches survives a restart (KEP-1904).
+func TestInformersResumeAfterARestart(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	watched, writer := env.StartAPIServer(etcd), env.StartAPIServer(etcd)
+	for _, s := range []*harness.Server{watched, writer} {
+		check(t, s.Await(ctx, "/readyz"))
+	}
+	api := writer.API()
+	createGizmos(t, ctx, api)
+	const count = 200
+	write := func(from, to int) {
+		t.Helper()
+		check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+			i += from
+			if _, err := api.Create(ctx, "/api/v1/namespaces/default/configmaps", object{"metadata": object{"name": name(i)}}); err != nil {
+				return err
+			}
+			_, err := api.Create(ctx, "/apis/"+gizmoGroup+"/v1/namespaces/default/gizmos", object{
+				"apiVersion": gizmoGroup + "/v1", "kind": "Gizmo", "metadata": object{"name": name(i)}})
+			if err != nil || i%2 == 0 {
+				return err
+			}
+			return api.Delete(ctx, "/api/v1/namespaces/default/configmaps/"+name(i))
+		}))
+	}
+	write(0, count)
+
+	var typedRequests, dynamicRequests requests
+	typed, err := kubernetes.NewForConfig(typedRequests.config(watched.Config))
+	check(t, err)
+	untyped, err := dynamic.NewForConfig(dynamicRequests.config(watched.Config))
+	check(t, err)
+	factory := informers.NewSharedInformerFactory(typed, 0)
+	dynamicFactory := dynamicinformer.NewDynamicSharedInformerFactory(untyped, 0)
+	maps := factory.Core().V1().ConfigMaps().Informer()
+	gizmos := dynamicFactory.ForResource(gizmoResource).Informer()
+	factory.Start(ctx.Done())
+	dynamicFactory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	dynamicFactory.WaitForCacheSync(ctx.Done())
+	compare := func() {
+		t.Helper()
+		for path, stored := range map[string]func() map[string]string{
+			mapsPath:   func() map[string]string { return versions(maps.GetStore().List()) },
+			gizmosPath: func() map[string]string { return versions(gizmos.GetStore().List()) },
+		} {
+			check(t, awaitState(ctx, "informer of "+path, stored, state(t, ctx, api, path)))
+		}
+	}
+	compare()
+	write(count, count+20) // client-go lists again when a watch of less than a second brought nothing
+	compare()
+
+	check(t, watched.Stop())
+	write(count+20, 2*count)
+	watched.Restart()
+	write(2*count, 2*count+20)
+	compare()
+
+	if harness.Engine() == harness.Upstream {
+		return // its history begins at the start
+	}
+	typedRequests.expectOne(t, "the typed informer", mapsPath)
+	dynamicRequests.expectOne(t, "the dynamic informer", gizmosPath)
+}
