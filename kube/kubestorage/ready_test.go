@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"errors"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,6 +92,27 @@ func TestBeforeReady(t *testing.T) {
 	}
 	if got := podNames(f.list(t, everything())); got != "a" {
 		t.Errorf("list has %q", got)
+	}
+}
+
+// TestPauseGrowsWithTheOutage: clients that are refused come back in 1 s at first and
+// in 30 s at last; a new outage begins anew.
+func TestPauseGrowsWithTheOutage(t *testing.T) {
+	var o outage
+	start := time.Now()
+	for _, c := range []struct{ after, want time.Duration }{
+		{0, time.Second},
+		{5 * time.Second, time.Second},
+		{12 * time.Second, 2 * time.Second},
+		{30 * time.Second, 6 * time.Second},
+		{time.Minute, 30 * time.Second},
+		{time.Minute + outageGap, 30 * time.Second},
+		{time.Hour, time.Second},
+		{time.Hour + 12*time.Second, 2 * time.Second},
+	} {
+		if got := o.refuse(start.Add(c.after)); got != c.want {
+			t.Errorf("after %s the pause is %s, want %s", c.after, got, c.want)
+		}
 	}
 }
 

@@ -38,10 +38,10 @@ type Store struct {
 	indexMu sync.Mutex // leaf; guards indexes
 	indexes map[string]*index
 
-	created time.Time
+	unready outage
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
-	watches sync.WaitGroup
+	watches watches
 }
 
 var _ storage.Interface = (*Store)(nil)
@@ -59,7 +59,6 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		group:           cfg.GroupResource,
 		consistentLists: c.opts.enabled(ConsistentListFromCache),
 		pastLists:       c.opts.enabled(ListFromCacheSnapshot),
-		created:         time.Now(),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -68,7 +67,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 // stop ends all watches and gives the resource back.
 func (s *Store) stop() {
 	s.cancel()
-	s.watches.Wait()
+	s.watches.end()
 	s.view.slot.Close()
 	s.resource.Release()
 }
@@ -184,10 +183,34 @@ func (s *Store) followCompaction() {
 }
 
 // notReady is the answer to a read that has to wait until the resource is loaded
-// (KEP-4568): 429 with a pause that grows from 1 to 30 s.
+// (KEP-4568): 429 with a pause.
 func (s *Store) notReady() error {
-	pause := math.Min(30, math.Max(1, math.Exp(0.06*time.Since(s.created).Seconds())))
-	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause))
+	pause := s.unready.refuse(time.Now())
+	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
+}
+
+// outage is a time in which reads are refused. The zero value has not begun.
+type outage struct {
+	mu            sync.Mutex // leaf
+	began, recent time.Time  // of the first and the last refusal
+}
+
+// outageGap without a refusal ends an outage: twice the longest pause, so that those
+// who keep to it belong to the same one.
+const outageGap = time.Minute
+
+// refuse returns when the reader should come back: in 1 s at first, in 30 s when it
+// takes long.
+func (o *outage) refuse(now time.Time) time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now.Sub(o.recent) > outageGap {
+		o.began = now
+	}
+	o.recent = now
+	// As upstream has it: 2 s after 12 s, 30 s after a minute.
+	seconds := math.Min(30, math.Exp(0.06*now.Sub(o.began).Seconds()))
+	return time.Duration(seconds) * time.Second
 }
 
 // Waits for the mirror to catch up.
@@ -281,6 +304,13 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 func errorWatch(err error) watch.Interface {
 	w := &staticWatch{events: make(chan watch.Event, 1)}
 	w.events <- errorEvent(err)
+	close(w.events)
+	return w
+}
+
+// endedWatch is a watch that has ended and has nothing to report.
+func endedWatch() watch.Interface {
+	w := &staticWatch{events: make(chan watch.Event)}
 	close(w.events)
 	return w
 }

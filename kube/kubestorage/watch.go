@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -81,19 +82,47 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		if errors.Is(err, mirror.ErrNotReady) {
 			return nil, s.notReady()
 		}
+		if ctx.Err() != nil {
+			return endedWatch(), nil // nobody is there to be told
+		}
 		return errorWatch(s.expired(err)), nil
 	}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if s.ctx.Err() != nil {
-		w.cancel()
-		return nil, s.notReady()
-	}
 	stop := context.AfterFunc(s.ctx, w.cancel)
-	s.watches.Go(func() {
+	if !s.watches.start(func() {
 		defer stop()
 		w.run()
-	})
+	}) {
+		w.cancel()
+		stop()
+		return nil, s.notReady()
+	}
 	return w, nil
+}
+
+// watches are the goroutines of a store's watches. The zero value has none.
+type watches struct {
+	mu    sync.Mutex // leaf
+	ended bool
+	wg    sync.WaitGroup
+}
+
+// start runs the watch, or reports that the store has ended.
+func (w *watches) start(run func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.ended {
+		w.wg.Go(run)
+	}
+	return !w.ended
+}
+
+// end lets none start any more and returns when the last has ended.
+func (w *watches) end() {
+	w.mu.Lock()
+	w.ended = true
+	w.mu.Unlock()
+	w.wg.Wait()
 }
 
 // expired words the error of a cursor that has left the window.
@@ -196,7 +225,12 @@ func (w *watcher) run() {
 			}
 		}
 		if err != nil {
-			w.send(errorEvent(w.store.expired(err)))
+			select {
+			case <-w.store.mirror.Done():
+				// Nothing is wrong with the position; the client resumes elsewhere.
+			default:
+				w.send(errorEvent(w.store.expired(err)))
+			}
 			return
 		}
 		if len(due) == readAhead {

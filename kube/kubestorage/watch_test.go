@@ -131,6 +131,71 @@ func TestWatchesEnd(t *testing.T) {
 	}
 }
 
+// TestWatchesBeginWhileTheStorageEnds: each either runs and is ended, or is refused.
+func TestWatchesBeginWhileTheStorageEnds(t *testing.T) {
+	f := setup(t)
+	var wg sync.WaitGroup
+	begun := make(chan struct{}, 100)
+	for range 4 {
+		wg.Go(func() {
+			for {
+				w, err := f.Watch(context.Background(), "/pods/", afterRevision("0"))
+				if err != nil {
+					requireRetry(t, "watch", err)
+					return
+				}
+				select {
+				case begun <- struct{}{}:
+				default:
+				}
+				defer ended(t, w)
+			}
+		})
+	}
+	for range cap(begun) {
+		<-begun
+	}
+	f.destroy()
+	if n := watchersRunning(); n != 0 {
+		t.Errorf("%d watchers outlive their storage", n)
+	}
+	wg.Wait()
+}
+
+// TestWatchesEndWithoutAWord when there is nobody to tell, or nothing to be told.
+func TestWatchesEndWithoutAWord(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	f.catchUp(t)
+	silent := func(why string, w watch.Interface) {
+		t.Helper()
+		select {
+		case e, ok := <-w.ResultChan():
+			if ok {
+				t.Errorf("%s: got %s %v", why, e.Type, e.Object)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: the watch did not end in %s", why, patience)
+		}
+	}
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, rv := range []string{"", "0", pod.ResourceVersion} {
+		opts := afterRevision(rv)
+		if rv == "0" {
+			opts.Predicate.Field = fields.OneTermEqualSelector("metadata.name", "none")
+		}
+		w, err := f.Watch(gone, "/pods/", opts)
+		if err != nil {
+			t.Fatalf("watch at %q: %v", rv, err)
+		}
+		silent(fmt.Sprintf("cancelled before it began at %q", rv), w)
+	}
+	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
+	f.cluster.mirror.Close() // the server shuts down; the place in history stays good
+	silent("closed mirror", w)
+}
+
 // watchersRunning returns the number of goroutines that serve a watch.
 func watchersRunning() int {
 	buf := make([]byte, 1<<20)
