@@ -10,7 +10,10 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -52,18 +55,27 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 // on the one before.
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	type fetched struct {
 		resp *clientv3.GetResponse
 		err  error
 	}
 	pages := make(chan fetched)
+	defer func() {
+		cancel()
+		for range pages { // until the goroutine is gone
+		}
+	}()
 	go func() {
 		defer close(pages)
 		key, rev, limit := prefix, at, int64(firstPageKeys)
 		end := clientv3.GetPrefixRangeEnd(prefix)
 		for {
 			resp, err := s.client.Get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(rev))
+			if status.Code(err) == codes.ResourceExhausted && limit > 1 {
+				// Larger than gRPC's limit for a message: small values came first.
+				limit = max(1, limit/4)
+				continue
+			}
 			select {
 			case pages <- fetched{resp, err}:
 			case <-ctx.Done():
@@ -120,43 +132,87 @@ func fromKV(kv *mvccpb.KeyValue) mirror.KV {
 // fragmenting one, and the client joins fragments; so each response is a batch of
 // complete revisions.
 func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := s.verify(ctx, after); err != nil {
+		return err
+	}
+	// The client resumes a watch by itself, on whatever etcd it finds when it has
+	// lost all connections; that may be one restored from a backup.
+	disconnected := make(chan struct{})
+	go func() {
+		defer close(disconnected)
+		if waitDisconnected(ctx, s.client) {
+			cancel(errors.New("connection to etcd lost"))
+		}
+	}()
+	defer func() { cancel(nil); <-disconnected }()
+
 	responses := s.client.Watch(s.streamContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(after.Revision+1),
-		clientv3.WithFragment(), clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
-	through := after.Revision
+		clientv3.WithFragment(), clientv3.WithProgressNotify())
 	for resp := range responses {
 		if err := resp.Err(); err != nil {
-			return fmt.Errorf("watch %s after %d: %w", prefix, through, translate(err))
+			return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, translate(err))
 		}
 		if resp.Header.ClusterId != after.ClusterID {
 			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, after.ClusterID)
 		}
-		if resp.Created {
-			// A member may lag behind what another one has told; but the revision of
-			// the member's own answer is no older than this only if it has caught up.
-			continue
-		}
-		b := mirror.Batch{Through: through}
-		if len(resp.Events) == 0 {
-			if !resp.IsProgressNotify() {
-				continue
+		b := mirror.Batch{Through: after.Revision}
+		switch {
+		case len(resp.Events) > 0:
+			b.Changes = make([]mirror.Change, len(resp.Events))
+			for i, e := range resp.Events {
+				b.Changes[i] = mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE}
+				b.Through = max(b.Through, e.Kv.ModRevision)
 			}
-			b.Through = max(through, resp.Header.Revision)
+		case !resp.IsProgressNotify():
+			continue
+		case resp.Header.Revision < after.Revision:
+			// A member that lags behind the one that served us before, or another state.
+			if err := s.verify(ctx, after); err != nil {
+				return err
+			}
+			continue
+		default:
+			b.Through = resp.Header.Revision
 		}
-		for _, e := range resp.Events {
-			b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
-			b.Through = max(b.Through, e.Kv.ModRevision)
-		}
-		through = b.Through
+		after.Revision = b.Through
 		if err := deliver(b); err != nil {
 			return err
 		}
 	}
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 	return errors.New("etcd closed the watch")
+}
+
+// verify returns ErrRestored if etcd is not the cluster of the header, or an older
+// state of it: a member that was restored from a backup may have kept its cluster ID.
+func (s *Source) verify(ctx context.Context, after mirror.Header) error {
+	now, err := s.Current(ctx)
+	if err != nil {
+		return fmt.Errorf("verify revision %d: %w", after.Revision, err)
+	}
+	if now.ClusterID != after.ClusterID || now.Revision < after.Revision {
+		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, now.ClusterID, now.Revision, after.ClusterID, after.Revision)
+	}
+	return nil
+}
+
+// waitDisconnected returns true when the client has lost the connections to all
+// members, false when ctx ends.
+func waitDisconnected(ctx context.Context, client *clientv3.Client) bool {
+	conn := client.ActiveConnection()
+	for {
+		state := conn.GetState()
+		if !conn.WaitForStateChange(ctx, state) {
+			return false
+		}
+		if state == connectivity.Ready {
+			return true
+		}
+	}
 }
 
 // RequestProgress implements mirror.Source.

@@ -1,0 +1,245 @@
+// Package enginetest holds the tests of etcdsource and mirror on a real etcd. They
+// live in this module because the engine's own needs no etcd server.
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/grpclog"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// patience bounds every wait. Nothing waits that long unless it fails.
+const patience = 60 * time.Second
+
+func init() {
+	// etcd and its clients are closed while they talk to each other.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
+}
+
+// etcd is a server inside the test process, on a unix socket.
+type etcd struct {
+	dir    string // removed with the test
+	server *embed.Etcd
+}
+
+// data is the server's data directory.
+func (e *etcd) data() string { return filepath.Join(e.dir, "data") }
+
+// socket is where the server listens.
+func (e *etcd) socket() string { return filepath.Join(e.dir, "client.sock") }
+
+// newEtcd returns a server that is not running yet.
+func newEtcd(t testing.TB) *etcd {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &etcd{dir: dir}
+	t.Cleanup(func() { e.stop(); _ = os.RemoveAll(dir) })
+	return e
+}
+
+// run starts the server and returns when it serves.
+func (e *etcd) run(t testing.TB) {
+	t.Helper()
+	cfg := embed.NewConfig()
+	cfg.Dir = e.data()
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: e.socket()}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	cfg.MaxTxnOps = 10_000
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatalf("start etcd: %v", err)
+	}
+	e.server = server
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-time.After(patience):
+		t.Fatal("etcd does not get ready")
+	}
+}
+
+// stop ends the server; run starts it again with what it has stored.
+func (e *etcd) stop() {
+	if e.server != nil {
+		e.server.Close()
+		e.server = nil
+	}
+}
+
+// connect returns a client of the socket, which ends with the test.
+func connect(t testing.TB, socket string) *clientv3.Client {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:   []string{"unix://" + socket},
+		DialTimeout: patience,
+		Logger:      zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatalf("connect to etcd: %v", err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// shared is the etcd of all tests that do not stop theirs; each has a prefix of its own.
+var shared struct {
+	sync.Once
+	etcd    *etcd
+	cleanup []func()
+}
+
+// holder lets the shared etcd outlive the test that needs it first.
+type holder struct{ testing.TB }
+
+func (h holder) Cleanup(f func()) { shared.cleanup = append(shared.cleanup, f) }
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for i := len(shared.cleanup) - 1; i >= 0; i-- {
+		shared.cleanup[i]()
+	}
+	os.Exit(code)
+}
+
+// open returns a client of the shared etcd and a prefix nobody else uses, which
+// ends with a slash.
+func open(t testing.TB) (*clientv3.Client, string) {
+	t.Helper()
+	shared.Do(func() {
+		shared.etcd = newEtcd(holder{t})
+		shared.etcd.run(t)
+	})
+	if shared.etcd.server == nil {
+		t.Fatal("the shared etcd did not start")
+	}
+	return connect(t, shared.etcd.socket()), "/" + t.Name() + "/"
+}
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// contextFor returns a context that ends with the test, or after patience.
+func contextFor(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// put writes a key and returns the revision.
+func put(t testing.TB, c *clientv3.Client, key, value string) mirror.Revision {
+	t.Helper()
+	resp, err := c.Put(contextFor(t), key, value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Header.Revision
+}
+
+// fill writes n keys prefix00000.. with the value, in few transactions, and returns the revision.
+func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mirror.Revision) {
+	t.Helper()
+	ctx := contextFor(t)
+	perTxn := max(1, min(5000, 1_000_000/(len(prefix)+len(value)+50)))
+	for i := 0; i < n; {
+		var ops []clientv3.Op
+		for ; i < n && len(ops) < perTxn; i++ {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%05d", prefix, i), value))
+		}
+		resp, err := c.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rev = resp.Header.Revision
+	}
+	return rev
+}
+
+// header returns what the source says now.
+func header(t testing.TB, s *etcdsource.Source) mirror.Header {
+	t.Helper()
+	h, err := s.Current(contextFor(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// feed is a running Watch.
+type feed struct {
+	t       testing.TB
+	batches chan mirror.Batch
+	ended   chan error
+}
+
+// watch starts a Watch, which ends with the test.
+func watch(t testing.TB, s *etcdsource.Source, prefix string, after mirror.Header) *feed {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &feed{t: t, batches: make(chan mirror.Batch), ended: make(chan error, 1)}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		f.ended <- s.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+			select {
+			case f.batches <- b:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	t.Cleanup(func() { cancel(); <-gone })
+	return f
+}
+
+// next returns the next batch that has changes.
+func (f *feed) next() mirror.Batch {
+	f.t.Helper()
+	for {
+		select {
+		case b := <-f.batches:
+			if len(b.Changes) > 0 {
+				return b
+			}
+		case err := <-f.ended:
+			f.t.Fatalf("the watch ended: %v", err)
+		case <-time.After(patience):
+			f.t.Fatal("no batch")
+		}
+	}
+}
+
+// end returns what the watch ended with.
+func (f *feed) end() error {
+	f.t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case <-f.batches:
+		case err := <-f.ended:
+			return err
+		case <-deadline:
+			f.t.Fatal("the watch goes on")
+		}
+	}
+}

@@ -1,0 +1,529 @@
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// newMirror runs a mirror of the prefix until the test ends.
+func newMirror(t testing.TB, client *clientv3.Client, prefix string, change func(*mirror.Options)) *mirror.Mirror {
+	t.Helper()
+	opts := mirror.Options{Prefix: prefix, Source: etcdsource.New(client, "feed", prefix+"probe"), Logger: quiet()}
+	if change != nil {
+		change(&opts)
+	}
+	m, err := mirror.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+func claim(t testing.TB, m *mirror.Mirror, prefix string) *mirror.Resource {
+	t.Helper()
+	r, err := m.Claim(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WaitReady(contextFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// catchUp returns when the mirror has what etcd has.
+func catchUp(t testing.TB, m *mirror.Mirror) mirror.Revision {
+	t.Helper()
+	ctx := contextFor(t)
+	rev, err := m.Current(ctx)
+	if err == nil {
+		err = m.Wait(ctx, rev)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rev
+}
+
+type state = map[string]string
+
+func read(s mirror.Snapshot) state {
+	out := state{}
+	for e := range s.All("", "") {
+		out[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Value(), e.ModRevision(), e.CreateRevision())
+	}
+	return out
+}
+
+// readEtcd is read of etcd itself.
+func readEtcd(t testing.TB, client *clientv3.Client, prefix string, rev mirror.Revision) (state, error) {
+	resp, err := client.Get(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(rev))
+	if err != nil {
+		return nil, err
+	}
+	out := state{}
+	for _, kv := range resp.Kvs {
+		out[string(kv.Key)] = fmt.Sprintf("%s@%d,%d", kv.Value, kv.ModRevision, kv.CreateRevision)
+	}
+	return out, nil
+}
+
+func diff(got, want state) (s string) {
+	for k, v := range want {
+		if got[k] != v {
+			s += fmt.Sprintf(" %s is %q, want %q;", k, got[k], v)
+		}
+	}
+	for k, v := range got {
+		if _, ok := want[k]; !ok {
+			s += fmt.Sprintf(" %s is %q, want none;", k, v)
+		}
+	}
+	return s
+}
+
+// proxy passes bytes to a unix socket and can cut all connections.
+type proxy struct {
+	listener net.Listener
+	wg       sync.WaitGroup
+	mu       sync.Mutex
+	conns    map[net.Conn]bool
+	closed   bool
+}
+
+func newProxy(t testing.TB, to string) (p *proxy, socket string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "strata-proxy-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = filepath.Join(dir, "s.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = &proxy{listener: l, conns: map[net.Conn]bool{}}
+	p.wg.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			back, err := net.Dial("unix", to)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			if p.keep(from) && p.keep(back) {
+				p.wg.Go(func() { pass(from, back) })
+				p.wg.Go(func() { pass(back, from) })
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		p.cut(true)
+		p.wg.Wait()
+		_ = os.RemoveAll(dir)
+	})
+	return p, socket
+}
+
+func (p *proxy) keep(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		_ = c.Close()
+		return false
+	}
+	p.conns[c] = true
+	return true
+}
+
+// cut ends all connections; new ones are let through unless it is the last cut.
+func (p *proxy) cut(last bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+	clear(p.conns)
+	p.closed = p.closed || last
+}
+
+func pass(from, to net.Conn) {
+	defer from.Close()
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// TestMirrorIsEtcdAtRandomRevisions has several clients write at random while the
+// mirror's connection breaks now and then, and compares snapshots, at the present
+// and at random revisions of the past, and what cursors lead to, with what etcd
+// itself answers for the same revision.
+func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("STRATA_SEED"); s != "" {
+		if _, err := fmt.Sscan(s, &seed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("STRATA_SEED=%d draws the same writes again", seed)
+	client, prefix := open(t)
+	p, socket := newProxy(t, shared.etcd.socket())
+	resources := []string{prefix + "pods/", prefix + "nodes/", prefix + "leases/"}
+	m := newMirror(t, connect(t, socket), prefix, func(o *mirror.Options) { o.CheckpointEvents = 20 })
+	var claimed []*mirror.Resource
+	for _, r := range resources {
+		claimed = append(claimed, claim(t, m, r))
+	}
+	began := catchUp(t, m)
+
+	// follower keeps a state of its own from a cursor.
+	type follower struct {
+		r    *mirror.Resource
+		c    *mirror.Cursor
+		held state
+	}
+	var followers []*follower
+	follow := func(r *mirror.Resource, s mirror.Snapshot) {
+		followers = append(followers, &follower{r: r, c: s.Cursor("", ""), held: read(s)})
+	}
+	for _, r := range claimed {
+		s, err := r.Latest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		follow(r, s)
+	}
+
+	const writers, writes = 4, 500
+	var wg sync.WaitGroup
+	var acknowledged atomic.Int64
+	for w := range writers {
+		rnd := rand.New(rand.NewPCG(seed, uint64(w)))
+		wg.Go(func() {
+			for range writes {
+				var ops []clientv3.Op
+				seen := map[string]bool{}
+				for range 1 + rnd.IntN(4) {
+					key := resources[rnd.IntN(len(resources))] + fmt.Sprint(rnd.IntN(12))
+					if seen[key] {
+						continue // etcd refuses a key twice in one transaction
+					}
+					seen[key] = true
+					if rnd.IntN(3) == 0 {
+						ops = append(ops, clientv3.OpDelete(key))
+					} else {
+						ops = append(ops, clientv3.OpPut(key, strings.Repeat("v", rnd.IntN(50))))
+					}
+				}
+				if rnd.IntN(20) == 0 {
+					ops = []clientv3.Op{clientv3.OpDelete(resources[rnd.IntN(len(resources))], clientv3.WithPrefix())}
+				}
+				resp, err := client.Txn(context.Background()).Then(ops...).Commit()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for {
+					old := acknowledged.Load()
+					if old >= resp.Header.Revision || acknowledged.CompareAndSwap(old, resp.Header.Revision) {
+						break
+					}
+				}
+			}
+		})
+	}
+	stopped := make(chan struct{})
+	go func() { wg.Wait(); close(stopped) }()
+
+	rnd := rand.New(rand.NewPCG(seed, 100))
+	compared, last := 0, mirror.Revision(0)
+	compare := func() {
+		i := rnd.IntN(len(resources))
+		before := acknowledged.Load()
+		now := catchUp(t, m)
+		s, err := claimed[i].Latest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Rev < now || s.Rev < before || s.Rev < last {
+			t.Fatalf("a consistent read is of %d; etcd was at %d, %d was acknowledged, the last one was of %d", s.Rev, now, before, last)
+		}
+		last = s.Rev
+		then, err := claimed[i].At(began + rnd.Int64N(s.Rev-began+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []mirror.Snapshot{s, then} {
+			want, err := readEtcd(t, client, resources[i], s.Rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := read(s); !maps.Equal(got, want) {
+				t.Fatalf("%s at %d:%s", resources[i], s.Rev, diff(got, want))
+			}
+			compared++
+		}
+		if rnd.IntN(10) == 0 {
+			follow(claimed[i], then)
+		}
+		for _, f := range followers {
+			evs, err := f.c.Next(nil, 1+rnd.IntN(200))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range evs {
+				delete(f.held, e.Key())
+				if e.Entry != nil {
+					f.held[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Entry.Value(), e.Entry.ModRevision(), e.Entry.CreateRevision())
+				}
+			}
+		}
+		if rnd.IntN(25) == 0 {
+			p.cut(false)
+		}
+	}
+	for running := true; running; {
+		select {
+		case <-stopped:
+			running = false
+		default:
+		}
+		compare()
+	}
+	end := catchUp(t, m)
+	for _, f := range followers {
+		for f.c.Position() < end {
+			evs, err := f.c.Next(nil, 100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range evs {
+				delete(f.held, e.Key())
+				if e.Entry != nil {
+					f.held[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Entry.Value(), e.Entry.ModRevision(), e.Entry.CreateRevision())
+				}
+			}
+		}
+		want, err := readEtcd(t, client, f.r.Prefix(), f.c.Position())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(f.held, want) {
+			t.Errorf("a follower of %s at %d:%s", f.r.Prefix(), f.c.Position(), diff(f.held, want))
+		}
+	}
+	st := m.Stats()
+	t.Logf("%d revisions, %d comparisons, %d followers, %d reconnects, %d relists, %d divergences",
+		end-began, compared, len(followers), st.Reconnects, st.Relists, st.Divergences)
+	if st.Relists+st.Divergences > 0 {
+		t.Error("the mirror distrusted etcd")
+	}
+	if st.Reconnects == 0 {
+		t.Error("no connection broke; the test shows less than it could")
+	}
+}
+
+// TestQuietEtcdIsReadAtOnce: a consistent read of a mirror that is in step waits
+// for nothing but the answers of etcd, also after writes outside the prefix.
+func TestQuietEtcdIsReadAtOnce(t *testing.T) {
+	client, prefix := open(t)
+	put(t, client, prefix+"a/x", "1")
+	m := newMirror(t, client, prefix, nil)
+	a := claim(t, m, prefix+"a/")
+	for i := range 20 {
+		rev := put(t, client, "/elsewhere/"+prefix, fmt.Sprint(i))
+		if got := catchUp(t, m); got < rev {
+			t.Errorf("reads at %d, etcd is at %d", got, rev)
+		}
+		if s, err := a.Latest(); err != nil || s.Rev < rev || len(read(s)) != 1 {
+			t.Errorf("at %d: %v, %v", s.Rev, read(s), err)
+		}
+	}
+	if asked := m.Stats().ProgressRequests; asked > 100 {
+		t.Errorf("%d progress requests for 20 reads", asked)
+	}
+}
+
+// TestResourceThatIsClaimedLater is listed while it is being written.
+func TestResourceThatIsClaimedLater(t *testing.T) {
+	client, prefix := open(t)
+	fill(t, client, prefix+"later/", "v", 2000)
+	m := newMirror(t, client, prefix, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+	a := claim(t, m, prefix+"a/")
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				put(t, client, fmt.Sprintf("%slater/%05d", prefix, i%2500), "w")
+			}
+		}
+	})
+	for range 5 {
+		r := claim(t, m, prefix+"later/")
+		rev := catchUp(t, m)
+		if err := r.WaitReady(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := r.At(rev)
+		if errors.Is(err, mirror.ErrCompacted) { // it was listed at a later revision
+			s, err = r.Latest()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := readEtcd(t, client, prefix+"later/", s.Rev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(s); !maps.Equal(got, want) {
+			t.Errorf("at %d:%s", s.Rev, diff(got, want))
+		}
+		r.Release()
+	}
+	close(stop)
+	wg.Wait()
+	if s, err := a.Latest(); err != nil || len(read(s)) != 0 {
+		t.Errorf("%v %v", read(s), err)
+	}
+	if got := m.Stats().Divergences; got != 0 {
+		t.Errorf("%d divergences", got)
+	}
+}
+
+// TestMirrorFollowsARestoredEtcd: etcd stops, its data is replaced by a backup of
+// the same member, so that even the cluster's ID is the same, and it goes on from
+// an older revision. No client reads in between; the mirror finds out by itself,
+// and its watches end.
+func TestMirrorFollowsARestoredEtcd(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	client := connect(t, e.socket())
+	const prefix = "/registry/"
+	for i := range 10 {
+		put(t, client, fmt.Sprintf("%sa/%d", prefix, i), "backed up")
+	}
+	e.stop()
+	backup := filepath.Join(e.dir, "backup")
+	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
+		t.Fatal(err)
+	}
+	e.run(t)
+	m := newMirror(t, connect(t, e.socket()), prefix, nil)
+	a := claim(t, m, prefix+"a/")
+	catchUp(t, m)
+	for i := range 50 {
+		put(t, client, fmt.Sprintf("%sa/%d", prefix, i), "lost")
+	}
+	lost := catchUp(t, m)
+	s, err := a.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Cursor("", "")
+	changed := c.Changed()
+
+	e.stop()
+	if err := os.RemoveAll(e.data()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(backup, e.data()); err != nil {
+		t.Fatal(err)
+	}
+	e.run(t)
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		t.Fatal("the mirror does not notice")
+	}
+	if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("a watch on what was before: %v", err)
+	}
+	if err := a.WaitReady(contextFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	now := catchUp(t, m)
+	if now >= lost {
+		t.Fatalf("etcd is at %d, was at %d; the test shows nothing", now, lost)
+	}
+	s, err = a.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(read(s)); got != 10 || s.Rev != now {
+		t.Errorf("holds %d keys at %d, want 10 at %d", got, s.Rev, now)
+	}
+	rev := put(t, client, prefix+"a/0", "again")
+	catchUp(t, m)
+	if s, err = a.Latest(); err != nil || !strings.HasPrefix(read(s)[prefix+"a/0"], fmt.Sprintf("again@%d,", rev)) {
+		t.Errorf("at %d: %v, %v", s.Rev, read(s)[prefix+"a/0"], err)
+	}
+	if st := m.Stats(); st.Relists != 1 {
+		t.Errorf("listed anew %d times, want once", st.Relists)
+	}
+}
+
+// TestMirrorSurvivesARestartOfEtcd: nothing is listed, no watch ends, nothing is lost.
+func TestMirrorSurvivesARestartOfEtcd(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	client := connect(t, e.socket())
+	const prefix = "/registry/"
+	m := newMirror(t, connect(t, e.socket()), prefix, nil)
+	a := claim(t, m, prefix+"a/")
+	s, err := a.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Cursor("", "")
+	for i := range 3 {
+		put(t, client, prefix+"a/x", fmt.Sprint(i))
+		catchUp(t, m)
+		e.stop()
+		e.run(t)
+	}
+	rev := put(t, client, prefix+"a/x", "3")
+	if got := catchUp(t, m); got != rev {
+		t.Errorf("at %d, etcd is at %d", got, rev)
+	}
+	if evs, err := c.Next(nil, 100); err != nil || len(evs) != 4 || c.Position() != rev {
+		t.Errorf("%d events, %v, position %d; want 4 through %d", len(evs), err, c.Position(), rev)
+	}
+	if st := m.Stats(); st.Relists != 0 || st.Divergences != 0 {
+		t.Errorf("listed anew %d times, distrusted %d times", st.Relists, st.Divergences)
+	}
+}

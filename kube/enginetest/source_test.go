@@ -1,0 +1,469 @@
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// pages lists the prefix and returns its pages.
+func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision) (mirror.Header, [][]mirror.KV) {
+	t.Helper()
+	var all [][]mirror.KV
+	h, err := s.List(contextFor(t), prefix, at, func(kvs []mirror.KV) error {
+		all = append(all, kvs)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, all
+}
+
+func size(kvs []mirror.KV) (bytes int) {
+	for _, kv := range kvs {
+		bytes += len(kv.Key) + len(kv.Value)
+	}
+	return bytes
+}
+
+// requireKeys fails unless the pages hold the keys prefix00000.. in order, once.
+func requireKeys(t *testing.T, all [][]mirror.KV, prefix string, n int, value string) {
+	t.Helper()
+	i := 0
+	for _, p := range all {
+		for _, kv := range p {
+			if want := fmt.Sprintf("%s%05d", prefix, i); string(kv.Key) != want || string(kv.Value) != value {
+				t.Fatalf("entry %d is %s with %d bytes, want %s with %d", i, kv.Key, len(kv.Value), want, len(value))
+			}
+			if kv.Version != 1 || kv.CreateRevision == 0 || kv.ModRevision != kv.CreateRevision {
+				t.Fatalf("%s: version %d, created %d, modified %d", kv.Key, kv.Version, kv.CreateRevision, kv.ModRevision)
+			}
+			i++
+		}
+	}
+	if i != n {
+		t.Fatalf("%d keys, want %d", i, n)
+	}
+}
+
+// TestPagesGrowWithSmallValues: few pages, because etcd counts the rest of the range
+// for each.
+func TestPagesGrowWithSmallValues(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	fill(t, client, prefix, "v", 12_000)
+	h, all := pages(t, s, prefix, 0)
+	requireKeys(t, all, prefix, 12_000, "v")
+	if want := header(t, s); h != want {
+		t.Errorf("header %v, want %v", h, want)
+	}
+	if len(all) > 6 {
+		t.Errorf("%d pages", len(all))
+	}
+}
+
+// TestPagesOfBigValuesAreBounded: the bytes of a page stay near 8 MiB.
+func TestPagesOfBigValuesAreBounded(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	value := strings.Repeat("v", 30_000)
+	fill(t, client, prefix, value, 1000)
+	_, all := pages(t, s, prefix, 0)
+	requireKeys(t, all, prefix, 1000, value)
+	for i, p := range all[1:] { // the first one cannot know
+		if size(p) > 9<<20 {
+			t.Errorf("page %d holds %d MiB", i+1, size(p)>>20)
+		}
+	}
+	if len(all) != 3 {
+		t.Errorf("%d pages for 30 MB, of which the first holds 15", len(all))
+	}
+	if _, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPageThatGRPCRefusesIsAskedForAgain: a prefix may go from small values to big
+// ones, so that a page exceeds what a message may hold.
+func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
+	client, prefix := open(t)
+	fill(t, client, prefix+"a", "v", 2000)
+	value := strings.Repeat("v", 400_000)
+	fill(t, client, prefix+"b", value, 12)
+	small, err := clientv3.New(clientv3.Config{Endpoints: client.Endpoints(), MaxCallRecvMsgSize: 1 << 20, Logger: client.GetLogger()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Close()
+	s := etcdsource.New(small, t.Name(), prefix+"probe")
+	var keys []string
+	if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
+		for _, kv := range kvs {
+			keys = append(keys, string(kv.Key))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range keys[1:] {
+		if keys[i] >= k {
+			t.Fatalf("%s after %s", k, keys[i])
+		}
+	}
+	if len(keys) != 2012 {
+		t.Errorf("%d keys, want 2012", len(keys))
+	}
+}
+
+// TestListIsOfOneRevision: every transaction writes the same number to the first and
+// the last key, which lie on different pages.
+func TestListIsOfOneRevision(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	fill(t, client, prefix+"m", "v", 3000)
+	write := func(n int) mirror.Revision {
+		resp, err := client.Txn(contextFor(t)).Then(
+			clientv3.OpPut(prefix+"a", fmt.Sprint(n)), clientv3.OpPut(prefix+"z", fmt.Sprint(n)),
+			clientv3.OpPut(fmt.Sprintf("%sn%d", prefix, n), "v"), // and the range grows
+		).Commit()
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		return resp.Header.Revision
+	}
+	first := write(0)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n := 1; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				write(n)
+			}
+		}
+	})
+	for range 10 {
+		h, all := pages(t, s, prefix, 0)
+		a, lastPage := all[0][0], all[len(all)-1]
+		z := lastPage[len(lastPage)-1]
+		if len(all) < 3 {
+			t.Fatalf("%d pages; the test shows nothing", len(all))
+		}
+		if string(a.Value) != string(z.Value) || a.ModRevision != z.ModRevision {
+			t.Errorf("at %d the first key says %s@%d, the last %s@%d", h.Revision, a.Value, a.ModRevision, z.Value, z.ModRevision)
+		}
+		for _, p := range all {
+			for _, kv := range p {
+				if kv.ModRevision > h.Revision {
+					t.Errorf("a list of %d has %s of %d", h.Revision, kv.Key, kv.ModRevision)
+				}
+			}
+		}
+	}
+	close(stop)
+	wg.Wait()
+	// A list of the past is of that revision, whatever etcd's is now.
+	h, all := pages(t, s, prefix, first)
+	if string(all[0][0].Value) != "0" || h.Revision != first {
+		t.Errorf("at %d: %s@%d", h.Revision, all[0][0].Value, all[0][0].ModRevision)
+	}
+	if h, all := pages(t, s, prefix+"none/", 0); len(all) > 1 || len(all) == 1 && len(all[0]) > 0 || h != header(t, s) {
+		t.Errorf("of an empty prefix: %v, %d pages", h, len(all))
+	}
+}
+
+// TestListErrors: compaction below or during the list, and the page's own error.
+func TestListErrors(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	old := fill(t, client, prefix, "v", 3000)
+	compact := func() {
+		rev := put(t, client, prefix+"a", "1")
+		if _, err := client.Compact(contextFor(t), rev); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compact()
+	none := func([]mirror.KV) error { return nil }
+	if _, err := s.List(contextFor(t), prefix, old, none); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("below the compacted revision: %v", err)
+	}
+	n := 0
+	_, err := s.List(contextFor(t), prefix, 0, func([]mirror.KV) error {
+		if n++; n == 1 {
+			compact()
+		}
+		return nil
+	})
+	// The page in flight may still be served.
+	if !errors.Is(err, mirror.ErrCompacted) && !(err == nil && n <= 3) {
+		t.Errorf("compacted between pages: %v after %d pages", err, n)
+	}
+	mine := errors.New("enough")
+	if _, err := s.List(contextFor(t), prefix, 0, func([]mirror.KV) error { return mine }); !errors.Is(err, mine) {
+		t.Errorf("the page's error: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := s.List(ctx, prefix, 0, func([]mirror.KV) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	if _, err := s.List(contextFor(t), prefix, header(t, s).Revision+1000, none); !errors.Is(err, mirror.ErrRestored) {
+		t.Errorf("at a revision that etcd does not have: %v", err)
+	}
+}
+
+// TestTransactionIsOneBatch: all events of a revision come together, and so does
+// what one request deletes.
+func TestTransactionIsOneBatch(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	f := watch(t, s, prefix, header(t, s))
+	resp, err := client.Txn(contextFor(t)).Then(
+		clientv3.OpPut(prefix+"a", "1"), clientv3.OpPut(prefix+"b", "1"), clientv3.OpPut("/elsewhere/"+prefix, "1"),
+	).Commit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := f.next()
+	if len(b.Changes) != 2 || b.Through != resp.Header.Revision || string(b.Changes[1].Key) != prefix+"b" ||
+		string(b.Changes[1].Value) != "1" || b.Changes[1].Version != 1 || b.Changes[1].Deleted {
+		t.Errorf("%+v", b)
+	}
+	del, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = f.next()
+	if len(b.Changes) != 2 || b.Through != del.Header.Revision {
+		t.Fatalf("%+v", b)
+	}
+	for i, c := range b.Changes {
+		if !c.Deleted || string(c.Key) != prefix+string(rune('a'+i)) || c.ModRevision != del.Header.Revision {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// TestFragmentsOfARevisionAreOneBatch: what one request deletes may exceed what a
+// message of etcd may hold.
+func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	const keys = 9_000
+	long := prefix + strings.Repeat("k", 300)
+	fill(t, client, long, "v", keys)
+	f := watch(t, s, prefix, header(t, s))
+	del, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := f.next()
+	if len(b.Changes) != keys || b.Through != del.Header.Revision {
+		t.Fatalf("%d changes through %d, want %d through %d", len(b.Changes), b.Through, keys, del.Header.Revision)
+	}
+	bytes := 0
+	for _, c := range b.Changes {
+		bytes += len(c.Key)
+		if !c.Deleted || c.ModRevision != del.Header.Revision {
+			t.Fatalf("%+v", c)
+		}
+	}
+	if bytes < 5<<19 {
+		t.Errorf("only %d bytes of events; etcd has sent them in one message", bytes)
+	}
+	after := put(t, client, prefix+"after", "1")
+	if b := f.next(); len(b.Changes) != 1 || b.Through != after {
+		t.Errorf("%+v", b)
+	}
+}
+
+// TestFeedThatIsBehindGetsWholeRevisions: etcd sends up to 1,000 revisions in one
+// response, in fragments; none is cut in two.
+func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	began := header(t, s)
+	const revisions, perTxn = 1500, 3
+	value := strings.Repeat("v", 1000)
+	var last mirror.Revision
+	for i := range revisions {
+		var ops []clientv3.Op
+		for k := range perTxn {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%d", prefix, k), fmt.Sprint(i, value)))
+		}
+		resp, err := client.Txn(contextFor(t)).Then(ops...).Commit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = resp.Header.Revision
+	}
+	f := watch(t, s, prefix, began)
+	at, n := began.Revision, 0
+	for at < last {
+		b := f.next()
+		if b.Through <= at {
+			t.Fatalf("a batch through %d after %d", b.Through, at)
+		}
+		count := map[mirror.Revision]int{}
+		for _, c := range b.Changes {
+			if c.ModRevision <= at || c.ModRevision > b.Through {
+				t.Fatalf("a change of %d in a batch from %d through %d", c.ModRevision, at, b.Through)
+			}
+			count[c.ModRevision]++
+			n++
+		}
+		for rev, k := range count {
+			if k != perTxn {
+				t.Fatalf("%d of %d changes of revision %d", k, perTxn, rev)
+			}
+		}
+		at = b.Through
+	}
+	if n != revisions*perTxn {
+		t.Errorf("%d changes, want %d", n, revisions*perTxn)
+	}
+}
+
+// TestLeaseThatEndsDeletesTogether: etcd deletes all keys of a lease in one revision.
+func TestLeaseThatEndsDeletesTogether(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	lease, err := client.Grant(contextFor(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keys = 500
+	var ops []clientv3.Op
+	for i := range keys {
+		ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%05d", prefix, i), "v", clientv3.WithLease(lease.ID)))
+	}
+	f := watch(t, s, prefix, header(t, s))
+	if _, err := client.Txn(contextFor(t)).Then(ops...).Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if b := f.next(); len(b.Changes) != keys || b.Changes[0].Deleted {
+		t.Fatalf("%d changes", len(b.Changes))
+	}
+	b := f.next()
+	if len(b.Changes) != keys {
+		t.Fatalf("%d deletions, want %d at once", len(b.Changes), keys)
+	}
+	for _, c := range b.Changes {
+		if !c.Deleted || c.ModRevision != b.Through {
+			t.Fatalf("%+v", c)
+		}
+	}
+}
+
+// TestWatchErrors: revisions that are gone, clusters that are others.
+func TestWatchErrors(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	old := header(t, s)
+	put(t, client, prefix+"a", "1")
+	rev := put(t, client, prefix+"a", "2")
+	put(t, client, prefix+"a", "3")
+	if _, err := client.Compact(contextFor(t), rev); err != nil {
+		t.Fatal(err)
+	}
+	if err := watch(t, s, prefix, old).end(); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("after a revision that needs what was compacted: %v", err)
+	}
+	// The event at the compacted revision is the first that can be had.
+	if b := watch(t, s, prefix, mirror.Header{ClusterID: old.ClusterID, Revision: rev - 1}).next(); b.Changes[0].ModRevision != rev {
+		t.Errorf("after %d: %+v", rev-1, b)
+	}
+	now := header(t, s)
+	for what, after := range map[string]mirror.Header{
+		"another cluster":        {ClusterID: now.ClusterID + 1, Revision: now.Revision},
+		"a revision of the past": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd does not have any more
+	} {
+		if err := watch(t, s, prefix, after).end(); !errors.Is(err, mirror.ErrRestored) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	mine := errors.New("enough")
+	err := s.Watch(contextFor(t), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: rev - 1}, func(mirror.Batch) error { return mine })
+	if !errors.Is(err, mine) {
+		t.Errorf("deliver's error: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
+	if err := s.Watch(ctx, prefix, now, func(mirror.Batch) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+}
+
+// TestProgressIsAnswered on an etcd where nothing happens, and where something
+// happens outside the prefix; the answer carries etcd's revision.
+func TestProgressIsAnswered(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	progress := func(f *feed, at mirror.Revision) {
+		t.Helper()
+		deadline := time.After(patience)
+		for {
+			if err := s.RequestProgress(contextFor(t)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case b := <-f.batches:
+				if len(b.Changes) != 0 || b.Through > at {
+					t.Fatalf("%+v, want progress at %d", b, at)
+				}
+				if b.Through == at {
+					return
+				}
+			case <-time.After(100 * time.Millisecond): // it was not in step
+			case err := <-f.ended:
+				t.Fatal(err)
+			case <-deadline:
+				t.Fatal("no progress")
+			}
+		}
+	}
+	rev := put(t, client, prefix+"a", "1")
+	// Started behind, it has to tell the event first.
+	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	if b := f.next(); b.Through != rev {
+		t.Fatalf("%+v", b)
+	}
+	progress(f, rev)
+	progress(f, rev) // and again, though nothing has happened
+	for range 3 {
+		progress(f, put(t, client, "/elsewhere/"+prefix, "1"))
+	}
+	// Started in step, on a quiet etcd: since 3.6.2 a watch that starts at the next
+	// revision is told nothing before there is one, and needs nothing to be told.
+	f = watch(t, s, prefix, header(t, s))
+	progress(f, put(t, client, "/elsewhere/"+prefix, "2"))
+}
+
+// TestProbeOfARealEtcd: this version can do what is needed, at once.
+func TestProbeOfARealEtcd(t *testing.T) {
+	client, prefix := open(t)
+	began := time.Now()
+	if err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil {
+		t.Error(err)
+	}
+	t.Logf("took %v", time.Since(began))
+	gone := connect(t, "/nonexistent/client.sock")
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	if err := etcdsource.Probe(ctx, gone, prefix+"probe"); err == nil || errors.Is(err, etcdsource.ErrUnsupported) {
+		t.Errorf("an etcd that is not there: %v", err)
+	}
+}
