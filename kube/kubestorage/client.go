@@ -40,9 +40,10 @@ func newClient(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		DialOptions:          []grpc.DialOption{grpc.WithBlock()}, //nolint:staticcheck // a client without a connection is of no use here
-		Logger:               zap.NewNop(),                        // what matters is returned or logged by us
+		Logger:               zap.NewNop(), // what matters is returned or logged by us
 	}
+	//lint:ignore SA1019 a client without a connection is of no use here
+	cfg.DialOptions = []grpc.DialOption{grpc.WithBlock()}
 	if c.CertFile != "" || c.KeyFile != "" || c.TrustedCAFile != "" {
 		info := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
 		tlsConfig, err := info.ClientConfig()

@@ -343,8 +343,8 @@ func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
 		if err != nil {
 			t.Fatalf("decode %q: %v", data, err)
 		}
-		if pod := obj.(*example.Pod); pod.ResourceVersion != "" || pod.SelfLink != "" {
-			t.Errorf("stored with resource version %q and self link %q", pod.ResourceVersion, pod.SelfLink)
+		if pod := obj.(*example.Pod); pod.ResourceVersion != "" || pod.GetSelfLink() != "" {
+			t.Errorf("stored with resource version %q and self link %q", pod.ResourceVersion, pod.GetSelfLink())
 		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/api/apitesting"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -244,10 +243,8 @@ func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
 		t.Fatal("etcd does not get ready")
 	}
 	client, err := kubernetes.New(clientv3.Config{
-		Endpoints:   []string{"unix://" + socket},
-		DialTimeout: patience,
-		DialOptions: []grpc.DialOption{grpc.WithBlock()}, //nolint:staticcheck // as the client under test
-		Logger:      zap.NewNop(),
+		Endpoints: []string{"unix://" + socket},
+		Logger:    zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatalf("connect to etcd: %v", err)
