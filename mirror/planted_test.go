@@ -3,7 +3,6 @@ package mirror_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -277,7 +276,7 @@ func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 		put(md, "/registry/a/", "2", 3)
 		reach(t, m, store.Revision())
 		s := latest(t, r)
-		if got, want := diff(read(s), md.want(s.Rev, "/registry/a/")), fmt.Sprintf(` /registry/a/a is "1@2", want "2@5";`); got != want {
+		if got, want := diff(read(s), md.want(s.Rev, "/registry/a/")), ` /registry/a/a is "1@2", want "2@5";`; got != want {
 			t.Errorf("differs by%s, want%s", got, want)
 		}
 		if got := m.Stats().Divergences; got != 0 {
