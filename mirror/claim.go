@@ -60,7 +60,7 @@ func (l *lineage) addCheckpoints(events int) {
 	last, end := cps[len(cps)-1], l.log.End()
 	for last.seq+uint64(events) < end {
 		last, _ = l.roll(last, l.log.At(last.seq+uint64(events)).Rev)
-		cps = append(cps[:len(cps):len(cps)], last)
+		cps = thin(append(slices.Clone(cps), last), events)
 	}
 	l.checkpoints.Store(&cps)
 }

@@ -550,8 +550,7 @@ func (t *txn) commit() {
 	}
 	if t.r.sinceCheckpoint += len(t.events); t.r.sinceCheckpoint >= t.r.m.opts.CheckpointEvents {
 		t.r.sinceCheckpoint = 0
-		cps := *t.lin.checkpoints.Load()
-		next := append(cps[:len(cps):len(cps)], v)
+		next := thin(append(slices.Clone(*t.lin.checkpoints.Load()), v), t.r.m.opts.CheckpointEvents)
 		t.lin.checkpoints.Store(&next)
 	}
 }

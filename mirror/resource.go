@@ -129,8 +129,8 @@ func (r *Resource) Latest() (Snapshot, error) {
 }
 
 // At returns the resource at exactly rev. Cost is O(log n) for the present and
-// O(e log n) for the past, where e <= Options.CheckpointEvents events are rolled
-// forward. Errors: ErrCompacted if rev is below Oldest, ErrFutureRevision if it is
+// O(e log n) for the past, where e events are rolled forward: about
+// Options.CheckpointEvents of the newest past, more of an older one. Errors: ErrCompacted if rev is below Oldest, ErrFutureRevision if it is
 // above the clock, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {

@@ -1,0 +1,334 @@
+package mirror_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// benchSource lists keys that were made beforehand and delivers the batches that
+// it is handed. Values are shared, as the mirror copies them.
+type benchSource struct {
+	keys     [][]byte
+	versions []int64
+	value    []byte
+	rev      mirror.Revision
+	feed     chan mirror.Batch
+}
+
+// newBenchSource has n keys of several resources, in key order, with values of so many bytes.
+func newBenchSource(n, resources, valueBytes int) *benchSource {
+	s := &benchSource{value: make([]byte, valueBytes), rev: 1, feed: make(chan mirror.Batch)}
+	for r := range resources {
+		for i := range n / resources {
+			s.keys = append(s.keys, fmt.Appendf(nil, "%sr%03d/namespace-%03d/name-%07d", root, r, i/1000, i))
+			s.versions = append(s.versions, 1)
+		}
+	}
+	return s
+}
+
+func (s *benchSource) List(ctx context.Context, prefix string, _ mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	for part := range slices.Chunk(s.keys, 5000) {
+		kvs := make([]mirror.KV, len(part))
+		for i, k := range part {
+			kvs[i] = mirror.KV{Key: k, Value: s.value, CreateRevision: 1, ModRevision: 1, Version: 1}
+		}
+		if err := page(kvs); err != nil {
+			return mirror.Header{}, err
+		}
+	}
+	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+}
+
+func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deliver func(mirror.Batch) error) error {
+	for {
+		select {
+		case b := <-s.feed:
+			if err := deliver(b); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *benchSource) RequestProgress(context.Context) error { return nil }
+
+func (s *benchSource) Current(context.Context) (mirror.Header, error) {
+	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+}
+
+// batch updates n keys that pick chooses, each in a revision of its own.
+func (s *benchSource) batch(n int, pick func() int) mirror.Batch {
+	b := mirror.Batch{Changes: make([]mirror.Change, n)}
+	for i := range b.Changes {
+		k := pick()
+		s.rev++
+		s.versions[k]++
+		b.Changes[i] = mirror.Change{KV: mirror.KV{Key: s.keys[k], Value: s.value, CreateRevision: 1, ModRevision: s.rev, Version: s.versions[k]}}
+	}
+	b.Through = s.rev
+	return b
+}
+
+// startBench runs a mirror in which the resources are claimed.
+func startBench(b *testing.B, s *benchSource, resources int, change func(*mirror.Options)) (*mirror.Mirror, []*mirror.Resource) {
+	b.Helper()
+	opts := mirror.Options{Prefix: root, Source: s, Logger: quiet()}
+	if change != nil {
+		change(&opts)
+	}
+	m, err := mirror.New(opts)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(m.Close)
+	var claimed []*mirror.Resource
+	for i := range resources {
+		r, err := m.Claim(fmt.Sprintf("%sr%03d/", root, i))
+		if err != nil {
+			b.Fatal(err)
+		}
+		claimed = append(claimed, r)
+	}
+	if err := m.Wait(context.Background(), 1); err != nil {
+		b.Fatal(err)
+	}
+	if err := m.Check(); err != nil {
+		b.Fatal(err)
+	}
+	return m, claimed
+}
+
+// BenchmarkApply is the writer alone: 100,000 objects of 1 KB, updated at random.
+func BenchmarkApply(b *testing.B) {
+	for _, tt := range []struct {
+		name      string
+		resources int
+		claimed   bool
+	}{{"claimed", 1, true}, {"claimed", 50, true}, {"unclaimed", 50, false}} {
+		for _, n := range []int{1, 100, 1000} {
+			b.Run(fmt.Sprintf("%s=%d/batch=%d", tt.name, tt.resources, n), func(b *testing.B) {
+				s := newBenchSource(100_000, tt.resources, 1024)
+				claims := tt.resources
+				if !tt.claimed {
+					claims = 0
+				}
+				m, _ := startBench(b, s, claims, nil)
+				rnd := rand.New(rand.NewPCG(1, 2))
+				b.ReportAllocs()
+				for b.Loop() { // making the batch is part of it, beside the writer
+					s.feed <- s.batch(n, func() int { return rnd.IntN(len(s.keys)) })
+				}
+				for m.Clock() < s.rev {
+					runtime.Gosched()
+				}
+				b.ReportMetric(float64(b.N*n)/b.Elapsed().Seconds(), "events/s")
+			})
+		}
+	}
+}
+
+// BenchmarkRead is what a reader pays: 100,000 objects, 40,000 events of history.
+func BenchmarkRead(b *testing.B) {
+	s := newBenchSource(100_000, 1, 1024)
+	m, claimed := startBench(b, s, 1, nil)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 40_000 {
+		s.feed <- s.batch(1, func() int { return rnd.IntN(len(s.keys)) })
+	}
+	if err := m.Wait(context.Background(), s.rev); err != nil {
+		b.Fatal(err)
+	}
+	r := claimed[0]
+	snap, err := r.Latest()
+	if err != nil {
+		b.Fatal(err)
+	}
+	keys := make([]string, len(s.keys))
+	for i, k := range s.keys {
+		keys[i] = string(k)
+	}
+	b.Run("Latest", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := r.Latest(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("Get", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i += 7919 {
+			if _, ok := snap.Get(keys[i%len(keys)]); !ok {
+				b.Fatal("lost")
+			}
+		}
+	})
+	b.Run("Count", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if n, _ := snap.Count(root+"r000/namespace-010/", root+"r000/namespace-090/"); n != 80_000 {
+				b.Fatal(n)
+			}
+		}
+	})
+	for _, back := range []mirror.Revision{0, 1, 500, 5000, 35_000} {
+		b.Run(fmt.Sprintf("At/back=%d", back), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := r.At(s.rev - back); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("All", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			n := 0
+			for range snap.All("", "") {
+				n++
+			}
+			if n != len(keys) {
+				b.Fatal(n)
+			}
+		}
+	})
+}
+
+// BenchmarkCursorNext is one event that is applied and then read by every cursor;
+// what is told beside is the time per cursor.
+func BenchmarkCursorNext(b *testing.B) {
+	for _, n := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("cursors=%d", n), func(b *testing.B) {
+			s := newBenchSource(10_000, 1, 1024)
+			m, claimed := startBench(b, s, 1, nil)
+			snap, err := claimed[0].Latest()
+			if err != nil {
+				b.Fatal(err)
+			}
+			var cursors []*mirror.Cursor
+			for range n {
+				cursors = append(cursors, snap.Cursor("", ""))
+			}
+			var buf []*mirror.Event
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				s.feed <- s.batch(1, func() int { return i % len(s.keys) })
+				for m.Clock() < s.rev {
+					runtime.Gosched()
+				}
+				for _, c := range cursors {
+					if buf, err = c.Next(buf[:0], 100); err != nil || len(buf) != 1 {
+						b.Fatal(len(buf), err)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/cursor")
+		})
+	}
+}
+
+// BenchmarkCatchUp is a cursor that reads 1,000 events at once.
+func BenchmarkCatchUp(b *testing.B) {
+	s := newBenchSource(10_000, 1, 1024)
+	m, claimed := startBench(b, s, 1, nil)
+	s.feed <- s.batch(1000, func() int { return int(s.rev) % len(s.keys) })
+	if err := m.Wait(context.Background(), s.rev); err != nil {
+		b.Fatal(err)
+	}
+	buf := make([]*mirror.Event, 0, 1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		c, err := claimed[0].CursorAfter(1, "", "")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if buf, err = c.Next(buf[:0], 1000); err != nil || len(buf) != 1000 {
+			b.Fatal(len(buf), err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*1000), "ns/event")
+}
+
+// BenchmarkInstall is a whole list until it can be read, without what etcd costs.
+func BenchmarkInstall(b *testing.B) {
+	for _, tt := range []struct {
+		name               string
+		resources, claimed int
+	}{{"resources=1", 1, 1}, {"resources=100", 100, 100}, {"unclaimed/resources=100", 100, 0}, {"unclaimed-beside/resources=100", 100, 99}} {
+		b.Run(tt.name, func(b *testing.B) {
+			s := newBenchSource(200_000, tt.resources, 1024)
+			b.ReportAllocs()
+			for b.Loop() {
+				m, err := mirror.New(mirror.Options{Prefix: root, Source: s, Logger: quiet()})
+				if err != nil {
+					b.Fatal(err)
+				}
+				for i := range tt.claimed {
+					if _, err := m.Claim(fmt.Sprintf("%sr%03d/", root, i)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := m.Wait(context.Background(), 1); err != nil {
+					b.Fatal(err)
+				}
+				m.Close()
+			}
+			b.ReportMetric(float64(b.N*len(s.keys))/b.Elapsed().Seconds(), "keys/s")
+		})
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var ms runtime.MemStats
+	runtime.ReadMemStats(&ms)
+	return int64(ms.HeapAlloc)
+}
+
+// BenchmarkMemory is what 100,000 objects and 50,000 events of history cost beyond
+// the bytes of keys and values themselves.
+func BenchmarkMemory(b *testing.B) {
+	const objects, events = 100_000, 50_000
+	for _, size := range []int{200, 1024, 10_240} {
+		b.Run(fmt.Sprintf("value=%d", size), func(b *testing.B) {
+			for b.Loop() {
+				s := newBenchSource(objects, 1, size)
+				payload := int64(0)
+				for _, k := range s.keys {
+					payload += int64(len(k) + size)
+				}
+				before := heap()
+				m, _ := startBench(b, s, 1, func(o *mirror.Options) {
+					o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 40}
+				})
+				present := heap() - before - payload
+				rnd := rand.New(rand.NewPCG(1, 2))
+				for range events {
+					s.feed <- s.batch(1, func() int { return rnd.IntN(len(s.keys)) })
+				}
+				if err := m.Wait(context.Background(), s.rev); err != nil {
+					b.Fatal(err)
+				}
+				m.HoldWriter()() // what it does after the clock is done
+				history := heap() - before - payload - present
+				counted := m.Stats().HistoryBytes
+				b.ReportMetric(float64(present)/objects, "B/object")
+				b.ReportMetric(float64(history)/events, "B/event")
+				b.ReportMetric(float64(counted)/events, "counted-B/event")
+				m.Close()
+			}
+		})
+	}
+}
