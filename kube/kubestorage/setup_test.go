@@ -119,8 +119,8 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			Codec:          codec,
 			GroupResource:  schema.GroupResource{Resource: "pods"},
 			ResourcePrefix: "/pods/",
-			NewFunc:        func() runtime.Object { return &example.Pod{} },
-			NewListFunc:    func() runtime.Object { return &example.PodList{} },
+			NewFunc:        newExamplePod,
+			NewListFunc:    newExamplePodList,
 			GetAttrs:       podAttrs,
 			Transformer:    identity.NewEncryptCheckTransformer(),
 			// Leases are shared for this long; the suites wait for one to expire.
@@ -365,6 +365,10 @@ func podAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	}, nil
 }
 
+func newExamplePod() runtime.Object     { return &example.Pod{} }
+func newExamplePodList() runtime.Object { return &example.PodList{} }
+
+// newPod returns a pod in the namespace ns.
 func newPod(name string) *example.Pod {
 	return &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 }

@@ -1,0 +1,263 @@
+package kubestorage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+// TestStoragesShareACluster: all storages on one etcd and prefix, whatever their
+// resource and version, have one client, one mirror and one compactor.
+func TestStoragesShareACluster(t *testing.T) {
+	events := schema.GroupResource{Resource: "events"}
+	engine := New(Options{
+		Uncached: func(r schema.GroupResource) bool { return r == events },
+		Logger:   slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	defer engine.Close()
+	config := storagebackend.ConfigForResource{Config: storagebackend.Config{
+		Prefix:               "/registry",
+		Transport:            storagebackend.TransportConfig{ServerList: startEtcd(t, nil).Endpoints()},
+		Codec:                testCodec(),
+		CompactionInterval:   time.Hour,
+		DBMetricPollInterval: time.Hour,
+		EventsHistoryWindow:  storagebackend.DefaultEventsHistoryWindow,
+		LeaseManagerConfig:   etcd3.NewDefaultLeaseManagerConfig(),
+	}}
+	getter := engine.RESTOptionsGetter(getterFunc(func(schema.GroupResource) generic.RESTOptions {
+		return generic.RESTOptions{Decorator: generic.UndecoratedStorage}
+	}))
+	open := func(r schema.GroupResource) (storage.Interface, factory.DestroyFunc) {
+		t.Helper()
+		opts, err := getter.GetRESTOptions(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := config
+		config.GroupResource = r
+		s, destroy, err := opts.Decorator(&config, "/"+r.Resource+"/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
+		if err != nil {
+			t.Fatalf("open %s: %v", r.Resource, err)
+		}
+		return s, destroy
+	}
+	pods := schema.GroupResource{Resource: "pods"}
+	first, destroyFirst := open(pods)
+	second, destroySecond := open(pods)
+	defer destroySecond()
+	others, destroyOthers := open(schema.GroupResource{Group: "example.com", Resource: "others"})
+	defer destroyOthers()
+	uncachedEvents, destroyEvents := open(events)
+	defer destroyEvents()
+
+	ctx := contextFor(t)
+	for _, s := range []storage.Interface{first, second, others} {
+		store, ok := s.(*Store)
+		if !ok || store.mirror != first.(*Store).mirror {
+			t.Fatalf("%T has a mirror of its own", s)
+		}
+		if err := store.resource.WaitReady(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok := uncachedEvents.(*Store); ok {
+		t.Error("an uncached resource is served from memory")
+	}
+	if n := len(engine.clusters); n != 1 {
+		t.Errorf("%d clusters, want 1", n)
+	}
+
+	// What one writes the others see, under keys of their own.
+	if err := first.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := uncachedEvents.Create(ctx, "/events/ns/e", newPod("e"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	destroyFirst()
+	destroyFirst() // subresources share a storage and destroy it again
+	for key, want := range map[string]struct {
+		s     storage.Interface
+		names string
+	}{"/pods/": {second, "a"}, "/others/": {others, ""}, "/events/": {uncachedEvents, "e"}} {
+		list := &example.PodList{}
+		if err := want.s.GetList(ctx, key, everything(), list); err != nil || podNames(list) != want.names {
+			t.Errorf("%s has %q, %v; want %q", key, podNames(list), err, want.names)
+		}
+	}
+
+	config.Prefix = "/elsewhere"
+	elsewhere, destroyElsewhere := open(pods)
+	defer destroyElsewhere()
+	if elsewhere.(*Store).mirror == second.(*Store).mirror || len(engine.clusters) != 2 {
+		t.Error("another prefix has the same mirror")
+	}
+	engine.Close()
+	config.GroupResource = pods
+	if _, _, err := engine.Decorator()(&config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil); err == nil {
+		t.Error("a closed engine made a storage")
+	}
+}
+
+type getterFunc func(schema.GroupResource) generic.RESTOptions
+
+func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	return f(r), nil
+}
+
+// TestAnEtcdWithoutProgressIsReadDirectly: what does not answer progress requests, as
+// kine and etcd's gRPC proxy, cannot feed a mirror. One line says so.
+func TestAnEtcdWithoutProgressIsReadDirectly(t *testing.T) {
+	client := startEtcd(t, nil)
+	client.Watcher = mute{client.Watcher}
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	source := findSource(client, testPrefix, logger)
+	if source != nil {
+		t.Fatal("a source was found")
+	}
+	if line, rest, _ := strings.Cut(log.String(), "\n"); rest != "" || !strings.Contains(line, "etcd is read directly") {
+		t.Errorf("logged %q", log.String())
+	}
+	c, err := startCluster(client, nil, source, testPrefix, Options{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	s, destroy, err := c.open(StoreConfig{
+		Codec:          testCodec(),
+		GroupResource:  schema.GroupResource{Resource: "pods"},
+		ResourcePrefix: "/pods/",
+		NewFunc:        newExamplePod,
+		NewListFunc:    newExamplePodList,
+		GetAttrs:       podAttrs,
+		Transformer:    encryption(t, "1"),
+		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer destroy()
+	ctx := contextFor(t)
+	if err := s.ReadinessCheck(); err != nil {
+		t.Errorf("readiness: %v", err)
+	}
+	if err := s.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	list := &example.PodList{}
+	if err := s.GetList(ctx, "/pods/", everything(), list); err != nil || podNames(list) != "a" {
+		t.Errorf("list has %q, %v", podNames(list), err)
+	}
+	w, err := s.Watch(ctx, "/pods/", everything())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	nextPod(t, w, watch.Added)
+}
+
+// mute is a watcher whose progress requests reach nobody.
+type mute struct{ clientv3.Watcher }
+
+func (mute) RequestProgress(context.Context) error { return nil }
+
+// TestAHangingDecryptionDelaysNobodyElse (I9): while a KMS does not answer for one
+// resource, another one on the same feed is read, watched and written as before.
+func TestAHangingDecryptionDelaysNobodyElse(t *testing.T) {
+	kms := &valve{}
+	f := setup(t, withTransformer(hanging{kms}))
+	stuck := f.create(t, newPod("stuck"))[0]
+	opened, destroy, err := f.cluster.open(StoreConfig{
+		Codec:          testCodec(),
+		GroupResource:  schema.GroupResource{Resource: "others"},
+		ResourcePrefix: "/others/",
+		NewFunc:        newExamplePod,
+		NewListFunc:    newExamplePodList,
+		GetAttrs:       podAttrs,
+		Transformer:    encryption(t, "1"),
+		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer destroy()
+	others := opened.(*Store)
+	ctx := contextFor(t)
+	if err := others.resource.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	f.catchUp(t)
+	waiting := f.watchPods(t, afterRevision(stuck.ResourceVersion))
+
+	kms.shut()
+	defer kms.open()
+	f.putPod(t, withLabel(stuck, "a", "b"))
+	listCtx, cancel := context.WithCancel(ctx)
+	listed := make(chan error, 1)
+	go func() { listed <- f.GetList(listCtx, "/pods/", everything(), &example.PodList{}) }()
+
+	w, err := others.Watch(ctx, "/others/", afterRevision(stuck.ResourceVersion))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for range 20 {
+		created := &example.Pod{}
+		if err := others.Create(ctx, "/others/ns/a", newPod("a"), created, 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := nextPod(t, w, watch.Added); got.ResourceVersion != created.ResourceVersion {
+			t.Fatalf("watch has %s, want %s", got.ResourceVersion, created.ResourceVersion)
+		}
+		list := &example.PodList{}
+		if err := others.GetList(ctx, "/others/", everything(), list); err != nil || podNames(list) != "a" {
+			t.Fatalf("list has %q, %v", podNames(list), err)
+		}
+		if err := others.Delete(ctx, "/others/ns/a", &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		nextPod(t, w, watch.Deleted)
+	}
+	if stats, err := f.Stats(ctx); err != nil || stats.ObjectCount != 1 {
+		t.Errorf("stats of the stuck resource: %+v, %v", stats, err)
+	}
+
+	// A list that waits for the KMS ends with its request, the watch goes on with the KMS.
+	cancel()
+	if err := <-listed; err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the list that waits: %v, want that it was given up", err)
+	}
+	kms.open()
+	if got := nextPod(t, waiting, watch.Modified); got.Labels["a"] != "b" {
+		t.Errorf("watch goes on with labels %v", got.Labels)
+	}
+}
+
+// hanging is a transformer that decrypts nothing while its KMS is shut.
+type hanging struct{ kms *valve }
+
+func (h hanging) TransformFromStorage(ctx context.Context, data []byte, _ value.Context) ([]byte, bool, error) {
+	return data, false, h.kms.pass(ctx)
+}
+
+func (h hanging) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
+	return data, nil
+}
