@@ -27,15 +27,25 @@ type index struct {
 	value    func(*attrs) string
 
 	cur atomic.Pointer[indexed]
-
-	mu     sync.Mutex     // held by the reader that brings cur up to date
-	cursor *mirror.Cursor // after cur
+	mu  sync.Mutex // held by the reader that brings cur up to date
 }
 
 // indexed is the index at one revision; immutable.
 type indexed struct {
-	rev  mirror.Revision
-	tree btree.Tree[*indexItem]
+	rev    mirror.Revision
+	tree   btree.Tree[*indexItem]
+	cursor mirror.Cursor // after rev; only copies of it move
+}
+
+// serves reports whether the index, which may be nil, answers at rev or later: it
+// does not if the resource was listed anew since, perhaps from another etcd.
+func (i *indexed) serves(rev mirror.Revision) bool {
+	if i == nil || i.rev < rev {
+		return false
+	}
+	cursor := i.cursor
+	_, err := cursor.Next(nil, 0)
+	return err == nil
 }
 
 // indexItem is one entry under its value. Items of equal value are neighbours, in
@@ -60,13 +70,13 @@ const readAtOnce = 256
 // mirror.ErrNotReady. Cost: the events since it was asked last; the whole resource
 // the first time, and when the log does not reach back to the last time.
 func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
-	if cur := x.cur.Load(); cur != nil && cur.rev >= rev {
+	if cur := x.cur.Load(); cur.serves(rev) {
 		return cur, nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	cur := x.cur.Load()
-	if cur != nil && cur.rev >= rev {
+	if cur.serves(rev) {
 		return cur, nil
 	}
 	next, err := x.follow(ctx, cur)
@@ -74,7 +84,6 @@ func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 		next, err = x.build(ctx)
 	}
 	if err != nil {
-		x.cursor = nil // it may have moved past events that are not in cur
 		return nil, err
 	}
 	x.cur.Store(next)
@@ -97,20 +106,19 @@ func (x *index) build(ctx context.Context) (*indexed, error) {
 		items = append(items, item)
 	}
 	slices.SortFunc(items, func(a, b *indexItem) int { return strings.Compare(a.key, b.key) })
-	x.cursor = snap.Cursor("", "")
-	return &indexed{rev: snap.Rev, tree: btree.Build(items)}, nil
+	return &indexed{rev: snap.Rev, tree: btree.Build(items), cursor: *snap.Cursor("", "")}, nil
 }
 
 // follow applies the events since cur. The caller holds mu.
 func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
-	if cur == nil || x.cursor == nil {
+	if cur == nil {
 		return nil, fmt.Errorf("%w: not built yet", mirror.ErrCompacted)
 	}
-	edit := cur.tree.Edit()
+	edit, cursor := cur.tree.Edit(), cur.cursor
 	var events []*mirror.Event
 	for {
 		var err error
-		if events, err = x.cursor.Next(events[:0], readAtOnce); err != nil {
+		if events, err = cursor.Next(events[:0], readAtOnce); err != nil {
 			return nil, err
 		}
 		for _, ev := range events {
@@ -130,7 +138,7 @@ func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
 			}
 		}
 		if len(events) < readAtOnce {
-			return &indexed{rev: x.cursor.Position(), tree: edit.Tree()}, nil
+			return &indexed{rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, nil
 		}
 	}
 }

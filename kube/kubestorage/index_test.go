@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -151,5 +152,52 @@ func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 	f.catchUp(t)
 	if n := decoded("node-9", 4); n != 5 {
 		t.Errorf("after one update the list decoded %d objects, want the changed one and the 4 selected", n)
+	}
+}
+
+// TestAnIndexDiesWithItsEtcd: after a restore the revision that the index is of comes
+// a second time, with other objects.
+func TestAnIndexDiesWithItsEtcd(t *testing.T) {
+	etcd := memory.New()
+	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
+	pods := func(names ...string) map[string]string {
+		kvs := map[string]string{}
+		for _, name := range names {
+			pod := newPod(name)
+			pod.Spec.NodeName = "node"
+			data, err := runtime.Encode(testCodec(), pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kvs[etcdKey(pod)] = string(data)
+		}
+		return kvs
+	}
+	list := func() []string {
+		t.Helper()
+		return podPaths(f.list(t, storage.ListOptions{Recursive: true, Predicate: onNode("node", true)}))
+	}
+	for key, value := range pods("old-a", "old-b") {
+		etcd.Put(key, value)
+	}
+	for range 10 {
+		etcd.Put(testPrefix+"something", "else")
+	}
+	if got := list(); !slices.Equal(got, []string{"ns/old-a", "ns/old-b"}) {
+		t.Fatalf("before the restore: %v", got)
+	}
+	was := etcd.Revision()
+
+	etcd.Restore(was-5, pods("new"))
+	s := f.engine(t)
+	eventually(t, "the restore is noticed", func() bool {
+		_ = s.consistent(contextFor(t))
+		return s.resource.Ready() && s.mirror.Clock() < was
+	})
+	for etcd.Revision() <= was {
+		if got := list(); !slices.Equal(got, []string{"ns/new"}) {
+			t.Errorf("at %d, restored from %d: %v, want the restored pod", etcd.Revision(), was, got)
+		}
+		etcd.Put(testPrefix+"something", fmt.Sprint(etcd.Revision()))
 	}
 }
