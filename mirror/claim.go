@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/internal/btree"
@@ -19,9 +20,11 @@ func prefixEnd(prefix string) string {
 func (m *Mirror) adopt(r *Resource, exclude bool) {
 	fetch := r.excluded // nothing is held
 	r.owned, r.excluded = true, exclude
-	if m.byPrefix[r.prefix] != r {
-		parent := m.route(r.prefix)
-		m.byPrefix[r.prefix] = r
+	known := m.byPrefix[r.prefix] == r
+	parent := m.route(r.prefix)
+	m.byPrefix[r.prefix] = r
+	m.listExcluded()
+	if !known {
 		if m.clock.rev.Load() == 0 {
 			return // the first list is on its way and will be divided among all resources
 		}
@@ -39,6 +42,28 @@ func (m *Mirror) adopt(r *Resource, exclude bool) {
 	default:
 		r.show()
 	}
+}
+
+// listExcluded tells the lists that are on their way what they need not keep.
+func (m *Mirror) listExcluded() {
+	prefixes := []string{}
+	for p, r := range m.byPrefix {
+		// A resource inside needs the list to look.
+		if r.excluded && !m.contains(p) {
+			prefixes = append(prefixes, p)
+		}
+	}
+	m.excluded.Store(&prefixes)
+}
+
+// contains reports whether a resource that is not excluded lies below prefix.
+func (m *Mirror) contains(prefix string) bool {
+	for p, r := range m.byPrefix {
+		if !r.excluded && strings.HasPrefix(p, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // show lets readers see what was kept for nobody so far.

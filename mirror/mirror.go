@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,9 @@ type Mirror struct {
 	kick    chan struct{} // there are commands
 	restart chan restart  // the feed must not be followed any further
 	cluster atomic.Uint64 // that is mirrored, 0 before the first list
-	lists   atomic.Int64  // times the whole prefix was listed and installed
+	// excluded is what no list needs to keep. Written by the writer.
+	excluded atomic.Pointer[[]string]
+	lists    atomic.Int64 // times the whole prefix was listed and installed
 
 	// Writer's own.
 	byPrefix map[string]*Resource
@@ -56,6 +59,7 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1), byPrefix: map[string]*Resource{}}
 	m.reads.kick = make(chan struct{}, 1)
+	m.excluded.Store(&[]string{})
 	m.mu.resources = map[string]*Resource{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	// The root holds every key that nobody has claimed.
@@ -201,16 +205,28 @@ func (m *Mirror) pause(ctx context.Context, d time.Duration) {
 type loadedList struct {
 	header  Header
 	entries []*Entry
+	left    []string // excluded prefixes of which keys were left out
 	err     error
 }
 
-// list reads a prefix. The entries are built while the next page is on its way.
+// lacks reports whether keys with the prefix may have been left out.
+func (l *loadedList) lacks(prefix string) bool {
+	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
+}
+
+// list reads a prefix, but for what is excluded. The entries are built while the
+// next page is on its way.
 func (m *Mirror) list(ctx context.Context, prefix string) loadedList {
 	var l loadedList
 	l.header, l.err = m.opts.Source.List(ctx, prefix, 0, func(page []KV) error {
-		l.entries = slices.Grow(l.entries, len(page))
+		excluded := *m.excluded.Load()
 		for i := range page {
-			l.entries = append(l.entries, newEntry(&page[i], true))
+			p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(page[i].Key, []byte(p)) })
+			if p < 0 {
+				l.entries = append(l.entries, newEntry(&page[i], true))
+			} else if !slices.Contains(l.left, excluded[p]) {
+				l.left = append(l.left, excluded[p])
+			}
 		}
 		m.stats.listedKeys.Add(int64(len(page)))
 		return ctx.Err()
@@ -290,8 +306,12 @@ func (m *Mirror) installAll(l loadedList) {
 	// for the last two steps only.
 	lineages := make(map[*Resource]*lineage, len(m.byPrefix))
 	for _, r := range m.byPrefix {
-		if r.excluded {
+		switch {
+		case r.excluded:
 			m.drop(r)
+			continue
+		case l.lacks(r.prefix): // it was excluded, or lies in what was, during the list
+			m.reload(r, 0)
 			continue
 		}
 		v := r.found(parts[r], l.header.Revision)

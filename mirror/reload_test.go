@@ -125,6 +125,58 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 	}
 }
 
+// TestExcludedKeysAreNotKeptFromAList: what is excluded when the whole prefix is
+// listed costs nothing; what is claimed of it while the list is on its way is
+// listed for itself, also when it only lies inside.
+func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		for _, p := range []string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"} {
+			put(md, p, "value", 5)
+		}
+		source := hold(md.store, root)
+		source.afterReading = true
+		m := start(t, source, nil)
+		exclude := func(p string) *mirror.Resource {
+			r, err := m.Exclude(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		b, c := exclude("/registry/b/"), exclude("/registry/c/")
+		<-source.begun
+		source.gate <- struct{}{}
+		a := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), a)
+
+		// List anew, now that they are known to be excluded.
+		md.store.Stall(true)
+		synctest.Wait()
+		md.txn(memory.Op{Key: "/registry/a/a", Value: "again"})
+		md.txn(memory.Op{Key: "/registry/b/a", Value: "again"})
+		md.store.Compact(md.store.Revision())
+		<-source.begun
+		b.Release()
+		b = claim(t, m, "/registry/b/")
+		inner := claim(t, m, "/registry/b/inner/")
+		c.Release()
+		barrier(t, m)
+		md.store.Stall(false)
+		source.gate <- struct{}{}
+		reach(t, m, md.store.Revision(), a, b, inner)
+		requireState(t, latest(t, a), md, "/registry/a/")
+		requireState(t, latest(t, inner), md, "/registry/b/inner/")
+		if got := read(latest(t, b)); len(got) != 5 || got["/registry/b/a"] != fmt.Sprintf("again@%d", md.store.Revision()) {
+			t.Errorf("holds %v", got)
+		}
+		c = claim(t, m, "/registry/c/")
+		reach(t, m, md.store.Revision(), c)
+		requireState(t, latest(t, c), md, "/registry/c/")
+		barrier(t, m)
+	})
+}
+
 // TestListThatNobodyNeedsIsStopped: with the claim, the state, or the cluster that
 // a list was for, the list ends too, and so does its wait for the clock.
 func TestListThatNobodyNeedsIsStopped(t *testing.T) {
