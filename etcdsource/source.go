@@ -204,6 +204,10 @@ func (s *Source) verify(ctx context.Context, after mirror.Header) error {
 // members, false when ctx ends.
 func waitDisconnected(ctx context.Context, client *clientv3.Client) bool {
 	conn := client.ActiveConnection()
+	if conn == nil { // a client inside the server's process, which is restored with it
+		<-ctx.Done()
+		return false
+	}
 	for {
 		state := conn.GetState()
 		if !conn.WaitForStateChange(ctx, state) {

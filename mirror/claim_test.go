@@ -163,3 +163,24 @@ func TestClaimAndExcludeDoNotMix(t *testing.T) {
 		}
 	})
 }
+
+// TestReleaseTooOftenPanics: going on would make the next claim a release.
+func TestReleaseTooOftenPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := start(t, memory.New(), nil)
+		r := claim(t, m, "/registry/a/")
+		again := claim(t, m, "/registry/a/")
+		if r != again {
+			t.Error("two claims of one prefix are two resources")
+		}
+		r.Release()
+		reach(t, m, 1, r) // the other claim holds
+		r.Release()
+		defer func() {
+			if recover() == nil {
+				t.Error("a third Release of two claims succeeds")
+			}
+		}()
+		r.Release()
+	})
+}

@@ -123,6 +123,9 @@ func (m *Mirror) claim(prefix string, exclude bool) (*Resource, error) {
 func (r *Resource) Release() {
 	r.m.mu.Lock()
 	defer r.m.mu.Unlock()
+	if r.refs == 0 {
+		panic("mirror: Release of " + r.prefix + ", which nobody has claimed")
+	}
 	r.refs--
 	if r.refs == 0 {
 		r.m.doLocked(func() { r.m.abandon(r) })
@@ -256,6 +259,7 @@ func (m *Mirror) session(ctx context.Context) error {
 			"revision", l.header.Revision, "was", m.clock.rev.Load())
 		m.compacted.Store(0)
 		m.stats.compacted.Store(0)
+		m.stats.historyFloor.Store(0)
 	}
 	m.installAll(l)
 	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
@@ -495,6 +496,25 @@ func TestMirrorFollowsARestoredEtcd(t *testing.T) {
 	if st := m.Stats(); st.Relists != 1 {
 		t.Errorf("listed anew %d times, want once", st.Relists)
 	}
+}
+
+// TestClientInsideTheServersProcess has no connection that could be lost.
+func TestClientInsideTheServersProcess(t *testing.T) {
+	_, prefix := open(t)
+	client := v3client.New(shared.etcd.server.Server)
+	defer client.Close()
+	if err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil {
+		t.Error(err)
+	}
+	put(t, client, prefix+"a/x", "1")
+	m := newMirror(t, client, prefix, nil)
+	a := claim(t, m, prefix+"a/")
+	rev := put(t, client, prefix+"a/x", "2")
+	catchUp(t, m)
+	if s, err := a.Latest(); err != nil || !strings.HasPrefix(read(s)[prefix+"a/x"], fmt.Sprintf("2@%d,", rev)) {
+		t.Errorf("%v, %v", read(s), err)
+	}
+	m.Close()
 }
 
 // TestMirrorSurvivesARestartOfEtcd: nothing is listed, no watch ends, nothing is lost.
