@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -10,6 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestReadsSeeWritesOfOthers: a read without a resource version sees every write that
@@ -156,5 +160,45 @@ func TestAFutureRevision(t *testing.T) {
 	}
 	if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{}); err != nil {
 		t.Errorf("get at a revision that has come: %v", err)
+	}
+}
+
+// TestARestoredEtcd: reads of the present are refused until everything is listed
+// anew, watches end with 410, and then what etcd has is all there is.
+func TestARestoredEtcd(t *testing.T) {
+	etcd := memory.New()
+	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
+	for key, value := range podsOnNode(t, "old") {
+		etcd.Put(key, value)
+	}
+	if got := podNames(f.list(t, everything())); got != "old" {
+		t.Fatalf("list has %q", got)
+	}
+	w := f.watchPods(t, afterRevision(fmt.Sprint(etcd.Revision())))
+	was := etcd.Revision()
+
+	etcd.FailLists(errors.New("not yet")) // the restored state cannot be listed for a while
+	etcd.Restore(was-1, podsOnNode(t, "new"))
+	ctx := contextFor(t)
+	requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
+	if _, err := f.Watch(ctx, "/pods/", everything()); err != nil {
+		requireRetry(t, "watch", err)
+	} else {
+		t.Error("a watch from the present began")
+	}
+	etcd.FailLists(nil)
+	eventually(t, "the restored state is listed", func() bool { return f.engine(t).mirror.Clock() < was })
+	eventually(t, "the resource is ready", func() bool { return f.ReadinessCheck() == nil })
+
+	if status := nextStatus(t, w); status.Code != 410 {
+		t.Errorf("the watch has %+v, want 410", status)
+	}
+	ended(t, w)
+	if got := podNames(f.list(t, everything())); got != "new" {
+		t.Errorf("list has %q", got)
+	}
+	out := &example.Pod{}
+	if err := f.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, out); !storage.IsNotFound(err) {
+		t.Errorf("get what was there before the restore: %v, want not found", err)
 	}
 }

@@ -160,24 +160,11 @@ func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
-	pods := func(names ...string) map[string]string {
-		kvs := map[string]string{}
-		for _, name := range names {
-			pod := newPod(name)
-			pod.Spec.NodeName = "node"
-			data, err := runtime.Encode(testCodec(), pod)
-			if err != nil {
-				t.Fatal(err)
-			}
-			kvs[etcdKey(pod)] = string(data)
-		}
-		return kvs
-	}
 	list := func() []string {
 		t.Helper()
 		return podPaths(f.list(t, storage.ListOptions{Recursive: true, Predicate: onNode("node", true)}))
 	}
-	for key, value := range pods("old-a", "old-b") {
+	for key, value := range podsOnNode(t, "old-a", "old-b") {
 		etcd.Put(key, value)
 	}
 	for range 10 {
@@ -188,7 +175,7 @@ func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 	}
 	was := etcd.Revision()
 
-	etcd.Restore(was-5, pods("new"))
+	etcd.Restore(was-5, podsOnNode(t, "new"))
 	s := f.engine(t)
 	eventually(t, "the restore is noticed", func() bool {
 		_ = s.consistent(contextFor(t))
@@ -200,4 +187,20 @@ func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 		}
 		etcd.Put(testPrefix+"something", fmt.Sprint(etcd.Revision()))
 	}
+}
+
+// podsOnNode are the values of pods on the node "node", by etcd key.
+func podsOnNode(t *testing.T, names ...string) map[string]string {
+	t.Helper()
+	kvs := map[string]string{}
+	for _, name := range names {
+		pod := newPod(name)
+		pod.Spec.NodeName = "node"
+		data, err := runtime.Encode(testCodec(), pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kvs[etcdKey(pod)] = string(data)
+	}
+	return kvs
 }

@@ -62,7 +62,7 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 	if exact > 0 {
 		if exact > s.mirror.Clock() {
 			// Whether it exists is for etcd to say.
-			current, err := s.mirror.Current(ctx)
+			current, err := s.current(ctx)
 			if err != nil {
 				return mirror.Snapshot{}, err
 			}

@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -239,10 +240,20 @@ func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 	return err
 }
 
+// current returns etcd's revision (I6). Errors: mirror.ErrNotReady if etcd was
+// restored, until everything is listed anew.
+func (s *Store) current(ctx context.Context) (mirror.Revision, error) {
+	rev, err := s.mirror.Current(ctx)
+	if errors.Is(err, mirror.ErrRestored) {
+		return 0, fmt.Errorf("%w: %w", mirror.ErrNotReady, err)
+	}
+	return rev, err
+}
+
 // consistent returns when the mirror has seen every write that was acknowledged
 // before the call (I6).
 func (s *Store) consistent(ctx context.Context) error {
-	rev, err := s.mirror.Current(ctx)
+	rev, err := s.current(ctx)
 	if err != nil {
 		return err
 	}

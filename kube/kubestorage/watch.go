@@ -160,7 +160,7 @@ func (w *watcher) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	switch {
 	case opts.ResourceVersion == "" && stream:
 		// Only what happens from now on, as etcd counts now.
-		if rev, err = s.mirror.Current(ctx); err != nil {
+		if rev, err = s.current(ctx); err != nil {
 			return err
 		}
 	case opts.ResourceVersion == "":
