@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -126,14 +127,17 @@ func (e *Env) environ() []string {
 	return append(environ, "HOME="+e.dir)
 }
 
-// stop stops the processes that still run, last started first, and returns what went wrong with any.
+// stop stops the processes that still run, last started first but each etcd after all that may use it, and returns what
+// went wrong with any.
 func (e *Env) stop() []error {
 	e.mu.Lock()
 	processes, ends := slices.Clone(e.mu.processes), e.mu.ends
 	e.mu.ends = nil
 	e.mu.Unlock()
+	slices.Reverse(processes)
+	slices.SortStableFunc(processes, func(a, b *Process) int { return cmp.Compare(a.isEtcd(), b.isEtcd()) })
 	var errs []error
-	for _, p := range slices.Backward(processes) {
+	for _, p := range processes {
 		if err := p.Stop(); err != nil {
 			errs = append(errs, err)
 		}

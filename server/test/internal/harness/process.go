@@ -140,6 +140,14 @@ func (p *Process) exit() string {
 	return "exit status 0"
 }
 
+// isEtcd is 1 for an etcd, otherwise 0.
+func (p *Process) isEtcd() int {
+	if strings.HasSuffix(p.name, "etcd") {
+		return 1
+	}
+	return 0
+}
+
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 

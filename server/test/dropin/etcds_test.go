@@ -1,0 +1,348 @@
+package dropin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// exercise creates, lists, watches, updates and deletes a ConfigMap and a custom resource.
+func exercise(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	createThings(t, ctx, api)
+	for _, tc := range []struct {
+		path string
+		body object
+	}{
+		{defaultMaps, configMap("exercise")},
+		{thingsPath, thing("exercise", "data")},
+	} {
+		list, err := api.List(ctx, tc.path, "")
+		check(t, err)
+		w := startWatch(t, ctx, api, tc.path, "resourceVersion="+list.Metadata.ResourceVersion)
+		create(t, ctx, api, tc.path, tc.body)
+		expectEvent(t, ctx, w, "ADDED", "exercise")
+		patched, err := api.Patch(ctx, tc.path+"/exercise", `{"metadata":{"labels":{"a":"b"}}}`)
+		check(t, err)
+		if o := expectEvent(t, ctx, w, "MODIFIED", "exercise"); o.Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
+			t.Errorf("event at %s, want %s", o.Metadata.ResourceVersion, patched.Metadata.ResourceVersion)
+		}
+		again, err := api.List(ctx, tc.path, "labelSelector=a%3Db")
+		check(t, err)
+		if len(again.Items) != 1 {
+			t.Errorf("%d objects after one was created", len(again.Items))
+		}
+		check(t, api.Delete(ctx, tc.path+"/exercise"))
+		expectEvent(t, ctx, w, "DELETED", "exercise")
+		w.Close()
+	}
+}
+
+const (
+	thingsGroup = "test.example.com"
+	thingsPath  = "/apis/" + thingsGroup + "/v1/namespaces/default/things"
+)
+
+func thing(name, text string) object {
+	return object{"apiVersion": thingsGroup + "/v1", "kind": "Thing", "metadata": object{"name": name}, "spec": object{"text": text}}
+}
+
+// createThings creates the definition, if it is not there, and returns when it is served.
+func createThings(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	r, err := api.Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
+		"metadata": object{"name": "things." + thingsGroup},
+		"spec": object{
+			"group": thingsGroup, "scope": "Namespaced",
+			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
+				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	check(t, err)
+	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
+		t.Fatal(r.Err())
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		_, err := api.List(ctx, thingsPath, "")
+		return err == nil, err
+	}))
+}
+
+// count returns the number of keys under a prefix of an etcd.
+func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string) int64 {
+	t.Helper()
+	resp, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	check(t, err)
+	return resp.Count
+}
+
+// TestOtherPrefixes runs two clusters on one etcd, apart by their prefix.
+func TestOtherPrefixes(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry")
+	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2") // the other's is the beginning of this
+	for _, s := range []*harness.Server{one, two} {
+		check(t, s.Await(ctx, "/readyz"))
+	}
+	exercise(t, ctx, one.API())
+	exercise(t, ctx, two.API())
+	list, err := two.API().List(ctx, defaultMaps, "")
+	check(t, err)
+	w := startWatch(t, ctx, two.API(), defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
+	create(t, ctx, one.API(), defaultMaps, configMap("of-one"))
+	create(t, ctx, two.API(), defaultMaps, configMap("of-two"))
+	expectEvent(t, ctx, w, "ADDED", "of-two")
+	for prefix, want := range map[string]string{"/one/registry/": "of-one", "/one/registry2/": "of-two"} {
+		if n := count(t, ctx, client, prefix+"configmaps/default/"+want); n != 1 {
+			t.Errorf("%d keys for %s below %s", n, want, prefix)
+		}
+		if n := count(t, ctx, client, prefix+"configmaps/default/"); n != 1 {
+			t.Errorf("%d ConfigMaps below %s, want 1", n, prefix)
+		}
+	}
+	if n := count(t, ctx, client, "/registry/"); n != 0 {
+		t.Errorf("%d keys below the default prefix", n)
+	}
+}
+
+// TestClientCertificates runs on an etcd that wants a certificate, and is told clearly when there is none.
+func TestClientCertificates(t *testing.T) {
+	t.Parallel() // it waits for an etcd that does not let it in
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.EtcdTLS(env.Authority())
+	exercise(t, ctx, env.APIServer(etcd).API())
+
+	without := env.StartAPIServer(etcd, "--etcd-certfile=", "--etcd-keyfile=")
+	code, err := without.Wait(ctx)
+	check(t, err)
+	output := without.Output()
+	if code != 1 || !strings.Contains(output[strings.LastIndex(strings.TrimSpace(output), "\n")+1:], etcd.URL) {
+		t.Errorf("without a certificate: exit code %d, want 1 and a last line that names %s:\n%s", code, etcd.URL, without.Tail())
+	}
+}
+
+// TestOverrides keeps ConfigMaps and a custom resource in a second etcd, whose revisions are far from those of the first.
+func TestOverrides(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	first, second := env.Etcd(), env.Etcd()
+	advance(t, ctx, first.Client(), 3000)
+	s := env.APIServer(first,
+		"--etcd-servers-overrides=/configmaps#"+second.URL+","+thingsGroup+"/things#"+second.URL+",/events#"+second.URL)
+	api := s.API()
+	for path, test := range map[string]func(revision int64) bool{
+		"/api/v1/secrets":    func(r int64) bool { return r > 3000 },
+		"/api/v1/pods":       func(r int64) bool { return r > 3000 },
+		"/api/v1/configmaps": func(r int64) bool { return r < 3000 },
+	} {
+		list, err := api.List(ctx, path, "")
+		check(t, err)
+		if r := revision(t, list.Metadata.ResourceVersion); !test(r) {
+			t.Errorf("%s is at revision %d, which is that of the other etcd", path, r)
+		}
+	}
+	exercise(t, ctx, api)
+	if n := count(t, ctx, first.Client(), "/registry/configmaps/"); n != 0 {
+		t.Errorf("%d ConfigMaps in the first etcd", n)
+	}
+	create(t, ctx, api, defaultMaps, configMap("second"))
+	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "first"}})
+	if n := count(t, ctx, second.Client(), "/registry/configmaps/default/second"); n != 1 {
+		t.Errorf("%d keys for the ConfigMap in the second etcd", n)
+	}
+
+	// A resource version of one etcd means nothing in the other: for ConfigMaps that of Secrets lies in the future.
+	secrets, err := api.List(ctx, defaultSecrets, "")
+	check(t, err)
+	maps, err := api.List(ctx, defaultMaps, "")
+	check(t, err)
+	r, err := api.Do(ctx, http.MethodGet, defaultMaps, "resourceVersion="+secrets.Metadata.ResourceVersion, nil)
+	check(t, err)
+	if r.Code != http.StatusGatewayTimeout {
+		t.Errorf("ConfigMaps at the resource version of Secrets: %v, want 504", r.Err())
+	}
+
+	// Writes to one etcd do not move the other's clock, as lists and bookmarks show.
+	w := startWatch(t, ctx, api, defaultMaps, "allowWatchBookmarks=true&timeoutSeconds=4&resourceVersion="+maps.Metadata.ResourceVersion)
+	for i := range 50 {
+		create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": fmt.Sprintf("secret-%d", i)}})
+	}
+	again, err := api.List(ctx, defaultMaps, "")
+	check(t, err)
+	if got := revision(t, again.Metadata.ResourceVersion); got >= 3000 {
+		t.Errorf("the list of ConfigMaps moved to %d", got)
+	}
+	for {
+		e, err := w.Next(ctx)
+		if err != nil {
+			break
+		}
+		if e.Type != "BOOKMARK" || revision(t, e.Object.Metadata.ResourceVersion) >= 3000 {
+			t.Errorf("got %s at %s", e.Type, e.Object.Metadata.ResourceVersion)
+		}
+	}
+
+	// Compaction in one leaves the other alone.
+	_, err = first.Client().Compact(ctx, revision(t, secrets.Metadata.ResourceVersion))
+	check(t, err)
+	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+maps.Metadata.ResourceVersion)
+	check(t, err)
+	if fmt.Sprint(exact.Names()) != fmt.Sprint(maps.Names()) {
+		t.Errorf("got %v, want %v", exact.Names(), maps.Names())
+	}
+}
+
+// advance moves an etcd's revision with writes that are none of a server's business.
+func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisions int) {
+	t.Helper()
+	for i := range revisions {
+		_, err := client.Put(ctx, "elsewhere", fmt.Sprint(i))
+		check(t, err)
+	}
+}
+
+func revision(t *testing.T, resourceVersion string) int64 {
+	t.Helper()
+	var n int64
+	_, err := fmt.Sscan(resourceVersion, &n)
+	check(t, err)
+	return n
+}
+
+// TestTransactionsBecomeVisibleAtOnce writes several objects in one etcd transaction, again and again: no list, page walk
+// or watch may show some of them without the others (I5).
+func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	// Not the engine under test: upstream's cacher, which takes events one by one, shows parts of a transaction.
+	api := env.APIServer(etcd, engine(harness.Strata)).API()
+	const keys, rounds = 20, 60
+	names := make([]string, keys)
+	for i := range names {
+		names[i] = fmt.Sprintf("map-%02d", i)
+		create(t, ctx, api, defaultMaps, configMap(names[i]))
+	}
+	list, err := api.List(ctx, defaultMaps, "")
+	check(t, err)
+	watch := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
+	writing := make(chan error, 1)
+	go func() {
+		writing <- func() error {
+			for round := range rounds {
+				var puts []clientv3.Op
+				for _, name := range names {
+					// What an API server reads as well as its own protobuf.
+					value := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q},"data":{"round":"%d"}}`, name, name, round)
+					puts = append(puts, clientv3.OpPut("/registry/configmaps/default/"+name, value))
+				}
+				if _, err := client.Txn(ctx).Then(puts...).Commit(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}()
+	}()
+	for done := false; !done; {
+		select {
+		case err := <-writing:
+			check(t, err)
+			done = true // and once more
+		default:
+		}
+		for _, query := range []string{"", "resourceVersion=0"} {
+			list, err := api.List(ctx, defaultMaps, query)
+			check(t, err)
+			requireOneRound(t, list.Items)
+		}
+		items, _, err := api.ListAll(ctx, defaultMaps, "", 6)
+		check(t, err)
+		requireOneRound(t, items)
+	}
+	for round := range rounds {
+		version := ""
+		for i, name := range names {
+			o := expectEvent(t, ctx, watch, "MODIFIED", name)
+			if o.Data["round"] != fmt.Sprint(round) || i > 0 && o.Metadata.ResourceVersion != version {
+				t.Fatalf("event %d of round %d is of round %s at %s, want %s", i, round, o.Data["round"], o.Metadata.ResourceVersion, version)
+			}
+			version = o.Metadata.ResourceVersion
+		}
+	}
+}
+
+func requireOneRound(t *testing.T, items []harness.Object) {
+	t.Helper()
+	for _, o := range items {
+		if o.Data["round"] != items[0].Data["round"] || o.Data["round"] != "" && o.Metadata.ResourceVersion != items[0].Metadata.ResourceVersion {
+			t.Fatalf("%s is of round %s, %s of round %s", items[0].Key(), items[0].Data["round"], o.Key(), o.Data["round"])
+		}
+	}
+}
+
+// TestEtcdStopsAndReturns stops etcd under watching clients. Memory still answers those who ask for any resource version;
+// when etcd is back, the same watches go on.
+func TestEtcdStopsAndReturns(t *testing.T) {
+	t.Parallel() // it waits for reads to give up
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	s := env.APIServer(etcd)
+	api := s.API()
+	createThings(t, ctx, api)
+	create(t, ctx, api, defaultMaps, configMap("before"))
+	create(t, ctx, api, thingsPath, thing("before", ""))
+	paths := map[string]func(name string) object{
+		defaultMaps: configMap,
+		thingsPath:  func(name string) object { return thing(name, "") },
+	}
+	watches := map[string]*harness.Watch{}
+	for path := range paths {
+		list, err := api.List(ctx, path, "")
+		check(t, err)
+		watches[path] = startWatch(t, ctx, api, path, "resourceVersion="+list.Metadata.ResourceVersion)
+	}
+
+	for round := range 2 {
+		etcd.Stop()
+		for path := range paths {
+			list, err := api.List(ctx, path, "resourceVersion=0")
+			if err != nil || len(list.Items) == 0 {
+				t.Errorf("round %d: list of %s at any resource version without etcd: %+v, %v", round, path, list, err)
+			}
+			if _, err := api.Get(ctx, path+"/before", "resourceVersion=0"); err != nil {
+				t.Errorf("round %d: get at any resource version without etcd: %v", round, err)
+			}
+			// A consistent read cannot be answered: it ends with an error, at its timeout at the latest.
+			if r, err := api.Do(ctx, http.MethodGet, path, "timeout=5s", nil); ctx.Err() != nil || err == nil && r.Code == http.StatusOK {
+				t.Errorf("round %d: consistent list of %s without etcd: %+v, %v, want an error", round, path, r, err)
+			}
+		}
+		etcd.Start()
+		for path, body := range paths {
+			name := fmt.Sprintf("after-%d", round)
+			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				_, err := api.Create(ctx, path, body(name))
+				return err == nil || strings.Contains(err.Error(), "AlreadyExists"), err
+			}))
+			expectEvent(t, ctx, watches[path], "ADDED", name)
+			list, err := api.List(ctx, path, "")
+			check(t, err)
+			if names := fmt.Sprint(list.Names()); !strings.Contains(names, name) || !strings.Contains(names, "before") {
+				t.Errorf("round %d: %s lists %s", round, path, names)
+			}
+		}
+	}
+}
