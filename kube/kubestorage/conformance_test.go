@@ -422,6 +422,7 @@ func TestRecordersRecord(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := setup(t, c.opts...)
 			f.create(t, newPod("a"))
+			f.catchUp(t)
 			f.reads.GetReadsAndReset()
 			ctx := context.WithValue(contextFor(t), storagetesting.RecorderContextKey, t.Name())
 			got := f.requests.during(func() {

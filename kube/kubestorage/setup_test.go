@@ -183,10 +183,19 @@ func (f *fixture) engine(t testing.TB) *Store {
 	return s
 }
 
-// catchUp returns when memory has what etcd has.
+// catchUp returns when memory, if there is one, has what etcd has. Its feed has
+// begun then, and asks nothing of etcd by itself.
 func (f *fixture) catchUp(t testing.TB) {
 	t.Helper()
-	if err := f.engine(t).consistent(contextFor(t)); err != nil {
+	m := f.cluster.mirror
+	if m == nil {
+		return
+	}
+	rev, err := m.Current(contextFor(t))
+	if err == nil {
+		err = m.Wait(contextFor(t), rev)
+	}
+	if err != nil {
 		t.Fatalf("memory did not catch up with etcd: %v", err)
 	}
 }
