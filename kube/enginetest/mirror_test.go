@@ -310,7 +310,7 @@ func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
 				}
 			}
 		}
-		if rnd.IntN(25) == 0 {
+		if compared%40 == 4 {
 			p.cut(false)
 		}
 	}
