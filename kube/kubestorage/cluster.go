@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/utils/clock"
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
@@ -34,11 +35,21 @@ type cluster struct {
 	// mirror is nil if the servers cannot feed one; every storage then reads from
 	// etcd, as the one clear line in the log says.
 	mirror    *mirror.Mirror
-	compactor compactor // nil if compaction is off
+	compactor compactor // nil: compactions go unnoticed
+
+	// Places for reads that memory cannot answer: one key each, and lists.
+	gets, lists chan struct{}
 
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 }
+
+// Bounds of what a stall of the feed, or lists of the distant past, can make of
+// reads of etcd (D6, D7). A GET beyond it is refused with 429, a list waits.
+const (
+	maxEtcdGets  = 100
+	maxEtcdLists = 4
+)
 
 // compactor compacts etcd now and then, and knows what others have compacted.
 type compactor interface {
@@ -69,6 +80,9 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluste
 	var compactor compactor
 	if config.CompactionInterval > 0 {
 		compactor = etcd3.StartCompactorPerEndpoint(client.Client, config.CompactionInterval)
+	} else {
+		// It compacts nothing, and follows what others compact (KEP-4988).
+		compactor = etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)
 	}
 	if opts.Window == (mirror.Window{}) {
 		opts.Window = mirror.DefaultWindow
@@ -92,6 +106,11 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluste
 func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirror.Source {
 	probe := prefix + "strata-probe" // a key that never exists
 	err := etcdsource.Probe(context.Background(), client.Client, probe)
+	if errors.Is(err, etcdsource.ErrUnsupported) {
+		// It holds for the life of the process, so it is not concluded from one
+		// moment in which etcd was too busy to answer.
+		err = etcdsource.Probe(context.Background(), client.Client, probe)
+	}
 	switch {
 	case errors.Is(err, etcdsource.ErrUnsupported):
 		log.Warn("etcd is read directly, nothing is served from memory", "endpoints", client.Endpoints(), "reason", err.Error())
@@ -105,7 +124,8 @@ func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirr
 // startCluster mirrors what the source delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, cancel: func() {}}
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, cancel: func() {},
+		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
 	if source == nil {
 		return c, nil
 	}

@@ -116,6 +116,27 @@ func TestStoragesShareACluster(t *testing.T) {
 	}
 }
 
+// TestCompactionByOthersIsFollowed by a server that is told not to compact.
+func TestCompactionByOthersIsFollowed(t *testing.T) {
+	client := startEtcd(t, nil)
+	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
+		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
+	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	resp, err := client.Put(contextFor(t), "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev := resp.Header.Revision
+	if _, _, _, err := etcd3.Compact(contextFor(t), client.Client, 0, rev); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the compaction is noticed", func() bool { return c.compactor.CompactRevision() == rev })
+}
+
 type getterFunc func(schema.GroupResource) generic.RESTOptions
 
 func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
