@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -235,7 +236,19 @@ func (m *Mirror) diverged(r *Resource, err error) {
 	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
 	m.stats.divergences.Add(1)
 	m.reload(r, delay)
+	if now := time.Now(); m.doubted != nil && m.doubted != r && now.Sub(m.doubtedAt) < doubtFor {
+		// One lost event concerns one resource. Two resources at odds with the feed
+		// mean that it is not the continuation of what is held, for example because
+		// etcd was restored and written to since; then nothing is certain.
+		m.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, m.doubted.prefix, r.prefix)
+	} else {
+		m.doubted, m.doubtedAt = r, now
+	}
 }
+
+// doubtFor is how long a contradiction is taken for the sign of a wider one: a
+// guess, long enough for quiet resources to show theirs.
+const doubtFor = 10 * time.Minute
 
 // backoff spaces what should not happen often. The zero value is ready.
 type backoff struct {

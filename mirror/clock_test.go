@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,6 +33,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 	for rev := Revision(1); rev <= revisions && ctx.Err() == nil; rev++ {
 		// All have been woken for the one before and are on their way to wait again.
 		for woken.Load() < waiters*(rev-1) && ctx.Err() == nil {
+			runtime.Gosched()
 		}
 		for spin := range rev % 64 {
 			_ = spin

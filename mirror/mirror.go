@@ -45,6 +45,10 @@ type Mirror struct {
 	// Writer's own.
 	byPrefix map[string]*Resource
 	touched  []*txn
+
+	doubted       *Resource // the last one that contradicted the feed, since the last list
+	doubtedAt     time.Time
+	contradiction error // the whole feed contradicts what is held
 }
 
 // New returns a mirror and starts it: it lists the prefix, follows it, and lists
@@ -301,6 +305,7 @@ func (m *Mirror) distrust() {
 // installAll gives every resource its part of the listed entries, as a new lineage,
 // and sets the clock.
 func (m *Mirror) installAll(l loadedList) {
+	m.doubted, m.contradiction = nil, nil
 	parts := map[*Resource][]*Entry{}
 	for _, e := range l.entries {
 		r := m.route(e.Key())
@@ -492,7 +497,7 @@ func (m *Mirror) apply(b Batch) error {
 		}
 	}
 	m.commit(b.Through)
-	return nil
+	return m.contradiction
 }
 
 // txn returns what the batch in hand does to r.

@@ -38,9 +38,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// DefaultWindow is 10 minutes, twice the interval at which Kubernetes compacts
-// etcd, and 256 MiB.
-var DefaultWindow = Window{MaxAge: 10 * time.Minute, MaxBytes: 256 << 20}
+// DefaultWindow is an hour, longer than clients keep a watch or an informer that
+// asked for no bookmarks stays away, and 256 MiB, which ends it sooner where much
+// is written: at 1 KB a value, after about 200,000 writes.
+var DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
 
 // DefaultUnclaimedBytes is enough for the custom resources of most clusters.
 const DefaultUnclaimedBytes = 64 << 20

@@ -291,3 +291,32 @@ func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 		}
 	})
 }
+
+// TestAnotherHistoryOfTheSameClusterIsListedAnew is a backup that was restored and
+// written to until its revision passed the mirror's: nothing but the keys tells.
+func TestAnotherHistoryOfTheSameClusterIsListedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/x", "old")
+		store.Put("/registry/b/y", "old")
+		store.Put("/registry/c/ghost", "old")
+		m := start(t, store, nil)
+		a, b, c := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/"), claim(t, m, "/registry/c/")
+		reach(t, m, store.Revision(), a, b, c)
+		before := m.Clock()
+
+		store.Rewrite(1000, map[string]string{"/registry/a/x": "other", "/registry/b/y": "other", "/registry/c/new": "other"})
+		store.Put("/registry/a/x", "written")
+		store.Put("/registry/b/y", "written")
+		reach(t, m, store.Revision(), a, b, c)
+		if got, want := read(latest(t, c)), (state{"/registry/c/new": "other@1000"}); !maps.Equal(got, want) {
+			t.Errorf("c differs:%s", diff(got, want))
+		}
+		if got, want := read(latest(t, a)), (state{"/registry/a/x": "written@1001"}); !maps.Equal(got, want) {
+			t.Errorf("a differs:%s", diff(got, want))
+		}
+		if m.Clock() < before {
+			t.Errorf("the clock went from %d to %d", before, m.Clock())
+		}
+	})
+}

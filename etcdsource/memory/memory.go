@@ -125,6 +125,15 @@ func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
 	s.changeLocked()
 }
 
+// Rewrite gives the store another history without a sign of it: the keys given, at a
+// higher revision of the same cluster, as when a backup was restored and written to.
+// Running watches break.
+func (s *Store) Rewrite(rev mirror.Revision, keys map[string]string) {
+	cluster := s.cluster
+	s.Restore(rev, keys)
+	s.set(func() { s.cluster = cluster })
+}
+
 // Stall holds back (or lets go) everything that watches would deliver.
 func (s *Store) Stall(on bool) { s.set(func() { s.stalled = on }) }
 
