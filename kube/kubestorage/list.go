@@ -24,7 +24,7 @@ import (
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	r, err := s.Read(ctx, key, opts)
 	if errors.Is(err, ErrReadEtcd) {
-		return s.etcd.GetList(ctx, key, opts, listObj)
+		return s.listFromEtcd(ctx, key, opts, listObj)
 	}
 	if err != nil {
 		return err
@@ -85,11 +85,11 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 		}
 		return s.resource.Latest()
 	}
-	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	rev, err := s.parseRevision(opts.ResourceVersion)
 	if err != nil {
 		return mirror.Snapshot{}, err
 	}
-	if err := s.waitFor(ctx, int64(rev)); err != nil {
+	if err := s.waitFor(ctx, rev); err != nil {
 		return mirror.Snapshot{}, err
 	}
 	return s.resource.Latest()

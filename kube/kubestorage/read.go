@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/mirror"
@@ -88,6 +90,9 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 	if err != nil {
 		return nil, err
 	}
+	if exact < 0 { // beyond what a revision can reach
+		exact = math.MaxInt64
+	}
 	if !s.resource.Ready() {
 		if opts.Predicate.Limit > 0 && opts.Predicate.Empty() {
 			return nil, ErrReadEtcd // a small page is cheap for etcd (KEP-4568)
@@ -113,6 +118,11 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 		r.End = prefix + "\x00"
 	} else if start != "" {
 		r.Start = start
+	} else if info, ok := request.RequestInfoFrom(ctx); ok && info.Namespace == "" {
+		// A field selector for one namespace narrows the first page, but not the
+		// following ones, to the keys of the namespace: their tokens are relative
+		// to what the client asked for.
+		r.Prefix = s.resource.Prefix()
 	}
 	if opts.ResourceVersion == "0" && exact == 0 && opts.Predicate.Continue == "" {
 		r.Limit = 0 // KEP-2340: resource version 0 ignores the limit

@@ -22,7 +22,8 @@ import (
 // Store is a storage.Interface on one resource of a mirror. Writes go to etcd
 // through upstream's store, reads and watches are answered from memory.
 type Store struct {
-	etcd storage.Interface // upstream's store: writes, and what memory cannot answer
+	cluster *cluster
+	etcd    storage.Interface // upstream's store: writes, and what memory cannot answer
 
 	mirror         *mirror.Mirror
 	resource       *mirror.Resource
@@ -49,6 +50,7 @@ var _ storage.Interface = (*Store)(nil)
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
 	s := &Store{
+		cluster:         c,
 		etcd:            etcd,
 		mirror:          c.mirror,
 		resource:        r,
@@ -69,6 +71,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 func (s *Store) stop() {
 	s.cancel()
 	s.watches.end()
+	s.view.events.clear(s.view.slot)
 	s.view.slot.Close()
 	s.resource.Release()
 }
@@ -83,6 +86,17 @@ func (s *Store) prepareKey(key string, recursive bool) (string, error) {
 		key = key[1:]
 	}
 	return s.pathPrefix + key, nil
+}
+
+// parseRevision returns the revision that a client has sent, 0 for none and "0". A
+// number that no revision can reach is the highest there is: always in the future.
+// Error: 400.
+func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
+	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+	}
+	return mirror.Revision(min(rev, math.MaxInt64)), nil
 }
 
 // Versioner implements storage.Interface.
@@ -266,6 +280,29 @@ func (s *Store) consistent(ctx context.Context) error {
 	return err
 }
 
+// getFromEtcd reads one key from etcd, unless too many do: then 429 (D7).
+func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	select {
+	case s.cluster.gets <- struct{}{}:
+		defer func() { <-s.cluster.gets }()
+		return s.etcd.Get(ctx, key, opts, out)
+	default:
+		return apierrors.NewTooManyRequests("too many reads wait for etcd", tooHighRetrySeconds)
+	}
+}
+
+// listFromEtcd lists from etcd what memory does not answer, waiting while too many
+// do (D7).
+func (s *Store) listFromEtcd(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	select {
+	case s.cluster.lists <- struct{}{}:
+		defer func() { <-s.cluster.lists }()
+		return s.etcd.GetList(ctx, key, opts, listObj)
+	case <-ctx.Done():
+		return storage.NewTimeoutError(key, "too many lists wait for etcd")
+	}
+}
+
 // Get implements storage.Interface. Without a resource version the answer is
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
@@ -273,12 +310,12 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	if err != nil {
 		return err
 	}
-	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	rev, err := s.parseRevision(opts.ResourceVersion)
 	if err != nil {
 		return err
 	}
 	if !s.resource.Ready() {
-		return s.etcd.Get(ctx, key, opts, out)
+		return s.getFromEtcd(ctx, key, opts, out)
 	}
 	if opts.ResourceVersion == "" {
 		waitCtx, cancel := context.WithTimeout(ctx, getWait)
@@ -288,14 +325,14 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		}
 		cancel()
 		if err != nil {
-			return s.etcd.Get(ctx, key, opts, out)
+			return s.getFromEtcd(ctx, key, opts, out)
 		}
-	} else if err := s.waitFor(ctx, mirror.Revision(rev)); err != nil {
+	} else if err := s.waitFor(ctx, rev); err != nil {
 		return err
 	}
 	snap, err := s.resource.Latest()
 	if err != nil {
-		return s.etcd.Get(ctx, key, opts, out)
+		return s.getFromEtcd(ctx, key, opts, out)
 	}
 	e, ok := snap.Get(etcdKey)
 	if !ok {
@@ -306,7 +343,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	}
 	if err := s.view.decodeInto(ctx, e, out); err != nil {
 		// Upstream's store words the error, and may have better luck.
-		return s.etcd.Get(ctx, key, opts, out)
+		return s.getFromEtcd(ctx, key, opts, out)
 	}
 	return nil
 }

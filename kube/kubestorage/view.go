@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -288,7 +289,15 @@ type eventCache struct {
 	bytes int64
 }
 
-const eventCacheBytes = 4 << 20
+// Bounds of decoded events, as stored size: of one view, and of all views of the
+// process together, so that many resources do not add up.
+const (
+	eventCacheBytes     = 4 << 20
+	allEventCachesBytes = 64 << 20
+)
+
+// eventCachesBytes is what all event caches hold now.
+var eventCachesBytes atomic.Int64
 
 type cachedEvent struct {
 	ev *mirror.Event
@@ -298,15 +307,32 @@ type cachedEvent struct {
 func (c *eventCache) add(slot *mirror.Slot, ev *mirror.Event, o *eventObjects) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.n > 0 && (c.n == len(c.ring) || c.bytes+o.bytes > eventCacheBytes) {
-		old := &c.ring[c.first]
-		old.ev.SwapMemo(slot, old.o, nil)
-		c.bytes -= old.o.bytes
-		*old = cachedEvent{}
-		c.first = (c.first + 1) % len(c.ring)
-		c.n--
+	for c.n > 0 && (c.n == len(c.ring) || c.bytes+o.bytes > eventCacheBytes ||
+		eventCachesBytes.Load()+o.bytes > allEventCachesBytes) {
+		c.dropLocked(slot)
 	}
 	c.ring[(c.first+c.n)%len(c.ring)] = cachedEvent{ev, o}
 	c.n++
 	c.bytes += o.bytes
+	eventCachesBytes.Add(o.bytes)
+}
+
+// dropLocked drops the oldest event.
+func (c *eventCache) dropLocked(slot *mirror.Slot) {
+	old := &c.ring[c.first]
+	old.ev.SwapMemo(slot, old.o, nil)
+	c.bytes -= old.o.bytes
+	eventCachesBytes.Add(-old.o.bytes)
+	*old = cachedEvent{}
+	c.first = (c.first + 1) % len(c.ring)
+	c.n--
+}
+
+// clear drops all events.
+func (c *eventCache) clear(slot *mirror.Slot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.n > 0 {
+		c.dropLocked(slot)
+	}
 }

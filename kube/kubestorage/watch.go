@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,7 +56,7 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if !utilfeature.DefaultFeatureGate.Enabled(features.WatchList) {
 		opts.SendInitialEvents = nil
 	}
-	rev, err := s.versioner.ParseResourceVersion(opts.ResourceVersion)
+	rev, err := s.parseRevision(opts.ResourceVersion)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +79,7 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	case opts.Predicate.AllowWatchBookmarks:
 		w.bookmarkEvery = bookmarkInterval
 	}
-	if err := w.begin(ctx, int64(rev), opts); err != nil {
+	if err := w.begin(ctx, rev, opts); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
 			return nil, s.notReady()
 		}
@@ -243,7 +244,8 @@ func (w *watcher) run() {
 				timer.Reset(wait)
 			} else {
 				w.scheduleBookmark()
-				if !w.sendBookmark(false) {
+				// A watch at a future revision has nothing to tell before that.
+				if w.cursor.Position() <= w.store.mirror.Clock() && !w.sendBookmark(false) {
 					return
 				}
 				continue
@@ -273,14 +275,48 @@ func (w *watcher) send(e watch.Event) bool {
 	}
 }
 
-// sendInitial sends the present state as ADDED events.
+// initialAtOnce is how many entries a watcher holds while a client takes its time.
+const initialAtOnce = 256
+
+// sendInitial sends the present state as ADDED events. While the client reads, it
+// holds a few entries, not a version: a client that does not read keeps nothing
+// alive, and gets 410 when the window has moved past what it has begun to list (I7).
 func (w *watcher) sendInitial() bool {
 	if w.initial == nil {
 		return true
 	}
-	initial := w.initial
-	w.initial = nil // it need not stay alive longer than it is read
-	for e := range initial.Candidates() {
+	r := w.initial
+	w.initial = nil
+	if r.index != nil {
+		return w.sendAdded(slices.Collect(r.Candidates()))
+	}
+	snap, start, rev := r.Snapshot, r.Start, r.Snapshot.Rev
+	for {
+		var batch []*mirror.Entry
+		for e := range snap.All(start, w.end) {
+			if batch = append(batch, e); len(batch) == initialAtOnce {
+				break
+			}
+		}
+		snap = mirror.Snapshot{}
+		if !w.sendAdded(batch) {
+			return false
+		}
+		if len(batch) < initialAtOnce {
+			return true
+		}
+		start = batch[len(batch)-1].Key() + "\x00"
+		var err error
+		if snap, err = w.store.resource.At(rev); err != nil {
+			w.send(errorEvent(w.store.expired(err)))
+			return false
+		}
+	}
+}
+
+// sendAdded sends the entries that the watch selects.
+func (w *watcher) sendAdded(entries []*mirror.Entry) bool {
+	for _, e := range entries {
 		ok, err := w.selector.matches(w.ctx, e)
 		if err == nil && !ok {
 			continue
@@ -312,7 +348,7 @@ func (w *watcher) sendEvent(ev *mirror.Event) bool {
 		}
 		// Sending later events first would break the order that a watch promises;
 		// other watchers, and watchers of other objects, go on.
-		if time.Now().Add(backoff).After(giveUp) || ev.Entry == nil {
+		if time.Now().Add(backoff).After(giveUp) || ev.Entry == nil && w.store.view.unsafeDelete {
 			if ev.Entry == nil && w.store.view.unsafeDelete {
 				err = corruptDeletion(err)
 			}
