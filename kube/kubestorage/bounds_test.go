@@ -1,0 +1,134 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestAWatchThatIsNotReadHoldsNoVersion lets the window move past a watch whose
+// client has begun to read initial events and stopped (I7).
+func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
+	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
+	const n = 2*initialAtOnce + 10
+	for i := range n {
+		f.create(t, newPod(fmt.Sprintf("pod-%04d", i)))
+	}
+	f.catchUp(t)
+	w, err := f.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	first := <-w.ResultChan()
+	if first.Type != watch.Added {
+		t.Fatalf("first event %v, want ADDED", first)
+	}
+	s := f.engine(t)
+	at := s.mirror.Clock()
+	for i := 0; ; i++ {
+		if oldest, _, err := s.resource.Oldest(); err == nil && oldest > at {
+			break
+		}
+		f.update(t, newPod(fmt.Sprintf("pod-%04d", i%n)), fmt.Sprint(i))
+	}
+	added := 1
+	for ev := range w.ResultChan() {
+		if ev.Type == watch.Added {
+			added++
+			continue
+		}
+		st, ok := ev.Object.(*metav1.Status)
+		if ev.Type != watch.Error || !ok || st.Code != http.StatusGone || st.Reason != metav1.StatusReasonExpired {
+			t.Fatalf("after %d objects %v %v, want 410", added, ev.Type, ev.Object)
+		}
+		if added >= n {
+			t.Fatalf("410 after all %d objects", added)
+		}
+		return
+	}
+	t.Fatalf("the watch ended without an error after %d objects", added)
+}
+
+// TestRevisionsBeyondReachAreInTheFuture covers the numbers that parse and that no
+// revision can have.
+func TestRevisionsBeyondReachAreInTheFuture(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	f.catchUp(t)
+	for _, rv := range []string{fmt.Sprint(uint64(math.MaxInt64)), fmt.Sprint(uint64(math.MaxInt64) + 1), fmt.Sprint(uint64(math.MaxUint64))} {
+		t.Run(rv, func(t *testing.T) {
+			t.Parallel()
+			ctx := contextFor(t)
+			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !storage.IsTooLargeResourceVersion(err) {
+				t.Errorf("GET: %v, want too large", err)
+			}
+			limited := storage.Everything
+			limited.Limit = 1
+			for name, opts := range map[string]storage.ListOptions{
+				"exact":          {ResourceVersionMatch: metav1.ResourceVersionMatchExact, Predicate: storage.Everything},
+				"not older than": {ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Predicate: storage.Everything},
+				"limit":          {Predicate: limited},
+				"neither":        {Predicate: storage.Everything},
+			} {
+				opts.Recursive, opts.ResourceVersion = true, rv
+				if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
+					t.Errorf("LIST, %s: %v, want too large", name, err)
+				}
+			}
+			quick, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			w, err := f.Watch(quick, "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: rv})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ev, ok := <-w.ResultChan(); ok {
+				t.Errorf("a watch of the future sent %v", ev)
+			}
+		})
+	}
+}
+
+// TestReadsOfEtcdAreBounded takes all places and asks for one more.
+func TestReadsOfEtcdAreBounded(t *testing.T) {
+	f := setup(t)
+	pod := f.create(t, newPod("a"))[0]
+	f.catchUp(t)
+	s := f.engine(t)
+	for range maxEtcdGets {
+		s.cluster.gets <- struct{}{}
+	}
+	for range maxEtcdLists {
+		s.cluster.lists <- struct{}{}
+	}
+	ctx := contextFor(t)
+	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("one GET too many: %v, want 429", err)
+	}
+	quick, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	var storageErr *storage.StorageError
+	if err := s.listFromEtcd(quick, "/pods", everything(), &example.PodList{}); !errors.As(err, &storageErr) {
+		t.Errorf("one LIST too many: %v, want a timeout", err)
+	}
+	<-s.cluster.gets
+	<-s.cluster.lists
+	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
+		t.Errorf("a GET with room: %v", err)
+	}
+	if err := s.listFromEtcd(ctx, "/pods", everything(), &example.PodList{}); err != nil {
+		t.Errorf("a LIST with room: %v", err)
+	}
+}
