@@ -1,0 +1,83 @@
+// Package webhooks serves conversion webhooks that count, hang and read through the server, and looks at whom they hold up.
+package webhooks
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 2 * time.Minute
+
+// The server of this package runs no controllers: nobody but the test writes to its namespaces.
+var (
+	server *harness.Server
+	api    *harness.API
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		server = e.APIServer(e.Etcd(), "--disable-admission-plugins=ServiceAccount")
+		api = server.API()
+	})
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newNamespace(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
+	check(t, err)
+}
+
+// maps is the path of a namespace's ConfigMaps.
+func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
+
+// startWatch starts a watch that lasts as long as the test.
+func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
+	t.Helper()
+	w, refused, err := api.Watch(ctx, path, query)
+	check(t, err)
+	if refused != nil {
+		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// added reads ADDED events, and nothing else but bookmarks, until there were n; it returns their objects in order.
+func added(ctx context.Context, w *harness.Watch, n int) ([]harness.Object, error) {
+	var objects []harness.Object
+	for len(objects) < n {
+		e, err := w.Next(ctx)
+		if err != nil {
+			return objects, fmt.Errorf("after %d of %d objects: %w", len(objects), n, err)
+		}
+		switch e.Type {
+		case "BOOKMARK":
+		case "ADDED":
+			objects = append(objects, e.Object)
+		default:
+			return objects, fmt.Errorf("after %d of %d objects: %s %s %s", len(objects), n, e.Type, e.Object.Key(), e.Status.Message)
+		}
+	}
+	return objects, nil
+}
