@@ -73,8 +73,8 @@ func Main(m *testing.M, start func(*Env)) {
 	}())
 }
 
-// atEnd makes the environment call f when its processes have been stopped.
-func (e *Env) atEnd(f func()) {
+// AtEnd makes the environment call f when its processes have been stopped.
+func (e *Env) AtEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.ends = append(e.mu.ends, f)

@@ -80,7 +80,7 @@ func (e *Etcd) Client() *clientv3.Client {
 	}
 	client, err := clientv3.New(config)
 	e.env.check(err)
-	e.env.atEnd(func() { client.Close() })
+	e.env.AtEnd(func() { client.Close() })
 	return client
 }
 
@@ -90,6 +90,9 @@ func (e *Env) ProgramEtcd(ctx context.Context, path string) *Etcd {
 	etcd := &Etcd{URL: client, env: e}
 	etcd.p = e.startProgram("old-etcd", path, "--data-dir="+e.Dir("etcd"), "--listen-client-urls="+client, "--advertise-client-urls="+client,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
+	etcd.p.mu.Lock()
+	etcd.p.mu.waited = true // it ends itself with the signal that it was sent
+	etcd.p.mu.Unlock()
 	c := etcd.Client()
 	e.check(Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)

@@ -30,7 +30,7 @@ type Process struct {
 
 	mu struct {
 		sync.Mutex
-		waited  bool          // a test has looked at how the process ended
+		waited  bool          // a test has looked at how the process ended, or any end is right
 		lines   []string      // of standard output
 		changed chan struct{} // closed and replaced with each line, and when there will be no more
 		ended   bool

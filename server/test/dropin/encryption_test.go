@@ -1,0 +1,235 @@
+package dropin
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// provider is an entry of an encryption configuration; a name without "secretbox" or "aescbc" before it is identity.
+type provider struct{ kind, key string }
+
+var identity = provider{kind: "identity"}
+
+// encryption is the file of an encryption configuration for Secrets and a custom resource.
+type encryption struct{ path string }
+
+func newEncryption(t *testing.T, providers ...provider) encryption {
+	e := encryption{filepath.Join(t.TempDir(), "encryption.json")}
+	e.write(t, providers...)
+	return e
+}
+
+// write replaces the configuration; the first provider encrypts, all decrypt.
+func (e encryption) write(t *testing.T, providers ...provider) {
+	t.Helper()
+	var list []any
+	for _, p := range providers {
+		body := object{}
+		if p.key != "" {
+			secret := fmt.Sprintf("%-32s", p.key) // the key's name, padded to the length of a key
+			body["keys"] = []any{object{"name": p.key, "secret": base64.StdEncoding.EncodeToString([]byte(secret))}}
+		}
+		list = append(list, object{p.kind: body})
+	}
+	data, err := json.Marshal(object{
+		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
+		"resources": []any{object{"resources": []any{"secrets", "things." + thingsGroup}, "providers": list}},
+	})
+	check(t, err)
+	// A rename, so that a server that watches the file never reads half of it.
+	check(t, os.WriteFile(e.path+".new", data, 0o600))
+	check(t, os.Rename(e.path+".new", e.path))
+}
+
+func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
+
+// secret is the content that must not be found in etcd.
+const secret = "correct horse battery staple"
+
+const (
+	secretsPrefix = "/registry/secrets/default/"
+	thingsPrefix  = "/registry/" + thingsGroup + "/things/default/"
+)
+
+func createEncrypted(t *testing.T, ctx context.Context, api *harness.API, name string) {
+	t.Helper()
+	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": name}, "stringData": object{"text": secret}})
+	create(t, ctx, api, thingsPath, thing(name, secret))
+}
+
+// requireStored checks with which provider both objects of a name are stored.
+func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, name string, p provider) {
+	t.Helper()
+	for _, prefix := range []string{secretsPrefix, thingsPrefix} {
+		resp, err := client.Get(ctx, prefix+name)
+		check(t, err)
+		if len(resp.Kvs) != 1 {
+			t.Fatalf("%d keys %s", len(resp.Kvs), prefix+name)
+		}
+		value := string(resp.Kvs[0].Value)
+		if p == identity {
+			if !strings.Contains(value, secret) && !strings.Contains(value, base64.StdEncoding.EncodeToString([]byte(secret))) {
+				t.Errorf("%s is not in plain text", prefix+name)
+			}
+			continue
+		}
+		if want := "k8s:enc:" + p.kind + ":v1:" + p.key + ":"; !strings.HasPrefix(value, want) || strings.Contains(value, secret) {
+			t.Errorf("%s is stored as %.40q..., want %s", prefix+name, value, want)
+		}
+	}
+}
+
+// requireShown checks that both objects of each name are shown by GET, LIST and a watch from the beginning.
+func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...string) {
+	t.Helper()
+	for path, text := range map[string]string{defaultSecrets: base64.StdEncoding.EncodeToString([]byte(secret)), thingsPath: secret} {
+		for _, name := range names {
+			r, err := api.Do(ctx, http.MethodGet, path+"/"+name, "", nil)
+			check(t, err)
+			if r.Code != http.StatusOK || !strings.Contains(string(r.Body), text) {
+				t.Errorf("get %s/%s: %v", path, name, r.Err())
+			}
+		}
+		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+		check(t, err)
+		if n := strings.Count(string(r.Body), text); n != len(names) {
+			t.Errorf("list of %s shows the text %d times, want %d: code %d", path, n, len(names), r.Code)
+		}
+		w := startWatch(t, ctx, api, path, "")
+		for range names {
+			if e, err := w.Next(ctx); err != nil || e.Type != "ADDED" {
+				t.Errorf("watch of %s: %s, %v", path, e.Type, err)
+			}
+		}
+		w.Close()
+	}
+}
+
+// TestEncryptionAtRest turns encryption on, rotates the key with restarts, and turns it off, as the documentation of
+// Kubernetes says; then upstream reads the result.
+func TestEncryptionAtRest(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	box, cbc := provider{"secretbox", "key1"}, provider{"aescbc", "key2"}
+
+	config := newEncryption(t, identity)
+	s := env.APIServer(etcd, config.flag())
+	createThings(t, ctx, s.API())
+	createEncrypted(t, ctx, s.API(), "plain")
+	requireStored(t, ctx, client, "plain", identity)
+
+	// The first key: what is written is encrypted, what was written before is still read.
+	config.write(t, box, identity)
+	restart(t, ctx, s)
+	createEncrypted(t, ctx, s.API(), "boxed")
+	requireStored(t, ctx, client, "boxed", box)
+	requireStored(t, ctx, client, "plain", identity)
+	requireShown(t, ctx, s.API(), "plain", "boxed")
+	w := startWatch(t, ctx, s.API(), defaultSecrets, "fieldSelector=metadata.name%3Dplain")
+	expectEvent(t, ctx, w, "ADDED", "plain")
+
+	// The second key; both keys are known.
+	config.write(t, cbc, box, identity)
+	restart(t, ctx, s)
+	createEncrypted(t, ctx, s.API(), "chained")
+	requireStored(t, ctx, client, "chained", cbc)
+	requireStored(t, ctx, client, "boxed", box)
+	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
+	// An update that changes nothing rewrites what is stored in an outdated form, and only that.
+	for _, path := range []string{defaultSecrets, thingsPath} {
+		for name, rewritten := range map[string]bool{"plain": true, "boxed": true, "chained": false} {
+			r, err := s.API().Do(ctx, http.MethodGet, path+"/"+name, "", nil)
+			check(t, err)
+			var before harness.Object
+			check(t, json.Unmarshal(r.Body, &before))
+			after, err := s.API().Update(ctx, path+"/"+name, r.Body)
+			check(t, err)
+			if got := after.Metadata.ResourceVersion != before.Metadata.ResourceVersion; got != rewritten {
+				t.Errorf("%s/%s was rewritten: %v, want %v", path, name, got, rewritten)
+			}
+		}
+	}
+	for _, name := range []string{"plain", "boxed", "chained"} {
+		requireStored(t, ctx, client, name, cbc)
+	}
+
+	// The first key and plain text are no longer needed.
+	config.write(t, cbc)
+	restart(t, ctx, s)
+	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
+	check(t, s.Stop())
+	other := harness.Upstream
+	if harness.Engine() == harness.Upstream {
+		other = harness.Strata
+	}
+	requireShown(t, ctx, env.APIServer(etcd, engine(other), config.flag()).API(), "plain", "boxed", "chained")
+}
+
+func restart(t *testing.T, ctx context.Context, s *harness.Server) {
+	t.Helper()
+	check(t, s.Stop())
+	s.Restart()
+	createThings(t, ctx, s.API()) // returns when they are served
+}
+
+// TestKeysThatComeBack starts a server that lacks the key of one Secret. The others are served; when the key appears in the
+// configuration, which the server looks at once a minute, so is this one.
+func TestKeysThatComeBack(t *testing.T) {
+	t.Parallel() // it waits for the server to look
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
+	config := newEncryption(t, key1)
+	first := env.APIServer(etcd, config.flag())
+	create(t, ctx, first.API(), defaultSecrets, object{"metadata": object{"name": "lost"}, "stringData": object{"text": secret}})
+	check(t, first.Stop())
+
+	config.write(t, key2)
+	s := env.StartAPIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true")
+	api := s.API()
+	// Not /readyz: upstream's informers of Secrets cannot start, and its readiness may wait for them.
+	check(t, s.Await(ctx, "/livez"))
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		_, err := api.Create(ctx, defaultSecrets, object{"metadata": object{"name": "known"}, "stringData": object{"text": secret}})
+		return err == nil, err
+	}))
+	if r, err := api.Do(ctx, http.MethodGet, defaultSecrets, "", nil); err != nil || r.Code == http.StatusOK {
+		t.Errorf("list with an object that cannot be decrypted: %+v, %v, want an error", r, err)
+	}
+	if harness.Engine() == harness.Strata {
+		if _, err := api.Get(ctx, defaultSecrets+"/known", ""); err != nil {
+			t.Errorf("get of the other one: %v", err)
+		}
+		w := startWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
+		expectEvent(t, ctx, w, "ADDED", "known")
+		_, err := api.Patch(ctx, defaultSecrets+"/known", `{"metadata":{"labels":{"a":"b"}}}`)
+		check(t, err)
+		expectEvent(t, ctx, w, "MODIFIED", "known")
+	}
+
+	config.write(t, key2, key1)
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		list, err := api.List(ctx, defaultSecrets, "")
+		return err == nil && len(list.Items) == 2, err
+	}))
+	w := startWatch(t, ctx, api, defaultSecrets, "")
+	expectEvent(t, ctx, w, "ADDED", "known")
+	expectEvent(t, ctx, w, "ADDED", "lost")
+	if _, err := api.Get(ctx, defaultSecrets+"/lost", ""); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,152 @@
+package dropin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// corrupt is a resource with a value that nobody can decode or decrypt.
+type corrupt struct {
+	what, path, key, value string
+	body                   func(name string) object
+}
+
+var corruptions = []corrupt{
+	{"not decodable", defaultMaps, "/registry/configmaps/default/", "garbage", configMap},
+	{"cut off", "/apis/coordination.k8s.io/v1/namespaces/default/leases", "/registry/leases/default/",
+		"k8s\x00\n\x1d\n\x16coordination.k8s.io/v1\x12\x05Lease\x12\xff\xff\x01cut", func(name string) object { return object{"metadata": object{"name": name}} }},
+	{"unknown key", defaultSecrets, secretsPrefix, "k8s:enc:aescbc:v1:nobody:garbage",
+		func(name string) object { return object{"metadata": object{"name": name}} }},
+	{"custom, not decodable", thingsPath, thingsPrefix, "garbage", func(name string) object { return thing(name, "") }},
+}
+
+// TestGarbage writes such values to etcd, under a server that runs and before one that starts. LIST says so; everything
+// else of the same resource goes on; when the value is gone, so is the error.
+func TestGarbage(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	config := newEncryption(t, provider{"aescbc", "key1"}, identity)
+	s := env.APIServer(etcd, config.flag(), "--feature-gates=AllowUnsafeMalformedObjectDeletion=true")
+	api := s.API()
+	createThings(t, ctx, api)
+
+	for _, c := range corruptions {
+		t.Run(c.what+" while running", func(t *testing.T) {
+			create(t, ctx, api, c.path, c.body("a"))
+			list, err := api.List(ctx, c.path, "")
+			check(t, err)
+			watch := startWatch(t, ctx, api, c.path, "fieldSelector=metadata.name%3Da&resourceVersion="+list.Metadata.ResourceVersion)
+			_, err = client.Put(ctx, c.key+"garbage", c.value)
+			check(t, err)
+			requireNeighboursServed(t, ctx, api, c, watch)
+		})
+	}
+	if harness.Engine() == harness.Upstream {
+		// Its cacher tries to start anew, again and again, and needs some seconds when it can.
+		for _, c := range corruptions {
+			_, err := client.Delete(ctx, c.key+"garbage")
+			check(t, err)
+			awaitList(t, ctx, api, c.path)
+		}
+		return
+	}
+	// The same for a server that finds the garbage when it starts. It is not ready, because its own informer of Secrets
+	// cannot list them, but serves.
+	check(t, s.Stop())
+	s.StartAgain()
+	check(t, s.Await(ctx, "/livez"))
+	for _, c := range corruptions {
+		t.Run(c.what+" at the start", func(t *testing.T) {
+			check(t, s.Await(ctx, c.path+"/a"))
+			requireNeighboursServed(t, ctx, api, c, nil)
+		})
+		t.Run(c.what+" goes", func(t *testing.T) {
+			_, err := client.Delete(ctx, c.key+"garbage")
+			check(t, err)
+			list := awaitList(t, ctx, api, c.path)
+			w := startWatch(t, ctx, api, c.path, "resourceVersion="+list.Metadata.ResourceVersion)
+			create(t, ctx, api, c.path, c.body("z"))
+			expectEvent(t, ctx, w, "ADDED", "z")
+		})
+		t.Run(c.what+" is deleted by force", func(t *testing.T) {
+			_, err := client.Put(ctx, c.key+"garbage", c.value)
+			check(t, err)
+			requireNotReadable(t, ctx, api, c.path)
+			r, err := api.Do(ctx, http.MethodDelete, c.path+"/garbage", "", object{
+				"apiVersion": "v1", "kind": "DeleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential": true})
+			check(t, err)
+			if r.Code != http.StatusOK {
+				t.Errorf("unsafe deletion: %v", r.Err())
+			}
+			awaitList(t, ctx, api, c.path)
+		})
+	}
+}
+
+// awaitList returns a list as soon as there is one.
+func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		list, err = api.List(ctx, path, "")
+		return err == nil, err
+	}))
+	return list
+}
+
+// requireNotReadable checks what is said about the object: GET and LIST fail, and not as if it did not exist.
+func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, path string) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+		return err == nil && r.Code != http.StatusOK, err
+	}))
+	for _, target := range []string{path, path + "/garbage"} {
+		r, err := api.Do(ctx, http.MethodGet, target, "", nil)
+		check(t, err)
+		if status := r.Status(); r.Code != http.StatusInternalServerError || status.Status != metav1.StatusFailure {
+			t.Errorf("get %s: %v, want 500", target, r.Err())
+		}
+	}
+}
+
+// requireNeighboursServed checks that other objects of the resource are read, written and watched.
+func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API, c corrupt, running *harness.Watch) {
+	t.Helper()
+	path := c.path
+	requireNotReadable(t, ctx, api, path)
+	if harness.Engine() == harness.Upstream {
+		return // its cacher ends all watches and cannot start anew
+	}
+	if _, err := api.Get(ctx, path+"/a", ""); err != nil {
+		t.Errorf("get of another: %v", err)
+	}
+	if _, err := api.Get(ctx, path+"/a", "resourceVersion=0"); err != nil {
+		t.Errorf("get of another at any resource version: %v", err)
+	}
+	patched, err := api.Patch(ctx, path+"/a", fmt.Sprintf(`{"metadata":{"annotations":{"touched":"%d"}}}`, time.Now().UnixNano()))
+	check(t, err)
+	if running != nil {
+		if o := expectEvent(t, ctx, running, "MODIFIED", "a"); o.Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
+			t.Errorf("event at %s, want %s", o.Metadata.ResourceVersion, patched.Metadata.ResourceVersion)
+		}
+	}
+	w := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Dneighbour&resourceVersion="+patched.Metadata.ResourceVersion)
+	create(t, ctx, api, path, c.body("neighbour"))
+	expectEvent(t, ctx, w, "ADDED", "neighbour")
+	check(t, api.Delete(ctx, path+"/neighbour"))
+	expectEvent(t, ctx, w, "DELETED", "neighbour")
+	w.Close()
+	one := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Da")
+	expectEvent(t, ctx, one, "ADDED", "a")
+	one.Close()
+}
