@@ -8,15 +8,12 @@ import (
 	"path"
 	"strings"
 	"sync"
-	"time"
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
-	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
@@ -39,9 +36,6 @@ type cluster struct {
 
 	// Places for reads that memory cannot answer: one key each, and lists.
 	gets, lists chan struct{}
-
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
 }
 
 // Bounds of what a stall of the feed, or lists of the distant past, can make of
@@ -93,11 +87,6 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluste
 	if err != nil {
 		return nil, err
 	}
-	if interval := config.DBMetricPollInterval; interval > 0 {
-		ctx, cancel := context.WithCancel(context.Background())
-		c.cancel = cancel
-		c.wg.Go(func() { c.monitorSize(ctx, interval) })
-	}
 	return c, nil
 }
 
@@ -124,7 +113,7 @@ func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirr
 // startCluster mirrors what the source delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, cancel: func() {},
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
 	if source == nil {
 		return c, nil
@@ -144,7 +133,6 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 
 // close ends everything and waits for it.
 func (c *cluster) close() {
-	c.cancel()
 	clusters.remove(c)
 	if c.mirror != nil {
 		c.mirror.Close()
@@ -152,23 +140,7 @@ func (c *cluster) close() {
 	if c.compactor != nil {
 		c.compactor.Stop()
 	}
-	c.wg.Wait()
 	_ = c.client.Close()
-}
-
-// monitorSize keeps the gauges of etcd's database sizes.
-func (c *cluster) monitorSize(ctx context.Context, interval time.Duration) {
-	wait.JitterUntilWithContext(ctx, func(ctx context.Context) {
-		for _, endpoint := range c.client.Endpoints() {
-			ctx, cancel := context.WithTimeout(ctx, interval)
-			size := int64(-1)
-			if status, err := c.client.Status(ctx, endpoint); err == nil {
-				size = status.DbSize
-			}
-			cancel()
-			etcdmetrics.UpdateEtcdDbSize(endpoint, size)
-		}
-	}, interval, 0.5, true)
 }
 
 // newStore makes a storage for a resource; see Engine.Decorator.

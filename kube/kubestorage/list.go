@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
-	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/mirror"
@@ -142,7 +141,6 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 			break
 		}
 	}
-	etcdmetrics.RecordStorageListMetrics(s.group, 0, walked, items.Len())
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}

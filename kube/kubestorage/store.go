@@ -112,7 +112,7 @@ func (s *Store) Create(ctx context.Context, key string, obj, out runtime.Object,
 func (s *Store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
 	validateDeletion storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	var suggestion runtime.Object
-	if !opts.IgnoreStoreReadError {
+	if opts == (storage.DeleteOptions{}) { // else the deletion is about an object that cannot be decoded
 		suggestion = s.suggestion(ctx, key)
 	}
 	return s.etcd.Delete(ctx, key, out, preconditions, validateDeletion, suggestion, opts)
