@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
@@ -63,6 +64,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		consistentLists: c.opts.enabled(ConsistentListFromCache),
 		pastLists:       c.opts.enabled(ListFromCacheSnapshot),
 	}
+	v.converted = s.NewRepresentation(unstructured.UnstructuredJSONScheme, convertedBytes)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -73,6 +75,7 @@ func (s *Store) stop() {
 	s.watches.end()
 	s.view.events.clear(s.view.slot)
 	s.view.slot.Close()
+	s.view.converted.Close()
 	s.resource.Release()
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -38,6 +39,9 @@ type view struct {
 	unsafeDelete bool
 	// retryFor is how long a watcher tries again to decode an event before it gives up.
 	retryFor time.Duration
+
+	// converted keeps custom resources as a webhook has converted them; nil keeps none.
+	converted *Representation
 
 	slot   *mirror.Slot
 	events eventCache
@@ -90,6 +94,9 @@ func cause(err error) error {
 // decode returns the entry's object, which belongs to the caller, with the
 // resource version rev.
 func (v *view) decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	if u := v.recall(e, rev); u != nil {
+		return u, nil
+	}
 	data, err := v.data(ctx, e)
 	if err != nil {
 		return nil, err
@@ -99,11 +106,18 @@ func (v *view) decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision)
 		v.undecodable()
 		return nil, err
 	}
+	v.remember(e, data, obj)
 	return obj, nil
 }
 
 // decodeInto is decode into an object of the caller.
 func (v *view) decodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
+	if u := v.recall(e, e.ModRevision()); u != nil {
+		if out, ok := out.(*unstructured.Unstructured); ok {
+			out.Object = u.Object
+			return nil
+		}
+	}
 	data, err := v.data(ctx, e)
 	if err != nil {
 		return err
@@ -112,6 +126,7 @@ func (v *view) decodeInto(ctx context.Context, e *mirror.Entry, out runtime.Obje
 		v.undecodable()
 		return err
 	}
+	v.remember(e, data, out)
 	return nil
 }
 
