@@ -1,0 +1,319 @@
+// Package kms puts Secrets behind a key management service that hangs or is away, and looks at whom that holds up.
+package kms
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	testTimeout = 4 * time.Minute
+
+	// A 99th percentile may be slowFactor times what it was before and slowTerm more: others use this machine too.
+	slowFactor = 20
+	slowTerm   = 250 * time.Millisecond
+
+	// requestBound is what no request for another resource may take. It is far above what a busy machine needs, and below
+	// the 3 s after which the server gives up a call of the plugin.
+	requestBound = 2 * time.Second
+
+	mapsPath    = "/api/v1/namespaces/default/configmaps"
+	leasesPath  = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+	thingsPath  = "/apis/test.example.com/v1/namespaces/default/things"
+	secretsPath = "/api/v1/namespaces/default/secrets"
+)
+
+type object = map[string]any
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// encryptionConfig returns the flag for Secrets behind the plugin.
+func encryptionConfig(t *testing.T, env *harness.Env, p *plugin) string {
+	t.Helper()
+	data, err := json.Marshal(object{
+		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
+		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{
+			object{"kms": object{"apiVersion": "v2", "name": "test", "endpoint": "unix://" + p.socket, "timeout": "3s"}}}}},
+	})
+	check(t, err)
+	return "--encryption-provider-config=" + env.WriteFile("encryption.json", data)
+}
+
+// load are requests that have nothing to do with Secrets.
+type load struct {
+	api  *harness.API
+	next int // number of the next object to create
+}
+
+// run sends n requests of each kind, each within requestBound, and returns their 99th percentiles by kind.
+func (l *load) run(ctx context.Context, n int) (map[string]time.Duration, error) {
+	type request struct {
+		kind string
+		do   func(ctx context.Context, name string) error
+	}
+	var requests []request
+	for _, path := range []string{mapsPath, leasesPath, thingsPath} {
+		resource := path[strings.LastIndex(path, "/")+1:]
+		body := object{}
+		if path == thingsPath {
+			body = object{"apiVersion": "test.example.com/v1", "kind": "Thing"}
+		}
+		requests = append(requests,
+			request{"create " + resource, func(ctx context.Context, name string) error {
+				body["metadata"] = object{"name": name}
+				_, err := l.api.Create(ctx, path, body)
+				return err
+			}},
+			request{"get " + resource, func(ctx context.Context, name string) error {
+				_, err := l.api.Get(ctx, path+"/"+name, "")
+				return err
+			}},
+			request{"list " + resource, func(ctx context.Context, _ string) error {
+				_, err := l.api.List(ctx, path, "")
+				return err
+			}},
+			request{"list all " + resource, func(ctx context.Context, _ string) error {
+				_, err := l.api.List(ctx, strings.Replace(path, "/namespaces/default", "", 1), "resourceVersion=0")
+				return err
+			}},
+		)
+	}
+	took := map[string][]time.Duration{}
+	for range n {
+		name := fmt.Sprintf("object-%05d", l.next)
+		l.next++
+		for _, r := range requests {
+			start := time.Now()
+			err := func() error {
+				ctx, cancel := context.WithTimeoutCause(ctx, requestBound, fmt.Errorf("no answer within %v", requestBound))
+				defer cancel()
+				return r.do(ctx, name)
+			}()
+			if err != nil {
+				return nil, fmt.Errorf("%s, %s: %w", r.kind, name, err)
+			}
+			took[r.kind] = append(took[r.kind], time.Since(start))
+		}
+	}
+	p99 := map[string]time.Duration{}
+	for kind, all := range took {
+		slices.SortFunc(all, cmp.Compare[time.Duration])
+		p99[kind] = all[(n*99+99)/100-1].Round(10 * time.Microsecond)
+	}
+	return p99, nil
+}
+
+// requireAsBefore compares 99th percentiles.
+func requireAsBefore(t *testing.T, during, before map[string]time.Duration) {
+	t.Helper()
+	t.Logf("p99 before: %v", before)
+	t.Logf("p99 during: %v", during)
+	for kind, was := range before {
+		if is := during[kind]; is > slowFactor*was+slowTerm {
+			t.Errorf("p99 of %s is %v, was %v", kind, is, was)
+		}
+	}
+}
+
+// TestAKeyServiceThatIsAwayHoldsUpNobodyElse lets another server, whose plugin works, write Secrets that ours cannot
+// decrypt because its plugin hangs; then ours starts while its plugin is away. Everything but Secrets is served as
+// before, and Secrets are complete once the plugin answers.
+func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	defer cancel()
+	ours, theirs := newPlugin(t), newPlugin(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	s := env.APIServer(etcd, encryptionConfig(t, env, ours))
+	other := env.APIServer(etcd, encryptionConfig(t, env, theirs))
+	api := s.API()
+	createThings(t, ctx, api)
+	createSecrets(t, ctx, api, 0, 20)
+	requireEncrypted(t, ctx, etcd)
+	list, err := api.List(ctx, secretsPath, "")
+	check(t, err)
+
+	const n = 60
+	l := &load{api: api}
+	before, err := l.run(ctx, n)
+	check(t, err)
+
+	t.Run("it hangs under a running server", func(t *testing.T) {
+		watch, refused, err := api.Watch(ctx, secretsPath, "resourceVersion="+list.Metadata.ResourceVersion)
+		check(t, err)
+		if refused != nil {
+			t.Fatal(refused.Err())
+		}
+		defer watch.Close()
+		ours.hang()
+		defer ours.open()
+		createSecrets(t, ctx, other.API(), 20, 25)
+		stop := readSecrets(ctx, api)
+		defer stop()
+		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			return ours.held.Load() > 0, errors.New("nobody has called the plugin")
+		}))
+		during, err := l.run(ctx, n)
+		check(t, err)
+		requireAsBefore(t, during, before)
+		if harness.Engine() == harness.Strata {
+			// Secrets that were decrypted before are still there, one by one.
+			for _, query := range []string{"resourceVersion=0", ""} {
+				if _, err := api.Get(ctx, secretsPath+"/"+secretName(0), query); err != nil {
+					t.Errorf("get of a Secret that was read before, with %q: %v", query, err)
+				}
+			}
+		}
+
+		ours.open()
+		stop()
+		requireSecrets(t, ctx, api, 25)
+		for i := 20; i < 25; i++ {
+			e, err := watch.Next(ctx)
+			check(t, err)
+			if e.Type != "ADDED" || e.Object.Metadata.Name != secretName(i) {
+				t.Fatalf("got %s of %q %s, want ADDED of %s", e.Type, e.Object.Metadata.Name, e.Status.Message, secretName(i))
+			}
+		}
+	})
+
+	t.Run("it is away when the server starts", func(t *testing.T) {
+		check(t, s.Stop())
+		ours.stop(t)
+		s.StartAgain()
+		// Not ready, since upstream counts the plugin and informers of Secrets in; but it serves.
+		for _, path := range []string{mapsPath, leasesPath, thingsPath} {
+			check(t, s.Await(ctx, path))
+		}
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			_, err := api.Create(ctx, mapsPath, object{"metadata": object{"name": "first"}})
+			return err == nil || strings.Contains(err.Error(), "AlreadyExists"), err
+		}))
+		stop := readSecrets(ctx, api)
+		defer stop()
+		during, err := l.run(ctx, n)
+		check(t, err)
+		requireAsBefore(t, during, before)
+		stop()
+
+		ours.start(t)
+		requireSecrets(t, ctx, api, 25)
+		check(t, s.Await(ctx, "/readyz"))
+	})
+}
+
+func secretName(i int) string { return fmt.Sprintf("secret-%03d", i) }
+
+const secretText = "correct horse battery staple"
+
+func createSecrets(t *testing.T, ctx context.Context, api *harness.API, first, end int) {
+	t.Helper()
+	for i := first; i < end; i++ {
+		_, err := api.Create(ctx, secretsPath, object{"metadata": object{"name": secretName(i)}, "stringData": object{"text": secretText}})
+		check(t, err)
+	}
+}
+
+// requireEncrypted makes sure that the plugin is needed at all.
+func requireEncrypted(t *testing.T, ctx context.Context, etcd *harness.Etcd) {
+	t.Helper()
+	resp, err := etcd.Client().Get(ctx, "/registry/secrets/default/"+secretName(0))
+	check(t, err)
+	if len(resp.Kvs) != 1 || !strings.HasPrefix(string(resp.Kvs[0].Value), "k8s:enc:kms:v2:test:") || strings.Contains(string(resp.Kvs[0].Value), secretText) {
+		t.Fatal("secrets are not stored encrypted")
+	}
+}
+
+// readSecrets reads Secrets in every way, again and again, until the function that it returns is called. What the answers
+// are while the plugin is away is not asked here.
+func readSecrets(ctx context.Context, api *harness.API) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	queries := []string{"", "resourceVersion=0", "limit=5", "watch=true&timeoutSeconds=5"}
+	ended := make(chan struct{}, len(queries))
+	for _, query := range queries {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			_ = harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				_, err := api.Do(ctx, http.MethodGet, secretsPath, query, nil)
+				return false, err
+			})
+		}()
+	}
+	stopped := false
+	return func() {
+		cancel()
+		for range queries {
+			if !stopped {
+				<-ended
+			}
+		}
+		stopped = true
+	}
+}
+
+// requireSecrets returns when LIST and a new watch show all Secrets.
+func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("Secrets are not complete after a minute"))
+	defer cancel()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		list, err := api.List(ctx, secretsPath, "")
+		if err == nil && len(list.Items) != n {
+			err = fmt.Errorf("listed %d Secrets, want %d", len(list.Items), n)
+		}
+		return err == nil, err
+	}))
+	w, refused, err := api.Watch(ctx, secretsPath, "")
+	check(t, err)
+	if refused != nil {
+		t.Fatal(refused.Err())
+	}
+	defer w.Close()
+	for i := range n {
+		e, err := w.Next(ctx)
+		check(t, err)
+		if e.Type != "ADDED" || e.Object.Metadata.Name != secretName(i) || e.Object.Data["text"] == "" {
+			t.Fatalf("got %s of %q with %v, want ADDED of %s", e.Type, e.Object.Metadata.Name, e.Object.Data, secretName(i))
+		}
+	}
+}
+
+func createThings(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
+		"metadata": object{"name": "things.test.example.com"},
+		"spec": object{
+			"group": "test.example.com", "scope": "Namespaced",
+			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
+				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	check(t, err)
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		_, err := api.List(ctx, thingsPath, "")
+		return err == nil, err
+	}))
+	// A server keeps the first creations waiting while a definition is new: here, rather than where answers are timed.
+	r, err := api.Do(ctx, http.MethodPost, thingsPath, "dryRun=All", object{
+		"apiVersion": "test.example.com/v1", "kind": "Thing", "metadata": object{"name": "thing"}})
+	check(t, err)
+	if r.Code != http.StatusCreated {
+		t.Fatal(r.Err())
+	}
+}
