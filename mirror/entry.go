@@ -111,6 +111,9 @@ type Slot struct {
 // Close ends the slot. It may still be read.
 func (s *Slot) Close() { s.closed.Store(true) }
 
+// Closed reports whether the slot has ended.
+func (s *Slot) Closed() bool { return s.closed.Load() }
+
 // memo is a linked list of what slots hold. It is nearly always one element long. Elements are immutable; the list changes by replacing its head.
 type memo struct {
 	slot  *Slot
@@ -151,6 +154,21 @@ func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
 
 // Memo returns what is kept for the entry under s, nil if nothing is.
 func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
+
+// Retirer is what readers keep that wants to know when it has become old: Retired
+// is called by the writer, once, after an entry was replaced or deleted, or a leaf
+// is no longer part of the newest version. It must not block. Readers of the past
+// may still come.
+type Retirer interface{ Retired() }
+
+// retire tells what readers have kept on the entry that it is of the past.
+func (e *Entry) retire() {
+	for m := e.memos.Load(); m != nil; m = m.next {
+		if r, ok := m.value.(Retirer); ok {
+			r.Retired()
+		}
+	}
+}
 
 // SwapMemo keeps value, a pointer, under s if old is kept there now, and reports
 // whether it did. A nil old means nothing yet, a nil value drops what is kept.

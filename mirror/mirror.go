@@ -461,6 +461,7 @@ type txn struct {
 	lin    *lineage
 	edit   *btree.Edit[*Entry]
 	events []*Event
+	old    []*Leaf // with something that readers kept
 }
 
 // apply commits a batch: it builds every touched resource's next version
@@ -526,9 +527,24 @@ func (m *Mirror) commit(through Revision) {
 		t.r.changed.wake()
 		m.stats.events.Add(int64(len(t.events)))
 		m.remember(t.r, through, t.events)
+		t.retire()
 	}
 	clear(m.touched)
 	m.touched = m.touched[:0]
+}
+
+// retire tells what readers have kept on replaced entries and leaves that it is of the past.
+func (t *txn) retire() {
+	for _, ev := range t.events {
+		if ev.Prev != nil {
+			ev.Prev.retire()
+		}
+	}
+	for _, leaf := range t.old {
+		if r, ok := (*leaf.Memo.Load()).(Retirer); ok {
+			r.Retired()
+		}
+	}
 }
 
 // add checks a change against what is held and adds it (D1 of the design: etcd's
@@ -570,6 +586,7 @@ func (t *txn) count(e *Entry, sign int) {
 // commit publishes the log and the version; the clock follows.
 func (t *txn) commit() {
 	prev := t.lin.head.Load()
+	t.old = t.edit.Replaced()
 	t.lin.log.Append(t.events...)
 	v := &version{rev: t.events[len(t.events)-1].Rev, tree: t.edit.Tree(), seq: t.lin.log.End()}
 	v.prev.Store(prev)

@@ -20,6 +20,8 @@ type (
 	// Run is a part of one leaf of a version's tree: neighbouring entries, and a
 	// place on the leaf to keep what a reader derives from all of them.
 	Run = btree.Run[*Entry]
+	// Leaf is the leaf of a Run.
+	Leaf = btree.Leaf[*Entry]
 )
 
 type eventLog = eventlog.Log[Event, *Event]
@@ -215,6 +217,12 @@ func (s Snapshot) All(start, end string) iter.Seq[*Entry] { return s.tree.All(st
 // bytes; an empty end means no upper bound. Cost is O(log n).
 func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
 	return s.tree.Count(start, end)
+}
+
+// Measure adds up what measure returns for the runs with start <= key < end, and
+// keeps the sums of subtrees under the name of; see Tree.Measure.
+func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, bool)) (int64, bool) {
+	return s.tree.Measure(start, end, of, measure)
 }
 
 // notifier wakes everybody who waits for the next change, at once.

@@ -78,7 +78,8 @@ type node[T Item] struct {
 	count int   // items below
 	bytes int64 // sum of their sizes
 
-	leaf *Leaf[T] // leaf only
+	leaf *Leaf[T]            // leaf only
+	sums atomic.Pointer[sum] // inner node only; see Measure
 
 	// Inner node: seps[i] is greater than every key in kids[i] and at most the
 	// smallest key in kids[i+1]; len(seps) == len(kids)-1.
@@ -217,6 +218,78 @@ func (t Tree[T]) All(start, end string) iter.Seq[T] {
 			}
 		}
 	}
+}
+
+// sum is what Measure found below an inner node, by what it measured: a list that is
+// nearly always one element long.
+type sum struct {
+	of    any
+	total int64
+	next  *sum
+}
+
+func (s *sum) find(of any) *sum {
+	for s != nil && s.of != of {
+		s = s.next
+	}
+	return s
+}
+
+// Measure adds up what measure returns for the runs with start <= key < end; an
+// empty end means no upper bound. It reports false as soon as measure does: the
+// value of a run is not known. Sums of whole subtrees are kept under the name of,
+// which must be comparable, so measure must return the same for a run at all
+// times. Cost is O(log n) once all is known, else O(leaves). Safe for concurrent use.
+func (t Tree[T]) Measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (int64, bool) {
+	if t.root == nil || end != "" && end <= start {
+		return 0, true
+	}
+	return t.root.measure(start, end, of, measure)
+}
+
+func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (total int64, known bool) {
+	if n.kids == nil {
+		known = true
+		n.runs(start, end, func(r Run[T]) bool {
+			total, known = measure(r)
+			return known
+		})
+		return total, known
+	}
+	whole := start == "" && end == ""
+	if whole {
+		if s := n.sums.Load().find(of); s != nil {
+			return s.total, true
+		}
+	}
+	first, last := 0, len(n.kids)-1
+	if start != "" {
+		first = childIndex(n.seps, start)
+	}
+	if end != "" {
+		last = childIndex(n.seps, end)
+	}
+	for i := first; i <= last; i++ {
+		s, e := "", ""
+		if i == first {
+			s = start
+		}
+		if i == last {
+			e = end
+		}
+		part, known := n.kids[i].measure(s, e, of, measure)
+		if !known {
+			return 0, false
+		}
+		total += part
+	}
+	for whole {
+		cur := n.sums.Load()
+		if cur.find(of) != nil || n.sums.CompareAndSwap(cur, &sum{of: of, total: total, next: cur}) {
+			break
+		}
+	}
+	return total, true
 }
 
 // childIndex returns the child that holds key: the number of separators <= key.

@@ -123,6 +123,25 @@ func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
 					t.Fatalf("Count = %d, %d; want %d, %d", c, b, len(want), wantBytes)
 				}
 			},
+			"measure": func(t *rapid.T) {
+				start, end := key.Draw(t, "start"), key.Draw(t, "end")
+				length := func(r Run[*item]) (n int64, known bool) {
+					for _, it := range r.Items() {
+						n += it.size + 1
+					}
+					return n, true
+				}
+				c, b := tree.Count(start, end)
+				for range 2 { // the second time from what was kept
+					if n, ok := tree.Measure(start, end, "length", length); !ok || n != b+int64(c) {
+						t.Fatalf("Measure = %d, %v; want %d", n, ok, b+int64(c))
+					}
+				}
+				unknown := func(Run[*item]) (int64, bool) { return 0, false }
+				if n, ok := tree.Measure(start, end, "unknown", unknown); ok != (c == 0) {
+					t.Fatalf("Measure of what is not known = %d, %v", n, ok)
+				}
+			},
 			"": func(t *rapid.T) { requireSame(t, frozen{tree, model}) },
 		})
 		for _, f := range old {
@@ -193,6 +212,48 @@ func TestUntouchedLeavesAreShared(t *testing.T) {
 	if fresh != 1 {
 		t.Fatalf("one replaced item made %d new leaves, want 1", fresh)
 	}
+}
+
+// TestReplacedLeavesAreKnown: those that the result does not contain and that a reader
+// has kept something on, however they went.
+func TestReplacedLeavesAreKnown(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var items []*item
+		for i := range rapid.IntRange(1, 1000).Draw(t, "n") {
+			items = append(items, &item{fmt.Sprintf("%05d", i), 1})
+		}
+		before := Build(items)
+		var kept any = "kept"
+		for r := range before.Runs("", "") {
+			r.Leaf.Memo.Store(&kept)
+		}
+		e := before.Edit()
+		for range rapid.IntRange(0, 300).Draw(t, "edits") {
+			k := fmt.Sprintf("%05d", rapid.IntRange(0, len(items)).Draw(t, "key"))
+			if rapid.Bool().Draw(t, "delete") {
+				e.Delete(k)
+			} else {
+				e.Set(&item{k, 2})
+			}
+		}
+		replaced := e.Replaced()
+		gone := map[*Leaf[*item]]bool{}
+		for r := range before.Runs("", "") {
+			gone[r.Leaf] = true
+		}
+		for r := range e.Tree().Runs("", "") {
+			delete(gone, r.Leaf)
+		}
+		for _, l := range replaced {
+			if !gone[l] {
+				t.Fatal("a leaf is reported twice, or is still there")
+			}
+			delete(gone, l)
+		}
+		if len(gone) > 0 {
+			t.Fatalf("%d leaves went unreported", len(gone))
+		}
+	})
 }
 
 func benchItems(n int) []*item {

@@ -3,8 +3,9 @@ package btree
 // Edit builds a new tree from an old one, which it leaves untouched. It is not
 // safe for concurrent use.
 type Edit[T Item] struct {
-	id   uint64
-	root *node[T]
+	id       uint64
+	root     *node[T]
+	replaced []*Leaf[T]
 }
 
 // Edit starts an edit of t.
@@ -19,11 +20,23 @@ func (e *Edit[T]) Tree() Tree[T] {
 	return t
 }
 
+// Replaced returns the leaves of the old tree that the result does not contain and
+// on which a reader has kept something.
+func (e *Edit[T]) Replaced() []*Leaf[T] { return e.replaced }
+
+// replace takes note of a leaf that the result will not contain.
+func (e *Edit[T]) replace(n *node[T]) {
+	if n.edit != e.id && n.leaf != nil && n.leaf.Memo.Load() != nil {
+		e.replaced = append(e.replaced, n.leaf)
+	}
+}
+
 // own returns a version of n that this edit may write.
 func (e *Edit[T]) own(n *node[T]) *node[T] {
 	if n.edit == e.id {
 		return n
 	}
+	e.replace(n)
 	c := &node[T]{edit: e.id, count: n.count, bytes: n.bytes}
 	if n.kids == nil {
 		// One spare place: most edits of a leaf insert or replace one item.
@@ -189,6 +202,7 @@ func (e *Edit[T]) refill(n *node[T], i int) {
 		i--
 	}
 	left, right := e.own(n.kids[i]), n.kids[i+1]
+	e.replace(right)
 	n.kids[i] = left
 	if left.kids == nil {
 		left.leaf.items = append(left.leaf.items, right.leaf.items...)
