@@ -33,6 +33,7 @@ type cluster struct {
 	// etcd, as the one clear line in the log says.
 	mirror    *mirror.Mirror
 	compactor compactor // nil: compactions go unnoticed
+	budget    *budget   // of the engine
 
 	// Places for reads that memory cannot answer: one key each, and lists.
 	gets, lists chan struct{}
@@ -66,7 +67,7 @@ func keyPrefix(prefix string) string {
 }
 
 // newCluster connects to the etcd of the config and begins to compact and to mirror it.
-func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluster, error) {
+func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *budget) (*cluster, error) {
 	client, err := newClient(config.Transport)
 	if err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options) (*cluste
 	}
 	opts.Window.MaxAge = max(opts.Window.MaxAge, config.EventsHistoryWindow)
 	prefix := keyPrefix(config.Prefix)
-	c, err := startCluster(client, compactor, findSource(client, prefix, opts.Logger), prefix, opts)
+	c, err := startCluster(client, compactor, findSource(client, prefix, opts.Logger), prefix, opts, budget)
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +113,8 @@ func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirr
 
 // startCluster mirrors what the source delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
-func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor,
+func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options, budget *budget) (*cluster, error) {
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
 	if source == nil {
 		return c, nil
@@ -199,7 +200,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	}
 	var once sync.Once
 	if c.mirror == nil {
-		return raw, func() { once.Do(etcd.Close) }, nil
+		return direct{raw}, func() { once.Do(etcd.Close) }, nil
 	}
 	resource, err := c.claim(cfg)
 	if err != nil {
@@ -207,9 +208,9 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
 	}
 	if cfg.Uncached {
-		return raw, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
+		return direct{raw}, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
-	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete))
+	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
 	return s, func() { once.Do(func() { s.stop(); etcd.Close() }) }, nil
 }
 

@@ -10,16 +10,16 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// convertedBytes bounds what one served version of a custom resource keeps of
-// conversions; what is beyond is converted at each read.
-const convertedBytes = 64 << 20
-
 // remember keeps a custom resource that is stored in another version than it was
 // decoded to: a webhook may have converted it, which is slow, and fails when the
 // webhook is down. Each entry is converted once for all its readers (D2).
 func (v *view) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	u, ok := obj.(*unstructured.Unstructured)
-	if !ok || v.converted == nil || e.Memo(v.converted.slot) != nil {
+	if !ok {
+		return
+	}
+	old, _ := e.Memo(v.converted).(*convertedItem)
+	if old != nil && old.block.payload.Load() != nil {
 		return
 	}
 	var was struct {
@@ -29,26 +29,35 @@ func (v *view) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
 		return
 	}
 	data, err := u.MarshalJSON()
-	if err != nil || !v.converted.room(int64(len(data))) {
+	if err != nil {
 		return
 	}
-	if e.SwapMemo(v.converted.slot, nil, &encoded{data}) {
-		v.converted.used.Add(int64(len(data)))
+	var before any // nil if nothing was kept
+	if old != nil {
+		before = old
+	}
+	if k := v.budget.add(payload{data: data}, int64(cap(data))); k != nil && !e.SwapMemo(v.converted, before, &convertedItem{k}) {
+		k.unref() // another reader was faster
 	}
 }
+
+// convertedItem is kept on an entry. It stays when the entry is replaced, for the event
+// that tells of its deletion.
+type convertedItem struct{ block *block }
 
 // recall returns the entry as it was converted before, with the resource version
 // rev, or nil. The object belongs to the caller.
 func (v *view) recall(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
-	if v.converted == nil {
-		return nil
-	}
-	enc, ok := e.Memo(v.converted.slot).(*encoded)
+	c, ok := e.Memo(v.converted).(*convertedItem)
 	if !ok {
 		return nil
 	}
+	kept := c.block.load(v.budget.now())
+	if kept == nil {
+		return nil
+	}
 	u := &unstructured.Unstructured{}
-	if err := u.UnmarshalJSON(enc.data); err != nil {
+	if err := u.UnmarshalJSON(kept.data); err != nil {
 		return nil
 	}
 	u.SetResourceVersion(strconv.FormatInt(rev, 10))

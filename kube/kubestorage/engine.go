@@ -38,6 +38,9 @@ type Options struct {
 	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
 	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
+	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
+	// for, of all resources together; 0 means DefaultRepresentationBytes.
+	RepresentationBytes int64
 	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
 	// made. nil means the defaults.
 	Gates featuregate.FeatureGate
@@ -48,11 +51,13 @@ type Options struct {
 // Engine owns what all storages of a process share: one etcd client, one mirror and
 // one compactor per etcd cluster. All methods may be called concurrently.
 type Engine struct {
-	opts Options
+	opts   Options
+	budget *budget
 
 	mu       sync.Mutex
 	closed   bool
 	clusters map[string]*cluster
+	builtIn  map[string]bool // names of resources whose storages answer from memory
 }
 
 // New returns an engine. It connects to nothing before its first storage is made.
@@ -60,7 +65,10 @@ func New(opts Options) *Engine {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	return &Engine{opts: opts, clusters: map[string]*cluster{}}
+	if opts.RepresentationBytes == 0 {
+		opts.RepresentationBytes = DefaultRepresentationBytes
+	}
+	return &Engine{opts: opts, budget: newBudget(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{}}
 }
 
 // Close stops every mirror and client and returns when all goroutines of the
@@ -113,8 +121,29 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 			return nil, nil, err
 		}
 		uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
-		return c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
+		s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
+		if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
+			e.noteBuiltIn(config.GroupResource, s)
+		}
+		return s, destroy, err
 	}
+}
+
+func (e *Engine) noteBuiltIn(resource schema.GroupResource, s storage.Interface) {
+	if _, ok := s.(*Store); ok {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.builtIn[resource.Resource] = true
+	}
+}
+
+// HoldsBuiltIn reports whether there is a storage, other than of custom resources, that
+// answers reads of a resource with this name from memory. Which API groups serve
+// it does not show here: several may share one storage.
+func (e *Engine) HoldsBuiltIn(resource string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.builtIn[resource]
 }
 
 // cluster returns the shared parts for the etcd cluster and prefix of a config.
@@ -128,7 +157,7 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 	if c := e.clusters[key]; c != nil {
 		return c, nil
 	}
-	c, err := newCluster(config, e.opts)
+	c, err := newCluster(config, e.opts, e.budget)
 	if err != nil {
 		return nil, err
 	}

@@ -121,7 +121,7 @@ func TestCompactionByOthersIsFollowed(t *testing.T) {
 	client := startEtcd(t, nil)
 	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
-	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBudget(DefaultRepresentationBytes))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestAnEtcdWithoutProgressIsReadDirectly(t *testing.T) {
 	if line, rest, _ := strings.Cut(log.String(), "\n"); rest != "" || !strings.Contains(line, "etcd is read directly") {
 		t.Errorf("logged %q", log.String())
 	}
-	c, err := startCluster(client, nil, source, testPrefix, Options{Logger: logger})
+	c, err := startCluster(client, nil, source, testPrefix, Options{Logger: logger}, newBudget(DefaultRepresentationBytes))
 	if err != nil {
 		t.Fatal(err)
 	}

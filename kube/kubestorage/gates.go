@@ -11,6 +11,9 @@ const (
 	// ListFromCacheSnapshot answers a LIST at an exact revision, and all pages of a
 	// list but the first, from memory (KEP-4988).
 	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
+	// ByteReadPath answers GET, LIST and WATCH with bytes that are kept, in front of the
+	// API server's own handlers (package readpath).
+	ByteReadPath featuregate.Feature = "ByteReadPath"
 )
 
 // Gates returns the gates of the engine with their defaults, to be added to a feature gate.
@@ -18,6 +21,7 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 	return map[featuregate.Feature]featuregate.FeatureSpec{
 		ConsistentListFromCache: {Default: true, PreRelease: featuregate.Beta},
 		ListFromCacheSnapshot:   {Default: true, PreRelease: featuregate.Beta},
+		ByteReadPath:            {Default: true, PreRelease: featuregate.Beta},
 	}
 }
 

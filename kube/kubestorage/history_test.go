@@ -103,9 +103,9 @@ func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
 	}
 }
 
-// TestASelectorDecodesWhatItSelects: labels and fields are learnt once; afterwards a
-// LIST decodes only the objects that it returns.
-func TestASelectorDecodesWhatItSelects(t *testing.T) {
+// TestASelectorDecodesOnce: labels and fields are learnt once, and so are the objects
+// that a LIST returns.
+func TestASelectorDecodesOnce(t *testing.T) {
 	f := setup(t)
 	for i := range 100 {
 		f.create(t, withLabel(newPod(fmt.Sprintf("pod-%02d", i)), "shard", fmt.Sprint(i%50)))
@@ -123,7 +123,7 @@ func TestASelectorDecodesWhatItSelects(t *testing.T) {
 			t.Errorf("list has %q", got)
 		}
 	})
-	if fmt.Sprint(decoded) != "[pod-07 pod-57]" {
-		t.Errorf("decoded %v, want what was selected", decoded)
+	if len(decoded) > 0 {
+		t.Errorf("decoded %v a second time", decoded)
 	}
 }

@@ -21,6 +21,9 @@ import (
 
 // GetList implements storage.Interface.
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	if err := answerProbe(ctx, s, key, &opts.Predicate); err != nil {
+		return err
+	}
 	r, err := s.Read(ctx, key, opts)
 	if errors.Is(err, ErrReadEtcd) {
 		return s.listFromEtcd(ctx, key, opts, listObj)
@@ -124,7 +127,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 		ok, err := r.Matches(ctx, e)
 		var obj runtime.Object
 		if err == nil && ok {
-			obj, err = s.view.decode(ctx, e, e.ModRevision())
+			obj, err = s.view.shared(ctx, e)
 		}
 		if err != nil {
 			if !s.view.unsafeDelete || !corrupt.add(e.Key(), err) {
@@ -144,7 +147,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}
-	token, remaining, err := storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(total), more, opts)
+	token, remaining, err := r.NextPage(last, total, more)
 	if err != nil {
 		return err
 	}

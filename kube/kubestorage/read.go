@@ -1,16 +1,11 @@
 package kubestorage
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"iter"
 	"math"
-	"sync"
-	"sync/atomic"
-	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -26,9 +21,8 @@ var ErrReadEtcd = errors.New("to be read from etcd")
 //
 //	r, err := store.Read(ctx, key, opts)
 //	for run := range r.Runs() {
-//		for _, e := range run.Items() {
-//			data, err := representation.Bytes(ctx, e) // made once per entry
-//		}
+//		spans, err = representation.AppendRun(ctx, spans[:0], run) // made once
+//		...
 //	}
 //
 // It may be read concurrently and keeps its revision alive for as long as it is held.
@@ -40,6 +34,7 @@ type Reading struct {
 	// Limit is the number of selected objects asked for, 0 for all.
 	Limit int64
 
+	opts     storage.ListOptions
 	selector selector
 	index    *indexed // nil: none helps
 	value    string   // to look up in it
@@ -75,6 +70,14 @@ func (r *Reading) Selective() bool { return !r.selector.all }
 // of decoding it.
 func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 	return r.selector.matches(ctx, e)
+}
+
+// NextPage returns the continue token for what follows the key last, which is the
+// last object of the page, and the number of objects that remain if it is known. It is
+// "" and nil if there is nothing more. more says whether there are candidates after
+// last; count is Count.
+func (r *Reading) NextPage(last string, count int, more bool) (token string, remaining *int64, err error) {
+	return storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(count), more, r.opts)
 }
 
 // Read resolves a LIST: it waits for the revision that the options ask for and
@@ -113,7 +116,7 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 		return nil, err
 	}
 	r := &Reading{Snapshot: snap, Prefix: prefix, Start: prefix, End: after(prefix), Limit: opts.Predicate.Limit,
-		selector: s.view.selector(opts.Predicate)}
+		opts: opts, selector: s.view.selector(opts.Predicate)}
 	if !opts.Recursive {
 		r.End = prefix + "\x00"
 	} else if start != "" {
@@ -148,83 +151,4 @@ func (s *Store) useIndex(ctx context.Context, r *Reading) {
 	if snap, err := s.resource.At(cur.rev); err == nil {
 		r.Snapshot, r.index, r.value = snap, cur, value
 	}
-}
-
-// Representation is one way to encode the objects of a store: what an encoder
-// makes of an entry is kept on the entry and found by every later reader, of
-// whatever revision. Safe for concurrent use.
-type Representation struct {
-	store   *Store
-	encoder runtime.Encoder
-	slot    *mirror.Slot
-	limit   int64
-
-	used      atomic.Int64 // bytes kept, including those of entries that are gone by now
-	recountMu sync.Mutex
-	recounted time.Time
-}
-
-// encoded is what a Representation keeps on an entry.
-type encoded struct{ data []byte }
-
-// recountInterval is how often at most a full representation looks for room.
-const recountInterval = time.Second
-
-// NewRepresentation returns a representation that keeps at most limitBytes; what
-// does not fit is encoded at each use. Close it when it is of no more use.
-func (s *Store) NewRepresentation(encoder runtime.Encoder, limitBytes int64) *Representation {
-	return &Representation{store: s, encoder: encoder, slot: &mirror.Slot{}, limit: limitBytes}
-}
-
-// Close lets go of the bytes that are kept, as their entries are written to or go.
-func (p *Representation) Close() { p.slot.Close() }
-
-// Bytes returns the entry's object as encoded, resource version included. The
-// bytes are shared: do not write to them. Cost is a load if they are kept, else
-// decoding and encoding the object.
-func (p *Representation) Bytes(ctx context.Context, e *mirror.Entry) ([]byte, error) {
-	if enc, ok := e.Memo(p.slot).(*encoded); ok {
-		return enc.data, nil
-	}
-	obj, err := p.store.view.decode(ctx, e, e.ModRevision())
-	if err != nil {
-		return nil, err
-	}
-	var buf bytes.Buffer
-	if err := p.encoder.Encode(obj, &buf); err != nil {
-		return nil, err
-	}
-	data := bytes.Clone(buf.Bytes()) // without the buffer's spare room
-	if p.room(int64(len(data))) && e.SwapMemo(p.slot, nil, &encoded{data}) {
-		p.used.Add(int64(len(data)))
-	}
-	return data, nil
-}
-
-// room reports whether n more bytes may be kept. When the bound is reached it
-// counts anew: entries that were replaced took their bytes with them.
-func (p *Representation) room(n int64) bool {
-	if p.used.Load()+n <= p.limit {
-		return true
-	}
-	if !p.recountMu.TryLock() {
-		return false
-	}
-	defer p.recountMu.Unlock()
-	if time.Since(p.recounted) < recountInterval {
-		return false
-	}
-	p.recounted = time.Now()
-	snap, err := p.store.resource.Latest()
-	if err != nil {
-		return false
-	}
-	var used int64
-	for e := range snap.All("", "") {
-		if enc, ok := e.Memo(p.slot).(*encoded); ok {
-			used += int64(len(enc.data))
-		}
-	}
-	p.used.Store(used)
-	return used+n <= p.limit
 }

@@ -51,7 +51,7 @@ func readAll(t testing.TB, s *Store, rep *Representation, opts storage.ListOptio
 					continue
 				}
 			}
-			data, err := rep.Bytes(ctx, e)
+			data, err := rep.Item(ctx, e)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -66,7 +66,7 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 300)
-	rep := s.NewRepresentation(codecs.LegacyCodec(examplev1.SchemeGroupVersion), 1<<20)
+	rep := s.NewRepresentation(podItem)
 	defer rep.Close()
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
 	selected := everything
@@ -126,49 +126,75 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	}
 }
 
-// TestRepresentationKeepsNoMoreThanItMay shows the bound, and that bytes of
-// entries that are gone make room again.
-func TestRepresentationKeepsNoMoreThanItMay(t *testing.T) {
+// TestBudgetBoundsWhatIsKept, and bytes of entries that are gone make room again.
+func TestBudgetBoundsWhatIsKept(t *testing.T) {
+	const pods = 100
+	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
 	f := setup(t)
 	s := f.engine(t)
-	fillPods(t, f, 100)
-	codec := codecs.LegacyCodec(examplev1.SchemeGroupVersion)
-	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
-	var size int64
-	for _, data := range readAll(t, s, s.NewRepresentation(codec, 0), everything) {
-		size += int64(len(data))
+	fillPods(t, f, pods)
+	b := s.cluster.budget
+	readAll(t, s, s.NewRepresentation(podItem), everything)
+	all := b.used.Load()
+	if all == 0 {
+		t.Fatal("nothing is kept")
 	}
-	rep := s.NewRepresentation(codec, size/2)
-	kept := func() (n int64) {
-		for e := range mustLatest(t, s).All("", "") {
-			if enc, ok := e.Memo(rep.slot).(*encoded); ok {
-				n += int64(len(enc.data))
-			}
+	b.limit = all + all/2
+	rep := s.NewRepresentation(podItem)
+	for range 3 {
+		if got := readAll(t, s, rep, everything); len(got) != pods {
+			t.Fatalf("listed %d objects, want %d", len(got), pods)
 		}
-		return n
 	}
-	if got := readAll(t, s, rep, everything); len(got) != 100 {
-		t.Fatalf("listed %d objects, want 100", len(got))
-	}
-	if n := kept(); n > size/2 || n < size/3 {
-		t.Fatalf("%d bytes are kept, want nearly %d", n, size/2)
+	if used := b.used.Load(); used > b.limit {
+		t.Fatalf("%d bytes are kept, want at most %d", used, b.limit)
 	}
 	for e := range mustLatest(t, s).All("", "") {
-		if e.Memo(rep.slot) != nil {
-			key := "/" + e.Key()[len(testPrefix):]
-			if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+		key := "/" + e.Key()[len(testPrefix):]
+		if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+			t.Fatal(err)
 		}
 	}
 	f.catchUp(t)
-	eventually(t, "the freed room is used", func() bool {
-		readAll(t, s, rep, everything)
-		return kept() > size/3
-	})
-	if n := kept(); n > size/2 {
-		t.Fatalf("%d bytes are kept, want at most %d", n, size/2)
+	eventually(t, "nothing is kept of what is gone", func() bool { return b.used.Load() == 0 })
+}
+
+// TestIdleBytesMakeRoom: what nobody has read for a while is replaced by what somebody
+// reads, and nothing that is being read is.
+func TestIdleBytesMakeRoom(t *testing.T) {
+	b := newBudget(10 * (1000 + blockOverhead))
+	first := b.add(payload{data: make([]byte, 1000)}, 1000)
+	for range 9 {
+		if b.add(payload{}, 1000) == nil {
+			t.Fatal("no room in an empty budget")
+		}
 	}
+	if b.add(payload{}, 1000) != nil {
+		t.Error("what was read a moment ago made room")
+	}
+	if n := b.refusals.Load(); n != 1 {
+		t.Errorf("%d refusals, want 1", n)
+	}
+	b.start = b.start.Add(-2 * idleTime) // time passes
+	first.load(b.now())
+	for range 9 {
+		if b.add(payload{}, 1000) == nil {
+			t.Fatal("what is idle made no room")
+		}
+	}
+	if b.add(payload{}, 1000) != nil || first.payload.Load() == nil {
+		t.Error("what is read made room")
+	}
+	if used := b.used.Load(); used > b.limit {
+		t.Errorf("%d bytes are kept, want at most %d", used, b.limit)
+	}
+}
+
+// podItem is an ItemEncoder.
+func podItem(dst []byte, obj runtime.Object) ([]byte, error) {
+	buf := bytes.NewBuffer(dst)
+	err := codecs.LegacyCodec(examplev1.SchemeGroupVersion).Encode(obj, buf)
+	return buf.Bytes(), err
 }
 
 func mustLatest(t testing.TB, s *Store) mirror.Snapshot {

@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -152,7 +153,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		}
 	}
 	compactor := etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)
-	c, err := startCluster(client, compactor, source, testPrefix, o.engine)
+	c, err := startCluster(client, compactor, source, testPrefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
@@ -32,6 +31,7 @@ type Store struct {
 	pathPrefix     string // of every key in etcd, with a slash at both ends
 	resourcePrefix string
 	newFunc        func() runtime.Object
+	newListFunc    func() runtime.Object
 	versioner      storage.Versioner
 	group          groupResource
 	// consistentLists and pastLists are the gates ConsistentListFromCache and
@@ -40,6 +40,8 @@ type Store struct {
 
 	indexMu sync.Mutex // leaf; guards indexes
 	indexes map[string]*index
+
+	representations sync.Map // of *Representation, by name
 
 	unready outage
 	ctx     context.Context // ends when the store is destroyed
@@ -59,12 +61,12 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		pathPrefix:      c.prefix,
 		resourcePrefix:  cfg.ResourcePrefix,
 		newFunc:         cfg.NewFunc,
+		newListFunc:     cfg.NewListFunc,
 		versioner:       storage.APIObjectVersioner{},
 		group:           cfg.GroupResource,
 		consistentLists: c.opts.enabled(ConsistentListFromCache),
 		pastLists:       c.opts.enabled(ListFromCacheSnapshot),
 	}
-	v.converted = s.NewRepresentation(unstructured.UnstructuredJSONScheme, convertedBytes)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -73,9 +75,11 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 func (s *Store) stop() {
 	s.cancel()
 	s.watches.end()
-	s.view.events.clear(s.view.slot)
-	s.view.slot.Close()
-	s.view.converted.Close()
+	s.view.close()
+	s.representations.Range(func(_, p any) bool {
+		p.(*Representation).Close()
+		return true
+	})
 	s.resource.Release()
 }
 
@@ -101,6 +105,16 @@ func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
 	}
 	return mirror.Revision(min(rev, math.MaxInt64)), nil
 }
+
+// ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.
+func (s *Store) ResourcePrefix() string { return s.resourcePrefix }
+
+// NewFunc returns an empty object of the kind that the store holds, as the registry
+// knows it: of the internal version for built-in resources.
+func (s *Store) NewFunc() runtime.Object { return s.newFunc() }
+
+// NewListFunc is NewFunc for a list.
+func (s *Store) NewListFunc() runtime.Object { return s.newListFunc() }
 
 // Versioner implements storage.Interface.
 func (s *Store) Versioner() storage.Versioner { return s.versioner }
@@ -309,18 +323,41 @@ func (s *Store) listFromEtcd(ctx context.Context, key string, opts storage.ListO
 // Get implements storage.Interface. Without a resource version the answer is
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
-	etcdKey, err := s.prepareKey(key, false)
-	if err != nil {
+	if err := answerProbe(ctx, s, key, nil); err != nil {
 		return err
 	}
-	rev, err := s.parseRevision(opts.ResourceVersion)
-	if err != nil {
+	e, err := s.Entry(ctx, key, opts.ResourceVersion)
+	switch {
+	case errors.Is(err, ErrReadEtcd):
+		return s.getFromEtcd(ctx, key, opts, out)
+	case storage.IsNotFound(err) && opts.IgnoreNotFound:
+		return runtime.SetZeroValue(out)
+	case err != nil:
 		return err
 	}
-	if !s.resource.Ready() {
+	if err := s.view.decodeInto(ctx, e, out); err != nil {
+		// Upstream's store words the error, and may have better luck.
 		return s.getFromEtcd(ctx, key, opts, out)
 	}
-	if opts.ResourceVersion == "" {
+	return nil
+}
+
+// Entry resolves a GET: it returns what is stored at the key now, linearizably if
+// there is no resource version, else at that revision or a later one. Errors:
+// ErrReadEtcd if memory cannot answer soon, and those of storage.Interface's Get.
+func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror.Entry, error) {
+	etcdKey, err := s.prepareKey(key, false)
+	if err != nil {
+		return nil, err
+	}
+	rev, err := s.parseRevision(resourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	if !s.resource.Ready() {
+		return nil, ErrReadEtcd
+	}
+	if resourceVersion == "" {
 		waitCtx, cancel := context.WithTimeout(ctx, getWait)
 		current, err := s.mirror.Current(waitCtx)
 		if err == nil {
@@ -328,27 +365,20 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		}
 		cancel()
 		if err != nil {
-			return s.getFromEtcd(ctx, key, opts, out)
+			return nil, ErrReadEtcd
 		}
 	} else if err := s.waitFor(ctx, rev); err != nil {
-		return err
+		return nil, err
 	}
 	snap, err := s.resource.Latest()
 	if err != nil {
-		return s.getFromEtcd(ctx, key, opts, out)
+		return nil, ErrReadEtcd
 	}
 	e, ok := snap.Get(etcdKey)
 	if !ok {
-		if opts.IgnoreNotFound {
-			return runtime.SetZeroValue(out)
-		}
-		return storage.NewKeyNotFoundError(etcdKey, snap.Rev)
+		return nil, storage.NewKeyNotFoundError(etcdKey, snap.Rev)
 	}
-	if err := s.view.decodeInto(ctx, e, out); err != nil {
-		// Upstream's store words the error, and may have better luck.
-		return s.getFromEtcd(ctx, key, opts, out)
-	}
-	return nil
+	return e, nil
 }
 
 // errorWatch is a watch that reports an error and ends.
@@ -372,10 +402,5 @@ func (w *staticWatch) ResultChan() <-chan watch.Event { return w.events }
 func (w *staticWatch) Stop()                          {}
 
 func errorEvent(err error) watch.Event {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		status = apierrors.NewInternalError(err)
-	}
-	st := status.Status()
-	return watch.Event{Type: watch.Error, Object: &st}
+	return watch.Event{Type: watch.Error, Object: ErrorStatus(err)}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -40,14 +39,16 @@ type view struct {
 	// retryFor is how long a watcher tries again to decode an event before it gives up.
 	retryFor time.Duration
 
-	// converted keeps custom resources as a webhook has converted them; nil keeps none.
-	converted *Representation
+	budget *budget
+	// objects and converted are the slots of objects that are kept decoded, and of
+	// custom resources as a webhook has converted them.
+	objects, converted *mirror.Slot
 
 	slot   *mirror.Slot
 	events eventCache
 }
 
-func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool) *view {
+func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool, budget *budget) *view {
 	return &view{
 		resource:     cfg.GroupResource,
 		transformer:  t,
@@ -57,7 +58,18 @@ func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool)
 		unsafeDelete: unsafeDelete,
 		retryFor:     undecodableFor,
 		slot:         &mirror.Slot{},
+		objects:      &mirror.Slot{},
+		converted:    &mirror.Slot{},
+		budget:       budget,
 	}
+}
+
+// close lets go of what is kept, as its entries are written to or go.
+func (v *view) close() {
+	v.events.clear()
+	v.slot.Close()
+	v.objects.Close()
+	v.converted.Close()
 }
 
 // data returns the entry's value as it was before encryption. It may share memory
@@ -223,7 +235,6 @@ const decodeTimeout = 10 * time.Second
 // eventObjects are the objects of one event, each decoded once for all watchers.
 type eventObjects struct {
 	current, deleted lazyObject
-	bytes            int64
 }
 
 // lazyObject is decoded by whoever asks first; the others wait for that. A failure
@@ -278,76 +289,17 @@ func (v *view) eventObjects(ev *mirror.Event) *eventObjects {
 		if o, ok := ev.Memo(v.slot).(*eventObjects); ok {
 			return o
 		}
-		o := &eventObjects{bytes: 1024}
-		if ev.Entry != nil {
-			o.bytes += ev.Entry.Size()
-		}
-		if ev.Prev != nil {
-			o.bytes += ev.Prev.Size()
-		}
+		o := &eventObjects{}
 		if ev.SwapMemo(v.slot, nil, o) {
-			v.events.add(v.slot, ev, o)
+			bytes := int64(1024)
+			if ev.Entry != nil {
+				bytes += ev.Entry.Size()
+			}
+			if ev.Prev != nil {
+				bytes += ev.Prev.Size()
+			}
+			v.events.add(cachedEvent{slot: v.slot, ev: ev, kept: o, bytes: bytes})
 			return o
 		}
-	}
-}
-
-// eventCache bounds the decoded objects of events that are kept for the next
-// watcher: those of the newest events, within eventCacheBytes of stored size (the
-// objects and their encodings are a few times larger). A watcher that is further
-// behind decodes again.
-type eventCache struct {
-	mu    sync.Mutex
-	ring  [256]cachedEvent
-	first int // the oldest
-	n     int
-	bytes int64
-}
-
-// Bounds of decoded events, as stored size: of one view, and of all views of the
-// process together, so that many resources do not add up.
-const (
-	eventCacheBytes     = 4 << 20
-	allEventCachesBytes = 64 << 20
-)
-
-// eventCachesBytes is what all event caches hold now.
-var eventCachesBytes atomic.Int64
-
-type cachedEvent struct {
-	ev *mirror.Event
-	o  *eventObjects
-}
-
-func (c *eventCache) add(slot *mirror.Slot, ev *mirror.Event, o *eventObjects) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.n > 0 && (c.n == len(c.ring) || c.bytes+o.bytes > eventCacheBytes ||
-		eventCachesBytes.Load()+o.bytes > allEventCachesBytes) {
-		c.dropLocked(slot)
-	}
-	c.ring[(c.first+c.n)%len(c.ring)] = cachedEvent{ev, o}
-	c.n++
-	c.bytes += o.bytes
-	eventCachesBytes.Add(o.bytes)
-}
-
-// dropLocked drops the oldest event.
-func (c *eventCache) dropLocked(slot *mirror.Slot) {
-	old := &c.ring[c.first]
-	old.ev.SwapMemo(slot, old.o, nil)
-	c.bytes -= old.o.bytes
-	eventCachesBytes.Add(-old.o.bytes)
-	*old = cachedEvent{}
-	c.first = (c.first + 1) % len(c.ring)
-	c.n--
-}
-
-// clear drops all events.
-func (c *eventCache) clear(slot *mirror.Slot) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.n > 0 {
-		c.dropLocked(slot)
 	}
 }

@@ -22,9 +22,14 @@ type Resource struct {
 
 	// Store is the storage that answers; for a custom resource that of this version.
 	Store *kubestorage.Store
-	// Serializer is what upstream negotiates media types with and encodes by. For a
-	// custom resource it offers no protobuf.
+	// Serializer is what upstream negotiates media types with and encodes by.
 	Serializer runtime.NegotiatedSerializer
+	// StandardSerializers, if set, are those of Serializer that may be used for whole
+	// objects: of custom resources there is only metadata in protobuf.
+	StandardSerializers []runtime.SerializerInfo
+	// IndexFields and IndexLabels are what the registry's predicates declare as indexed
+	// (storage.SelectionPredicate).
+	IndexFields, IndexLabels []string
 	// FieldLabel converts a field label of a selector to the internal one, or returns
 	// the error that the client is shown (400).
 	FieldLabel func(label, value string) (newLabel, newValue string, err error)
@@ -36,4 +41,6 @@ type Resource struct {
 	// Deprecated and RemovedRelease are the labels of request metrics.
 	Deprecated     bool
 	RemovedRelease string
+
+	encodings encodings
 }

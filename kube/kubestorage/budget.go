@@ -1,0 +1,185 @@
+package kubestorage
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// DefaultRepresentationBytes bounds, unless Options say otherwise, what all
+// representations of a process keep together.
+const DefaultRepresentationBytes = 384 << 20
+
+// budget bounds the bytes that representations keep, of all resources of an engine
+// together (I7). What is kept is in blocks: a run of neighbouring items, a run
+// compressed, a decoded object. Readers take no lock; who adds a block takes one.
+//
+// When the budget is full, a block that nobody has read for idleTime makes room. If
+// there is none the new block is not kept: a reader that walks through more than
+// fits does not drive out what it will want first when it comes again, nor what
+// others use.
+type budget struct {
+	limit int64
+	used  atomic.Int64
+	// objects is the part of used that decoded objects take, live the number of blocks
+	// that hold something.
+	objects, live atomic.Int64
+
+	evictions, refusals atomic.Int64
+
+	mu    sync.Mutex // leaf; guards what follows
+	ring  []*block   // in no order; may contain blocks that were released
+	hand  int
+	start time.Time
+}
+
+const (
+	// idleTime is how long a block must not have been read before it may go: longer than
+	// a large list takes to write, short beside the time between two.
+	idleTime = 3 * time.Second
+	// searchSteps bounds how many blocks one addition looks at.
+	searchSteps = 64
+	// blockOverhead is what a block costs beside its bytes: the struct, its payload,
+	// its place in the ring.
+	blockOverhead = 128
+)
+
+func newBudget(limit int64) *budget {
+	return &budget{limit: limit, start: time.Now()}
+}
+
+// now is the coarse time by which blocks remember when they were read.
+func (b *budget) now() uint32 { return uint32(time.Since(b.start) / time.Second) }
+
+// block is something that is kept. Its payload goes when it is evicted, or when
+// nothing of the present refers to it any more; whoever has loaded the payload may
+// use it for as long as they like.
+type block struct {
+	budget  *budget
+	payload atomic.Pointer[payload]
+	size    int64
+	object  bool         // the payload is a decoded object
+	refs    atomic.Int32 // entries or leaves of the present that refer to it
+	read    atomic.Uint32
+}
+
+// payload is what a block holds: items, one beside the other, a run of them
+// compressed, or an object.
+type payload struct {
+	data   []byte
+	object any
+}
+
+// load returns the payload, nil if it is gone.
+func (b *block) load(now uint32) *payload {
+	p := b.payload.Load()
+	if p != nil && b.read.Load() != now {
+		b.read.Store(now)
+	}
+	return p
+}
+
+// release lets go of the payload.
+func (b *block) release() {
+	if b.payload.Swap(nil) != nil {
+		b.budget.used.Add(-b.size)
+		b.budget.live.Add(-1)
+		if b.object {
+			b.budget.objects.Add(-b.size)
+		}
+	}
+}
+
+// ref is called by whoever makes an entry or a leaf refer to the block.
+func (b *block) ref() { b.refs.Add(1) }
+
+// unref is called when one does so no longer.
+func (b *block) unref() {
+	if b.refs.Add(-1) == 0 {
+		b.release()
+	}
+}
+
+// add keeps a payload of size bytes, or returns nil if there is no room for it. The
+// block has one reference, which the caller gives up with unref.
+func (b *budget) add(p payload, size int64) *block { return b.keep(p, size+blockOverhead, false) }
+
+// addObject is add for a decoded object, of which there is a share of the budget.
+func (b *budget) addObject(obj any, size int64) *block {
+	size += blockOverhead
+	if b.objects.Add(size) > b.limit/objectShare {
+		b.objects.Add(-size)
+		b.refusals.Add(1)
+		return nil
+	}
+	k := b.keep(payload{object: obj}, size, true)
+	if k == nil {
+		b.objects.Add(-size)
+	}
+	return k
+}
+
+func (b *budget) keep(p payload, size int64, object bool) *block {
+	if b.used.Add(size) > b.limit && !b.makeRoom() {
+		b.used.Add(-size)
+		b.refusals.Add(1)
+		return nil
+	}
+	k := &block{budget: b, size: size, object: object}
+	k.payload.Store(&p)
+	k.read.Store(b.now())
+	k.refs.Store(1)
+	live := b.live.Add(1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.ring) == cap(b.ring) && int64(len(b.ring)) > 2*live {
+		b.sweepLocked()
+	}
+	b.ring = append(b.ring, k)
+	return k
+}
+
+// sweepLocked forgets the blocks that were released.
+func (b *budget) sweepLocked() {
+	kept := b.ring[:0]
+	for _, k := range b.ring {
+		if k.payload.Load() != nil {
+			kept = append(kept, k)
+		}
+	}
+	clear(b.ring[len(kept):])
+	b.ring, b.hand = kept, 0
+}
+
+// makeRoom evicts idle blocks until the budget holds, and reports whether it does.
+func (b *budget) makeRoom() bool {
+	now := b.now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for range searchSteps {
+		if b.used.Load() <= b.limit {
+			return true
+		}
+		if len(b.ring) == 0 {
+			return false
+		}
+		if b.hand >= len(b.ring) {
+			b.hand = 0
+		}
+		k := b.ring[b.hand]
+		gone := k.payload.Load() == nil
+		if !gone && now-k.read.Load() < uint32(idleTime/time.Second) {
+			b.hand++
+			continue
+		}
+		if !gone {
+			k.release()
+			b.evictions.Add(1)
+		}
+		last := len(b.ring) - 1
+		b.ring[b.hand] = b.ring[last]
+		b.ring[last] = nil
+		b.ring = b.ring[:last]
+	}
+	return b.used.Load() <= b.limit
+}

@@ -1,0 +1,483 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+	"weak"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+const (
+	// readAhead is how many events a stream hands out at once.
+	readAhead = 64
+	// initialAtOnce is how many entries of the initial events it hands out at once, and
+	// so holds while a client takes its time.
+	initialAtOnce = 256
+
+	// bookmarkInterval is how often a watch that wants bookmarks gets one, with
+	// up to a quarter more so that they do not come all at once (KEP-956).
+	bookmarkInterval = time.Minute
+	// progressInterval is that interval for a watch that asks for the storage's own
+	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
+	// recommends to configure etcd's.
+	progressInterval = 5 * time.Second
+	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
+	bookmarkLead = 2 * time.Second
+
+	// undecodableFor bounds the time for which a watch waits for an event that
+	// cannot be decrypted or converted, for example because a KMS is down.
+	undecodableFor = 30 * time.Second
+)
+
+// ErrStreamEnded: the watch is over, and there is nothing that its client would have
+// to be told: the request, the storage or the mirror has ended.
+var ErrStreamEnded = errors.New("watch ended")
+
+// Stream is one watch without its delivery: where it starts, what is due, when a
+// bookmark is. Whoever owns it takes from it and delivers, on a goroutine of its own
+// choice; the stream has no goroutine, no queue, and decodes nothing that a selector
+// does not ask for.
+//
+//	for {
+//		batch, err := stream.Next()
+//		if err == nil && batch.Empty() {
+//			err = stream.Wait(nil) // a good moment to flush is before
+//			...
+//		}
+//	}
+//
+// What is not taken costs nothing: a stream holds a position, and while it hands out
+// initial events a few hundred entries, not a version (I7). Not safe for concurrent
+// use.
+type Stream struct {
+	store      *Store
+	start, end string // the keys watched
+	selector   selector
+
+	ctx     context.Context // ends with the request, the storage, and Close
+	cancel  context.CancelFunc
+	release func() bool // of the storage's context
+	failed  error       // what Next returns, once what was handed out is delivered
+
+	// Initial events: from the present when the stream began.
+	listing   bool            // some are still to be handed out
+	announce  bool            // that they are out
+	found     []*mirror.Entry // by an index; nil if the keys are walked
+	from      string          // the key to go on at
+	at        mirror.Revision
+	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
+	entries   []*mirror.Entry
+	endOfList bool // a bookmark closes the initial events
+
+	cursor  *mirror.Cursor
+	changed <-chan struct{} // closed at the next change after what was handed out
+	due     []*mirror.Event
+	behind  bool // events were handed out since the last look at the schedule
+
+	bookmarkEvery time.Duration // 0: never
+	deadline      time.Time     // of the request, zero if it has none
+	nextMark      time.Time     // when a bookmark is due, zero if none will be
+	timer         *time.Timer   // wakes Wait at nextMark; nil if none ever will be
+	wake          chan struct{}
+}
+
+// Batch is what a stream has for its owner: entries, events or a bookmark. Its slices
+// belong to the stream and are good until the next call of Next.
+type Batch struct {
+	// Entries are initial events, to be sent as ADDED if Selects says so.
+	Entries []*mirror.Entry
+	// Events are in revision order; Translate tells what each means to the watch.
+	Events []*mirror.Event
+	// Bookmark is the revision up to which everything was handed out before, 0 if
+	// this is not a bookmark (I4).
+	Bookmark mirror.Revision
+	// InitialEventsEnd: the bookmark closes the initial events.
+	InitialEventsEnd bool
+}
+
+// Empty reports whether nothing is due.
+func (b *Batch) Empty() bool {
+	return len(b.Entries) == 0 && len(b.Events) == 0 && b.Bookmark == 0
+}
+
+// OpenStream finds the place in history where a watch starts, waiting for it if it
+// has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
+// its owner has to Close it. Errors: API errors for the client (400, 429). Those that
+// upstream reports as an event of the watch, such as 410, are returned by Next.
+func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
+	prefix, err := s.prepareKey(key, opts.Recursive)
+	if err != nil {
+		return nil, err
+	}
+	if !utilfeature.DefaultFeatureGate.Enabled(features.WatchList) {
+		opts.SendInitialEvents = nil
+	}
+	rev, err := s.parseRevision(opts.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	if !s.resource.Ready() || s.ctx.Err() != nil {
+		return nil, s.notReady()
+	}
+	st := &Stream{
+		store:    s,
+		start:    prefix,
+		end:      after(prefix),
+		selector: s.view.selector(opts.Predicate),
+	}
+	if !opts.Recursive {
+		st.end = prefix + "\x00"
+	}
+	switch {
+	case opts.ProgressNotify:
+		st.bookmarkEvery = progressInterval
+	case opts.Predicate.AllowWatchBookmarks:
+		st.bookmarkEvery = bookmarkInterval
+	}
+	if err := st.begin(ctx, rev, opts); err != nil {
+		if errors.Is(err, mirror.ErrNotReady) {
+			return nil, s.notReady()
+		}
+		if st.failed = s.expired(err); ctx.Err() != nil {
+			st.failed = ErrStreamEnded // nobody is there to be told
+		}
+	}
+	st.ctx, st.cancel = context.WithCancel(ctx)
+	st.release = context.AfterFunc(s.ctx, st.cancel)
+	st.deadline, _ = ctx.Deadline()
+	st.scheduleBookmark()
+	return st, nil
+}
+
+// begin sets where the stream starts.
+func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
+	s := st.store
+	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
+	switch {
+	case opts.ResourceVersion == "" && stream:
+		// Only what happens from now on, as etcd counts now.
+		if rev, err = s.current(ctx); err != nil {
+			return err
+		}
+	case opts.ResourceVersion == "":
+		if err := s.consistent(ctx); err != nil {
+			return err
+		}
+		list = true
+	case rev > 0 && list:
+		if err := s.waitFor(ctx, rev); err != nil {
+			return err
+		}
+	case rev == 0 && !stream:
+		list = true
+	}
+	st.announce = true
+	if rev > 0 && !list {
+		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+		return err
+	}
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return err
+	}
+	if list {
+		r := &Reading{Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
+		s.useIndex(ctx, r)
+		snap = r.Snapshot
+		st.listing, st.from, st.at = true, st.start, snap.Rev
+		if r.index != nil {
+			st.found = slices.Collect(r.Candidates())
+			st.listing = len(st.found) > 0
+		}
+		st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
+	}
+	st.cursor = snap.Cursor(st.start, st.end)
+	return nil
+}
+
+// expired words the error of a position that has left the window.
+func (s *Store) expired(err error) error {
+	if errors.Is(err, mirror.ErrCompacted) {
+		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %v", err))
+	}
+	return err
+}
+
+// Close lets go of what the stream holds.
+func (st *Stream) Close() {
+	st.cancel()
+	st.release()
+	if st.timer != nil {
+		st.timer.Stop()
+	}
+}
+
+// Context ends when the stream does: with the request, the storage, or Close.
+func (st *Stream) Context() context.Context { return st.ctx }
+
+// Next returns what is due now, an empty batch if nothing is; it never waits. That it
+// is called means that the batch before was delivered. Errors: ErrStreamEnded, and
+// what the client is to be told before the watch ends (410 when it is too far behind).
+func (st *Stream) Next() (Batch, error) {
+	if st.ctx.Err() != nil {
+		return Batch{}, ErrStreamEnded
+	}
+	if st.failed != nil {
+		return Batch{}, st.failed
+	}
+	if st.listing {
+		if entries := st.nextEntries(); len(entries) > 0 || st.failed != nil {
+			return Batch{Entries: entries}, st.failed
+		}
+	}
+	if st.announce {
+		st.announce = false
+		utilflowcontrol.WatchInitialized(st.ctx)
+		if st.endOfList {
+			return Batch{Bookmark: st.cursor.Position(), InitialEventsEnd: true}, nil
+		}
+	}
+	if st.behind {
+		// A watch that is always behind, or that selects nothing of what happens, gets
+		// bookmarks too.
+		st.behind = false
+		if st.bookmarkDue() {
+			return Batch{Bookmark: st.cursor.Position()}, nil
+		}
+	}
+	st.changed = st.cursor.Changed()
+	var err error
+	st.due, err = st.cursor.Next(st.due[:0], readAhead)
+	if err != nil {
+		st.failed = st.store.expired(err)
+		select {
+		case <-st.store.mirror.Done():
+			// Nothing is wrong with the position; the client resumes elsewhere.
+			st.failed = ErrStreamEnded
+		default:
+		}
+	}
+	switch {
+	case len(st.due) > 0:
+		st.behind = true
+		return Batch{Events: st.due}, nil
+	case err != nil:
+		return Batch{}, st.failed
+	}
+	clear(st.due[:cap(st.due)])
+	if st.bookmarkDue() {
+		return Batch{Bookmark: st.cursor.Position()}, nil
+	}
+	return Batch{}, nil
+}
+
+// nextEntries returns the next part of the initial events, none when all are out or
+// when the stream has failed.
+func (st *Stream) nextEntries() []*mirror.Entry {
+	if st.found != nil {
+		n := min(len(st.found), initialAtOnce)
+		entries := st.found[:n]
+		if st.found = st.found[n:]; len(st.found) == 0 {
+			st.found, st.listing = nil, false
+		}
+		return entries
+	}
+	clear(st.entries)
+	st.entries = st.entries[:0]
+	snap, err := st.snapshot()
+	if err != nil {
+		st.failed = err
+		return nil
+	}
+	for e := range snap.All(st.from, st.end) {
+		if st.entries = append(st.entries, e); len(st.entries) == initialAtOnce {
+			st.from = e.Key() + "\x00"
+			return st.entries
+		}
+	}
+	entries := st.entries
+	st.listing, st.entries = false, nil
+	return entries
+}
+
+// snapshot returns the version that the initial events are of. Between two calls the
+// stream does not keep it alive: what the window drops meanwhile is gone. A client
+// that reads in time nearly always finds it as it was left, without rolling it
+// forward again.
+func (st *Stream) snapshot() (*mirror.Snapshot, error) {
+	oldest, _, err := st.store.resource.Oldest()
+	if err == nil && oldest > st.at {
+		err = fmt.Errorf("%w: the list is of %d, oldest %d", mirror.ErrCompacted, st.at, oldest)
+	}
+	if err != nil {
+		return nil, st.store.expired(err)
+	}
+	if snap := st.version.Value(); snap != nil {
+		return snap, nil
+	}
+	snap, err := st.store.resource.At(st.at)
+	if err != nil {
+		return nil, st.store.expired(err)
+	}
+	st.version = weak.Make(&snap)
+	return &snap, nil
+}
+
+// Wait returns when Next may have something, and ErrStreamEnded when the stream has
+// ended or stop, which may be nil, is closed. Call it after Next had nothing.
+func (st *Stream) Wait(stop <-chan struct{}) error {
+	select {
+	case <-st.changed:
+	case <-st.wake:
+	case <-st.ctx.Done():
+		return ErrStreamEnded
+	case <-stop:
+		return ErrStreamEnded
+	}
+	return nil
+}
+
+// scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
+// before the server ends the watch, whichever comes first.
+func (st *Stream) scheduleBookmark() {
+	st.nextMark = time.Time{}
+	if st.bookmarkEvery == 0 {
+		return
+	}
+	now := time.Now()
+	next := now.Add(st.bookmarkEvery + rand.N(st.bookmarkEvery/4))
+	if !st.deadline.IsZero() {
+		if last := st.deadline.Add(-bookmarkLead); last.Before(next) {
+			if next = last; !next.After(now) {
+				return
+			}
+		}
+	}
+	st.nextMark = next
+	if st.timer != nil {
+		st.timer.Reset(next.Sub(now))
+		return
+	}
+	wake := make(chan struct{}, 1)
+	st.wake = wake
+	st.timer = time.AfterFunc(next.Sub(now), func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// bookmarkDue reports whether it is time for a bookmark, and sets the time of the next.
+func (st *Stream) bookmarkDue() bool {
+	if st.nextMark.IsZero() || time.Now().Before(st.nextMark) {
+		return false
+	}
+	st.scheduleBookmark()
+	// A watch at a future revision has nothing to tell before that.
+	return st.cursor.Position() <= st.store.mirror.Clock()
+}
+
+// BookmarkObject returns the object that a bookmark is sent as: of the storage's type,
+// with nothing but a resource version and, if it closes the initial events, the
+// annotation that says so. It belongs to the caller.
+func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
+	obj := st.store.newFunc()
+	if err := st.store.versioner.UpdateObject(obj, uint64(b.Bookmark)); err != nil {
+		return nil, err
+	}
+	if b.InitialEventsEnd {
+		if err := storage.AnnotateInitialEventsEndBookmark(obj); err != nil {
+			return nil, err
+		}
+	}
+	return obj, nil
+}
+
+// Selects reports whether the watch selects an initial entry. The error is that of
+// decoding it; without a selector nothing is decoded.
+func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
+	return st.selector.matches(st.ctx, e)
+}
+
+// Translate returns what an event is to the watch: ADDED or MODIFIED with the object
+// after it, DELETED with the object before it and the event's revision, or "" if the
+// watch selects it neither before nor after. Errors are those of decoding; see Retry.
+func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
+	before, now, err := st.selector.matchesEvent(ev)
+	switch {
+	case err != nil:
+		return "", err
+	case now && before:
+		return watch.Modified, nil
+	case now:
+		return watch.Added, nil
+	case before:
+		return watch.Deleted, nil
+	}
+	return "", nil
+}
+
+// Retry tries again, with growing pauses, what has failed with err for an event that
+// cannot be decoded, converted or encoded: sending later events first would break the
+// order that a watch promises. Other watches, and watches of other objects, go on. It
+// returns nil on success, ErrStreamEnded, or what the client is to be told.
+func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
+	corrupt := ev.Entry == nil && st.store.view.unsafeDelete
+	giveUp := time.Now().Add(st.store.view.retryFor)
+	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
+		if corrupt || time.Now().Add(backoff).After(giveUp) {
+			if corrupt {
+				err = corruptDeletion(err)
+			}
+			klog.FromContext(st.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
+			return err
+		}
+		select {
+		case <-time.After(backoff):
+		case <-st.ctx.Done():
+			return ErrStreamEnded
+		}
+		err = try()
+	}
+	return nil
+}
+
+// corruptDeletion words the error for the deletion of an object whose last state
+// cannot be read, as upstream's store does with AllowUnsafeMalformedObjectDeletion.
+func corruptDeletion(err error) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status:  metav1.StatusFailure,
+		Code:    http.StatusInternalServerError,
+		Reason:  metav1.StatusReasonStoreReadError,
+		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", cause(err)),
+	}}
+}
+
+// ErrorStatus returns the object of the ERROR event by which a watch reports err.
+func ErrorStatus(err error) *metav1.Status {
+	err = cause(err)
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		status = apierrors.NewInternalError(err)
+	}
+	st := status.Status()
+	return &st
+}
