@@ -1,0 +1,178 @@
+package readpath
+
+import (
+	"net/http"
+	"path"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+)
+
+// ChainOptions says how BuildHandlerChain mounts a handler of reads in an API server.
+type ChainOptions struct {
+	// Full builds the chain of every request that is not a plain read: whatever
+	// Config.BuildHandlerChainFunc was before. nil means upstream's default.
+	Full func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler
+	// Mount returns the handler of reads that stands in front of next. It is called
+	// once per chain, so what it shares between requests lives outside of it.
+	Mount func(next http.Handler) http.Handler
+	// Cost is what a read will send; nil leaves priority and fairness to upstream's
+	// estimates.
+	Cost CostFunc
+}
+
+// BuildHandlerChain returns the handler of a whole API server: authentication,
+// authorization, audit, priority and fairness and the other filters, then the mounted
+// handler of reads, then apiHandler. It is meant to be called by
+// Config.BuildHandlerChainFunc.
+//
+// A plain read (see leanRead) takes the lean chain, everything else the full one.
+// Both end in a handler that Mount returned; they differ in what is between:
+//
+//	full   what Full builds: upstream's own chain
+//	lean   the same filters that decide and record, in the same order, without the
+//	       measurement of each filter, and with a write deadline on the calling goroutine
+//	       where upstream moves each request to a goroutine of its own (leanFilters)
+//
+// The lean chain is used only when it decides nothing that the full chain would decide
+// otherwise:
+//
+//   - not before a request has passed the full chain with the mux complete, which is then so
+//     for good. Until then upstream marks requests so that an unknown path is answered
+//     503, never 404;
+//   - not once shutdown has begun: Retry-After, and which requests are still let in, are
+//     upstream's to say. Reads under way are waited for, as in the full chain;
+//   - not for watches, if --shutdown-watch-termination-grace-period wants them waited for;
+//   - not if Full is somebody's own (the proxy to peers of --peer-ca-file, for example):
+//     nobody but Full knows what it decides;
+//   - not without priority and fairness: the limit of requests in flight counts inside a
+//     chain, and two chains would admit twice as many.
+//
+// If c serves TLS, BuildHandlerChain replaces c.SecureServing.Listener by one that can close
+// a single connection, for readers that stall so hard that nothing else reaches them
+// (withWriteDeadline).
+func BuildHandlerChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOptions) http.Handler {
+	return newChain(apiHandler, c, o)
+}
+
+// chain is a handler with two ways to the handler of reads. It is safe for concurrent use.
+type chain struct {
+	full, lean http.Handler // lean is nil if every request takes the full chain
+
+	requestInfo  request.RequestInfoResolver
+	leanWatches  bool
+	shuttingDown <-chan struct{} // closed when shutdown begins
+	// complete: a request has passed the full chain after the mux was complete. It
+	// is never reset.
+	complete atomic.Bool
+}
+
+func newChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOptions) *chain {
+	build := o.Full
+	if build == nil {
+		build = genericapiserver.DefaultBuildHandlerChain
+	}
+	h := &chain{
+		requestInfo:  c.RequestInfoResolver,
+		leanWatches:  c.ShutdownWatchTerminationGracePeriod <= 0,
+		shuttingDown: c.ShutdownInitiatedNotify(),
+	}
+	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
+	if builtByUpstream(build) && c.FlowControl != nil {
+		var conns *trackedListener
+		if c.SecureServing != nil && c.SecureServing.Listener != nil {
+			conns = trackConnections(c.SecureServing.Listener)
+			c.SecureServing.Listener = conns
+		}
+		h.lean = wrap(o.Mount(passOn(apiHandler, c)), leanFilters(c, o.Cost, conns))
+	}
+	return h
+}
+
+// builtByUpstream reports whether build is one of upstream's own chains, whose filters
+// leanFilters knows. What the storage version precondition adds lets every read pass.
+func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Handler) bool {
+	switch reflect.ValueOf(build).Pointer() {
+	case reflect.ValueOf(genericapiserver.DefaultBuildHandlerChain).Pointer(),
+		reflect.ValueOf(genericapiserver.BuildHandlerChainWithStorageVersionPrecondition).Pointer():
+		return true
+	}
+	return false
+}
+
+// noteComplete wraps the innermost handler of the full chain: it learns there that the mux
+// is complete.
+func (h *chain) noteComplete(inner http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if !h.complete.Load() && genericapifilters.NoMuxAndDiscoveryIncompleteKey(req.Context()) {
+			h.complete.Store(true)
+		}
+		inner.ServeHTTP(w, req)
+	})
+}
+
+func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	received := time.Now()
+	info := h.leanRead(req)
+	if info == nil {
+		h.full.ServeHTTP(w, req)
+		return
+	}
+	ctx := request.WithReceivedTimestamp(request.WithRequestInfo(req.Context(), info), received)
+	h.lean.ServeHTTP(w, req.WithContext(ctx))
+}
+
+// leanRead returns the RequestInfo of a request that takes the lean chain, and nil for
+// one that does not: only GET, list and watch of a resource as they are sent by clients, in
+// a path that can be read in one way only. It says nothing about whether the
+// resource exists, or who may read it.
+func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
+	if h.lean == nil || req.Method != http.MethodGet || !h.complete.Load() {
+		return nil
+	}
+	select {
+	case <-h.shuttingDown:
+		return nil
+	default:
+	}
+	if req.URL.RawPath != "" || path.Clean(req.URL.Path) != req.URL.Path {
+		return nil
+	}
+	if _, ok := req.Header["Upgrade"]; ok { // a watch over a websocket
+		return nil
+	}
+	for _, accept := range req.Header["Accept"] {
+		if strings.Contains(accept, "as=Table") { // upstream's handlers make tables
+			return nil
+		}
+	}
+	info, err := h.requestInfo.NewRequestInfo(req)
+	if err != nil || !info.IsResourceRequest || info.Subresource != "" || verbInPath(info) {
+		return nil
+	}
+	switch info.Verb {
+	case "get", "list":
+		return info
+	case "watch":
+		if h.leanWatches {
+			return info
+		}
+	}
+	return nil
+}
+
+// verbInPath reports whether the path names its verb, as /api/v1/watch/pods does.
+// info is that of a canonical path.
+func verbInPath(info *request.RequestInfo) bool {
+	rest := info.Path[len("/")+len(info.APIPrefix)+len("/"):]
+	if info.APIGroup != "" {
+		rest = rest[len(info.APIGroup)+len("/"):]
+	}
+	rest = rest[len(info.APIVersion)+len("/"):]
+	return strings.HasPrefix(rest, "watch/") || strings.HasPrefix(rest, "proxy/")
+}

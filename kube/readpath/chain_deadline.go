@@ -1,0 +1,210 @@
+package readpath
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/endpoints/metrics"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	"k8s.io/apiserver/pkg/server/httplog"
+)
+
+const (
+	// heldByServer is how many bytes of a response net/http holds back for certain before it
+	// writes to the connection (its buffer before chunking; HTTP/2 holds 4 KB).
+	// A handler cannot stall on them.
+	heldByServer = 2048
+	// stallGrace is how long a stream may take to learn that it was reset, before its
+	// connection is closed. A guess, well above what a living connection needs.
+	stallGrace = time.Second
+)
+
+// withWriteDeadline ends a response at the deadline of the request's context, on the
+// goroutine that serves it. The context of a watch has no deadline, and a watch passes by.
+//
+//   - A response that has not begun by then is a 504, whatever the handler would have
+//     said. The handler is not left behind: it is expected to heed its context.
+//   - A response that has begun is broken off: the write under way returns with an
+//     error, later ones with http.ErrHandlerTimeout, and when the handler has returned
+//     the request is aborted, so that the client cannot take what it has for all.
+//     An HTTP/2 stream is reset; an HTTP/1.1 connection is closed. If the client no longer
+//     reads from an HTTP/2 connection at all, the reset cannot be sent either, and after
+//     stallGrace the connection is closed; conns finds it (nil: it is left open).
+//
+// So a reader that stalls holds its seat of priority and fairness no longer than the
+// request timeout. A response that net/http can hold back costs no timer, and a connection
+// keeps no deadline after a response that was in time.
+func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		ctx := req.Context()
+		deadline, ok := ctx.Deadline()
+		if !ok {
+			handler.ServeHTTP(w, req)
+			return
+		}
+		dw := &deadlineWriter{ResponseWriter: w, req: req, deadline: deadline, conns: conns}
+		defer dw.finish() // if the handler panics
+		handler.ServeHTTP(dw.interfaces(), req)
+		if dw.finish() {
+			dw.recordTimeout()
+			panic(http.ErrAbortHandler)
+		}
+	})
+}
+
+// deadlineWriter is the response of a request whose context has a deadline. Its methods are
+// called by one goroutine at a time, as those of any http.ResponseWriter; expire is called
+// by a timer.
+type deadlineWriter struct {
+	http.ResponseWriter
+	req      *http.Request // as the filter got it
+	deadline time.Time
+	conns    *trackedListener
+
+	begun    bool // the header is written
+	replaced bool // by a 504
+	size     int  // bytes written until the timer was started
+	timer    *time.Timer
+
+	// mu orders the timer and the end of the request: nothing touches the
+	// ResponseWriter after the handler has returned.
+	mu struct {
+		sync.Mutex
+		finished bool // the handler has returned
+		expired  bool // the response was broken off
+		stalled  *time.Timer
+	}
+}
+
+// interfaces returns w with those optional interfaces that the ResponseWriter has. Filters
+// and handlers ask for them.
+func (w *deadlineWriter) interfaces() http.ResponseWriter {
+	return responsewriter.WrapForHTTP1Or2(w)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *deadlineWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *deadlineWriter) WriteHeader(code int) {
+	if w.begun || code < http.StatusOK {
+		w.ResponseWriter.WriteHeader(code)
+		return
+	}
+	w.begun = true
+	if code != http.StatusGatewayTimeout && w.req.Context().Err() == context.DeadlineExceeded {
+		w.replace()
+		return
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *deadlineWriter) Write(p []byte) (int, error) {
+	if !w.begun {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.replaced || w.expired() {
+		return 0, http.ErrHandlerTimeout
+	}
+	if w.timer == nil {
+		if w.size += len(p); w.size > heldByServer {
+			w.startTimer()
+		}
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+// Flush implements http.Flusher.
+func (w *deadlineWriter) Flush() {
+	if !w.begun {
+		w.WriteHeader(http.StatusOK)
+	}
+	if w.expired() {
+		return
+	}
+	w.startTimer()
+	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+		flusher.Flush()
+	}
+}
+
+// replace answers 504 in place of what the handler was about to say.
+func (w *deadlineWriter) replace() {
+	w.replaced = true
+	w.recordTimeout()
+	header := w.Header()
+	for _, name := range []string{"Content-Type", "Content-Encoding", "Content-Length", "Retry-After"} {
+		header.Del(name)
+	}
+	w.ResponseWriter.WriteHeader(http.StatusGatewayTimeout)
+	status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).ErrStatus
+	_ = json.NewEncoder(w.ResponseWriter).Encode(&status) // the client may be gone
+}
+
+// recordTimeout counts the request as upstream counts one that its timeout filter has
+// ended, and keeps the stack of this goroutine out of the log.
+func (w *deadlineWriter) recordTimeout() {
+	httplog.SetStacktracePredicate(w.req.Context(), func(int) bool { return false })
+	info, _ := request.RequestInfoFrom(w.req.Context())
+	metrics.RecordRequestTermination(w.req, info, metrics.APIServerComponent, http.StatusGatewayTimeout)
+}
+
+func (w *deadlineWriter) startTimer() {
+	if w.timer == nil {
+		w.timer = time.AfterFunc(time.Until(w.deadline), w.expire)
+	}
+}
+
+func (w *deadlineWriter) expired() bool {
+	if w.timer == nil {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.expired
+}
+
+// expire breaks the response off.
+func (w *deadlineWriter) expire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.mu.finished || w.replaced {
+		return
+	}
+	w.mu.expired = true
+	past := time.Unix(1, 0)
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(past) // not supported by recorders in tests
+	if w.conns != nil && w.req.ProtoMajor == 2 {
+		w.mu.stalled = time.AfterFunc(stallGrace, w.closeConnection)
+	}
+}
+
+// closeConnection is for a stream that could not even be reset: its connection takes no
+// more bytes, for whichever stream.
+func (w *deadlineWriter) closeConnection() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.mu.finished {
+		w.conns.close(w.req)
+	}
+}
+
+// finish says that the handler has returned or panicked, and reports whether its response
+// was broken off.
+func (w *deadlineWriter) finish() (expired bool) {
+	if w.timer == nil {
+		return false
+	}
+	w.timer.Stop()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mu.finished = true
+	if w.mu.stalled != nil {
+		w.mu.stalled.Stop()
+	}
+	return w.mu.expired
+}

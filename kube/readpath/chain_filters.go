@@ -1,0 +1,190 @@
+package readpath
+
+import (
+	"net/http"
+	"reflect"
+
+	"k8s.io/apiserver/pkg/endpoints/filterlatency"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/apiserver/pkg/server/routine"
+	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
+	"k8s.io/component-base/tracing"
+)
+
+// filter is one layer of a chain of handlers.
+type filter struct {
+	name string
+	wrap func(http.Handler) http.Handler
+}
+
+// wrap returns handler behind the filters, the first of them outermost.
+func wrap(handler http.Handler, filters []filter) http.Handler {
+	for i := len(filters) - 1; i >= 0; i-- {
+		handler = filters[i].wrap(handler)
+	}
+	return handler
+}
+
+// leanFilters returns the filters of a plain read, outermost first. They are upstream's
+// own, in upstream's order; the write deadline stands where upstream's timeout does. The
+// request carries its RequestInfo and the time of its arrival.
+//
+// What upstream has in addition:
+//
+//   - the timeout filter, which runs each request on a new goroutine, whose stack grows
+//     anew each time. passOn puts it around the handlers that need it;
+//   - the trackers that measure each filter (apiserver_request_filter_duration_seconds);
+//     they are here if spans are recorded, because they make one for each filter;
+//   - tracing, for a request that carries no trace while no tracer is configured;
+//   - the wrapper that times each Write, if no audit event can carry the result;
+//   - the filters of the server's start and end (BuildHandlerChain).
+func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListener) []filter {
+	var filters []filter
+	add := func(name string, wrap func(http.Handler) http.Handler) {
+		filters = append(filters, filter{name, wrap})
+	}
+	spans := c.FeatureGate.Enabled(genericfeatures.APIServerTracing) && recordsSpans(c)
+	// measured adds a filter together with its span, if there are any.
+	measured := func(name string, wrap func(http.Handler) http.Handler) {
+		if !spans {
+			add(name, wrap)
+			return
+		}
+		add(name, func(h http.Handler) http.Handler {
+			return filterlatency.TrackStarted(wrap(filterlatency.TrackCompleted(h)), c.TracerProvider, name)
+		})
+	}
+
+	add("audit-init", genericapifilters.WithAuditInit)
+	add("panic-recovery", func(h http.Handler) http.Handler {
+		return genericfilters.WithPanicRecovery(h, c.RequestInfoResolver)
+	})
+	if c.FeatureGate.Enabled(genericfeatures.APIServingWithRoutine) {
+		add("routine", func(h http.Handler) http.Handler {
+			return routine.WithRoutine(h, c.LongRunningFunc)
+		})
+	}
+	if c.AuditBackend != nil {
+		add("latency-trackers", genericapifilters.WithLatencyTrackers)
+	} else {
+		add("latency-trackers", withLatencyTrackersOnly)
+	}
+	// Asks for klog's verbosity at each request, and does nothing below 3.
+	add("http-logging", genericfilters.WithHTTPLogging)
+	if len(c.HSTSDirectives) > 0 {
+		add("hsts", func(h http.Handler) http.Handler {
+			return genericfilters.WithHSTS(h, c.HSTSDirectives)
+		})
+	}
+	add("cache-control", genericapifilters.WithCacheControl)
+	if c.SecureServing != nil && !c.SecureServing.DisableHTTP2 && c.GoawayChance > 0 {
+		add("goaway", func(h http.Handler) http.Handler {
+			return genericfilters.WithProbabilisticGoaway(h, c.GoawayChance)
+		})
+	}
+	add("wait-group", func(h http.Handler) http.Handler {
+		return genericfilters.WithWaitGroup(h, c.LongRunningFunc, c.NonLongRunningRequestWaitGroup)
+	})
+	add("request-deadline", func(h http.Handler) http.Handler {
+		return genericapifilters.WithRequestDeadline(h, c.AuditBackend, c.AuditPolicyRuleEvaluator,
+			c.LongRunningFunc, c.Serializer, c.RequestTimeout)
+	})
+	add("write-deadline", func(h http.Handler) http.Handler {
+		return withWriteDeadline(h, conns)
+	})
+	add("warnings", genericapifilters.WithWarningRecorder)
+	if len(c.CorsAllowedOriginList) > 0 {
+		add("cors", func(h http.Handler) http.Handler {
+			return genericfilters.WithCORS(h, c.CorsAllowedOriginList, nil, nil, nil, "true")
+		})
+	}
+	unauthenticated := genericapifilters.WithFailedAuthenticationAudit(
+		genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
+	measured("authentication", func(h http.Handler) http.Handler {
+		return genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unauthenticated,
+			c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
+	})
+	if c.FeatureGate.Enabled(genericfeatures.APIServerTracing) {
+		add("tracing", func(h http.Handler) http.Handler {
+			return withTracing(h, c)
+		})
+	}
+	measured("audit", func(h http.Handler) http.Handler {
+		return genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc)
+	})
+	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
+		measured("constrainedimpersonation", func(h http.Handler) http.Handler {
+			return impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)
+		})
+	} else {
+		measured("impersonation", func(h http.Handler) http.Handler {
+			return impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
+		})
+	}
+	measured("priorityandfairness", func(h http.Handler) http.Handler {
+		estimate := flowcontrolrequest.NewWorkEstimator(c.StorageObjectCountTracker.Get,
+			c.FlowControl.GetInterestedWatchCount, flowcontrolrequest.DefaultWorkEstimatorConfig(), c.FlowControl.GetMaxSeats)
+		estimate = WorkEstimator(estimate, cost, c.FlowControl.GetMaxSeats)
+		return genericfilters.WithPriorityAndFairness(h, c.LongRunningFunc, c.FlowControl, estimate, c.RequestTimeout/4)
+	})
+	measured("authorization", func(h http.Handler) http.Handler {
+		return genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
+	})
+	return filters
+}
+
+// passOn returns next as the lean chain may call it: protected by upstream's timeout, as in
+// upstream's chain, with a recorder of warnings that the timeout makes safe for
+// handlers that are still running when it has answered.
+//
+// Unlike there the seat of priority and fairness is given up with that answer, not when the
+// handler that was left behind returns.
+func passOn(next http.Handler, c *genericapiserver.Config) http.Handler {
+	return genericfilters.WithTimeoutForNonLongRunningRequests(
+		genericapifilters.WithWarningRecorder(next), c.LongRunningFunc)
+}
+
+// withLatencyTrackersOnly gives a request that is not a watch the trackers that the metric
+// apiserver_request_sli_duration_seconds is computed from, but does not time its writes:
+// only an audit event would show that.
+func withLatencyTrackersOnly(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		ctx := req.Context()
+		if info, ok := request.RequestInfoFrom(ctx); !ok || info.Verb != "watch" {
+			req = req.WithContext(request.WithLatencyTrackers(ctx))
+		}
+		handler.ServeHTTP(w, req)
+	})
+}
+
+// recordsSpans reports whether a tracer is configured.
+func recordsSpans(c *genericapiserver.Config) bool {
+	return reflect.TypeOf(c.TracerProvider) != reflect.TypeOf(tracing.NewNoopTracerProvider())
+}
+
+// withTracing is upstream's tracing. Without a tracer it does no more than take over the
+// trace that a request carries, so that a request without one passes by it.
+func withTracing(handler http.Handler, c *genericapiserver.Config) http.Handler {
+	traced := genericapifilters.WithTracing(handler, c.TracerProvider)
+	if recordsSpans(c) {
+		return traced
+	}
+	headers := tracing.Propagators().Fields()
+	for i := range headers {
+		headers[i] = http.CanonicalHeaderKey(headers[i])
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		for _, header := range headers {
+			if len(req.Header[header]) > 0 {
+				traced.ServeHTTP(w, req)
+				return
+			}
+		}
+		handler.ServeHTTP(w, req)
+	})
+}
