@@ -16,6 +16,7 @@ type eventCache struct {
 	first int // the oldest
 	n     int
 	bytes int64
+	ended bool
 }
 
 const (
@@ -41,6 +42,9 @@ type cachedEvent struct {
 func (c *eventCache) add(e cachedEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended {
+		return // a watcher is still at it
+	}
 	if c.ring == nil {
 		c.ring = make([]cachedEvent, cachedEvents)
 	}
@@ -65,10 +69,11 @@ func (c *eventCache) dropLocked() {
 	c.n--
 }
 
-// clear drops all events.
-func (c *eventCache) clear() {
+// end drops all events, for good.
+func (c *eventCache) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ended = true
 	for c.n > 0 {
 		c.dropLocked()
 	}

@@ -51,7 +51,7 @@ func (s *Store) NewRepresentation(encode ItemEncoder) *Representation {
 
 // Close lets go of what is kept, as its entries are written to or go.
 func (p *Representation) Close() {
-	p.events.clear()
+	p.events.end()
 	p.slot.Close()
 	p.gone.Close()
 }
@@ -550,7 +550,19 @@ func (i *eventItem) get(made func(ctx context.Context) ([]byte, error)) ([]byte,
 // write to them. Errors are those of Item.
 func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 	return p.eventItem(p.slot, ev, ev.Entry).get(func(ctx context.Context) ([]byte, error) {
-		return p.Item(ctx, ev.Entry)
+		if !p.store.view.selective.Load() {
+			return p.Item(ctx, ev.Entry)
+		}
+		// Selectors look at the object too: it is decoded once for all of them.
+		obj, err := p.store.view.added(ev)
+		if err != nil {
+			return nil, err
+		}
+		if shared, ok := obj.(*sharedObject); ok {
+			obj = shared.GetObject()
+		}
+		data, err := p.encode(nil, obj)
+		return slices.Clip(data), err
 	})
 }
 

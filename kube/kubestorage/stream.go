@@ -27,7 +27,7 @@ const (
 	// readAhead is how many events a stream hands out at once.
 	readAhead = 64
 	// initialAtOnce is how many entries of the initial events it hands out at once, and
-	// so holds while a client takes its time.
+	// so holds while a client takes its time; up to a leaf of the tree more.
 	initialAtOnce = 256
 
 	// bookmarkInterval is how often a watch that wants bookmarks gets one, with
@@ -82,7 +82,7 @@ type Stream struct {
 	from      string          // the key to go on at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
-	entries   []*mirror.Entry
+	runs      []mirror.Run
 	endOfList bool // a bookmark closes the initial events
 
 	cursor  *mirror.Cursor
@@ -97,10 +97,12 @@ type Stream struct {
 	wake          chan struct{}
 }
 
-// Batch is what a stream has for its owner: entries, events or a bookmark. Its slices
-// belong to the stream and are good until the next call of Next.
+// Batch is what a stream has for its owner: initial events, events or a bookmark. Its
+// slices belong to the stream and are good until the next call of Next.
 type Batch struct {
-	// Entries are initial events, to be sent as ADDED if Selects says so.
+	// Runs, or Entries if an index has found them, are initial events in key order, to be
+	// sent as ADDED if Selects says so.
+	Runs    []mirror.Run
 	Entries []*mirror.Entry
 	// Events are in revision order; Translate tells what each means to the watch.
 	Events []*mirror.Event
@@ -113,7 +115,7 @@ type Batch struct {
 
 // Empty reports whether nothing is due.
 func (b *Batch) Empty() bool {
-	return len(b.Entries) == 0 && len(b.Events) == 0 && b.Bookmark == 0
+	return len(b.Runs) == 0 && len(b.Entries) == 0 && len(b.Events) == 0 && b.Bookmark == 0
 }
 
 // OpenStream finds the place in history where a watch starts, waiting for it if it
@@ -149,6 +151,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.bookmarkEvery = progressInterval
 	case opts.Predicate.AllowWatchBookmarks:
 		st.bookmarkEvery = bookmarkInterval
+	}
+	if !st.selector.all {
+		s.view.selective.Store(true)
 	}
 	if err := st.begin(ctx, rev, opts); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
@@ -243,8 +248,8 @@ func (st *Stream) Next() (Batch, error) {
 		return Batch{}, st.failed
 	}
 	if st.listing {
-		if entries := st.nextEntries(); len(entries) > 0 || st.failed != nil {
-			return Batch{Entries: entries}, st.failed
+		if b := st.nextInitial(); st.failed != nil || !b.Empty() {
+			return b, st.failed
 		}
 	}
 	if st.announce {
@@ -288,33 +293,36 @@ func (st *Stream) Next() (Batch, error) {
 	return Batch{}, nil
 }
 
-// nextEntries returns the next part of the initial events, none when all are out or
+// nextInitial returns the next part of the initial events, none when all are out or
 // when the stream has failed.
-func (st *Stream) nextEntries() []*mirror.Entry {
+func (st *Stream) nextInitial() Batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
-		entries := st.found[:n]
+		b := Batch{Entries: st.found[:n]}
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
 		}
-		return entries
+		return b
 	}
-	clear(st.entries)
-	st.entries = st.entries[:0]
+	clear(st.runs)
+	st.runs = st.runs[:0]
 	snap, err := st.snapshot()
 	if err != nil {
 		st.failed = err
-		return nil
+		return Batch{}
 	}
-	for e := range snap.All(st.from, st.end) {
-		if st.entries = append(st.entries, e); len(st.entries) == initialAtOnce {
-			st.from = e.Key() + "\x00"
-			return st.entries
+	n := 0
+	for run := range snap.Runs(st.from, st.end) {
+		st.runs = append(st.runs, run)
+		items := run.Items()
+		if n += len(items); n >= initialAtOnce {
+			st.from = items[len(items)-1].Key() + "\x00"
+			return Batch{Runs: st.runs}
 		}
 	}
-	entries := st.entries
-	st.listing, st.entries = false, nil
-	return entries
+	b := Batch{Runs: st.runs}
+	st.listing, st.runs = false, nil
+	return b
 }
 
 // snapshot returns the version that the initial events are of. Between two calls the
@@ -410,6 +418,9 @@ func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
 	}
 	return obj, nil
 }
+
+// Selective reports whether Selects has to be asked at all.
+func (st *Stream) Selective() bool { return !st.selector.all }
 
 // Selects reports whether the watch selects an initial entry. The error is that of
 // decoding it; without a selector nothing is decoded.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -39,6 +40,10 @@ type view struct {
 	// retryFor is how long a watcher tries again to decode an event before it gives up.
 	retryFor time.Duration
 
+	// selective: there are watches with a selector, which want to know the attributes of
+	// what is written.
+	selective atomic.Bool
+
 	budget *budget
 	// objects and converted are the slots of objects that are kept decoded, and of
 	// custom resources as a webhook has converted them.
@@ -66,7 +71,7 @@ func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool,
 
 // close lets go of what is kept, as its entries are written to or go.
 func (v *view) close() {
-	v.events.clear()
+	v.events.end()
 	v.slot.Close()
 	v.objects.Close()
 	v.converted.Close()

@@ -117,6 +117,13 @@ func (w *watcher) send(e watch.Event) error {
 
 // deliver sends what the batch means. The error is what the watch ends with.
 func (w *watcher) deliver(b *Batch) error {
+	for _, run := range b.Runs {
+		for _, e := range run.Items() {
+			if err := w.added(e); err != nil {
+				return err
+			}
+		}
+	}
 	for _, e := range b.Entries {
 		if err := w.added(e); err != nil {
 			return err

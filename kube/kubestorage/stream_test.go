@@ -1,0 +1,443 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// twin is a storage of pods on the in-memory twin of etcd. It can be read, and runs in
+// a bubble of synctest.
+type twin struct {
+	*Store
+	etcd  *memory.Store
+	codec *countingCodec
+}
+
+func newTwin(t testing.TB, window mirror.Window) *twin {
+	t.Helper()
+	codec := &countingCodec{Codec: testCodec()}
+	cfg := StoreConfig{
+		Codec:          codec,
+		GroupResource:  schema.GroupResource{Resource: "pods"},
+		ResourcePrefix: "/pods/",
+		NewFunc:        newExamplePod,
+		NewListFunc:    newExamplePodList,
+		GetAttrs:       podAttrs,
+	}
+	etcd := memory.New()
+	m, err := mirror.New(mirror.Options{
+		Prefix: testPrefix, Source: etcd, Window: window,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	r, err := m.Claim(testPrefix + "pods/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WaitReady(contextFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes)}
+	decoder := etcd3.NewDefaultDecoder(codec, storage.APIObjectVersioner{})
+	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), decoder, false, c.budget))
+	t.Cleanup(s.stop)
+	return &twin{s, etcd, codec}
+}
+
+// put writes a pod of the namespace ns and returns its revision.
+func (w *twin) put(t testing.TB, pod *example.Pod) mirror.Revision {
+	t.Helper()
+	data, err := runtime.Encode(testCodec(), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.etcd.Put(etcdKey(pod), string(data))
+}
+
+// catchUp returns when memory has what etcd has.
+func (w *twin) catchUp(t testing.TB) {
+	t.Helper()
+	if err := w.mirror.Wait(contextFor(t), w.etcd.Revision()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open opens a stream of all pods that ends with the test.
+func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *Stream {
+	t.Helper()
+	st, err := w.OpenStream(ctx, "/pods/", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(st.Close)
+	return st
+}
+
+// take returns what the stream has next, waiting for it.
+func take(t testing.TB, st *Stream) Batch {
+	t.Helper()
+	for {
+		b, err := st.Next()
+		if err == nil && b.Empty() {
+			err = st.Wait(nil)
+		}
+		if err != nil {
+			t.Fatalf("the stream ends: %v", err)
+		}
+		if !b.Empty() {
+			return b
+		}
+	}
+}
+
+// endOf returns what the stream ends with, and the events before that.
+func endOf(st *Stream) (events int, _ error) {
+	for {
+		b, err := st.Next()
+		if err == nil && b.Empty() {
+			err = st.Wait(nil)
+		}
+		if err != nil {
+			return events, err
+		}
+		events += len(b.Events)
+	}
+}
+
+func withBookmarks(opts storage.ListOptions) storage.ListOptions {
+	opts.Predicate.AllowWatchBookmarks = true
+	return opts
+}
+
+// fromNow are the options of a watch of what happens after the writes so far.
+func (w *twin) fromNow() storage.ListOptions {
+	return afterRevision(fmt.Sprint(w.etcd.Revision()))
+}
+
+// TestAStreamBookmarksTheClock: about once a minute, with the revision of the moment even
+// if nothing that it watches has happened, and once more before the server ends the watch.
+func TestAStreamBookmarksTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Second)
+		defer cancel()
+		st := w.open(t, ctx, withBookmarks(w.fromNow()))
+		last := begin
+		for i := range 2 {
+			other := w.etcd.Put(testPrefix+"other", fmt.Sprint(i))
+			w.catchUp(t)
+			b := take(t, st)
+			if b.Bookmark != other || b.InitialEventsEnd || len(b.Events) > 0 {
+				t.Fatalf("got %+v, want a bookmark at %d", b, other)
+			}
+			if wait := time.Since(last); wait < bookmarkInterval || wait > bookmarkInterval*5/4 {
+				t.Errorf("bookmark %d comes after %s", i, wait)
+			}
+			last = time.Now()
+		}
+		for {
+			b, err := st.Next()
+			if err == nil && b.Empty() {
+				err = st.Wait(nil)
+			}
+			if errors.Is(err, ErrStreamEnded) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.Bookmark != 0 {
+				last = time.Now()
+			}
+		}
+		if end := time.Since(begin); end != 200*time.Second {
+			t.Errorf("the stream ended after %s", end)
+		}
+		if lead := time.Since(last); lead != bookmarkLead {
+			t.Errorf("the last bookmark came %s before the end, want %s", lead, bookmarkLead)
+		}
+	})
+}
+
+// TestAStreamThatSelectsNothingIsBookmarked while there are always events that it does
+// not select.
+func TestAStreamThatSelectsNothingIsBookmarked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		opts := withBookmarks(w.fromNow())
+		opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": "none"})
+		opts.Predicate.GetAttrs = podAttrs
+		st := w.open(t, t.Context(), opts)
+		begin := time.Now()
+		for i := 0; ; i++ {
+			w.put(t, withLabel(newPod("a"), "i", fmt.Sprint(i)))
+			w.catchUp(t)
+			time.Sleep(time.Second)
+			b := take(t, st)
+			if b.Bookmark != 0 {
+				break
+			}
+			for _, ev := range b.Events {
+				if e, err := st.Translate(ev); e != "" || err != nil {
+					t.Fatalf("an event that is not selected is %q, %v", e, err)
+				}
+			}
+			if time.Since(begin) > 2*bookmarkInterval {
+				t.Fatalf("no bookmark in %s", time.Since(begin))
+			}
+		}
+	})
+}
+
+// TestABookmarkComesAfterItsEvents drives random writes, reads and pauses (I4).
+func TestABookmarkComesAfterItsEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		w := newTwin(t, mirror.DefaultWindow)
+		st := w.open(t, t.Context(), withBookmarks(w.fromNow()))
+		var written []mirror.Revision // and not handed out yet
+		bookmarks := 0
+		for bookmarks < 20 {
+			switch random.IntN(4) {
+			case 0:
+				for range random.IntN(2 * readAhead) {
+					written = append(written, w.put(t, withLabel(newPod(fmt.Sprint(random.IntN(10))), "r", fmt.Sprint(random.Uint32()))))
+				}
+			case 1:
+				w.etcd.Put(testPrefix+"other", fmt.Sprint(random.Uint32()))
+			case 2:
+				time.Sleep(time.Duration(random.IntN(60)) * time.Second)
+			}
+			b, err := st.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range b.Events {
+				if ev.Rev != written[0] {
+					t.Fatalf("got the event of %d, want %d", ev.Rev, written[0])
+				}
+				written = written[1:]
+			}
+			if b.Bookmark != 0 {
+				bookmarks++
+				if len(written) > 0 && written[0] <= b.Bookmark {
+					t.Fatalf("a bookmark at %d before the event of %d", b.Bookmark, written[0])
+				}
+			}
+		}
+	})
+}
+
+// TestAStreamListsInParts: all of the present once, in key order, a part at a time, then
+// the bookmark that says so, then what is new.
+func TestAStreamListsInParts(t *testing.T) {
+	const n = 5*initialAtOnce + 7
+	w := newTwin(t, mirror.DefaultWindow)
+	for i := range n {
+		w.put(t, newPod(fmt.Sprintf("pod-%05d", i)))
+	}
+	w.catchUp(t)
+	at := w.mirror.Clock()
+	yes := true
+	opts := withBookmarks(everything())
+	opts.SendInitialEvents = &yes
+	st := w.open(t, contextFor(t), opts)
+	var names int
+	for {
+		b := take(t, st)
+		if b.Bookmark != 0 {
+			if !b.InitialEventsEnd || b.Bookmark != at {
+				t.Fatalf("got %+v, want the end of the initial events at %d", b, at)
+			}
+			break
+		}
+		if names == 0 {
+			// What is written meanwhile is an event, not part of the list.
+			w.put(t, newPod("pod-new"))
+			w.catchUp(t)
+		}
+		part := 0
+		for _, run := range b.Runs {
+			for _, e := range run.Items() {
+				if want := etcdKey(newPod(fmt.Sprintf("pod-%05d", names))); e.Key() != want {
+					t.Fatalf("got %s, want %s", e.Key(), want)
+				}
+				names++
+				part++
+			}
+		}
+		if part > 2*initialAtOnce {
+			t.Errorf("%d entries at once", part)
+		}
+	}
+	if names != n {
+		t.Errorf("the stream has listed %d of %d", names, n)
+	}
+	b := take(t, st)
+	if len(b.Events) != 1 || b.Events[0].Key() != etcdKey(newPod("pod-new")) {
+		t.Errorf("got %+v, want the pod that was created meanwhile", b)
+	}
+	if decoded := w.codec.decodes.Load(); decoded != 0 {
+		t.Errorf("%d objects were decoded, want none", decoded)
+	}
+}
+
+// TestAStreamOfOneKeyReadsNoOther, neither in the present nor in the log.
+func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
+	w := newTwin(t, mirror.DefaultWindow)
+	for _, name := range []string{"a", "aa", "a-b", "b"} {
+		w.put(t, newPod(name))
+	}
+	w.catchUp(t)
+	opts := afterRevision("0")
+	opts.Recursive = false
+	st, err := w.OpenStream(contextFor(t), "/pods/ns/a", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if b := take(t, st); len(b.Runs) != 1 || len(b.Runs[0].Items()) != 1 || b.Runs[0].Items()[0].Key() != etcdKey(newPod("a")) {
+		t.Errorf("got %+v, want the pod a", b)
+	}
+	for _, name := range []string{"b", "aa", "a-b"} {
+		w.put(t, withLabel(newPod(name), "n", "2"))
+	}
+	want := w.put(t, withLabel(newPod("a"), "n", "2"))
+	w.catchUp(t)
+	if b := take(t, st); len(b.Events) != 1 || b.Events[0].Rev != want {
+		t.Errorf("got %+v, want the event at %d", b, want)
+	}
+}
+
+// TestAStreamTranslatesBySelector: an object that begins or ceases to match is ADDED or
+// DELETED, whatever happened to it.
+func TestAStreamTranslatesBySelector(t *testing.T) {
+	w := newTwin(t, mirror.DefaultWindow)
+	opts := w.fromNow()
+	opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": "yes"})
+	opts.Predicate.GetAttrs = podAttrs
+	st := w.open(t, contextFor(t), opts)
+	pod := newPod("a")
+	yes := withLabel(pod, "app", "yes")
+	for i, step := range []struct {
+		do   func()
+		want watch.EventType
+	}{
+		{func() { w.put(t, pod) }, ""},
+		{func() { w.put(t, yes) }, watch.Added},
+		{func() { w.put(t, withLabel(yes, "n", "2")) }, watch.Modified},
+		{func() { w.put(t, pod) }, watch.Deleted},
+		{func() { w.etcd.Delete(etcdKey(pod)) }, ""},
+		{func() { w.put(t, yes) }, watch.Added},
+		{func() { w.etcd.Delete(etcdKey(pod)) }, watch.Deleted},
+	} {
+		step.do()
+		b := take(t, st)
+		if len(b.Events) != 1 {
+			t.Fatalf("step %d: %d events", i, len(b.Events))
+		}
+		if got, err := st.Translate(b.Events[0]); got != step.want || err != nil {
+			t.Errorf("step %d: %q, %v, want %q", i, got, err, step.want)
+		}
+	}
+	if decoded := w.codec.decodes.Load(); decoded != 5 {
+		t.Errorf("5 states were decoded %d times", decoded)
+	}
+}
+
+// TestStreamsEnd with the request, the storage and the mirror, without a word; with 410
+// if what is to come next is gone.
+func TestStreamsEnd(t *testing.T) {
+	for name, end := range map[string]func(w *twin, cancel func(), stop chan struct{}){
+		"request":  func(_ *twin, cancel func(), _ chan struct{}) { cancel() },
+		"storage":  func(w *twin, _ func(), _ chan struct{}) { w.cancel() },
+		"mirror":   func(w *twin, _ func(), _ chan struct{}) { w.mirror.Close() },
+		"shutdown": func(_ *twin, _ func(), stop chan struct{}) { close(stop) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newTwin(t, mirror.DefaultWindow)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				st := w.open(t, ctx, withBookmarks(w.fromNow()))
+				stop := make(chan struct{})
+				begin := time.Now()
+				time.AfterFunc(time.Second, func() { end(w, cancel, stop) })
+				for {
+					b, err := st.Next()
+					if err == nil && b.Empty() {
+						err = st.Wait(stop)
+					}
+					if errors.Is(err, ErrStreamEnded) {
+						break
+					}
+					if err != nil || !b.Empty() {
+						t.Fatalf("got %+v, %v", b, err)
+					}
+				}
+				if d := time.Since(begin); d != time.Second {
+					t.Errorf("ended after %s, want at once", d)
+				}
+			})
+		})
+	}
+	t.Run("too slow", func(t *testing.T) {
+		w := newTwin(t, mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20})
+		st := w.open(t, contextFor(t), w.fromNow())
+		from := w.mirror.Clock()
+		filler := make([]byte, 64<<10)
+		for floor := mirror.Revision(0); floor <= from; _, floor, _ = w.resource.Oldest() {
+			w.put(t, withLabel(newPod("a"), "filler", string(filler)))
+			w.catchUp(t)
+		}
+		_, err := endOf(st)
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
+			t.Errorf("the stream ends with %v, want 410", err)
+		}
+	})
+	t.Run("listed anew", func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		st := w.open(t, contextFor(t), w.fromNow())
+		w.etcd.Restore(1000, nil)
+		_, err := endOf(st)
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
+			t.Errorf("the stream ends with %v, want 410", err)
+		}
+	})
+	t.Run("before it begins", func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		w.cancel()
+		if _, err := w.OpenStream(contextFor(t), "/pods/", everything()); !apierrors.IsTooManyRequests(err) {
+			t.Errorf("a watch of a storage that has ended: %v, want 429", err)
+		}
+	})
+}
