@@ -34,6 +34,18 @@ var (
 	descLog         = resourceDesc("resource_log_events", "Events that a watch can resume over.")
 )
 
+// What representations keep, of all engines of the process together.
+var (
+	descKept      = keptDesc("bytes", "Bytes kept of objects in the forms that clients ask for.")
+	descKeptLimit = keptDesc("limit_bytes", "Bound of strata_representation_bytes.")
+	descEvicted   = keptDesc("evictions_total", "Blocks of representations that nobody had read for a while and that made room for others.")
+	descRefused   = keptDesc("refusals_total", "Blocks of representations that were not kept because everything kept is being read.")
+)
+
+func keptDesc(name, help string) *metrics.Desc {
+	return metrics.NewDesc("strata_representation_"+name, help, nil, nil, metrics.ALPHA, "")
+}
+
 func clusterDesc(name, help string) *metrics.Desc {
 	return metrics.NewDesc("strata_mirror_"+name, help, []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
 }
@@ -75,6 +87,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 		descReady, descClock, descBytes, descLimit, descFloor, descGone, descIdle, descIdleL,
 		descEvents, descDropped, descListed, descRelists, descReconnects, descDiverged, descReads, descProgress,
 		descObjects, descObjectBytes, descLoaded, descLog,
+		descKept, descKeptLimit, descEvicted, descRefused,
 	} {
 		ch <- d
 	}
@@ -84,8 +97,29 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	budgets := map[*budget]struct{}{}
 	for cl := range c.clusters {
 		cl.collect(ch)
+		budgets[cl.budget] = struct{}{}
+	}
+	var used, limit, evictions, refusals int64
+	for b := range budgets {
+		used += b.used.Load()
+		limit += b.limit
+		evictions += b.evictions.Load()
+		refusals += b.refusals.Load()
+	}
+	for _, m := range []struct {
+		desc  *metrics.Desc
+		kind  metrics.ValueType
+		value int64
+	}{
+		{descKept, metrics.GaugeValue, used},
+		{descKeptLimit, metrics.GaugeValue, limit},
+		{descEvicted, metrics.CounterValue, evictions},
+		{descRefused, metrics.CounterValue, refusals},
+	} {
+		ch <- metrics.NewLazyConstMetric(m.desc, m.kind, float64(m.value))
 	}
 }
 

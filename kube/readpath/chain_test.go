@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/mux"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 	fq "k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
@@ -96,6 +97,8 @@ func (s *seats) Handle(_ context.Context, _ utilflowcontrol.RequestDigest,
 	execute()
 }
 
+func (s *seats) Run(stop <-chan struct{}) error                              { <-stop; return nil }
+func (s *seats) Install(*mux.PathRecorderMux)                                {}
 func (s *seats) RegisterWatch(*http.Request) utilflowcontrol.ForgetWatchFunc { return nil }
 func (s *seats) GetInterestedWatchCount(*request.RequestInfo) int            { return 0 }
 func (s *seats) GetMaxSeats(string) uint64                                   { return 0 }

@@ -47,8 +47,11 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		Uncached:       uncached,
 		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
-		Gates:          gates,
-		Logger:         slog.New(logr.ToSlogHandler(klog.Background())),
+
+		RepresentationBytes: limits.keptBytes.Value(),
+
+		Gates:  gates,
+		Logger: slog.New(logr.ToSlogHandler(klog.Background())),
 	}), nil
 }
 

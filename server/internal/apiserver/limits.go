@@ -7,14 +7,17 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
 
-// memoryLimits are the bounds of what the engine holds beside the present state, per etcd cluster.
+// memoryLimits are the bounds of what the engine holds beside the present state: of history and of unclaimed values for
+// each etcd cluster, of representations for the process.
 type memoryLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
 	unclaimedBytes resource.QuantityValue
+	keptBytes      resource.QuantityValue
 }
 
 func defaultMemoryLimits() memoryLimits {
@@ -25,6 +28,7 @@ func defaultMemoryLimits() memoryLimits {
 		historyAge:     mirror.DefaultWindow.MaxAge,
 		historyBytes:   bytes(mirror.DefaultWindow.MaxBytes),
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
+		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
 	}
 }
 
@@ -36,6 +40,9 @@ func (l *memoryLimits) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&l.unclaimedBytes, "strata-unclaimed-bytes", "Bound of the values kept for resources that nobody has asked for, "+
 		"such as custom resources that are not served yet, for each etcd cluster (metric strata_mirror_unclaimed_bytes); "+
 		"what is beyond is read from etcd when it is asked for.")
+	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
+		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
+		"what is beyond is encoded at each use.")
 }
 
 // validate returns an error that names the flag.
@@ -48,6 +55,9 @@ func (l *memoryLimits) validate() error {
 	}
 	if l.unclaimedBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-unclaimed-bytes must be positive, is %s", l.unclaimedBytes.String())
+	}
+	if l.keptBytes.Value() <= 0 {
+		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
 	}
 	return nil
 }

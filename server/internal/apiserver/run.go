@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
+	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
@@ -89,6 +90,11 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		defer engine.Close() // after Run, which destroys the storages
 		gcpolicy.Start(ctx)
 		wrapStorage(config, engine)
+		if s.gates.Enabled(kubestorage.ByteReadPath) {
+			if err := mountReadPath(config, engine); err != nil {
+				return err
+			}
+		}
 	}
 
 	complete, err := config.Complete()

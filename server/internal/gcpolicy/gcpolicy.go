@@ -2,9 +2,9 @@
 // that holds a large, slowly changing state.
 //
 // Go's default lets the heap grow to twice what is live: for 400 MB of objects at
-// rest, 400 MB more for garbage. Most of what this process holds has no pointers
-// and costs the collector next to nothing to keep, so it can afford to collect
-// after much less.
+// rest, 400 MB more for garbage. Most of what this process holds are stored values and
+// encoded objects, which have no pointers and cost the collector nothing to keep: the
+// room for garbage follows from the part that it has to scan.
 package gcpolicy
 
 import (
@@ -19,17 +19,16 @@ const (
 	// baseHeadroom is always allowed, so that a small heap is not collected all
 	// the time; a guess that fits an API server's burst of requests.
 	baseHeadroom = 128 << 20
-	// liveShare is the further part of the live heap that may become garbage:
-	// measured as the point below which LISTs of 300k objects cost more CPU in
-	// collections than they save in memory.
-	liveShare = 0.3
-	interval  = time.Second
+	// scannedShare is the further room, as a share of the live heap that has pointers:
+	// half of what Go's default would allow if there were nothing else.
+	scannedShare = 0.5
+	interval     = time.Second
 )
 
-// percent returns the value for debug.SetGCPercent with a live heap of the size
-// given in bytes: never more than Go's default of 100.
-func percent(live uint64) int {
-	headroom := baseHeadroom + liveShare*float64(live)
+// percent returns the value for debug.SetGCPercent with a live heap of the size, of
+// which scanned may contain pointers, in bytes: never more than Go's default of 100.
+func percent(live, scanned uint64) int {
+	headroom := baseHeadroom + scannedShare*float64(min(scanned, live))
 	return int(min(100, 100*headroom/float64(max(live, 1))))
 }
 
@@ -40,7 +39,7 @@ func Start(ctx context.Context) {
 		return
 	}
 	go func() {
-		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}}
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		last := 100
@@ -52,7 +51,7 @@ func Start(ctx context.Context) {
 			}
 			metrics.Read(sample)
 			// SetGCPercent stops the world: only when it matters.
-			if p := percent(sample[0].Value.Uint64()); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64()); p < last-3 || p > last+3 {
 				debug.SetGCPercent(p)
 				last = p
 			}

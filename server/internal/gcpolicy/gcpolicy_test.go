@@ -4,16 +4,18 @@ import "testing"
 
 func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 	for _, c := range []struct {
-		live uint64
-		want int
+		live, scanned uint64
+		want          int
 	}{
-		{0, 100},
-		{100 << 20, 100},
-		{512 << 20, 55},
-		{4 << 30, 33},
+		{0, 0, 100},
+		{100 << 20, 100 << 20, 100},
+		{512 << 20, 512 << 20, 75},
+		{512 << 20, 128 << 20, 37}, // the rest has no pointers
+		{4 << 30, 4 << 30, 53},
+		{1 << 30, 2 << 30, 62}, // samples of different moments
 	} {
-		if got := percent(c.live); got != c.want {
-			t.Errorf("percent(%d MiB) = %d, want %d", c.live>>20, got, c.want)
+		if got := percent(c.live, c.scanned); got != c.want {
+			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
 		}
 	}
 }

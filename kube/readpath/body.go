@@ -1,0 +1,126 @@
+package readpath
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+)
+
+const (
+	// gzipThreshold is the size in bytes from which on a response is compressed for a
+	// client that accepts that, as upstream has it.
+	gzipThreshold = 128 << 10
+	// writeAtOnce is how many bytes are gathered before they are written; larger pieces
+	// are written as they are, without being copied.
+	writeAtOnce = 64 << 10
+	// largePiece is what counts as larger.
+	largePiece = 32 << 10
+)
+
+// body writes a response of known size. It holds at most writeAtOnce bytes beside what
+// gzip holds. A client that has gone, or has been given up, aborts the handler.
+type body struct {
+	w    http.ResponseWriter
+	gz   *gzipjoin.Writer // nil: not compressed
+	buf  *[]byte
+	size int64 // bytes that are still to be written, before compression
+}
+
+var writeBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, writeAtOnce)
+	return &b
+}}
+
+// newBody sends the header of a response of size bytes.
+func newBody(r *read, size int64) *body {
+	b := &body{w: r.w, buf: writeBuffers.Get().(*[]byte), size: size}
+	h := r.w.Header()
+	h.Set("Content-Type", string(r.enc.media))
+	if size > gzipThreshold && negotiateGzip(r.req) {
+		h.Set("Content-Encoding", "gzip")
+		h.Add("Vary", "Accept-Encoding")
+		b.gz = gzipjoin.NewWriter(sink{b})
+	} else {
+		h.Set("Content-Length", strconv.FormatInt(size, 10))
+	}
+	r.w.WriteHeader(http.StatusOK)
+	return b
+}
+
+// sink is where a body's gzip writer writes to.
+type sink struct{ b *body }
+
+func (s sink) Write(p []byte) (int, error) {
+	s.b.send(p)
+	return len(p), nil
+}
+
+// write adds bytes to the body.
+func (b *body) write(p []byte) {
+	b.size -= int64(len(p))
+	if b.gz != nil {
+		if _, err := b.gz.Write(p); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		return
+	}
+	b.send(p)
+}
+
+// writeRun adds bytes to a compressed body that are compressed already.
+func (b *body) writeRun(run gzipjoin.Run) {
+	b.size -= run.Len
+	if err := b.gz.WriteRun(run); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// send writes p, or gathers it.
+func (b *body) send(p []byte) {
+	if len(*b.buf)+len(p) <= writeAtOnce && len(p) < largePiece {
+		*b.buf = append(*b.buf, p...)
+		return
+	}
+	b.flush()
+	if len(p) < largePiece {
+		*b.buf = append(*b.buf, p...)
+		return
+	}
+	if _, err := b.w.Write(p); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (b *body) flush() {
+	if len(*b.buf) == 0 {
+		return
+	}
+	_, err := b.w.Write(*b.buf)
+	*b.buf = (*b.buf)[:0]
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// close ends the body. A body that is not of the size that was announced is aborted, so
+// that no client takes it for whole.
+func (b *body) close() {
+	if b.size != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	if b.gz != nil {
+		if err := b.gz.Close(); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	b.flush()
+}
+
+// free gives the body's buffer back.
+func (b *body) free() {
+	*b.buf = (*b.buf)[:0]
+	writeBuffers.Put(b.buf)
+	b.buf = nil
+}

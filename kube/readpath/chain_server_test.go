@@ -1,0 +1,405 @@
+package readpath
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	basecompatibility "k8s.io/component-base/compatibility"
+
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/util/notfoundhandler"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// patience bounds every wait of the tests below; none of them comes near it.
+const patience = 30 * time.Second
+
+// chainServer is a GenericAPIServer without resources, on a port of loopback.
+type chainServer struct {
+	server *genericapiserver.GenericAPIServer
+	seats  *seats
+	url    string // of the configmaps that it does not have
+}
+
+// newChainServer returns a server that has not been run. mount stands for the handler of reads;
+// what it answers carries the name of the chain that it was reached through in the header Chain.
+func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount func(next http.Handler) http.Handler) *chainServer {
+	t.Helper()
+	c, seats := chainConfig()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	cert, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{{127, 0, 0, 1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := dynamiccertificates.NewStaticCertKeyContent("test", cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: listener, Cert: content}
+	c.ExternalAddress = listener.Addr().String()
+	c.LoopbackClientConfig = &rest.Config{}
+	c.EffectiveVersion = basecompatibility.NewEffectiveVersionFromString("", "", "")
+	c.SkipOpenAPIInstallation = true
+	if change != nil {
+		change(c)
+	}
+	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
+		names := []string{"full", "lean"}
+		return BuildHandlerChain(apiHandler, c, ChainOptions{Mount: func(next http.Handler) http.Handler {
+			name, inner := names[0], mount(next)
+			names = names[1:]
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				w.Header().Set("Chain", name)
+				inner.ServeHTTP(w, req)
+			})
+		}})
+	}
+	missing := notfoundhandler.New(chainCodecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey)
+	server, err := c.Complete(nil).New("test", genericapiserver.NewEmptyDelegateWithCustomHandler(missing))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &chainServer{server: server, seats: seats, url: "https://" + listener.Addr().String() + configmapsPath}
+}
+
+// start runs the server until stop is called or the test ends, and waits until requests take
+// the lean chain. stopped is closed when the server has returned.
+func (s *chainServer) start(t *testing.T) (stop func(), stopped <-chan struct{}) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	prepared := s.server.PrepareRun()
+	go func() {
+		defer close(done)
+		if err := prepared.RunWithContext(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); wait(t, "the server to stop", done) })
+	client := s.client(t, false)
+	eventually(t, "the lean chain", func() bool {
+		resp, err := client.Do(s.list(t, "?limit=1"))
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.Header.Get("Chain") == "lean"
+	})
+	return cancel, done
+}
+
+func (s *chainServer) client(t *testing.T, http2 bool) *http.Client {
+	return s.clientOver(t, http2, (&net.Dialer{}).DialContext)
+}
+
+func (s *chainServer) clientOver(t *testing.T, http2 bool, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
+	transport := &http.Transport{
+		DialContext:       dial,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // it signs for itself
+		ForceAttemptHTTP2: http2,
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: patience}
+}
+
+func (s *chainServer) list(t *testing.T, query string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, s.url+query, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "reader")
+	return req
+}
+
+func wait(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("waited in vain for %s", what)
+	}
+}
+
+func eventually(t *testing.T, what string, reached func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !reached(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// TestMuxIncomplete: before everything is installed, a path that is not known is 503, and
+// only then 404; it takes a request through the full chain to know.
+func TestMuxIncomplete(t *testing.T) {
+	s := newChainServer(t, nil, func(next http.Handler) http.Handler { return next })
+	before := send(s.server.Handler, readBy("reader", ""))
+	if chain := before.Header.Get("Chain"); before.StatusCode != 503 || chain != "full" {
+		t.Errorf("before the start: status %d by the %s chain, want 503 by the full one", before.StatusCode, chain)
+	}
+	s.start(t)
+	after := send(s.server.Handler, readBy("reader", ""))
+	if chain := after.Header.Get("Chain"); after.StatusCode != 404 || chain != "lean" {
+		t.Errorf("after the start: status %d by the %s chain, want 404 by the lean one", after.StatusCode, chain)
+	}
+}
+
+// TestShutdown: once shutdown has begun requests take the full chain, which says when to
+// come again; a list under way in the lean chain is waited for.
+func TestShutdown(t *testing.T) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	s := newChainServer(t, func(c *genericapiserver.Config) { c.ShutdownSendRetryAfter = true },
+		func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if req.URL.Query().Get("limit") == "7" {
+					close(entered)
+					<-leave
+				}
+				w.WriteHeader(http.StatusOK)
+			})
+		})
+	hold := make(chan struct{}) // after shutdown has begun, before requests are turned away
+	if err := s.server.AddPreShutdownHook("hold", func() error { <-hold; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := s.start(t)
+	client := s.client(t, true)
+
+	var underWay sync.WaitGroup
+	underWay.Go(func() {
+		resp, err := client.Do(s.list(t, "?limit=7"))
+		if err != nil {
+			t.Errorf("the list under way: %v", err)
+			return
+		}
+		resp.Body.Close()
+		if resp.StatusCode != 200 || resp.Header.Get("Chain") != "lean" {
+			t.Errorf("the list under way: status %d by the %s chain", resp.StatusCode, resp.Header.Get("Chain"))
+		}
+	})
+	wait(t, "the list to be under way", entered)
+
+	stop()
+	answer := func() (status int, chain, retryAfter string) {
+		resp := send(s.server.Handler, readBy("reader", ""))
+		return resp.StatusCode, resp.Header.Get("Chain"), resp.Header.Get("Retry-After")
+	}
+	eventually(t, "the full chain", func() bool {
+		status, chain, _ := answer()
+		return status == 200 && chain == "full"
+	})
+	close(hold)
+	eventually(t, "429 with a Retry-After", func() bool {
+		status, _, retryAfter := answer()
+		return status == 429 && retryAfter == "5"
+	})
+	select {
+	case <-stopped:
+		t.Error("the server has not waited for the list under way")
+	default:
+	}
+	close(leave)
+	underWay.Wait()
+	wait(t, "the server to stop", stopped)
+}
+
+// TestStalledReader: a client that does not read gives up its seat at the deadline, and
+// cannot take what it got for all there is.
+func TestStalledReader(t *testing.T) {
+	for name, test := range map[string]struct {
+		http2 bool
+		// deaf: the client reads nothing at all from its connection, so that it cannot be
+		// told that a stream is reset. Several streams fill what the connection holds.
+		deaf    bool
+		streams int
+	}{
+		"HTTP/1.1":                     {streams: 1},
+		"HTTP/2":                       {streams: 1, http2: true},
+		"HTTP/2, the whole connection": {streams: 4, http2: true, deaf: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			returned := make(chan error, test.streams)
+			s := newChainServer(t, nil, func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+					if req.URL.Query().Get("timeout") == "" {
+						w.WriteHeader(http.StatusOK)
+						return
+					}
+					item := make([]byte, 64<<10)
+					for {
+						if _, err := w.Write(item); err != nil {
+							returned <- err
+							return
+						}
+					}
+				})
+			})
+			s.start(t)
+			var deaf atomic.Bool
+			client := s.clientOver(t, test.http2, func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+				if err != nil {
+					return nil, err
+				}
+				return &deafConn{Conn: conn, deaf: &deaf, closed: make(chan struct{})}, nil
+			})
+			ok := func() string { // the address of the connection that answered
+				t.Helper()
+				var local string
+				req := s.list(t, "")
+				req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+					GotConn: func(info httptrace.GotConnInfo) { local = info.Conn.LocalAddr().String() },
+				}))
+				resp, err := client.Do(req)
+				if err != nil {
+					t.Fatalf("a list that is read: %v", err)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if resp.StatusCode != 200 || test.http2 != (resp.ProtoMajor == 2) {
+					t.Fatalf("a list that is read: status %d over %s", resp.StatusCode, resp.Proto)
+				}
+				return local
+			}
+			before := ok()
+
+			deaf.Store(test.deaf)
+			var clients sync.WaitGroup
+			read := make(chan struct{})
+			for range test.streams {
+				clients.Go(func() {
+					resp, err := client.Do(s.list(t, "?timeout=300ms"))
+					if err != nil {
+						if !test.deaf {
+							t.Errorf("no response: %v", err)
+						}
+						return
+					}
+					defer resp.Body.Close()
+					<-read
+					if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+						t.Error("the response seems complete")
+					}
+				})
+			}
+			for range test.streams {
+				select {
+				case <-returned:
+				case <-time.After(patience):
+					t.Fatal("the handler goes on writing to a reader that has stalled")
+				}
+			}
+			eventually(t, "the seats to be free", func() bool { return s.seats.taken.Load() == 0 })
+			deaf.Store(false)
+			close(read)
+			clients.Wait()
+			after := ok()
+			if reused := before == after; reused != (test.http2 && !test.deaf) {
+				t.Errorf("connection %s before, %s after", before, after)
+			}
+		})
+	}
+}
+
+// deafConn is a connection that reads nothing while deaf says so.
+type deafConn struct {
+	net.Conn
+	deaf   *atomic.Bool
+	close  sync.Once
+	closed chan struct{}
+}
+
+func (c *deafConn) Read(p []byte) (int, error) {
+	for c.deaf.Load() {
+		select {
+		case <-c.closed:
+			return 0, net.ErrClosed
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *deafConn) Close() error {
+	c.close.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// TestConnectionAfterDeadline: a connection whose response was in time carries the next one after
+// the deadline of the first.
+func TestConnectionAfterDeadline(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		http2 bool
+	}{{"HTTP/1.1", false}, {"HTTP/2", true}} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			body := bytes.Repeat([]byte("0123456789abcdef"), 64<<10/16) // enough to start the timer
+			s := newChainServer(t, nil, func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) })
+			})
+			s.start(t)
+			client := s.client(t, test.http2)
+			const timeout = 200 * time.Millisecond
+			for i := range 2 {
+				req := s.list(t, "?timeout="+timeout.String())
+				reused := false
+				req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+					GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused },
+				}))
+				resp, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if err != nil || !bytes.Equal(got, body) || reused != (i == 1) {
+					t.Fatalf("response %d: %d bytes, %v, over a connection that was reused: %v", i, len(got), err, reused)
+				}
+				if i == 0 {
+					time.Sleep(timeout + 50*time.Millisecond) // past the deadline of the first
+				}
+			}
+		})
+	}
+}
+
+// TestPassedOnTimeout: a handler that a read was passed on to, and that does not heed its
+// context, is left behind at the deadline, as in upstream's chain.
+func TestPassedOnTimeout(t *testing.T) {
+	leave, left := make(chan struct{}), make(chan struct{})
+	slow := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		defer close(left)
+		<-leave
+	})
+	c, seats := chainConfig()
+	h := newChain(slow, c, ChainOptions{Mount: func(next http.Handler) http.Handler { return next }})
+	h.complete.Store(true)
+	resp := send(requireLean{t, h}, readBy("reader", "?timeout=20ms"))
+	if resp.StatusCode != http.StatusGatewayTimeout {
+		t.Errorf("status %d, want 504", resp.StatusCode)
+	}
+	if seats.taken.Load() != 0 {
+		t.Error("the request still holds its seat")
+	}
+	close(leave)
+	wait(t, "the handler that was left behind", left)
+}

@@ -1,0 +1,291 @@
+package readpath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// media is an encoding that the byte path writes.
+type media string
+
+const (
+	mediaJSON     media = media(runtime.ContentTypeJSON)
+	mediaProtobuf media = media(runtime.ContentTypeProtobuf)
+)
+
+// format is a form in which a resource's objects are sent.
+type format struct {
+	media media
+	// target is the version of PartialObjectMetadata that was asked for; empty for
+	// whole objects.
+	target schema.GroupVersion
+}
+
+// representationName names the representations of a store, which for built-in
+// resources serves several versions.
+type representationName struct {
+	version schema.GroupVersion
+	format
+}
+
+// encoding writes a resource in one format. What it writes is put together from the
+// output of upstream's encoders: an object's item is cut out of its encoding, the
+// envelope of a list out of that of an empty list. Safe for concurrent use.
+type encoding struct {
+	resource *Resource
+	format
+	rep     *kubestorage.Representation
+	encoder runtime.Encoder
+	// head is what the encoding of every single object begins with and its item does
+	// not: kind and version, or protobuf's preamble. See object.
+	head []byte
+}
+
+// protobufPreamble begins every protobuf message that Kubernetes sends.
+var protobufPreamble = []byte("k8s\x00")
+
+// encodings are those of a resource, by format. They are made when first asked for.
+type encodings struct {
+	made sync.Map // of *encoding
+}
+
+func (e *encodings) get(r *Resource, f format) (*encoding, error) {
+	if enc, ok := e.made.Load(f); ok {
+		return enc.(*encoding), nil
+	}
+	enc, err := newEncoding(r, f)
+	if err != nil {
+		return nil, err
+	}
+	kept, _ := e.made.LoadOrStore(f, enc)
+	return kept.(*encoding), nil
+}
+
+func newEncoding(r *Resource, f format) (*encoding, error) {
+	codecs, gvk := r.Serializer, r.Kind
+	if !f.target.Empty() {
+		codecs, gvk = apihelpers.GetMetaInternalVersionCodecs(), f.target.WithKind("PartialObjectMetadata")
+	}
+	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), string(f.media))
+	if !ok {
+		return nil, fmt.Errorf("%s cannot be encoded as %s", r.GVR, f.media)
+	}
+	e := &encoding{resource: r, format: f, encoder: codecs.EncoderForVersion(info.Serializer, gvk.GroupVersion())}
+	if f.media == mediaJSON && f.target.Empty() && !r.Custom {
+		e.head = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,`, strconv.Quote(gvk.Kind), strconv.Quote(gvk.GroupVersion().String()))
+	}
+	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, e.appendItem)
+	return e, nil
+}
+
+// buffers are for encodings that are cut up.
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// appendItem is the ItemEncoder of the format: JSON objects are followed by a comma,
+// protobuf ones preceded by the tag and length of a list's field.
+func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
+	if e.resource.Decorate != nil {
+		e.resource.Decorate(obj)
+	}
+	if !e.target.Empty() {
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return dst, err
+		}
+		partial := meta.AsPartialObjectMetadata(m)
+		partial.SetGroupVersionKind(e.target.WithKind("PartialObjectMetadata"))
+		obj = partial
+	}
+	buf := buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(buf)
+	buf.Reset()
+	if err := e.encoder.Encode(obj, buf); err != nil {
+		return dst, err
+	}
+	if e.media == mediaProtobuf {
+		raw, _, _, err := openUnknown(buf.Bytes())
+		if err != nil {
+			return dst, err
+		}
+		dst = append(dst, itemsTag)
+		dst = binary.AppendUvarint(dst, uint64(len(raw)))
+		return append(dst, raw...), nil
+	}
+	data := bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
+	if len(e.head) > 0 {
+		rest, ok := bytes.CutPrefix(data, e.head)
+		if !ok {
+			return dst, fmt.Errorf("%s is encoded in an unexpected form: %.80q", e.resource.Kind, data)
+		}
+		dst = append(dst, '{')
+		data = rest
+	}
+	return append(append(dst, data...), ','), nil
+}
+
+// Fields of the messages that protobuf lists are made of. Every list of Kubernetes has
+// its items in field 2.
+const (
+	itemsTag   = 2<<3 | 2
+	unknownRaw = 2<<3 | 2 // runtime.Unknown.Raw
+)
+
+// openUnknown cuts an encoded runtime.Unknown into its raw bytes, what stands before
+// the tag of those, and what stands after them.
+func openUnknown(data []byte) (raw, before, after []byte, err error) {
+	rest, ok := bytes.CutPrefix(data, protobufPreamble)
+	for ok && len(rest) > 0 {
+		tag, n := binary.Uvarint(rest)
+		if n <= 0 || tag&7 != 2 { // all its fields are delimited by a length
+			break
+		}
+		length, m := binary.Uvarint(rest[n:])
+		if m <= 0 || uint64(len(rest)-n-m) < length {
+			break
+		}
+		field := rest[n+m:][:length]
+		if tag == unknownRaw {
+			return field, data[:len(data)-len(rest)], rest[n+m+len(field):], nil
+		}
+		rest = rest[n+m+len(field):]
+	}
+	return nil, nil, nil, fmt.Errorf("not a protobuf message of Kubernetes: %.40q", data)
+}
+
+// object returns the response to a GET of the object with the item, in pieces.
+func (e *encoding) object(item []byte) ([][]byte, error) {
+	if e.media == mediaProtobuf {
+		_, n := binary.Uvarint(item[1:])
+		raw := item[1+n:]
+		before, after := e.unknown()
+		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))), raw, after}, nil
+	}
+	body := item[:len(item)-1] // without the comma
+	if len(e.head) == 0 {
+		return [][]byte{body, newline}, nil
+	}
+	return [][]byte{e.head, body[1:], newline}, nil
+}
+
+var newline = []byte("\n")
+
+// unknown returns what stands before and after the raw bytes of a single object.
+func (e *encoding) unknown() (before, after []byte) {
+	gvk := e.resource.Kind
+	if !e.target.Empty() {
+		gvk = e.target.WithKind("PartialObjectMetadata")
+	}
+	return unknownEnvelope(gvk)
+}
+
+// envelopes are what stands around the raw bytes of a kind's protobuf messages.
+var envelopes sync.Map // of [2][]byte, by kind
+
+func unknownEnvelope(gvk schema.GroupVersionKind) (before, after []byte) {
+	if e, ok := envelopes.Load(gvk); ok {
+		return e.([2][]byte)[0], e.([2][]byte)[1]
+	}
+	u := runtime.Unknown{Raw: []byte("x")}
+	u.APIVersion, u.Kind = gvk.ToAPIVersionAndKind()
+	data, err := u.Marshal()
+	if err != nil {
+		panic(err) // it has nothing that could fail
+	}
+	_, before, after, err = openUnknown(append(bytes.Clone(protobufPreamble), data...))
+	if err != nil {
+		panic(err)
+	}
+	envelopes.Store(gvk, [2][]byte{before, after})
+	return before, after
+}
+
+// listMeta is what a list says of itself.
+type listMeta struct {
+	resourceVersion string
+	token           string
+	remaining       *int64
+}
+
+// emptyList returns a list of the format without items, as upstream's handlers would
+// have it.
+func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
+	var list runtime.Object
+	switch e.target {
+	case schema.GroupVersion{}:
+		list = e.resource.Store.NewListFunc()
+		if err := meta.SetList(list, []runtime.Object{}); err != nil {
+			return nil, err
+		}
+	case metav1beta1.SchemeGroupVersion:
+		l := &metav1beta1.PartialObjectMetadataList{}
+		if items {
+			l.Items = []metav1.PartialObjectMetadata{}
+		}
+		list = l
+	default:
+		l := &metav1.PartialObjectMetadataList{}
+		if items {
+			l.Items = []metav1.PartialObjectMetadata{}
+		}
+		list = l
+	}
+	acc, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, err
+	}
+	acc.SetResourceVersion(m.resourceVersion)
+	acc.SetContinue(m.token)
+	acc.SetRemainingItemCount(m.remaining)
+	return list, nil
+}
+
+// envelope returns what stands before and after the items of a list, which take
+// itemsBytes, the last one's comma included. Nothing stands between them.
+func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail []byte, err error) {
+	list, err := e.emptyList(m, count > 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var buf bytes.Buffer
+	if err := e.encoder.Encode(list, &buf); err != nil {
+		return nil, nil, err
+	}
+	data := buf.Bytes()
+	if count == 0 {
+		return data, nil, nil
+	}
+	if e.media == mediaProtobuf {
+		raw, before, after, err := openUnknown(data)
+		if err != nil {
+			return nil, nil, err
+		}
+		head = binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))+uint64(itemsBytes))
+		return append(head, raw...), after, nil
+	}
+	const items = `"items":[`
+	i := bytes.Index(data, []byte(items+"]"))
+	if i < 0 {
+		return nil, nil, fmt.Errorf("list of %s is encoded in an unexpected form: %.200q", e.resource.Kind, data)
+	}
+	return data[:i+len(items)], data[i+len(items):], nil
+}
+
+// trailing is the number of bytes of the last item that a list does not show.
+func (e *encoding) trailing() int {
+	if e.media == mediaJSON {
+		return 1 // the comma
+	}
+	return 0
+}

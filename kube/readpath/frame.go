@@ -1,0 +1,105 @@
+package readpath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/bits"
+
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// framer puts objects into the frames of a watch, as upstream's framers do:
+//
+//	JSON      {"type":"ADDED","object":{...}} and a newline
+//	protobuf  4 bytes of length, most significant first, and a WatchEvent
+//
+// It is immutable.
+type framer struct {
+	protobuf bool
+	// head is what an object begins with and its item does not, in JSON.
+	head []byte
+	// before and after stand around an item in the runtime.Unknown of its object, in
+	// protobuf: an item's tag is that of Unknown.Raw.
+	before, after []byte
+}
+
+func (e *encoding) framer() framer {
+	f := framer{protobuf: e.media == mediaProtobuf, head: e.head}
+	if f.protobuf {
+		f.before, f.after = e.unknown()
+	}
+	return f
+}
+
+// Fields of meta/v1's WatchEvent and of the RawExtension in it.
+const (
+	watchEventType   = 1<<3 | 2
+	watchEventObject = 2<<3 | 2
+	rawExtensionRaw  = 1<<3 | 2
+)
+
+// frameLength is the length field of a protobuf frame, which sizes of events leave out.
+const frameLength = 4
+
+// begin appends to dst what stands in a frame before the bytes of an item, and returns
+// those too; end completes the frame. The size is that of the event, as
+// apiserver_watch_events_sizes counts it.
+func (f *framer) begin(dst []byte, t watch.EventType, item []byte) (begun, body []byte, size int) {
+	if f.protobuf {
+		dst, size = beginProtobuf(dst, t, len(f.before)+len(item)+len(f.after))
+		return append(dst, f.before...), item, size
+	}
+	n := len(dst)
+	dst = beginJSON(dst, t)
+	body = item[:len(item)-1] // without the comma
+	if len(f.head) > 0 {
+		dst = append(dst, f.head...)
+		body = body[1:]
+	}
+	return dst, body, len(dst) - n + len(body) + len(endOfJSON)
+}
+
+// end appends to dst what stands in a frame after the bytes of an item.
+func (f *framer) end(dst []byte) []byte {
+	if f.protobuf {
+		return append(dst, f.after...)
+	}
+	return append(dst, endOfJSON...)
+}
+
+// whole appends a frame of an object as its encoder has encoded it.
+func (f *framer) whole(dst []byte, t watch.EventType, object []byte) (framed []byte, size int) {
+	if f.protobuf {
+		dst, size = beginProtobuf(dst, t, len(object))
+		return append(dst, object...), size
+	}
+	n := len(dst)
+	dst = append(beginJSON(dst, t), bytes.TrimSuffix(object, newline)...)
+	dst = append(dst, endOfJSON...)
+	return dst, len(dst) - n
+}
+
+const endOfJSON = "}\n"
+
+func beginJSON(dst []byte, t watch.EventType) []byte {
+	dst = append(dst, `{"type":"`...)
+	dst = append(dst, t...)
+	return append(dst, `","object":`...)
+}
+
+// beginProtobuf appends everything before an encoded object of the length.
+func beginProtobuf(dst []byte, t watch.EventType, object int) (begun []byte, size int) {
+	extension := 1 + uvarintLen(object) + object
+	size = 1 + uvarintLen(len(t)) + len(t) + 1 + uvarintLen(extension) + extension
+	dst = binary.BigEndian.AppendUint32(dst, uint32(size))
+	dst = append(dst, watchEventType)
+	dst = binary.AppendUvarint(dst, uint64(len(t)))
+	dst = append(dst, t...)
+	dst = append(dst, watchEventObject)
+	dst = binary.AppendUvarint(dst, uint64(extension))
+	dst = append(dst, rawExtensionRaw)
+	return binary.AppendUvarint(dst, uint64(object)), size
+}
+
+// uvarintLen is the length of n as a varint.
+func uvarintLen(n int) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }

@@ -1,0 +1,115 @@
+package readpath
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	storeerr "k8s.io/apiserver/pkg/storage/errors"
+)
+
+// get answers a GET, or returns why it has to be passed on.
+func (r *read) get() reason {
+	item, err := r.getItem()
+	if passOnError(err) {
+		return reasonEtcd
+	}
+	r.instrument(func() {
+		defer r.trace("Get").End(500 * time.Millisecond)
+		if err != nil {
+			r.fail(err)
+			return
+		}
+		r.writeObject(item)
+	})
+	return ""
+}
+
+// getItem finds the object that is asked for.
+func (r *read) getItem() ([]byte, error) {
+	opts, err := r.getOptions()
+	if err != nil {
+		return nil, err
+	}
+	key, err := r.key(r.info.Namespace, r.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	ctx := r.req.Context()
+	e, err := r.resource.Store.Entry(ctx, key, opts.ResourceVersion)
+	if err != nil {
+		if passOnError(err) {
+			return nil, err
+		}
+		return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
+	}
+	item, err := r.enc.rep.Item(ctx, e)
+	if err != nil {
+		return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
+	}
+	return item, nil
+}
+
+func (r *read) getOptions() (metav1.GetOptions, error) {
+	opts := metav1.GetOptions{}
+	if r.req.URL.RawQuery == "" {
+		return opts, nil
+	}
+	values := r.req.URL.Query()
+	if export := values["export"]; len(export) > 0 {
+		wanted := true
+		if err := runtime.Convert_Slice_string_To_bool(&export, &wanted, nil); err != nil {
+			return opts, apierrors.NewBadRequest(fmt.Sprintf("the export parameter cannot be parsed: %v", err))
+		}
+		if wanted {
+			return opts, apierrors.NewBadRequest("the export parameter, deprecated since v1.14, is no longer supported")
+		}
+	}
+	if err := metainternalversionscheme.ParameterCodec.DecodeParameters(values, metav1.SchemeGroupVersion, &opts); err != nil {
+		return opts, apierrors.NewBadRequest(err.Error())
+	}
+	return opts, nil
+}
+
+// key returns the storage key of one object, or the error that a registry has for it.
+func (r *read) key(ns, name string) (string, error) {
+	prefix := r.resource.Store.ResourcePrefix()
+	if !r.resource.Namespaced {
+		return genericregistry.NoNamespaceKeyFunc(r.req.Context(), prefix, name)
+	}
+	return genericregistry.NamespaceKeyFunc(request.WithNamespace(r.req.Context(), ns), prefix, name)
+}
+
+// rootKey returns the storage key above all objects of a namespace, or of all if it is empty.
+func (r *read) rootKey(ns string) string {
+	prefix := r.resource.Store.ResourcePrefix()
+	if r.resource.Namespaced && ns != "" {
+		return strings.Join([]string{prefix, ns}, "/")
+	}
+	return prefix
+}
+
+// writeObject answers with one object.
+func (r *read) writeObject(item []byte) {
+	pieces, err := r.enc.object(item)
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	var size int64
+	for _, p := range pieces {
+		size += int64(len(p))
+	}
+	b := newBody(r, size)
+	defer b.free()
+	for _, p := range pieces {
+		b.write(p)
+	}
+	b.close()
+}

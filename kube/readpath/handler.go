@@ -1,0 +1,286 @@
+package readpath
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
+	"k8s.io/apiserver/pkg/audit"
+	"k8s.io/apiserver/pkg/endpoints/handlers"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/component-base/tracing"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// reason says why a request was passed on; it is a label of a metric.
+type reason string
+
+const (
+	// reasonTable: kubectl get asks for tables, which upstream's code makes from decoded
+	// objects that are kept.
+	reasonTable reason = "table"
+	// reasonPretty: indented JSON, for people: ?pretty=true, curl, browsers.
+	reasonPretty reason = "pretty"
+	// reasonMediaType: YAML, CBOR, or a form that only upstream knows.
+	reasonMediaType reason = "media_type"
+	// reasonResource: memory does not hold the resource, or it is not served here.
+	reasonResource reason = "resource"
+	// reasonPath: subresources, websockets, paths in an unusual form.
+	reasonPath reason = "path"
+	// reasonAudit: the audit policy wants the response object.
+	reasonAudit reason = "audit"
+	// reasonOptions: options that only upstream knows.
+	reasonOptions reason = "options"
+	// reasonEtcd: memory does not answer this read, etcd does: a revision older than
+	// memory, or a key that is needed before memory has caught up.
+	reasonEtcd reason = "etcd"
+)
+
+// Config configures a Server.
+type Config struct {
+	// Resolver finds what serves a request.
+	Resolver *Resolver
+	// MinRequestTimeout is the shortest time after which a watch without a timeout of
+	// its own ends; each lasts up to twice as long, at random.
+	MinRequestTimeout time.Duration
+}
+
+// Server answers reads from memory. Safe for concurrent use.
+type Server struct {
+	resolver          *Resolver
+	minRequestTimeout time.Duration
+}
+
+// New returns a server of reads.
+func New(c Config) *Server {
+	registerMetrics()
+	return &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout}
+}
+
+// Handler returns a handler that answers GET, LIST and WATCH from memory and passes
+// everything else to next. It stands behind the filters of an API server: what it
+// serves is what the RequestInfo says that was authorized, and nothing else of
+// the path is looked at.
+func (s *Server) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		info, ok := request.RequestInfoFrom(req.Context())
+		if !ok || !info.IsResourceRequest || req.Method != http.MethodGet {
+			next.ServeHTTP(w, req)
+			return
+		}
+		switch info.Verb {
+		case "get", "list", "watch":
+		default:
+			next.ServeHTTP(w, req)
+			return
+		}
+		if why := s.serve(w, req, info, next); why != "" {
+			passed.WithLabelValues(string(why)).Inc()
+			next.ServeHTTP(w, req)
+		}
+	})
+}
+
+// read is one request that is about to be answered.
+type read struct {
+	server   *Server
+	resource *Resource
+	info     *request.RequestInfo
+	enc      *encoding
+	scope    *handlers.RequestScope
+	w        http.ResponseWriter
+	req      *http.Request
+}
+
+// serve answers the request, or returns why it has to be passed on; then nothing has
+// been written.
+func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.RequestInfo, next http.Handler) reason {
+	if info.Subresource != "" || !canonical(req, info) {
+		return reasonPath
+	}
+	if _, ok := req.Header["Upgrade"]; ok {
+		return reasonPath // a watch over a websocket
+	}
+	resource, why := s.resolver.Resolve(info, next)
+	if resource == nil {
+		return why
+	}
+	if info.Verb != "watch" && auditsResponse(req.Context()) {
+		return reasonAudit
+	}
+	r := &read{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
+	f, why, err := r.negotiate()
+	if why != "" {
+		return why
+	}
+	if err != nil {
+		r.instrument(func() { r.fail(err) })
+		return ""
+	}
+	if r.enc, err = resource.encodings.get(resource, f); err != nil {
+		return reasonMediaType
+	}
+	switch info.Verb {
+	case "get":
+		return r.get()
+	default:
+		return r.listOrWatch()
+	}
+}
+
+// canonical reports whether the path is exactly the one that the RequestInfo was read
+// from: nothing is decided twice.
+func canonical(req *http.Request, info *request.RequestInfo) bool {
+	if req.URL.RawPath != "" {
+		return false
+	}
+	path, ok := strings.CutPrefix(req.URL.Path, "/"+info.APIPrefix)
+	cut := func(segment string) {
+		if ok {
+			if path, ok = strings.CutPrefix(path, "/"); ok {
+				path, ok = strings.CutPrefix(path, segment)
+			}
+		}
+	}
+	if info.APIGroup != "" {
+		cut(info.APIGroup)
+	}
+	cut(info.APIVersion)
+	if info.Namespace != "" && !(info.Resource == "namespaces" && info.APIGroup == "") {
+		cut("namespaces")
+		cut(info.Namespace)
+	}
+	cut(info.Resource)
+	if info.Verb == "get" {
+		cut(info.Name)
+	}
+	return ok && path == ""
+}
+
+// auditsResponse reports whether the audit event of the request is to contain the
+// response object.
+func auditsResponse(ctx context.Context) bool {
+	ac := audit.AuditContextFrom(ctx)
+	return ac != nil && ac.Enabled() && !ac.GetEventLevel().Less(auditinternal.LevelRequestResponse)
+}
+
+// negotiate decides on the form of the response as upstream's handlers do.
+func (r *read) negotiate() (format, reason, error) {
+	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
+	if err != nil {
+		return format{}, "", err
+	}
+	f := format{media: media(info.MediaType)}
+	if f.media != mediaJSON && f.media != mediaProtobuf {
+		return format{}, reasonMediaType, nil
+	}
+	if target := opts.Convert; target != nil {
+		switch {
+		case target.Kind == "Table":
+			return format{}, reasonTable, nil
+		case target.Kind != r.partialKind():
+			return format{}, reasonMediaType, nil // upstream words the error
+		}
+		f.target = target.GroupVersion()
+		if f.target != metav1.SchemeGroupVersion && f.target != metav1beta1.SchemeGroupVersion {
+			return format{}, reasonMediaType, nil
+		}
+	}
+	// Watches are not indented.
+	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
+		return format{}, reasonPretty, nil
+	}
+	return f, "", nil
+}
+
+// partialKind is the kind of metadata that the request may ask for.
+func (r *read) partialKind() string {
+	if r.info.Verb == "list" {
+		return "PartialObjectMetadataList"
+	}
+	return "PartialObjectMetadata"
+}
+
+// instrument records the request while serve answers it, as upstream's routes do.
+func (r *read) instrument(serve func()) {
+	answered.WithLabelValues(r.info.Verb).Inc()
+	for _, text := range r.resource.Warnings {
+		warning.AddWarning(r.req.Context(), "", text)
+	}
+	verb, scope := r.metricsLabels()
+	endpointmetrics.InstrumentHandlerFunc(verb, r.resource.GVR.Group, r.resource.GVR.Version, r.resource.GVR.Resource, "",
+		scope, endpointmetrics.APIServerComponent, r.resource.Deprecated, r.resource.RemovedRelease,
+		func(w http.ResponseWriter, _ *http.Request) {
+			r.w = w
+			serve()
+		})(r.w, r.req)
+}
+
+// metricsLabels are the verb and scope labels of request metrics: those of the route for
+// built-in resources, those of the request for custom ones.
+func (r *read) metricsLabels() (verb, scope string) {
+	switch {
+	case r.resource.Custom:
+		return strings.ToUpper(r.info.Verb), endpointmetrics.CleanScope(r.info)
+	case r.info.Verb == "get":
+		return "GET", "resource"
+	case r.resource.Namespaced && r.info.Namespace != "":
+		return "LIST", "namespace"
+	}
+	return "LIST", "cluster"
+}
+
+// fail answers with an error.
+func (r *read) fail(err error) {
+	responsewriters.ErrorNegotiated(err, r.resource.Serializer, r.resource.Kind.GroupVersion(), r.w, r.req)
+}
+
+// groupResource is how errors name the resource.
+func (r *read) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
+
+// trace begins a span as upstream's handlers do.
+func (r *read) trace(name string) *tracing.Span {
+	ctx, span := tracing.Start(r.req.Context(), name,
+		attribute.String("audit-id", audit.GetAuditIDTruncated(r.req.Context())),
+		attribute.String("protocol", r.req.Proto),
+		attribute.String("url", r.req.URL.Path),
+		attribute.String("resource", r.resource.GVR.Resource),
+		attribute.String("api-group", r.resource.GVR.Group),
+		attribute.String("api-version", r.resource.GVR.Version),
+		attribute.String("namespace", r.info.Namespace),
+		attribute.String("name", r.info.Name),
+		attribute.String("verb", r.info.Verb),
+		attribute.String("accept", r.req.Header.Get("Accept")),
+		attribute.String("user-agent", r.req.UserAgent()))
+	r.req = r.req.WithContext(ctx)
+	return span
+}
+
+// scope returns what negotiation asks about the resource.
+func (r *Resource) scope() *handlers.RequestScope {
+	return &handlers.RequestScope{
+		Serializer:          r.Serializer,
+		StandardSerializers: r.StandardSerializers,
+		TableConvertor:      rest.NewDefaultTableConvertor(r.GVR.GroupResource()),
+		Resource:            r.GVR,
+		Kind:                r.Kind,
+		MetaGroupVersion:    metav1.SchemeGroupVersion,
+	}
+}
+
+// passOnError reports whether the error means that upstream's handlers are to answer.
+func passOnError(err error) bool { return errors.Is(err, kubestorage.ErrReadEtcd) }

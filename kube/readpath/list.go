@@ -1,0 +1,333 @@
+package readpath
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metainternalversionvalidation "k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	storeerr "k8s.io/apiserver/pkg/storage/errors"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
+)
+
+// listOrWatch answers a LIST or a WATCH, or returns why it has to be passed on.
+func (r *read) listOrWatch() reason {
+	opts, err := r.listOptions()
+	if err != nil {
+		r.instrument(func() { r.fail(err) })
+		return ""
+	}
+	if opts.ShardSelector != "" || opts.Watch != (r.info.Verb == "watch") {
+		return reasonOptions
+	}
+	key, storageOpts := r.storageOptions(opts)
+	if opts.Watch {
+		return r.watch(opts, key, storageOpts)
+	}
+	p, err := r.page(key, storageOpts)
+	if passOnError(err) {
+		return reasonEtcd
+	}
+	r.instrument(func() {
+		defer r.trace("List").End(500 * time.Millisecond)
+		if err != nil {
+			r.fail(storeerr.InterpretListError(err, r.groupResource()))
+			return
+		}
+		request.TrackSerializeResponseObjectLatency(r.req.Context(), func() { r.writePage(p) })
+	})
+	return ""
+}
+
+// listOptions decodes and validates the query as upstream's handlers do.
+func (r *read) listOptions() (metainternalversion.ListOptions, error) {
+	opts := metainternalversion.ListOptions{}
+	if err := metainternalversionscheme.ParameterCodec.DecodeParameters(r.req.URL.Query(), metav1.SchemeGroupVersion, &opts); err != nil {
+		return opts, apierrors.NewBadRequest(err.Error())
+	}
+	watchList := utilfeature.DefaultFeatureGate.Enabled(features.WatchList)
+	metainternalversion.SetListOptionsDefaults(&opts, watchList)
+	if errs := metainternalversionvalidation.ValidateListOptions(&opts, watchList); len(errs) > 0 {
+		return opts, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+	}
+	if opts.FieldSelector != nil {
+		selector, err := opts.FieldSelector.Transform(r.resource.FieldLabel)
+		if err != nil {
+			return opts, apierrors.NewBadRequest(err.Error())
+		}
+		opts.FieldSelector = selector
+	}
+	if name := r.info.Name; name != "" {
+		// The name was authorized; the selector may not ask for another one.
+		if opts.FieldSelector == nil || opts.FieldSelector.Empty() {
+			opts.FieldSelector = fields.OneTermEqualSelector("metadata.name", name)
+		} else if selected, ok := opts.FieldSelector.RequiresExactMatch("metadata.name"); !ok || selected != name {
+			return opts, apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
+		}
+	}
+	return opts, nil
+}
+
+// storageOptions returns what a registry would ask its storage for.
+func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions) {
+	pred := storage.SelectionPredicate{
+		Label:               labels.Everything(),
+		Field:               fields.Everything(),
+		Limit:               opts.Limit,
+		Continue:            opts.Continue,
+		IndexFields:         r.resource.IndexFields,
+		IndexLabels:         r.resource.IndexLabels,
+		AllowWatchBookmarks: opts.AllowWatchBookmarks,
+	}
+	if opts.LabelSelector != nil {
+		pred.Label = opts.LabelSelector
+	}
+	if opts.FieldSelector != nil {
+		pred.Field = opts.FieldSelector
+	}
+	o = storage.ListOptions{
+		ResourceVersion:      opts.ResourceVersion,
+		ResourceVersionMatch: opts.ResourceVersionMatch,
+		Predicate:            pred,
+		Recursive:            true,
+		SendInitialEvents:    opts.SendInitialEvents,
+	}
+	ns := r.info.Namespace
+	if ns == "" {
+		// A selector for one namespace narrows the keys, not what tokens are relative to.
+		if selected, ok := pred.MatchesSingleNamespace(); ok && len(validation.ValidateNamespaceName(selected, false)) == 0 {
+			ns = selected
+		}
+	}
+	if name, ok := pred.MatchesSingle(); ok {
+		if key, err := r.key(ns, name); err == nil {
+			o.Recursive = false
+			return key, o
+		}
+	}
+	return r.rootKey(ns), o
+}
+
+// page is a list, or a part of one, that is about to be written: it is known to be
+// readable, and how large it is.
+type page struct {
+	reading    *kubestorage.Reading
+	start, end string // the keys walked
+	meta       listMeta
+	count      int   // of objects
+	bytes      int64 // of their items
+
+	// selected are the objects of a list with a selector; nil if there are many, then
+	// writing the page selects anew.
+	selected []*mirror.Entry
+}
+
+// page finds what the request asks for. What was not encoded before is now, so that an
+// object that cannot be is an error that the client is told.
+func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
+	ctx := r.req.Context()
+	reading, err := r.resource.Store.Read(ctx, key, opts)
+	if err != nil {
+		return nil, err
+	}
+	p := &page{reading: reading, start: reading.Start, end: reading.End}
+	total := reading.Count()
+	var last string
+	var more bool
+	if reading.Selective() {
+		last, more, err = r.selectPage(p, total)
+	} else {
+		last, more = cutPage(p, total)
+		p.bytes, err = r.size(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.meta.resourceVersion = strconv.FormatInt(reading.Snapshot.Rev, 10)
+	if p.meta.token, p.meta.remaining, err = reading.NextPage(last, total, more); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// cutPage ends the page where its limit is, and returns its last key if there is more.
+func cutPage(p *page, total int) (last string, more bool) {
+	p.count = total
+	limit := p.reading.Limit
+	if limit <= 0 || int64(total) < limit {
+		return "", false
+	}
+	n := int64(0)
+	for run := range p.reading.Runs() {
+		items := run.Items()
+		if n+int64(len(items)) < limit {
+			n += int64(len(items))
+			continue
+		}
+		last = items[limit-n-1].Key()
+		break
+	}
+	p.count, p.end = int(limit), last+"\x00"
+	return last, int64(total) > limit
+}
+
+// size returns the bytes of all items of the page, made if they have to be.
+func (r *read) size(p *page) (int64, error) {
+	rep, snap := r.enc.rep, p.reading.Snapshot
+	if n, ok := snap.Measure(p.start, p.end, rep, rep.Size); ok {
+		return n, nil
+	}
+	return rep.Prepare(r.req.Context(), snap.Runs(p.start, p.end))
+}
+
+// maxSelected bounds the selected objects that a request holds.
+const maxSelected = 4096
+
+// selectPage walks the objects until the limit is reached, and returns the last one's key.
+func (r *read) selectPage(p *page, total int) (last string, more bool, err error) {
+	ctx := r.req.Context()
+	p.selected = []*mirror.Entry{}
+	walked := 0
+	for e := range p.reading.Candidates() {
+		if walked%1024 == 0 && ctx.Err() != nil {
+			return "", false, ctx.Err()
+		}
+		walked++
+		if ok, err := p.reading.Matches(ctx, e); err != nil {
+			return "", false, err
+		} else if !ok {
+			continue
+		}
+		item, err := r.enc.rep.Item(ctx, e)
+		if err != nil {
+			return "", false, err
+		}
+		p.count++
+		p.bytes += int64(len(item))
+		if len(p.selected) < maxSelected {
+			p.selected = append(p.selected, e)
+		}
+		if limit := p.reading.Limit; limit > 0 && int64(p.count) >= limit {
+			last, more = e.Key(), walked < total
+			break
+		}
+	}
+	if p.count > len(p.selected) {
+		p.selected = nil
+	}
+	return last, more, nil
+}
+
+// writePage sends the list.
+func (r *read) writePage(p *page) {
+	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	trailing := 0
+	if p.count > 0 {
+		trailing = r.enc.trailing()
+	}
+	b := newBody(r, int64(len(head))+p.bytes-int64(trailing)+int64(len(tail)))
+	defer b.free()
+	b.write(head)
+	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing}
+	switch {
+	case p.count == 0:
+	case p.selected != nil:
+		for _, e := range p.selected {
+			w.entry(e)
+		}
+	case p.reading.Selective():
+		w.selected(p.reading)
+	default:
+		for run := range p.reading.Snapshot.Runs(p.start, p.end) {
+			w.run(run)
+		}
+	}
+	b.write(tail)
+	b.close()
+}
+
+// itemWriter writes items, but for the trailing bytes of the last one.
+type itemWriter struct {
+	read     *read
+	body     *body
+	left     int // items
+	trailing int
+	spans    [][]byte
+}
+
+// span writes bytes that end with the n-th next item.
+func (w *itemWriter) span(data []byte, last bool) {
+	if last {
+		data = data[:len(data)-w.trailing]
+	}
+	w.body.write(data)
+}
+
+func (w *itemWriter) entry(e *mirror.Entry) {
+	data, err := w.read.enc.rep.Item(w.read.req.Context(), e)
+	if err != nil {
+		panic(http.ErrAbortHandler) // the header is out
+	}
+	w.left--
+	w.span(data, w.left == 0)
+}
+
+// selected walks the objects again.
+func (w *itemWriter) selected(reading *kubestorage.Reading) {
+	ctx := w.read.req.Context()
+	for e := range reading.Candidates() {
+		ok, err := reading.Matches(ctx, e)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		if !ok {
+			continue
+		}
+		if w.entry(e); w.left == 0 {
+			return
+		}
+	}
+}
+
+// run writes the items of a run, compressed as it is kept if that is what the client gets.
+func (w *itemWriter) run(run mirror.Run) {
+	ctx, rep := w.read.req.Context(), w.read.enc.rep
+	w.left -= len(run.Items())
+	last := w.left == 0 && w.trailing > 0
+	if w.body.gz != nil && run.Whole() && !last {
+		if n, ok := rep.Size(run); ok && n >= gzipjoin.MinRun {
+			d, err := rep.Deflated(ctx, run)
+			if err != nil {
+				panic(http.ErrAbortHandler)
+			}
+			w.body.writeRun(d)
+			return
+		}
+	}
+	var err error
+	if w.spans, err = rep.AppendRun(ctx, w.spans[:0], run); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	for i, data := range w.spans {
+		w.span(data, last && i == len(w.spans)-1)
+	}
+}

@@ -1,0 +1,90 @@
+package readpath
+
+import (
+	"net/http"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/deprecation"
+	"k8s.io/component-base/version"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// builtIn reports whether the route may be one of a built-in resource that memory
+// holds: its version is registered, and there is a storage for something of that name.
+func (r *Resolver) builtIn(t route) bool {
+	for _, k := range r.config.BuiltIn {
+		if k.Scheme.IsVersionRegistered(schema.GroupVersion{Group: t.group, Version: t.version}) {
+			return r.config.Engine.HoldsBuiltIn(t.resource)
+		}
+	}
+	return false
+}
+
+// builtInResource describes a storage of built-in objects as upstream's installer
+// describes it for its routes; nil if the storage's kind is not one of the group.
+func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Handler) *Resource {
+	gv := schema.GroupVersion{Group: t.group, Version: t.version}
+	for _, k := range r.config.BuiltIn {
+		kind, ok := kindOf(k.Scheme, s.NewFunc(), gv)
+		listKind, hasList := kindOf(k.Scheme, s.NewListFunc(), gv)
+		if !ok || !hasList {
+			continue
+		}
+		gvk := gv.WithKind(kind)
+		res := &Resource{
+			GVR:        t.gvr(),
+			Kind:       gvk,
+			ListKind:   listKind,
+			Store:      s,
+			Serializer: k.Serializer,
+			FieldLabel: func(label, value string) (string, string, error) {
+				return k.Scheme.ConvertFieldLabel(gvk, label, value)
+			},
+			Decorate: r.config.Decorators[t.gvr().GroupResource()],
+		}
+		// Only something namespaced is listed in a namespace.
+		list := t
+		list.verb, list.namespaced = "list", true
+		found := probe(list, next)
+		if res.Namespaced = found.Store == s; !res.Namespaced {
+			list.namespaced = false
+			found = probe(list, next)
+		}
+		if found.Store == s {
+			res.IndexFields, res.IndexLabels = found.IndexFields, found.IndexLabels
+		}
+		if obj, err := k.Scheme.New(gvk); err == nil {
+			res.deprecate(obj)
+		}
+		return res
+	}
+	return nil
+}
+
+// kindOf returns the kind under which the object is served in a version of a group.
+func kindOf(scheme *runtime.Scheme, obj runtime.Object, gv schema.GroupVersion) (string, bool) {
+	kinds, _, err := scheme.ObjectKinds(obj)
+	if err != nil {
+		return "", false
+	}
+	for _, k := range kinds {
+		if k.Group == gv.Group && scheme.Recognizes(gv.WithKind(k.Kind)) {
+			return k.Kind, true
+		}
+	}
+	return "", false
+}
+
+// deprecate sets what clients and metrics are told if the version, of which obj is an
+// object, is deprecated in the release that this server reports.
+func (r *Resource) deprecate(obj runtime.Object) {
+	obj.GetObjectKind().SetGroupVersionKind(r.Kind)
+	// Unknown numbers are zero, and then what is deprecated at all is deprecated now.
+	major, minor, _ := deprecation.MajorMinor(version.Get())
+	if r.Deprecated = deprecation.IsDeprecated(obj, major, minor); r.Deprecated {
+		r.RemovedRelease = deprecation.RemovedRelease(obj)
+		r.Warnings = []string{deprecation.WarningMessage(obj)}
+	}
+}

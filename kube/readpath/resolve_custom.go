@@ -1,0 +1,97 @@
+package readpath
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// definition returns the definition that names the resource and version of a route.
+func (r *Resolver) definition(t route) *apiextensionsv1.CustomResourceDefinition {
+	if r.config.Definition == nil {
+		return nil
+	}
+	def := r.config.Definition(t.resource + "." + t.group)
+	if def == nil || servedVersion(def, t.version) == nil {
+		return nil
+	}
+	return def
+}
+
+func servedVersion(def *apiextensionsv1.CustomResourceDefinition, name string) *apiextensionsv1.CustomResourceDefinitionVersion {
+	i := slices.IndexFunc(def.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == name })
+	if i < 0 || !def.Spec.Versions[i].Served {
+		return nil
+	}
+	return &def.Spec.Versions[i]
+}
+
+// sameForm reports whether upstream keeps the storages of a definition that changes
+// from a to b.
+func sameForm(a, b *apiextensionsv1.CustomResourceDefinition) bool {
+	return a == b || a.UID == b.UID && equality.Semantic.DeepEqual(&a.Spec, &b.Spec) &&
+		equality.Semantic.DeepEqual(&a.Status.AcceptedNames, &b.Status.AcceptedNames)
+}
+
+// customResource describes a storage of custom resources as the definition has it; nil
+// if the storage is for another version.
+func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *apiextensionsv1.CustomResourceDefinition) *Resource {
+	v := servedVersion(def, gvr.Version)
+	kind := s.NewFunc().GetObjectKind().GroupVersionKind()
+	if v == nil || kind.GroupVersion() != gvr.GroupVersion() {
+		return nil
+	}
+	serializer := newCustomSerializer()
+	res := &Resource{
+		GVR:                 gvr,
+		Kind:                kind,
+		ListKind:            s.NewListFunc().GetObjectKind().GroupVersionKind().Kind,
+		Namespaced:          def.Spec.Scope == apiextensionsv1.NamespaceScoped,
+		Custom:              true,
+		Store:               s,
+		Serializer:          serializer,
+		StandardSerializers: serializer.standard(),
+		Deprecated:          v.Deprecated,
+	}
+	selectable := map[string]bool{"metadata.name": true, "metadata.namespace": res.Namespaced}
+	for _, f := range v.SelectableFields {
+		selectable[strings.TrimPrefix(f.JSONPath, ".")] = true
+	}
+	res.FieldLabel = func(label, value string) (string, string, error) {
+		if !selectable[label] {
+			return "", "", fmt.Errorf("field label not supported: %s", label)
+		}
+		return label, value, nil
+	}
+	if v.Deprecated {
+		res.Warnings = []string{deprecationWarning(def, v)}
+	}
+	return res
+}
+
+// deprecationWarning returns what clients of a deprecated version are told: what the
+// definition says, or else the newest version, by the order of Kubernetes' version
+// names, that they could use instead.
+func deprecationWarning(def *apiextensionsv1.CustomResourceDefinition, v *apiextensionsv1.CustomResourceDefinitionVersion) string {
+	if v.DeprecationWarning != nil {
+		return *v.DeprecationWarning
+	}
+	text := fmt.Sprintf("%s/%s %s is deprecated", def.Spec.Group, v.Name, def.Spec.Names.Kind)
+	newest := v.Name
+	for _, other := range def.Spec.Versions {
+		if other.Served && !other.Deprecated && version.CompareKubeAwareVersionStrings(newest, other.Name) < 0 {
+			newest = other.Name
+		}
+	}
+	if newest != v.Name {
+		text += fmt.Sprintf("; use %s/%s %s", def.Spec.Group, newest, def.Spec.Names.Kind)
+	}
+	return text
+}

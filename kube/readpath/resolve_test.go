@@ -1,0 +1,547 @@
+package readpath
+
+import (
+	"cmp"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+var (
+	resolveScheme = runtime.NewScheme()
+	resolveCodecs = serializer.NewCodecFactory(resolveScheme)
+)
+
+func init() {
+	utilruntime.Must(example.AddToScheme(resolveScheme))
+	utilruntime.Must(examplev1.AddToScheme(resolveScheme))
+}
+
+// resolving is a Resolver in front of a server whose storages a test makes and moves.
+type resolving struct {
+	t        testing.TB
+	engine   *kubestorage.Engine
+	etcd     string
+	resolver *Resolver
+	clock    time.Time
+
+	// The server: which storage a path leads to, and how often it was asked.
+	serves      map[string]*endpoint // by group/version/resource
+	asked       int
+	definitions map[string]*apiextensionsv1.CustomResourceDefinition
+	remote      map[schema.GroupVersion]bool
+}
+
+// endpoint is a resource in one version as a registry serves it.
+type endpoint struct {
+	storage.Interface
+	prefix     string
+	namespaced bool
+	destroy    func()
+}
+
+func newResolving(t testing.TB) *resolving {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dir, "data")
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-time.After(time.Minute):
+		t.Fatal("etcd does not get ready")
+	}
+	r := &resolving{
+		t:           t,
+		etcd:        "unix://" + filepath.Join(dir, "client.sock"),
+		engine:      kubestorage.New(kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Uncached: isUncached}),
+		clock:       time.Unix(1e9, 0),
+		serves:      map[string]*endpoint{},
+		definitions: map[string]*apiextensionsv1.CustomResourceDefinition{},
+		remote:      map[schema.GroupVersion]bool{},
+	}
+	t.Cleanup(r.engine.Close)
+	r.resolver = NewResolver(ResolverConfig{
+		Engine:     r.engine,
+		BuiltIn:    []Kinds{{Scheme: resolveScheme, Serializer: resolveCodecs}},
+		Definition: func(name string) *apiextensionsv1.CustomResourceDefinition { return r.definitions[name] },
+		Local:      func(gv schema.GroupVersion) bool { return !r.remote[gv] },
+		Decorators: map[schema.GroupResource]func(runtime.Object){
+			{Group: example.GroupName, Resource: "pods"}: func(obj runtime.Object) { obj.(*example.Pod).Labels = map[string]string{"decorated": ""} },
+		},
+	})
+	r.resolver.now = func() time.Time { return r.clock }
+	return r
+}
+
+func isUncached(r schema.GroupResource) bool { return r.Resource == "uncached" }
+
+// pods serves the built-in pods.
+func (r *resolving) pods() *endpoint {
+	return r.serve(example.GroupName, "v1", "pods", true, r.open("pods", func() runtime.Object { return &example.Pod{} }, func() runtime.Object { return &example.PodList{} }))
+}
+
+// widgets serves the custom resource widgets in a version.
+func (r *resolving) widgets(version string) *endpoint {
+	gv := schema.GroupVersion{Group: "example.com", Version: version}
+	return r.serve(gv.Group, version, "widgets", true, r.open("example.com/widgets", func() runtime.Object {
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(gv.WithKind("Widget"))
+		return u
+	}, func() runtime.Object {
+		u := &unstructured.UnstructuredList{}
+		u.SetGroupVersionKind(gv.WithKind("WidgetCollection"))
+		return u
+	}))
+}
+
+func (r *resolving) serve(group, version, resource string, namespaced bool, e *endpoint) *endpoint {
+	e.namespaced = namespaced
+	r.serves[group+"/"+version+"/"+resource] = e
+	return e
+}
+
+// open makes a storage.
+func (r *resolving) open(prefix string, newFunc, newListFunc func() runtime.Object) *endpoint {
+	r.t.Helper()
+	group, resource, found := strings.Cut(prefix, "/")
+	if !found {
+		group, resource = "", prefix
+	}
+	config := &storagebackend.ConfigForResource{
+		Config: storagebackend.Config{
+			Prefix:    "/registry",
+			Codec:     unstructured.UnstructuredJSONScheme,
+			Transport: storagebackend.TransportConfig{ServerList: []string{r.etcd}},
+		},
+		GroupResource: schema.GroupResource{Group: group, Resource: resource},
+	}
+	s, destroy, err := r.engine.Decorator()(config, "/"+prefix, nil, newFunc, newListFunc, storage.DefaultNamespaceScopedAttr, nil, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(destroy)
+	return &endpoint{Interface: s, prefix: "/" + prefix, destroy: destroy}
+}
+
+// define declares the definition of widgets with versions, as it is found from now on.
+func (r *resolving) define(uid types.UID, generation int64, versions ...string) *apiextensionsv1.CustomResourceDefinition {
+	d := &apiextensionsv1.CustomResourceDefinition{}
+	d.Name, d.UID = "widgets.example.com", uid
+	d.Spec.Group, d.Spec.Scope, d.Spec.Names.Kind = "example.com", apiextensionsv1.NamespaceScoped, "Widget"
+	for _, v := range versions {
+		d.Spec.Versions = append(d.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: v, Served: true, SelectableFields: []apiextensionsv1.SelectableField{{JSONPath: ".spec.color"}},
+		})
+	}
+	d.Spec.Names.ShortNames = make([]string, generation) // a change of the spec that means nothing here
+	r.definitions[d.Name] = d
+	return d
+}
+
+// ServeHTTP is what stands behind the byte path.
+func (r *resolving) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.asked++
+	ctx := req.Context()
+	info, _ := request.RequestInfoFrom(ctx)
+	e := r.serves[info.APIGroup+"/"+info.APIVersion+"/"+info.Resource]
+	if e == nil || (info.Namespace != "" || info.Verb == "get") && (info.Namespace != "") != e.namespaced {
+		http.NotFound(w, req)
+		return
+	}
+	key := e.prefix
+	for _, part := range []string{info.Namespace, info.Name} {
+		if part != "" {
+			key += "/" + part
+		}
+	}
+	pred := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), IndexFields: []string{"spec.nodeName"}}
+	var err error
+	switch info.Verb {
+	case "get":
+		err = e.Get(ctx, key, storage.GetOptions{}, &example.Pod{})
+	case "list":
+		err = e.GetList(ctx, key, storage.ListOptions{Predicate: pred, Recursive: true}, &example.PodList{})
+	case "watch":
+		_, err = e.Watch(ctx, key, storage.ListOptions{Predicate: pred, Recursive: true})
+	}
+	if err == nil {
+		r.t.Errorf("%s %s was executed", info.Verb, info.Path)
+	}
+	http.Error(w, "probed", http.StatusNotFound)
+}
+
+// read resolves a request for path, and reports how often the server was asked.
+func (r *resolving) read(path string) (res *Resource, why reason, asked int) {
+	r.t.Helper()
+	u, err := url.Parse(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	factory := &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := factory.NewRequestInfo(&http.Request{Method: http.MethodGet, URL: u})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	before := r.asked
+	res, why = r.resolver.Resolve(info, r)
+	return res, why, r.asked - before
+}
+
+// want resolves path and fails unless it is bound to the storage, nil for passed on, after
+// exactly so many probes; a negative number stands for any.
+func (r *resolving) want(path string, e *endpoint, probes int) *Resource {
+	r.t.Helper()
+	res, why, asked := r.read(path)
+	switch {
+	case e == nil && (res != nil || why == ""):
+		r.t.Errorf("%s is bound, want it passed on", path)
+	case e != nil && res == nil:
+		r.t.Fatalf("%s is passed on: %s", path, why)
+	case e != nil && res.Store != e.Interface:
+		r.t.Errorf("%s is bound to another storage", path)
+	}
+	if probes >= 0 && asked != probes {
+		r.t.Errorf("%s: %d probes, want %d", path, asked, probes)
+	}
+	return res
+}
+
+const (
+	podsPath    = "/apis/example.apiserver.k8s.io/v1/pods"
+	widgetsPath = "/apis/example.com/v1/widgets"
+)
+
+func TestBuiltInsAreBoundForEver(t *testing.T) {
+	r := newResolving(t)
+	pods := r.pods()
+	var first *Resource
+	for _, path := range []string{
+		podsPath, podsPath + "?watch=true", podsPath + "?fieldSelector=metadata.name%3Da",
+		"/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods",
+		"/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods/a",
+		"/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods?watch=true",
+	} {
+		res := r.want(path, pods, -1)
+		first = cmp.Or(first, res)
+		if res != first {
+			t.Errorf("%s has a Resource of its own", path)
+		}
+		r.clock = r.clock.Add(time.Hour)
+		r.want(path, pods, 0)
+	}
+	if first == nil {
+		t.Fatal("nothing is bound")
+	}
+	if first.Kind != examplev1.SchemeGroupVersion.WithKind("Pod") || first.ListKind != "PodList" || !first.Namespaced || first.Custom {
+		t.Errorf("bound as %+v", first)
+	}
+	if len(first.IndexFields) != 1 || first.IndexFields[0] != "spec.nodeName" {
+		t.Errorf("indexed fields are %q", first.IndexFields)
+	}
+	pod := &example.Pod{}
+	if first.Decorate(pod); pod.Labels == nil {
+		t.Error("the decorator is another")
+	}
+	if _, _, err := first.FieldLabel("spec.colour", "x"); err == nil {
+		t.Error("a field that the scheme does not know is selectable")
+	}
+}
+
+func TestWhatIsNotServedIsPassedOn(t *testing.T) {
+	r := newResolving(t)
+	r.pods()
+	r.serves[example.GroupName+"/v1/pods"].namespaced = false // now the registry is one of nodes, say
+	r.want("/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods", nil, 1)
+	if res := r.want(podsPath, r.serves[example.GroupName+"/v1/pods"], -1); res != nil && res.Namespaced {
+		t.Error("bound as namespaced")
+	}
+	r.want(podsPath+"/a", r.serves[example.GroupName+"/v1/pods"], 1)
+
+	places := len(*r.resolver.routes.Load())
+	for _, path := range []string{
+		"/apis/example.apiserver.k8s.io/v1/nonsense", "/apis/example.apiserver.k8s.io/v7/pods", "/apis/other/v1/pods", "/api/v1/pods", widgetsPath,
+	} {
+		r.want(path, nil, 0)
+	}
+	if n := len(*r.resolver.routes.Load()); n != places {
+		t.Errorf("paths that lead nowhere take %d places", n-places)
+	}
+}
+
+func TestKeysInAnotherFormAreNotRead(t *testing.T) {
+	r := newResolving(t)
+	r.pods().prefix = "/pods/special"
+	r.want(podsPath, nil, 1)
+}
+
+func TestWhatEtcdAnswersIsNotProbedForReal(t *testing.T) {
+	r := newResolving(t)
+	r.define("1", 0, "v1")
+	r.definitions["uncached.example.com"] = r.definitions["widgets.example.com"]
+	e := r.open("example.com/uncached", func() runtime.Object { return &unstructured.Unstructured{} }, func() runtime.Object { return &unstructured.UnstructuredList{} })
+	r.serve("example.com", "v1", "uncached", true, e)
+	for _, query := range []string{"", "?watch=true"} {
+		r.want("/apis/example.com/v1/uncached"+query, nil, 1) // ServeHTTP fails the test if something is read
+	}
+}
+
+func TestVersionsOfOtherServersArePassedOn(t *testing.T) {
+	r := newResolving(t)
+	pods := r.pods()
+	r.want(podsPath, pods, -1)
+	r.remote[examplev1.SchemeGroupVersion] = true
+	if _, why, asked := r.read(podsPath); why != reasonRemote || asked != 0 {
+		t.Errorf("reason %q after %d probes", why, asked)
+	}
+	r.remote[examplev1.SchemeGroupVersion] = false
+	r.want(podsPath, pods, 0)
+}
+
+func TestARouteWithoutStorageIsAskedForAgain(t *testing.T) {
+	r := newResolving(t)
+	pods := r.pods()
+	saved := maps.Clone(r.serves)
+	clear(r.serves) // the server is still starting
+	r.want(podsPath, nil, 1)
+	r.serves = saved
+	r.want(podsPath, nil, 0)
+	r.clock = r.clock.Add(retryAfter)
+	r.want(podsPath, pods, -1)
+}
+
+// TestTheOldStorageIsNotBoundToANewDefinition: the definition is seen before upstream's
+// handler replaces the storage.
+func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
+	r := newResolving(t)
+	r.define("1", 0, "v1")
+	old := r.widgets("v1")
+	r.want(widgetsPath, old, 1)
+	r.clock = r.clock.Add(settleTime)
+	r.want(widgetsPath, old, 1)
+	r.want(widgetsPath, old, 0)
+
+	r.define("1", 1, "v1")
+	for range 3 {
+		r.want(widgetsPath, old, 1) // upstream still serves it; so do we, and ask again
+	}
+	replaced := r.widgets("v1")
+	r.want(widgetsPath, replaced, 1)
+	r.clock = r.clock.Add(settleTime)
+	r.want(widgetsPath, replaced, 1)
+	r.want(widgetsPath, replaced, 0)
+
+	// Conditions may decide whether it is served, but do not replace the storage.
+	same := r.define("1", 1, "v1")
+	same.Status.Conditions = append(same.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating})
+	r.want(widgetsPath, replaced, 1)
+	r.want(widgetsPath, replaced, 0)
+	if first, second := r.want(widgetsPath, replaced, 0), r.want(widgetsPath+"?watch=true", replaced, -1); first != second {
+		t.Error("one storage has two Resources")
+	}
+}
+
+func TestDefinitionsComeAndGo(t *testing.T) {
+	r := newResolving(t)
+	r.want(widgetsPath, nil, 0)
+	r.define("1", 0, "v1")
+	r.want(widgetsPath, nil, 1) // it is not established
+	r.define("1", 0, "v1")
+	first := r.widgets("v1")
+	r.want(widgetsPath, first, 1)
+
+	r.define("1", 0, "v2") // v1 is not served any more
+	r.want(widgetsPath, nil, 0)
+	r.define("1", 0, "v1")
+	r.want(widgetsPath, first, 1)
+
+	delete(r.definitions, "widgets.example.com")
+	r.want(widgetsPath, nil, 0)
+	r.define("2", 0, "v1") // another one of this name, whose first storage is still made
+	delete(r.serves, "example.com/v1/widgets")
+	r.want(widgetsPath, nil, 1)
+	r.clock = r.clock.Add(retryAfter)
+	second := r.widgets("v1")
+	r.want(widgetsPath, second, 1)
+
+	// Places of definitions that are gone are given to others.
+	delete(r.definitions, "widgets.example.com")
+	r.want(podsPath, r.pods(), -1)
+	for place := range *r.resolver.routes.Load() {
+		if place.resource == "widgets" {
+			t.Errorf("%v is kept", place)
+		}
+	}
+}
+
+func TestADestroyedStorageIsLetGo(t *testing.T) {
+	r := newResolving(t)
+	r.define("1", 0, "v1")
+	first := r.widgets("v1")
+	r.want(widgetsPath, first, 1)
+	r.clock = r.clock.Add(settleTime)
+	r.want(widgetsPath, first, 1)
+	first.destroy()
+	second := r.widgets("v1")
+	r.want(widgetsPath, second, 1)
+	deadline := time.Now().Add(time.Minute)
+	for known := 2; known != 1; {
+		if time.Now().After(deadline) {
+			t.Fatal("the Resource of the destroyed storage is kept")
+		}
+		time.Sleep(time.Millisecond)
+		r.resolver.mu.Lock()
+		known = len(r.resolver.resources)
+		r.resolver.mu.Unlock()
+	}
+}
+
+func TestCustomResourcesAreDescribedByTheirDefinition(t *testing.T) {
+	r := newResolving(t)
+	d := r.define("1", 0, "v1", "v2beta1", "v2", "v3")
+	d.Spec.Versions[0].Deprecated = true
+	d.Spec.Versions[3].Deprecated = true
+	own := "use something else"
+	d.Spec.Versions[1].Deprecated, d.Spec.Versions[1].DeprecationWarning = true, &own
+	for version, want := range map[string]string{
+		"v1":      "example.com/v1 Widget is deprecated; use example.com/v2 Widget",
+		"v2beta1": own,
+		"v2":      "",
+		"v3":      "example.com/v3 Widget is deprecated",
+	} {
+		res := r.want("/apis/example.com/"+version+"/widgets", r.widgets(version), 1)
+		if res == nil {
+			continue
+		}
+		if got := strings.Join(res.Warnings, "|"); got != want || res.Deprecated != (want != "") {
+			t.Errorf("%s: warnings are %q, want %q", version, got, want)
+		}
+		if res.Kind.Kind != "Widget" || res.Kind.Version != version || res.ListKind != "WidgetCollection" || !res.Namespaced || !res.Custom {
+			t.Errorf("%s: bound as %+v", version, res)
+		}
+		for label, selectable := range map[string]bool{"metadata.name": true, "metadata.namespace": true, "spec.color": true, "spec.size": false} {
+			_, _, err := res.FieldLabel(label, "x")
+			if selectable != (err == nil) || err != nil && err.Error() != "field label not supported: "+label {
+				t.Errorf("%s: selecting by %s: %v", version, label, err)
+			}
+		}
+		if !res.scope().AllowsMediaTypeTransform("application", "json", nil) || res.scope().AllowsMediaTypeTransform("application", "vnd.kubernetes.protobuf", nil) {
+			t.Error("whole objects are not offered as JSON alone")
+		}
+	}
+	d.Spec.Scope = apiextensionsv1.ClusterScoped
+	cluster := r.widgets("v2")
+	cluster.namespaced = false
+	if res := r.want("/apis/example.com/v2/widgets", cluster, 1); res != nil {
+		if _, _, err := res.FieldLabel("metadata.namespace", "x"); err == nil || res.Namespaced {
+			t.Error("something without namespaces is bound as if it had them")
+		}
+	}
+}
+
+// TestTheProbeIsNobodys: nothing of the request that gave rise to it reaches the server.
+func TestTheProbeIsNobodys(t *testing.T) {
+	r := newResolving(t)
+	pods := r.pods()
+	seen := 0
+	next := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		seen++
+		if _, ok := request.UserFrom(req.Context()); ok {
+			t.Error("the probe has a user")
+		}
+		if strings.Contains(req.URL.Path, "secret-name") {
+			t.Errorf("the probe asks for %s", req.URL.Path)
+		}
+		r.ServeHTTP(w, req)
+	})
+	info := &request.RequestInfo{Verb: "get", APIGroup: example.GroupName, APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "secret-name"}
+	res, why := r.resolver.Resolve(info, next)
+	if res == nil || res.Store != pods.Interface || seen == 0 {
+		t.Errorf("after %d probes: %v, %q", seen, res, why)
+	}
+}
+
+func TestAWarmLookupAllocatesNothing(t *testing.T) {
+	r := newResolving(t)
+	r.pods()
+	r.define("1", 0, "v1")
+	r.widgets("v1")
+	r.read(widgetsPath)
+	r.clock = r.clock.Add(settleTime)
+	for _, path := range []string{podsPath, widgetsPath} {
+		if r.read(path); testing.AllocsPerRun(100, r.lookup(path)) != 0 {
+			t.Errorf("%s: a lookup allocates", path)
+		}
+	}
+}
+
+// lookup returns a function that resolves path.
+func (r *resolving) lookup(path string) func() {
+	parts := strings.Split(path, "/")
+	info := &request.RequestInfo{Verb: "list", APIGroup: parts[2], APIVersion: parts[3], Resource: parts[4]}
+	return func() {
+		if res, _ := r.resolver.Resolve(info, r); res == nil {
+			r.t.Fatalf("%s is passed on", path)
+		}
+	}
+}
+
+func BenchmarkResolve(b *testing.B) {
+	r := newResolving(b)
+	r.pods()
+	r.define("1", 0, "v1")
+	r.widgets("v1")
+	r.read(widgetsPath)
+	r.clock = r.clock.Add(settleTime)
+	for name, path := range map[string]string{"builtin": podsPath, "custom": widgetsPath} {
+		b.Run(name, func(b *testing.B) {
+			lookup := r.lookup(path)
+			lookup()
+			b.ReportAllocs()
+			for b.Loop() {
+				lookup()
+			}
+		})
+	}
+}

@@ -1,0 +1,316 @@
+package readpath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/audit"
+	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/httplog"
+	"k8s.io/apiserver/pkg/server/routine"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/component-base/tracing"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
+)
+
+// watch answers a WATCH.
+func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage.ListOptions) reason {
+	r.instrument(func() {
+		if err := r.startWatch(&opts, key, o); err != nil {
+			r.fail(err)
+		}
+	})
+	return ""
+}
+
+// startWatch serves a watch or, if the request came through upstream's filter for that,
+// leaves the serving to it, on a goroutine with a fresh stack. After an error nothing has
+// been written.
+func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
+	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(r.req.Context(), opts)}
+	if opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks {
+		s.initial = r.trace("WatchList")
+	}
+	flusher, ok := r.w.(http.Flusher)
+	if !ok {
+		return apierrors.NewInternalError(fmt.Errorf("the response cannot be flushed: %T", r.w))
+	}
+	timeout := r.server.watchTimeout(opts)
+	if logger := klog.V(3); logger.Enabled() {
+		logger.InfoS("Starting watch", "path", r.req.URL.Path, "resourceVersion", opts.ResourceVersion, "labels", opts.LabelSelector,
+			"fields", opts.FieldSelector, "sendInitialEvents", opts.SendInitialEvents, "timeout", timeout,
+			"audit-ID", audit.GetAuditIDTruncated(r.req.Context()))
+	}
+	ctx, cancel := context.WithTimeout(r.req.Context(), timeout)
+	stream, err := r.resource.Store.OpenStream(ctx, key, o)
+	if err != nil {
+		cancel()
+		return err
+	}
+	s.stream = stream
+	if signals := request.ServerShutdownSignalFrom(ctx); signals != nil {
+		s.shutdown = signals.ShuttingDown()
+	}
+	gvr := r.resource.GVR
+	s.out = watchWriter{
+		framer:  r.enc.framer(),
+		w:       r.w,
+		flusher: flusher,
+		count:   endpointmetrics.WatchEvents.WithContext(ctx).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		sizes:   endpointmetrics.WatchEventsSizes.WithContext(ctx).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+	}
+	serve := func() {
+		defer cancel()
+		defer stream.Close()
+		endpointmetrics.RecordLongRunning(r.req, r.info, endpointmetrics.APIServerComponent, s.serve)
+	}
+	if task := routine.TaskFrom(ctx); task != nil {
+		task.Func = serve
+	} else {
+		serve()
+	}
+	return nil
+}
+
+// watchTimeout returns when the server ends a watch: when the client has asked for it,
+// else after a random time, so that the clients of a server that was restarted do not all
+// come back at once.
+func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Duration {
+	timeout := time.Duration(0)
+	if opts.TimeoutSeconds != nil {
+		timeout = time.Duration(*opts.TimeoutSeconds) * time.Second
+	}
+	if timeout == 0 && s.minRequestTimeout > 0 {
+		timeout = time.Duration(float64(s.minRequestTimeout) * (1 + rand.Float64()))
+	}
+	return timeout
+}
+
+// watchServer writes a stream to a response, on the goroutine of the request.
+type watchServer struct {
+	read     *read
+	stream   *kubestorage.Stream
+	shutdown <-chan struct{} // nil if nobody will tell
+	out      watchWriter
+	spans    [][]byte
+
+	initial *tracing.Span // until the initial events are out, if the client waits for that
+	scope   string        // of the metric of how long that took
+}
+
+// serve runs until the watch ends.
+func (s *watchServer) serve() {
+	media := string(s.read.enc.media)
+	if s.out.protobuf {
+		media += ";stream=watch"
+	}
+	w := s.read.w
+	w.Header().Set("Content-Type", media)
+	w.Header().Set("Transfer-Encoding", "chunked")
+	w.WriteHeader(http.StatusOK)
+	s.out.flusher.Flush()
+	defer breakOffStalled(s.stream.Context(), w)()
+
+	err := s.deliverAll()
+	if !errors.Is(err, kubestorage.ErrStreamEnded) {
+		if err := s.object(watch.Error, kubestorage.ErrorStatus(err)); err != nil {
+			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
+		}
+	}
+	_ = s.out.flush() // the client may be gone
+}
+
+// deliverAll writes what the stream has until it ends, and returns why. What is written
+// reaches the client when nothing more is due.
+func (s *watchServer) deliverAll() error {
+	for {
+		batch, err := s.stream.Next()
+		switch {
+		case err == nil && batch.Empty():
+			if err = s.out.flush(); err == nil {
+				err = s.stream.Wait(s.shutdown)
+			}
+		case err == nil:
+			select {
+			case <-s.shutdown:
+				return kubestorage.ErrStreamEnded
+			default:
+			}
+			err = s.deliver(&batch)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// deliver writes the frames of a batch. The error is what the watch ends with.
+func (s *watchServer) deliver(b *kubestorage.Batch) error {
+	for _, run := range b.Runs {
+		if err := s.run(run); err != nil {
+			return err
+		}
+	}
+	for _, e := range b.Entries {
+		if err := s.entry(e); err != nil {
+			return err
+		}
+	}
+	for _, ev := range b.Events {
+		t, item, err := s.event(ev)
+		if err != nil {
+			t, item, err = s.eventLater(ev, err)
+		}
+		if err == nil && t != "" {
+			err = s.out.item(t, item)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if b.Bookmark != 0 {
+		return s.bookmark(b)
+	}
+	return nil
+}
+
+// run writes a run of the initial events. What is missing of a whole leaf's items is made
+// for all of it, so that they share a block.
+func (s *watchServer) run(run mirror.Run) error {
+	rep, entries := s.read.enc.rep, run.Items()
+	if _, known := rep.Size(run); !known && run.Whole() && !s.stream.Selective() {
+		items, err := rep.AppendRun(s.stream.Context(), s.spans[:0], run)
+		s.spans = items
+		defer clear(items)
+		// If there is no room to keep the items they are all there is. An error is that of
+		// one entry, which is met again.
+		if err == nil && len(items) == len(entries) {
+			for _, item := range items {
+				if err := s.out.item(watch.Added, item); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	for _, e := range entries {
+		if err := s.entry(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// entry writes an initial event if the watch selects the entry.
+func (s *watchServer) entry(e *mirror.Entry) error {
+	ok, err := s.stream.Selects(e)
+	if err != nil || !ok {
+		return err
+	}
+	item, err := s.read.enc.rep.Item(s.stream.Context(), e)
+	if err != nil {
+		return err
+	}
+	return s.out.item(watch.Added, item)
+}
+
+// event returns what an event is to the watch, "" if it is nothing.
+func (s *watchServer) event(ev *mirror.Event) (t watch.EventType, item []byte, err error) {
+	t, err = s.stream.Translate(ev)
+	switch {
+	case err != nil || t == "":
+	case t == watch.Deleted:
+		item, err = s.read.enc.rep.Deleted(ev)
+	default:
+		item, err = s.read.enc.rep.Current(ev)
+	}
+	return t, item, err
+}
+
+// eventLater is event for one that has failed with err. What was due before does not
+// wait for it.
+func (s *watchServer) eventLater(ev *mirror.Event, err error) (t watch.EventType, item []byte, _ error) {
+	if err := s.out.flush(); err != nil {
+		return "", nil, err
+	}
+	err = s.stream.Retry(ev, err, func() (err error) {
+		t, item, err = s.event(ev)
+		return err
+	})
+	return t, item, err
+}
+
+// bookmark writes a bookmark.
+func (s *watchServer) bookmark(b *kubestorage.Batch) error {
+	obj, err := s.stream.BookmarkObject(b)
+	if err != nil {
+		return err
+	}
+	if decorate := s.read.resource.Decorate; decorate != nil {
+		decorate(obj)
+	}
+	if err := s.object(watch.Bookmark, obj); err != nil {
+		return err
+	}
+	if !b.InitialEventsEnd {
+		return nil
+	}
+	if err := s.out.flush(); err != nil {
+		return err
+	}
+	s.initialEventsSent()
+	return nil
+}
+
+// initialEventsSent records how long a client has waited for the initial events.
+func (s *watchServer) initialEventsSent() {
+	req := s.read.req
+	if received, ok := request.ReceivedTimestampFrom(req.Context()); ok {
+		latency := time.Since(received)
+		endpointmetrics.RecordWatchListLatency(req.Context(), s.read.resource.GVR, s.scope, latency)
+		klog.V(3).InfoS("WatchList initial events sent", "path", req.URL.Path, "auditID", audit.GetAuditIDTruncated(req.Context()), "initLatency", latency)
+		httplog.AddKeyValue(req.Context(), "watchlist_init_latency", latency)
+	}
+	if s.initial != nil {
+		s.initial.AddEvent("Writing initial events done")
+		s.initial.End(5 * time.Second)
+		s.initial = nil
+	}
+}
+
+// object writes an event with an object that is encoded for this watch alone, as
+// upstream's handlers encode it: a bookmark's, or a Status.
+func (s *watchServer) object(t watch.EventType, obj runtime.Object) error {
+	enc := s.read.enc
+	if _, status := obj.(*metav1.Status); !status && !enc.target.Empty() {
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return err
+		}
+		partial := meta.AsPartialObjectMetadata(m)
+		partial.SetGroupVersionKind(enc.target.WithKind("PartialObjectMetadata"))
+		obj = partial
+	}
+	buf := buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(buf)
+	buf.Reset()
+	if err := enc.encoder.Encode(obj, buf); err != nil {
+		return fmt.Errorf("encode %T: %w", obj, err)
+	}
+	return s.out.object(t, buf.Bytes())
+}

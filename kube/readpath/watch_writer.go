@@ -1,0 +1,193 @@
+package readpath
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/component-base/metrics"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+const (
+	// smallWrite is what the events that are due at a moment nearly always fit in. Many
+	// watches write at the same moment, so their buffers are not of writeAtOnce.
+	smallWrite = 4 << 10
+	// stallTimeout is how long a client may take to accept the last bytes of a watch that has
+	// ended. A guess, well above what one that reads needs.
+	stallTimeout = 5 * time.Second
+)
+
+var smallBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, smallWrite)
+	return &b
+}}
+
+// watchWriter gathers frames and writes them together. It holds a buffer only while
+// frames are gathered. A write that fails means that nobody is there any more to be told
+// anything: the error is then kubestorage.ErrStreamEnded.
+type watchWriter struct {
+	framer
+	w       http.ResponseWriter
+	flusher http.Flusher
+	buf     *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
+	written bool    // since the last flush
+
+	count  metrics.CounterMetric  // of events
+	sizes  metrics.ObserverMetric // in bytes
+	events int                    // not counted yet
+}
+
+// item adds a frame of an object that is kept as an item.
+func (w *watchWriter) item(t watch.EventType, item []byte) error {
+	// What surrounds an item is shorter than this but for absurdly long kinds, which then
+	// make a buffer grow.
+	const around = 256
+	large := len(item) >= largePiece
+	need := around
+	if !large {
+		need += len(item)
+	}
+	if err := w.room(need); err != nil {
+		return err
+	}
+	buf, body, size := w.begin(*w.buf, t, item)
+	*w.buf = buf
+	if large {
+		// Written as it is: it is shared, and not to be copied for every watch.
+		if err := w.send(); err != nil {
+			return err
+		}
+		if _, err := w.w.Write(body); err != nil {
+			return kubestorage.ErrStreamEnded
+		}
+	} else {
+		*w.buf = append(*w.buf, body...)
+	}
+	*w.buf = w.end(*w.buf)
+	w.record(size)
+	return nil
+}
+
+// object adds a frame of an object as its encoder has encoded it.
+func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
+	if err := w.room(len(encoded)); err != nil {
+		return err
+	}
+	buf, size := w.whole(*w.buf, t, encoded)
+	*w.buf = buf
+	w.record(size)
+	return nil
+}
+
+func (w *watchWriter) record(size int) {
+	w.events++
+	w.sizes.Observe(float64(size))
+}
+
+// room provides a buffer with room for n bytes, or for a part of them if they are many.
+func (w *watchWriter) room(n int) error {
+	if w.buf == nil {
+		if n <= smallWrite {
+			w.buf = smallBuffers.Get().(*[]byte)
+		} else {
+			w.buf = writeBuffers.Get().(*[]byte)
+		}
+	}
+	if len(*w.buf)+n <= cap(*w.buf) {
+		return nil
+	}
+	if cap(*w.buf) < writeAtOnce {
+		small := w.buf
+		w.buf = writeBuffers.Get().(*[]byte)
+		*w.buf = append(*w.buf, *small...)
+		free(small)
+		if len(*w.buf)+n <= cap(*w.buf) {
+			return nil
+		}
+	}
+	if n < largePiece {
+		return w.send()
+	}
+	return nil
+}
+
+// free gives a buffer back, unless it has grown.
+func free(buf *[]byte) {
+	*buf = (*buf)[:0]
+	switch cap(*buf) {
+	case smallWrite:
+		smallBuffers.Put(buf)
+	case writeAtOnce:
+		writeBuffers.Put(buf)
+	}
+}
+
+// send writes what is gathered, and keeps the buffer.
+func (w *watchWriter) send() error {
+	if w.events > 0 {
+		w.count.Add(float64(w.events))
+		w.events = 0
+	}
+	if w.buf == nil || len(*w.buf) == 0 {
+		return nil
+	}
+	_, err := w.w.Write(*w.buf)
+	*w.buf = (*w.buf)[:0]
+	w.written = true
+	if err != nil {
+		return kubestorage.ErrStreamEnded
+	}
+	return nil
+}
+
+// flush writes what is gathered so that the client gets it, and lets go of the buffer.
+func (w *watchWriter) flush() error {
+	err := w.send()
+	if w.buf != nil {
+		free(w.buf)
+		w.buf = nil
+	}
+	if err == nil && w.written {
+		w.written = false
+		w.flusher.Flush()
+	}
+	return err
+}
+
+// breakOffStalled sees to it that a client that does not read cannot keep a watch that
+// has ended: with ctx, the writes of its response fail after stallTimeout. The function
+// that it returns has to be called before the handler returns.
+func breakOffStalled(ctx context.Context, w http.ResponseWriter) (finish func()) {
+	var mu struct {
+		sync.Mutex
+		finished bool
+		timer    *time.Timer
+	}
+	expire := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !mu.finished {
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // recorders in tests have none
+		}
+	}
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !mu.finished {
+			mu.timer = time.AfterFunc(stallTimeout, expire)
+		}
+	})
+	return func() {
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		mu.finished = true
+		if mu.timer != nil {
+			mu.timer.Stop()
+		}
+	}
+}
