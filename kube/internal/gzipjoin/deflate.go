@@ -13,11 +13,12 @@ const (
 	// them, at the levels used here.
 	blockBytes = 65535
 
-	// fastLevel is the fastest level that stays well below the allowed size on runs
-	// of denseBelow bytes or more (BenchmarkCompress).
-	fastLevel = 2
-	// denseLevel makes up for the fresh window of a short run: by 3 to 5% of its size,
-	// in up to 1.6 times the time.
+	// fastLevel is the fastest level that finds all the repetitions that compress/gzip
+	// finds at level 1. Levels 1 and 2 take 10 to 20% less time, but lose track in
+	// objects with 1 to 2 KB that do not repeat: 10% larger on a list of secrets.
+	fastLevel = 3
+	// denseLevel makes up for the fresh window of a run below denseBelow bytes: by 2
+	// to 5% of its size, in 1.3 to 1.5 times the time.
 	denseLevel = 5
 	denseBelow = 32 << 10
 )
