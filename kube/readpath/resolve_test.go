@@ -15,6 +15,7 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/grpclog"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -42,6 +43,10 @@ var (
 func init() {
 	utilruntime.Must(example.AddToScheme(resolveScheme))
 	utilruntime.Must(examplev1.AddToScheme(resolveScheme))
+	resolveScheme.AddKnownTypes(example.SchemeGroupVersion, &example.PodList{})
+	resolveScheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.PodList{})
+	// etcd and its clients are closed while they talk to each other.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
 // resolving is a Resolver in front of a server whose storages a test makes and moves.
@@ -301,7 +306,7 @@ func TestWhatIsNotServedIsPassedOn(t *testing.T) {
 
 	places := len(*r.resolver.routes.Load())
 	for _, path := range []string{
-		"/apis/example.apiserver.k8s.io/v1/nonsense", "/apis/example.apiserver.k8s.io/v7/pods", "/apis/other/v1/pods", "/api/v1/pods", widgetsPath,
+		"/apis/example.apiserver.k8s.io/v1/nonsense", "/apis/example.apiserver.k8s.io/v7/pods", "/apis/other/v1/pods", "/api/v3/pods", widgetsPath,
 	} {
 		r.want(path, nil, 0)
 	}
