@@ -35,7 +35,7 @@ ALONE := GOWORK=off
 export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
-.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench \
+.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench bench-read bench-profiles \
         lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
@@ -93,6 +93,15 @@ compile-0.37: ## compile kube/ against the next minor version of k8s.io/apiserve
 
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
 	$(GO) run ./server/bench $(ARGS)
+
+# The workloads of the read path: all but writes, starts and what selectors cost.
+READ := list-(cold-)?(gzip-)?(json|protobuf)(-changed)?,list-metadata-.*,list-(pages|crowd|namespace|large),get-16.*,table-.*,initial-.*,watch-shared,adapter-.*
+
+bench-read: ## the same for the read path alone
+	$(GO) run ./server/bench -workloads '$(READ)' $(ARGS)
+
+bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
+	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin

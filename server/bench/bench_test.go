@@ -15,17 +15,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stratakube/strata/server/bench/internal/limit"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/version"
 )
 
-// TestMain lets the test program be the server that it measures, so that no other executable has to be built.
+// TestMain lets the test program be the servers that it measures, so that no other executable has to be built.
 func TestMain(m *testing.M) {
 	root := &cobra.Command{Use: "strata", SilenceUsage: true}
 	root.AddCommand(
 		apiserver.NewCommand(),
 		embedetcd.NewCommand(),
+		&cobra.Command{Use: limit.Command, DisableFlagParsing: true, RunE: func(cmd *cobra.Command, args []string) error {
+			return limit.Run(cmd.Context(), args)
+		}},
 		&cobra.Command{Use: "version", Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version.Get()) }},
 	)
 	if len(os.Args) > 1 && slices.ContainsFunc(root.Commands(), func(c *cobra.Command) bool { return c.Name() == os.Args[1] }) {
@@ -60,7 +64,10 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.Sizes = Sizes{
-		Objects: 100, Pods: 100, Nodes: 10, Namespaces: 5, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
+		Objects: 200, // as JSON more than what is compressed
+		Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, LargeObjects: 3, LargeBytes: 100_000,
+		Changed: 5, Page: 30, Crowd: 3, Streams: 2,
+		Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
 		WatchDuration: 300 * time.Millisecond, LoneRate: 200, Watchers: 20, SharedRate: 20,
 	}
 	var stdout strings.Builder
@@ -77,16 +84,30 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 	if err := json.Unmarshal(encoded, &report); err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Results) != len(workloads) {
-		t.Errorf("%d workloads reported, want %d", len(report.Results), len(workloads))
+	const memoryResults = 2 // one for each dataset
+	if len(report.Results) != len(workloads)+memoryResults {
+		t.Errorf("%d workloads reported, want %d", len(report.Results), len(workloads)+memoryResults)
 	}
 	for _, result := range report.Results {
+		measured := map[string]bool{}
 		if len(result.Notes) > 0 {
 			t.Errorf("%s: %v", result.Name, result.Notes)
 		}
 		for _, row := range result.Rows {
-			if len(row.Values) != 2 && !strings.HasPrefix(row.Name, "  of these") {
-				t.Errorf("%s, %s: values of %v, want those of both engines", result.Name, row.Name, row.Values)
+			if _, strata := row.Values["strata"]; !strata && !strings.HasPrefix(row.Name, "  of these") {
+				t.Errorf("%s, %s: values of %v, want one of Strata", result.Name, row.Name, row.Values)
+			}
+			if _, upstream := row.Values["upstream"]; !upstream && !strings.HasPrefix(row.Name, "  of these") && row.Name != passedOn {
+				t.Errorf("%s, %s: values of %v, want one of upstream", result.Name, row.Name, row.Values)
+			}
+			if _, limit := row.Values["limit"]; !limit && row.Name == latency && !alone(result.Name) {
+				t.Errorf("%s, %s: values of %v, want one of the limit", result.Name, row.Name, row.Values)
+			}
+			measured[row.Name] = true
+		}
+		for _, bound := range result.Wanted {
+			if !measured[bound.Measure] {
+				t.Errorf("%s: %q is wanted and not measured", result.Name, bound.Measure)
 			}
 		}
 		if !strings.Contains(stdout.String(), result.Title) {
@@ -97,6 +118,11 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
+}
+
+// alone says whether a workload is one that the limit takes no part in.
+func alone(name string) bool {
+	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.Alone })
 }
 
 func TestInterruptedBenchmarkLeavesNoProcess(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,9 @@ type Config struct {
 	Binary     string              // "" means that it is built
 	DataDir    string
 	Out        []string
-	ProfileDir string // "" means no profiles
+	ProfileDir string   // "" means no profiles
+	Profiled   []string // labels of the engines that are profiled
+	ProfileMD  string   // file for the first functions of each profile, "" means none
 	Timeout    time.Duration
 
 	root string // of the repository
@@ -33,9 +36,11 @@ type Config struct {
 
 const usage = `Usage: bench [flags]
 
-Compares engines of the API server on the same etcd data. Full sizes take about half an hour, -quick some minutes.
+Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory. Full sizes take
+about an hour, the workloads of the read path half of that, -quick some minutes.
 
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
+  make bench-read                              those of the read path
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
@@ -51,7 +56,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		return c, err
 	}
 	c.root = root
-	var workloadPatterns, engines, memoryLimit string
+	var workloadPatterns, engines, profiled, memoryLimit string
 	engineArgs := map[string][]string{}
 	objects := 0
 
@@ -62,7 +67,8 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	fs.StringVar(&workloadPatterns, "workloads", "", "comma-separated names or regular expressions of workloads (default all)")
 	fs.BoolVar(&c.List, "list", false, "list the workloads and do nothing else")
 	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
-	fs.StringVar(&engines, "engines", "strata,upstream", "comma-separated engines, the first of which is compared with the others: label[=engine][@binary]")
+	fs.StringVar(&engines, "engines", "strata,upstream,limit",
+		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; limit is a plain Go HTTPS server that writes the same bytes")
 	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
 		label, arg, ok := strings.Cut(v, ":")
 		if !ok {
@@ -78,6 +84,8 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		return nil
 	})
 	fs.StringVar(&c.ProfileDir, "profile", "", "directory for CPU and heap profiles of each workload, taken in additional runs")
+	fs.StringVar(&profiled, "profile-engines", "", "comma-separated labels of the engines that -profile is for (default the first)")
+	fs.StringVar(&c.ProfileMD, "profile-md", "", "Markdown file for the first functions of each CPU profile; needs -profile")
 	fs.StringVar(&memoryLimit, "memory-limit", "", "kill an engine that has more resident memory than this, for example 12Gi (default no limit)")
 	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "end after this time")
 	if err := fs.Parse(args); err != nil {
@@ -112,6 +120,12 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	if c.Engines, err = parseEngines(engines, engineArgs); err != nil {
 		return c, err
 	}
+	if c.Profiled, err = selectProfiled(profiled, c.Engines); err != nil {
+		return c, err
+	}
+	if c.ProfileMD != "" && c.ProfileDir == "" {
+		return c, fmt.Errorf("-profile-md needs -profile")
+	}
 	if memoryLimit != "" {
 		q, err := resource.ParseQuantity(memoryLimit)
 		if err != nil || q.Value() <= 0 {
@@ -122,6 +136,25 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// selectProfiled reads the labels of -profile-engines; the limit cannot be profiled.
+func selectProfiled(list string, engines []target.EngineSpec) ([]string, error) {
+	if list == "" {
+		return []string{engines[0].Label}, nil
+	}
+	labels := strings.Split(list, ",")
+	for _, label := range labels {
+		if !slices.ContainsFunc(engines, func(e target.EngineSpec) bool { return e.Label == label && !e.IsLimit() }) {
+			return nil, fmt.Errorf("-profile-engines: there is no engine %q", label)
+		}
+	}
+	return labels, nil
+}
+
+// profiled says whether profiles of an engine are wanted.
+func (c *Config) profiled(spec target.EngineSpec) bool {
+	return slices.Contains(c.Profiled, spec.Label)
 }
 
 // parseEngines reads "label[=engine][@binary],...".
@@ -139,6 +172,9 @@ func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, e
 		}
 		if seen[label] {
 			return nil, fmt.Errorf("-engines: %q stands there twice", label)
+		}
+		if engine == target.LimitEngine && len(specs) == 0 {
+			return nil, fmt.Errorf("-engines: the limit cannot be the first, which it takes its answers from")
 		}
 		seen[label] = true
 		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})

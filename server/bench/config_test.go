@@ -46,7 +46,7 @@ func TestWorkloadsAreSelectedByWholeNames(t *testing.T) {
 	if got := names("get"); !slices.Equal(got, []string{"get"}) {
 		t.Errorf("get selects %v", got)
 	}
-	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16"}) {
+	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16", "get-16-any"}) {
 		t.Errorf("get.*,create,get selects %v", got)
 	}
 }
@@ -80,6 +80,21 @@ func TestEngines(t *testing.T) {
 	}
 }
 
+func TestOnlyTheFirstEngineIsProfiledUnlessAskedFor(t *testing.T) {
+	for want, args := range map[string][]string{
+		"strata":          {"-profile=p"},
+		"strata,upstream": {"-profile=p", "-profile-engines=strata,upstream"},
+	} {
+		config, err := parse(args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(config.Profiled, ","); got != want {
+			t.Errorf("%v profile %s, want %s", args, got, want)
+		}
+	}
+}
+
 func TestVersionsFitOneLine(t *testing.T) {
 	const output = "strata      v0.1.0-dev\nkubernetes  v1.36.3\ngo          go1.26.8 linux/amd64\n"
 	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.36.3" {
@@ -101,6 +116,10 @@ func TestWrongFlagsAreErrors(t *testing.T) {
 		{"-engine-arg=strata"},
 		{"-engine-arg=nobody:--v=2"},
 		{"-memory-limit=much"},
+		{"-engines=limit"},
+		{"-profile-engines=nobody"},
+		{"-profile-engines=limit"},
+		{"-profile-md=x.md"},
 	} {
 		if _, err := parse(args...); err == nil {
 			t.Errorf("%v is accepted", args)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
+	"github.com/stratakube/strata/server/bench/internal/limit"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
@@ -28,7 +29,12 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	// The first signal ends the measurement and stops the servers in order; a second one ends this process, and with it the servers, at once.
 	context.AfterFunc(ctx, stop)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == limit.Command {
+		err = limit.Run(ctx, os.Args[2:]) // as a process of the benchmark
+	} else {
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 	case ctx.Err() != nil:
@@ -98,20 +104,27 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	r := &runner{config: config, credentials: credentials, runDir: runDir, progress: progress}
 	runErr := r.run(ctx)
 	failures := 0
+	var passed []string // workloads that Strata's byte read path did not answer
 	for _, w := range config.Workloads {
 		result := summarize(w, report.Engines, r.observed[w.Name], r.failed[w.Name])
 		if len(result.Rows) > 0 || len(result.Notes) > 0 {
 			report.Results = append(report.Results, result)
 		}
 		failures += len(r.failed[w.Name])
+		for _, runs := range r.observed[w.Name] {
+			if reasons := passedOnReasons(runs); reasons != "" && !w.PassesOn {
+				passed = append(passed, fmt.Sprintf("%s (%s)", w.Name, reasons))
+			}
+		}
 	}
+	report.Results = append(report.Results, r.memory...)
 	// What was measured before an interruption is shown all the same.
 	if len(report.Results) > 0 {
 		fmt.Fprintln(stdout)
 		if err := report.WriteText(stdout); err != nil {
 			return err
 		}
-		if err := config.writeOutputs(report); err != nil {
+		if err := config.writeOutputs(report, r.profiles); err != nil {
 			return err
 		}
 	}
@@ -126,6 +139,9 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	}
 	if err := os.RemoveAll(runDir); err != nil {
 		return fmt.Errorf("remove the logs: %w", err)
+	}
+	if len(passed) > 0 {
+		return fmt.Errorf("reads were passed on that the byte read path must answer: %s", strings.Join(passed, "; "))
 	}
 	return nil
 }
@@ -144,8 +160,13 @@ func (c *Config) build(ctx context.Context, progress *progress) error {
 	return nil
 }
 
-// writeOutputs writes the files of -out, in the form that their names ask for.
-func (c *Config) writeOutputs(report *Report) error {
+// writeOutputs writes the files of -out, in the form that their names ask for, and that of -profile-md.
+func (c *Config) writeOutputs(report *Report, profiles []Profile) error {
+	if c.ProfileMD != "" {
+		if err := writeFile(c.ProfileMD, func(w io.Writer) error { return writeProfiles(w, profiles) }); err != nil {
+			return fmt.Errorf("-profile-md: %w", err)
+		}
+	}
 	for _, path := range c.Out {
 		write := report.WriteText
 		switch filepath.Ext(path) {
@@ -154,15 +175,19 @@ func (c *Config) writeOutputs(report *Report) error {
 		case ".json":
 			write = report.WriteJSON
 		}
-		f, err := os.Create(path)
-		if err != nil {
-			return fmt.Errorf("-out: %w", err)
-		}
-		if err := errors.Join(write(f), f.Close()); err != nil {
+		if err := writeFile(path, write); err != nil {
 			return fmt.Errorf("-out: %w", err)
 		}
 	}
 	return nil
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
 }
 
 // newReport notes the circumstances.
@@ -188,6 +213,9 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	versions := map[string]bool{}
 	for _, e := range config.Engines {
 		report.Engines = append(report.Engines, e.Label)
+		if e.IsLimit() {
+			continue
+		}
 		output, err := exec.CommandContext(ctx, e.Binary, "version").Output()
 		if err != nil {
 			return nil, fmt.Errorf("%s version: %w", e.Binary, err)

@@ -4,76 +4,170 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// profileSlack is how long a profile may take longer than asked for.
-const profileSlack = 30 * time.Second
+const (
+	// profileSlack is how long a profile may take longer than asked for.
+	profileSlack = 30 * time.Second
 
-// profile runs a workload once more, or as often as fits into the time of a run, and keeps the CPU profile of that time and the heap profile
-// after it. What is measured for the table is never profiled.
-func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec) error {
-	runs := b.observed[w.Name][spec.Label]
-	if b.failed[w.Name][spec.Label] != nil || len(runs) == 0 || runs[0].ops() == 0 {
-		return nil
-	}
-	b.progress.step("%-14s %-10s profile", w.Name, spec.Label)
-	engine, err := b.engine(ctx, spec)
-	if err != nil {
-		return err
-	}
-	seconds := min(max(1, int(runs[0].Elapsed.Seconds()+0.5)), 30)
-	profileCtx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+profileSlack)
-	defer cancel()
-	type outcome struct {
-		data []byte
-		err  error
-	}
-	cpu := make(chan outcome, 1)
+	// profileStart is how long a server takes to begin a profile (a guess; it takes a millisecond).
+	profileStart = 50 * time.Millisecond
+
+	// profileTime is how much measured time a profile is made of: a sample every 10 ms on each busy core tells little about less.
+	profileTime = 4 * time.Second
+
+	// profileSamples bounds the runs for a profile.
+	profileSamples = 8
+
+	// profileFunctions is how many functions are shown of a profile.
+	profileFunctions = 15
+)
+
+// cpuProfile is the CPU profile of the measured time of one sample.
+type cpuProfile struct {
+	engine  *target.Engine
+	seconds int
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when data and err are set
+	data    []byte
+	err     error
+}
+
+// begin starts the profile, which lasts p.seconds.
+func (p *cpuProfile) begin(ctx context.Context) {
+	ctx, p.cancel = context.WithTimeout(ctx, time.Duration(p.seconds)*time.Second+profileSlack)
+	p.done = make(chan struct{})
 	go func() {
-		data, err := engine.Profile(profileCtx, fmt.Sprintf("profile?seconds=%d", seconds))
-		cpu <- outcome{data, err}
+		defer close(p.done)
+		p.data, p.err = p.engine.Profile(ctx, fmt.Sprintf("profile?seconds=%d", p.seconds))
 	}()
-	for {
-		if _, err := b.sample(ctx, w, spec); err != nil {
-			return err
-		}
-		select {
-		case got := <-cpu:
-			heap, err := engine.Profile(ctx, "heap")
-			if err := errors.Join(got.err, err); err != nil {
-				return err
-			}
-			name := filepath.Join(b.config.ProfileDir, w.Name+"-"+spec.Label)
-			if err := keepProfiles(ctx, name, got.data, heap); err != nil {
-				return err
-			}
-			b.progress.done("%s.{cpu,heap}.{pprof,txt}", name)
-			return nil
-		default:
-		}
+	select {
+	case <-p.done:
+	case <-time.After(profileStart):
 	}
 }
 
-// keepProfiles writes the profiles, and beside them what their first 15 functions are.
-func keepProfiles(ctx context.Context, name string, cpu, heap []byte) error {
-	for kind, data := range map[string][]byte{"cpu": cpu, "heap": heap} {
-		file := name + "." + kind + ".pprof"
-		if err := os.WriteFile(file, data, 0o644); err != nil {
-			return fmt.Errorf("keep a profile: %w", err)
+// end returns when the profile is complete.
+func (p *cpuProfile) end() error {
+	defer p.cancel()
+	<-p.done
+	return p.err
+}
+
+// Profile is what the first functions of a workload's profile are.
+type Profile struct {
+	Workload, Engine string
+	Top              string // as pprof -top prints it
+}
+
+// profile runs a workload some times more and keeps the CPU profile of the measured times and the heap profile after them. What is measured
+// for the table is never profiled.
+func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec) error {
+	runs := b.observed[w.Name][spec.Label]
+	if b.config.ProfileDir == "" || !b.config.profiled(spec) || b.failed[w.Name][spec.Label] != nil || len(runs) == 0 || runs[0].ops() == 0 {
+		return nil
+	}
+	b.progress.step("%-14s %-10s profile", w.Name, spec.Label)
+	took := runs[0].Elapsed
+	seconds := min(int((took+profileStart)/time.Second)+1, 30)
+	name := filepath.Join(b.config.ProfileDir, w.Name+"-"+spec.Label)
+	var parts []string
+	defer func() {
+		for _, part := range parts {
+			os.Remove(part)
 		}
-		top, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=15", file).Output()
+	}()
+	for profiled := time.Duration(0); len(parts) == 0 || profiled < profileTime && len(parts) < profileSamples; profiled += took {
+		if w.Change != nil {
+			if err := b.change(ctx, w); err != nil {
+				return err
+			}
+		}
+		if w.Alone && len(parts) > 0 {
+			break // what an engine does first, it does once
+		}
+		engine, err := b.engine(ctx, w.variant(spec))
 		if err != nil {
-			return fmt.Errorf("summarize %s: %w", file, err)
+			return err
 		}
-		if err := os.WriteFile(name+"."+kind+".txt", top, 0o644); err != nil {
+		profile := &cpuProfile{engine: engine, seconds: seconds}
+		if _, err := b.sample(ctx, w, spec, false, profile); err != nil {
+			return err
+		}
+		part := fmt.Sprintf("%s.cpu.%d.pprof", name, len(parts))
+		parts = append(parts, part)
+		if err := os.WriteFile(part, profile.data, 0o644); err != nil {
 			return fmt.Errorf("keep a profile: %w", err)
 		}
 	}
+	engine, err := b.engine(ctx, w.variant(spec))
+	if err != nil {
+		return err
+	}
+	heap, err := engine.Profile(ctx, "heap")
+	if err == nil {
+		err = errors.Join(os.WriteFile(name+".heap.pprof", heap, 0o644), merge(ctx, parts, name+".cpu.pprof"))
+	}
+	if err != nil {
+		return fmt.Errorf("keep a profile: %w", err)
+	}
+	for _, kind := range []string{"cpu", "heap"} {
+		top, err := pprofTop(ctx, name+"."+kind+".pprof")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(name+"."+kind+".txt", []byte(top), 0o644); err != nil {
+			return fmt.Errorf("keep a profile: %w", err)
+		}
+		if kind == "cpu" {
+			b.profiles = append(b.profiles, Profile{Workload: w.Title, Engine: spec.Label, Top: top})
+		}
+	}
+	b.progress.done("%s.{cpu,heap}.{pprof,txt}", name)
+	return engine.ResetPeak()
+}
+
+// merge adds profiles up.
+func merge(ctx context.Context, parts []string, to string) error {
+	output, err := exec.CommandContext(ctx, "go", append([]string{"tool", "pprof", "-proto", "-output=" + to}, parts...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("merge profiles: %w\n%s", err, output)
+	}
 	return nil
+}
+
+// pprofTop returns the first functions of a profile.
+func pprofTop(ctx context.Context, file string) (string, error) {
+	top, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-top", fmt.Sprintf("-nodecount=%d", profileFunctions), file).Output()
+	if err != nil {
+		return "", fmt.Errorf("summarize %s: %w", file, err)
+	}
+	return string(top), nil
+}
+
+// writeProfiles writes profiles as Markdown, a section each, without the lines that tell which file they are of.
+func writeProfiles(w io.Writer, profiles []Profile) error {
+	var b strings.Builder
+	for _, p := range profiles {
+		fmt.Fprintf(&b, "### %s: %s\n\n```\n", p.Workload, p.Engine)
+		for line := range strings.Lines(p.Top) {
+			name, _, _ := strings.Cut(line, ":")
+			switch name {
+			case "File", "Build ID", "Type", "Time":
+			default:
+				b.WriteString(strings.TrimRight(line, " \n") + "\n")
+			}
+		}
+		b.WriteString("```\n\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }

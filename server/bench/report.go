@@ -35,6 +35,7 @@ type Result struct {
 	Detail string            `json:"detail,omitempty"`
 	Rows   []Row             `json:"rows"`
 	Notes  map[string]string `json:"notes,omitempty"` // by engine: why its figures are missing, or what it did not do
+	Wanted []Bound           `json:"wanted,omitempty"`
 }
 
 // Row is one measure.
@@ -53,7 +54,7 @@ const fewOperations = 100
 // summarize makes the rows of a workload: medians over the runs, and percentiles as stats.Percentiles describes them. Engines that failed or
 // broke have no values in rows that the failure makes incomparable.
 func summarize(w Workload, engines []string, observed map[string][]Observation, failed map[string]error) Result {
-	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}}
+	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}, Wanted: w.Wanted}
 	// set enters a value. A row that no engine had before stands behind the row before it of the same engine.
 	set := func(engine string, behind int, name string, unit Unit, value float64) (at int) {
 		at = slices.IndexFunc(result.Rows, func(r Row) bool { return r.Name == name })
@@ -94,6 +95,9 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 		if broken > 0 {
 			result.Notes[engine] = fmt.Sprintf("%d of %d runs: %s", broken, len(runs), result.Notes[engine])
 		}
+		if reasons := passedOnReasons(runs); reasons != "" && !w.PassesOn {
+			result.Notes[engine] = strings.TrimPrefix(result.Notes[engine]+"; reads were passed on: "+reasons, "; ")
+		}
 		at := -1
 		summarizeEngine(w, runs, broken > 0, tail, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
 	}
@@ -129,6 +133,26 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 		set("latency max", Seconds, percentiles[3].Seconds())
 	}
 	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
+	if runs[0].Limit {
+		return // it holds what it is shown, and asks nothing of etcd
+	}
+	summarizeEtcd(w, runs, median, set)
+	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
+	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
+	set(peakAbove, Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak - min(o.Before.Resident, o.Memory.Peak)) }))
+	if runs[0].PassedOn != nil {
+		sum := 0.0
+		for _, run := range runs {
+			for _, n := range run.PassedOn {
+				sum += n
+			}
+		}
+		set(passedOn, Count, sum)
+	}
+}
+
+// summarizeEtcd calls set for what an engine asked of etcd.
+func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
 	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
 	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
 	methods := map[string]bool{}
@@ -143,8 +167,6 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 			set("  of these "+method, Count, each)
 		}
 	}
-	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
-	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
 }
 
 func firstLine(err error) string {
@@ -152,19 +174,23 @@ func firstLine(err error) string {
 	return line
 }
 
-// table returns the rows as cells: workload, measure, one column per engine, and one per ratio of the first engine to another. A workload's
-// name stands in its first row only.
-func (r *Report) table() (header []string, body [][]string) {
+// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the first engine to another, and what is wanted.
+// A workload's name stands in its first row only. Of all rows it returns those that keep says, and notes.
+func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]string) {
 	header = append([]string{"workload", "measure"}, r.Engines...)
 	for _, other := range r.Engines[1:] {
 		header = append(header, r.Engines[0]+" / "+other)
 	}
+	header = append(header, "wanted")
 	for _, result := range r.Results {
 		title := result.Title
 		if result.Detail != "" {
 			title += " (" + result.Detail + ")"
 		}
 		for _, row := range result.Rows {
+			if !keep(result, row) {
+				continue
+			}
 			cells := []string{title, row.Name}
 			title = ""
 			for _, engine := range r.Engines {
@@ -173,6 +199,7 @@ func (r *Report) table() (header []string, body [][]string) {
 			for _, other := range r.Engines[1:] {
 				cells = append(cells, formatRatio(row, r.Engines[0], other))
 			}
+			cells = append(cells, wanted(result.Wanted, row, r.Engines[0], r.Quick))
 			body = append(body, cells)
 		}
 		for _, engine := range r.Engines {
@@ -185,6 +212,23 @@ func (r *Report) table() (header []string, body [][]string) {
 		}
 	}
 	return header, body
+}
+
+// every keeps all rows.
+func every(Result, Row) bool { return true }
+
+// figure keeps the rows of which something is wanted.
+func (r *Report) figure(result Result, row Row) bool {
+	return wanted(result.Wanted, row, r.Engines[0], r.Quick) != ""
+}
+
+// figures returns the table of rows of which something is wanted: no rows if there is none.
+func (r *Report) figures() (header []string, body [][]string) {
+	of := *r
+	of.Results = slices.DeleteFunc(slices.Clone(r.Results), func(result Result) bool {
+		return !slices.ContainsFunc(result.Rows, func(row Row) bool { return r.figure(result, row) })
+	})
+	return of.table(of.figure)
 }
 
 func formatValue(row Row, engine string) string {
@@ -215,9 +259,21 @@ func (r *Report) conditions() string {
 		strings.Join(r.Versions, "; "))
 }
 
-// WriteText writes an aligned table: a line per workload, its measures below.
+// WriteText writes aligned tables, of what is wanted and of everything: a line per workload, its measures below.
 func (r *Report) WriteText(w io.Writer) error {
-	header, body := r.table()
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", r.conditions())
+	if header, body := r.figures(); len(body) > 0 {
+		writeAligned(&b, header, body)
+		b.WriteString("\n\n")
+	}
+	header, body := r.table(every)
+	writeAligned(&b, header, body)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeAligned(b *strings.Builder, header []string, body [][]string) {
 	widths := make([]int, len(header))
 	for _, cells := range append([][]string{header}, body...) {
 		for i, cell := range cells[1:] {
@@ -226,36 +282,44 @@ func (r *Report) WriteText(w io.Writer) error {
 			}
 		}
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", r.conditions())
 	line := func(cells []string) {
 		var l strings.Builder
 		fmt.Fprintf(&l, "  %s%s", cells[1], padding(widths[1], cells[1]))
-		for i, cell := range cells[2:] {
+		last := len(cells) - 1 // what is wanted
+		for i, cell := range cells[2:last] {
 			fmt.Fprintf(&l, "  %s%s", padding(widths[i+2], cell), cell)
 		}
+		fmt.Fprintf(&l, "  %s", cells[last])
 		b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
 	}
 	line(header)
 	for _, cells := range body {
 		if cells[0] != "" {
-			fmt.Fprintf(&b, "\n%s\n", cells[0])
+			fmt.Fprintf(b, "\n%s\n", cells[0])
 		}
 		line(cells)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 func padding(width int, cell string) string {
 	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
 }
 
-// WriteMarkdown writes a table for a document.
+// WriteMarkdown writes the tables for a document.
 func (r *Report) WriteMarkdown(w io.Writer) error {
-	header, body := r.table()
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
+	if header, body := r.figures(); len(body) > 0 {
+		writeMarkdown(&b, header, body)
+		b.WriteString("\nAll measures:\n\n")
+	}
+	header, body := r.table(every)
+	writeMarkdown(&b, header, body)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeMarkdown(b *strings.Builder, header []string, body [][]string) {
 	line := func(cells []string) {
 		b.WriteString("|")
 		for _, cell := range cells {
@@ -265,15 +329,13 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	}
 	line(header)
 	rule := []string{"---", "---"}
-	for range header[2:] {
+	for range header[2 : len(header)-1] {
 		rule = append(rule, "---:")
 	}
-	line(rule)
+	line(append(rule, "---")) // what is wanted
 	for _, cells := range body {
 		line(cells)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // WriteJSON writes the whole report.

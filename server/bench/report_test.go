@@ -48,13 +48,16 @@ func listRun(took time.Duration) Observation {
 		ServerCPU:    2 * took,
 		EtcdCPU:      took / 10,
 		EtcdRequests: target.Requests{"Range": 1},
+		Before:       process.Memory{Resident: 0.9e9, Peak: 1e9},
 		Memory:       process.Memory{Resident: 1e9, Peak: 2e9},
 		Detail:       "3 objects, 30 B",
 	}
 }
 
 func exampleReport() *Report {
-	w := Workload{Name: "list-json", Title: "LIST all, JSON", Op: "LIST"}
+	w := Workload{Name: "list-json", Title: "LIST all, JSON", Op: "LIST", Wanted: []Bound{
+		toUpstream(cpuPerList, 1./8), absolute(latency, 2), {Measure: latency, Of: "upstream", AtMost: 0.05, Or: true},
+	}}
 	lone := Workload{Name: "watch-lone", Title: "one watcher", Op: "event"}
 	engines := []string{"strata", "upstream"}
 	broken := listRun(time.Millisecond)
@@ -82,17 +85,25 @@ func TestTextTable(t *testing.T) {
 	}
 	const want = `2026-01-02; go1.26.8 on 2 x Some CPU, 24.0 GB memory; 3,000 ConfigMaps; sizes as documented; medians of 3 runs; strata v0.1.0
 
-  measure                 strata  upstream  strata / upstream
+  measure                 strata  upstream  strata / upstream  wanted
 
 LIST all, JSON (3 objects, 30 B)
-  latency p50             500 ms    5.00 s               0.10
+  latency p50             500 ms    5.00 s               0.10  ≤ 2.00 s: yes or ≤ 1/20 × upstream: NO
+  server CPU per LIST     1.00 s    10.0 s               0.10  ≤ 1/8 × upstream: yes
+
+
+  measure                 strata  upstream  strata / upstream  wanted
+
+LIST all, JSON (3 objects, 30 B)
+  latency p50             500 ms    5.00 s               0.10  ≤ 2.00 s: yes or ≤ 1/20 × upstream: NO
   latency max             600 ms    6.00 s               0.10
-  server CPU per LIST     1.00 s    10.0 s               0.10
+  server CPU per LIST     1.00 s    10.0 s               0.10  ≤ 1/8 × upstream: yes
   etcd CPU per LIST      50.0 ms    500 ms               0.10
   etcd requests per LIST    1.00      1.00               1.00
     of these Range          1.00      1.00               1.00
   resident afterwards    1.00 GB   1.00 GB               1.00
   peak memory            2.00 GB   2.00 GB               1.00
+  peak above before      1.10 GB   1.10 GB               1.00
 
 one watcher (3 objects, 30 B)
   events delivered         100 %    56.2 %               1.78
@@ -104,6 +115,7 @@ one watcher (3 objects, 30 B)
     of these Range          1.00         -                  -
   resident afterwards    1.00 GB         -                  -
   peak memory            2.00 GB         -                  -
+  peak above before      1.10 GB         -                  -
   upstream: 1 of 2 runs: 1 of 1 watches were ended
 `
 	if got := b.String(); normal(got) != normal(want) {
@@ -127,7 +139,7 @@ func TestTextTableIsAligned(t *testing.T) {
 	}
 	var lines []string
 	for line := range strings.Lines(b.String()) {
-		if strings.Contains(line, "resident") || strings.Contains(line, "server CPU per LIST") {
+		if strings.Contains(line, "resident") || strings.Contains(line, "etcd CPU per LIST") {
 			lines = append(lines, strings.TrimRight(line, "\n"))
 		}
 	}
@@ -144,10 +156,11 @@ func TestMarkdownTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| workload | measure | strata | upstream | strata / upstream |\n| --- | --- | ---: | ---: | ---: |\n",
-		"| LIST all, JSON (3 objects, 30 B) | latency p50 | 500 ms | 5.00 s | 0.10 |\n",
-		"|  | of these Range | 1.00 | 1.00 | 1.00 |\n",
-		"|  | upstream: 1 of 2 runs: 1 of 1 watches were ended |  |  |  |\n",
+		"| workload | measure | strata | upstream | strata / upstream | wanted |\n| --- | --- | ---: | ---: | ---: | --- |\n",
+		"| LIST all, JSON (3 objects, 30 B) | latency p50 | 500 ms | 5.00 s | 0.10 | ≤ 2.00 s: yes or ≤ 1/20 × upstream: NO |\n",
+		"|  | server CPU per LIST | 1.00 s | 10.0 s | 0.10 | ≤ 1/8 × upstream: yes |\n\nAll measures:\n\n",
+		"|  | of these Range | 1.00 | 1.00 | 1.00 |  |\n",
+		"|  | upstream: 1 of 2 runs: 1 of 1 watches were ended |  |  |  |  |\n",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, b.String())
@@ -201,4 +214,36 @@ func rowNames(r Result) string {
 		names = append(names, row.Name)
 	}
 	return strings.Join(names, ",")
+}
+
+func TestLimitHasNeitherMemoryNorEtcd(t *testing.T) {
+	limit := listRun(time.Second)
+	limit.Limit = true
+	result := summarize(Workload{Op: "LIST"}, []string{"strata", "limit"},
+		map[string][]Observation{"strata": {listRun(2 * time.Second)}, "limit": {limit}}, nil)
+	for _, row := range result.Rows {
+		_, has := row.Values["limit"]
+		if want := strings.HasPrefix(row.Name, "latency") || strings.HasPrefix(row.Name, "server CPU"); has != want {
+			t.Errorf("%s: the limit has a value: %v", row.Name, has)
+		}
+	}
+}
+
+func TestWhatIsPassedOnIsShown(t *testing.T) {
+	first, second := listRun(time.Second), listRun(time.Second)
+	first.PassedOn = map[string]float64{"table": 1, "cbor": 2}
+	second.PassedOn = map[string]float64{"table": 4}
+	observed := map[string][]Observation{"strata": {first, second}, "upstream": {listRun(time.Second)}}
+	result := summarize(Workload{Op: "LIST"}, []string{"strata", "upstream"}, observed, nil)
+	if got := result.Notes["strata"]; got != "reads were passed on: cbor 2, table 5" {
+		t.Errorf("note is %q", got)
+	}
+	result = summarize(Workload{Op: "LIST", PassesOn: true}, []string{"strata", "upstream"}, observed, nil)
+	if len(result.Notes) > 0 {
+		t.Errorf("what may be passed on is noted: %v", result.Notes)
+	}
+	last := result.Rows[len(result.Rows)-1]
+	if _, has := last.Values["upstream"]; last.Name != passedOn || last.Values["strata"] != 7 || has {
+		t.Errorf("last row is %+v", last)
+	}
 }

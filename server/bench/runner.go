@@ -1,15 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/dataset"
+	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/stats"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
@@ -23,6 +26,9 @@ type runner struct {
 
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
+	memory   []Result                            // of the processes that answered many workloads
+	profiles []Profile
+	body     bytes.Buffer // Sample.Body
 }
 
 // sampleTimeout bounds one run of a workload on one engine: the slowest that is known takes half a minute.
@@ -64,19 +70,26 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 		return err
 	}
 	defer etcd.Stop()
-	b := &bench{runner: r, etcd: etcd, data: spec}
+	b := &bench{runner: r, etcd: etcd, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}
 	defer b.stopAll()
 
-	var alone, together []Workload
+	var together []Workload
+	var sessions []string
+	bySession := map[string][]Workload{}
 	for _, w := range workloads {
-		if w.Alone {
-			alone = append(alone, w)
-		} else {
+		if !w.Alone {
 			together = append(together, w)
+			continue
 		}
+		if bySession[w.Session] == nil {
+			sessions = append(sessions, w.Session)
+		}
+		bySession[w.Session] = append(bySession[w.Session], w)
 	}
-	if err := b.runAlone(ctx, alone); err != nil {
-		return err
+	for _, session := range sessions {
+		if err := b.runAlone(ctx, bySession[session]); err != nil {
+			return err
+		}
 	}
 	return b.runTogether(ctx, together)
 }
@@ -84,22 +97,24 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 // bench is an etcd with data and the engines that run on it.
 type bench struct {
 	*runner
-	etcd    *target.Etcd
-	data    dataset.Spec
-	engines []*target.Engine // that run
-	samples int              // taken so far
+	etcd      *target.Etcd
+	data      dataset.Spec
+	engines   []*target.Engine         // that run
+	samples   int                      // taken so far
+	changeCPU map[string]time.Duration // of each engine for the last change
+	peaks     map[string]uint64        // the highest resident memory of each engine that runs together with others
 }
 
 // runAlone measures workloads that need an engine of their own: for each run and engine, a fresh process does all of them in order. What the
 // session before wrote is still in etcd's history when an engine starts, as the last minutes are in the history of a cluster in use; what
 // earlier ones wrote is compacted away.
 func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
-	if len(workloads) == 0 {
-		return nil
-	}
 	before := int64(1) // the revision at which the last session began
 	for run := range b.config.Runs {
 		for _, spec := range b.config.Engines {
+			if spec.IsLimit() {
+				continue
+			}
 			if err := dataset.Compact(ctx, b.etcd.Client, before); err != nil {
 				return err
 			}
@@ -108,15 +123,15 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 				return err
 			}
 			for _, w := range workloads {
+				if run >= w.runs(b.config.Runs) {
+					continue
+				}
 				if err := b.measure(ctx, w, spec, run, true); err != nil {
 					return err
 				}
 			}
 			b.stopAll()
 		}
-	}
-	if b.config.ProfileDir == "" {
-		return nil
 	}
 	for _, spec := range b.config.Engines {
 		for _, w := range workloads {
@@ -131,35 +146,175 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 
 // runTogether measures workloads while all engines run: for each workload and run, one engine after the other.
 func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
+	if len(workloads) == 0 {
+		return nil
+	}
+	if err := b.startAll(ctx, Workload{}); err != nil {
+		return err
+	}
+	memory, err := b.memoryAtRest(ctx)
+	if err != nil {
+		return err
+	}
 	for _, w := range workloads {
-		for run := -1; run < b.config.Runs; run++ { // run -1 warms up, and does not count
-			for _, spec := range b.config.Engines {
-				// All must run before the first is measured: a start keeps the machine busy.
-				for _, each := range b.config.Engines {
-					_, err := b.engine(ctx, each)
-					if ctx.Err() != nil {
-						return context.Cause(ctx)
-					}
-					if err != nil {
-						b.fail(w, each, err)
-					}
-				}
-				if err := b.measure(ctx, w, spec, run, run >= 0); err != nil {
-					return err
-				}
+		if w.Prepare != nil {
+			if err := memory.note(b, "resident before "+w.Name); err != nil {
+				return err
 			}
 		}
-		if b.config.ProfileDir == "" {
-			continue
+		if err := b.runInTurns(ctx, w); err != nil {
+			return err
+		}
+	}
+	if err := memory.note(b, residentAfter); err != nil {
+		return err
+	}
+	b.memory = append(b.memory, memory.result(b))
+	b.stopAll()
+	return nil
+}
+
+// runInTurns measures one workload while all engines run.
+func (b *bench) runInTurns(ctx context.Context, w Workload) error {
+	b.stopVariants(w.Variant)
+	if w.Prepare != nil {
+		b.progress.step("%-14s prepare", w.Name)
+		if err := w.Prepare(ctx, b.surroundings()); err != nil {
+			return err
+		}
+		b.progress.done("done")
+	}
+	for run := -1; run < w.runs(b.config.Runs); run++ { // run -1 warms up, and does not count
+		// All must run before the first is measured: a start keeps the machine busy.
+		if err := b.startAll(ctx, w); err != nil {
+			return err
+		}
+		if run == -1 {
+			if err := b.showLimit(ctx, w); err != nil {
+				return err
+			}
+		}
+		if w.Change != nil {
+			if err := b.change(ctx, w); err != nil {
+				return err
+			}
 		}
 		for _, spec := range b.config.Engines {
-			if err := b.profile(ctx, w, spec); err != nil {
+			if err := b.measure(ctx, w, spec, run, run >= 0); err != nil {
 				return err
 			}
 		}
 	}
-	b.stopAll()
+	for _, spec := range b.config.Engines {
+		if err := b.profile(ctx, w, spec); err != nil {
+			return err
+		}
+	}
+	if w.CleanUp != nil {
+		return w.CleanUp(ctx, b.surroundings())
+	}
 	return nil
+}
+
+// startAll starts the engines that do not run. That one cannot be started is noted as its failure.
+func (b *bench) startAll(ctx context.Context, w Workload) error {
+	for _, spec := range b.config.Engines {
+		if b.failed[w.Name][spec.Label] != nil {
+			continue
+		}
+		_, err := b.engine(ctx, w.variant(spec))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && w.Name == "" {
+			return err
+		}
+		if err != nil {
+			b.progress.step("%-14s %-10s start", w.Name, spec.Label)
+			b.progress.done("FAILED: %v", err)
+			b.fail(w, spec, err)
+		}
+	}
+	return nil
+}
+
+// variant returns what to start for a workload.
+func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
+	if w.Variant != "" && spec.Engine == strataEngine {
+		spec.Variant = w.Variant
+		spec.Args = slices.Concat(spec.Args, w.Flags)
+	}
+	return spec
+}
+
+// strataEngine is the value of --engine that the byte read path and its counters belong to.
+const strataEngine = "strata"
+
+// showLimit lets the limit take the answers to a workload from the first engine.
+func (b *bench) showLimit(ctx context.Context, w Workload) error {
+	for _, spec := range b.config.Engines {
+		if !spec.IsLimit() || b.failed[w.Name][b.config.Engines[0].Label] != nil {
+			continue
+		}
+		limit, err := b.engine(ctx, spec)
+		if err != nil {
+			return err
+		}
+		origin, err := b.engine(ctx, w.variant(b.config.Engines[0]))
+		if err != nil {
+			return err
+		}
+		if err := limit.Imitate(ctx, origin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change changes what etcd holds, and notes what it costs each engine to follow.
+func (b *bench) change(ctx context.Context, w Workload) error {
+	for _, e := range b.engines {
+		cpu, err := e.CPU()
+		if err != nil {
+			return errors.Join(err, e.Ended())
+		}
+		b.changeCPU[e.Label] = cpu
+	}
+	if err := w.Change(ctx, b.surroundings()); err != nil {
+		return err
+	}
+	if err := process.WaitQuiet(ctx, quietLimit, b.children()...); err != nil {
+		return err
+	}
+	for _, e := range b.engines {
+		cpu, err := e.CPU()
+		if err != nil {
+			return errors.Join(err, e.Ended())
+		}
+		b.changeCPU[e.Label] = cpu - b.changeCPU[e.Label]
+	}
+	return nil
+}
+
+// surroundings returns what the next use of a workload works with.
+func (b *bench) surroundings() *Surroundings {
+	b.samples++
+	return &Surroundings{
+		Etcd:   b.etcd,
+		Data:   b.data,
+		Sizes:  b.config.Sizes,
+		Number: b.samples,
+		Rand:   rand.New(rand.NewPCG(uint64(b.samples), 0)),
+	}
+}
+
+// children are the processes that run.
+func (b *bench) children() []*process.Child {
+	children := []*process.Child{b.etcd.Child}
+	for _, e := range b.engines {
+		children = append(children, e.Child)
+	}
+	return children
 }
 
 // measure takes one sample. A failure of the engine is noted, and the engine is not measured by this workload again; an error means that the
@@ -175,7 +330,7 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 		step += " warm"
 	}
 	b.progress.step("%s", step)
-	observed, err := b.sample(ctx, w, spec)
+	observed, err := b.sample(ctx, w, spec, !counts || w.Alone, nil)
 	if err == nil {
 		b.progress.done("%s", outcome(observed))
 		if counts {
@@ -200,37 +355,62 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 	}
 }
 
-// sample runs a workload once on an engine, which it starts if necessary.
-func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec) (Observation, error) {
+// sample runs a workload once on an engine, which it starts if necessary. profile may be nil.
+func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool, profile *cpuProfile) (Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
-	engine, err := b.engine(ctx, spec)
+	engine, err := b.engine(ctx, w.variant(spec))
 	if err != nil {
 		return Observation{}, err
 	}
-	b.samples++
 	s := &Sample{
-		Engine: engine,
-		Etcd:   b.etcd,
-		Data:   b.data,
-		Sizes:  b.config.Sizes,
-		Number: b.samples,
-		Rand:   rand.New(rand.NewPCG(uint64(b.samples), 0)),
+		Surroundings: *b.surroundings(),
+		Engine:       engine,
+		Thorough:     thorough,
+		Body:         &b.body,
+		children:     b.children(),
+		profile:      profile,
 	}
-	s.children = append(s.children, b.etcd.Child)
-	for _, e := range b.engines {
-		s.children = append(s.children, e.Child)
+	passedOn, err := b.passedOn(ctx, engine)
+	if err != nil {
+		return Observation{}, err
 	}
 	if err := w.Run(ctx, s); err != nil {
 		return Observation{}, errors.Join(err, engine.Ended())
 	}
+	passedOnAfter, err := b.passedOn(ctx, engine)
+	if err != nil {
+		return Observation{}, err
+	}
+	if passedOnAfter != nil {
+		s.observed.PassedOn = map[string]float64{}
+	}
+	for reason, n := range passedOnAfter {
+		if n > passedOn[reason] {
+			s.observed.PassedOn[reason] = n - passedOn[reason]
+		}
+	}
+	if w.Change != nil && !engine.IsLimit() {
+		s.Report("server CPU of the changes before", Seconds, b.changeCPU[engine.Label].Seconds())
+	}
+	if engine.Variant == "" {
+		b.peaks[engine.Label] = max(b.peaks[engine.Label], s.observed.Before.Peak, s.observed.Memory.Peak)
+	}
 	return s.observed, nil
+}
+
+// passedOn asks the engines that have a byte read path what it left to others.
+func (b *bench) passedOn(ctx context.Context, engine *target.Engine) (map[string]float64, error) {
+	if engine.Engine != strataEngine {
+		return nil, nil
+	}
+	return engine.PassedOn(ctx)
 }
 
 // engine returns the running engine of spec, and starts it if it does not run or has ended.
 func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Engine, error) {
 	for i, e := range b.engines {
-		if e.Label != spec.Label {
+		if e.Label != spec.Label || e.Variant != spec.Variant {
 			continue
 		}
 		if e.Ended() == nil {
@@ -241,7 +421,7 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 	}
 	firstGet := configMapsPath + "/" + dataset.ConfigMapName(0)
 	if b.data.ConfigMaps == 0 {
-		firstGet = "/api/v1/namespaces/" + dataset.PodNamespace(0, b.data.Namespaces) + "/pods/" + dataset.PodName(0)
+		firstGet = podPath(0, b.data)
 	}
 	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, firstGet, b.runDir)
 	if err != nil {
@@ -251,11 +431,23 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 	return e, nil
 }
 
+// stopVariants stops the engines that run for another variant than this one.
+func (b *bench) stopVariants(but string) {
+	b.engines = slices.DeleteFunc(b.engines, func(e *target.Engine) bool {
+		if e.Variant == "" || e.Variant == but {
+			return false
+		}
+		e.Stop()
+		return true
+	})
+}
+
 func (b *bench) stopAll() {
 	for _, e := range b.engines {
 		e.Stop()
 	}
 	b.engines = nil
+	b.peaks = map[string]uint64{}
 }
 
 // outcome is what progress says about a sample.

@@ -1,13 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/dataset"
 	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
@@ -15,16 +14,17 @@ import (
 // Sample is one run of a workload on one engine: what the workload works with, and where it leaves what it saw. Observe may be called
 // concurrently; all else belongs to the goroutine of Workload.Run.
 type Sample struct {
+	Surroundings
 	Engine *target.Engine
-	Etcd   *target.Etcd
-	Data   dataset.Spec
-	Sizes  Sizes
 
-	// Number tells the runs of a workload apart, whatever the engine: what is written in one must not look like what another wrote.
-	Number int
-	Rand   *rand.Rand
+	// Thorough asks for verifications that take longer than what is verified. The first sample of an engine is thorough.
+	Thorough bool
+
+	// Body is a buffer for an answer. It is the same for all samples, so that none pays for its memory.
+	Body *bytes.Buffer
 
 	children []*process.Child // all that run
+	profile  *cpuProfile      // nil unless the measured time is profiled
 	mu       sync.Mutex       // guards observed.Latencies
 	observed Observation
 }
@@ -37,8 +37,13 @@ type Observation struct {
 	ServerCPU    time.Duration
 	EtcdCPU      time.Duration
 	EtcdRequests target.Requests
+	Before       process.Memory // of the server; the peak is that since the measured time of the sample before
 	Memory       process.Memory // of the server; the peak is that of the measured time
 
+	// PassedOn is how many reads Strata's byte read path left to others, by reason; nil if the engine does not count them.
+	PassedOn map[string]float64
+
+	Limit   bool // this is of the limit, which asks nothing of etcd
 	Figures []Figure
 	Detail  string // one phrase about what was measured, such as the bytes of a list
 	Broken  string // how the server failed to do what the workload asks, where that is a result; "" if it did
@@ -60,8 +65,23 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
 		return err
 	}
+	o := &s.observed
+	o.Limit = s.Engine.IsLimit()
+	var err error
+	if o.Before, err = s.Engine.Memory(); err != nil {
+		return err
+	}
 	if err := s.Engine.ResetPeak(); err != nil {
 		return err
+	}
+	misses := 0
+	if s.Engine.IsLimit() {
+		if misses, err = s.Engine.Misses(ctx); err != nil {
+			return err
+		}
+	}
+	if s.profile != nil {
+		s.profile.begin(ctx)
 	}
 	requests, err := s.Etcd.Requests(ctx)
 	if err != nil {
@@ -81,7 +101,6 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 		return err
 	}
 
-	o := &s.observed
 	o.Elapsed = time.Since(began)
 	serverCPUAfter, err := s.Engine.CPU()
 	if err != nil {
@@ -102,6 +121,20 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	o.EtcdCPU = etcdCPUAfter - etcdCPU
 	o.EtcdRequests = requestsAfter.Since(requests)
 	delete(o.EtcdRequests, "Put") // the benchmark's own: API servers write in transactions
+	if s.profile != nil {
+		if err := s.profile.end(); err != nil {
+			return err
+		}
+	}
+	if s.Engine.IsLimit() && !s.Thorough { // the first sample is the one that shows it what to answer
+		missesAfter, err := s.Engine.Misses(ctx)
+		if err != nil {
+			return err
+		}
+		if missesAfter > misses {
+			return fmt.Errorf("the limit had to pass on %d requests", missesAfter-misses)
+		}
+	}
 	return nil
 }
 

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/dataset"
+	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
 // Workload is one measurement, taken alternately on each engine. To add one, write it beside its like (list.go, get.go, write.go, watch.go)
@@ -21,17 +23,61 @@ type Workload struct {
 	// Dataset says what etcd holds.
 	Dataset func(Sizes) dataset.Spec
 
-	// Alone runs the workload on an engine that was just started, while no other engine runs. Whatever changes etcd needs it, because the
-	// other engine would follow the changes too. Otherwise all engines run and are measured in turns, seconds apart.
+	// Alone runs the workload on an engine that was just started, while no other engine runs: what a process does first, and whatever changes
+	// so much in etcd that an engine that follows it disturbs the other's measurement. The limit takes no part. Otherwise all engines run,
+	// answer all workloads, and are measured in turns, seconds apart.
 	Alone bool
+
+	// Session tells workloads that run alone and do not share a process with the others.
+	Session string
+
+	// Variant, if not "", measures Strata in a process of its own that has Flags too.
+	Variant string
+	Flags   []string
+
+	// Runs bounds Config.Runs where a sample is dear; 0 does not.
+	Runs int
+
+	// Prepare and CleanUp, if not nil, change what etcd holds before the first sample and after the last.
+	Prepare, CleanUp func(ctx context.Context, s *Surroundings) error
+
+	// Change, if not nil, changes what etcd holds before each round of samples: all engines, and each once, answer what has changed.
+	Change func(ctx context.Context, s *Surroundings) error
 
 	// Run does the workload once: it prepares what it needs, does the operations within s.Measure, and verifies every answer. An error
 	// means that the engine failed, and its figures are not compared.
 	Run func(ctx context.Context, s *Sample) error
+
+	// PassesOn says that Strata's byte read path need not answer this. What it passes on otherwise is an error of the whole run.
+	PassesOn bool
+
+	// Wanted is what the figures are to hold.
+	Wanted []Bound
 }
 
-// workloads are all workloads in the order in which they run and are shown; those that run alone come first.
-var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, listWorkloads, getWorkloads, podWorkloads)
+// Surroundings is what a workload works with beside an engine.
+type Surroundings struct {
+	Etcd  *target.Etcd
+	Data  dataset.Spec
+	Sizes Sizes
+	Rand  *rand.Rand // of its own for every use; equal runs draw equal numbers
+
+	// Number tells the uses apart: what is written in one must not look like what another wrote.
+	Number int
+}
+
+// runs is how often each engine is measured of the runs that are asked for.
+func (w Workload) runs(asked int) int {
+	if w.Runs == 0 {
+		return asked
+	}
+	return min(w.Runs, asked)
+}
+
+// workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
+// behind in an engine, such as other objects, last.
+var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
+	listWorkloads, getWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -70,6 +116,14 @@ type Sizes struct {
 	Nodes      int
 	Namespaces int
 
+	OtherPods    int // pods beside the ConfigMaps, podsPerNamespace in each namespace
+	LargeObjects int // ConfigMaps of LargeBytes, while they are measured
+	LargeBytes   int
+	Changed      int // objects that change between two LISTs
+	Page         int // objects on a page
+	Crowd        int // clients that LIST at once
+	Streams      int // clients that ask for initial events at once
+
 	Rest          time.Duration // how long a started engine is left alone before what it holds counts as "at rest"
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
@@ -89,19 +143,31 @@ func fullSizes() Sizes {
 		LoneRate:      4_000,
 		Watchers:      1_000,
 		SharedRate:    20,
+		OtherPods:     10_000,
+		LargeObjects:  300,
+		LargeBytes:    1_000_000,
+		Page:          500,
+		Crowd:         16,
+		Streams:       20,
 	}
 	s.setObjects(300_000)
 	return s
 }
 
-// setObjects sets the number of ConfigMaps, and the others in proportion: a third as many pods, 20 on each node, 1,000 in each namespace.
+// podsPerNamespace is how many pods there are in each namespace.
+const podsPerNamespace = 1000
+
+// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs; a third as many pods
+// where these are what is measured, 20 on each node.
 func (s *Sizes) setObjects(n int) {
-	const perNode, perNamespace = 20, 1000
 	s.Objects = n
-	s.Namespaces = max(1, n/3/perNamespace)
-	s.Pods = s.Namespaces * perNamespace
-	s.Nodes = s.Pods / perNode
+	s.Changed = max(1, n/100)
+	s.Namespaces = max(1, n/3/podsPerNamespace)
+	s.Pods = s.Namespaces * podsPerNamespace
+	s.Nodes = s.Pods / podsPerNode
 }
+
+const podsPerNode = 20
 
 // quickSizes are a tenth: to see that all works, not to quote. Rates per second stay what they are.
 func quickSizes() Sizes {
@@ -112,18 +178,19 @@ func quickSizes() Sizes {
 	s.Loop = time.Second
 	s.WatchDuration = 3 * time.Second
 	s.Watchers /= 10
+	s.LargeObjects /= 10
+	s.Streams /= 4
 	return s
 }
 
-// statusPods is how many pods lie beside the ConfigMaps for status patches.
-const statusPods = 1_000
-
 // configMaps is the data of most workloads.
 func configMaps(s Sizes) dataset.Spec {
-	return dataset.Spec{ConfigMaps: s.Objects, Pods: statusPods, Nodes: 50, Namespaces: 1}
+	return dataset.Spec{
+		ConfigMaps: s.Objects, Pods: s.OtherPods, Nodes: max(1, s.OtherPods/podsPerNode), Namespaces: max(1, s.OtherPods/podsPerNamespace),
+	}
 }
 
-// pods is the data of workloads on pods, which have more fields and more selectors than ConfigMaps.
+// pods is the data of workloads on many pods, which have more fields and more selectors than ConfigMaps.
 func pods(s Sizes) dataset.Spec {
 	return dataset.Spec{Pods: s.Pods, Nodes: s.Nodes, Namespaces: s.Namespaces}
 }

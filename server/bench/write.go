@@ -79,6 +79,11 @@ func (l writeLoad) run(ctx context.Context, s *Sample) (err error) {
 
 const configMapsPath = "/api/v1/namespaces/" + dataset.Namespace + "/configmaps"
 
+// podPath is where an API server has the pod with this index.
+func podPath(index int, data dataset.Spec) string {
+	return "/api/v1/namespaces/" + dataset.PodNamespace(index, data.Namespaces) + "/pods/" + dataset.PodName(index)
+}
+
 // temporaryName is the name of an object that does not outlive its sample; all begin with temporaryPrefix.
 func temporaryName(s *Sample, i int) string {
 	return fmt.Sprintf("%s%d-%d", temporaryPrefix, s.Number, i)
@@ -127,10 +132,10 @@ func statusPatches(_ context.Context, s *Sample, n int) ([]target.Request, error
 	requests := make([]target.Request, n)
 	pods := s.Rand.Perm(s.Data.Pods)
 	for i := range requests {
-		name := dataset.PodName(pods[i%len(pods)])
+		index := pods[i%len(pods)]
 		requests[i] = target.Request{
 			Method:      http.MethodPatch,
-			Path:        "/api/v1/namespaces/" + dataset.Namespace + "/pods/" + name + "/status",
+			Path:        podPath(index, s.Data) + "/status",
 			Body:        fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":"True","message":"sample %d, write %d"}]}}`, s.Number, i),
 			ContentType: "application/strategic-merge-patch+json",
 		}

@@ -18,7 +18,10 @@ const (
 	// Namespace holds all ConfigMaps.
 	Namespace = "bench"
 
-	// payloadBytes is the size of the random text in each object.
+	// LargeNamespace holds the large ConfigMaps.
+	LargeNamespace = "large"
+
+	// payloadBytes is the size of the random text in each object but the large ones.
 	payloadBytes = 1024
 
 	// SentKey is the key in a ConfigMap's data under which StampedConfigMap notes when it was made.
@@ -61,6 +64,20 @@ func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 	cm := ConfigMap(index, variant)
 	cm.Data[SentKey] = fmt.Sprint(sent.UnixNano())
 	return cm
+}
+
+// LargeConfigMap returns a ConfigMap with so many random bytes, in LargeNamespace.
+func LargeConfigMap(index, payloadBytes int) *corev1.ConfigMap {
+	name := fmt.Sprintf("large-%06d", index)
+	cm := NamedConfigMap(name, index, 0)
+	cm.Namespace = LargeNamespace
+	cm.Data["data"] = textOf(payloadBytes, "configmap "+name, 0)
+	return cm
+}
+
+// LargeConfigMapKey is where etcd holds a large ConfigMap; with name "" it is the prefix of all of them.
+func LargeConfigMapKey(name string) string {
+	return "/registry/configmaps/" + LargeNamespace + "/" + name
 }
 
 // PodName is the name of the pod with this index.
@@ -144,12 +161,14 @@ func uid(name string) types.UID {
 }
 
 // text returns payloadBytes random letters and digits that belong to a name and a variant.
-func text(name string, variant int) string {
+func text(name string, variant int) string { return textOf(payloadBytes, name, variant) }
+
+func textOf(bytes int, name string, variant int) string {
 	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 	random := rand.New(source(name, variant))
 	var b strings.Builder
-	b.Grow(payloadBytes)
-	for range payloadBytes {
+	b.Grow(bytes)
+	for range bytes {
 		b.WriteByte(alphabet[random.IntN(len(alphabet))])
 	}
 	return b.String()

@@ -11,11 +11,12 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/process"
 )
 
-// EngineSpec says which API server to start.
+// EngineSpec says what to start: an API server or the limit.
 type EngineSpec struct {
 	Label       string   // what the table calls it
-	Engine      string   // the value of --engine
+	Engine      string   // the value of --engine, or LimitEngine
 	Binary      string   // the executable
+	Variant     string   // tells processes of one label with different flags apart; "" is the usual one
 	Args        []string // further flags
 	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
 }
@@ -30,7 +31,7 @@ type Startup struct {
 // Engine is a running API server. The benchmark may use everything in it concurrently.
 type Engine struct {
 	*process.Child
-	Label   string
+	EngineSpec
 	Startup Startup
 
 	baseURL     string
@@ -38,8 +39,8 @@ type Engine struct {
 	release     context.CancelFunc // ends the supervision of its memory
 }
 
-// StartEngine runs `binary apiserver` on an etcd and returns when it is ready and has answered a GET for firstGet, a path. Its log goes into
-// logDir.
+// StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for firstGet, a path; or it runs the limit.
+// Its log goes into logDir.
 func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -48,7 +49,36 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 		return nil, err
 	}
 	began := time.Now()
-	child, err := process.Start(process.Spec{
+	var child *process.Child
+	if spec.IsLimit() {
+		child, err = startLimit(spec, port, credentials, logDir)
+	} else {
+		child, err = startServer(spec, etcd, port, credentials, logDir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	limitCtx, release := context.WithCancel(context.Background())
+	e := &Engine{
+		Child:       child,
+		EngineSpec:  spec,
+		baseURL:     fmt.Sprintf("https://127.0.0.1:%d", port),
+		credentials: credentials,
+		release:     release,
+	}
+	if spec.MemoryLimit > 0 {
+		go e.LimitMemory(limitCtx, spec.MemoryLimit)
+	}
+	if err := e.awaitReady(ctx, began, firstGet); err != nil {
+		e.Stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+// startServer runs `binary apiserver`.
+func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials, logDir string) (*process.Child, error) {
+	return process.Start(process.Spec{
 		Name: spec.Label,
 		Path: spec.Binary,
 		Args: append([]string{
@@ -70,27 +100,8 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 			"--etcd-compaction-interval=0",           // the benchmark compacts: at the same moments for all engines
 			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
 		}, spec.Args...),
-		Log: filepath.Join(logDir, spec.Label+".log"),
+		Log: filepath.Join(logDir, spec.Label+spec.Variant+".log"),
 	})
-	if err != nil {
-		return nil, err
-	}
-	limitCtx, release := context.WithCancel(context.Background())
-	e := &Engine{
-		Child:       child,
-		Label:       spec.Label,
-		baseURL:     fmt.Sprintf("https://127.0.0.1:%d", port),
-		credentials: credentials,
-		release:     release,
-	}
-	if spec.MemoryLimit > 0 {
-		go e.LimitMemory(limitCtx, spec.MemoryLimit)
-	}
-	if err := e.awaitReady(ctx, began, firstGet); err != nil {
-		e.Stop()
-		return nil, err
-	}
-	return e, nil
 }
 
 // Stop ends the engine and returns when it is gone.
@@ -106,6 +117,9 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 		return err
 	}
 	e.Startup.Ready = time.Since(began)
+	if e.IsLimit() {
+		return nil
+	}
 	if err := e.poll(ctx, conn, firstGet); err != nil {
 		return err
 	}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// Bound is what one measure of a workload is to hold: the value of the first engine, or its ratio to that of another.
+type Bound struct {
+	Measure string  // the name of the row
+	Of      string  // label of the engine it is divided by; "" means the value itself
+	AtMost  float64 // 0 if there is only AtLeast
+	AtLeast float64
+	Or      bool // it is enough that this or the bound before it holds
+}
+
+// toLimit, toUpstream and absolute are the bounds that there are.
+func toLimit(measure string, atMost float64) Bound {
+	return Bound{Measure: measure, Of: "limit", AtMost: atMost}
+}
+
+func toUpstream(measure string, atMost float64) Bound {
+	return Bound{Measure: measure, Of: "upstream", AtMost: atMost}
+}
+
+func absolute(measure string, atMost float64) Bound { return Bound{Measure: measure, AtMost: atMost} }
+
+// text says what is wanted, for example "≤ 1/8 × upstream".
+func (b Bound) text(unit Unit) string {
+	sign, value := "≤", b.AtMost
+	if value == 0 {
+		sign, value = "≥", b.AtLeast
+	}
+	if b.Of == "" {
+		return sign + " " + unit.Format(value)
+	}
+	factor := fmt.Sprintf("%.3g", value)
+	if inverse := 1 / value; value < 1 && math.Abs(inverse-math.Round(inverse)) < 1e-9 {
+		factor = fmt.Sprintf("1/%.0f", inverse)
+	}
+	return sign + " " + factor + " × " + b.Of
+}
+
+// holds says whether the values of a row, by engine, are as wanted; known is false if one is missing.
+func (b Bound) holds(values map[string]float64, engine string) (holds, known bool) {
+	value, known := values[engine]
+	if b.Of != "" {
+		other, ok := values[b.Of]
+		if !ok || other == 0 {
+			return false, false
+		}
+		value /= other
+	}
+	if b.AtMost != 0 {
+		return value <= b.AtMost, known
+	}
+	return value >= b.AtLeast, known
+}
+
+// wanted is the cell that says what a row is to hold and whether it does, for example "≤ 1.6 × limit: yes". Timings of a quick run mean
+// nothing, so of those it says only what is wanted.
+func wanted(bounds []Bound, row Row, engine string, quick bool) string {
+	var b strings.Builder
+	for _, bound := range bounds {
+		if bound.Measure != row.Name {
+			continue
+		}
+		if b.Len() > 0 && bound.Or {
+			b.WriteString(" or ")
+		} else if b.Len() > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(bound.text(row.Unit))
+		if holds, known := bound.holds(row.Values, engine); known && !quick {
+			b.WriteString(map[bool]string{true: ": yes", false: ": NO"}[holds])
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,43 @@
+package main
+
+import "testing"
+
+func TestBounds(t *testing.T) {
+	row := Row{Name: "m", Unit: Seconds, Values: map[string]float64{"strata": 2, "upstream": 16, "limit": 1}}
+	for _, c := range []struct {
+		bounds []Bound
+		quick  bool
+		want   string
+	}{
+		{nil, false, ""},
+		{[]Bound{toLimit("other", 1)}, false, ""},
+		{[]Bound{toLimit("m", 1.6)}, false, "≤ 1.6 × limit: NO"},
+		{[]Bound{toLimit("m", 2)}, false, "≤ 2 × limit: yes"},
+		{[]Bound{toLimit("m", 2)}, true, "≤ 2 × limit"},
+		{[]Bound{toUpstream("m", 1./8)}, false, "≤ 1/8 × upstream: yes"},
+		{[]Bound{toUpstream("m", 1./12)}, false, "≤ 1/12 × upstream: NO"},
+		{[]Bound{{Measure: "m", Of: "upstream", AtLeast: 0.1}}, false, "≥ 1/10 × upstream: yes"},
+		{[]Bound{absolute("m", 4e-3)}, false, "≤ 4.00 ms: NO"},
+		{[]Bound{toUpstream("m", 1), absolute("m", 1)}, false, "≤ 1 × upstream: yes; ≤ 1.00 s: NO"},
+		{[]Bound{toUpstream("m", 0.01), {Measure: "m", Of: "limit", AtMost: 3, Or: true}}, false, "≤ 1/100 × upstream: NO or ≤ 3 × limit: yes"},
+		{[]Bound{{Measure: "m", Of: "nobody", AtMost: 1}}, false, "≤ 1 × nobody"},
+	} {
+		if got := wanted(c.bounds, row, "strata", c.quick); got != c.want {
+			t.Errorf("%+v: got %q, want %q", c.bounds, got, c.want)
+		}
+	}
+	if got := wanted([]Bound{absolute("m", 1)}, Row{Name: "m", Unit: Seconds}, "strata", false); got != "≤ 1.00 s" {
+		t.Errorf("without a value: %q", got)
+	}
+}
+
+// What is wanted of a measure that no engine reports would be shown nowhere.
+func TestBoundsNameEngines(t *testing.T) {
+	for _, w := range workloads {
+		for _, b := range w.Wanted {
+			if b.Of != "" && b.Of != "upstream" && b.Of != "limit" || b.AtMost == 0 && b.AtLeast == 0 || b.Measure == "" || w.Alone && b.Of == "limit" {
+				t.Errorf("%s: %+v", w.Name, b)
+			}
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// Initial events are what a watch with sendInitialEvents sends first: every object as an ADDED event, then a bookmark with this annotation.
+var (
+	initialEnd     = []byte("k8s.io/initial-events-end")
+	initialEndJSON = []byte(`-events-end":"true"`) // its rare first byte makes it quick to look for; quotes in data are escaped
+)
+
+// ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and counts the events before it and the bytes
+// including it. It may have read further.
+func ReadInitialJSONEvents(r io.Reader) (List, error) {
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	var list List
+	keep := 0      // bytes at the front of the buffer that may begin the marker; they are counted
+	ended := false // the marker has been seen, but not the end of its line
+	for {
+		n, err := r.Read((*buffer)[keep:])
+		seen := (*buffer)[:keep+n]
+		fresh := seen[keep:]
+		if at := bytes.Index(seen, initialEndJSON); at >= 0 && !ended {
+			ended = true
+			before := seen[keep:max(keep, at)]
+			list.Objects += bytes.Count(before, newline)
+			list.Bytes += int64(len(before))
+			fresh = fresh[len(before):]
+		}
+		if ended {
+			if end := bytes.IndexByte(fresh, '\n'); end >= 0 {
+				list.Bytes += int64(end + 1)
+				return list, nil
+			}
+		} else {
+			list.Objects += bytes.Count(fresh, newline)
+		}
+		list.Bytes += int64(len(fresh))
+		if err != nil {
+			return list, fmt.Errorf("initial events broke off after %d events, %d bytes: %w", list.Objects, list.Bytes, noEOF(err))
+		}
+		keep = copy(*buffer, seen[max(0, len(seen)-len(initialEndJSON)+1):])
+	}
+}
+
+var newline = []byte{'\n'}
+
+// largestBookmark bounds the protobuf frame of the bookmark behind the initial events: an object without a name, with one annotation.
+const largestBookmark = 512
+
+// ReadInitialProtobufEvents is ReadInitialJSONEvents for protobuf: frames behind their length in four bytes.
+func ReadInitialProtobufEvents(r io.Reader) (List, error) {
+	buffered := bufio.NewReaderSize(r, bufferBytes)
+	var list List
+	var frame [largestBookmark]byte
+	for {
+		var header [4]byte
+		_, err := io.ReadFull(buffered, header[:])
+		length := int(binary.BigEndian.Uint32(header[:]))
+		small := frame[:min(length, len(frame))]
+		if err == nil {
+			_, err = io.ReadFull(buffered, small)
+		}
+		if err == nil {
+			_, err = buffered.Discard(length - len(small))
+		}
+		if err != nil {
+			return list, fmt.Errorf("initial events broke off after %d events, %d bytes: %w", list.Objects, list.Bytes, noEOF(err))
+		}
+		list.Bytes += int64(len(header) + length)
+		if length == len(small) && bytes.Contains(small, initialEnd) {
+			return list, nil
+		}
+		list.Objects++
+	}
+}

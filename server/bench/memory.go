@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/stratakube/strata/server/bench/internal/process"
+)
+
+const (
+	residentAtRest = "resident at rest"
+	residentAfter  = "resident after all"
+	peakOfAll      = "peak memory of all"
+)
+
+// memoryWanted is what a process that answers all workloads is to stay below, with the sizes as documented.
+var memoryWanted = []Bound{absolute(residentAtRest, 1.3e9), absolute(residentAfter, 1.3e9), absolute(peakOfAll, 1.3e9)}
+
+// memoryUse is the memory of the processes that answer all workloads together.
+type memoryUse struct {
+	rows []Row
+	pids map[string]int // of the engines at rest
+}
+
+// memoryAtRest waits until the engines that run are at rest, and begins with what they hold then.
+func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
+	b.progress.step("rest")
+	if err := process.WaitQuiet(ctx, quietLimit, b.children()...); err != nil {
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-time.After(b.config.Sizes.Rest): // the Go runtime gives memory back in the background
+	}
+	b.progress.done("done")
+	m := &memoryUse{pids: map[string]int{}}
+	for _, e := range b.engines {
+		m.pids[e.Label] = e.PID()
+	}
+	return m, m.note(b, residentAtRest)
+}
+
+// note adds what the engines hold now. The limit holds only what it is shown, so its memory says nothing.
+func (m *memoryUse) note(b *bench, name string) error {
+	row := Row{Name: name, Unit: Bytes, Values: map[string]float64{}}
+	for _, e := range b.engines {
+		if e.IsLimit() || e.Variant != "" {
+			continue
+		}
+		memory, err := e.Memory()
+		if err != nil {
+			return err
+		}
+		row.Values[e.Label] = float64(memory.Resident)
+		b.peaks[e.Label] = max(b.peaks[e.Label], memory.Peak)
+	}
+	m.rows = append(m.rows, row)
+	return nil
+}
+
+// result is what the table says about it.
+func (m *memoryUse) result(b *bench) Result {
+	peak := Row{Name: peakOfAll, Unit: Bytes, Values: map[string]float64{}}
+	result := Result{
+		Name: "memory", Title: "memory of the process that answered all of these but what needs a fresh one", Notes: map[string]string{},
+	}
+	for _, e := range b.engines {
+		if e.IsLimit() || e.Variant != "" {
+			continue
+		}
+		peak.Values[e.Label] = float64(b.peaks[e.Label])
+		if e.PID() != m.pids[e.Label] {
+			result.Notes[e.Label] = "had to be started again: the rows above are not of one process"
+		}
+	}
+	result.Rows = append(m.rows, peak)
+	result.Detail = fmt.Sprintf("%s ConfigMaps, %s pods", grouped(b.data.ConfigMaps), grouped(b.data.Pods))
+	if b.data.ConfigMaps > 0 {
+		result.Wanted = memoryWanted
+	}
+	return result
+}
