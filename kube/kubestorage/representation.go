@@ -9,7 +9,6 @@ import (
 
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -32,20 +31,22 @@ type Representation struct {
 	gone   *mirror.Slot // items of what events have deleted
 	events eventCache
 
-	mu       sync.Mutex // leaf; guards building
-	building map[*mirror.Leaf]chan struct{}
+	mu        sync.Mutex // leaf; guards what follows
+	building  map[*mirror.Leaf]chan struct{}
+	deflating map[*mirror.Leaf]*deflating
 }
 
 // NewRepresentation returns a representation of the store's objects. Close it when it
 // is of no more use.
 func (s *Store) NewRepresentation(encode ItemEncoder) *Representation {
 	return &Representation{
-		store:    s,
-		encode:   encode,
-		budget:   s.cluster.budget,
-		slot:     &mirror.Slot{},
-		gone:     &mirror.Slot{},
-		building: map[*mirror.Leaf]chan struct{}{},
+		store:     s,
+		encode:    encode,
+		budget:    s.cluster.budget,
+		slot:      &mirror.Slot{},
+		gone:      &mirror.Slot{},
+		building:  map[*mirror.Leaf]chan struct{}{},
+		deflating: map[*mirror.Leaf]*deflating{},
 	}
 }
 
@@ -430,33 +431,6 @@ func (b *builder) parts(r *run) {
 	if !kept {
 		r.parts = nil
 	}
-}
-
-// Deflated returns the items of a whole leaf compressed. It is made once and
-// kept while the leaf is part of the newest version and there is room. Errors are
-// those of Item.
-func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
-	kept := leafRuns(r.Leaf).find(p.slot)
-	if kept != nil {
-		if k := kept.deflated.Load(); k != nil {
-			if payload := k.load(p.budget.now()); payload != nil {
-				return payload.object.(gzipjoin.Run), nil
-			}
-		}
-	}
-	spans, err := p.AppendRun(ctx, nil, r)
-	if err != nil {
-		return gzipjoin.Run{}, err
-	}
-	d := gzipjoin.Compress(nil, spans...)
-	if kept = leafRuns(r.Leaf).find(p.slot); kept != nil {
-		if k := p.budget.add(payload{object: d}, int64(cap(d.Deflated))); k != nil {
-			if old := kept.deflated.Swap(k); old != nil {
-				old.unref()
-			}
-		}
-	}
-	return d, nil
 }
 
 // encoders bounds how many readers' helpers decode and encode at the same time.

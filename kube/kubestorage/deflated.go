@@ -1,0 +1,79 @@
+package kubestorage
+
+import (
+	"context"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/mirror"
+)
+
+// deflating is a leaf that one reader compresses. The others that want it meanwhile
+// wait, and use what comes out of it, whether or not there was room to keep it: readers
+// of the same list would otherwise walk it in step and compress every leaf once each.
+type deflating struct {
+	done chan struct{} // closed when run is there
+	run  gzipjoin.Run
+}
+
+// Deflated returns the items of a whole leaf compressed. It is made once and
+// kept while the leaf is part of the newest version and there is room. Errors are
+// those of Item.
+func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
+	if run, ok := p.keptDeflated(r.Leaf); ok {
+		return run, nil
+	}
+	spans, err := p.AppendRun(ctx, nil, r)
+	if err != nil {
+		return gzipjoin.Run{}, err
+	}
+	p.mu.Lock()
+	d, found := p.deflating[r.Leaf]
+	if !found {
+		d = &deflating{done: make(chan struct{})}
+		p.deflating[r.Leaf] = d
+	}
+	p.mu.Unlock()
+	if found {
+		select {
+		case <-d.done:
+			return d.run, nil
+		case <-ctx.Done():
+			return gzipjoin.Run{}, ctx.Err()
+		}
+	}
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.deflating, r.Leaf)
+		close(d.done)
+	}()
+	var ok bool
+	if d.run, ok = p.keptDeflated(r.Leaf); !ok { // by somebody who has just finished
+		d.run = gzipjoin.Compress(nil, spans...)
+		p.keepDeflated(r.Leaf, d.run)
+	}
+	return d.run, nil
+}
+
+func (p *Representation) keptDeflated(l *mirror.Leaf) (run gzipjoin.Run, ok bool) {
+	if kept := leafRuns(l).find(p.slot); kept != nil {
+		if k := kept.deflated.Load(); k != nil {
+			if payload := k.load(p.budget.now()); payload != nil {
+				return payload.object.(gzipjoin.Run), true
+			}
+		}
+	}
+	return gzipjoin.Run{}, false
+}
+
+func (p *Representation) keepDeflated(l *mirror.Leaf, run gzipjoin.Run) {
+	kept := leafRuns(l).find(p.slot)
+	if kept == nil {
+		return
+	}
+	if k := p.budget.add(payload{object: run}, int64(cap(run.Deflated))); k != nil {
+		if old := kept.deflated.Swap(k); old != nil {
+			old.unref()
+		}
+	}
+}
