@@ -49,7 +49,7 @@ func newBudget(limit int64) *budget {
 }
 
 // now is the coarse time by which blocks remember when they were read.
-func (b *budget) now() uint32 { return uint32(time.Since(b.start) / time.Second) }
+func (b *budget) now() uint32 { return 1 + uint32(time.Since(b.start)/time.Second) }
 
 // block is something that is kept. Its payload goes when it is evicted, or when
 // nothing of the present refers to it any more; whoever has loaded the payload may
@@ -70,10 +70,13 @@ type payload struct {
 	object any
 }
 
+// unread is the time that load does not remember.
+const unread = 0
+
 // load returns the payload, nil if it is gone.
 func (b *block) load(now uint32) *payload {
 	p := b.payload.Load()
-	if p != nil && b.read.Load() != now {
+	if p != nil && now != unread && b.read.Load() != now {
 		b.read.Store(now)
 	}
 	return p

@@ -22,9 +22,17 @@ func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.R
 	if run, ok := p.keptDeflated(r.Leaf); ok {
 		return run, nil
 	}
-	spans, err := p.AppendRun(ctx, nil, r)
-	if err != nil {
-		return gzipjoin.Run{}, err
+	// That the items are needed once more, to be compressed, is no reason to keep them.
+	var spans [][]byte
+	var ok bool
+	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+		spans, ok = kept.load(nil, unread)
+	}
+	if !ok {
+		var err error
+		if spans, err = p.AppendRun(ctx, nil, r); err != nil {
+			return gzipjoin.Run{}, err
+		}
 	}
 	p.mu.Lock()
 	d, found := p.deflating[r.Leaf]
@@ -47,7 +55,6 @@ func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.R
 		delete(p.deflating, r.Leaf)
 		close(d.done)
 	}()
-	var ok bool
 	if d.run, ok = p.keptDeflated(r.Leaf); !ok { // by somebody who has just finished
 		d.run = gzipjoin.Compress(nil, spans...)
 		p.keepDeflated(r.Leaf, d.run)

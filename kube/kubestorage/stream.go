@@ -276,6 +276,8 @@ func (st *Stream) Next() (Batch, error) {
 		case <-st.store.mirror.Done():
 			// Nothing is wrong with the position; the client resumes elsewhere.
 			st.failed = ErrStreamEnded
+		case <-st.store.ctx.Done():
+			st.failed = ErrStreamEnded
 		default:
 		}
 	}

@@ -4,17 +4,15 @@ import (
 	"net/http"
 	"time"
 
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/apiserver/pkg/util/peerproxy"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -32,10 +30,7 @@ func mountReadPath(config *app.Config, engine *kubestorage.Engine) error {
 		return err
 	}
 	follow := &followedInformers{remote: newRemoteVersions()}
-	if !follow.install(config) {
-		klog.InfoS("Reads are answered by upstream's handlers, because of the feature gate UnknownVersionInteroperabilityProxy without --peer-ca-file")
-		return nil
-	}
+	follow.install(config)
 	generic := &config.Aggregator.GenericConfig.Config
 	reads := readpath.New(readpath.Config{
 		Resolver: readpath.NewResolver(readpath.ResolverConfig{
@@ -71,30 +66,45 @@ func kindsOf(scheme *runtime.Scheme, codecs serializer.CodecFactory) readpath.Ki
 // front of it if there is one. (To take app.CreateServerChain apart instead would mean to copy the table of
 // priorities that it keeps, and to keep up with it.)
 type followedInformers struct {
-	peerproxy.Interface // nil without --peer-ca-file
+	peerproxy.Interface
 
 	definitions cache.Indexer
 	remote      *remoteVersions
 }
 
-// install takes the proxy's place, and reports whether that can be done. Before the server serves, both methods below
-// will have been called.
-func (f *followedInformers) install(config *app.Config) bool {
+// install takes the proxy's place. Before the server serves, both methods below will have been called.
+func (f *followedInformers) install(config *app.Config) {
 	extra := &config.Aggregator.ExtraConfig
-	if extra.PeerProxy == nil && utilfeature.DefaultFeatureGate.Enabled(genericfeatures.UnknownVersionInteroperabilityProxy) {
-		return false // the aggregator takes that gate and a proxy for a whole one, and asks it for more
-	}
 	f.Interface = extra.PeerProxy
+	if f.Interface == nil { // without --peer-ca-file
+		f.Interface = noPeers{}
+	}
 	extra.PeerProxy = f
-	return true
+}
+
+// noPeers is the proxy of a server that has no peers. The aggregator asks it for their discovery documents, and merges
+// none into its own; nobody else has it.
+type noPeers struct{ peerproxy.Interface }
+
+// GetPeerResources implements peerproxy.Interface.
+func (noPeers) GetPeerResources() map[string][]apidiscoveryv2.APIGroupDiscovery { return nil }
+
+// RegisterCacheInvalidationCallback implements peerproxy.Interface: what there is of peers never changes.
+func (noPeers) RegisterCacheInvalidationCallback(func()) {}
+
+// RegisterCRDInformerHandlers implements peerproxy.Interface.
+func (noPeers) RegisterCRDInformerHandlers(cache.SharedIndexInformer, peerproxy.GVExtractor) error {
+	return nil
+}
+
+// RegisterAPIServiceInformerHandlers implements peerproxy.Interface.
+func (noPeers) RegisterAPIServiceInformerHandlers(cache.SharedIndexInformer, peerproxy.GVExtractor) error {
+	return nil
 }
 
 // RegisterCRDInformerHandlers implements peerproxy.Interface.
 func (f *followedInformers) RegisterCRDInformerHandlers(informer cache.SharedIndexInformer, extractor peerproxy.GVExtractor) error {
 	f.definitions = informer.GetIndexer()
-	if f.Interface == nil {
-		return nil
-	}
 	return f.Interface.RegisterCRDInformerHandlers(informer, extractor)
 }
 
@@ -102,9 +112,6 @@ func (f *followedInformers) RegisterCRDInformerHandlers(informer cache.SharedInd
 func (f *followedInformers) RegisterAPIServiceInformerHandlers(informer cache.SharedIndexInformer, extractor peerproxy.GVExtractor) error {
 	if err := f.remote.follow(informer); err != nil {
 		return err
-	}
-	if f.Interface == nil {
-		return nil
 	}
 	return f.Interface.RegisterAPIServiceInformerHandlers(informer, extractor)
 }

@@ -18,7 +18,7 @@ import (
 const (
 	// baseHeadroom is always allowed, so that a small heap is not collected all
 	// the time; a guess that fits an API server's burst of requests.
-	baseHeadroom = 128 << 20
+	baseHeadroom = 64 << 20
 	// scannedShare is the further room, as a share of the live heap that has pointers:
 	// half of what Go's default would allow if there were nothing else.
 	scannedShare = 0.5

@@ -9,10 +9,10 @@ func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 	}{
 		{0, 0, 100},
 		{100 << 20, 100 << 20, 100},
-		{512 << 20, 512 << 20, 75},
-		{512 << 20, 128 << 20, 37}, // the rest has no pointers
-		{4 << 30, 4 << 30, 53},
-		{1 << 30, 2 << 30, 62}, // samples of different moments
+		{512 << 20, 512 << 20, 62},
+		{512 << 20, 128 << 20, 25}, // the rest has no pointers
+		{4 << 30, 4 << 30, 51},
+		{1 << 30, 2 << 30, 56}, // samples of different moments
 	} {
 		if got := percent(c.live, c.scanned); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
