@@ -124,7 +124,7 @@ func (s *watchServer) serve() {
 	w.Header().Set("Transfer-Encoding", "chunked")
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
-	defer breakOffStalled(s.stream.Context(), w)()
+	defer breakOffStalled(s.stream.Context(), w, stallTimeout)()
 
 	err := s.deliverAll()
 	if !errors.Is(err, kubestorage.ErrStreamEnded) {

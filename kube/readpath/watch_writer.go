@@ -159,9 +159,9 @@ func (w *watchWriter) flush() error {
 }
 
 // breakOffStalled sees to it that a client that does not read cannot keep a watch that
-// has ended: with ctx, the writes of its response fail after stallTimeout. The function
-// that it returns has to be called before the handler returns.
-func breakOffStalled(ctx context.Context, w http.ResponseWriter) (finish func()) {
+// has ended: when timeout has passed since the end of ctx, the writes of its response
+// fail. The function that it returns has to be called before the handler returns.
+func breakOffStalled(ctx context.Context, w http.ResponseWriter, timeout time.Duration) (finish func()) {
 	var mu struct {
 		sync.Mutex
 		finished bool
@@ -178,7 +178,7 @@ func breakOffStalled(ctx context.Context, w http.ResponseWriter) (finish func())
 		mu.Lock()
 		defer mu.Unlock()
 		if !mu.finished {
-			mu.timer = time.AfterFunc(stallTimeout, expire)
+			mu.timer = time.AfterFunc(timeout, expire)
 		}
 	})
 	return func() {

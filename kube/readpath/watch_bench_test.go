@@ -1,0 +1,214 @@
+package readpath
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// connections are what the watches of a benchmark share.
+const connections = 8
+
+// BenchmarkWatchFanout writes one event of 1 KB at a time and waits until each of 1,000
+// watches, over 8 HTTP/2 connections in this process, has it. The floor is a server that has
+// the frame at hand and does nothing but write it.
+func BenchmarkWatchFanout(b *testing.B) {
+	const watchers = 1000
+	for _, engine := range []string{"strata", "upstream", "floor"} {
+		for _, accept := range []string{jsonType, protobufType} {
+			b.Run(fmt.Sprintf("%s/%s", engine, accept[strings.LastIndexAny(accept, "./")+1:]), func(b *testing.B) {
+				w := watchedPods(b)
+				url := fmt.Sprintf("/apis/%s/%s/namespaces/ns/pods?watch=1&resourceVersion=0", w.resource.GVR.Group, w.resource.GVR.Version)
+				server, write := w.server, func(i int) {
+					w.put(b, w.object("pod", map[string]string{"i": fmt.Sprint(i), "filler": strings.Repeat("x", 900)}))
+				}
+				var frame []byte
+				if engine == "floor" {
+					enc, err := w.resource.encodings.get(w.resource, format{media: media(accept)})
+					if err != nil {
+						b.Fatal(err)
+					}
+					item, err := enc.appendItem(nil, w.object("pod", map[string]string{"i": "1", "filler": strings.Repeat("x", 900)}))
+					if err != nil {
+						b.Fatal(err)
+					}
+					framer := enc.framer()
+					buf, body, _ := framer.begin(nil, watch.Modified, item)
+					frame = framer.end(append(buf, body...))
+					server, write = newFloor(b, frame)
+				}
+				var received atomic.Int64
+				var wg sync.WaitGroup
+				ctx, cancel := context.WithCancel(context.Background())
+				for c := range connections {
+					transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
+					defer transport.CloseIdleConnections()
+					for range watchers / connections {
+						req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+url, nil)
+						if err != nil {
+							b.Fatal(err)
+						}
+						req.Header.Set("Accept", accept)
+						if engine == "upstream" {
+							req.Header.Set("Engine", engine)
+						}
+						resp, err := transport.RoundTrip(req)
+						if err != nil || resp.StatusCode != http.StatusOK {
+							b.Fatalf("watch on connection %d: %v %v", c, resp, err)
+						}
+						wg.Go(func() {
+							defer resp.Body.Close()
+							f := readFrames(resp)
+							for {
+								if _, err := f.next(); err != nil {
+									return
+								}
+								received.Add(1)
+							}
+						})
+					}
+				}
+				one := func(i int) {
+					want := received.Load() + watchers
+					write(i)
+					for received.Load() < want {
+						runtime.Gosched()
+						time.Sleep(20 * time.Microsecond)
+					}
+				}
+				one(0)
+				b.ReportAllocs()
+				before := cpu()
+				n := 0
+				for b.Loop() {
+					n++
+					one(n)
+				}
+				b.ReportMetric(float64(cpu()-before)/float64(n*watchers), "cpu-ns/event")
+				cancel()
+				wg.Wait()
+			})
+		}
+	}
+}
+
+// newFloor returns a server that sends frame to all its clients at each write.
+func newFloor(b *testing.B, frame []byte) (*httptest.Server, func(int)) {
+	var mu sync.Mutex
+	changed := make(chan struct{})
+	current := func() chan struct{} {
+		mu.Lock()
+		defer mu.Unlock()
+		return changed
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		for ch := current(); ; {
+			select {
+			case <-ch:
+			case <-req.Context().Done():
+				return
+			}
+			ch = current()
+			_, _ = w.Write(frame)
+			w.(http.Flusher).Flush()
+		}
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	b.Cleanup(server.Close)
+	return server, func(int) {
+		mu.Lock()
+		defer mu.Unlock()
+		close(changed)
+		changed = make(chan struct{})
+	}
+}
+
+// cpu is the time that this process has spent on its processors.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkWatchFrames is what one event costs one watch beside the connection: to find
+// that it is due, to put it into a frame, and to write and flush that.
+func BenchmarkWatchFrames(b *testing.B) {
+	w := watchedPods(b)
+	for _, accept := range []media{mediaJSON, mediaProtobuf} {
+		b.Run(string(accept[strings.LastIndexAny(string(accept), "./")+1:]), func(b *testing.B) {
+			enc, err := w.resource.encodings.get(w.resource, format{media: accept})
+			if err != nil {
+				b.Fatal(err)
+			}
+			item, err := enc.appendItem(nil, w.object("pod", map[string]string{"filler": strings.Repeat("x", 900)}))
+			if err != nil {
+				b.Fatal(err)
+			}
+			sink := &discard{header: http.Header{}}
+			out := &watchWriter{framer: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}
+			b.SetBytes(int64(len(item)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := out.item(watch.Modified, item); err != nil {
+					b.Fatal(err)
+				}
+				if err := out.flush(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkWatchInitialEvents reads the initial events of 20,000 objects of 1 KB over
+// HTTP/2 in this process.
+func BenchmarkWatchInitialEvents(b *testing.B) {
+	const objects = 20_000
+	w := watchedPods(b)
+	var wg sync.WaitGroup
+	work := make(chan int)
+	for range 32 {
+		wg.Go(func() {
+			for i := range work {
+				w.put(b, w.object(fmt.Sprintf("pod-%05d", i), map[string]string{"filler": strings.Repeat("x", 900)}))
+			}
+		})
+	}
+	for i := range objects {
+		work <- i
+	}
+	close(work)
+	wg.Wait()
+	w.catchUp(b)
+	for _, engine := range []string{"", "upstream"} {
+		for _, accept := range []string{jsonType, protobufType} {
+			b.Run(fmt.Sprintf("%s/%s", strings.Replace(engine+"strata", "upstreamstrata", "upstream", 1), accept[strings.LastIndexAny(accept, "./")+1:]), func(b *testing.B) {
+				for b.Loop() {
+					resp := w.open(b, engine, "resourceVersion=0&timeoutSeconds=60", accept, true)
+					f := readFrames(resp)
+					for range objects {
+						if _, err := f.next(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					resp.Body.Close()
+				}
+				b.ReportMetric(float64(b.N*objects)/b.Elapsed().Seconds(), "events/s")
+			})
+		}
+	}
+}
