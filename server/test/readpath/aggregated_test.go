@@ -1,0 +1,106 @@
+package readpath
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// aggregatedAnswer is what the other server says to every request.
+const aggregatedAnswer = `{"kind":"Elsewhere","apiVersion":"test.example.com/v1"}`
+
+// startAggregated starts a server on this host and returns the service that an APIService names it by.
+func startAggregated(t *testing.T, ctx context.Context) (service object) {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, aggregatedAnswer)
+	}))
+	t.Cleanup(server.Close)
+	u, err := url.Parse(server.URL)
+	check(t, err)
+	_, port, err := net.SplitHostPort(u.Host)
+	check(t, err)
+	var number int
+	_, err = fmt.Sscan(port, &number)
+	check(t, err)
+	// An API server asks a service of this kind by its name.
+	r, err := api.Do(ctx, http.MethodPost, "/api/v1/namespaces/default/services", "", object{
+		"metadata": object{"name": "elsewhere"}, "spec": object{"type": "ExternalName", "externalName": "localhost"}})
+	check(t, err)
+	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
+		t.Fatal(r.Err())
+	}
+	return object{"namespace": "default", "name": "elsewhere", "port": number}
+}
+
+// moveAPIService gives a group version to another server; a nil service takes it back.
+func moveAPIService(t *testing.T, ctx context.Context, name string, service object) {
+	t.Helper()
+	spec := object{"service": nil, "insecureSkipTLSVerify": nil}
+	if service != nil {
+		spec = object{"service": service, "insecureSkipTLSVerify": true}
+	}
+	r, err := api.DoAs(ctx, http.MethodPatch, "/apis/apiregistration.k8s.io/v1/apiservices/"+name, "", "application/merge-patch+json", "", object{
+		// Without the label nobody takes it back but the test.
+		"metadata": object{"labels": object{"kube-aggregator.kubernetes.io/automanaged": nil}}, "spec": spec})
+	check(t, err)
+	if r.Code != http.StatusOK {
+		t.Fatal(r.Err())
+	}
+}
+
+// TestGroupsThatMoveToOtherServers: what they answer counts, also for resources that are stored here.
+func TestGroupsThatMoveToOtherServers(t *testing.T) {
+	ctx := newContext(t)
+	newNamespace(t, ctx, "moves")
+	d := definition{plural: "nomads", kind: "Nomad", versions: []version{{name: "v1", spec: anySpec}}}
+	d.create(t, ctx)
+	d.add(t, ctx, "moves", "a", object{})
+	for _, group := range []struct {
+		service  string
+		read     [][2]string
+		contains string
+	}{
+		{"v1." + group, append(d.reads("v1", "moves"), [2]string{d.path("v1", ""), "watch=true&timeoutSeconds=1"}), `"name":"a"`},
+		{"v1.node.k8s.io", [][2]string{{"/apis/node.k8s.io/v1/runtimeclasses", ""}}, `"kind":"RuntimeClassList"`},
+	} {
+		path := "/apis/apiregistration.k8s.io/v1/apiservices/" + group.service
+		untilBody(t, ctx, path, "", `"type":"Available"`)
+		for _, read := range group.read {
+			untilBody(t, ctx, read[0], read[1], group.contains)
+		}
+		byBytes(t, ctx, group.read[0][0], "")
+
+		for range 2 {
+			moveAPIService(t, ctx, group.service, startAggregated(t, ctx))
+			for _, read := range group.read {
+				untilBody(t, ctx, read[0], read[1], aggregatedAnswer)
+			}
+			passedOn(t, ctx, group.read[0][0], "remote")
+
+			moveAPIService(t, ctx, group.service, nil)
+			for _, read := range group.read {
+				untilBody(t, ctx, read[0], read[1], group.contains)
+			}
+			byBytes(t, ctx, group.read[0][0], "")
+		}
+		// Its service does not answer.
+		moveAPIService(t, ctx, group.service, object{"namespace": "default", "name": "nowhere", "port": 443})
+		for _, read := range group.read {
+			untilCode(t, ctx, read[0], read[1], http.StatusServiceUnavailable)
+		}
+		// And the APIService is deleted: what is stored here is served again.
+		check(t, api.Delete(ctx, path))
+		for _, read := range group.read {
+			until(t, ctx, read[0], read[1], func(r *harness.Response) bool { return r.Code == http.StatusOK })
+		}
+		byBytes(t, ctx, group.read[0][0], "")
+	}
+}

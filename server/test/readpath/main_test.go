@@ -1,0 +1,199 @@
+// Package readpath looks at what could make bytes from memory differ from what upstream's handlers would answer: definitions
+// that change, API groups that move to other servers, objects that are changed when they are read, deprecated versions.
+// Each answer is compared with that of a second server on the same etcd, which runs with --engine=upstream; and each
+// test makes sure that it was bytes from memory that it saw.
+package readpath
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 2 * time.Minute
+
+// Two servers on one etcd. Neither runs controllers.
+var (
+	etcd     *clientv3.Client
+	api      *harness.API // of the engine under test
+	upstream *harness.API
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		server := e.Etcd()
+		etcd = server.Client()
+		flags := []string{"--disable-admission-plugins=ServiceAccount"}
+		api = e.APIServer(server, flags...).API()
+		upstream = e.APIServer(server, append(flags, "--engine="+harness.Upstream)...).API()
+	})
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newNamespace creates a namespace and returns when both servers know it.
+func newNamespace(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
+	check(t, err)
+	same(t, ctx, "/api/v1/namespaces/"+name, "")
+}
+
+// get reads from one server.
+func get(t *testing.T, ctx context.Context, from *harness.API, path, query string) *harness.Response {
+	t.Helper()
+	r, err := from.Do(ctx, http.MethodGet, path, query, nil)
+	check(t, err)
+	return r
+}
+
+// same reads from both servers and fails unless they answer the same: code, warnings and body. It returns the answer.
+func same(t *testing.T, ctx context.Context, path, query string) *harness.Response {
+	t.Helper()
+	got, want := get(t, ctx, api, path, query), get(t, ctx, upstream, path, query)
+	if got.Code != want.Code || !bytes.Equal(got.Body, want.Body) {
+		t.Errorf("%s?%s: %d %s\nupstream: %d %s", path, query, got.Code, got.Body, want.Code, want.Body)
+	}
+	if g, w := strings.Join(got.Header["Warning"], "\n"), strings.Join(want.Header["Warning"], "\n"); g != w {
+		t.Errorf("%s?%s: warnings %q\nupstream: %q", path, query, g, w)
+	}
+	return got
+}
+
+// until reads from both servers until each answers as wanted, and fails if one does not within a time that no server
+// needs. From then on they have to answer the same, again and again.
+func until(t *testing.T, ctx context.Context, path, query string, wanted func(*harness.Response) bool) *harness.Response {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s?%s is not answered as wanted", path, query))
+	defer cancel()
+	for name, server := range map[string]*harness.API{harness.Engine(): api, harness.Upstream: upstream} {
+		err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			r, err := server.Do(ctx, http.MethodGet, path, query, nil)
+			if err != nil {
+				return false, err
+			}
+			return wanted(r), r.Err()
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	for range 20 {
+		if r := get(t, ctx, api, path, query); !wanted(r) {
+			t.Fatalf("%s?%s was answered as wanted, and then: %v", path, query, r.Err())
+		}
+	}
+	return same(t, ctx, path, query)
+}
+
+func untilCode(t *testing.T, ctx context.Context, path, query string, code int) {
+	t.Helper()
+	until(t, ctx, path, query, func(r *harness.Response) bool { return r.Code == code })
+}
+
+func untilBody(t *testing.T, ctx context.Context, path, query, contains string) *harness.Response {
+	t.Helper()
+	return until(t, ctx, path, query, func(r *harness.Response) bool {
+		return r.Code == http.StatusOK && bytes.Contains(r.Body, []byte(contains))
+	})
+}
+
+// byBytes fails unless a read is answered with bytes from memory. Other readers are counted too, so that it tries again
+// when something was passed on.
+func byBytes(t *testing.T, ctx context.Context, path, query string) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		return
+	}
+	for range 5 {
+		passed := metric(t, ctx, api, "strata_readpath_passed_total")
+		get(t, ctx, api, path, query)
+		if metric(t, ctx, api, "strata_readpath_passed_total") == passed {
+			return
+		}
+	}
+	t.Errorf("%s?%s: reads are passed on", path, query)
+}
+
+// passedOn fails unless reads of path are passed on to upstream's handlers.
+func passedOn(t *testing.T, ctx context.Context, path, reason string) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		return
+	}
+	const reads = 10
+	name := fmt.Sprintf("strata_readpath_passed_total{reason=%q}", reason)
+	passed := metric(t, ctx, api, name)
+	for range reads {
+		get(t, ctx, api, path, "")
+	}
+	if n := metric(t, ctx, api, name) - passed; n < reads {
+		t.Errorf("%s: %v of %v reads were passed on", path, n, reads)
+	}
+}
+
+// metric returns the sum of all series whose text begins with prefix.
+func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (sum float64) {
+	t.Helper()
+	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
+	check(t, err)
+	lines := bufio.NewScanner(bytes.NewReader(r.Body))
+	lines.Buffer(nil, len(r.Body)+1)
+	for lines.Scan() {
+		line := lines.Text()
+		if i := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, prefix) {
+			value, err := strconv.ParseFloat(line[i+1:], 64)
+			check(t, err)
+			sum += value
+		}
+	}
+	return sum
+}
+
+// startWatch starts a watch on a server that lasts as long as the test. A storage that has just been made may ask to come
+// back a little later.
+func startWatch(t *testing.T, ctx context.Context, on *harness.API, path, query string) *harness.Watch {
+	t.Helper()
+	var w *harness.Watch
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		started, refused, err := on.Watch(t.Context(), path, query)
+		if err != nil {
+			return false, err
+		}
+		if refused == nil {
+			w = started
+			return true, nil
+		}
+		if refused.Code != http.StatusTooManyRequests {
+			t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
+		}
+		return false, refused.Err()
+	}))
+	t.Cleanup(w.Close)
+	return w
+}
