@@ -1,0 +1,124 @@
+package readpath
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+)
+
+// pieceEncoder encodes any object as the same bytes: a first piece, then the rest, as
+// upstream's encoders of lists do, or all at once, as those of single objects do.
+type pieceEncoder [][]byte
+
+func (e pieceEncoder) Encode(_ runtime.Object, w io.Writer) error {
+	for _, piece := range e {
+		if _, err := w.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e pieceEncoder) Identifier() runtime.Identifier { return "pieces" }
+
+// TestCompressesWhenUpstreamDoes compares the headers and the content of responses with
+// those of upstream's writer.
+func TestCompressesWhenUpstreamDoes(t *testing.T) {
+	accepts := [][]string{
+		nil,
+		{""},
+		{"gzip"},
+		{"GZIP"},
+		{"Gzip"},
+		{" gzip "},
+		{"\tgzip"},
+		{"gzip, deflate, br, zstd"},
+		{"deflate,gzip"},
+		{"deflate , gzip"},
+		{"br;q=1.0, gzip;q=0.8, *;q=0.1"},
+		{"gzip;q=1"},
+		{"gzip;q=0"},
+		{"gzip; q=0"},
+		{"x-gzip"},
+		{"gzipped"},
+		{"identity"},
+		{"identity, gzip"},
+		{"identity;q=0"},
+		{"deflate"},
+		{"*"},
+		{"*;q=0"},
+		{","},
+		{",,gzip,,"},
+		{"gzip;q=0, gzip"},
+		{"deflate", "gzip"}, // two headers
+		{"gzip", "identity;q=1, gzip;q=0"},
+	}
+	content := bytes.Repeat([]byte("0123456789abcdef"), gzipThreshold/16+1)
+	for _, enabled := range []bool{true, false} {
+		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.APIResponseCompression, enabled)
+		for _, accept := range accepts {
+			for _, size := range []int{0, 1000, gzipThreshold - 1, gzipThreshold, gzipThreshold + 1} {
+				for _, first := range []int{min(1, size), size} {
+					t.Run(fmt.Sprintf("gate=%v/accept=%q/size=%d/first=%d", enabled, accept, size, first), func(t *testing.T) {
+						req := httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)
+						if accept != nil {
+							req.Header["Accept-Encoding"] = accept
+						}
+						want := httptest.NewRecorder()
+						encoder := pieceEncoder{content[:first], content[first:size]}
+						responsewriters.SerializeObject(string(mediaJSON), encoder, want, req, http.StatusOK, nil)
+
+						got := httptest.NewRecorder()
+						b := newBody(&read{w: got, req: req, enc: &encoding{format: format{media: mediaJSON}}}, int64(size))
+						defer b.free()
+						b.write(content[:size])
+						b.close()
+
+						for _, name := range []string{"Content-Type", "Content-Encoding", "Vary"} {
+							if g, w := got.Header().Values(name), want.Header().Values(name); fmt.Sprint(g) != fmt.Sprint(w) {
+								t.Errorf("%s: %q, upstream %q", name, g, w)
+							}
+						}
+						if !bytes.Equal(contentOf(t, got), content[:size]) || !bytes.Equal(contentOf(t, want), content[:size]) {
+							t.Error("the content differs")
+						}
+						if length := got.Header().Get("Content-Length"); length != "" && length != fmt.Sprint(got.Body.Len()) {
+							t.Errorf("%d bytes with Content-Length %s", got.Body.Len(), length)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// contentOf returns the content of a response, decompressed if its header says so.
+func contentOf(t *testing.T, response *httptest.ResponseRecorder) []byte {
+	t.Helper()
+	if response.Header().Get("Content-Encoding") != "gzip" {
+		return response.Body.Bytes()
+	}
+	z, err := gzip.NewReader(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z.Multistream(false)
+	content, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.Body.Len() > 0 {
+		t.Fatalf("%d bytes after the member", response.Body.Len())
+	}
+	return content
+}
