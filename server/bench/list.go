@@ -89,12 +89,12 @@ var listWorkloads = []Workload{
 		Wanted: []Bound{toUpstream(cpuPerList, 1./8)},
 	},
 	{
-		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps,
+		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
 		Run:    pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
 		Wanted: []Bound{toUpstream(cpuPerList, 1./8)},
 	},
 	{
-		Name: "list-crowd", Title: "LISTs of all at once, JSON", Op: "LIST", Dataset: configMaps,
+		Name: "list-crowd", Title: "LISTs of all at once, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
 		Run:    crowdLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
 		Wanted: []Bound{absolute(peakAbove, 50e6)},
 	},

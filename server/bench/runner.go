@@ -199,7 +199,10 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 				return err
 			}
 		}
-		for _, spec := range b.config.Engines {
+		for i, spec := range b.config.Engines {
+			if run == -1 && w.Dear && i > 0 && !spec.IsLimit() {
+				continue
+			}
 			if err := b.measure(ctx, w, spec, run, run >= 0); err != nil {
 				return err
 			}

@@ -38,6 +38,9 @@ type Workload struct {
 	// Runs bounds Config.Runs where a sample is dear; 0 does not.
 	Runs int
 
+	// Dear spares all but the first engine and the limit the run that warms up: it costs more than all else, and they keep nothing from it.
+	Dear bool
+
 	// Prepare and CleanUp, if not nil, change what etcd holds before the first sample and after the last.
 	Prepare, CleanUp func(ctx context.Context, s *Surroundings) error
 
@@ -138,8 +141,8 @@ func fullSizes() Sizes {
 	s := Sizes{
 		Rest:          10 * time.Second,
 		Writes:        1_000,
-		Loop:          3 * time.Second,
-		WatchDuration: 10 * time.Second,
+		Loop:          2 * time.Second,
+		WatchDuration: 5 * time.Second,
 		LoneRate:      4_000,
 		Watchers:      1_000,
 		SharedRate:    20,
