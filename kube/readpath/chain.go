@@ -26,6 +26,16 @@ type ChainOptions struct {
 	Cost CostFunc
 }
 
+// Mount puts the server in front of the handlers of the API server that c configures, with
+// the lean chain for reads (BuildHandlerChain). It wraps c.BuildHandlerChainFunc, and
+// has to be called before c is completed.
+func (s *Server) Mount(c *genericapiserver.Config) {
+	full := c.BuildHandlerChainFunc
+	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
+		return BuildHandlerChain(apiHandler, c, ChainOptions{Full: full, Mount: s.Handler, Cost: s.Cost})
+	}
+}
+
 // BuildHandlerChain returns the handler of a whole API server: authentication,
 // authorization, audit, priority and fairness and the other filters, then the mounted
 // handler of reads, then apiHandler. It is meant to be called by

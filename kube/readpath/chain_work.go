@@ -1,9 +1,7 @@
 package readpath
 
 import (
-	"context"
 	"net/http"
-	"net/url"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
@@ -13,7 +11,7 @@ import (
 // watch, those of its initial events. ok is false if the answer does not come from
 // memory, or if its size is not known beforehand. It is called for each list and
 // watch before it waits for its turn, so it must be cheap and must not wait.
-type CostFunc func(ctx context.Context, info *request.RequestInfo, u *url.URL) (bytes int64, ok bool)
+type CostFunc func(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool)
 
 const (
 	// bytesPerSeat is upstream's measure: what a seat of priority and fairness may hold
@@ -43,7 +41,7 @@ func WorkEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost CostFunc,
 		if !ok || (info.Verb != "list" && info.Verb != "watch") {
 			return upstream(req, flowSchema, priorityLevel)
 		}
-		bytes, ok := cost(req.Context(), info, req.URL)
+		bytes, ok := cost(req, info)
 		if !ok {
 			return upstream(req, flowSchema, priorityLevel)
 		}

@@ -1,10 +1,8 @@
 package readpath
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"testing"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -39,8 +37,8 @@ func TestWorkEstimator(t *testing.T) {
 				func(*http.Request, string, string) flowcontrolrequest.WorkEstimate {
 					return flowcontrolrequest.WorkEstimate{InitialSeats: upstreams}
 				},
-				func(_ context.Context, info *request.RequestInfo, u *url.URL) (int64, bool) {
-					asked = info.Verb == test.verb && u.RawQuery == "limit=5"
+				func(req *http.Request, info *request.RequestInfo) (int64, bool) {
+					asked = info.Verb == test.verb && req.URL.RawQuery == "limit=5"
 					return test.bytes, test.bytes != unknown
 				},
 				func(level string) uint64 {
@@ -66,7 +64,7 @@ func TestCostReachesFlowControl(t *testing.T) {
 	c, seats := chainConfig()
 	h := newChain(nil, c, ChainOptions{
 		Mount: func(http.Handler) http.Handler { return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}) },
-		Cost: func(context.Context, *request.RequestInfo, *url.URL) (int64, bool) {
+		Cost: func(*http.Request, *request.RequestInfo) (int64, bool) {
 			return 450_000, true
 		},
 	})

@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"net/http"
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -46,10 +45,7 @@ func mountReadPath(config *app.Config, engine *kubestorage.Engine) error {
 		}),
 		MinRequestTimeout: time.Duration(generic.MinRequestTimeout) * time.Second,
 	})
-	full := generic.BuildHandlerChainFunc
-	generic.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
-		return readpath.BuildHandlerChain(apiHandler, c, readpath.ChainOptions{Full: full, Mount: reads.Handler})
-	}
+	reads.Mount(generic)
 	return nil
 }
 
