@@ -21,9 +21,7 @@ import (
 
 // GetList implements storage.Interface.
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
-	if err := answerProbe(ctx, s, key, &opts.Predicate); err != nil {
-		return err
-	}
+	endProbe(ctx, s, key, &opts.Predicate)
 	r, err := s.Read(ctx, key, opts)
 	if errors.Is(err, ErrReadEtcd) {
 		return s.listFromEtcd(ctx, key, opts, listObj)

@@ -2,20 +2,22 @@ package kubestorage
 
 import (
 	"context"
-	"net/http"
+	"runtime"
 	"sync/atomic"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 )
 
 // Probe finds out which storage answers a request: a GET, LIST or WATCH whose context
 // carries it ends at the first storage of an engine that it reaches, which takes note
-// of itself and reads nothing. The caller sends such a request through the handlers
-// of an API server and throws the answer away. It is for one request.
+// of itself and reads nothing. It is for one request.
+//
+// The caller sends such a request through the handlers of an API server, on a
+// goroutine of its own: what ends is this goroutine (runtime.Goexit). Upstream's
+// routes count a request when its handler returns; that of a probe, which no client
+// has sent, does not. Deferred functions run.
 type Probe struct{ found atomic.Pointer[Found] }
 
 // Found is what a request has reached.
@@ -46,52 +48,36 @@ func (p *Probe) Found() Found {
 	return Found{}
 }
 
-// errProbed is what a storage answers a probe. Request metrics count it as a 404,
-// which neither error rates (5xx and 429) nor latency objectives take for a failure
-// of the server, and which a GET for a name that does not exist has anyway.
-var errProbed = &apierrors.StatusError{ErrStatus: metav1.Status{
-	Status:  metav1.StatusFailure,
-	Code:    http.StatusNotFound,
-	Reason:  metav1.StatusReasonNotFound,
-	Message: "the storage has been found",
-}}
-
-// answerProbe returns an error if ctx is that of a probe, which has then been answered.
-// s is nil for a storage that reads etcd, pred for a GET.
-func answerProbe(ctx context.Context, s *Store, key string, pred *storage.SelectionPredicate) error {
+// endProbe does not return if ctx is that of a probe. s is nil for a storage that
+// reads etcd, pred for a GET.
+func endProbe(ctx context.Context, s *Store, key string, pred *storage.SelectionPredicate) {
 	p, ok := ctx.Value(probeKey{}).(*Probe)
 	if !ok {
-		return nil
+		return
 	}
 	f := &Found{Store: s, Key: key}
 	if pred != nil {
 		f.IndexFields, f.IndexLabels = pred.IndexFields, pred.IndexLabels
 	}
 	p.found.CompareAndSwap(nil, f)
-	return errProbed
+	runtime.Goexit()
 }
 
 // direct is a storage that reads etcd: it keeps probes from doing that.
 type direct struct{ storage.Interface }
 
-func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
-	if err := answerProbe(ctx, nil, key, nil); err != nil {
-		return err
-	}
+func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, out apiruntime.Object) error {
+	endProbe(ctx, nil, key, nil)
 	return d.Interface.Get(ctx, key, opts, out)
 }
 
-func (d direct) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
-	if err := answerProbe(ctx, nil, key, nil); err != nil {
-		return err
-	}
+func (d direct) GetList(ctx context.Context, key string, opts storage.ListOptions, out apiruntime.Object) error {
+	endProbe(ctx, nil, key, nil)
 	return d.Interface.GetList(ctx, key, opts, out)
 }
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
-	if err := answerProbe(ctx, nil, key, nil); err != nil {
-		return nil, err
-	}
+	endProbe(ctx, nil, key, nil)
 	return d.Interface.Watch(ctx, key, opts)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"strings"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
@@ -77,7 +78,8 @@ func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // "" and nil if there is nothing more. more says whether there are candidates after
 // last; count is Count.
 func (r *Reading) NextPage(last string, count int, more bool) (token string, remaining *int64, err error) {
-	return storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(count), more, r.opts)
+	// Upstream's cacher begins the start key with a slash, its etcd3 store does not; both read either.
+	return storage.PrepareContinueToken(last, strings.TrimSuffix(r.Prefix, "/"), r.Snapshot.Rev, int64(count), more, r.opts)
 }
 
 // Read resolves a LIST: it waits for the revision that the options ask for and

@@ -323,9 +323,7 @@ func (s *Store) listFromEtcd(ctx context.Context, key string, opts storage.ListO
 // Get implements storage.Interface. Without a resource version the answer is
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
-	if err := answerProbe(ctx, s, key, nil); err != nil {
-		return err
-	}
+	endProbe(ctx, s, key, nil)
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
 	switch {
 	case errors.Is(err, ErrReadEtcd):

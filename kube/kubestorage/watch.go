@@ -20,9 +20,7 @@ const resultBuffer = 10
 // holds nobody up. It may fall behind as far as the window reaches, then it gets
 // 410. Errors that upstream reports as an event are events here.
 func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
-	if err := answerProbe(ctx, s, key, &opts.Predicate); err != nil {
-		return nil, err
-	}
+	endProbe(ctx, s, key, &opts.Predicate)
 	stream, err := s.OpenStream(ctx, key, opts)
 	if err != nil {
 		return nil, err

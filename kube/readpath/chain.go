@@ -133,9 +133,25 @@ func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		h.full.ServeHTTP(w, req)
 		return
 	}
+	if req.ProtoMajor == 2 && info.Verb != "watch" {
+		growStack()
+	}
 	ctx := request.WithReceivedTimestamp(request.WithRequestInfo(req.Context(), info), received)
 	h.lean.ServeHTTP(w, req.WithContext(ctx))
 }
+
+// growStack makes room on the stack for the filters. HTTP/2 serves each request on a new
+// goroutine, whose small stack would double several times on the way down, and be
+// copied each time with all that is on it by then.
+//
+//go:noinline
+func growStack() {
+	var room [12 << 10]byte
+	use(&room)
+}
+
+//go:noinline
+func use(*[12 << 10]byte) {}
 
 // leanRead returns the RequestInfo of a request that takes the lean chain, and nil for
 // one that does not: only GET, list and watch of a resource as they are sent by clients, in

@@ -16,12 +16,13 @@ import (
 
 // get answers a GET, or returns why it has to be passed on.
 func (r *read) get() reason {
+	span := r.trace("Get")
+	defer span.End(500 * time.Millisecond)
 	item, err := r.getItem()
 	if passOnError(err) {
 		return reasonEtcd
 	}
 	r.instrument(func() {
-		defer r.trace("Get").End(500 * time.Millisecond)
 		if err != nil {
 			r.fail(err)
 			return

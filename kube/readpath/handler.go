@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -123,14 +125,11 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 		return reasonAudit
 	}
 	r := &read{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
-	f, why, err := r.negotiate()
+	f, why := r.negotiate()
 	if why != "" {
 		return why
 	}
-	if err != nil {
-		r.instrument(func() { r.fail(err) })
-		return ""
-	}
+	var err error
 	if r.enc, err = resource.encodings.get(resource, f); err != nil {
 		return reasonMediaType
 	}
@@ -178,33 +177,116 @@ func auditsResponse(ctx context.Context) bool {
 	return ac != nil && ac.Enabled() && !ac.GetEventLevel().Less(auditinternal.LevelRequestResponse)
 }
 
-// negotiate decides on the form of the response as upstream's handlers do.
-func (r *read) negotiate() (format, reason, error) {
+// negotiated is what becomes of an Accept header.
+type negotiated struct {
+	format
+	why reason // to pass on
+}
+
+// negotiate decides on the form of the response as upstream's handlers do. What depends
+// on the Accept header alone is decided once for each header, while there are not too many.
+func (r *read) negotiate() (format, reason) {
+	if asksForPretty(r.req) {
+		n := r.negotiateAnew()
+		return n.format, n.why
+	}
+	accept := r.req.Header.Get("Accept")
+	var cache *acceptCache
+	switch r.info.Verb {
+	case "get":
+		cache = &r.resource.accepted.get
+	case "list":
+		cache = &r.resource.accepted.list
+	default:
+		cache = &r.resource.accepted.watch
+	}
+	if n, ok := cache.load(accept); ok {
+		return n.format, n.why
+	}
+	n := r.negotiateAnew()
+	if len(r.req.Header["Accept"]) <= 1 {
+		cache.store(accept, n)
+	}
+	return n.format, n.why
+}
+
+// asksForPretty reports whether something beside the Accept header may ask for indented
+// JSON.
+func asksForPretty(req *http.Request) bool {
+	agent := req.UserAgent()
+	return strings.Contains(req.URL.RawQuery, "pretty") ||
+		strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+}
+
+// negotiateAnew negotiates. In front of upstream's handlers of built-in resources stand
+// routes, which refuse what they do not know in words of their own, and ranges of media
+// types other than all, which the handlers know.
+func (r *read) negotiateAnew() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
-	if err != nil {
-		return format{}, "", err
+	if err != nil || !r.resource.Custom && acceptsRange(r.req) {
+		return negotiated{why: reasonMediaType}
 	}
 	f := format{media: media(info.MediaType)}
 	if f.media != mediaJSON && f.media != mediaProtobuf {
-		return format{}, reasonMediaType, nil
+		return negotiated{why: reasonMediaType}
 	}
 	if target := opts.Convert; target != nil {
 		switch {
 		case target.Kind == "Table":
-			return format{}, reasonTable, nil
+			return negotiated{why: reasonTable}
 		case target.Kind != r.partialKind():
-			return format{}, reasonMediaType, nil // upstream words the error
+			return negotiated{why: reasonMediaType} // upstream words the error
 		}
 		f.target = target.GroupVersion()
 		if f.target != metav1.SchemeGroupVersion && f.target != metav1beta1.SchemeGroupVersion {
-			return format{}, reasonMediaType, nil
+			return negotiated{why: reasonMediaType}
 		}
 	}
 	// Watches are not indented.
 	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
-		return format{}, reasonPretty, nil
+		return negotiated{why: reasonPretty}
 	}
-	return f, "", nil
+	return negotiated{format: f}
+}
+
+// acceptsRange reports whether the client accepts a range of media types like
+// application/*; not so */*.
+func acceptsRange(req *http.Request) bool {
+	for _, accept := range req.Header["Accept"] {
+		if strings.Contains(strings.ReplaceAll(accept, "*/*", ""), "/*") {
+			return true
+		}
+	}
+	return false
+}
+
+// acceptCache remembers what becomes of Accept headers: of the first ones that are seen,
+// of moderate length. Clients send few different ones. Safe for concurrent use.
+type acceptCache struct {
+	known sync.Map // of negotiated, by header
+	n     atomic.Int32
+}
+
+const (
+	maxAccepts      = 64
+	maxAcceptLength = 512
+)
+
+func (c *acceptCache) load(accept string) (negotiated, bool) {
+	n, ok := c.known.Load(accept)
+	if !ok {
+		return negotiated{}, false
+	}
+	return n.(negotiated), true
+}
+
+func (c *acceptCache) store(accept string, n negotiated) {
+	if len(accept) > maxAcceptLength || c.n.Load() >= maxAccepts {
+		return
+	}
+	if _, known := c.known.LoadOrStore(accept, n); !known {
+		c.n.Add(1)
+	}
 }
 
 // partialKind is the kind of metadata that the request may ask for.
@@ -272,7 +354,10 @@ func (r *read) trace(name string) *tracing.Span {
 
 // scope returns what negotiation asks about the resource.
 func (r *Resource) scope() *handlers.RequestScope {
-	return &handlers.RequestScope{
+	if scope := r.requestScope.Load(); scope != nil {
+		return scope
+	}
+	scope := &handlers.RequestScope{
 		Serializer:          r.Serializer,
 		StandardSerializers: r.StandardSerializers,
 		TableConvertor:      rest.NewDefaultTableConvertor(r.GVR.GroupResource()),
@@ -280,6 +365,8 @@ func (r *Resource) scope() *handlers.RequestScope {
 		Kind:                r.Kind,
 		MetaGroupVersion:    metav1.SchemeGroupVersion,
 	}
+	r.requestScope.Store(scope)
+	return scope
 }
 
 // passOnError reports whether the error means that upstream's handlers are to answer.

@@ -39,12 +39,14 @@ func (r *read) listOrWatch() reason {
 	if opts.Watch {
 		return r.watch(opts, key, storageOpts)
 	}
+	span := r.trace("List")
+	defer span.End(500 * time.Millisecond)
 	p, err := r.page(key, storageOpts)
 	if passOnError(err) {
 		return reasonEtcd
 	}
+	span.AddEvent("About to write a response")
 	r.instrument(func() {
-		defer r.trace("List").End(500 * time.Millisecond)
 		if err != nil {
 			r.fail(storeerr.InterpretListError(err, r.groupResource()))
 			return
@@ -314,7 +316,7 @@ func (w *itemWriter) run(run mirror.Run) {
 	w.left -= len(run.Items())
 	last := w.left == 0 && w.trailing > 0
 	if w.body.gz != nil && run.Whole() && !last {
-		if n, ok := rep.Size(run); ok && n >= gzipjoin.MinRun {
+		if n, ok := rep.Size(run); ok && n >= gzipjoin.MinRun && n <= gzipjoin.MaxRun {
 			d, err := rep.Deflated(ctx, run)
 			if err != nil {
 				panic(http.ErrAbortHandler)

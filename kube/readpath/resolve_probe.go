@@ -72,8 +72,8 @@ func (t route) key(prefix string) string {
 
 // probe sends a probe along the route and returns what it has found. Nothing of the
 // request that gave rise to it goes with it: no audit event, no warnings, no
-// latencies are recorded for it a second time, and without a user no other
-// server is asked on anybody's behalf.
+// latencies and no metrics are recorded for it a second time, and without a user no
+// other server is asked on anybody's behalf.
 func probe(t route, next http.Handler) kubestorage.Found {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
@@ -94,7 +94,17 @@ func probe(t route, next http.Handler) kubestorage.Found {
 		Body:       http.NoBody,
 		RemoteAddr: "127.0.0.1:0",
 	}).WithContext(ctx)
-	next.ServeHTTP(&nowhere{header: http.Header{}}, req)
+	ended := make(chan struct{})
+	var panicked any
+	go func() { // which the storage ends
+		defer close(ended)
+		defer func() { panicked = recover() }()
+		next.ServeHTTP(&nowhere{header: http.Header{}}, req)
+	}()
+	<-ended
+	if panicked != nil {
+		panic(panicked) // where the request's own filters recover it
+	}
 	return p.Found()
 }
 

@@ -1,14 +1,18 @@
 package readpath
 
 import (
+	"sync/atomic"
+
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 // Resource is what the byte path knows of one served version of a resource: how
-// upstream's handlers serve it, and the storage they read from. It is immutable.
+// upstream's handlers serve it, and the storage they read from. Its fields are not
+// changed once it is in use.
 type Resource struct {
 	// GVR and Kind are the served version.
 	GVR  schema.GroupVersionResource
@@ -42,5 +46,7 @@ type Resource struct {
 	Deprecated     bool
 	RemovedRelease string
 
-	encodings encodings
+	encodings    encodings
+	requestScope atomic.Pointer[handlers.RequestScope]
+	accepted     struct{ get, list, watch acceptCache }
 }

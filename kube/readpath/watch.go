@@ -42,7 +42,7 @@ func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage
 // leaves the serving to it, on a goroutine with a fresh stack. After an error nothing has
 // been written.
 func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
-	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(r.req.Context(), opts)}
+	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(request.WithNamespace(r.req.Context(), r.info.Namespace), opts)}
 	if opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks {
 		s.initial = r.trace("WatchList")
 	}

@@ -46,7 +46,7 @@ func BenchmarkWatchFanout(b *testing.B) {
 					framer := enc.framer()
 					buf, body, _ := framer.begin(nil, watch.Modified, item)
 					frame = framer.end(append(buf, body...))
-					server, write = newFloor(b, frame)
+					server, write = newFloor(b, accept, frame)
 				}
 				var received atomic.Int64
 				var wg sync.WaitGroup
@@ -104,7 +104,7 @@ func BenchmarkWatchFanout(b *testing.B) {
 }
 
 // newFloor returns a server that sends frame to all its clients at each write.
-func newFloor(b *testing.B, frame []byte) (*httptest.Server, func(int)) {
+func newFloor(b *testing.B, contentType string, frame []byte) (*httptest.Server, func(int)) {
 	var mu sync.Mutex
 	changed := make(chan struct{})
 	current := func() chan struct{} {
@@ -113,6 +113,7 @@ func newFloor(b *testing.B, frame []byte) (*httptest.Server, func(int)) {
 		return changed
 	}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Type", contentType)
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
 		for ch := current(); ; {

@@ -218,8 +218,8 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r := &read{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
-	f, why, err := r.negotiate()
-	if err == nil && why == "" {
+	f, why := r.negotiate()
+	if why == "" {
 		r.enc, err = w.resource.encodings.get(w.resource, f)
 	}
 	if err != nil || why != "" {

@@ -230,7 +230,7 @@ func standard(content []byte) func(io.Writer) error {
 }
 
 // joined writes a list as its readers do: a head, leaves, of which only those of
-// MinRun bytes are compressed on their own, and a tail. The last leaf is loose, because
+// MinRun to MaxRun bytes are compressed on their own, and a tail. The last leaf is loose, because
 // no comma follows its last item.
 func joined(leaves [][]byte) func(io.Writer) error {
 	return func(w io.Writer) error {
@@ -239,7 +239,7 @@ func joined(leaves [][]byte) func(io.Writer) error {
 			return err
 		}
 		for i, leaf := range leaves {
-			if len(leaf) < MinRun || i == len(leaves)-1 {
+			if len(leaf) < MinRun || len(leaf) > MaxRun || i == len(leaves)-1 {
 				if _, err := z.Write(leaf); err != nil {
 					return err
 				}

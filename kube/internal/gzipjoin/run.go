@@ -21,6 +21,11 @@ type Run struct {
 // be up to 10% larger than among them (measured with TestSizeOfLists).
 const MinRun = 12 << 10
 
+// MaxRun is the length above which a run should be given to Writer.Write too: while a
+// run is compressed it takes up to three times its size, a Writer 130 KB. Up to here a
+// leaf of 64 objects may hold 64 KB each.
+const MaxRun = 4 << 20
+
 // Compress compresses the concatenation of data. Deflated is appended to dst and does
 // not include what was in dst before; with a nil dst it gets an array of its own that
 // is no larger than it needs to be. dst must not overlap data.

@@ -23,6 +23,13 @@ const (
 	// half of what Go's default would allow if there were nothing else.
 	scannedShare = 0.5
 	interval     = time.Second
+
+	// idleFor is how long no collection must have been needed until memory that is free,
+	// and that the runtime would keep for the next burst, goes back to the system, if
+	// it is idleFree bytes or more; freeAgain how long until that may happen again.
+	idleFor   = 5 * time.Second
+	idleFree  = 48 << 20
+	freeAgain = time.Minute
 )
 
 // percent returns the value for debug.SetGCPercent with a live heap of the size, of
@@ -39,7 +46,11 @@ func Start(ctx context.Context) {
 		return
 	}
 	go func() {
-		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"}}
+		sample := []metrics.Sample{
+			{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"},
+			{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/free:bytes"},
+		}
+		var idle idleness
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		last := 100
@@ -55,6 +66,30 @@ func Start(ctx context.Context) {
 				debug.SetGCPercent(p)
 				last = p
 			}
+			if idle.free(time.Now(), sample[2].Value.Uint64(), sample[3].Value.Uint64()) {
+				debug.FreeOSMemory()
+			}
 		}
 	}()
+}
+
+// idleness tells when it is time to return free memory. The zero value has seen nothing.
+type idleness struct {
+	cycles uint64    // collections so far
+	since  time.Time // when the last one was noticed
+	freed  time.Time // when memory was returned
+}
+
+// free takes a sample, of collections so far and of free bytes, and reports whether to
+// return those.
+func (i *idleness) free(now time.Time, cycles, free uint64) bool {
+	if cycles != i.cycles {
+		i.cycles, i.since = cycles, now
+		return false
+	}
+	if free < idleFree || now.Sub(i.since) < idleFor || now.Sub(i.freed) < freeAgain {
+		return false
+	}
+	i.freed = now
+	return true
 }

@@ -1,6 +1,9 @@
 package gcpolicy
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 	for _, c := range []struct {
@@ -16,6 +19,29 @@ func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 	} {
 		if got := percent(c.live, c.scanned); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
+		}
+	}
+}
+
+func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
+	var i idleness
+	start := time.Now()
+	for _, c := range []struct {
+		after        time.Duration
+		cycles, free uint64
+		want         bool
+	}{
+		{0, 1, idleFree, false},
+		{idleFor - time.Second, 1, idleFree, false}, // not long enough
+		{idleFor, 2, idleFree, false},               // it was not idle
+		{2 * idleFor, 2, idleFree - 1, false},       // not worth it
+		{2 * idleFor, 2, idleFree, true},
+		{3 * idleFor, 3, idleFree, false},
+		{4 * idleFor, 3, idleFree, false}, // not again so soon
+		{2*idleFor + freeAgain, 3, idleFree, true},
+	} {
+		if got := i.free(start.Add(c.after), c.cycles, c.free); got != c.want {
+			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
 		}
 	}
 }
