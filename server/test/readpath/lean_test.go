@@ -1,0 +1,39 @@
+package readpath
+
+import (
+	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestReadsTakeTheLeanChain: the filters of plain reads are not measured one by one, which is what tells the lean chain
+// from upstream's; those of everything else are.
+func TestReadsTakeTheLeanChain(t *testing.T) {
+	if harness.Engine() == harness.Upstream {
+		t.Skip("upstream has one chain")
+	}
+	ctx := newContext(t)
+	newNamespace(t, ctx, "lean")
+	_, err := api.Create(ctx, "/api/v1/namespaces/lean/configmaps", object{"metadata": object{"name": "cm"}})
+	check(t, err)
+	const path = "/api/v1/namespaces/lean/configmaps"
+	const requests = 200 // many beside those that the server sends to itself meanwhile
+	const filters = `apiserver_request_filter_duration_seconds_count{filter="authorization"}`
+	for _, test := range []struct {
+		path, query string
+		measured    bool
+	}{
+		{path + "/cm", "", false},
+		{path + "/cm", "resourceVersion=0", false},
+		{path, "limit=10", false},
+		{"/apis/apps/v1", "", true}, // discovery
+	} {
+		before := metric(t, ctx, api, filters)
+		for range requests {
+			get(t, ctx, api, test.path, test.query)
+		}
+		if n := metric(t, ctx, api, filters) - before; (n >= requests) != test.measured {
+			t.Errorf("%s?%s: %v measured in %d requests; want them measured: %v", test.path, test.query, n, requests, test.measured)
+		}
+	}
+}
