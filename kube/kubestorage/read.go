@@ -78,8 +78,7 @@ func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // "" and nil if there is nothing more. more says whether there are candidates after
 // last; count is Count.
 func (r *Reading) NextPage(last string, count int, more bool) (token string, remaining *int64, err error) {
-	// Upstream's cacher begins the start key with a slash, its etcd3 store does not; both read either.
-	return storage.PrepareContinueToken(last, strings.TrimSuffix(r.Prefix, "/"), r.Snapshot.Rev, int64(count), more, r.opts)
+	return storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(count), more, r.opts)
 }
 
 // Read resolves a LIST: it waits for the revision that the options ask for and
@@ -128,6 +127,11 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 		// following ones, to the keys of the namespace: their tokens are relative
 		// to what the client asked for.
 		r.Prefix = s.resource.Prefix()
+	}
+	if !strings.HasSuffix(key, "/") {
+		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
+		// from one that ends with a slash. Both read either; ours are the cacher's.
+		r.Prefix = strings.TrimSuffix(r.Prefix, "/")
 	}
 	if opts.ResourceVersion == "0" && exact == 0 && opts.Predicate.Continue == "" {
 		r.Limit = 0 // KEP-2340: resource version 0 ignores the limit

@@ -119,7 +119,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 		if err != nil {
 			return dst, err
 		}
-		dst = append(dst, itemsTag)
+		dst = append(dst, e.itemsTag())
 		dst = binary.AppendUvarint(dst, uint64(len(raw)))
 		return append(dst, raw...), nil
 	}
@@ -135,12 +135,22 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	return append(append(dst, data...), ','), nil
 }
 
-// Fields of the messages that protobuf lists are made of. Every list of Kubernetes has
-// its items in field 2.
-const (
-	itemsTag   = 2<<3 | 2
-	unknownRaw = 2<<3 | 2 // runtime.Unknown.Raw
-)
+// unknownRaw is the tag of runtime.Unknown.Raw.
+const unknownRaw = 2<<3 | 2
+
+// itemsFirst reports whether the items of a list are its first field, in front of its
+// metadata, which they follow in all lists of Kubernetes but this one.
+func (e *encoding) itemsFirst() bool {
+	return e.media == mediaProtobuf && e.target == metav1beta1.SchemeGroupVersion
+}
+
+// itemsTag is the tag of an item in a protobuf list.
+func (e *encoding) itemsTag() byte {
+	if e.itemsFirst() {
+		return 1<<3 | 2
+	}
+	return 2<<3 | 2
+}
 
 // openUnknown cuts an encoded runtime.Unknown into its raw bytes, what stands before
 // the tag of those, and what stands after them.
@@ -272,6 +282,9 @@ func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail
 			return nil, nil, err
 		}
 		head = binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))+uint64(itemsBytes))
+		if e.itemsFirst() {
+			return head, append(bytes.Clone(raw), after...), nil
+		}
 		return append(head, raw...), after, nil
 	}
 	const items = `"items":[`
