@@ -271,15 +271,7 @@ func (st *Stream) Next() (Batch, error) {
 	var err error
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
-		st.failed = st.store.expired(err)
-		select {
-		case <-st.store.mirror.Done():
-			// Nothing is wrong with the position; the client resumes elsewhere.
-			st.failed = ErrStreamEnded
-		case <-st.store.ctx.Done():
-			st.failed = ErrStreamEnded
-		default:
-		}
+		st.failed = st.ending(err)
 	}
 	switch {
 	case len(st.due) > 0:
@@ -293,6 +285,21 @@ func (st *Stream) Next() (Batch, error) {
 		return Batch{Bookmark: st.cursor.Position()}, nil
 	}
 	return Batch{}, nil
+}
+
+// ending returns what the stream ends with when its position cannot be read any more.
+func (st *Stream) ending(err error) error {
+	select {
+	case <-st.store.mirror.Done():
+	case <-st.store.ctx.Done():
+	default:
+		if errors.Is(err, mirror.ErrNotReady) { // it was, and is being listed anew
+			err = fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
+		}
+		return st.store.expired(err)
+	}
+	// Nothing is wrong with the position; the client resumes elsewhere.
+	return ErrStreamEnded
 }
 
 // nextInitial returns the next part of the initial events, none when all are out or
@@ -310,7 +317,7 @@ func (st *Stream) nextInitial() Batch {
 	st.runs = st.runs[:0]
 	snap, err := st.snapshot()
 	if err != nil {
-		st.failed = err
+		st.failed = st.ending(err)
 		return Batch{}
 	}
 	n := 0
@@ -337,14 +344,14 @@ func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 		err = fmt.Errorf("%w: the list is of %d, oldest %d", mirror.ErrCompacted, st.at, oldest)
 	}
 	if err != nil {
-		return nil, st.store.expired(err)
+		return nil, err
 	}
 	if snap := st.version.Value(); snap != nil {
 		return snap, nil
 	}
 	snap, err := st.store.resource.At(st.at)
 	if err != nil {
-		return nil, st.store.expired(err)
+		return nil, err
 	}
 	st.version = weak.Make(&snap)
 	return &snap, nil

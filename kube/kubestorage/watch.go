@@ -90,7 +90,7 @@ func (w *watcher) run() {
 			err = w.deliver(&batch)
 		}
 		if err != nil {
-			if !errors.Is(err, ErrStreamEnded) {
+			if !errors.Is(err, ErrStreamEnded) && w.stream.ctx.Err() == nil {
 				_ = w.send(errorEvent(err))
 			}
 			return

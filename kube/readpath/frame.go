@@ -18,15 +18,16 @@ type framer struct {
 	protobuf bool
 	// head is what an object begins with and its item does not, in JSON.
 	head []byte
-	// before and after stand around an item in the runtime.Unknown of its object, in
-	// protobuf: an item's tag is that of Unknown.Raw.
+	// before and after stand around the length and bytes of an object in its
+	// runtime.Unknown, in protobuf.
 	before, after []byte
 }
 
 func (e *encoding) framer() framer {
 	f := framer{protobuf: e.media == mediaProtobuf, head: e.head}
 	if f.protobuf {
-		f.before, f.after = e.unknown()
+		before, after := e.unknown()
+		f.before, f.after = append(bytes.Clone(before), unknownRaw), after
 	}
 	return f
 }
@@ -46,8 +47,9 @@ const frameLength = 4
 // apiserver_watch_events_sizes counts it.
 func (f *framer) begin(dst []byte, t watch.EventType, item []byte) (begun, body []byte, size int) {
 	if f.protobuf {
-		dst, size = beginProtobuf(dst, t, len(f.before)+len(item)+len(f.after))
-		return append(dst, f.before...), item, size
+		body = item[1:] // without the tag that it has in a list
+		dst, size = beginProtobuf(dst, t, len(f.before)+len(body)+len(f.after))
+		return append(dst, f.before...), body, size
 	}
 	n := len(dst)
 	dst = beginJSON(dst, t)

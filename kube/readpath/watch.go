@@ -127,7 +127,7 @@ func (s *watchServer) serve() {
 	defer breakOffStalled(s.stream.Context(), w, stallTimeout)()
 
 	err := s.deliverAll()
-	if !errors.Is(err, kubestorage.ErrStreamEnded) {
+	if !errors.Is(err, kubestorage.ErrStreamEnded) && s.stream.Context().Err() == nil {
 		if err := s.object(watch.Error, kubestorage.ErrorStatus(err)); err != nil {
 			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
 		}
