@@ -1,0 +1,257 @@
+package readclients
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// compressed is a LIST large enough to be compressed (128 KiB), at a fixed revision, and what it is when it is not.
+type compressed struct {
+	Target string `json:"target"` // path and query
+	Accept string `json:"accept"`
+
+	plain []byte
+}
+
+const (
+	gzipObjects = 1200
+	gzipChanged = 12 // objects that change between the two revisions
+)
+
+var (
+	gzipOnce  sync.Once
+	gzipLists []compressed
+)
+
+// compressedLists fills a namespace, reads it with gzip, changes some of it and returns LISTs of both states: whole, by
+// namespace, pages and selections. What of a list was compressed before the change and what was after it are joined in them.
+func compressedLists(t *testing.T, ctx context.Context) []compressed {
+	t.Helper()
+	gzipOnce.Do(func() { gzipLists = makeCompressedLists(t, ctx) })
+	if len(gzipLists) == 0 {
+		t.Fatal("there are no lists to read: another test could not make them")
+	}
+	return gzipLists
+}
+
+func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
+	t.Helper()
+	engine := both.strata
+	api := engine.API()
+	namespace := newNamespace(t, ctx, api, "gzip")
+	words := strings.Fields("revision compact tombstone snapshot event batch cursor progress bookmark prefix index äöü \"quoted\" <tag> & \u2028")
+	random := rand.New(rand.NewPCG(1, 2))
+	text := func() string {
+		var b strings.Builder
+		for b.Len() < 900 {
+			b.WriteString(words[random.IntN(len(words))])
+			b.WriteByte(' ')
+		}
+		return b.String()
+	}
+	texts := make([]string, gzipObjects)
+	for i := range texts {
+		texts[i] = text()
+	}
+	write := func(method func(context.Context, string, any) (harness.Object, error), path func(i int) string, from, to int) {
+		t.Helper()
+		check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+			o := configMap(fmt.Sprintf("map-%04d", from+i), texts[from+i])
+			o["metadata"].(object)["labels"] = object{"even": fmt.Sprint(i%2 == 0)}
+			_, err := method(ctx, path(from+i), o)
+			return err
+		}))
+	}
+	write(api.Create, func(int) string { return maps(namespace) }, 0, gzipObjects)
+
+	var lists []compressed
+	add := func() {
+		t.Helper()
+		list, err := api.List(ctx, maps(namespace), "")
+		check(t, err)
+		exact := "&resourceVersionMatch=Exact&resourceVersion=" + list.Metadata.ResourceVersion
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+			for _, target := range []string{
+				"/api/v1/configmaps?" + exact[1:],
+				maps(namespace) + "?" + exact[1:],
+				maps(namespace) + "?limit=333" + exact,
+				maps(namespace) + "?labelSelector=" + url.QueryEscape("even=true") + exact,
+				maps(namespace) + "?pretty=false" + exact,
+			} {
+				l := compressed{Target: target, Accept: accept}
+				r := must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"identity"}}))
+				if l.plain = r.Body; r.Code != http.StatusOK || len(r.Body) < 128<<10 || r.Header.Get("Content-Encoding") != "" {
+					t.Fatalf("GET %s: %d, %d bytes in %q, want 200 and at least 128 KiB that are not compressed", target, r.Code, len(r.Body), r.Header.Get("Content-Encoding"))
+				}
+				r = must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"gzip"}}))
+				if r.Header.Get("Content-Encoding") != "gzip" {
+					t.Fatalf("GET %s: the content encoding is %q, want gzip", target, r.Header.Get("Content-Encoding"))
+				}
+				lists = append(lists, l)
+			}
+		}
+	}
+	add()
+	for range gzipChanged {
+		i := random.IntN(gzipObjects)
+		texts[i] = text()
+		write(api.Update, func(i int) string { return maps(namespace) + fmt.Sprintf("/map-%04d", i) }, i, i+1)
+	}
+	add()
+	return lists
+}
+
+// reading is what a client has made of a LIST.
+type reading struct {
+	How      string `json:"how"`
+	Target   string `json:"target"`
+	Accept   string `json:"accept"`
+	Encoding string `json:"encoding"` // the Content-Encoding, if the client shows it
+	SHA256   string `json:"sha256"`
+	Bytes    int    `json:"bytes"`
+	Error    string `json:"error"`
+}
+
+// expectReadings fails the test unless each list was read in each way, and is what it is without compression.
+func expectReadings(t *testing.T, lists []compressed, ways []string, readings []reading) {
+	t.Helper()
+	if got, want := len(readings), len(lists)*len(ways); got != want {
+		t.Errorf("%d answers were read, want %d: %d lists in the ways %q", got, want, len(lists), ways)
+	}
+	for _, r := range readings {
+		i := slices.IndexFunc(lists, func(l compressed) bool { return l.Target == r.Target && l.Accept == r.Accept })
+		if i < 0 || !slices.Contains(ways, r.How) {
+			t.Errorf("nobody asked for GET %s (%s) by %s", r.Target, r.Accept, r.How)
+			continue
+		}
+		want := lists[i].plain
+		if sum := fmt.Sprintf("%x", sha256.Sum256(want)); r.Error != "" || r.SHA256 != sum {
+			t.Errorf("GET %s (%s) by %s: decoded to %d bytes (%s), want %d: %s", r.Target, r.Accept, r.How, r.Bytes, r.Encoding, len(want), r.Error)
+		}
+		if r.Encoding != "gzip" {
+			t.Errorf("GET %s (%s) by %s: the content encoding is %q, want gzip", r.Target, r.Accept, r.How, r.Encoding)
+		}
+	}
+}
+
+func TestGzipReadByGo(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	lists := compressedLists(t, ctx)
+	for _, http2 := range []bool{false, true} {
+		config := both.strata.ConfigFor(adminToken)
+		if !http2 {
+			config.NextProtos = []string{"http/1.1"}
+		}
+		client, err := rest.HTTPClientFor(config)
+		check(t, err)
+		for _, l := range lists {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, both.strata.URL+l.Target, nil)
+			check(t, err)
+			req.Header.Set("Accept", l.Accept)
+			resp, err := client.Do(req)
+			check(t, err)
+			var body bytes.Buffer
+			_, err = body.ReadFrom(resp.Body)
+			resp.Body.Close()
+			if err != nil || !resp.Uncompressed || !bytes.Equal(body.Bytes(), l.plain) || http2 != (resp.ProtoMajor == 2) {
+				t.Errorf("GET %s (%s) over %s: decoded to %d bytes (was compressed: %v), want %d; %v",
+					l.Target, l.Accept, resp.Proto, body.Len(), resp.Uncompressed, len(l.plain), err)
+			}
+		}
+	}
+}
+
+func TestGzipReadByCurl(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	curl := program(t, "curl")
+	lists := compressedLists(t, ctx)
+	server := both.strata
+	var readings []reading
+	ways := []string{"--http1.1", "--http2"}
+	for _, way := range ways {
+		dir := t.TempDir()
+		for i, l := range lists {
+			body, header := filepath.Join(dir, fmt.Sprint(i)), filepath.Join(dir, fmt.Sprint(i, ".header"))
+			agent := "reader/1" // else it gets indented JSON, unless it says that it does not want that
+			if strings.Contains(l.Target, "pretty=false") {
+				agent = "curl/7"
+			}
+			out, err := exec.CommandContext(ctx, curl, "--silent", "--show-error", "--fail", "--compressed", way, "--noproxy", "*", "--cacert", server.CAFile,
+				"--header", "Authorization: Bearer "+adminToken, "--header", "Accept: "+l.Accept, "--user-agent", agent,
+				"--dump-header", header, "--output", body, server.URL+l.Target).CombinedOutput()
+			if err != nil {
+				t.Fatalf("curl %s: %v\n%s", l.Target, err, out)
+			}
+			r := reading{How: way, Target: l.Target, Accept: l.Accept}
+			data := must[[]byte](t)(os.ReadFile(body))
+			r.Bytes, r.SHA256 = len(data), fmt.Sprintf("%x", sha256.Sum256(data))
+			for _, line := range strings.Split(string(must[[]byte](t)(os.ReadFile(header))), "\r\n") {
+				if name, value, _ := strings.Cut(line, ": "); strings.EqualFold(name, "Content-Encoding") {
+					r.Encoding = value
+				}
+			}
+			readings = append(readings, r)
+		}
+	}
+	expectReadings(t, lists, ways, readings)
+}
+
+// TestGzipReadByCurlIndented: what curl asks for when nothing is said about it.
+func TestGzipReadByCurlIndented(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	curl := program(t, "curl")
+	l := compressedLists(t, ctx)[0]
+	out, err := exec.CommandContext(ctx, curl, "--silent", "--show-error", "--fail", "--compressed", "--noproxy", "*", "--cacert", both.strata.CAFile,
+		"--header", "Authorization: Bearer "+adminToken, both.strata.URL+l.Target).Output()
+	check(t, err)
+	if !bytes.Contains(out, []byte("\n  \"kind\": \"ConfigMapList\"")) {
+		t.Errorf("the list is not indented; it begins with\n%.200s", out)
+	}
+	var got, want any
+	check(t, json.Unmarshal(out, &got))
+	check(t, json.Unmarshal(l.plain, &want))
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Error("the indented list is another one")
+	}
+}
+
+// TestGzipReadByNode: fetch decodes by itself; https and http2 leave that to zlib.
+func TestGzipReadByNode(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	node := program(t, "node")
+	lists := compressedLists(t, ctx)
+	input := must[[]byte](t)(json.Marshal(map[string]any{"url": both.strata.URL, "token": adminToken, "lists": lists}))
+	cmd := exec.CommandContext(ctx, node, "testdata/js/gzip.mjs")
+	cmd.Env = append(os.Environ(), "NODE_EXTRA_CA_CERTS="+both.strata.CAFile)
+	cmd.Stdin = bytes.NewReader(input)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("node: %v\n%s", err, stderr.String())
+	}
+	var readings []reading
+	check(t, json.Unmarshal(out, &readings))
+	expectReadings(t, lists, []string{"fetch", "https", "http2"}, readings)
+}

@@ -1,0 +1,217 @@
+package readclients
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	bigObjects     = 40
+	bigObjectBytes = 900 << 10
+	// bigListBytes is far more than what the sockets on the way hold (about 10 MB on Linux's loopback).
+	bigListBytes = bigObjects * bigObjectBytes
+)
+
+// TestSlowReaders: clients that read a big list at one byte a second are ended by the request timeout, after which their
+// seats are free; meanwhile memory does not grow by what they have not read.
+func TestSlowReaders(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	env := harness.New(t)
+	const requestTimeout = 5 * time.Second
+	server := &engine{name: harness.Strata, Server: env.APIServer(env.Etcd(),
+		"--engine="+harness.Strata,
+		"--disable-admission-plugins=ServiceAccount",
+		"--token-auth-file="+env.WriteFile("tokens.csv", []byte(tokens)),
+		"--request-timeout="+requestTimeout.String(),
+	)}
+	api := server.API()
+	createCrowd(t, ctx, server)
+	path := maps("default")
+	check(t, inParallel(ctx, bigObjects, func(ctx context.Context, i int) error {
+		data := make([]byte, bigObjectBytes/2)
+		if _, err := rand.Read(data); err != nil {
+			return err
+		}
+		_, err := api.Create(ctx, path, configMap(fmt.Sprintf("big-%d", i), hex.EncodeToString(data)))
+		return err
+	}))
+
+	open := map[string]func(token string) (*slowReader, error){
+		"HTTP 1.1": func(token string) (*slowReader, error) { return server.openHTTP1(ctx, token, path) },
+		"HTTP 2":   func(token string) (*slowReader, error) { return server.openHTTP2(ctx, token, path) },
+	}
+	for name, open := range open {
+		t.Run(name, func(t *testing.T) {
+			slow, err := open(readerToken)
+			check(t, err)
+			if executing, _, err := seats(ctx, api); err != nil || executing == 0 {
+				t.Errorf("%v seats are taken by a list that is being read, want at least one (%v)", executing, err)
+			}
+			check(t, slow.another(ctx, server.URL+path+"/big-0"))
+			if err := awaitFreeSeats(ctx, api); err != nil {
+				t.Errorf("the request timeout is %v: %v", requestTimeout, err)
+			}
+			check(t, slow.another(ctx, server.URL+path+"/big-0"))
+			n, err := slow.finish()
+			if err == nil || n >= bigListBytes {
+				t.Errorf("read %d bytes of a list of %d after its time, and then %v", n, bigListBytes, err)
+			}
+			r := must[*harness.Response](t)(server.send(ctx, readerToken, http.MethodGet, path+"/big-0", "", nil))
+			if r.Code != http.StatusOK {
+				t.Errorf("a request after that: %v", r.Err())
+			}
+		})
+	}
+
+	t.Run("memory", func(t *testing.T) {
+		resident := func() float64 {
+			return total(must[[]sample](t)(scrape(ctx, api, "process_resident_memory_bytes")), nil)
+		}
+		for range 2 { // what is kept from now on has been made
+			r := must[*harness.Response](t)(server.send(ctx, adminToken, http.MethodGet, path, "", http.Header{"Accept-Encoding": {"identity"}}))
+			if len(r.Body) < bigListBytes {
+				t.Fatalf("the list has %d bytes, want at least %d", len(r.Body), bigListBytes)
+			}
+		}
+		before := resident()
+		const readers = 10
+		var slow []*slowReader
+		for range readers / 2 {
+			for _, open := range open {
+				reader, err := open(adminToken)
+				check(t, err)
+				slow = append(slow, reader)
+			}
+		}
+		grown := resident() - before
+		t.Logf("%d readers of %d MB each: resident memory has grown by %.1f MB", readers, bigListBytes>>20, grown/(1<<20))
+		if grown > bigListBytes {
+			t.Errorf("%d readers of %d MB each: resident memory has grown by %.0f MB", readers, bigListBytes>>20, grown/(1<<20))
+		}
+		for _, reader := range slow {
+			_, _ = reader.finish()
+		}
+	})
+}
+
+// openHTTP1 sends a LIST over a connection of its own and returns when the answer begins.
+func (e *engine) openHTTP1(ctx context.Context, token, path string) (*slowReader, error) {
+	conn, err := e.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n\r\n", path, token)
+	var resp *http.Response
+	if err == nil {
+		resp, err = http.ReadResponse(bufio.NewReaderSize(conn, 16), nil)
+	}
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(resp.Status)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return readSlowly(resp.Body, func() { conn.Close() }, nil), nil
+}
+
+// openHTTP2 sends a LIST and returns when the answer begins.
+func (e *engine) openHTTP2(ctx context.Context, token, path string) (*slowReader, error) {
+	client, err := rest.HTTPClientFor(e.ConfigFor(token))
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept-Encoding", "identity")
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
+		resp.Body.Close()
+		return nil, fmt.Errorf("%s over %s", resp.Status, resp.Proto)
+	}
+	return readSlowly(resp.Body, func() { resp.Body.Close() }, client), nil
+}
+
+// slowReader reads one byte a second until it is told to finish.
+type slowReader struct {
+	close  func()
+	client *http.Client  // sends other requests over the same connection; nil where only one goes over it
+	hurry  chan struct{} // closed: read the rest as fast as it comes
+	ended  chan struct{} // closed when there is no more; n and err are set before
+	n      int64
+	err    error // nil if the body came to its proper end
+}
+
+func readSlowly(body io.Reader, close func(), client *http.Client) *slowReader {
+	r := &slowReader{close: close, client: client, hurry: make(chan struct{}), ended: make(chan struct{})}
+	go r.read(body)
+	return r
+}
+
+func (r *slowReader) read(body io.Reader) {
+	defer close(r.ended)
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		if _, r.err = io.ReadFull(body, make([]byte, 1)); r.err != nil {
+			return
+		}
+		r.n++
+		select {
+		case <-ticker.C:
+		case <-r.hurry:
+			n, err := io.Copy(io.Discard, body)
+			r.n, r.err = r.n+n, err
+			return
+		}
+	}
+}
+
+// another sends the administrator's request over the connection of the list, if that can be done, which has to succeed.
+func (r *slowReader) another(ctx context.Context, url string) error {
+	if r.client == nil {
+		return nil
+	}
+	var reused bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+adminToken)
+	resp, err := do(r.client, req)
+	if err != nil {
+		return err
+	}
+	if resp.Code != http.StatusOK || !reused {
+		return fmt.Errorf("another request: %w; over the same connection: %v", resp.Err(), reused)
+	}
+	return nil
+}
+
+// finish reads what is left and returns how much was read in all, with an error unless the body came to its proper end.
+func (r *slowReader) finish() (int64, error) {
+	close(r.hurry)
+	<-r.ended
+	r.close()
+	return r.n, r.err
+}
