@@ -142,6 +142,9 @@ func (b *budget) keep(p payload, size int64, object bool) *block {
 	return k
 }
 
+// roomy reports whether less than half of the budget is used.
+func (b *budget) roomy() bool { return b.used.Load() < b.limit/2 }
+
 // sweepLocked forgets the blocks that were released.
 func (b *budget) sweepLocked() {
 	kept := b.ring[:0]

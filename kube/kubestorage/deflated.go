@@ -11,8 +11,9 @@ import (
 // wait, and use what comes out of it, whether or not there was room to keep it: readers
 // of the same list would otherwise walk it in step and compress every leaf once each.
 type deflating struct {
-	done chan struct{} // closed when run is there
+	done chan struct{} // closed when run or err is there
 	run  gzipjoin.Run
+	err  error
 }
 
 // Deflated returns the items of a whole leaf compressed. It is made once and
@@ -21,18 +22,6 @@ type deflating struct {
 func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
 	if run, ok := p.keptDeflated(r.Leaf); ok {
 		return run, nil
-	}
-	// That the items are needed once more, to be compressed, is no reason to keep them.
-	var spans [][]byte
-	var ok bool
-	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
-		spans, ok = kept.load(nil, unread)
-	}
-	if !ok {
-		var err error
-		if spans, err = p.AppendRun(ctx, nil, r); err != nil {
-			return gzipjoin.Run{}, err
-		}
 	}
 	p.mu.Lock()
 	d, found := p.deflating[r.Leaf]
@@ -44,7 +33,7 @@ func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.R
 	if found {
 		select {
 		case <-d.done:
-			return d.run, nil
+			return d.run, d.err
 		case <-ctx.Done():
 			return gzipjoin.Run{}, ctx.Err()
 		}
@@ -55,10 +44,23 @@ func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.R
 		delete(p.deflating, r.Leaf)
 		close(d.done)
 	}()
-	if d.run, ok = p.keptDeflated(r.Leaf); !ok { // by somebody who has just finished
-		d.run = gzipjoin.Compress(nil, spans...)
-		p.keepDeflated(r.Leaf, d.run)
+	var ok bool
+	if d.run, ok = p.keptDeflated(r.Leaf); ok { // by somebody who has just finished
+		return d.run, nil
 	}
+	// That the items are needed once, to be compressed, is no reason to keep them, or to
+	// keep them for longer, unless there is plenty of room.
+	var spans Spans
+	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil && !kept.spliced {
+		spans.All, ok = kept.load(nil, unread)
+	}
+	if !ok {
+		if d.err = p.build(ctx, &spans, r.Leaf, p.budget.roomy()); d.err != nil {
+			return gzipjoin.Run{}, d.err
+		}
+	}
+	d.run = gzipjoin.Compress(nil, spans.All...)
+	p.keepDeflated(r.Leaf, d.run)
 	return d.run, nil
 }
 

@@ -33,7 +33,7 @@ func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
-	rep := s.NewRepresentation(podItem)
+	rep := s.NewRepresentation(podItem, nil)
 	defer rep.Close()
 	leaf := firstLeaf(t, s)
 
@@ -67,12 +67,12 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
-	rep := s.NewRepresentation(podItem)
+	rep := s.NewRepresentation(podItem, nil)
 	defer rep.Close()
 	leaf := firstLeaf(t, s)
-	spans, err := rep.AppendRun(t.Context(), nil, leaf)
-	if err != nil || len(spans) == 0 {
-		t.Fatalf("%d spans, %v", len(spans), err)
+	var spans Spans
+	if err := rep.AppendRun(t.Context(), &spans, leaf); err != nil || len(spans.All) == 0 {
+		t.Fatalf("%d spans, %v", len(spans.All), err)
 	}
 
 	before := rep.budget.used.Load()

@@ -66,7 +66,7 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 300)
-	rep := s.NewRepresentation(podItem)
+	rep := s.NewRepresentation(podItem, nil)
 	defer rep.Close()
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
 	selected := everything
@@ -134,13 +134,13 @@ func TestBudgetBoundsWhatIsKept(t *testing.T) {
 	s := f.engine(t)
 	fillPods(t, f, pods)
 	b := s.cluster.budget
-	readAll(t, s, s.NewRepresentation(podItem), everything)
+	readAll(t, s, s.NewRepresentation(podItem, nil), everything)
 	all := b.used.Load()
 	if all == 0 {
 		t.Fatal("nothing is kept")
 	}
 	b.limit = all + all/2
-	rep := s.NewRepresentation(podItem)
+	rep := s.NewRepresentation(podItem, nil)
 	for range 3 {
 		if got := readAll(t, s, rep, everything); len(got) != pods {
 			t.Fatalf("listed %d objects, want %d", len(got), pods)

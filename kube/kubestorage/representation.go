@@ -1,13 +1,18 @@
 package kubestorage
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"iter"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -16,16 +21,23 @@ import (
 // whatever separates or delimits it there. The object belongs to the encoder.
 type ItemEncoder func(dst []byte, obj apiruntime.Object) ([]byte, error)
 
+// Splicer appends an object's item to dst, made from what is stored of it without
+// decoding that, or reports that it cannot. Whether the result is what the encoder
+// makes of the object is for the representation to find out.
+type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
+
 // Representation is one way to encode the objects of a store. Of each entry it keeps
 // one thing, its item: the object as it stands in a list, from which single objects
 // and watch events are assembled too. An item is made once and found by every later
 // reader, of whatever revision; it is a part of a block that the items of a leaf
 // share, so that most of a list is a few spans of memory. The bytes of all
 // representations of an engine have one budget; what does not fit is encoded at each
-// use. Safe for concurrent use.
+// use. An item that can be spliced from what is stored anyway is not kept, only that
+// it can. Safe for concurrent use.
 type Representation struct {
 	store  *Store
 	encode ItemEncoder
+	splice Splicer // nil: never
 	budget *budget
 	slot   *mirror.Slot // items, of entries and of events after them
 	gone   *mirror.Slot // items of what events have deleted
@@ -36,10 +48,11 @@ type Representation struct {
 	deflating map[*mirror.Leaf]*deflating
 }
 
-// NewRepresentation returns a representation of the store's objects. Close it when it
-// is of no more use.
-func (s *Store) NewRepresentation(encode ItemEncoder) *Representation {
+// NewRepresentation returns a representation of the store's objects; splice may be nil.
+// Close it when it is of no more use.
+func (s *Store) NewRepresentation(encode ItemEncoder, splice Splicer) *Representation {
 	return &Representation{
+		splice:    splice,
 		store:     s,
 		encode:    encode,
 		budget:    s.cluster.budget,
@@ -58,45 +71,74 @@ func (p *Representation) Close() {
 }
 
 // Representation returns the store's representation of the name, which must be
-// comparable. It is made with the encoder when it is first asked for, and closed with the store.
-func (s *Store) Representation(name any, encode ItemEncoder) *Representation {
+// comparable. It is made with encode and splice when it is first asked for, and closed
+// with the store.
+func (s *Store) Representation(name any, encode ItemEncoder, splice Splicer) *Representation {
 	if p, ok := s.representations.Load(name); ok {
 		return p.(*Representation)
 	}
-	p, _ := s.representations.LoadOrStore(name, s.NewRepresentation(encode))
+	p, _ := s.representations.LoadOrStore(name, s.NewRepresentation(encode, splice))
 	return p.(*Representation)
 }
 
-// item is what is kept on an entry: a part of a block.
+// item is what is kept on an entry: a part of a block, or nothing but that it can be
+// spliced.
 type item struct {
-	block    *block
-	from, to uint32
+	block    *block // nil: spliced
+	from, to uint32 // spliced: to is the size
 }
 
-// load returns the item's bytes, nil if they are gone.
+// load returns the item's bytes, nil if they are gone or have to be spliced.
 func (i *item) load(now uint32) []byte {
+	if i == nil || i.block == nil {
+		return nil
+	}
 	if k := i.block.load(now); k != nil {
 		return k.data[i.from:i.to]
 	}
 	return nil
 }
 
+// spliced reports whether the item is to be spliced from what is stored.
+func (i *item) spliced() bool { return i != nil && i.block == nil }
+
+// unref is called when the entry refers to the item no longer.
+func (i *item) unref() {
+	if i != nil && i.block != nil {
+		i.block.unref()
+	}
+}
+
 // Retired implements mirror.Retirer: the entry was replaced.
-func (i *item) Retired() { i.block.unref() }
+func (i *item) Retired() { i.unref() }
 
 // Item returns the entry's object as it stands in a list. The bytes are shared: do
-// not write to them. Cost is a few loads if they are kept, else decoding and encoding
-// the object. Errors are those of decoding it, and of the encoder.
+// not write to them. Cost is a few loads if they are kept, a copy if they are spliced,
+// else decoding and encoding the object. Errors are those of decoding it, and of the
+// encoder.
 func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
+	var own []byte
+	return p.ItemIn(ctx, e, &own)
+}
+
+// ItemIn is Item for a caller who is done with it soon: an item that is spliced is put
+// into buf, which the caller uses again.
+func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
 	old, _ := e.Memo(p.slot).(*item)
-	if old != nil {
-		if data := old.load(p.budget.now()); data != nil {
-			return data, nil
-		}
+	if data := old.load(p.budget.now()); data != nil {
+		return data, nil
+	}
+	if old.spliced() {
+		*buf = p.appendSpliced(slices.Grow((*buf)[:0], int(old.to)), e)
+		return *buf, nil
 	}
 	data, err := p.appendItem(ctx, nil, e, e.ModRevision())
 	if err != nil {
 		return nil, err
+	}
+	if p.splices(e, data) {
+		p.keep(e, old, &item{to: uint32(len(data))})
+		return data, nil
 	}
 	data = slices.Clip(data)
 	if k := p.budget.add(payload{data: data}, int64(cap(data))); k != nil {
@@ -108,15 +150,38 @@ func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, err
 
 // keep makes the entry refer to a part of a block, unless another reader has been faster.
 func (p *Representation) keep(e *mirror.Entry, old, it *item) {
-	it.block.ref()
-	if old == nil && e.SwapMemo(p.slot, nil, it) {
-		return
+	if it.block != nil {
+		it.block.ref()
 	}
-	if old != nil && e.SwapMemo(p.slot, old, it) {
-		old.block.unref()
-		return
+	var before any // nil if nothing was kept
+	if old != nil {
+		before = old
 	}
-	it.block.unref()
+	if e.SwapMemo(p.slot, before, it) {
+		old.unref()
+	} else {
+		it.unref()
+	}
+}
+
+// splices reports whether what is stored of the entry gives the item as it was encoded.
+// It does not if the object is stored in another version, by a release that knew
+// other fields or defaults, or encrypted.
+func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
+	if p.splice == nil {
+		return false
+	}
+	buf := scratch.Get().(*[]byte)
+	defer scratch.Put(buf)
+	data, ok := p.splice((*buf)[:0], e.Value(), e.ModRevision())
+	*buf = data[:0]
+	return ok && bytes.Equal(data, encoded)
+}
+
+// appendSpliced appends the item of an entry that is known to splice.
+func (p *Representation) appendSpliced(dst []byte, e *mirror.Entry) []byte {
+	dst, _ = p.splice(dst, e.Value(), e.ModRevision())
+	return dst
 }
 
 func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
@@ -130,8 +195,11 @@ func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.E
 // run is what is kept on a leaf: where the items of all its entries lie.
 type run struct {
 	slot  *mirror.Slot
-	bytes int64  // of all items
-	parts []part // none if there was no room for all items
+	bytes int64 // of all items
+	// parts is where the items lie, and empty if there was no room for all of them or
+	// if all are to be spliced.
+	parts   []part
+	spliced bool
 	// deflated is the run compressed, once somebody has asked for that.
 	deflated atomic.Pointer[block]
 }
@@ -190,7 +258,8 @@ func setRun(l *mirror.Leaf, r *run) {
 		var m any = append(next, r)
 		if l.Memo.CompareAndSwap(cur, &m) {
 			if replaced != nil {
-				if k := replaced.deflated.Swap(nil); k != nil {
+				// The leaf's entries are the same, so what was compressed still holds.
+				if k := replaced.deflated.Swap(nil); k != nil && !r.deflated.CompareAndSwap(nil, k) {
 					k.unref()
 				}
 			}
@@ -244,38 +313,67 @@ func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	return n, true
 }
 
-// AppendRun appends the items of a run to spans, which are in key order and shared:
-// do not write to them. Cost is a few loads for a whole leaf that was read before.
-// Errors are those of Item.
-func (p *Representation) AppendRun(ctx context.Context, spans [][]byte, r mirror.Run) ([][]byte, error) {
+// Spans are the bytes of items, in key order: most of them where they are kept, those
+// that are not in a buffer. They are good until Reset. The zero value is empty.
+type Spans struct {
+	All [][]byte
+	buf []byte
+}
+
+// Reset empties the spans, to be used again.
+func (s *Spans) Reset() {
+	clear(s.All)
+	s.All, s.buf = s.All[:0], s.buf[:0]
+}
+
+// splice adds the spliced items of entries.
+func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
+	from := len(s.buf)
+	for _, e := range entries {
+		s.buf = p.appendSpliced(s.buf, e)
+	}
+	s.All = append(s.All, s.buf[from:])
+}
+
+// AppendRun adds the items of a run to spans. They are shared: do not write to them.
+// Cost is a few loads for a whole leaf that was read before. Errors are those of Item.
+func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
-		for _, e := range r.Items() {
+		for i, e := range r.Items() {
+			if it, _ := e.Memo(p.slot).(*item); it.spliced() {
+				spans.splice(p, r.Items()[i:i+1])
+				continue
+			}
 			data, err := p.Item(ctx, e)
 			if err != nil {
-				return spans, err
+				return err
 			}
-			spans = append(spans, data)
+			spans.All = append(spans.All, data)
 		}
-		return spans, nil
+		return nil
 	}
 	for {
 		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
-			if spans, ok := kept.load(spans, p.budget.now()); ok {
-				return spans, nil
+			if kept.spliced {
+				spans.splice(p, r.Leaf.Items())
+				return nil
+			}
+			var ok bool
+			if spans.All, ok = kept.load(spans.All, p.budget.now()); ok {
+				return nil
 			}
 		}
 		// One reader puts the leaf together, the others wait for it, and try again in
 		// case there was no room to keep what it made.
 		built, mine := p.claim(r.Leaf)
 		if mine {
-			spans, err := p.build(ctx, spans, r.Leaf)
-			p.done(r.Leaf)
-			return spans, err
+			defer p.done(r.Leaf)
+			return p.build(ctx, spans, r.Leaf, true)
 		}
 		select {
 		case <-built:
 		case <-ctx.Done():
-			return spans, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }
@@ -302,61 +400,62 @@ func (p *Representation) done(l *mirror.Leaf) {
 // scratch are buffers to encode into before the size of a block is known.
 var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); return &b }}
 
-// build makes the missing items of a leaf, keeps what there is room for, and appends
-// all items to spans.
-func (p *Representation) build(ctx context.Context, spans [][]byte, l *mirror.Leaf) ([][]byte, error) {
-	b := builder{p: p, entries: l.Items()}
+// build makes the missing items of a leaf, keeps what there is room for if it is to keep
+// any, and adds all items to spans.
+func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf, keep bool) error {
+	b := builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.budget.now()
-	b.items = make([]builtItem, len(b.entries))
-	missing := 0
 	for i, e := range b.entries {
 		it, _ := e.Memo(p.slot).(*item)
 		b.items[i].old = it
-		if it != nil {
-			b.items[i].data = it.load(now)
-		}
-		if b.items[i].data == nil {
-			missing++
-		}
+		b.items[i].data = it.load(now)
 	}
-	if err := b.encode(ctx, func(i int) bool { return b.items[i].data == nil }); err != nil {
-		return spans, err
+	err := b.encode(ctx, func(it *builtItem) bool { return it.data == nil && !it.old.spliced() })
+	if err != nil {
+		return err
 	}
-	kept := &run{slot: p.slot}
-	b.parts(kept)
-	if len(kept.parts) > 8 && kept.bytes/int64(len(kept.parts)) < partBytes {
-		if err := b.encode(ctx, func(int) bool { return true }); err != nil {
-			return spans, err
+	kept := b.run()
+	if n := len(kept.parts); n > 8 && kept.bytes/int64(n) < partBytes {
+		if err := b.encode(ctx, func(*builtItem) bool { return true }); err != nil {
+			return err
 		}
-		kept = &run{slot: p.slot}
-		b.parts(kept)
+		kept = b.run()
 	}
 	setRun(l, kept)
-	if loaded, ok := kept.load(spans, now); ok {
-		return loaded, nil
+	if kept.spliced {
+		spans.splice(p, b.entries)
+		return nil
+	}
+	var ok bool
+	if spans.All, ok = kept.load(spans.All, now); ok {
+		return nil
 	}
 	for i := range b.items {
-		spans = append(spans, b.items[i].data)
+		if b.items[i].data == nil {
+			spans.splice(p, b.entries[i:i+1])
+		} else {
+			spans.All = append(spans.All, b.items[i].data)
+		}
 	}
-	return spans, nil
+	return nil
 }
 
 // builder puts the items of one leaf into blocks.
 type builder struct {
 	p       *Representation
+	keep    bool
 	entries []*mirror.Entry
 	items   []builtItem
 }
 
 type builtItem struct {
-	old  *item  // what was kept on the entry
-	part part   // where the item lies, if it is kept
-	data []byte // the item
+	old  *item  // what is kept on the entry
+	data []byte // the item, unless it is spliced
 }
 
 // encode puts the chosen items into new blocks: those that exist are copied, the
 // others made.
-func (b *builder) encode(ctx context.Context, chosen func(i int) bool) error {
+func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) error {
 	buf := scratch.Get().(*[]byte)
 	defer func() {
 		if cap(*buf) <= 16*blockBytes {
@@ -367,17 +466,20 @@ func (b *builder) encode(ctx context.Context, chosen func(i int) bool) error {
 	var in []int    // the items in dst
 	var at []uint32 // where they end
 	flush := func() {
-		data := slices.Clone(dst)
-		data = slices.Clip(data)
-		k := b.p.budget.add(payload{data: data}, int64(len(data)))
+		if len(in) == 0 {
+			return
+		}
+		data := slices.Clip(slices.Clone(dst))
+		var k *block
+		if b.keep {
+			k = b.p.budget.add(payload{data: data}, int64(len(data)))
+		}
 		from := uint32(0)
 		for n, i := range in {
 			it := &b.items[i]
 			it.data = data[from:at[n]:at[n]]
 			if k != nil {
-				kept := &item{k, from, at[n]}
-				b.p.keep(b.entries[i], it.old, kept)
-				it.old, it.part = kept, part{k, from, at[n]}
+				b.kept(i, &item{k, from, at[n]})
 			}
 			from = at[n]
 		}
@@ -387,15 +489,22 @@ func (b *builder) encode(ctx context.Context, chosen func(i int) bool) error {
 		dst, in, at = dst[:0], in[:0], at[:0]
 	}
 	for i, e := range b.entries {
-		if !chosen(i) {
+		it := &b.items[i]
+		if !chosen(it) || it.data == nil && it.old.spliced() {
 			continue
 		}
-		if data := b.items[i].data; data != nil {
-			dst = append(dst, data...)
+		if it.data != nil {
+			dst = append(dst, it.data...)
 		} else {
+			from := len(dst)
 			var err error
 			if dst, err = b.p.appendItem(ctx, dst, e, e.ModRevision()); err != nil {
 				return err
+			}
+			if b.p.splices(e, dst[from:]) {
+				b.kept(i, &item{to: uint32(len(dst) - from)})
+				dst = dst[:from]
+				continue
 			}
 		}
 		in, at = append(in, i), append(at, uint32(len(dst)))
@@ -403,65 +512,87 @@ func (b *builder) encode(ctx context.Context, chosen func(i int) bool) error {
 			flush()
 		}
 	}
-	if len(in) > 0 {
-		flush()
-	}
+	flush()
 	*buf = dst
 	return nil
 }
 
-// parts describes the leaf in r: its size, and where it lies if all of it is kept.
-func (b *builder) parts(r *run) {
+// kept keeps the i-th item on its entry.
+func (b *builder) kept(i int, it *item) {
+	b.p.keep(b.entries[i], b.items[i].old, it)
+	b.items[i].old = it
+}
+
+// run describes the leaf: its size, and where it lies if all of it is kept.
+func (b *builder) run() *run {
+	r := &run{slot: b.p.slot, spliced: true}
 	kept := true
 	for i := range b.items {
 		it := &b.items[i]
-		r.bytes += int64(len(it.data))
-		if it.part.block == nil && it.old != nil {
-			it.part = part{it.old.block, it.old.from, it.old.to}
-		}
-		switch n := len(r.parts); {
-		case it.part.block == nil:
+		if it.old.spliced() {
+			r.bytes += int64(it.old.to)
 			kept = false
-		case n > 0 && r.parts[n-1].block == it.part.block && r.parts[n-1].to == it.part.from:
-			r.parts[n-1].to = it.part.to
+			continue
+		}
+		r.spliced = false
+		r.bytes += int64(len(it.data))
+		switch n := len(r.parts); {
+		case it.old == nil || it.old.block.payload.Load() == nil:
+			kept = false
+		case n > 0 && r.parts[n-1].block == it.old.block && r.parts[n-1].to == it.old.from:
+			r.parts[n-1].to = it.old.to
 		default:
-			r.parts = append(r.parts, it.part)
+			r.parts = append(r.parts, part{it.old.block, it.old.from, it.old.to})
 		}
 	}
 	if !kept {
 		r.parts = nil
 	}
+	return r
 }
 
 // encoders bounds how many readers' helpers decode and encode at the same time.
 var encoders = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 
 // Prepare makes what is missing of the items of all runs, on several processors, and
-// returns their size in bytes. Afterwards the runs can be written without an error,
-// unless they exceed the budget. Errors are those of Item.
-func (p *Representation) Prepare(ctx context.Context, all func(yield func(mirror.Run) bool)) (int64, error) {
+// returns their size in bytes; compressed, if that is what will be written of them.
+// Afterwards the runs can be written without an error, unless they exceed the budget.
+// Errors are those of Item.
+func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var total atomic.Int64
+	var full atomic.Bool // there is no room for more that is compressed
 	var wg sync.WaitGroup
-	prepare := func(r mirror.Run) {
-		spans, err := p.AppendRun(ctx, nil, r)
-		if err != nil {
+	prepare := func(r mirror.Run, spans *Spans) {
+		if deflated && r.Whole() && !full.Load() {
+			run, err := p.Deflated(ctx, r)
+			if err != nil {
+				cancel(err)
+				return
+			}
+			if !p.KeepsDeflated(r) {
+				full.Store(true)
+			}
+			total.Add(run.Len)
+			return
+		}
+		spans.Reset()
+		if err := p.AppendRun(ctx, spans, r); err != nil {
 			cancel(err)
 			return
 		}
-		var n int64
-		for _, s := range spans {
-			n += int64(len(s))
+		for _, s := range spans.All {
+			total.Add(int64(len(s)))
 		}
-		total.Add(n)
 	}
 	var work chan mirror.Run // to helpers, once there is something to be made
+	var own Spans
 	for r := range all {
 		if ctx.Err() != nil {
 			break
 		}
-		if n, ok := p.Size(r); ok {
+		if n, ok := p.prepared(r, deflated); ok {
 			total.Add(n)
 			continue
 		}
@@ -469,9 +600,12 @@ func (p *Representation) Prepare(ctx context.Context, all func(yield func(mirror
 			work = make(chan mirror.Run)
 			for range cap(encoders) - 1 {
 				wg.Go(func() {
+					var spans Spans
 					for r := range work {
 						encoders <- struct{}{}
-						prepare(r)
+						if err := Guard(func() error { prepare(r, &spans); return nil }); err != nil {
+							cancel(err)
+						}
 						<-encoders
 					}
 				})
@@ -480,7 +614,7 @@ func (p *Representation) Prepare(ctx context.Context, all func(yield func(mirror
 		select {
 		case work <- r:
 		default:
-			prepare(r)
+			prepare(r, &own)
 		}
 	}
 	if work != nil {
@@ -491,6 +625,34 @@ func (p *Representation) Prepare(ctx context.Context, all func(yield func(mirror
 		return 0, err
 	}
 	return total.Load(), nil
+}
+
+// KeepsDeflated reports whether Deflated has nothing to do.
+func (p *Representation) KeepsDeflated(r mirror.Run) bool {
+	_, ok := p.keptDeflated(r.Leaf)
+	return ok
+}
+
+// Guard calls f and returns its error, or one for its panic, which is logged. It is
+// for goroutines that work on behalf of a request: a panic of the request's own goroutine
+// is recovered by a filter, that of another one would end the process.
+func Guard(f func() error) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			klog.ErrorS(nil, "Observed a panic", "panic", x, "stacktrace", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", x)
+		}
+	}()
+	return f()
+}
+
+// prepared returns the size of a run that has nothing left to be made.
+func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
+	if deflated && r.Whole() {
+		run, ok := p.keptDeflated(r.Leaf)
+		return run.Len, ok
+	}
+	return p.Size(r)
 }
 
 // eventItem is kept on an event: an item that is made by whoever asks first; the

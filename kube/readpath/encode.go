@@ -15,6 +15,7 @@ import (
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
 )
 
 // media is an encoding that the byte path writes.
@@ -86,7 +87,11 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	if f.media == mediaJSON && f.target.Empty() && !r.Custom {
 		e.head = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,`, strconv.Quote(gvk.Kind), strconv.Quote(gvk.GroupVersion().String()))
 	}
-	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, e.appendItem)
+	var splice kubestorage.Splicer
+	if f.media == mediaProtobuf && f.target.Empty() {
+		splice = spliceItem
+	}
+	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, e.appendItem, splice)
 	return e, nil
 }
 
@@ -149,8 +154,11 @@ func (e *encoding) itemsTag() byte {
 	if e.itemsFirst() {
 		return 1<<3 | 2
 	}
-	return 2<<3 | 2
+	return itemsTag
 }
+
+// itemsTag is that of all lists but one; see itemsFirst.
+const itemsTag = 2<<3 | 2
 
 // openUnknown cuts an encoded runtime.Unknown into its raw bytes, what stands before
 // the tag of those, and what stands after them.
@@ -172,6 +180,69 @@ func openUnknown(data []byte) (raw, before, after []byte, err error) {
 		rest = rest[n+m+len(field):]
 	}
 	return nil, nil, nil, fmt.Errorf("not a protobuf message of Kubernetes: %.40q", data)
+}
+
+// Tags of the fields that a resource version stands in, in the messages of all kinds.
+const (
+	objectMetadata  = 1<<3 | 2
+	resourceVersion = 6<<3 | 2
+)
+
+// spliceItem is the Splicer of whole objects in protobuf, which are stored as they are
+// sent but for the resource version: that is stored empty.
+func spliceItem(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
+	raw, _, _, err := openUnknown(stored)
+	if err != nil || len(raw) < 2 || raw[0] != objectMetadata {
+		return dst, false
+	}
+	length, n := binary.Uvarint(raw[1:])
+	if n <= 0 || uint64(len(raw)-1-n) < length {
+		return dst, false
+	}
+	meta, rest := raw[1+n:][:length], raw[1+n+int(length):]
+	at, ok := emptyField(meta, resourceVersion)
+	if !ok {
+		return dst, false
+	}
+	var digits [20]byte
+	version := strconv.AppendInt(digits[:0], rev, 10)
+	length += uint64(len(version))
+	dst = append(dst, itemsTag)
+	dst = binary.AppendUvarint(dst, 1+uint64(uvarintSize(length))+length+uint64(len(rest)))
+	dst = append(dst, objectMetadata)
+	dst = binary.AppendUvarint(dst, length)
+	dst = append(dst, meta[:at]...)
+	dst = append(dst, resourceVersion, byte(len(version)))
+	dst = append(dst, version...)
+	dst = append(dst, meta[at+2:]...)
+	return append(dst, rest...), true
+}
+
+// emptyField returns where the field with the tag stands in a message, if it is empty and
+// all in front of it are delimited by a length.
+func emptyField(message []byte, tag byte) (at int, ok bool) {
+	for at+1 < len(message) {
+		if message[at] == tag {
+			return at, message[at+1] == 0
+		}
+		if message[at]&7 != 2 || message[at] >= 0x80 {
+			return 0, false
+		}
+		length, n := binary.Uvarint(message[at+1:])
+		if n <= 0 || uint64(len(message)-at-1-n) < length {
+			return 0, false
+		}
+		at += 1 + n + int(length)
+	}
+	return 0, false
+}
+
+func uvarintSize(x uint64) int {
+	n := 1
+	for ; x >= 0x80; x >>= 7 {
+		n++
+	}
+	return n
 }
 
 // object returns the response to a GET of the object with the item, in pieces.

@@ -1,7 +1,10 @@
 package readpath
 
 import (
+	"context"
+	"iter"
 	"net/http"
+	goruntime "runtime"
 	"strconv"
 	"time"
 
@@ -194,7 +197,8 @@ func (r *read) size(p *page) (int64, error) {
 	if n, ok := snap.Measure(p.start, p.end, rep, rep.Size); ok {
 		return n, nil
 	}
-	return rep.Prepare(r.req.Context(), snap.Runs(p.start, p.end))
+	_, stored := snap.Count(p.start, p.end)
+	return rep.Prepare(r.req.Context(), snap.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
 }
 
 // maxSelected bounds the selected objects that a request holds.
@@ -204,6 +208,7 @@ const maxSelected = 4096
 func (r *read) selectPage(p *page, total int) (last string, more bool, err error) {
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
+	var buf []byte
 	walked := 0
 	for e := range p.reading.Candidates() {
 		if walked%1024 == 0 && ctx.Err() != nil {
@@ -215,7 +220,7 @@ func (r *read) selectPage(p *page, total int) (last string, more bool, err error
 		} else if !ok {
 			continue
 		}
-		item, err := r.enc.rep.Item(ctx, e)
+		item, err := r.enc.rep.ItemIn(ctx, e, &buf)
 		if err != nil {
 			return "", false, err
 		}
@@ -259,9 +264,7 @@ func (r *read) writePage(p *page) {
 	case p.reading.Selective():
 		w.selected(p.reading)
 	default:
-		for run := range p.reading.Snapshot.Runs(p.start, p.end) {
-			w.run(run)
-		}
+		w.runs(p.reading.Snapshot.Runs(p.start, p.end))
 	}
 	b.write(tail)
 	b.close()
@@ -273,7 +276,8 @@ type itemWriter struct {
 	body     *body
 	left     int // items
 	trailing int
-	spans    [][]byte
+	spans    kubestorage.Spans
+	buf      []byte // for single items
 }
 
 // span writes bytes that end with the n-th next item.
@@ -285,7 +289,7 @@ func (w *itemWriter) span(data []byte, last bool) {
 }
 
 func (w *itemWriter) entry(e *mirror.Entry) {
-	data, err := w.read.enc.rep.Item(w.read.req.Context(), e)
+	data, err := w.read.enc.rep.ItemIn(w.read.req.Context(), e, &w.buf)
 	if err != nil {
 		panic(http.ErrAbortHandler) // the header is out
 	}
@@ -310,26 +314,104 @@ func (w *itemWriter) selected(reading *kubestorage.Reading) {
 	}
 }
 
-// run writes the items of a run, compressed as it is kept if that is what the client gets.
-func (w *itemWriter) run(run mirror.Run) {
-	ctx, rep := w.read.req.Context(), w.read.enc.rep
-	w.left -= len(run.Items())
-	last := w.left == 0 && w.trailing > 0
-	if w.body.gz != nil && run.Whole() && !last {
-		if n, ok := rep.Size(run); ok && n >= gzipjoin.MinRun && n <= gzipjoin.MaxRun {
-			d, err := rep.Deflated(ctx, run)
-			if err != nil {
-				panic(http.ErrAbortHandler)
-			}
-			w.body.writeRun(d)
-			return
+// runs writes the items of runs, compressed as they are kept if that is what the client
+// gets.
+func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
+	if w.body.gz == nil {
+		for run := range all {
+			w.plain(run)
+		}
+		return
+	}
+	missing := 0
+	for run := range all {
+		if w.compressible(run) && !w.read.enc.rep.KeepsDeflated(run) {
+			missing++
 		}
 	}
-	var err error
-	if w.spans, err = rep.AppendRun(ctx, w.spans[:0], run); err != nil {
+	if missing <= cap(compressors) {
+		for run := range all {
+			w.write(w.deflate(run))
+		}
+		return
+	}
+	// Several leaves are compressed while those before them are written.
+	ctx, cancel := context.WithCancel(w.read.req.Context())
+	defer cancel()
+	queue := make(chan chan deflatedRun, cap(compressors))
+	go func() {
+		defer close(queue)
+		for run := range all {
+			next := make(chan deflatedRun, 1)
+			select {
+			case queue <- next:
+			case <-ctx.Done():
+				return
+			}
+			compressors <- struct{}{}
+			go func() {
+				defer func() { <-compressors }()
+				d := deflatedRun{run: run}
+				d.err = kubestorage.Guard(func() error { d = w.deflate(run); return d.err })
+				next <- d
+			}()
+		}
+	}()
+	for next := range queue {
+		w.write(<-next)
+	}
+	if ctx.Err() != nil {
 		panic(http.ErrAbortHandler)
 	}
-	for i, data := range w.spans {
-		w.span(data, last && i == len(w.spans)-1)
+}
+
+// compressors bounds how many leaves are compressed ahead of being written.
+var compressors = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
+
+// compressible reports whether the run is worth compressing on its own.
+func (w *itemWriter) compressible(run mirror.Run) bool {
+	n, ok := w.read.enc.rep.Size(run)
+	return run.Whole() && ok && n >= gzipjoin.MinRun
+}
+
+// deflatedRun is a run on its way to a compressed body.
+type deflatedRun struct {
+	run      mirror.Run
+	deflated gzipjoin.Run // empty: the items are to be compressed among others
+	err      error
+}
+
+// deflate may be called concurrently.
+func (w *itemWriter) deflate(run mirror.Run) deflatedRun {
+	if !w.compressible(run) {
+		return deflatedRun{run: run}
+	}
+	d, err := w.read.enc.rep.Deflated(w.read.req.Context(), run)
+	return deflatedRun{run, d, err}
+}
+
+// write writes a run to a compressed body.
+func (w *itemWriter) write(d deflatedRun) {
+	n := len(d.run.Items())
+	switch {
+	case d.err != nil:
+		panic(http.ErrAbortHandler)
+	case d.deflated.Len == 0 || w.left == n && w.trailing > 0: // the last one is cut
+		w.plain(d.run)
+	default:
+		w.left -= n
+		w.body.writeRun(d.deflated)
+	}
+}
+
+// plain writes the items of a run.
+func (w *itemWriter) plain(run mirror.Run) {
+	w.left -= len(run.Items())
+	w.spans.Reset()
+	if err := w.read.enc.rep.AppendRun(w.read.req.Context(), &w.spans, run); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	for i, data := range w.spans.All {
+		w.span(data, w.left == 0 && i == len(w.spans.All)-1)
 	}
 }

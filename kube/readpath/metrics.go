@@ -18,6 +18,11 @@ var (
 		Namespace: namespace, Subsystem: subsystem, Name: "passed_total", StabilityLevel: metrics.ALPHA,
 		Help: "Reads that were passed on to the API server's own handlers, by reason.",
 	}, []string{"reason"})
+	probes = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: "probes_total", StabilityLevel: metrics.ALPHA,
+		Help: "Questions to the API server's own handlers which storage a read leads to: a few for each resource, " +
+			"and one before each read of a custom resource for some seconds after its definition was seen in a new form.",
+	})
 )
 
-var registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(answered, passed) })
+var registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(answered, passed, probes) })

@@ -75,6 +75,7 @@ func (t route) key(prefix string) string {
 // latencies and no metrics are recorded for it a second time, and without a user no
 // other server is asked on anybody's behalf.
 func probe(t route, next http.Handler) kubestorage.Found {
+	probes.Inc()
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	info := t.requestInfo()

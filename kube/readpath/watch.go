@@ -107,7 +107,8 @@ type watchServer struct {
 	stream   *kubestorage.Stream
 	shutdown <-chan struct{} // nil if nobody will tell
 	out      watchWriter
-	spans    [][]byte
+	spans    kubestorage.Spans
+	buf      []byte // for single items
 
 	initial *tracing.Span // until the initial events are out, if the client waits for that
 	scope   string        // of the metric of how long that took
@@ -194,9 +195,9 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 func (s *watchServer) run(run mirror.Run) error {
 	rep, entries := s.read.enc.rep, run.Items()
 	if _, known := rep.Size(run); !known && run.Whole() && !s.stream.Selective() {
-		items, err := rep.AppendRun(s.stream.Context(), s.spans[:0], run)
-		s.spans = items
-		defer clear(items)
+		err := rep.AppendRun(s.stream.Context(), &s.spans, run)
+		items := s.spans.All
+		defer s.spans.Reset()
 		// If there is no room to keep the items they are all there is. An error is that of
 		// one entry, which is met again.
 		if err == nil && len(items) == len(entries) {
@@ -222,7 +223,7 @@ func (s *watchServer) entry(e *mirror.Entry) error {
 	if err != nil || !ok {
 		return err
 	}
-	item, err := s.read.enc.rep.Item(s.stream.Context(), e)
+	item, err := s.read.enc.rep.ItemIn(s.stream.Context(), e, &s.buf)
 	if err != nil {
 		return err
 	}
