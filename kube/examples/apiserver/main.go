@@ -1,0 +1,54 @@
+// Command apiserver is an API server of one resource, the pods of the group
+// example.apiserver.k8s.io that k8s.io/apiserver brings for its own tests, on Strata's engine.
+// Two statements make the difference to any other server that is built on
+// k8s.io/apiserver; they are marked in newServer.
+//
+//	apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=8443
+//	curl -k https://127.0.0.1:8443/apis/example.apiserver.k8s.io/v1/pods
+//
+// It listens on loopback only and lets everybody do everything.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+)
+
+func main() {
+	etcd := flag.String("etcd-servers", "http://127.0.0.1:2379", "etcd's endpoints, separated by commas")
+	port := flag.Int("secure-port", 8443, "where to serve HTTPS, on loopback")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := listenAndRun(ctx, strings.Split(*etcd, ","), *port); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func listenAndRun(ctx context.Context, etcd []string, port int) error {
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	return run(ctx, etcd, listener)
+}
+
+// run serves until ctx is cancelled. It closes the listener.
+func run(ctx context.Context, etcd []string, listener net.Listener) error {
+	server, err := newServer(etcd, listener)
+	if err != nil {
+		return utilerrors.NewAggregate([]error{err, listener.Close()})
+	}
+	defer server.engine.Close() // after the storages, which the server destroys
+	return server.PrepareRun().RunWithContext(ctx)
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	generatedopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/apis/example/install"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	openapi "k8s.io/kube-openapi/pkg/common"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
+)
+
+var (
+	scheme = runtime.NewScheme()
+	codecs = serializer.NewCodecFactory(scheme)
+)
+
+func init() {
+	install.Install(scheme)
+	scheme.AddKnownTypes(example.SchemeGroupVersion, &example.PodList{}) // which install leaves out
+	scheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.PodList{})
+	v1 := schema.GroupVersion{Version: "v1"} // where every API server has these
+	metav1.AddToGroupVersion(scheme, v1)
+	scheme.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+}
+
+// server is the API server together with the engine that its storages are made on.
+type server struct {
+	*genericapiserver.GenericAPIServer
+	engine *kubestorage.Engine
+}
+
+func newServer(etcdServers []string, listener net.Listener) (*server, error) {
+	config := genericapiserver.NewRecommendedConfig(codecs)
+	config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
+	config.Authentication.Authenticator = anonymous.NewAuthenticator(nil)
+	config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, openapinamer.NewDefinitionNamer(scheme))
+
+	serving := genericoptions.NewSecureServingOptions().WithLoopback()
+	serving.Listener, serving.BindPort = listener, listener.Addr().(*net.TCPAddr).Port
+	serving.ServerCert.CertDirectory = "" // in memory
+	if err := serving.MaybeDefaultWithSelfSignedCerts("localhost", nil, []net.IP{net.IPv4(127, 0, 0, 1)}); err != nil {
+		return nil, fmt.Errorf("make a certificate: %w", err)
+	}
+	if err := serving.ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
+		return nil, err
+	}
+	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry/example", codecs.LegacyCodec(examplev1.SchemeGroupVersion)))
+	etcd.StorageConfig.Transport.ServerList = etcdServers
+	if err := etcd.ApplyTo(&config.Config); err != nil {
+		return nil, err
+	}
+	group := genericapiserver.NewDefaultAPIGroupInfo(example.GroupName, scheme, metav1.ParameterCodec, codecs)
+
+	// From here on storages are made on the engine,
+	engine := kubestorage.New(kubestorage.Options{})
+	config.RESTOptionsGetter = engine.RESTOptionsGetter(config.RESTOptionsGetter)
+	// and reads are answered with its bytes.
+	readpath.New(readpath.Config{Resolver: readpath.NewResolver(readpath.ResolverConfig{
+		Engine:  engine,
+		BuiltIn: []readpath.Kinds{{Scheme: scheme, Serializer: group.NegotiatedSerializer}},
+	})}).Mount(&config.Config)
+
+	s := &server{engine: engine}
+	var err error
+	if s.GenericAPIServer, err = config.Complete().New("example", genericapiserver.NewEmptyDelegate()); err != nil {
+		engine.Close()
+		return nil, err
+	}
+	pods, err := newPods(config.RESTOptionsGetter)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	group.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{"pods": pods}
+	if err := s.InstallAPIGroup(&group); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// definitions are the schemas of the resource, which a server of its own generates, and of what
+// is common to all.
+func definitions(ref openapi.ReferenceCallback) map[string]openapi.OpenAPIDefinition {
+	all := generatedopenapi.GetOpenAPIDefinitions(ref)
+	anything := spec.Schema{
+		SchemaProps:      spec.SchemaProps{Type: spec.StringOrArray{"object"}},
+		VendorExtensible: spec.VendorExtensible{Extensions: spec.Extensions{"x-kubernetes-preserve-unknown-fields": true}},
+	}
+	for _, kind := range []string{"Pod", "PodList"} {
+		all["k8s.io/apiserver/pkg/apis/example/v1."+kind] = openapi.OpenAPIDefinition{Schema: anything}
+	}
+	return all
+}
+
+// close is for a server that will not be run.
+func (s *server) close() {
+	s.Destroy()
+	s.engine.Close()
+}
+
+// newPods returns the registry of pods, as in any other API server.
+func newPods(options generic.RESTOptionsGetter) (*genericregistry.Store, error) {
+	gr := schema.GroupResource{Group: example.GroupName, Resource: "pods"}
+	strategy := podStrategy{scheme, names.SimpleNameGenerator}
+	store := &genericregistry.Store{
+		NewFunc:                   func() runtime.Object { return &example.Pod{} },
+		NewListFunc:               func() runtime.Object { return &example.PodList{} },
+		PredicateFunc:             matchPod,
+		DefaultQualifiedResource:  gr,
+		SingularQualifiedResource: schema.GroupResource{Group: gr.Group, Resource: "pod"},
+		CreateStrategy:            strategy,
+		UpdateStrategy:            strategy,
+		DeleteStrategy:            strategy,
+		TableConvertor:            rest.NewDefaultTableConvertor(gr),
+	}
+	err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: storage.DefaultNamespaceScopedAttr})
+	if err != nil {
+		return nil, fmt.Errorf("make the registry of %s: %w", gr, err)
+	}
+	return store, nil
+}
+
+func matchPod(label labels.Selector, field fields.Selector) storage.SelectionPredicate {
+	return storage.SelectionPredicate{Label: label, Field: field, GetAttrs: storage.DefaultNamespaceScopedAttr}
+}
+
+// podStrategy accepts every pod.
+type podStrategy struct {
+	runtime.ObjectTyper
+	names.NameGenerator
+}
+
+func (podStrategy) NamespaceScoped() bool                                     { return true }
+func (podStrategy) AllowCreateOnUpdate() bool                                 { return false }
+func (podStrategy) AllowUnconditionalUpdate() bool                            { return true }
+func (podStrategy) Canonicalize(runtime.Object)                               {}
+func (podStrategy) PrepareForCreate(context.Context, runtime.Object)          {}
+func (podStrategy) PrepareForUpdate(_ context.Context, _, _ runtime.Object)   {}
+func (podStrategy) Validate(context.Context, runtime.Object) field.ErrorList  { return nil }
+func (podStrategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
+func (podStrategy) ValidateUpdate(_ context.Context, _, _ runtime.Object) field.ErrorList {
+	return nil
+}
+func (podStrategy) WarningsOnUpdate(_ context.Context, _, _ runtime.Object) []string { return nil }

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+)
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+// TestReadsAreAnsweredFromMemory: the server works, and it is the byte path that answers GET, LIST
+// and WATCH.
+func TestReadsAreAnsweredFromMemory(t *testing.T) {
+	url := start(t, startEtcd(t))
+	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
+	for i := range 3 {
+		name := fmt.Sprintf("pod-%d", i)
+		body := fmt.Sprintf(`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":%q}}`, name)
+		if resp, got := send(t, http.MethodPost, pods, body); resp.StatusCode != http.StatusCreated {
+			t.Fatalf("create %s: %s: %s", name, resp.Status, got)
+		}
+	}
+
+	var pod examplev1.Pod
+	read(t, pods+"/pod-1", &pod)
+	if pod.Kind != "Pod" || pod.Name != "pod-1" || pod.UID == "" {
+		t.Errorf("got %s %q with uid %q", pod.Kind, pod.Name, pod.UID)
+	}
+	var list examplev1.PodList
+	read(t, pods+"?limit=2", &list)
+	if list.Kind != "PodList" || len(list.Items) != 2 || list.Continue == "" {
+		t.Errorf("got %s of %d items, continue %q; want a page of 2", list.Kind, len(list.Items), list.Continue)
+	}
+	_, events := send(t, http.MethodGet, pods+"?watch=1&resourceVersion=0&timeoutSeconds=1", "")
+	if n := strings.Count(events, `"type":"ADDED"`); n != 3 {
+		t.Errorf("a watch from the beginning has %d events, want 3: %s", n, events)
+	}
+
+	_, metrics := send(t, http.MethodGet, url+"/metrics", "")
+	for _, want := range []string{
+		`strata_readpath_requests_total{verb="get"} 1`,
+		`strata_readpath_requests_total{verb="list"} 1`,
+		`strata_readpath_requests_total{verb="watch"} 1`,
+	} {
+		if !strings.Contains(metrics, want+"\n") {
+			t.Errorf("/metrics has no %s", want)
+		}
+	}
+	if strings.Contains(metrics, "strata_readpath_passed_total{") {
+		t.Error("reads were passed on")
+	}
+}
+
+// start runs the server on an etcd until the test ends, and returns its URL when it is ready.
+func start(t *testing.T, etcd string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := run(ctx, []string{etcd}, listener); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(patience):
+			t.Error("the server does not stop")
+		}
+	})
+	base := "https://" + listener.Addr().String()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		resp, err := client.Get(base + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return base
+			}
+		}
+		select {
+		case <-done:
+			t.FailNow()
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the server does not get ready: %v", err)
+		}
+	}
+}
+
+// startEtcd starts an etcd that lasts as long as the test, and returns its endpoint.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "etcd-") // short: the path of a socket has a limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "client.sock")
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dir, "data")
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Close)
+	select {
+	case <-etcd.Server.ReadyNotify():
+	case <-time.After(patience):
+		t.Fatal("etcd does not get ready")
+	}
+	return "unix://" + socket
+}
+
+var client = &http.Client{
+	Timeout:   patience,
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // it signs for itself
+}
+
+func send(t *testing.T, method, url, body string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var got bytes.Buffer
+	if _, err := io.Copy(&got, resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	return resp, got.String()
+}
+
+func read(t *testing.T, url string, into any) {
+	t.Helper()
+	resp, got := send(t, http.MethodGet, url, "")
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s: %s", url, resp.Status, got)
+	}
+	utilruntime.Must(json.Unmarshal([]byte(got), into))
+}
