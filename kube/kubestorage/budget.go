@@ -122,12 +122,38 @@ func (b *budget) addObject(obj any, size int64) *block {
 	return k
 }
 
-func (b *budget) keep(p payload, size int64, object bool) *block {
+// reserve takes room for a payload of size bytes, to be filled, or reports that there is none.
+func (b *budget) reserve(size int64) bool { return b.take(size + blockOverhead) }
+
+// room reports whether there is room for size bytes now.
+func (b *budget) room(size int64) bool {
+	if !b.take(size) {
+		return false
+	}
+	b.used.Add(-size)
+	return true
+}
+
+// fill is add for a payload that has its room already.
+func (b *budget) fill(p payload, size int64) *block { return b.newBlock(p, size+blockOverhead, false) }
+
+func (b *budget) take(size int64) bool {
 	if b.used.Add(size) > b.limit && !b.makeRoom() {
 		b.used.Add(-size)
 		b.refusals.Add(1)
+		return false
+	}
+	return true
+}
+
+func (b *budget) keep(p payload, size int64, object bool) *block {
+	if !b.take(size) {
 		return nil
 	}
+	return b.newBlock(p, size, object)
+}
+
+func (b *budget) newBlock(p payload, size int64, object bool) *block {
 	k := &block{budget: b, size: size, object: object}
 	k.payload.Store(&p)
 	k.read.Store(b.now())

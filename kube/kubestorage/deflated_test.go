@@ -1,8 +1,10 @@
 package kubestorage
 
 import (
+	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -102,4 +104,46 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	if err != nil || again.CRC == run.CRC {
 		t.Errorf("after a change the leaf has the same checksum %08x (%v)", again.CRC, err)
 	}
+}
+
+// A reader whose request ends while it compresses a leaf takes nobody with it.
+func TestReadersDoNotShareErrors(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 200)
+	failed := errors.New("this request has ended")
+	var calls atomic.Int64
+	entered, release := make(chan struct{}), make(chan struct{})
+	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+		if calls.Add(1) == 1 {
+			close(entered)
+			<-release
+			return nil, failed
+		}
+		return podItem(dst, obj)
+	}, nil)
+	defer rep.Close()
+	leaf := firstLeaf(t, s)
+
+	var group sync.WaitGroup
+	group.Go(func() {
+		if _, err := rep.Deflated(t.Context(), leaf); !errors.Is(err, failed) {
+			t.Errorf("the first reader got %v, want its own error", err)
+		}
+	})
+	<-entered
+	var started sync.WaitGroup
+	for range 32 {
+		started.Add(1)
+		group.Go(func() {
+			started.Done()
+			run, err := rep.Deflated(t.Context(), leaf)
+			if err != nil || len(run.Deflated) == 0 {
+				t.Errorf("%d bytes, %v", len(run.Deflated), err)
+			}
+		})
+	}
+	started.Wait()
+	close(release)
+	group.Wait()
 }

@@ -32,8 +32,8 @@ type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 // reader, of whatever revision; it is a part of a block that the items of a leaf
 // share, so that most of a list is a few spans of memory. The bytes of all
 // representations of an engine have one budget; what does not fit is encoded at each
-// use. An item that can be spliced from what is stored anyway is not kept, only that
-// it can. Safe for concurrent use.
+// use, or spliced from what is stored if that is known to give the same. Safe for
+// concurrent use.
 type Representation struct {
 	store  *Store
 	encode ItemEncoder
@@ -81,14 +81,15 @@ func (s *Store) Representation(name any, encode ItemEncoder, splice Splicer) *Re
 	return p.(*Representation)
 }
 
-// item is what is kept on an entry: a part of a block, or nothing but that it can be
-// spliced.
+// item is what is kept on an entry: a part of a block, while there is room for it, and
+// whether the item can be spliced when it is gone.
 type item struct {
-	block    *block // nil: spliced
-	from, to uint32 // spliced: to is the size
+	block    *block // nil: there was no room
+	from, to uint32
+	splices  bool
 }
 
-// load returns the item's bytes, nil if they are gone or have to be spliced.
+// load returns the item's bytes, nil if they are gone.
 func (i *item) load(now uint32) []byte {
 	if i == nil || i.block == nil {
 		return nil
@@ -99,8 +100,8 @@ func (i *item) load(now uint32) []byte {
 	return nil
 }
 
-// spliced reports whether the item is to be spliced from what is stored.
-func (i *item) spliced() bool { return i != nil && i.block == nil }
+// canSplice reports whether the item is known to splice.
+func (i *item) canSplice() bool { return i != nil && i.splices }
 
 // unref is called when the entry refers to the item no longer.
 func (i *item) unref() {
@@ -113,8 +114,8 @@ func (i *item) unref() {
 func (i *item) Retired() { i.unref() }
 
 // Item returns the entry's object as it stands in a list. The bytes are shared: do
-// not write to them. Cost is a few loads if they are kept, a copy if they are spliced,
-// else decoding and encoding the object. Errors are those of decoding it, and of the
+// not write to them. Cost is a few loads if they are kept, a copy if they can be
+// spliced, else decoding and encoding the object. Errors are those of decoding it, and of the
 // encoder.
 func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
 	var own []byte
@@ -128,8 +129,8 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 	if data := old.load(p.budget.now()); data != nil {
 		return data, nil
 	}
-	if old.spliced() {
-		*buf = p.appendSpliced(slices.Grow((*buf)[:0], int(old.to)), e)
+	if old.canSplice() {
+		*buf = p.appendSpliced(slices.Grow((*buf)[:0], int(old.to-old.from)), e)
 		return *buf, nil
 	}
 	data, err := p.appendItem(ctx, nil, e, e.ModRevision())
@@ -137,12 +138,12 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 		return nil, err
 	}
 	if p.splices(e, data) {
-		p.keep(e, old, &item{to: uint32(len(data))})
+		p.keep(e, old, &item{to: uint32(len(data)), splices: true})
 		return data, nil
 	}
 	data = slices.Clip(data)
 	if k := p.budget.add(payload{data: data}, int64(cap(data))); k != nil {
-		p.keep(e, old, &item{k, 0, uint32(len(data))})
+		p.keep(e, old, &item{block: k, to: uint32(len(data))})
 		k.unref()
 	}
 	return data, nil
@@ -196,10 +197,8 @@ func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.E
 type run struct {
 	slot  *mirror.Slot
 	bytes int64 // of all items
-	// parts is where the items lie, and empty if there was no room for all of them or
-	// if all are to be spliced.
-	parts   []part
-	spliced bool
+	// parts is where the items lie, and empty if there was no room for all of them.
+	parts []part
 	// deflated is the run compressed, once somebody has asked for that.
 	deflated atomic.Pointer[block]
 }
@@ -340,7 +339,12 @@ func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
 func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
 		for i, e := range r.Items() {
-			if it, _ := e.Memo(p.slot).(*item); it.spliced() {
+			it, _ := e.Memo(p.slot).(*item)
+			if data := it.load(p.budget.now()); data != nil {
+				spans.All = append(spans.All, data)
+				continue
+			}
+			if it.canSplice() {
 				spans.splice(p, r.Items()[i:i+1])
 				continue
 			}
@@ -354,10 +358,6 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 	for {
 		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
-			if kept.spliced {
-				spans.splice(p, r.Leaf.Items())
-				return nil
-			}
 			var ok bool
 			if spans.All, ok = kept.load(spans.All, p.budget.now()); ok {
 				return nil
@@ -405,12 +405,23 @@ var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); re
 func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf, keep bool) error {
 	b := builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.budget.now()
+	splices, missing := true, int64(0)
 	for i, e := range b.entries {
 		it, _ := e.Memo(p.slot).(*item)
 		b.items[i].old = it
-		b.items[i].data = it.load(now)
+		if b.items[i].data = it.load(now); b.items[i].data != nil {
+			continue
+		}
+		if splices = splices && it.canSplice(); splices {
+			missing += int64(it.to - it.from)
+		}
 	}
-	err := b.encode(ctx, func(it *builtItem) bool { return it.data == nil && !it.old.spliced() })
+	if splices && missing > 0 && !(keep && p.budget.room(missing)) {
+		setRun(l, b.run())
+		b.spans(spans)
+		return nil
+	}
+	err := b.encode(ctx, func(it *builtItem) bool { return it.data == nil })
 	if err != nil {
 		return err
 	}
@@ -422,20 +433,9 @@ func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf
 		kept = b.run()
 	}
 	setRun(l, kept)
-	if kept.spliced {
-		spans.splice(p, b.entries)
-		return nil
-	}
 	var ok bool
-	if spans.All, ok = kept.load(spans.All, now); ok {
-		return nil
-	}
-	for i := range b.items {
-		if b.items[i].data == nil {
-			spans.splice(p, b.entries[i:i+1])
-		} else {
-			spans.All = append(spans.All, b.items[i].data)
-		}
+	if spans.All, ok = kept.load(spans.All, now); !ok {
+		b.spans(spans)
 	}
 	return nil
 }
@@ -449,8 +449,25 @@ type builder struct {
 }
 
 type builtItem struct {
-	old  *item  // what is kept on the entry
-	data []byte // the item, unless it is spliced
+	splices bool
+	old     *item  // what is kept on the entry
+	data    []byte // the item, unless it can be spliced and there was no room to keep it
+}
+
+// spans adds the items one by one, and those that can only be spliced together with
+// their neighbours.
+func (b *builder) spans(spans *Spans) {
+	for i := 0; i < len(b.items); i++ {
+		if data := b.items[i].data; data != nil {
+			spans.All = append(spans.All, data)
+			continue
+		}
+		from := i
+		for i+1 < len(b.items) && b.items[i+1].data == nil {
+			i++
+		}
+		spans.splice(b.p, b.entries[from:i+1])
+	}
 }
 
 // encode puts the chosen items into new blocks: those that exist are copied, the
@@ -469,17 +486,23 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 		if len(in) == 0 {
 			return
 		}
-		data := slices.Clip(slices.Clone(dst))
 		var k *block
-		if b.keep {
-			k = b.p.budget.add(payload{data: data}, int64(len(data)))
+		keep := b.keep && b.p.budget.reserve(int64(len(dst)))
+		var data []byte // what the items are parts of, if they are needed any longer
+		if keep || !b.splice(in) {
+			data = slices.Clip(slices.Clone(dst))
+		}
+		if keep {
+			k = b.p.budget.fill(payload{data: data}, int64(len(data)))
 		}
 		from := uint32(0)
 		for n, i := range in {
 			it := &b.items[i]
-			it.data = data[from:at[n]:at[n]]
-			if k != nil {
-				b.kept(i, &item{k, from, at[n]})
+			if data != nil {
+				it.data = data[from:at[n]:at[n]]
+			}
+			if k != nil || it.splices {
+				b.kept(i, &item{k, from, at[n], it.splices})
 			}
 			from = at[n]
 		}
@@ -490,22 +513,22 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 	}
 	for i, e := range b.entries {
 		it := &b.items[i]
-		if !chosen(it) || it.data == nil && it.old.spliced() {
+		if !chosen(it) {
 			continue
 		}
-		if it.data != nil {
+		it.splices = it.old.canSplice()
+		switch {
+		case it.data != nil:
 			dst = append(dst, it.data...)
-		} else {
+		case it.splices:
+			dst = b.p.appendSpliced(dst, e)
+		default:
 			from := len(dst)
 			var err error
 			if dst, err = b.p.appendItem(ctx, dst, e, e.ModRevision()); err != nil {
 				return err
 			}
-			if b.p.splices(e, dst[from:]) {
-				b.kept(i, &item{to: uint32(len(dst) - from)})
-				dst = dst[:from]
-				continue
-			}
+			it.splices = b.p.splices(e, dst[from:])
 		}
 		in, at = append(in, i), append(at, uint32(len(dst)))
 		if len(dst) >= blockBytes {
@@ -517,6 +540,16 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 	return nil
 }
 
+// splice reports whether all of the items can be spliced.
+func (b *builder) splice(in []int) bool {
+	for _, i := range in {
+		if !b.items[i].splices {
+			return false
+		}
+	}
+	return true
+}
+
 // kept keeps the i-th item on its entry.
 func (b *builder) kept(i int, it *item) {
 	b.p.keep(b.entries[i], b.items[i].old, it)
@@ -525,19 +558,17 @@ func (b *builder) kept(i int, it *item) {
 
 // run describes the leaf: its size, and where it lies if all of it is kept.
 func (b *builder) run() *run {
-	r := &run{slot: b.p.slot, spliced: true}
+	r := &run{slot: b.p.slot}
 	kept := true
 	for i := range b.items {
 		it := &b.items[i]
-		if it.old.spliced() {
-			r.bytes += int64(it.old.to)
-			kept = false
-			continue
+		if it.data != nil {
+			r.bytes += int64(len(it.data))
+		} else {
+			r.bytes += int64(it.old.to - it.old.from)
 		}
-		r.spliced = false
-		r.bytes += int64(len(it.data))
 		switch n := len(r.parts); {
-		case it.old == nil || it.old.block.payload.Load() == nil:
+		case it.old == nil || it.old.block == nil || it.old.block.payload.Load() == nil:
 			kept = false
 		case n > 0 && r.parts[n-1].block == it.old.block && r.parts[n-1].to == it.old.from:
 			r.parts[n-1].to = it.old.to

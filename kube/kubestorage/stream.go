@@ -196,6 +196,11 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	st.announce = true
 	if rev > 0 && !list {
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+		if errors.Is(err, mirror.ErrCompacted) {
+			if _, floor, _ := s.resource.Oldest(); floor > 0 { // in upstream's words
+				return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", rev, floor))
+			}
+		}
 		return err
 	}
 	snap, err := s.resource.Latest()

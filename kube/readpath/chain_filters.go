@@ -48,7 +48,7 @@ func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListen
 	add := func(name string, wrap func(http.Handler) http.Handler) {
 		filters = append(filters, filter{name, wrap})
 	}
-	spans := c.FeatureGate.Enabled(genericfeatures.APIServerTracing) && recordsSpans(c)
+	spans := recordsSpans(c)
 	// measured adds a filter together with its span, if there are any.
 	measured := func(name string, wrap func(http.Handler) http.Handler) {
 		if !spans {
@@ -109,11 +109,10 @@ func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListen
 		return genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unauthenticated,
 			c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
 	})
-	if c.FeatureGate.Enabled(genericfeatures.APIServerTracing) {
-		add("tracing", func(h http.Handler) http.Handler {
-			return withTracing(h, c)
-		})
-	}
+	// Behind a feature gate until 0.37, but locked on.
+	add("tracing", func(h http.Handler) http.Handler {
+		return withTracing(h, c)
+	})
 	measured("audit", func(h http.Handler) http.Handler {
 		return genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc)
 	})

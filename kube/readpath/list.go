@@ -371,7 +371,7 @@ var compressors = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
 // compressible reports whether the run is worth compressing on its own.
 func (w *itemWriter) compressible(run mirror.Run) bool {
 	n, ok := w.read.enc.rep.Size(run)
-	return run.Whole() && ok && n >= gzipjoin.MinRun
+	return run.Whole() && ok && gzipjoin.WorthApart(n)
 }
 
 // deflatedRun is a run on its way to a compressed body.

@@ -22,14 +22,13 @@ var _ runtime.NegotiatedSerializer = customSerializer{}
 
 func newCustomSerializer() customSerializer {
 	creator, typer := unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper()
-	enabled := utilfeature.DefaultFeatureGate.Enabled
 	newJSON := func(o json.SerializerOptions) runtime.Serializer {
 		return json.NewSerializerWithOptions(json.DefaultMetaFactory, creator, typer, o)
 	}
 	s := customSerializer{[]runtime.SerializerInfo{
 		{
 			MediaType: runtime.ContentTypeJSON, MediaTypeType: "application", MediaTypeSubType: "json", EncodesAsText: true,
-			Serializer:       newJSON(json.SerializerOptions{StreamingCollectionsEncoding: enabled(features.StreamingCollectionEncodingToJSON)}),
+			Serializer:       newJSON(json.SerializerOptions{StreamingCollectionsEncoding: true}),
 			PrettySerializer: newJSON(json.SerializerOptions{Pretty: true}),
 			StreamSerializer: &runtime.StreamSerializerInfo{
 				EncodesAsText: true, Serializer: newJSON(json.SerializerOptions{}), Framer: json.Framer,
@@ -42,14 +41,14 @@ func newCustomSerializer() customSerializer {
 		{
 			MediaType: runtime.ContentTypeProtobuf, MediaTypeType: "application", MediaTypeSubType: "vnd.kubernetes.protobuf",
 			Serializer: protobuf.NewSerializerWithOptions(creator, typer, protobuf.SerializerOptions{
-				StreamingCollectionsEncoding: enabled(features.StreamingCollectionEncodingToProtobuf),
+				StreamingCollectionsEncoding: true,
 			}),
 			StreamSerializer: &runtime.StreamSerializerInfo{
 				Serializer: protobuf.NewRawSerializer(creator, typer), Framer: protobuf.LengthDelimitedFramer,
 			},
 		},
 	}}
-	if enabled(features.CBORServingAndStorage) {
+	if utilfeature.DefaultFeatureGate.Enabled(features.CBORServingAndStorage) {
 		s.mediaTypes = append(s.mediaTypes, cbor.NewSerializerInfo(creator, typer))
 	}
 	return s

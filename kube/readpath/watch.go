@@ -67,12 +67,15 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		s.shutdown = signals.ShuttingDown()
 	}
 	gvr := r.resource.GVR
+	// Metrics look for the span of a trace at each event; in the context of a request it is
+	// far down.
+	span := tracing.ContextWithSpan(context.Background(), tracing.SpanFromContext(ctx))
 	s.out = watchWriter{
 		framer:  r.enc.framer(),
 		w:       r.w,
 		flusher: flusher,
-		count:   endpointmetrics.WatchEvents.WithContext(ctx).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
-		sizes:   endpointmetrics.WatchEventsSizes.WithContext(ctx).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		count:   endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		sizes:   endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
 	serve := func() {
 		defer cancel()
