@@ -6,6 +6,7 @@ import (
 	"net/http"
 	goruntime "runtime"
 	"strconv"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -240,6 +241,15 @@ func (r *read) selectPage(p *page, total int) (last string, more bool, err error
 	return last, more, nil
 }
 
+// last returns the key of the last object of a page without a selector.
+func (p *page) last() string {
+	var last string
+	for run := range p.reading.Snapshot.Runs(p.start, p.end) {
+		last = run.Items()[len(run.Items())-1].Key()
+	}
+	return last
+}
+
 // writePage sends the list.
 func (r *read) writePage(p *page) {
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
@@ -264,6 +274,9 @@ func (r *read) writePage(p *page) {
 	case p.reading.Selective():
 		w.selected(p.reading)
 	default:
+		if trailing > 0 {
+			w.last = p.last()
+		}
 		w.runs(p.reading.Snapshot.Runs(p.start, p.end))
 	}
 	b.write(tail)
@@ -274,7 +287,8 @@ func (r *read) writePage(p *page) {
 type itemWriter struct {
 	read     *read
 	body     *body
-	left     int // items
+	left     int    // items
+	last     string // the key of the last one, if something of it is not shown
 	trailing int
 	spans    kubestorage.Spans
 	buf      []byte // for single items
@@ -315,103 +329,117 @@ func (w *itemWriter) selected(reading *kubestorage.Reading) {
 }
 
 // runs writes the items of runs, compressed as they are kept if that is what the client
-// gets.
+// gets. If much of it is not kept, several leaves are made ready while those before them
+// are written.
 func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
-	if w.body.gz == nil {
-		for run := range all {
-			w.plain(run)
-		}
-		return
-	}
 	missing := 0
 	for run := range all {
-		if w.compressible(run) && !w.read.enc.rep.KeepsDeflated(run) {
+		if !w.kept(run) {
 			missing++
 		}
 	}
-	if missing <= cap(compressors) {
+	if missing <= cap(readying) {
 		for run := range all {
-			w.write(w.deflate(run))
+			p := w.ready(run, &w.spans)
+			w.piece(&p)
 		}
 		return
 	}
-	// Several leaves are compressed while those before them are written.
 	ctx, cancel := context.WithCancel(w.read.req.Context())
 	defer cancel()
-	queue := make(chan chan deflatedRun, cap(compressors))
+	queue := make(chan chan piece, cap(readying))
 	go func() {
 		defer close(queue)
 		for run := range all {
-			next := make(chan deflatedRun, 1)
+			next := make(chan piece, 1)
 			select {
 			case queue <- next:
 			case <-ctx.Done():
 				return
 			}
-			compressors <- struct{}{}
+			readying <- struct{}{}
 			go func() {
-				defer func() { <-compressors }()
-				d := deflatedRun{run: run}
-				d.err = kubestorage.Guard(func() error { d = w.deflate(run); return d.err })
-				next <- d
+				defer func() { <-readying }()
+				p := piece{run: run}
+				p.err = kubestorage.Guard(func() error {
+					p = w.ready(run, spansPool.Get().(*kubestorage.Spans))
+					return p.err
+				})
+				next <- p
 			}()
 		}
 	}()
 	for next := range queue {
-		w.write(<-next)
+		p := <-next
+		w.piece(&p)
+		if p.spans != nil {
+			p.spans.Reset()
+			spansPool.Put(p.spans)
+		}
 	}
 	if ctx.Err() != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// compressors bounds how many leaves are compressed ahead of being written.
-var compressors = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
+var (
+	// readying bounds how many leaves are made ready at the same time, for all requests.
+	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
+	spansPool = sync.Pool{New: func() any { return new(kubestorage.Spans) }}
+)
 
-// compressible reports whether the run is worth compressing on its own.
-func (w *itemWriter) compressible(run mirror.Run) bool {
-	n, ok := w.read.enc.rep.Size(run)
-	return run.Whole() && ok && gzipjoin.WorthApart(n)
-}
-
-// deflatedRun is a run on its way to a compressed body.
-type deflatedRun struct {
+// piece is a run on its way to the body: compressed, or as spans of items.
+type piece struct {
 	run      mirror.Run
-	deflated gzipjoin.Run // empty: the items are to be compressed among others
+	deflated gzipjoin.Run
+	spans    *kubestorage.Spans // nil: it is compressed
 	err      error
 }
 
-// deflate may be called concurrently.
-func (w *itemWriter) deflate(run mirror.Run) deflatedRun {
-	if !w.compressible(run) {
-		return deflatedRun{run: run}
+// kept reports whether there is nothing left to be made of the run.
+func (w *itemWriter) kept(run mirror.Run) bool {
+	if w.compresses(run) {
+		return w.read.enc.rep.KeepsDeflated(run)
 	}
-	d, err := w.read.enc.rep.Deflated(w.read.req.Context(), run)
-	return deflatedRun{run, d, err}
+	return w.read.enc.rep.Keeps(run)
 }
 
-// write writes a run to a compressed body.
-func (w *itemWriter) write(d deflatedRun) {
-	n := len(d.run.Items())
-	switch {
-	case d.err != nil:
-		panic(http.ErrAbortHandler)
-	case d.deflated.Len == 0 || w.left == n && w.trailing > 0: // the last one is cut
-		w.plain(d.run)
-	default:
-		w.left -= n
-		w.body.writeRun(d.deflated)
+// compresses reports whether the run is sent as it is compressed on its own: not if it
+// is cut by the borders of the list, or too short for that.
+func (w *itemWriter) compresses(run mirror.Run) bool {
+	if w.body.gz == nil || !run.Whole() || run.Items()[len(run.Items())-1].Key() == w.last {
+		return false
 	}
+	n, ok := w.read.enc.rep.Size(run)
+	return ok && gzipjoin.WorthApart(n)
 }
 
-// plain writes the items of a run.
-func (w *itemWriter) plain(run mirror.Run) {
-	w.left -= len(run.Items())
-	w.spans.Reset()
-	if err := w.read.enc.rep.AppendRun(w.read.req.Context(), &w.spans, run); err != nil {
-		panic(http.ErrAbortHandler)
+// ready makes a run ready to be written, in spans if it is not compressed. It may be
+// called concurrently.
+func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
+	p := piece{run: run}
+	ctx, rep := w.read.req.Context(), w.read.enc.rep
+	if w.compresses(run) {
+		p.deflated, p.err = rep.Deflated(ctx, run)
+		return p
 	}
-	for i, data := range w.spans.All {
-		w.span(data, w.left == 0 && i == len(w.spans.All)-1)
+	p.spans = spans
+	spans.Reset()
+	p.err = rep.AppendRun(ctx, spans, run)
+	return p
+}
+
+// piece writes a run.
+func (w *itemWriter) piece(p *piece) {
+	if p.err != nil {
+		panic(http.ErrAbortHandler) // the header is out
+	}
+	w.left -= len(p.run.Items())
+	if p.spans == nil {
+		w.body.writeRun(p.deflated)
+		return
+	}
+	for i, data := range p.spans.All {
+		w.span(data, w.left == 0 && i == len(p.spans.All)-1)
 	}
 }

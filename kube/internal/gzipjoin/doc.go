@@ -20,7 +20,7 @@
 // A fresh window costs about 150 bytes per run: a Huffman code of its own, and the
 // first object without an example to refer to. On lists of API objects, cut into runs
 // of 21 to 64 objects, the result is at most 5% larger (mostly smaller) than what
-// compress/gzip makes of the whole at level 1, if what is shorter than MinRun is not
-// compressed on its own but given to Writer.Write, which gathers them.
+// compress/gzip makes of the whole at level 1, if only those that are WorthApart are
+// compressed on their own, and the others given to Writer.Write, which gathers them.
 // TestSizeOfLists holds this for several kinds of lists, in JSON and protobuf.
 package gzipjoin

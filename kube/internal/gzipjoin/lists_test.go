@@ -229,9 +229,9 @@ func standard(content []byte) func(io.Writer) error {
 	}
 }
 
-// joined writes a list as its readers do: a head, leaves, of which only those of
-// MinRun to MaxRun bytes are compressed on their own, and a tail. The last leaf is loose, because
-// no comma follows its last item.
+// joined writes a list as its readers do: a head, leaves, some of them
+// compressed on their own, and a tail. The last leaf is loose, because no comma follows
+// its last item.
 func joined(leaves [][]byte) func(io.Writer) error {
 	return func(w io.Writer) error {
 		z := NewWriter(w)
@@ -239,7 +239,7 @@ func joined(leaves [][]byte) func(io.Writer) error {
 			return err
 		}
 		for i, leaf := range leaves {
-			if len(leaf) < MinRun || len(leaf) > MaxRun || i == len(leaves)-1 {
+			if !WorthApart(int64(len(leaf))) || i == len(leaves)-1 {
 				if _, err := z.Write(leaf); err != nil {
 					return err
 				}

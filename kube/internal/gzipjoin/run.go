@@ -15,16 +15,20 @@ type Run struct {
 	Len      int64  // their number
 }
 
-// MinRun is the length in bytes, before compression, from which on a run is worth
-// being compressed on its own. What is shorter, for example a leaf of a list of
-// small objects, should be given to Writer.Write: apart from its neighbours it would
-// be up to 10% larger than among them (measured with TestSizeOfLists).
-const MinRun = 12 << 10
+const (
+	// minApart: apart from its neighbours a shorter run would be up to 10% larger than
+	// among them (measured with TestSizeOfLists).
+	minApart = 12 << 10
+	// maxApart: while a run is compressed it takes up to three times its size, where a
+	// Writer takes 130 KB. A leaf of 64 objects may hold 64 KB each.
+	maxApart = 4 << 20
+)
 
-// MaxRun is the length above which a run should be given to Writer.Write too: while a
-// run is compressed it takes up to three times its size, a Writer 130 KB. Up to here a
-// leaf of 64 objects may hold 64 KB each.
-const MaxRun = 4 << 20
+// WorthApart reports whether a run of n bytes, before compression, is worth being
+// compressed on its own. Others should be given to Writer.Write: what is too short,
+// for example a leaf of a list of small objects, and what is too large to be held
+// as a whole.
+func WorthApart(n int64) bool { return minApart <= n && n <= maxApart }
 
 // Compress compresses the concatenation of data. Deflated is appended to dst and does
 // not include what was in dst before; with a nil dst it gets an array of its own that
