@@ -658,6 +658,28 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	return total.Load(), nil
 }
 
+// Keeps reports whether AppendRun has nothing to make.
+func (p *Representation) Keeps(r mirror.Run) bool {
+	if !r.Whole() {
+		for _, e := range r.Items() {
+			if it, _ := e.Memo(p.slot).(*item); it.load(unread) == nil && !it.canSplice() {
+				return false
+			}
+		}
+		return true
+	}
+	kept := leafRuns(r.Leaf).find(p.slot)
+	if kept == nil || len(kept.parts) == 0 {
+		return false
+	}
+	for i := range kept.parts {
+		if kept.parts[i].block.payload.Load() == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // KeepsDeflated reports whether Deflated has nothing to do.
 func (p *Representation) KeepsDeflated(r mirror.Run) bool {
 	_, ok := p.keptDeflated(r.Leaf)

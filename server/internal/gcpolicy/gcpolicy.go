@@ -18,10 +18,10 @@ import (
 const (
 	// baseHeadroom is always allowed, so that a small heap is not collected all
 	// the time; a guess that fits an API server's burst of requests.
-	baseHeadroom = 64 << 20
+	baseHeadroom = 48 << 20
 	// scannedShare is the further room, as a share of the live heap that has pointers:
-	// half of what Go's default would allow if there were nothing else.
-	scannedShare = 0.5
+	// less than half of what Go's default would allow if there were nothing else.
+	scannedShare = 0.4
 	interval     = time.Second
 
 	// idleFor is how long no collection must have been needed until memory that is free,
