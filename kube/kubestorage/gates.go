@@ -2,8 +2,8 @@ package kubestorage
 
 import "k8s.io/component-base/featuregate"
 
-// Gates of the engine. Each turns the behaviour of one KEP off; what memory would
-// have answered is then read from etcd.
+// Gates of the engine. Off, the server is correct, only slower: those of the KEPs let
+// etcd answer what memory would have answered.
 const (
 	// ConsistentListFromCache answers a LIST without resource version from memory
 	// (KEP-2340).
@@ -12,7 +12,8 @@ const (
 	// list but the first, from memory (KEP-4988).
 	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
 	// ByteReadPath answers GET, LIST and WATCH with bytes that are kept, in front of the
-	// API server's own handlers (package readpath).
+	// API server's own handlers (package readpath). Who mounts that package asks for it;
+	// storages do not.
 	ByteReadPath featuregate.Feature = "ByteReadPath"
 )
 

@@ -9,8 +9,8 @@ import (
 )
 
 // Decoded objects are kept for readers that need them again and again: tables, and
-// readers in the process. They take a share of the budget at most, because they are
-// several times as large as their bytes and the collector has to follow their pointers.
+// readers in the process that LIST. They take a share of the budget at most, because they
+// are several times as large as their bytes and the collector has to follow their pointers.
 const (
 	objectShare = 4
 	// objectFactor estimates the memory of a decoded object from its stored size, and

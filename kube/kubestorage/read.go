@@ -22,7 +22,8 @@ var ErrReadEtcd = errors.New("to be read from etcd")
 //
 //	r, err := store.Read(ctx, key, opts)
 //	for run := range r.Runs() {
-//		spans, err = representation.AppendRun(ctx, spans[:0], run) // made once
+//		spans.Reset()
+//		err = representation.AppendRun(ctx, &spans, run) // made once
 //		...
 //	}
 //

@@ -50,7 +50,7 @@ type encoding struct {
 	rep     *kubestorage.Representation
 	encoder runtime.Encoder
 	// head is what the encoding of every single object begins with and its item does
-	// not: kind and version, or protobuf's preamble. See object.
+	// not: kind and version, in JSON, of what is a Go type and whole. Empty for others.
 	head []byte
 }
 

@@ -75,8 +75,8 @@ func New(c Config) *Server {
 
 // Handler returns a handler that answers GET, LIST and WATCH from memory and passes
 // everything else to next. It stands behind the filters of an API server: what it
-// serves is what the RequestInfo says that was authorized, and nothing else of
-// the path is looked at.
+// serves is what the RequestInfo says that was authorized. The path is looked at only to
+// see that it is that of the RequestInfo, in its plain form.
 func (s *Server) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())

@@ -2,9 +2,10 @@
 //
 // The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers.
 // What differs is where reads go: before the configuration is completed, every generic.RESTOptionsGetter in it is
-// wrapped (engine.go), so that each resource, built in or custom, gets a storage.Interface of the engine.
+// wrapped (engine.go), so that each resource, built in or custom, gets a storage.Interface of the engine, and the byte read
+// path is put in front of the aggregator's handlers (readpath.go), with what it has to know of upstream's servers.
 //
-//	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ Complete
+//	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ read path ─▶ Complete
 //	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down) ─▶ engine closes
 package apiserver
 

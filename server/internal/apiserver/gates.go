@@ -16,8 +16,8 @@ type gateSet interface {
 	Type() string
 }
 
-// newGates returns Strata's own gates, which the engine defines, with their defaults. Each turns off the behaviour of
-// one KEP; they are read once, when the engine makes its storages.
+// newGates returns Strata's own gates, which the engine defines, with their defaults. They are read once: when the engine
+// makes its storages, and when the read path is mounted.
 func newGates() gateSet {
 	gates := featuregate.NewFeatureGate()
 	utilruntime.Must(gates.Add(kubestorage.Gates()))
