@@ -98,7 +98,7 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 		s.close()
 		return nil, err
 	}
-	group.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{"pods": pods}
+	group.VersionedResourcesStorageMap["v1"] = map[string]rest.Storage{"pods": struct{ podStorage }{pods}}
 	if err := s.InstallAPIGroup(&group); err != nil {
 		s.close()
 		return nil, err
@@ -126,8 +126,20 @@ func (s *server) close() {
 	s.engine.Close()
 }
 
+// podStorage is what clients can do with pods: everything but change them.
+type podStorage interface {
+	rest.Storage
+	rest.Scoper
+	rest.SingularNameProvider
+	rest.Creater
+	rest.Getter
+	rest.Lister
+	rest.Watcher
+	rest.GracefulDeleter
+}
+
 // newPods returns the registry of pods, as in any other API server.
-func newPods(options generic.RESTOptionsGetter) (*genericregistry.Store, error) {
+func newPods(options generic.RESTOptionsGetter) (podStorage, error) {
 	gr := schema.GroupResource{Group: example.GroupName, Resource: "pods"}
 	strategy := podStrategy{scheme, names.SimpleNameGenerator}
 	store := &genericregistry.Store{
@@ -137,7 +149,6 @@ func newPods(options generic.RESTOptionsGetter) (*genericregistry.Store, error) 
 		DefaultQualifiedResource:  gr,
 		SingularQualifiedResource: schema.GroupResource{Group: gr.Group, Resource: "pod"},
 		CreateStrategy:            strategy,
-		UpdateStrategy:            strategy,
 		DeleteStrategy:            strategy,
 		TableConvertor:            rest.NewDefaultTableConvertor(gr),
 	}
@@ -159,14 +170,7 @@ type podStrategy struct {
 }
 
 func (podStrategy) NamespaceScoped() bool                                     { return true }
-func (podStrategy) AllowCreateOnUpdate() bool                                 { return false }
-func (podStrategy) AllowUnconditionalUpdate() bool                            { return true }
 func (podStrategy) Canonicalize(runtime.Object)                               {}
 func (podStrategy) PrepareForCreate(context.Context, runtime.Object)          {}
-func (podStrategy) PrepareForUpdate(_ context.Context, _, _ runtime.Object)   {}
 func (podStrategy) Validate(context.Context, runtime.Object) field.ErrorList  { return nil }
 func (podStrategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
-func (podStrategy) ValidateUpdate(_ context.Context, _, _ runtime.Object) field.ErrorList {
-	return nil
-}
-func (podStrategy) WarningsOnUpdate(_ context.Context, _, _ runtime.Object) []string { return nil }
