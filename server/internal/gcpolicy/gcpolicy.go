@@ -24,6 +24,12 @@ const (
 	scannedShare = 0.4
 	interval     = time.Second
 
+	// busyCycles collections in a second mean that the room is too small for what the server
+	// has to do: it doubles, up to busyRoom times, and halves again after a second
+	// without any.
+	busyCycles = 2
+	busyRoom   = 4
+
 	// idleFor is how long no collection must have been needed until memory that is free,
 	// and that the runtime would keep for the next burst, goes back to the system, if
 	// it is idleFree bytes or more; freeAgain how long until that may happen again.
@@ -33,9 +39,10 @@ const (
 )
 
 // percent returns the value for debug.SetGCPercent with a live heap of the size, of
-// which scanned may contain pointers, in bytes: never more than Go's default of 100.
-func percent(live, scanned uint64) int {
-	headroom := baseHeadroom + scannedShare*float64(min(scanned, live))
+// which scanned may contain pointers, in bytes, and room times the usual room for garbage:
+// never more than Go's default of 100.
+func percent(live, scanned uint64, room int) int {
+	headroom := float64(room) * (baseHeadroom + scannedShare*float64(min(scanned, live)))
 	return int(min(100, 100*headroom/float64(max(live, 1))))
 }
 
@@ -51,6 +58,7 @@ func Start(ctx context.Context) {
 			{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/free:bytes"},
 		}
 		var idle idleness
+		var load load
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		last := 100
@@ -62,7 +70,7 @@ func Start(ctx context.Context) {
 			}
 			metrics.Read(sample)
 			// SetGCPercent stops the world: only when it matters.
-			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64()); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), load.room(sample[2].Value.Uint64())); p < last-3 || p > last+3 {
 				debug.SetGCPercent(p)
 				last = p
 			}
@@ -71,6 +79,27 @@ func Start(ctx context.Context) {
 			}
 		}
 	}()
+}
+
+// load tells how much room for garbage the server needs. The zero value has seen nothing.
+type load struct {
+	cycles uint64 // collections so far
+	times  int    // the usual room
+}
+
+// room takes a sample of collections so far, one interval after the one before, and
+// returns by how much the usual room is to be multiplied.
+func (l *load) room(cycles uint64) int {
+	switch since := cycles - l.cycles; {
+	case l.times == 0:
+		l.times = 1
+	case since >= busyCycles:
+		l.times = min(2*l.times, busyRoom)
+	case since == 0:
+		l.times = max(l.times/2, 1)
+	}
+	l.cycles = cycles
+	return l.times
 }
 
 // idleness tells when it is time to return free memory. The zero value has seen nothing.

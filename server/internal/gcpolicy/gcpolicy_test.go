@@ -17,7 +17,7 @@ func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 		{4 << 30, 4 << 30, 41},
 		{1 << 30, 2 << 30, 44}, // samples of different moments
 	} {
-		if got := percent(c.live, c.scanned); got != c.want {
+		if got := percent(c.live, c.scanned, 1); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
 		}
 	}
@@ -43,5 +43,26 @@ func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
 		if got := i.free(start.Add(c.after), c.cycles, c.free); got != c.want {
 			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
 		}
+	}
+}
+
+func TestABusyServerGetsMoreRoom(t *testing.T) {
+	var l load
+	for i, c := range []struct {
+		cycles uint64
+		want   int
+	}{
+		{10, 1}, // what was before does not count
+		{11, 1},
+		{13, 2}, {15, 4}, {20, 4}, // busy
+		{21, 4},
+		{21, 2}, {21, 1}, {21, 1}, // idle
+	} {
+		if got := l.room(c.cycles); got != c.want {
+			t.Errorf("sample %d: %d times the room, want %d", i, got, c.want)
+		}
+	}
+	if usual, busy := percent(1<<30, 128<<20, 1), percent(1<<30, 128<<20, busyRoom); busy < 3*usual {
+		t.Errorf("percent is %d with the usual room and %d with more", usual, busy)
 	}
 }
