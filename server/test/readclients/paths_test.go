@@ -53,7 +53,7 @@ func TestPathsAndMethods(t *testing.T) {
 		"/api//v1/namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS//configmaps",
 		"/api/v1/namespaces/NS/configmaps//one",
-		"/api/v1/namespaces//configmaps",
+		"/api/v1/namespaces//replicationcontrollers", // of all namespaces: nobody else may write them
 		"/api/v1/namespaces//configmaps/one",
 		"/api/v1/./namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS/configmaps/./one",
