@@ -7,7 +7,7 @@ import (
 )
 
 // DefaultRepresentationBytes bounds, unless Options say otherwise, what all
-// representations of a process keep together.
+// representations of an engine keep together.
 const DefaultRepresentationBytes = 384 << 20
 
 // budget bounds the bytes that representations keep, of all resources of an engine
@@ -64,7 +64,7 @@ type block struct {
 }
 
 // payload is what a block holds: items, one beside the other, a run of them
-// compressed, or an object.
+// compressed, an object, or a custom resource as it was converted.
 type payload struct {
 	data   []byte
 	object any

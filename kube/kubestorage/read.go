@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ErrReadEtcd: memory does not answer this list, etcd does: the revision is older
-// than memory, a gate is off, or the resource is not loaded and the page is small.
+// ErrReadEtcd: memory does not answer this read, etcd does. Of a list: the revision is
+// older than memory, a gate is off, or the resource is not loaded and the page is small. Of
+// a single key: the resource is not loaded, or memory does not catch up soon.
 var ErrReadEtcd = errors.New("to be read from etcd")
 
 // Reading is what a LIST is about: a revision of the resource and the part of it
