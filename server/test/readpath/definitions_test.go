@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,6 +141,8 @@ func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 		byBytes(t, ctx, d.path(v, "decides"), "")
 	}
 
+	settled(t, ctx, d.path("v1", "decides")+"/a", d.path("v1", "decides"), d.path("v2", "decides")+"/a", d.path("v2", "decides"), d.path("v2", ""))
+
 	t.Run("a version that is not served any more", func(t *testing.T) {
 		d.versions[1].notServed = true
 		d.update(t, ctx)
@@ -163,6 +166,7 @@ func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 		untilBody(t, ctx, d.path("v2", "decides"), "", `"color":"red"`)
 	})
 	t.Run("a default", func(t *testing.T) {
+		settled(t, ctx, d.path("v1", "decides")+"/a", d.path("v1", "decides"), d.path("v1", ""))
 		d.versions[0].spec = `{"type":"object","properties":{"color":{"type":"string"},"size":{"type":"integer","default":7}}}`
 		d.update(t, ctx)
 		for _, read := range d.reads("v1", "decides") {
@@ -213,42 +217,72 @@ func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 	})
 }
 
-// TestADefinitionThatChangesOften is read while it changes, by many, so that some of them look at the definition before
-// the handler of custom resources has replaced its storage. None of them may go on with the old one.
+// settled returns when reads of path do not ask upstream's handlers any more where they lead: only then a change of the
+// definition has to be noticed by itself.
+func settled(t *testing.T, ctx context.Context, paths ...string) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		return
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		asked := metric(t, ctx, api, "strata_readpath_probes_total")
+		for _, path := range paths {
+			get(t, ctx, api, path, "")
+		}
+		n := metric(t, ctx, api, "strata_readpath_probes_total") - asked
+		return n == 0, fmt.Errorf("%v probes for %d reads", n, len(paths))
+	}))
+}
+
+// TestADefinitionThatChangesOften is read while it changes, so that some readers look at it before the handler of custom
+// resources has replaced its storage. None of them may go on with the old one. Other definitions, which change and are
+// read at the same time, keep that handler busy.
 func TestADefinitionThatChangesOften(t *testing.T) {
 	ctx := newContext(t)
 	newNamespace(t, ctx, "often")
-	d := definition{plural: "dials", kind: "Dial", versions: []version{{name: "v1", spec: sized(0)}}}
-	d.create(t, ctx)
+	definitions := []definition{
+		{plural: "dials", kind: "Dial"}, {plural: "busies", kind: "Busy"}, {plural: "hectics", kind: "Hectic"}, {plural: "hurries", kind: "Hurry"},
+	}
+	for i := range definitions {
+		definitions[i].versions = []version{{name: "v1", spec: sized(0)}}
+		definitions[i].create(t, ctx)
+	}
+	d := definitions[0]
 	// Stored without the field that has a default.
 	_, err := etcd.Put(ctx, "/registry/"+group+"/dials/often/a",
 		`{"apiVersion":"test.example.com/v1","kind":"Dial","metadata":{"name":"a","namespace":"often","uid":"1"},"spec":{}}`)
 	check(t, err)
 	untilBody(t, ctx, d.path("v1", "often")+"/a", "", `"size":0`)
 
-	stop, reading := context.WithCancel(ctx)
-	done := make(chan struct{})
-	const readers = 4
-	for range readers {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			for stop.Err() == nil {
-				_, _ = api.Do(stop, http.MethodGet, d.path("v1", "often")+"/a", "resourceVersion=0", nil)
+	reading, stop := context.WithCancel(ctx)
+	var readers sync.WaitGroup
+	defer readers.Wait()
+	defer stop()
+	for range 4 {
+		readers.Go(func() {
+			for reading.Err() == nil {
+				for _, o := range definitions {
+					_, _ = api.Do(reading, http.MethodGet, o.path("v1", "often")+"/a", "resourceVersion=0", nil)
+				}
 			}
-		}()
+		})
 	}
-	defer func() {
-		reading()
-		for range readers {
-			<-done
+	for size := 1; size <= 30; size++ {
+		for i := len(definitions) - 1; i >= 0; i-- {
+			definitions[i].versions[0].spec = sized(size)
+			definitions[i].update(t, ctx)
 		}
-	}()
-	for size := 1; size <= 15; size++ {
-		d.versions[0].spec = sized(size)
-		d.update(t, ctx)
+		// What is indented is upstream's handlers' answer, on the same server.
+		for bytes.Contains(get(t, ctx, api, d.path("v1", "often")+"/a", "pretty=true").Body, fmt.Appendf(nil, `"size": %d`, size-1)) {
+		}
 		for _, read := range d.reads("v1", "often") {
-			untilBody(t, ctx, read[0], read[1], fmt.Sprintf(`"size":%d`, size))
+			if r := get(t, ctx, api, read[0], read[1]); !bytes.Contains(r.Body, fmt.Appendf(nil, `"size":%d`, size)) {
+				t.Fatalf("upstream's handlers have taken up the definition of size %d, %s?%s shows %s", size, read[0], read[1], r.Body)
+			}
 		}
+	}
+	for _, read := range d.reads("v1", "often") {
+		untilBody(t, ctx, read[0], read[1], `"size":30`)
 	}
 }
 
@@ -320,6 +354,7 @@ func TestATerminatingDefinitionIsRead(t *testing.T) {
 	_, err := api.Patch(ctx, d.path("v1", "ends")+"/a", `{"metadata":{"finalizers":["test.example.com/hold"]}}`)
 	check(t, err)
 	untilBody(t, ctx, d.path("v1", "ends"), "", "test.example.com/hold")
+	settled(t, ctx, d.path("v1", "ends"))
 	d.delete(t, ctx)
 	untilBody(t, ctx, definitionsPath+"/"+d.name(), "", `"type":"Terminating"`)
 	for _, read := range d.reads("v1", "ends") {

@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -85,29 +86,34 @@ func same(t *testing.T, ctx context.Context, path, query string) *harness.Respon
 	return got
 }
 
-// until reads from both servers until each answers as wanted, and fails if one does not within a time that no server
-// needs. From then on they have to answer the same, again and again.
+// until waits until both servers answer a read as wanted. On the server under test upstream's own handlers, to which a
+// request for indented JSON is passed on, are asked first: as soon as they answer as wanted, so has every other read, at
+// once and from then on.
 func until(t *testing.T, ctx context.Context, path, query string, wanted func(*harness.Response) bool) *harness.Response {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s?%s is not answered as wanted", path, query))
-	defer cancel()
-	for name, server := range map[string]*harness.API{harness.Engine(): api, harness.Upstream: upstream} {
-		err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	poll := func(server *harness.API, query string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s?%s is not answered as wanted", path, query))
+		defer cancel()
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := server.Do(ctx, http.MethodGet, path, query, nil)
 			if err != nil {
 				return false, err
 			}
+			var compact bytes.Buffer
+			if json.Compact(&compact, r.Body) == nil {
+				r.Body = compact.Bytes()
+			}
 			return wanted(r), r.Err()
-		})
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		}))
 	}
-	for range 20 {
+	poll(api, strings.TrimPrefix(query+"&pretty=true", "&"))
+	for i := range 20 {
 		if r := get(t, ctx, api, path, query); !wanted(r) {
-			t.Fatalf("%s?%s was answered as wanted, and then: %v", path, query, r.Err())
+			t.Fatalf("%s?%s: upstream's handlers answer as wanted, read number %d does not: %v", path, query, i, r.Err())
 		}
 	}
+	poll(upstream, query)
 	return same(t, ctx, path, query)
 }
 
