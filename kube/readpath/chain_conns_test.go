@@ -1,0 +1,68 @@
+package readpath
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// TestTrackedConnections: a connection is found by a request that came by it, closed, and
+// forgotten.
+func TestTrackedConnections(t *testing.T) {
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := trackConnections(plain)
+	defer listener.Close()
+	if trackConnections(listener) != listener {
+		t.Error("a tracked listener is tracked once more")
+	}
+	open := func() (client, server net.Conn) {
+		t.Helper()
+		client, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		if server, err = listener.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { server.Close() })
+		return client, server
+	}
+	tracked := func() (n int) {
+		listener.conns.Range(func(any, any) bool { n++; return true })
+		return n
+	}
+	client, server := open()
+	_, other := open()
+	if n := tracked(); n != 2 {
+		t.Errorf("%d connections are tracked, want 2", n)
+	}
+
+	req := httptest.NewRequest(http.MethodGet, "/", nil)
+	req.RemoteAddr = server.RemoteAddr().String()
+	listener.close(req) // not a request of a server: it does not say where it arrived
+	if n := tracked(); n != 2 {
+		t.Errorf("%d connections are tracked, want 2", n)
+	}
+	req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, server.LocalAddr()))
+	listener.close(req)
+	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("read of a connection that was closed: %v", err)
+	}
+	if n := tracked(); n != 1 {
+		t.Errorf("%d connections are tracked, want 1", n)
+	}
+	listener.close(req) // once more does no harm
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := tracked(); n != 0 {
+		t.Errorf("%d connections are tracked, want none", n)
+	}
+}
