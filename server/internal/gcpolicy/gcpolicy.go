@@ -28,14 +28,14 @@ const (
 	// has to do: it doubles, up to busyRoom times, and halves again after a second
 	// without any.
 	busyCycles = 2
-	busyRoom   = 4
+	busyRoom   = 2
 
 	// idleFor is how long no collection must have been needed until memory that is free,
 	// and that the runtime would keep for the next burst, goes back to the system, if
 	// it is idleFree bytes or more; freeAgain how long until that may happen again.
-	idleFor   = 5 * time.Second
+	idleFor   = 3 * time.Second
 	idleFree  = 48 << 20
-	freeAgain = time.Minute
+	freeAgain = 15 * time.Second
 )
 
 // percent returns the value for debug.SetGCPercent with a live heap of the size, of
