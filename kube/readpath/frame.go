@@ -105,3 +105,10 @@ func beginProtobuf(dst []byte, t watch.EventType, object int) (begun []byte, siz
 
 // uvarintLen is the length of n as a varint.
 func uvarintLen(n int) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
+
+// protobufItemLen is the length of the first of several items: a tag, a length, and as
+// many bytes.
+func protobufItemLen(items []byte) int {
+	length, n := binary.Uvarint(items[1:])
+	return 1 + n + int(length)
+}

@@ -196,20 +196,10 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 // run writes a run of the initial events. What is missing of a whole leaf's items is made
 // for all of it, so that they share a block.
 func (s *watchServer) run(run mirror.Run) error {
-	rep, entries := s.read.enc.rep, run.Items()
-	if _, known := rep.Size(run); !known && run.Whole() && !s.stream.Selective() {
-		err := rep.AppendRun(s.stream.Context(), &s.spans, run)
-		items := s.spans.All
-		defer s.spans.Reset()
-		// If there is no room to keep the items they are all there is. An error is that of
-		// one entry, which is met again.
-		if err == nil && len(items) == len(entries) {
-			for _, item := range items {
-				if err := s.out.item(watch.Added, item); err != nil {
-					return err
-				}
-			}
-			return nil
+	entries := run.Items()
+	if run.Whole() && !s.stream.Selective() {
+		if done, err := s.leaf(run, len(entries)); done || err != nil {
+			return err
 		}
 	}
 	for _, e := range entries {
@@ -218,6 +208,40 @@ func (s *watchServer) run(run mirror.Run) error {
 		}
 	}
 	return nil
+}
+
+// leaf writes the n items of a whole leaf from the spans in which they lie, one beside
+// the other, if it can tell where each begins: in protobuf, or if each is a span of its own.
+func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
+	rep := s.read.enc.rep
+	if _, known := rep.Size(run); known && !s.out.protobuf {
+		return false, nil // they are kept, in longer spans
+	}
+	defer s.spans.Reset()
+	if err := rep.AppendRun(s.stream.Context(), &s.spans, run); err != nil {
+		return false, nil // an error of one entry, which is met again
+	}
+	switch {
+	case s.out.protobuf:
+		for _, span := range s.spans.All {
+			for len(span) > 0 {
+				end := protobufItemLen(span)
+				if err := s.out.item(watch.Added, span[:end]); err != nil {
+					return false, err
+				}
+				span = span[end:]
+			}
+		}
+	case len(s.spans.All) == n:
+		for _, item := range s.spans.All {
+			if err := s.out.item(watch.Added, item); err != nil {
+				return false, err
+			}
+		}
+	default:
+		return false, nil
+	}
+	return true, nil
 }
 
 // entry writes an initial event if the watch selects the entry.
