@@ -1,0 +1,143 @@
+package apiserver
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	fakesource "k8s.io/client-go/tools/cache/testing"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+var widgets = schema.GroupVersion{Group: "example.com", Version: "v1"}
+
+// registered returns the APIService of widgets as of a revision.
+func registered(revision int, remote bool) *apiregistrationv1.APIService {
+	s := &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: "v1.example.com", ResourceVersion: strconv.Itoa(revision)},
+		Spec:       apiregistrationv1.APIServiceSpec{Group: widgets.Group, Version: widgets.Version},
+	}
+	if remote {
+		s.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "default", Name: "elsewhere"}
+	}
+	return s
+}
+
+// syncedVersions is what is known once all APIServices are.
+func syncedVersions() *remoteVersions {
+	r := newRemoteVersions()
+	r.hasSynced = func() bool { return true }
+	return r
+}
+
+func TestNothingIsLocalBeforeAllAPIServicesAreKnown(t *testing.T) {
+	r := newRemoteVersions()
+	synced := false
+	r.hasSynced = func() bool { return synced }
+	if r.local(widgets) {
+		t.Error("local before it can be known")
+	}
+	synced = true
+	if !r.local(widgets) {
+		t.Error("not local, though no APIService says otherwise")
+	}
+	synced = false // it is not asked for ever
+	if !r.local(widgets) {
+		t.Error("not local any more")
+	}
+}
+
+// TestLateWordDoesNotCount: what the informer receives is known before its listeners are told of earlier changes.
+func TestLateWordDoesNotCount(t *testing.T) {
+	receive := func(revision int, remote bool) func(*remoteVersions) {
+		return func(r *remoteVersions) {
+			if obj, err := r.received(registered(revision, remote)); err != nil || obj == nil {
+				t.Errorf("received %v, %v", obj, err)
+			}
+		}
+	}
+	tell := func(revision int, remote bool) func(*remoteVersions) {
+		return func(r *remoteVersions) { r.changed(registered(revision, remote)) }
+	}
+	for name, test := range map[string]struct {
+		steps []func(*remoteVersions)
+		local bool
+	}{
+		"nothing":                         {local: true},
+		"received as local":               {steps: []func(*remoteVersions){receive(1, false)}, local: true},
+		"received as remote":              {steps: []func(*remoteVersions){receive(1, true)}},
+		"then told of an earlier state":   {steps: []func(*remoteVersions){receive(1, false), receive(2, true), tell(1, false)}},
+		"then told of it":                 {steps: []func(*remoteVersions){receive(2, true), tell(1, false), tell(2, true)}},
+		"received as local again":         {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(3, false)}},
+		"told that it is local again":     {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(3, false), tell(3, false)}, local: true},
+		"told again of what it was":       {steps: []func(*remoteVersions){receive(2, true), tell(2, true), tell(2, true)}},
+		"deleted":                         {steps: []func(*remoteVersions){receive(2, true), tell(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}, local: true},
+		"deleted, and received once more": {steps: []func(*remoteVersions){receive(2, true), receive(4, true), tell(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}},
+		"gone unseen": {steps: []func(*remoteVersions){receive(2, true), tell(2, true), func(r *remoteVersions) {
+			r.deleted(cache.DeletedFinalStateUnknown{Key: "v1.example.com", Obj: registered(2, true)})
+		}}, local: true},
+		"gone unseen, and received once more": {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(5, true), func(r *remoteVersions) {
+			r.deleted(cache.DeletedFinalStateUnknown{Key: "v1.example.com", Obj: registered(2, true)})
+		}}},
+	} {
+		r := syncedVersions()
+		for _, step := range test.steps {
+			step(r)
+		}
+		if r.local(widgets) != test.local {
+			t.Errorf("%s: local is %v", name, !test.local)
+		}
+		if !r.local(schema.GroupVersion{Group: "example.com", Version: "v2"}) {
+			t.Errorf("%s: another version is remote", name)
+		}
+	}
+}
+
+// TestAnInformerTellsOfRemoteVersions: a version is remote as soon as the informer's cache has it, whatever its listeners
+// have been told.
+func TestAnInformerTellsOfRemoteVersions(t *testing.T) {
+	source := fakesource.NewFakeControllerSource() // it numbers what it is given
+	source.Add(registered(0, false))
+	informer := cache.NewSharedIndexInformer(source, &apiregistrationv1.APIService{}, 0, cache.Indexers{})
+	r := newRemoteVersions()
+	if err := r.follow(informer); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go informer.RunWithContext(ctx)
+	local := func() bool { return r.local(widgets) }
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) || !local() {
+		t.Fatal("not local")
+	}
+	cachedAsRemote := func() bool {
+		obj, ok, err := informer.GetIndexer().GetByKey("v1.example.com")
+		return err == nil && ok && obj.(*apiregistrationv1.APIService).Spec.Service != nil
+	}
+	for range 100 {
+		source.Modify(registered(0, true))
+		for !cachedAsRemote() {
+			if ctx.Err() != nil {
+				t.Fatal("the informer does not see a change")
+			}
+		}
+		if local() {
+			t.Fatal("local, though the cache says otherwise")
+		}
+		source.Modify(registered(0, false))
+		for !local() {
+			if ctx.Err() != nil {
+				t.Fatal("not local again")
+			}
+		}
+	}
+	source.Modify(registered(0, true))
+	source.Delete(registered(0, true))
+	if !cache.WaitForCacheSync(ctx.Done(), local) {
+		t.Fatal("not local after the deletion")
+	}
+}
