@@ -372,6 +372,48 @@ func TestAStreamTranslatesBySelector(t *testing.T) {
 	}
 }
 
+// TestSelectorsAndItemsShareADecoding: of an event, between watches that select it, that
+// do not, and that select all.
+func TestSelectorsAndItemsShareADecoding(t *testing.T) {
+	w := newTwin(t, mirror.DefaultWindow)
+	rep := w.NewRepresentation(podItem, nil)
+	defer rep.Close()
+	var streams []*Stream
+	for _, app := range []string{"yes", "no", ""} {
+		opts := w.fromNow()
+		if app != "" {
+			opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": app})
+			opts.Predicate.GetAttrs = podAttrs
+		}
+		streams = append(streams, w.open(t, contextFor(t), opts))
+	}
+	for i := range 3 {
+		w.put(t, withLabel(newPod("a"), "app", "yes"))
+		var items []string
+		for j := range streams {
+			st := streams[(i+j)%len(streams)] // each comes first once
+			ev := take(t, st).Events[0]
+			typ, err := st.Translate(ev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if typ != "" {
+				item, err := rep.Current(ev)
+				if err != nil {
+					t.Fatal(err)
+				}
+				items = append(items, string(item))
+			}
+		}
+		if len(items) != 2 || items[0] != items[1] {
+			t.Errorf("the watches got %q", items)
+		}
+	}
+	if decoded := w.codec.decodes.Load(); decoded != 3 {
+		t.Errorf("3 events were decoded %d times", decoded)
+	}
+}
+
 // TestStreamsEnd with the request, the storage and the mirror, without a word; with 410
 // if what is to come next is gone.
 func TestStreamsEnd(t *testing.T) {

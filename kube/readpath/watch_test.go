@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -37,6 +38,7 @@ import (
 	"k8s.io/apiserver/pkg/server/routine"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/value"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
@@ -54,6 +56,20 @@ type watched struct {
 	minimum  time.Duration // MinRequestTimeout
 	context  func(context.Context) context.Context
 	serving  atomic.Int32
+	locked   atomic.Bool // objects named locked cannot be decrypted
+}
+
+// TransformFromStorage implements value.Transformer.
+func (w *watched) TransformFromStorage(_ context.Context, data []byte, key value.Context) ([]byte, bool, error) {
+	if w.locked.Load() && bytes.HasSuffix(key.AuthenticatedData(), []byte("/locked")) {
+		return nil, false, errors.New("the key service is down")
+	}
+	return data, false, nil
+}
+
+// TransformToStorage implements value.Transformer.
+func (w *watched) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
+	return data, nil
 }
 
 // namespaced attributes as registries have them.
@@ -62,14 +78,16 @@ func attrsOf(obj runtime.Object) (labels.Set, fields.Set, error) {
 }
 
 // watchedPods serves pods, which are Go types.
-func watchedPods(t testing.TB) *watched {
+func watchedPods(t testing.TB) *watched { return watchedPodsWith(t) }
+
+func watchedPodsWith(t testing.TB, options ...func(*kubestorage.Options)) *watched {
 	return newWatched(t, &Resource{
 		GVR:        examplev1.SchemeGroupVersion.WithResource("pods"),
 		Kind:       examplev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespaced: true,
 		Serializer: resolveCodecs,
 	}, resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), func() runtime.Object { return &example.Pod{} },
-		func() runtime.Object { return &example.PodList{} })
+		func() runtime.Object { return &example.PodList{} }, options...)
 }
 
 // watchedWidgets serves widgets, which are a custom resource.
@@ -90,16 +108,17 @@ func watchedWidgets(t testing.TB) *watched {
 	}, func() runtime.Object { return &unstructured.UnstructuredList{} })
 }
 
-func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object) *watched {
+func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
 	t.Helper()
-	etcd := newResolving(t)
+	etcd := newResolving(t, options...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
 	w := &watched{resource: res, codec: codec, minimum: time.Hour}
 	config := &storagebackend.ConfigForResource{
 		Config: storagebackend.Config{
-			Prefix:    "/registry",
-			Codec:     codec,
-			Transport: storagebackend.TransportConfig{ServerList: []string{etcd.etcd}},
+			Prefix:      "/registry",
+			Codec:       codec,
+			Transport:   storagebackend.TransportConfig{ServerList: []string{etcd.etcd}},
+			Transformer: w,
 		},
 		GroupResource: res.GVR.GroupResource(),
 	}
@@ -587,7 +606,31 @@ func TestWatchMetrics(t *testing.T) {
 	}
 }
 
-// TestASlowReaderOfTheByteReadPath gets everything that it is still in time for.
+// TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly: events come in order, so its
+// watchers wait, for some time; initial events end with the error.
+func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
+	w := watchedPods(t)
+	all := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
+	other := readFrames(w.open(t, "", "resourceVersion=0&fieldSelector=metadata.name%3Dother", jsonType, true))
+	w.locked.Store(true)
+	w.put(t, w.object("first", nil))
+	w.put(t, w.object("locked", nil))
+	w.put(t, w.object("other", nil))
+	other.until(t, `"other"`)
+	all.until(t, `"first"`) // is not kept back by what comes after it
+	theirs := readFrames(w.open(t, "upstream", "resourceVersion=0", jsonType, true)).until(t, "key service")
+	ours := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true)).until(t, "key service")
+	if len(ours) != 2 || len(theirs) != 2 || !bytes.Equal(ours[1], theirs[1]) || !bytes.Contains(ours[0], []byte(`"first"`)) {
+		t.Errorf("initial events are\n%s, want\n%s", ours, theirs)
+	}
+	w.locked.Store(false)
+	frames := all.until(t, `"other"`)
+	if len(frames) != 2 || !bytes.Contains(frames[0], []byte(`"locked"`)) {
+		t.Errorf("got %s, want the object that could not be read, then the other", frames)
+	}
+}
+
+// TestASlowReaderOfTheBytePath gets everything that it is still in time for.
 func TestASlowReaderOfTheBytePath(t *testing.T) {
 	w := watchedPods(t)
 	resp := w.open(t, "", "resourceVersion=0", jsonType, true)
