@@ -235,11 +235,26 @@ func (s *sum) find(of any) *sum {
 	return s
 }
 
+// closer is the name of a sum that may come to an end.
+type closer interface{ Closed() bool }
+
+// open returns the sums without those whose names have ended.
+func (s *sum) open() *sum {
+	var kept *sum
+	for ; s != nil; s = s.next {
+		if name, ok := s.of.(closer); !ok || !name.Closed() {
+			kept = &sum{of: s.of, total: s.total, next: kept}
+		}
+	}
+	return kept
+}
+
 // Measure adds up what measure returns for the runs with start <= key < end; an
 // empty end means no upper bound. It reports false as soon as measure does: the
 // value of a run is not known. Sums of whole subtrees are kept under the name of,
 // which must be comparable, so measure must return the same for a run at all
-// times. Cost is O(log n) once all is known, else O(leaves). Safe for concurrent use.
+// times. If of has a method Closed() bool, what is kept under it goes, once that is true, when
+// something else is measured. Cost is O(log n) once all is known, else O(leaves). Safe for concurrent use.
 func (t Tree[T]) Measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (int64, bool) {
 	if t.root == nil || end != "" && end <= start {
 		return 0, true
@@ -285,7 +300,7 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 	}
 	for whole {
 		cur := n.sums.Load()
-		if cur.find(of) != nil || n.sums.CompareAndSwap(cur, &sum{of: of, total: total, next: cur}) {
+		if cur.find(of) != nil || n.sums.CompareAndSwap(cur, &sum{of: of, total: total, next: cur.open()}) {
 			break
 		}
 	}

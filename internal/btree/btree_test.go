@@ -314,3 +314,36 @@ func BenchmarkGet(b *testing.B) {
 		}
 	}
 }
+
+// name is what sums are kept under.
+type name struct{ closed bool }
+
+func (n *name) Closed() bool { return n.closed }
+
+// TestSumsEndWithTheirNames: a tree that nobody writes to, measured under ever new names, does
+// not grow.
+func TestSumsEndWithTheirNames(t *testing.T) {
+	var items []*item
+	for i := range 1000 {
+		items = append(items, &item{key: fmt.Sprintf("%04d", i), size: 1})
+	}
+	tree := Build(items)
+	one := func(r Run[*item]) (int64, bool) { return int64(len(r.Items())), true }
+	kept := &name{}
+	for range 10 {
+		n := &name{}
+		for _, of := range []*name{n, kept} {
+			if sum, ok := tree.Measure("", "", of, one); !ok || sum != 1000 {
+				t.Fatalf("Measure = %d, %v", sum, ok)
+			}
+		}
+		n.closed = true
+	}
+	length := 0
+	for s := tree.root.sums.Load(); s != nil; s = s.next {
+		length++
+	}
+	if length > 2 || tree.root.sums.Load().find(kept) == nil {
+		t.Errorf("%d sums are kept, want that of the open name, and at most one more", length)
+	}
+}

@@ -110,7 +110,7 @@ func (b *budget) add(p payload, size int64) *block { return b.keep(p, size+block
 // addObject is add for a decoded object, of which there is a share of the budget.
 func (b *budget) addObject(obj any, size int64) *block {
 	size += blockOverhead
-	if b.objects.Add(size) > b.limit/objectShare {
+	if b.objects.Add(size) > b.limit/objectShare && !b.makeRoom(true) {
 		b.objects.Add(-size)
 		b.refusals.Add(1)
 		return nil
@@ -138,7 +138,7 @@ func (b *budget) room(size int64) bool {
 func (b *budget) fill(p payload, size int64) *block { return b.newBlock(p, size+blockOverhead, false) }
 
 func (b *budget) take(size int64) bool {
-	if b.used.Add(size) > b.limit && !b.makeRoom() {
+	if b.used.Add(size) > b.limit && !b.makeRoom(false) {
 		b.used.Add(-size)
 		b.refusals.Add(1)
 		return false
@@ -183,13 +183,22 @@ func (b *budget) sweepLocked() {
 	b.ring, b.hand = kept, 0
 }
 
-// makeRoom evicts idle blocks until the budget holds, and reports whether it does.
-func (b *budget) makeRoom() bool {
-	now := b.now()
+// fits reports whether the budget holds, or the share of it that decoded objects have.
+func (b *budget) fits(objects bool) bool {
+	if objects {
+		return b.objects.Load() <= b.limit/objectShare
+	}
+	return b.used.Load() <= b.limit
+}
+
+// makeRoom evicts idle blocks until the budget holds, or only objects until their share of it
+// does, and reports whether it does.
+func (b *budget) makeRoom(objects bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	now := b.now()
 	for range searchSteps {
-		if b.used.Load() <= b.limit {
+		if b.fits(objects) {
 			return true
 		}
 		if len(b.ring) == 0 {
@@ -200,7 +209,8 @@ func (b *budget) makeRoom() bool {
 		}
 		k := b.ring[b.hand]
 		gone := k.payload.Load() == nil
-		if !gone && now-k.read.Load() < uint32(idleTime/time.Second) {
+		// What was read after now was looked at is not idle either.
+		if idle := int32(now - k.read.Load()); !gone && (idle < int32(idleTime/time.Second) || objects && !k.object) {
 			b.hand++
 			continue
 		}
@@ -213,5 +223,5 @@ func (b *budget) makeRoom() bool {
 		b.ring[last] = nil
 		b.ring = b.ring[:last]
 	}
-	return b.used.Load() <= b.limit
+	return b.fits(objects)
 }

@@ -188,6 +188,36 @@ func TestIdleBytesMakeRoom(t *testing.T) {
 	if used := b.used.Load(); used > b.limit {
 		t.Errorf("%d bytes are kept, want at most %d", used, b.limit)
 	}
+	first.read.Store(b.now() + 1) // while room is looked for
+	if b.add(payload{}, 1000) != nil || first.payload.Load() == nil {
+		t.Error("what was read a moment later made room")
+	}
+}
+
+// TestIdleObjectsMakeRoomForOthers within their share, though there is room for more bytes.
+func TestIdleObjectsMakeRoomForOthers(t *testing.T) {
+	b := newBudget(objectShare * 10 * (1000 + blockOverhead))
+	first := b.add(payload{}, 1000)
+	for range 10 {
+		if b.addObject(b, 1000) == nil {
+			t.Fatal("no room in an empty budget")
+		}
+	}
+	if b.addObject(b, 1000) != nil {
+		t.Error("an object that was read a moment ago made room")
+	}
+	b.start = b.start.Add(-2 * idleTime) // time passes
+	for range 10 {
+		if b.addObject(b, 1000) == nil {
+			t.Fatal("objects that are idle made no room")
+		}
+	}
+	if b.addObject(b, 1000) != nil || first.payload.Load() == nil {
+		t.Error("something else made room for objects")
+	}
+	if n := b.objects.Load(); n > b.limit/objectShare {
+		t.Errorf("%d bytes of objects are kept, want at most %d", n, b.limit/objectShare)
+	}
 }
 
 // podItem is an ItemEncoder.

@@ -14,6 +14,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -42,6 +43,9 @@ type Representation struct {
 	slot   *mirror.Slot // items, of entries and of events after them
 	gone   *mirror.Slot // items of what events have deleted
 	events eventCache
+	// varies: a leaf that was made anew came out in another size than before, as what a webhook
+	// has converted may. Sums of sizes are not relied on any more.
+	varies atomic.Bool
 
 	mu        sync.Mutex // leaf; guards what follows
 	building  map[*mirror.Leaf]chan struct{}
@@ -237,8 +241,8 @@ func leafRuns(l *mirror.Leaf) runs {
 	return nil
 }
 
-// setRun keeps r on the leaf in place of an older one of its representation.
-func setRun(l *mirror.Leaf, r *run) {
+// setRun keeps r on the leaf in place of an older one of the representation.
+func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 	for {
 		cur := l.Memo.Load()
 		var old runs
@@ -257,6 +261,9 @@ func setRun(l *mirror.Leaf, r *run) {
 		var m any = append(next, r)
 		if l.Memo.CompareAndSwap(cur, &m) {
 			if replaced != nil {
+				if replaced.bytes != r.bytes {
+					p.varies.Store(true)
+				}
 				// The leaf's entries are the same, so what was compressed still holds.
 				if k := replaced.deflated.Swap(nil); k != nil && !r.deflated.CompareAndSwap(nil, k) {
 					k.unref()
@@ -310,6 +317,35 @@ func (p *Representation) Size(r mirror.Run) (int64, bool) {
 		n += int64(it.to - it.from)
 	}
 	return n, true
+}
+
+// Measure returns the bytes of the items with start <= key < end, an empty end meaning no upper
+// bound, if all of them have been read before. Cost is O(log n) once it is known.
+func (p *Representation) Measure(snap mirror.Snapshot, start, end string) (int64, bool) {
+	if p.varies.Load() {
+		return 0, false
+	}
+	return snap.Measure(start, end, p.slot, p.Size)
+}
+
+// largeRun is how many bytes of items one reader may hold while it waits for a client, twice
+// or so: a leaf of objects of 1 MB has 64 MB of them.
+const largeRun = 1 << 20
+
+// Large reports whether the items of a run are too many bytes to be held together. They are to
+// be made, and written, one by one.
+func (p *Representation) Large(r mirror.Run) bool { return p.estimate(r) > largeRun }
+
+// estimate is Size, or what is stored of a run that has not been read.
+func (p *Representation) estimate(r mirror.Run) int64 {
+	n, known := p.Size(r)
+	if !known {
+		n = 0
+		for _, e := range r.Items() {
+			n += e.Size()
+		}
+	}
+	return n
 }
 
 // Spans are the bytes of items, in key order: most of them where they are kept, those
@@ -417,7 +453,7 @@ func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf
 		}
 	}
 	if splices && missing > 0 && !(keep && p.budget.room(missing)) {
-		setRun(l, b.run())
+		p.setRun(l, b.run())
 		b.spans(spans)
 		return nil
 	}
@@ -432,7 +468,7 @@ func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf
 		}
 		kept = b.run()
 	}
-	setRun(l, kept)
+	p.setRun(l, kept)
 	var ok bool
 	if spans.All, ok = kept.load(spans.All, now); !ok {
 		b.spans(spans)
@@ -596,7 +632,7 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	var full atomic.Bool // there is no room for more that is compressed
 	var wg sync.WaitGroup
 	prepare := func(r mirror.Run, spans *Spans) {
-		if deflated && r.Whole() && !full.Load() {
+		if deflated && p.worthApart(r) && !full.Load() {
 			run, err := p.Deflated(ctx, r)
 			if err != nil {
 				cancel(err)
@@ -609,6 +645,14 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 			return
 		}
 		spans.Reset()
+		if p.Large(r) {
+			n, err := p.prepareLarge(ctx, r, spans)
+			if err != nil {
+				cancel(err)
+			}
+			total.Add(n)
+			return
+		}
 		if err := p.AppendRun(ctx, spans, r); err != nil {
 			cancel(err)
 			return
@@ -618,6 +662,11 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 		}
 	}
 	var work chan mirror.Run // to helpers, once there is something to be made
+	defer func() {           // after a panic
+		if work != nil {
+			close(work)
+		}
+	}()
 	var own Spans
 	for r := range all {
 		if ctx.Err() != nil {
@@ -650,12 +699,33 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	}
 	if work != nil {
 		close(work)
+		work = nil
 	}
 	wg.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
 	}
 	return total.Load(), nil
+}
+
+// prepareLarge makes what is missing of a run one by one, and returns the size of all items.
+func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *Spans) (n int64, err error) {
+	for _, e := range r.Items() {
+		item, err := p.ItemIn(ctx, e, &spans.buf)
+		if err != nil {
+			return 0, err
+		}
+		n += int64(len(item))
+	}
+	if r.Whole() {
+		p.setRun(r.Leaf, &run{slot: p.slot, bytes: n})
+	}
+	return n, nil
+}
+
+// worthApart estimates whether a run is worth being compressed on its own.
+func (p *Representation) worthApart(r mirror.Run) bool {
+	return r.Whole() && gzipjoin.WorthApart(p.estimate(r))
 }
 
 // Keeps reports whether AppendRun has nothing to make.
@@ -701,7 +771,10 @@ func Guard(f func() error) (err error) {
 
 // prepared returns the size of a run that has nothing left to be made.
 func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
-	if deflated && r.Whole() {
+	if p.varies.Load() && !p.Keeps(r) {
+		return 0, false
+	}
+	if deflated && p.worthApart(r) {
 		run, ok := p.keptDeflated(r.Leaf)
 		return run.Len, ok
 	}

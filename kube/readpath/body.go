@@ -100,6 +100,9 @@ func (b *body) flush() {
 	_, err := b.w.Write(*b.buf)
 	*b.buf = (*b.buf)[:0]
 	if err != nil {
+		// An HTTP/2 stream that was reset returns before the connection has let go of
+		// what was to be written: nobody else may get this buffer.
+		b.buf = nil
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -118,8 +121,11 @@ func (b *body) close() {
 	b.flush()
 }
 
-// free gives the body's buffer back.
+// free gives the body's buffer back, unless a write of it has failed.
 func (b *body) free() {
+	if b.buf == nil {
+		return
+	}
 	*b.buf = (*b.buf)[:0]
 	writeBuffers.Put(b.buf)
 	b.buf = nil

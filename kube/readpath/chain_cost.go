@@ -48,7 +48,7 @@ func (s *Server) Cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		return 0, false
 	}
 	objects, bytes := snap.Count(start, end)
-	if encoded, ok := snap.Measure(start, end, enc.rep, enc.rep.Size); ok {
+	if encoded, ok := enc.rep.Measure(snap, start, end); ok {
 		bytes = encoded
 	}
 	// Resource version 0 ignores the limit (KEP-2340).

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
+
+	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 // get answers a GET, or returns why it has to be passed on.
@@ -52,7 +54,8 @@ func (r *read) getItem() ([]byte, error) {
 	}
 	item, err := r.enc.rep.Item(ctx, e)
 	if err != nil {
-		return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
+		// Upstream's store words the error, and may have better luck.
+		return nil, fmt.Errorf("%w: %w", kubestorage.ErrReadEtcd, err)
 	}
 	return item, nil
 }

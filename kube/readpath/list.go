@@ -195,7 +195,7 @@ func cutPage(p *page, total int) (last string, more bool) {
 // size returns the bytes of all items of the page, made if they have to be.
 func (r *read) size(p *page) (int64, error) {
 	rep, snap := r.enc.rep, p.reading.Snapshot
-	if n, ok := snap.Measure(p.start, p.end, rep, rep.Size); ok {
+	if n, ok := rep.Measure(snap, p.start, p.end); ok {
 		return n, nil
 	}
 	_, stored := snap.Count(p.start, p.end)
@@ -388,20 +388,23 @@ var (
 	spansPool = sync.Pool{New: func() any { return new(kubestorage.Spans) }}
 )
 
-// piece is a run on its way to the body: compressed, or as spans of items.
+// piece is a run on its way to the body: compressed, as spans of items, or, if they are too
+// many bytes to wait for the client together, as its entries.
 type piece struct {
 	run      mirror.Run
+	large    bool
 	deflated gzipjoin.Run
-	spans    *kubestorage.Spans // nil: it is compressed
+	spans    *kubestorage.Spans // nil: it is compressed, or large
 	err      error
 }
 
-// kept reports whether there is nothing left to be made of the run.
+// kept reports whether there is nothing to be made ready of the run.
 func (w *itemWriter) kept(run mirror.Run) bool {
+	rep := w.read.enc.rep
 	if w.compresses(run) {
-		return w.read.enc.rep.KeepsDeflated(run)
+		return rep.KeepsDeflated(run)
 	}
-	return w.read.enc.rep.Keeps(run)
+	return rep.Large(run) || rep.Keeps(run)
 }
 
 // compresses reports whether the run is sent as it is compressed on its own: not if it
@@ -423,6 +426,9 @@ func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
 		p.deflated, p.err = rep.Deflated(ctx, run)
 		return p
 	}
+	if p.large = rep.Large(run); p.large {
+		return p
+	}
 	p.spans = spans
 	spans.Reset()
 	p.err = rep.AppendRun(ctx, spans, run)
@@ -433,6 +439,12 @@ func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
 func (w *itemWriter) piece(p *piece) {
 	if p.err != nil {
 		panic(http.ErrAbortHandler) // the header is out
+	}
+	if p.large {
+		for _, e := range p.run.Items() {
+			w.entry(e)
+		}
+		return
 	}
 	w.left -= len(p.run.Items())
 	if p.spans == nil {

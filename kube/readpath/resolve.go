@@ -225,10 +225,14 @@ func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
 		b.settled = now.Sub(b.noticed) >= settleTime
 	}
 	found := probe(t, next)
-	if found.Store != nil {
+	changed := r.definition(t) != b.definition
+	if found.Store != nil && !changed {
 		b.resource = r.resourceOf(t, found, b.definition, next)
 	}
 	switch {
+	case changed:
+		// The storage may be made from the new form, which the old one does not describe.
+		b.retry = now
 	case b.resource == nil:
 		b.retry = now.Add(retryAfter)
 	case !b.resource.Custom:

@@ -60,6 +60,7 @@ type resolving struct {
 	// The server: which storage a path leads to, and how often it was asked.
 	serves      map[string]*endpoint // by group/version/resource
 	asked       int
+	meanwhile   func() // happens while the server is asked; nil: nothing
 	definitions map[string]*apiextensionsv1.CustomResourceDefinition
 	remote      map[schema.GroupVersion]bool
 }
@@ -72,7 +73,7 @@ type endpoint struct {
 	destroy    func()
 }
 
-func newResolving(t testing.TB) *resolving {
+func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolving {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
 	if err != nil {
@@ -97,10 +98,14 @@ func newResolving(t testing.TB) *resolving {
 	case <-time.After(time.Minute):
 		t.Fatal("etcd does not get ready")
 	}
+	opts := kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Uncached: isUncached}
+	for _, set := range options {
+		set(&opts)
+	}
 	r := &resolving{
 		t:           t,
 		etcd:        "unix://" + filepath.Join(dir, "client.sock"),
-		engine:      kubestorage.New(kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Uncached: isUncached}),
+		engine:      kubestorage.New(opts),
 		clock:       time.Unix(1e9, 0),
 		serves:      map[string]*endpoint{},
 		definitions: map[string]*apiextensionsv1.CustomResourceDefinition{},
@@ -188,6 +193,9 @@ func (r *resolving) define(uid types.UID, generation int64, versions ...string) 
 // ServeHTTP is what stands behind the byte path.
 func (r *resolving) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.asked++
+	if r.meanwhile != nil {
+		r.meanwhile()
+	}
 	ctx := req.Context()
 	info, _ := request.RequestInfoFrom(ctx)
 	e := r.serves[info.APIGroup+"/"+info.APIVersion+"/"+info.Resource]
@@ -384,6 +392,28 @@ func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
 	r.want(widgetsPath, replaced, 0)
 	if first, second := r.want(widgetsPath, replaced, 0), r.want(widgetsPath+"?watch=true", replaced, -1); first != second {
 		t.Error("one storage has two Resources")
+	}
+}
+
+// TestAStorageIsDescribedByItsOwnDefinition: the definition changes, and the storage is made
+// from the new form, while the probe is under way.
+func TestAStorageIsDescribedByItsOwnDefinition(t *testing.T) {
+	r := newResolving(t)
+	r.define("1", 0, "v1")
+	replaced := r.widgets("v1")
+	r.meanwhile = func() {
+		d := r.define("1", 1, "v1")
+		d.Spec.Versions[0].SelectableFields[0].JSONPath = ".spec.size"
+		d.Spec.Versions[0].Deprecated = true
+	}
+	r.want(widgetsPath, nil, 1)
+	r.meanwhile = nil
+	res := r.want(widgetsPath, replaced, 1)
+	if res == nil {
+		return
+	}
+	if _, _, err := res.FieldLabel("spec.size", "x"); err != nil || !res.Deprecated {
+		t.Errorf("the storage is described as it was before: %v, deprecated %v", err, res.Deprecated)
 	}
 }
 

@@ -194,10 +194,10 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 }
 
 // run writes a run of the initial events. What is missing of a whole leaf's items is made
-// for all of it, so that they share a block.
+// for all of it, so that they share a block, unless that is much.
 func (s *watchServer) run(run mirror.Run) error {
 	entries := run.Items()
-	if run.Whole() && !s.stream.Selective() {
+	if run.Whole() && !s.stream.Selective() && !s.read.enc.rep.Large(run) {
 		if done, err := s.leaf(run, len(entries)); done || err != nil {
 			return err
 		}

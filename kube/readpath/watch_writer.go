@@ -126,7 +126,7 @@ func free(buf *[]byte) {
 	}
 }
 
-// send writes what is gathered, and keeps the buffer.
+// send writes what is gathered, and keeps the buffer unless that fails.
 func (w *watchWriter) send() error {
 	if w.events > 0 {
 		w.count.Add(float64(w.events))
@@ -139,6 +139,7 @@ func (w *watchWriter) send() error {
 	*w.buf = (*w.buf)[:0]
 	w.written = true
 	if err != nil {
+		w.buf = nil // not to be used again: see body.flush
 		return kubestorage.ErrStreamEnded
 	}
 	return nil

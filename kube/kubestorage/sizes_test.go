@@ -1,0 +1,132 @@
+package kubestorage
+
+import (
+	"bytes"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// evictAll lets go of everything that is kept.
+func evictAll(b *budget) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, k := range b.ring {
+		k.release()
+	}
+}
+
+// TestSizesThatChangeAreNotAddedUpForEver: a webhook may convert an object otherwise than
+// the time before. What a list of it announces is what it sends, from the next list on.
+func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 300)
+	var more atomic.Int32
+	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+		dst, err := podItem(dst, obj)
+		return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
+	}, nil)
+	defer rep.Close()
+
+	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
+	// announced and sent are what one list finds.
+	list := func() (announced, sent int64) {
+		t.Helper()
+		r, err := s.Read(contextFor(t), "/pods", everything)
+		if err != nil {
+			t.Fatal(err)
+		}
+		announced, known := rep.Measure(r.Snapshot, r.Start, r.End)
+		if !known {
+			if announced, err = rep.Prepare(contextFor(t), r.Runs(), false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var spans Spans
+		for run := range r.Runs() {
+			spans.Reset()
+			if err := rep.AppendRun(contextFor(t), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+			for _, data := range spans.All {
+				sent += int64(len(data))
+			}
+		}
+		return announced, sent
+	}
+	for range 2 {
+		if announced, sent := list(); announced != sent {
+			t.Fatalf("%d bytes are announced, and %d sent", announced, sent)
+		}
+	}
+	more.Store(7)
+	evictAll(s.cluster.budget)
+	list() // notices it, too late
+	for range 2 {
+		if announced, sent := list(); announced != sent {
+			t.Fatalf("after a change %d bytes are announced, and %d sent", announced, sent)
+		}
+	}
+	more.Store(9)
+	evictAll(s.cluster.budget)
+	if announced, sent := list(); announced != sent {
+		t.Fatalf("after a second change %d bytes are announced, and %d sent", announced, sent)
+	}
+}
+
+// TestLargeLeavesAreMadeOneByOne: what is made of a leaf of large objects is not held
+// together, and known to be of the same size as if it were.
+func TestLargeLeavesAreMadeOneByOne(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 100)
+	padding := bytes.Repeat([]byte(" "), largeRun/20)
+	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+		dst, err := podItem(dst, obj)
+		return append(dst, padding...), err
+	}, nil)
+	defer rep.Close()
+	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range slices.Collect(r.Runs()) {
+		if rep.Large(run) {
+			t.Error("what is stored is not large")
+		}
+	}
+	all, err := rep.Prepare(contextFor(t), r.Runs(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range slices.Collect(r.Runs()) {
+		if !rep.Large(run) {
+			t.Errorf("%d objects are not large", len(run.Items()))
+		}
+	}
+	s.cluster.budget.limit = 0
+	evictAll(s.cluster.budget)
+	again, err := rep.Prepare(contextFor(t), func(yield func(mirror.Run) bool) {
+		for run := range r.Runs() {
+			n, err := rep.prepareLarge(contextFor(t), run, &Spans{})
+			if size, known := rep.Size(run); err != nil || !known || n != size {
+				t.Errorf("%d bytes, %v; the size is %d, %v", n, err, size, known)
+			}
+			if !yield(run) {
+				return
+			}
+		}
+	}, false)
+	if err != nil || again != all {
+		t.Errorf("%d bytes and then %d, %v", all, again, err)
+	}
+	if n, known := rep.Measure(r.Snapshot, r.Start, r.End); !known || n != all {
+		t.Errorf("measured %d bytes, %v; want %d", n, known, all)
+	}
+}

@@ -1,0 +1,84 @@
+package readpath
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strconv"
+	"testing"
+
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// meter is a response that looks at what is alive in memory in the middle of it.
+type meter struct {
+	httptest.ResponseRecorder
+	after int
+	alive uint64
+}
+
+func (m *meter) Write(p []byte) (int, error) {
+	if m.after -= len(p); m.after <= 0 && m.alive == 0 {
+		m.alive = heapAlive()
+	}
+	return len(p), nil
+}
+
+func heapAlive() uint64 {
+	runtime.GC()
+	runtime.GC() // what pools held
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+// TestAReaderOfLargeObjectsHoldsFewOfThem, also if there is no room to keep what was made of
+// any: while a client takes its time, its request must not hold leaves of them.
+func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
+	const objects, size = 120, 300 << 10
+	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
+	half := make([]byte, size/2)
+	for i := range objects {
+		_, _ = rand.Read(half)
+		w.put(t, w.object(fmt.Sprintf("large-%03d", i), map[string]string{"a": hex.EncodeToString(half)}))
+	}
+	w.catchUp(t)
+	for _, media := range []media{mediaJSON, mediaProtobuf} {
+		t.Run(string(media), func(t *testing.T) {
+			send := func(rw http.ResponseWriter) {
+				req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0", nil)
+				req.Header.Set("Accept", string(media))
+				w.ServeHTTP(rw, req)
+			}
+			whole := httptest.NewRecorder()
+			send(whole)
+			if n := whole.Body.Len(); n < objects*size || strconv.Itoa(n) != whole.Header().Get("Content-Length") {
+				t.Fatalf("%d bytes with Content-Length %q", n, whole.Header().Get("Content-Length"))
+			}
+			if media == mediaJSON {
+				var list examplev1.PodList
+				if err := json.NewDecoder(bytes.NewReader(whole.Body.Bytes())).Decode(&list); err != nil || len(list.Items) != objects {
+					t.Fatalf("%d objects, %v", len(list.Items), err)
+				}
+			}
+			whole = nil
+			before := heapAlive()
+			m := &meter{after: objects * size / 2}
+			m.ResponseRecorder = *httptest.NewRecorder()
+			send(m)
+			if m.alive == 0 {
+				t.Fatal("nothing was written")
+			}
+			if grown := int64(m.alive) - int64(before); grown > objects*size/4 {
+				t.Errorf("%d MB more are alive in the middle of a list of %d MB", grown>>20, objects*size>>20)
+			}
+		})
+	}
+}
