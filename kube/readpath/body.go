@@ -1,6 +1,8 @@
 package readpath
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"sync"
@@ -19,8 +21,32 @@ const (
 	largePiece = 32 << 10
 )
 
+// clientGone is what breakOff panics with when nobody is there any more to be told anything.
+type clientGone struct{}
+
+// breakOff ends the writing of a response that err keeps from being completed. If the client
+// has gone, the handler returns as after any response, and the request is recorded as one, as
+// upstream has it; if not, the connection or stream is aborted, so that nobody takes what was
+// sent for all.
+func breakOff(err error) {
+	if errors.Is(err, http.ErrContentLength) || errors.Is(err, context.DeadlineExceeded) {
+		panic(http.ErrAbortHandler)
+	}
+	panic(clientGone{})
+}
+
+// whileThere calls write, which breakOff may end.
+func whileThere(write func()) {
+	defer func() {
+		if x := recover(); x != nil && x != (clientGone{}) {
+			panic(x)
+		}
+	}()
+	write()
+}
+
 // body writes a response of known size. It holds at most writeAtOnce bytes beside what
-// gzip holds. A client that has gone, or has been given up, aborts the handler.
+// gzip holds. A client that has gone ends the writing (breakOff).
 type body struct {
 	w    http.ResponseWriter
 	gz   *gzipjoin.Writer // nil: not compressed
@@ -89,7 +115,7 @@ func (b *body) send(p []byte) {
 		return
 	}
 	if _, err := b.w.Write(p); err != nil {
-		panic(http.ErrAbortHandler)
+		breakOff(err)
 	}
 }
 
@@ -103,7 +129,7 @@ func (b *body) flush() {
 		// An HTTP/2 stream that was reset returns before the connection has let go of
 		// what was to be written: nobody else may get this buffer.
 		b.buf = nil
-		panic(http.ErrAbortHandler)
+		breakOff(err)
 	}
 }
 

@@ -29,7 +29,7 @@ func (r *read) get() reason {
 			r.fail(err)
 			return
 		}
-		r.writeObject(item)
+		whileThere(func() { r.writeObject(item) })
 	})
 	return ""
 }

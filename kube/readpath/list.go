@@ -55,7 +55,9 @@ func (r *read) listOrWatch() reason {
 			r.fail(storeerr.InterpretListError(err, r.groupResource()))
 			return
 		}
-		request.TrackSerializeResponseObjectLatency(r.req.Context(), func() { r.writePage(p) })
+		request.TrackSerializeResponseObjectLatency(r.req.Context(), func() {
+			whileThere(func() { r.writePage(p) })
+		})
 	})
 	return ""
 }
@@ -305,10 +307,19 @@ func (w *itemWriter) span(data []byte, last bool) {
 func (w *itemWriter) entry(e *mirror.Entry) {
 	data, err := w.read.enc.rep.ItemIn(w.read.req.Context(), e, &w.buf)
 	if err != nil {
-		panic(http.ErrAbortHandler) // the header is out
+		w.fail(err)
 	}
 	w.left--
 	w.span(data, w.left == 0)
+}
+
+// fail ends the response for an error that its client can not be told any more: the header is
+// out.
+func (w *itemWriter) fail(err error) {
+	if w.read.req.Context().Err() == context.Canceled {
+		breakOff(err)
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // selected walks the objects again.
@@ -317,7 +328,7 @@ func (w *itemWriter) selected(reading *kubestorage.Reading) {
 	for e := range reading.Candidates() {
 		ok, err := reading.Matches(ctx, e)
 		if err != nil {
-			panic(http.ErrAbortHandler)
+			w.fail(err)
 		}
 		if !ok {
 			continue
@@ -377,8 +388,8 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			spansPool.Put(p.spans)
 		}
 	}
-	if ctx.Err() != nil {
-		panic(http.ErrAbortHandler)
+	if err := ctx.Err(); err != nil {
+		w.fail(err)
 	}
 }
 
@@ -438,7 +449,7 @@ func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
 // piece writes a run.
 func (w *itemWriter) piece(p *piece) {
 	if p.err != nil {
-		panic(http.ErrAbortHandler) // the header is out
+		w.fail(p.err)
 	}
 	if p.large {
 		for _, e := range p.run.Items() {

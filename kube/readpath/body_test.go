@@ -1,0 +1,48 @@
+package readpath
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// brokenResponse cannot be written.
+type brokenResponse struct {
+	httptest.ResponseRecorder
+	err error
+}
+
+func (b *brokenResponse) Write([]byte) (int, error) { return 0, b.err }
+
+// TestAClientThatGoesIsNoPanic: upstream's handlers return when their client has gone, and the
+// request is audited and counted as any other. Only what a client could take for a whole
+// response is aborted.
+func TestAClientThatGoesIsNoPanic(t *testing.T) {
+	w := watchedPods(t)
+	w.put(t, w.object("small", nil))
+	w.put(t, w.object("large", map[string]string{"a": strings.Repeat("x", 2*gzipThreshold)}))
+	w.catchUp(t)
+	for name, test := range map[string]struct {
+		err     error
+		aborted bool
+	}{
+		"gone":      {errors.New("broken pipe"), false},
+		"too large": {http.ErrContentLength, true},
+	} {
+		for _, encoding := range []string{"", "gzip"} {
+			t.Run(name+encoding, func(t *testing.T) {
+				req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods", nil)
+				req.Header.Set("Accept", string(mediaJSON))
+				req.Header.Set("Accept-Encoding", encoding)
+				defer func() {
+					if x := recover(); test.aborted != (x == http.ErrAbortHandler) || !test.aborted && x != nil {
+						t.Errorf("the handler ended with %v", x)
+					}
+				}()
+				w.ServeHTTP(&brokenResponse{*httptest.NewRecorder(), test.err}, req)
+			})
+		}
+	}
+}
