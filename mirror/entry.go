@@ -114,7 +114,8 @@ func (s *Slot) Close() { s.closed.Store(true) }
 // Closed reports whether the slot has ended.
 func (s *Slot) Closed() bool { return s.closed.Load() }
 
-// memo is a linked list of what slots hold. It is nearly always one element long. Elements are immutable; the list changes by replacing its head.
+// memo is a linked list of what slots hold, an element for each view and representation that
+// is read: nearly always a few. Elements are immutable; the list changes by replacing its head.
 type memo struct {
 	slot  *Slot
 	value any
