@@ -76,7 +76,7 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 			if m.alive == 0 {
 				t.Fatal("nothing was written")
 			}
-			if grown := int64(m.alive) - int64(before); grown > objects*size/4 {
+			if grown := int64(m.alive) - int64(before); grown > objects*size/8 {
 				t.Errorf("%d MB more are alive in the middle of a list of %d MB", grown>>20, objects*size>>20)
 			}
 		})
