@@ -677,11 +677,12 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 			continue
 		}
 		if work == nil {
-			work = make(chan mirror.Run)
+			runs := make(chan mirror.Run) // a helper may begin when work is nil again
+			work = runs
 			for range cap(encoders) - 1 {
 				wg.Go(func() {
 					var spans Spans
-					for r := range work {
+					for r := range runs {
 						encoders <- struct{}{}
 						if err := Guard(func() error { prepare(r, &spans); return nil }); err != nil {
 							cancel(err)
