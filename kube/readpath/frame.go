@@ -39,12 +39,9 @@ const (
 	rawExtensionRaw  = 1<<3 | 2
 )
 
-// frameLength is the length field of a protobuf frame, which sizes of events leave out.
-const frameLength = 4
-
 // begin appends to dst what stands in a frame before the bytes of an item, and returns
 // those too; end completes the frame. The size is that of the event, as
-// apiserver_watch_events_sizes counts it.
+// apiserver_watch_events_sizes counts it: without the length before a protobuf frame.
 func (f *framer) begin(dst []byte, t watch.EventType, item []byte) (begun, body []byte, size int) {
 	if f.protobuf {
 		body = item[1:] // without the tag that it has in a list
