@@ -27,6 +27,11 @@ type budget struct {
 
 	evictions, refusals atomic.Int64
 
+	// full is when a search for idle blocks last found none; the next pause additions at
+	// that time do not search again.
+	full  atomic.Uint32
+	pause atomic.Int32
+
 	mu    sync.Mutex // leaf; guards what follows
 	ring  []*block   // in no order; may contain blocks that were released
 	hand  int
@@ -37,8 +42,10 @@ const (
 	// idleTime is how long a block must not have been read before it may go: longer than
 	// a large list takes to write, short beside the time between two.
 	idleTime = 3 * time.Second
-	// searchSteps bounds how many blocks one addition looks at.
+	// searchSteps bounds how many blocks one addition looks at, searchPause how many
+	// additions do not look after one that has found nothing.
 	searchSteps = 64
+	searchPause = 32
 	// blockOverhead is what a block costs beside its bytes: the struct, its payload,
 	// its place in the ring.
 	blockOverhead = 128
@@ -194,9 +201,21 @@ func (b *budget) fits(objects bool) bool {
 // makeRoom evicts idle blocks until the budget holds, or only objects until their share of it
 // does, and reports whether it does.
 func (b *budget) makeRoom(objects bool) bool {
+	now := b.now()
+	if b.full.Load() == now && b.pause.Add(-1) >= 0 {
+		return false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	if b.searchLocked(objects, now) {
+		return true
+	}
+	b.pause.Store(searchPause)
+	b.full.Store(now)
+	return false
+}
+
+func (b *budget) searchLocked(objects bool, now uint32) bool {
 	for range searchSteps {
 		if b.fits(objects) {
 			return true

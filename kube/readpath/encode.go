@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -124,11 +125,13 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 		if err != nil {
 			return dst, err
 		}
+		dst = slices.Grow(dst, len(raw)+binary.MaxVarintLen64)
 		dst = append(dst, e.itemsTag())
 		dst = binary.AppendUvarint(dst, uint64(len(raw)))
 		return append(dst, raw...), nil
 	}
-	data := bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
+	data := bytes.TrimSuffix(buf.Bytes(), newline)
+	dst = slices.Grow(dst, len(data)+len(","))
 	if len(e.head) > 0 {
 		rest, ok := bytes.CutPrefix(data, e.head)
 		if !ok {
