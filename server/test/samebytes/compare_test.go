@@ -1,0 +1,124 @@
+package samebytes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// same asks both servers and fails the test unless they answer the same. It returns what upstream answered.
+func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
+	t.Helper()
+	answers := w.ask(t, ctx, r)
+	got, want := answers[0], answers[1]
+	applyDesign(r, got, want)
+	for _, d := range differences(got, want) {
+		t.Errorf("%s: %s", r, d)
+	}
+	return want
+}
+
+// differences says how two answers differ.
+func differences(got, want *response) []string {
+	var all []string
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	if got.code != want.code {
+		add("code %d, upstream %d (%s)\n  strata   %s\n  upstream %s", got.code, want.code, want.header.Get("Content-Type"), excerpt(got.body, 0), excerpt(want.body, 0))
+		return all
+	}
+	if got.proto != want.proto {
+		add("%s, upstream %s", got.proto, want.proto)
+	}
+	if got.err != nil || want.err != nil {
+		add("the body cannot be read: %v, upstream %v", got.err, want.err)
+	}
+	headers := slices.Sorted(maps.Keys(got.header))
+	for name := range want.header {
+		if !slices.Contains(headers, name) {
+			headers = append(headers, name)
+		}
+	}
+	for _, name := range headers {
+		if g, w := got.header[name], want.header[name]; !slices.Equal(g, w) {
+			add("header %s is %q, upstream %q", name, g, w)
+		}
+	}
+	if d := differingBytes(got.body, want.body); d != "" {
+		add("body: %s", d)
+	}
+	return all
+}
+
+// differingBytes says where two bodies differ first, with what stands around it, and whether they mean the same; "" if
+// they do not differ.
+func differingBytes(got, want []byte) string {
+	if bytes.Equal(got, want) {
+		return ""
+	}
+	at := 0
+	for at < min(len(got), len(want)) && got[at] == want[at] {
+		at++
+	}
+	text := fmt.Sprintf("differs at byte %d of %d, upstream %d\n  strata   %s\n  upstream %s", at, len(got), len(want), excerpt(got, at), excerpt(want, at))
+	var g, w any
+	if json.Unmarshal(got, &g) == nil && json.Unmarshal(want, &w) == nil {
+		if reflect.DeepEqual(g, w) {
+			return text + "\n  the same when decoded"
+		}
+		return text + "\n  not the same when decoded either"
+	}
+	return text
+}
+
+// excerpt quotes what stands around offset at.
+func excerpt(data []byte, at int) string {
+	const before, after = 60, 140
+	from, to := max(0, at-before), min(len(data), at+after)
+	if from >= to {
+		return fmt.Sprintf("(ends at %d)", len(data))
+	}
+	return fmt.Sprintf("%q", data[from:to])
+}
+
+// cases names requests for subtests.
+type cases map[string]request
+
+// run asks for each case, in a subtest of its name.
+func (w *world) run(t *testing.T, ctx context.Context, all cases) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		t.Run(name, func(t *testing.T) { w.same(t, ctx, all[name]) })
+	}
+}
+
+// settle makes both servers know the present revision for the resource at path: what a LIST from memory without a
+// consistent read shows is only as new as what its server has heard of.
+func (w *world) settle(t *testing.T, ctx context.Context, path string) {
+	t.Helper()
+	check(t, w.awaitList(ctx, path))
+}
+
+// awaitList returns when both servers list what is at path: a resource that nobody has asked for may not be in memory.
+func (w *world) awaitList(ctx context.Context, path string) error {
+	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		for _, e := range w.engines {
+			answer, err := e.ask(ctx, request{path: path})
+			if err != nil {
+				return false, err
+			}
+			if answer.code != http.StatusOK {
+				return false, fmt.Errorf("list %s: %d %s", path, answer.code, strings.TrimSpace(string(answer.body)))
+			}
+		}
+		return true, nil
+	})
+}

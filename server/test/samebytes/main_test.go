@@ -1,0 +1,178 @@
+// Package samebytes fills one etcd, puts two servers on it that differ in nothing but --engine, and compares what they
+// answer: status, headers and every byte of the body.
+//
+// The etcd is filled by a server that is gone when the two start, and partly behind its back, with objects in the form in
+// which older releases and other configurations stored them (fill_*_test.go). What is asked stands in tables of requests
+// (requests_*_test.go). What may differ, and why, stands in one table (bydesign_test.go); nothing else may.
+package samebytes
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 3 * time.Minute
+
+// Users that are no administrators, with their bearer tokens.
+const (
+	tokenNobody    = "nobody-token"      // may do nothing
+	tokenOneName   = "one-name-token"    // may get, list and watch the ConfigMap plain-1 of namespace odd
+	tokenAnonymous = "-"                 // sends no token
+	tokenUnknown   = "not-a-known-token" // is refused by authentication
+)
+
+// env is that of the whole package; its servers are started by the first test that asks for them.
+var env *harness.Env
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) { env = e })
+}
+
+// world is the filled etcd and the two servers on it.
+type world struct {
+	kv      *clientv3.Client
+	engines [2]*engine // strata first
+	// resources are all that discovery offers for listing.
+	resources []resource
+	// compacted is a revision that etcd has compacted; the servers were started later.
+	compacted int64
+	// past is a revision after that, since which objects have changed.
+	past int64
+}
+
+// newWorld is called once; the world is shared by all tests of the package.
+var newWorld = sync.OnceValues(func() (*world, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	etcd := env.Etcd()
+	kv := etcd.Client()
+	flags := serverFlags(env)
+
+	filler := env.APIServer(etcd, append(flags, "--engine="+harness.Upstream)...)
+	if err := fill(ctx, filler.API(), kv); err != nil {
+		return nil, fmt.Errorf("fill etcd: %w", err)
+	}
+	if err := filler.Stop(); err != nil {
+		return nil, err
+	}
+	compacted, err := compact(ctx, kv)
+	if err != nil {
+		return nil, err
+	}
+
+	w := &world{kv: kv, compacted: compacted}
+	var starting sync.WaitGroup
+	for i, name := range []string{harness.Strata, harness.Upstream} {
+		starting.Go(func() { w.engines[i] = newEngine(name, env.APIServer(etcd, append(flags, "--engine="+name)...)) })
+	}
+	starting.Wait()
+	if w.resources, err = discover(ctx, w.engines[0].server.API()); err != nil {
+		return nil, err
+	}
+	for _, r := range w.resources { // upstream knows the past of custom resources from the first request on
+		if err := w.awaitList(ctx, r.path()); err != nil {
+			return nil, err
+		}
+	}
+	if w.past, err = w.revision(ctx); err != nil {
+		return nil, err
+	}
+	if err := fillLate(ctx, w.engines[1].server.API(), kv, w.resources); err != nil {
+		return nil, err
+	}
+	return w, w.awaitQuiet(ctx)
+})
+
+// open returns the world, or ends the test.
+func open(t *testing.T) *world {
+	t.Helper()
+	w, err := newWorld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// serverFlags returns what all servers have in common. Every version of every built-in resource is served. Nothing
+// that a server does by itself moves the revision: it renews no lease of its own, and compacts nothing.
+func serverFlags(e *harness.Env) []string {
+	tokens := ""
+	for token, user := range map[string]string{
+		adminToken:   "admin,admin,system:masters",
+		tokenNobody:  "nobody,nobody",
+		tokenOneName: "one-name,one-name",
+	} {
+		tokens += token + "," + user + "\n"
+	}
+	return []string{
+		"--token-auth-file=" + e.WriteFile("tokens.csv", []byte(tokens)),
+		"--runtime-config=api/all=true",
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,ClusterTrustBundle=true,PodCertificateRequest=true,StorageVersionMigrator=true,GenericWorkload=true",
+		"--etcd-compaction-interval=0",
+		"--disable-admission-plugins=ServiceAccount,Priority", // what they look up is among the odd objects
+	}
+}
+
+// adminToken is that of the harness.
+const adminToken = "admin-token"
+
+// compact compacts etcd to its present revision, which it returns, and goes on to the next, so that the revision
+// returned is one that nobody can read at any more.
+func compact(ctx context.Context, kv *clientv3.Client) (int64, error) {
+	before, err := kv.Get(ctx, "compacted")
+	if err != nil {
+		return 0, err
+	}
+	resp, err := kv.Put(ctx, "compacted", "")
+	if err != nil {
+		return 0, err
+	}
+	_, err = kv.Compact(ctx, resp.Header.Revision, clientv3.WithCompactPhysical())
+	return before.Header.Revision, err
+}
+
+// awaitQuiet returns when the revision has not moved for a while: controllers inside the servers write when they start.
+func (w *world) awaitQuiet(ctx context.Context) error {
+	const quiet = 2 * time.Second
+	last, since := int64(0), time.Now()
+	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		rev, err := w.revision(ctx)
+		if err != nil {
+			return false, err
+		}
+		if rev != last {
+			last, since = rev, time.Now()
+		}
+		return time.Since(since) > quiet, fmt.Errorf("the servers still write, at revision %d", rev)
+	})
+}
+
+// revision returns etcd's.
+func (w *world) revision(ctx context.Context) (int64, error) {
+	resp, err := w.kv.Get(ctx, "compacted", clientv3.WithCountOnly())
+	if err != nil {
+		return 0, err
+	}
+	return resp.Header.Revision, nil
+}
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
