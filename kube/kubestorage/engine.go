@@ -32,6 +32,10 @@ type Options struct {
 	// Uncached says which resources are served from etcd and kept out of memory;
 	// nil means none.
 	Uncached func(schema.GroupResource) bool
+	// Decorated says of which resources the registry changes objects when it reads them
+	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
+	// get objects of their own, which it can change; others share them. nil means none.
+	Decorated func(schema.GroupResource) bool
 	// Window bounds the history kept in memory, per etcd cluster. The zero value
 	// means mirror.DefaultWindow.
 	Window mirror.Window
@@ -122,6 +126,9 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 		}
 		uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
 		s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
+		if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
+			s.decorated = e.opts.Decorated(config.GroupResource)
+		}
 		if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
 			e.noteBuiltIn(config.GroupResource, s)
 		}

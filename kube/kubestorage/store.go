@@ -34,6 +34,7 @@ type Store struct {
 	newListFunc    func() runtime.Object
 	versioner      storage.Versioner
 	group          groupResource
+	decorated      bool // see Options.Decorated; written before the store is used
 	// consistentLists and pastLists are the gates ConsistentListFromCache and
 	// ListFromCacheSnapshot: whether memory answers such lists.
 	consistentLists, pastLists bool

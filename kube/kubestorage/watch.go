@@ -175,5 +175,8 @@ func (w *watcher) translate(ev *mirror.Event) (e watch.Event, err error) {
 	default:
 		e.Object, err = w.stream.store.view.added(ev)
 	}
+	if shared, ok := e.Object.(*sharedObject); ok && w.stream.store.decorated {
+		e.Object = shared.GetObject()
+	}
 	return e, err
 }

@@ -45,6 +45,7 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 	}
 	return kubestorage.New(kubestorage.Options{
 		Uncached:       uncached,
+		Decorated:      decorated,
 		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
 
@@ -53,6 +54,11 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		Gates:  gates,
 		Logger: slog.New(logr.ToSlogHandler(klog.Background())),
 	}), nil
+}
+
+// decorated says of which resources upstream's registries change objects when they read them: see readDecorators.
+func decorated(resource schema.GroupResource) bool {
+	return resource.Group == "" && (resource.Resource == "services" || resource.Resource == "persistentvolumeclaims")
 }
 
 // uncachedResources says what is served from etcd: everything without --watch-cache, otherwise the resources of size
