@@ -618,7 +618,7 @@ func (b *builder) run() *run {
 	return r
 }
 
-// encoders bounds how many readers' helpers decode and encode at the same time.
+// encoders bounds the helpers of all readers that decode and encode at the same time.
 var encoders = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 
 // Prepare makes what is missing of the items of all runs, on several processors, and
@@ -679,15 +679,19 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 		if work == nil {
 			runs := make(chan mirror.Run) // a helper may begin when work is nil again
 			work = runs
-			for range cap(encoders) - 1 {
+			for range runtime.GOMAXPROCS(0) - 1 {
+				select {
+				case encoders <- struct{}{}:
+				default:
+					continue // others have them all, perhaps for long: this reader works alone (I9)
+				}
 				wg.Go(func() {
+					defer func() { <-encoders }()
 					var spans Spans
 					for r := range runs {
-						encoders <- struct{}{}
 						if err := Guard(func() error { prepare(r, &spans); return nil }); err != nil {
 							cancel(err)
 						}
-						<-encoders
 					}
 				})
 			}

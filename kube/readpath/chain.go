@@ -32,6 +32,9 @@ type ChainOptions struct {
 func (s *Server) Mount(c *genericapiserver.Config) {
 	full := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
+		if s.minRequestTimeout == 0 {
+			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
+		}
 		return BuildHandlerChain(apiHandler, c, ChainOptions{Full: full, Mount: s.Handler, Cost: s.Cost})
 	}
 }

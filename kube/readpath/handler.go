@@ -57,7 +57,8 @@ type Config struct {
 	// Resolver finds what serves a request.
 	Resolver *Resolver
 	// MinRequestTimeout is the shortest time after which a watch without a timeout of
-	// its own ends; each lasts up to twice as long, at random. 0: it ends at once.
+	// its own ends; each lasts up to twice as long, at random. 0 means that of the API
+	// server that the server is mounted in (Mount); without one, the watch ends at once.
 	MinRequestTimeout time.Duration
 }
 

@@ -368,16 +368,23 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			case <-ctx.Done():
 				return
 			}
-			readying <- struct{}{}
-			go func() {
-				defer func() { <-readying }()
+			produce := func() {
 				p := piece{run: run}
 				p.err = kubestorage.Guard(func() error {
 					p = w.ready(run, spansPool.Get().(*kubestorage.Spans))
 					return p.err
 				})
 				next <- p
-			}()
+			}
+			select {
+			case readying <- struct{}{}:
+				go func() {
+					defer func() { <-readying }()
+					produce()
+				}()
+			default:
+				produce() // others have them all, perhaps for long (I9)
+			}
 		}
 	}()
 	for next := range queue {
