@@ -108,7 +108,11 @@ func until(t *testing.T, ctx context.Context, path, query string, wanted func(*h
 		}))
 	}
 	poll(api, strings.TrimPrefix(query+"&pretty=true", "&"))
-	for i := range 20 {
+	reads := 20
+	if strings.Contains(query, "watch=true") {
+		reads = 1 // it takes its time
+	}
+	for i := range reads {
 		if r := get(t, ctx, api, path, query); !wanted(r) {
 			t.Fatalf("%s?%s: upstream's handlers answer as wanted, read number %d does not: %v", path, query, i, r.Err())
 		}
@@ -129,21 +133,34 @@ func untilBody(t *testing.T, ctx context.Context, path, query, contains string) 
 	})
 }
 
-// byBytes fails unless a read is answered with bytes from memory. Other readers are counted too, so that it tries again
-// when something was passed on.
+// byBytes fails unless a read is answered with bytes from memory. Other readers are counted too, above all those of a server
+// that has just started, so that it tries again when something was passed on.
 func byBytes(t *testing.T, ctx context.Context, path, query string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
 		return
 	}
-	for range 5 {
-		passed := metric(t, ctx, api, "strata_readpath_passed_total")
-		get(t, ctx, api, path, query)
-		if metric(t, ctx, api, "strata_readpath_passed_total") == passed {
-			return
+	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, fmt.Errorf("%s?%s: reads are passed on", path, query))
+	defer cancel()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var why []string
+		before := passedReads(t, ctx)
+		if _, err := api.Do(ctx, http.MethodGet, path, query, nil); err != nil {
+			return false, err
 		}
-	}
-	t.Errorf("%s?%s: reads are passed on", path, query)
+		for reason, n := range passedReads(t, ctx) {
+			if n != before[reason] {
+				why = append(why, reason)
+			}
+		}
+		return len(why) == 0, fmt.Errorf("at the same time as this one were counted: %q", why)
+	}))
+}
+
+// passedReads returns how many reads were passed on, by the text of their series.
+func passedReads(t *testing.T, ctx context.Context) map[string]float64 {
+	t.Helper()
+	return series(t, ctx, api, "strata_readpath_passed_total")
 }
 
 // passedOn fails unless reads of path are passed on to upstream's handlers.
@@ -166,8 +183,18 @@ func passedOn(t *testing.T, ctx context.Context, path, reason string) {
 // metric returns the sum of all series whose text begins with prefix.
 func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (sum float64) {
 	t.Helper()
+	for _, n := range series(t, ctx, of, prefix) {
+		sum += n
+	}
+	return sum
+}
+
+// series returns the values of all series whose text begins with prefix.
+func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) map[string]float64 {
+	t.Helper()
 	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
 	check(t, err)
+	values := map[string]float64{}
 	lines := bufio.NewScanner(bytes.NewReader(r.Body))
 	lines.Buffer(nil, len(r.Body)+1)
 	for lines.Scan() {
@@ -175,10 +202,10 @@ func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (
 		if i := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, prefix) {
 			value, err := strconv.ParseFloat(line[i+1:], 64)
 			check(t, err)
-			sum += value
+			values[line[:i]] = value
 		}
 	}
-	return sum
+	return values
 }
 
 // startWatch starts a watch on a server that lasts as long as the test. A storage that has just been made may ask to come
