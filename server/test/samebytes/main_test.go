@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type world struct {
 	compacted int64
 	// past is a revision after that, since which objects have changed.
 	past int64
+	// compared is the revision up to which answers have been compared.
+	compared atomic.Int64
 }
 
 // newWorld is called once; the world is shared by all tests of the package.
@@ -88,7 +91,12 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	if err := fillLate(ctx, w.engines[1].server.API(), kv, w.resources); err != nil {
 		return nil, err
 	}
-	return w, w.awaitQuiet(ctx)
+	if err := w.awaitQuiet(ctx); err != nil {
+		return nil, err
+	}
+	quiet, err := w.revision(ctx)
+	w.compared.Store(quiet)
+	return w, err
 })
 
 // open returns the world, or ends the test.

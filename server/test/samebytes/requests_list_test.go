@@ -85,7 +85,7 @@ var listOptions = map[string]string{
 	"continue-and-version":        "limit=1&resourceVersion=5&continue=" + continueToken(5, "a\x00"),
 	"continue-and-version-0":      "limit=1&resourceVersion=0&continue=" + continueToken(5, "a\x00"),
 	"continue-and-match":          "limit=1&resourceVersionMatch=Exact&continue=" + continueToken(5, "a\x00"),
-	"continue-without-limit":      "continue=" + continueToken(1<<40, "a\x00"),
+	"continue-without-limit":      "continue=" + continueToken(5, "a\x00"),
 	"labels-equal":                "labelSelector=" + url.QueryEscape("app=web"),
 	"labels-double-equal":         "labelSelector=" + url.QueryEscape("app==web"),
 	"labels-not-equal":            "labelSelector=" + url.QueryEscape("app!=web"),
