@@ -423,6 +423,10 @@ func TestRecordersRecord(t *testing.T) {
 			f := setup(t, c.opts...)
 			f.create(t, newPod("a"))
 			f.catchUp(t)
+			// The feed may begin only now, with a read of its own; what is written next
+			// arrives over it.
+			f.update(t, newPod("a"), "x")
+			f.catchUp(t)
 			f.reads.GetReadsAndReset()
 			ctx := context.WithValue(contextFor(t), storagetesting.RecorderContextKey, t.Name())
 			got := f.requests.during(func() {
