@@ -42,9 +42,11 @@ const (
 	// idleTime is how long a block must not have been read before it may go: longer than
 	// a large list takes to write, short beside the time between two.
 	idleTime = 3 * time.Second
-	// searchSteps bounds how many blocks one addition looks at, searchPause how many
-	// additions do not look after one that has found nothing.
+	// searchSteps bounds how many blocks one addition looks at, one more for each
+	// stepBytes, since it may take many small blocks to make room for a large one;
+	// searchPause is how many additions do not look after one that has found nothing.
 	searchSteps = 64
+	stepBytes   = 512
 	searchPause = 32
 	// blockOverhead is what a block costs beside its bytes: the struct, its payload,
 	// its place in the ring.
@@ -117,7 +119,7 @@ func (b *budget) add(p payload, size int64) *block { return b.keep(p, size+block
 // addObject is add for a decoded object, of which there is a share of the budget.
 func (b *budget) addObject(obj any, size int64) *block {
 	size += blockOverhead
-	if b.objects.Add(size) > b.limit/objectShare && !b.makeRoom(true) {
+	if b.objects.Add(size) > b.limit/objectShare && !b.makeRoom(size, true) {
 		b.objects.Add(-size)
 		b.refusals.Add(1)
 		return nil
@@ -145,7 +147,7 @@ func (b *budget) room(size int64) bool {
 func (b *budget) fill(p payload, size int64) *block { return b.newBlock(p, size+blockOverhead, false) }
 
 func (b *budget) take(size int64) bool {
-	if b.used.Add(size) > b.limit && !b.makeRoom(false) {
+	if b.used.Add(size) > b.limit && !b.makeRoom(size, false) {
 		b.used.Add(-size)
 		b.refusals.Add(1)
 		return false
@@ -200,14 +202,14 @@ func (b *budget) fits(objects bool) bool {
 
 // makeRoom evicts idle blocks until the budget holds, or only objects until their share of it
 // does, and reports whether it does.
-func (b *budget) makeRoom(objects bool) bool {
+func (b *budget) makeRoom(size int64, objects bool) bool {
 	now := b.now()
 	if b.full.Load() == now && b.pause.Add(-1) >= 0 {
 		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.searchLocked(objects, now) {
+	if b.searchLocked(searchSteps+int(size/stepBytes), objects, now) {
 		return true
 	}
 	b.pause.Store(searchPause)
@@ -215,8 +217,8 @@ func (b *budget) makeRoom(objects bool) bool {
 	return false
 }
 
-func (b *budget) searchLocked(objects bool, now uint32) bool {
-	for range searchSteps {
+func (b *budget) searchLocked(steps int, objects bool, now uint32) bool {
+	for range steps {
 		if b.fits(objects) {
 			return true
 		}

@@ -220,6 +220,18 @@ func TestIdleObjectsMakeRoomForOthers(t *testing.T) {
 	}
 }
 
+// TestManySmallBlocksMakeRoomForALargeOne.
+func TestManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
+	const large = 1 << 20
+	b := newBudget(large + blockOverhead)
+	for b.add(payload{}, 1000) != nil {
+	}
+	b.start = b.start.Add(-2 * idleTime) // time passes
+	if b.add(payload{}, large) == nil {
+		t.Error("no room was made for a large block")
+	}
+}
+
 // podItem is an ItemEncoder.
 func podItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	buf := bytes.NewBuffer(dst)
