@@ -27,8 +27,8 @@ const (
 	// busyCycles collections in a second mean that the room is too small for what the server
 	// has to do: it doubles, up to busyRoom times, and halves again after a second
 	// without any.
-	busyCycles = 1
-	busyRoom   = 4
+	busyCycles = 2
+	busyRoom   = 2
 
 	// idleFor is how long no collection must have been needed until memory that is free,
 	// and that the runtime would keep for the next burst, goes back to the system, if

@@ -53,15 +53,16 @@ func TestABusyServerGetsMoreRoom(t *testing.T) {
 		want   int
 	}{
 		{10, 1}, // what was before does not count
-		{10, 1},
-		{11, 2}, {13, 4}, {20, 4}, // busy
-		{20, 2}, {20, 1}, {20, 1}, // idle
+		{11, 1},
+		{13, 2}, {15, 2}, {20, 2}, // busy
+		{21, 2},
+		{21, 1}, {21, 1}, // idle
 	} {
 		if got := l.room(c.cycles); got != c.want {
 			t.Errorf("sample %d: %d times the room, want %d", i, got, c.want)
 		}
 	}
-	if usual, busy := percent(1<<30, 128<<20, 1), percent(1<<30, 128<<20, busyRoom); busy < 3*usual {
+	if usual, busy := percent(1<<30, 128<<20, 1), percent(1<<30, 128<<20, busyRoom); busy < 2*usual {
 		t.Errorf("percent is %d with the usual room and %d with more", usual, busy)
 	}
 }
