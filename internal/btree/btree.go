@@ -184,26 +184,41 @@ func (n *node[T]) runs(start, end string, yield func(Run[T]) bool) bool {
 		}
 		return yield(Run[T]{Leaf: n.leaf, From: from, To: to})
 	}
-	first, last := 0, len(n.kids)-1
-	if start != "" {
-		first = childIndex(n.seps, start)
-	}
-	if end != "" {
-		last = childIndex(n.seps, end)
-	}
-	for i := first; i <= last; i++ {
-		s, e := "", ""
-		if i == first {
-			s = start
-		}
-		if i == last {
-			e = end
-		}
-		if !n.kids[i].runs(s, e, yield) {
+	for kid, bounds := range n.within(start, end) {
+		if !kid.runs(bounds.start, bounds.end, yield) {
 			return false
 		}
 	}
 	return true
+}
+
+// bounds are those of a range of keys; an empty one is open.
+type bounds struct{ start, end string }
+
+// within yields the children of an inner node that the range touches, and what is left
+// of its bounds for each: none for a child that lies in it as a whole.
+func (n *node[T]) within(start, end string) iter.Seq2[*node[T], bounds] {
+	return func(yield func(*node[T], bounds) bool) {
+		first, last := 0, len(n.kids)-1
+		if start != "" {
+			first = childIndex(n.seps, start)
+		}
+		if end != "" {
+			last = childIndex(n.seps, end)
+		}
+		for i := first; i <= last; i++ {
+			var b bounds
+			if i == first {
+				b.start = start
+			}
+			if i == last {
+				b.end = end
+			}
+			if !yield(n.kids[i], b) {
+				return
+			}
+		}
+	}
 }
 
 // All yields the items with start <= key < end in key order. An empty end means
@@ -277,22 +292,8 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 			return s.total, true
 		}
 	}
-	first, last := 0, len(n.kids)-1
-	if start != "" {
-		first = childIndex(n.seps, start)
-	}
-	if end != "" {
-		last = childIndex(n.seps, end)
-	}
-	for i := first; i <= last; i++ {
-		s, e := "", ""
-		if i == first {
-			s = start
-		}
-		if i == last {
-			e = end
-		}
-		part, known := n.kids[i].measure(s, e, of, measure)
+	for kid, b := range n.within(start, end) {
+		part, known := kid.measure(b.start, b.end, of, measure)
 		if !known {
 			return 0, false
 		}

@@ -249,18 +249,18 @@ func uvarintSize(x uint64) int {
 }
 
 // object returns the response to a GET of the object with the item, in pieces.
-func (e *encoding) object(item []byte) ([][]byte, error) {
+func (e *encoding) object(item []byte) [][]byte {
 	if e.media == mediaProtobuf {
 		_, n := binary.Uvarint(item[1:])
 		raw := item[1+n:]
 		before, after := e.unknown()
-		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))), raw, after}, nil
+		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))), raw, after}
 	}
 	body := item[:len(item)-1] // without the comma
 	if len(e.head) == 0 {
-		return [][]byte{body, newline}, nil
+		return [][]byte{body, newline}
 	}
-	return [][]byte{e.head, body[1:], newline}, nil
+	return [][]byte{e.head, body[1:], newline}
 }
 
 var newline = []byte("\n")

@@ -101,11 +101,7 @@ func (r *read) rootKey(ns string) string {
 
 // writeObject answers with one object.
 func (r *read) writeObject(item []byte) {
-	pieces, err := r.enc.object(item)
-	if err != nil {
-		r.fail(err)
-		return
-	}
+	pieces := r.enc.object(item)
 	var size int64
 	for _, p := range pieces {
 		size += int64(len(p))

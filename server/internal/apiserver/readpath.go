@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -43,7 +42,6 @@ func mountReadPath(config *app.Config, engine *kubestorage.Engine) error {
 			Local:      follow.remote.local,
 			Decorators: decorators,
 		}),
-		MinRequestTimeout: time.Duration(generic.MinRequestTimeout) * time.Second,
 	})
 	reads.Mount(generic)
 	return nil
