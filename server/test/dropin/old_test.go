@@ -3,8 +3,6 @@ package dropin
 import (
 	"context"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -41,17 +39,10 @@ func requireRefusedOrServedDirectly(t *testing.T, ctx context.Context, env *harn
 
 // TestOldEtcd uses an etcd whose progress notifications may overtake events, if one is installed.
 func TestOldEtcd(t *testing.T) {
-	path := os.Getenv("STRATA_TEST_OLD_ETCD")
-	if path == "" {
-		path = "/usr/bin/etcd"
-	}
-	version, err := exec.Command(path, "--version").Output()
-	if err != nil || !strings.Contains(string(version), "etcd Version: 3.4.2") {
-		t.Skipf("no etcd 3.4.2x at %s (%v): set STRATA_TEST_OLD_ETCD", path, err)
-	}
+	path, version := harness.OldEtcd(t)
 	ctx := newContext(t)
 	env := harness.New(t)
-	requireRefusedOrServedDirectly(t, ctx, env, env.ProgramEtcd(ctx, path), "version 3.4.2")
+	requireRefusedOrServedDirectly(t, ctx, env, env.ProgramEtcd(ctx, path), "version "+version)
 }
 
 // TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd.

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // useJavaScript runs the JavaScript client (npm: @kubernetes/client-node) on built-in and custom resources: get, list,
@@ -76,7 +78,7 @@ func installModules(t *testing.T, ctx context.Context) string {
 		cmd := exec.CommandContext(ctx, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
-			missing(t, "npm", fmt.Sprintf("npm ci fails: %v\n%s", err, out))
+			harness.Missing(t, "npm", fmt.Sprintf("npm ci fails: %v\n%s", err, out))
 		}
 		check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
 		if err := os.Rename(filepath.Join(dir, "node_modules"), kept); err != nil {

@@ -8,5 +8,6 @@
 //
 //	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one
 //	STRATA_BINARY         a built command to use; by default it is built from this module
-//	STRATA_TEST_OLD_ETCD  an etcd too old to feed the engine (default /usr/bin/etcd, if that is 3.4)
+//	STRATA_TEST_OLD_ETCD  an etcd 3.4 below 3.4.31, whose progress notifications cannot be believed (default /usr/bin/etcd)
+//	STRATA_TEST_REQUIRE   programs of others, separated by commas, whose absence is a failure and no reason to skip
 package harness

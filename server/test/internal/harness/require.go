@@ -1,0 +1,57 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+)
+
+const (
+	requireEnv = "STRATA_TEST_REQUIRE"
+	oldEtcdEnv = "STRATA_TEST_OLD_ETCD"
+)
+
+// Missing skips the test, because a program of others that it needs is missing, or fails it if STRATA_TEST_REQUIRE names
+// that program.
+func Missing(t testing.TB, name, why string) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv(requireEnv), ","), name) {
+		t.Fatalf("%s is required (%s), and %s", name, requireEnv, why)
+	}
+	t.Skipf("without %s there is nothing to test: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
+}
+
+// OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and
+// its version. If there is none the test is skipped; the name by which it can be required is old-etcd.
+func OldEtcd(t testing.TB) (path, version string) {
+	t.Helper()
+	path = or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")
+	version, err := etcdVersion(path)
+	if err != nil {
+		Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; .ci/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))
+	}
+	return path, version
+}
+
+// etcdVersion returns the version of the etcd at path; an error unless it is a 3.4 with the bug.
+func etcdVersion(path string) (string, error) {
+	out, err := exec.Command(path, "--version").Output()
+	if err != nil {
+		return "", err
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	text := strings.TrimPrefix(line, "etcd Version: ")
+	v, err := utilversion.ParseGeneric(text)
+	if err != nil {
+		return "", fmt.Errorf("it says that it is %q: %w", line, err)
+	}
+	if v.Major() != 3 || v.Minor() != 4 || v.Patch() >= 31 {
+		return "", fmt.Errorf("version %s is not one with the bug, 3.4 below 3.4.31", text)
+	}
+	return text, nil
+}
