@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -267,10 +268,9 @@ func (b *backoff) next(now time.Time) time.Duration {
 	return b.delay
 }
 
-// reload lists one resource anew, after a delay, while the others go on: changes
-// that arrive meanwhile wait, and are applied on top of the list as soon as the
-// clock has reached the list's revision. Cursors on the resource learn of it.
-// Writer only.
+// reload lists one resource anew, after a delay, while the others go on: at the
+// revision of the clock, so that what arrives meanwhile is all that has to be applied
+// on top of the list. Cursors on the resource learn of it. Writer only.
 func (m *Mirror) reload(r *Resource, delay time.Duration) {
 	m.drop(r)
 	r.loading = true
@@ -283,19 +283,20 @@ func (m *Mirror) reload(r *Resource, delay time.Duration) {
 			case <-ctx.Done():
 				return
 			}
-			// The list will not be older than what has been seen by now, so it
-			// needs nothing of what has been waiting for it (I7).
+			// The list needs nothing of what has been waiting for it (I7).
 			seen := m.clock.rev.Load()
 			m.do(func() {
 				if ctx.Err() == nil {
 					r.pending = slices.DeleteFunc(r.pending, func(c Change) bool { return c.ModRevision <= seen })
 				}
 			})
-			l := m.list(ctx, r.prefix)
-			if l.err == nil {
-				// A snapshot at the list's revision may exist only once the clock
-				// is there; asking for it makes etcd tell.
-				l.err = m.Wait(ctx, l.header.Revision)
+			l := m.list(ctx, r.prefix, seen)
+			if errors.Is(l.err, ErrCompacted) {
+				// The clock has stood still for long. A snapshot at the list's revision
+				// may exist only once the clock is there; waiting for it makes etcd tell.
+				if l = m.list(ctx, r.prefix, 0); l.err == nil {
+					l.err = m.Wait(ctx, l.header.Revision)
+				}
 			}
 			switch {
 			case ctx.Err() != nil:

@@ -38,7 +38,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 		for spin := range rev % 64 {
 			_ = spin
 		}
-		c.publish(rev)
+		c.publish(rev, rev%2 == 0)
 	}
 	wg.Wait()
 	if len(c.waiters) != 0 {

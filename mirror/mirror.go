@@ -35,9 +35,12 @@ type Mirror struct {
 		resources  map[string]*Resource
 		commands   []func() // for the writer, in order
 	}
-	kick    chan struct{} // there are commands
-	restart chan restart  // the feed must not be followed any further
-	cluster atomic.Uint64 // that is mirrored, 0 before the first list
+	kick chan struct{} // there are commands
+
+	progressDue  chan struct{} // progress is to be asked for now
+	wantProgress atomic.Int64  // callers of WantProgress
+	restart      chan restart  // the feed must not be followed any further
+	cluster      atomic.Uint64 // that is mirrored, 0 before the first list
 	// excluded is what no list needs to keep. Written by the writer.
 	excluded atomic.Pointer[[]string]
 	lists    atomic.Int64 // times the whole prefix was listed and installed
@@ -61,7 +64,8 @@ func New(opts Options) (*Mirror, error) {
 		return nil, errors.New("mirror: no source")
 	}
 	opts.setDefaults()
-	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1), byPrefix: map[string]*Resource{}}
+	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1),
+		progressDue: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
 	m.reads.kick = make(chan struct{}, 1)
 	m.excluded.Store(&[]string{})
 	m.mu.resources = map[string]*Resource{}
@@ -71,7 +75,9 @@ func New(opts Options) (*Mirror, error) {
 	m.mu.resources[root.prefix] = root
 	m.byPrefix[root.prefix] = root
 	m.wg.Go(func() { m.run(m.ctx) })
-	m.wg.Go(func() { m.askForProgress(m.ctx) })
+	if !opts.EventsOnly {
+		m.wg.Go(func() { m.askForProgress(m.ctx) })
+	}
 	m.wg.Go(func() { m.readRevisions(m.ctx) })
 	return m, nil
 }
@@ -221,11 +227,11 @@ func (l *loadedList) lacks(prefix string) bool {
 	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
 }
 
-// list reads a prefix, but for what is excluded. The entries are built while the
-// next page is on its way.
-func (m *Mirror) list(ctx context.Context, prefix string) loadedList {
+// list reads a prefix, but for what is excluded, as it stands at a revision, the newest
+// if that is 0. The entries are built while the next page is on its way.
+func (m *Mirror) list(ctx context.Context, prefix string, at Revision) loadedList {
 	var l loadedList
-	l.header, l.err = m.opts.Source.List(ctx, prefix, 0, func(page []KV) error {
+	l.header, l.err = m.opts.Source.List(ctx, prefix, at, func(page []KV) error {
 		excluded := *m.excluded.Load()
 		for i := range page {
 			p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(page[i].Key, []byte(p)) })
@@ -245,7 +251,7 @@ func (m *Mirror) list(ctx context.Context, prefix string) loadedList {
 func (m *Mirror) session(ctx context.Context) error {
 	started := time.Now()
 	lists := make(chan loadedList, 1)
-	m.wg.Go(func() { lists <- m.list(ctx, m.opts.Prefix) })
+	m.wg.Go(func() { lists <- m.list(ctx, m.opts.Prefix, 0) })
 	var l loadedList
 	for waiting := true; waiting; {
 		select {
@@ -333,12 +339,13 @@ func (m *Mirror) installAll(l loadedList) {
 		for r := range lineages {
 			r.end()
 		}
-		m.clock.publish(l.header.Revision)
+		m.clock.publish(l.header.Revision, false)
 	}
 	for r, lin := range lineages {
 		r.begin(lin)
 	}
-	m.clock.publish(l.header.Revision)
+	m.clock.publish(l.header.Revision, false)
+	m.stats.etcdRevision.Store(l.header.Revision)
 	m.lists.Add(1)
 	for r := range lineages {
 		r.changed.wake()
@@ -469,6 +476,9 @@ type txn struct {
 // An error leaves the clock where it was.
 func (m *Mirror) apply(b Batch) error {
 	now := m.clock.rev.Load()
+	if m.opts.EventsOnly && len(b.Changes) == 0 {
+		return nil
+	}
 	if b.Through < now {
 		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
 	}
@@ -497,7 +507,7 @@ func (m *Mirror) apply(b Batch) error {
 			}
 		}
 	}
-	m.commit(b.Through)
+	m.commit(b.Through, len(b.Changes) == 0)
 	return m.contradiction
 }
 
@@ -515,12 +525,12 @@ func (m *Mirror) txn(r *Resource) *txn {
 }
 
 // commit publishes what the batch in hand did, and moves the clock to through.
-func (m *Mirror) commit(through Revision) {
+func (m *Mirror) commit(through Revision, progress bool) {
 	for _, t := range m.touched {
 		t.commit()
 	}
 	if through > m.clock.rev.Load() {
-		m.clock.publish(through)
+		m.clock.publish(through, progress)
 	}
 	for _, t := range m.touched {
 		t.lin.head.Load().prev.Store(nil)

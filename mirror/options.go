@@ -34,6 +34,16 @@ type Options struct {
 	// such reads time (about a microsecond per event), fewer costs memory (about
 	// 1 KB per distinct leaf written in between). Default 128.
 	CheckpointEvents int
+	// IdleProgress is how often etcd is asked for progress while the clock stands still
+	// and somebody wants it to move (WantProgress). etcd's own interval is 10 minutes
+	// unless it is configured, and the clock has to follow writes outside the prefix,
+	// or a compaction overtakes it. Default: DefaultIdleProgress; negative: never.
+	IdleProgress time.Duration
+	// EventsOnly: progress is neither asked for nor believed, because the server may
+	// send it ahead of events (etcd#15220, etcd#17507). The clock then stands at the
+	// last event of the prefix, wherever etcd is: a wait for a revision of Current may
+	// not end.
+	EventsOnly bool
 	// Logger receives what an operator should know. Default: slog.Default().
 	Logger *slog.Logger
 }
@@ -42,6 +52,10 @@ type Options struct {
 // asked for no bookmarks stays away, and 256 MiB, which ends it sooner where much
 // is written: at 1 KB a value, after about 200,000 writes.
 var DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
+
+// DefaultIdleProgress is what Kubernetes recommends to set etcd's own interval to
+// (KEP-1904).
+const DefaultIdleProgress = 5 * time.Second
 
 // DefaultUnclaimedBytes is enough for the custom resources of most clusters.
 const DefaultUnclaimedBytes = 64 << 20
@@ -58,6 +72,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.CheckpointEvents == 0 {
 		o.CheckpointEvents = 128
+	}
+	if o.IdleProgress == 0 {
+		o.IdleProgress = DefaultIdleProgress
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

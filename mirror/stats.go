@@ -3,61 +3,67 @@ package mirror
 import "sync/atomic"
 
 type counters struct {
-	ready            atomic.Bool
-	events           atomic.Int64
-	dropped          atomic.Int64
-	listedKeys       atomic.Int64
-	relists          atomic.Int64
-	reconnects       atomic.Int64
-	divergences      atomic.Int64
-	revisionReads    atomic.Int64
-	progressRequests atomic.Int64
-	historyBytes     atomic.Int64
-	historyFloor     atomic.Int64
-	compacted        atomic.Int64
-	unclaimed        atomic.Int64
+	ready               atomic.Bool
+	events              atomic.Int64
+	dropped             atomic.Int64
+	listedKeys          atomic.Int64
+	relists             atomic.Int64
+	reconnects          atomic.Int64
+	divergences         atomic.Int64
+	revisionReads       atomic.Int64
+	revisionReadWaiters atomic.Int64
+	etcdRevision        atomic.Int64
+	progressRequests    atomic.Int64
+	historyBytes        atomic.Int64
+	historyFloor        atomic.Int64
+	compacted           atomic.Int64
+	unclaimed           atomic.Int64
 }
 
 // Stats is a reading of a mirror's counters.
 type Stats struct {
-	Ready            bool     // the first list is in place
-	Clock            Revision // the published revision
-	Compacted        Revision // versions below were dropped because etcd was compacted
-	HistoryFloor     Revision // every history reaches back to here, 0 if nothing was dropped yet
-	HistoryBytes     int64    // stored bytes that only history keeps alive
-	HistoryLimit     int64    // their bound, Window.MaxBytes
-	UnclaimedBytes   int64    // values kept for resources that nobody has claimed
-	UnclaimedLimit   int64    // their bound, Options.UnclaimedBytes
-	Events           int64    // events applied
-	Dropped          int64    // events of excluded resources
-	ListedKeys       int64    // keys listed, all lists together
-	Relists          int64    // times the whole prefix had to be listed anew, or could not be listed
-	Reconnects       int64    // times the feed was resumed
-	Divergences      int64    // times something was listed anew because the feed contradicted what was held
-	RevisionReads    int64    // linearizable reads of etcd's revision
-	ProgressRequests int64    // progress requests sent
+	Ready               bool     // the first list is in place
+	Clock               Revision // the published revision
+	EtcdRevision        Revision // the newest that etcd has told, the clock or more; see Current
+	Compacted           Revision // versions below were dropped because etcd was compacted
+	HistoryFloor        Revision // every history reaches back to here, 0 if nothing was dropped yet
+	HistoryBytes        int64    // stored bytes that only history keeps alive
+	HistoryLimit        int64    // their bound, Window.MaxBytes
+	UnclaimedBytes      int64    // values kept for resources that nobody has claimed
+	UnclaimedLimit      int64    // their bound, Options.UnclaimedBytes
+	Events              int64    // events applied
+	Dropped             int64    // events of excluded resources
+	ListedKeys          int64    // keys listed, all lists together
+	Relists             int64    // times the whole prefix had to be listed anew, or could not be listed
+	Reconnects          int64    // times the feed was resumed
+	Divergences         int64    // times something was listed anew because the feed contradicted what was held
+	RevisionReads       int64    // linearizable reads of etcd's revision
+	RevisionReadWaiters int64    // calls that shared those: calls of Current
+	ProgressRequests    int64    // progress requests sent
 }
 
 // Stats returns the counters. Cost is a few loads; readings are not of one moment.
 func (m *Mirror) Stats() Stats {
 	c := &m.stats
 	return Stats{
-		Ready:            c.ready.Load(),
-		Clock:            m.Clock(),
-		Compacted:        c.compacted.Load(),
-		HistoryFloor:     c.historyFloor.Load(),
-		HistoryBytes:     c.historyBytes.Load(),
-		HistoryLimit:     m.opts.Window.MaxBytes,
-		UnclaimedBytes:   c.unclaimed.Load(),
-		UnclaimedLimit:   m.opts.UnclaimedBytes,
-		Events:           c.events.Load(),
-		Dropped:          c.dropped.Load(),
-		ListedKeys:       c.listedKeys.Load(),
-		Relists:          c.relists.Load(),
-		Reconnects:       c.reconnects.Load(),
-		Divergences:      c.divergences.Load(),
-		RevisionReads:    c.revisionReads.Load(),
-		ProgressRequests: c.progressRequests.Load(),
+		Ready:               c.ready.Load(),
+		Clock:               m.Clock(),
+		EtcdRevision:        max(c.etcdRevision.Load(), m.Clock()),
+		Compacted:           c.compacted.Load(),
+		HistoryFloor:        c.historyFloor.Load(),
+		HistoryBytes:        c.historyBytes.Load(),
+		HistoryLimit:        m.opts.Window.MaxBytes,
+		UnclaimedBytes:      c.unclaimed.Load(),
+		UnclaimedLimit:      m.opts.UnclaimedBytes,
+		Events:              c.events.Load(),
+		Dropped:             c.dropped.Load(),
+		ListedKeys:          c.listedKeys.Load(),
+		Relists:             c.relists.Load(),
+		Reconnects:          c.reconnects.Load(),
+		Divergences:         c.divergences.Load(),
+		RevisionReads:       c.revisionReads.Load(),
+		RevisionReadWaiters: c.revisionReadWaiters.Load(),
+		ProgressRequests:    c.progressRequests.Load(),
 	}
 }
 

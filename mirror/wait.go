@@ -17,9 +17,15 @@ type clock struct {
 	// lock only when there is somebody to wake.
 	min atomic.Int64
 
+	// byProgress: the last time that somebody waited, it was progress, not an event,
+	// that ended it. progress counts the times that progress has moved the clock.
+	byProgress atomic.Bool
+	progress   atomic.Int64
+
 	mu      sync.Mutex // leaf; guards what follows
 	waiters waiterHeap
-	waiting chan struct{} // closed while somebody waits; replaced when nobody does
+	waiting chan struct{} // closed while somebody waits, replaced when nobody does
+	resting chan struct{} // the other way round
 }
 
 type waiter struct {
@@ -29,17 +35,22 @@ type waiter struct {
 }
 
 func newClock() *clock {
-	c := &clock{waiting: make(chan struct{})}
+	c := &clock{waiting: make(chan struct{}), resting: make(chan struct{})}
+	close(c.resting)
 	c.min.Store(math.MaxInt64)
 	return c
 }
 
 // publish moves the clock and wakes whoever waited for rev or less. Writer only.
-func (c *clock) publish(rev Revision) {
+func (c *clock) publish(rev Revision, byProgress bool) {
+	if byProgress {
+		c.progress.Add(1)
+	}
 	c.rev.Store(rev)
 	if c.min.Load() > rev {
 		return
 	}
+	c.byProgress.Store(byProgress)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.waiters) > 0 && c.waiters[0].rev <= rev {
@@ -49,20 +60,19 @@ func (c *clock) publish(rev Revision) {
 }
 
 func (c *clock) setMinLocked() {
+	was := c.min.Load() != math.MaxInt64
 	if len(c.waiters) == 0 {
 		c.min.Store(math.MaxInt64)
-		select {
-		case <-c.waiting:
+		if was {
 			c.waiting = make(chan struct{})
-		default:
+			close(c.resting)
 		}
 		return
 	}
 	c.min.Store(c.waiters[0].rev)
-	select {
-	case <-c.waiting:
-	default:
+	if !was {
 		close(c.waiting)
+		c.resting = make(chan struct{})
 	}
 }
 
@@ -111,6 +121,13 @@ func (c *clock) someoneWaits() <-chan struct{} {
 	return c.waiting
 }
 
+// nobodyWaits returns a channel that is closed while nobody waits.
+func (c *clock) nobodyWaits() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.resting
+}
+
 type waiterHeap []*waiter
 
 func (h waiterHeap) Len() int           { return len(h) }
@@ -133,50 +150,100 @@ func (h *waiterHeap) Pop() any {
 	return w
 }
 
-// Progress is asked for at once, then at intervals that grow up to the last for as
-// long as anybody waits and the clock stands still: quickly at first because etcd
-// answers only when the feed is in step, which usually is a matter of a
-// millisecond; 100 ms is KEP-2340's interval. When the clock has moved, whoever
-// waits now is somebody new, who is not to wait for the interval of others.
+// While somebody waits for the clock, progress is asked for at growing intervals:
+// quickly at first, because etcd answers only when the feed is in step, which usually
+// is a matter of a millisecond; 100 ms is KEP-2340's interval.
 const (
 	progressFirst = 2 * time.Millisecond
 	progressLast  = 100 * time.Millisecond
 )
 
-// askForProgress runs until ctx ends.
+// progressTimeout bounds one request, which a feed that does not move may hold up.
+const progressTimeout = time.Second
+
+// askForProgress asks etcd how far the feed has come, until ctx ends:
+//
+//   - while somebody waits for the clock: at once if progress is what the last ones
+//     waited for, else after progressFirst, because a write inside the prefix moves
+//     the clock by its own event and needs no answer. Then at intervals that double
+//     up to progressLast, and begin anew when progress has moved the clock: whoever
+//     waits now is somebody new, who is not to wait for the interval of others.
+//   - at the moment a revision read begins, if progress is what the last ones waited for
+//     (readRevisions), so that the two answers arrive together;
+//   - at IdleProgress, if the clock has stood still for so long and somebody wants it to
+//     move (WantProgress).
 func (m *Mirror) askForProgress(ctx context.Context) {
+	var idle <-chan time.Time
+	if m.opts.IdleProgress > 0 {
+		ticker := time.NewTicker(m.opts.IdleProgress)
+		defer ticker.Stop()
+		idle = ticker.C
+	}
+	stoodAt := Revision(-1)
+	var asked time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.clock.someoneWaits():
-		}
-		for interval := progressFirst; ; {
-			before := m.clock.rev.Load()
-			m.stats.progressRequests.Add(1)
-			if err := m.opts.Source.RequestProgress(ctx); err != nil && ctx.Err() == nil {
-				m.opts.Logger.Debug("progress request failed", "error", err)
+			m.askForWaiters(ctx, asked)
+		case <-m.progressDue:
+			asked = time.Now()
+			m.requestProgress(ctx)
+		case <-idle:
+			now := m.clock.rev.Load()
+			if now == stoodAt && m.wantProgress.Load() > 0 {
+				m.requestProgress(ctx)
 			}
-			timer := time.NewTimer(interval)
-			select {
-			case <-ctx.Done():
-				timer.Stop()
-				return
-			case <-timer.C:
-			}
-			if m.clock.rev.Load() != before {
-				interval = progressFirst
-			} else {
-				interval = min(2*interval, progressLast)
-			}
-			select {
-			case <-m.clock.someoneWaits():
-				continue
-			default:
-			}
-			break
+			stoodAt = now
 		}
 	}
+}
+
+// askForWaiters returns when nobody waits for the clock any more. Progress was last asked
+// for with a revision read at asked.
+func (m *Mirror) askForWaiters(ctx context.Context, asked time.Time) {
+	ask := m.clock.byProgress.Load() && time.Since(asked) >= progressFirst
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for interval := progressFirst; ; ask = true {
+		progress := m.clock.progress.Load()
+		nobody := m.clock.nobodyWaits()
+		if ask {
+			m.requestProgress(ctx)
+		}
+		timer.Reset(interval)
+		select {
+		case <-ctx.Done():
+			return
+		case <-nobody:
+			return
+		case <-timer.C:
+		}
+		if m.clock.progress.Load() == progress {
+			interval = min(2*interval, progressLast)
+		} else {
+			interval = progressFirst
+		}
+	}
+}
+
+func (m *Mirror) requestProgress(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
+	defer cancel()
+	m.stats.progressRequests.Add(1)
+	if err := m.opts.Source.RequestProgress(ctx); err != nil && m.ctx.Err() == nil {
+		m.opts.Logger.Debug("progress request failed", "error", err)
+	}
+}
+
+// WantProgress makes the mirror ask for progress every Options.IdleProgress while the
+// clock stands still, for somebody who waits for nothing and yet wants to know how far
+// things have come, such as a watch with bookmarks. It ends with release, which is to
+// be called once.
+func (m *Mirror) WantProgress() (release func()) {
+	m.wantProgress.Add(1)
+	return func() { m.wantProgress.Add(-1) }
 }
 
 // revisionReads lets concurrent consistent reads share one read of etcd's revision.
@@ -197,6 +264,7 @@ type revisionRead struct {
 // read is in flight joins the next one, never the current; a lone call starts its
 // own at once. Cost: one etcd read shared by all callers that wait for it.
 func (m *Mirror) Current(ctx context.Context) (Revision, error) {
+	m.stats.revisionReadWaiters.Add(1)
 	r := &m.reads
 	r.mu.Lock()
 	if r.next == nil {
@@ -241,8 +309,20 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
 		m.stats.revisionReads.Add(1)
 		lists, cluster, before := m.lists.Load(), m.cluster.Load(), m.clock.rev.Load()
+		if m.clock.byProgress.Load() && m.clock.min.Load() == math.MaxInt64 {
+			select {
+			case m.progressDue <- struct{}{}:
+			default:
+			}
+		}
 		read.header, read.err = m.opts.Source.Current(readCtx)
 		cancel()
+		if read.err == nil {
+			if read.header.Revision == before {
+				m.clock.byProgress.Store(false) // nothing to wait for
+			}
+			m.stats.etcdRevision.Store(read.header.Revision)
+		}
 		switch {
 		case read.err != nil, cluster == 0:
 		case read.header.ClusterID == cluster && read.header.Revision >= before:
@@ -267,7 +347,8 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 func (m *Mirror) Clock() Revision { return m.clock.rev.Load() }
 
 // Wait returns when the clock has reached rev, asking etcd for progress meanwhile,
-// or with ctx's error. Errors: ErrClosed.
+// or with ctx's error. With Options.EventsOnly the clock may never get there, though
+// etcd has. Errors: ErrClosed.
 func (m *Mirror) Wait(ctx context.Context, rev Revision) error {
 	return m.clock.wait(ctx, m.ctx.Done(), rev)
 }

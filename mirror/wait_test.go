@@ -41,8 +41,8 @@ func (a *asks) since(begin time.Time) (ms []int) {
 	return ms
 }
 
-// TestProgressIsAskedForWhileSomebodyWaits: at once, then at intervals that grow to
-// 100 ms, and not at all when nobody waits.
+// TestProgressIsAskedForWhileSomebodyWaits: quickly at first, then at intervals that
+// grow to 100 ms, and not at all when nobody waits.
 func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -51,7 +51,9 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 		reach(t, m, store.Revision())
 		store.Put("/registry/a/x", "1")
 		reach(t, m, store.Revision())
-		a.since(time.Now())
+		if got := a.since(time.Now()); len(got) != 0 {
+			t.Errorf("asked %d times for what an event has told", len(got))
+		}
 		time.Sleep(time.Hour)
 		if got := a.since(time.Now()); len(got) != 0 {
 			t.Fatalf("asked %d times though nobody waits", len(got))
@@ -68,7 +70,7 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 		if took := time.Since(begin); took != 500*time.Millisecond {
 			t.Errorf("Wait returned after %v, its context ended after 500ms", took)
 		}
-		if got, want := a.since(begin), []int{0, 2, 6, 14, 30, 62, 126, 226, 326, 426}; !slices.Equal(got, want) {
+		if got, want := a.since(begin), []int{2, 6, 14, 30, 62, 126, 226, 326, 426}; !slices.Equal(got, want) {
 			t.Errorf("asked at %v ms, want %v", got, want)
 		}
 		time.Sleep(time.Hour)
@@ -76,13 +78,202 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 			t.Errorf("asked %d times though nobody waits any more", len(got))
 		}
 
-		// The next one is answered at once, though the last one had waited long.
+		// The next one does not wait for the interval of the last.
 		store.Stall(false)
 		begin = time.Now()
 		reach(t, m, rev)
-		if took := time.Since(begin); took != 0 {
-			t.Errorf("a feed that is in step took %v", took)
+		if took := time.Since(begin); took != 2*time.Millisecond {
+			t.Errorf("a feed that is in step took %v, want 2ms", took)
 		}
+		// Now it is known that progress, not an event, is what readers wait for.
+		rev = store.Put("/elsewhere", "2")
+		begin = time.Now()
+		reach(t, m, rev)
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("a feed that is in step took %v, want no time", took)
+		}
+		// Until an event has ended a wait.
+		rev = store.Revision() + 1
+		go func() {
+			time.Sleep(time.Millisecond)
+			store.Put("/registry/a/x", "2")
+		}()
+		reach(t, m, rev)
+		time.Sleep(time.Second)
+		a.since(time.Now())
+		store.Stall(true)
+		defer store.Stall(false)
+		rev = store.Put("/elsewhere", "3")
+		begin = time.Now()
+		short, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		defer cancel()
+		if err := m.Wait(short, rev); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Wait on a stalled feed: %v", err)
+		}
+		if got, want := a.since(begin), []int{2}; !slices.Equal(got, want) {
+			t.Errorf("asked at %v ms, want %v", got, want)
+		}
+	})
+}
+
+// TestWritesDoNotMakeReadersAskQuickly: while events move the clock, those who wait are
+// served by them, and progress is not asked for every other millisecond.
+func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for range 4 { // somebody waits for the next write, always
+			wg.Go(func() {
+				for m.Wait(ctx, store.Revision()+1) == nil {
+				}
+			})
+		}
+		for i := range 10_000 {
+			store.Put("/registry/a/x", fmt.Sprint(i))
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		wg.Wait()
+		if asked := m.Stats().ProgressRequests; asked > 110 {
+			t.Errorf("asked %d times in ten seconds, want at most once in 100 ms", asked)
+		}
+	})
+}
+
+// TestProgressGoesOutWithTheRevisionRead: when writes outside the prefix are what readers
+// wait for, both questions are asked at the same moment.
+func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		var a asks
+		source := a.source(store).(*script)
+		source.current = func(ctx context.Context) (mirror.Header, error) {
+			time.Sleep(time.Millisecond) // as long as a round trip
+			return store.Current(ctx)
+		}
+		m := start(t, source, nil)
+		reach(t, m, store.Revision())
+		read := func() (took time.Duration) {
+			begin := time.Now()
+			rev, err := m.Current(context.Background())
+			if err == nil {
+				err = m.Wait(context.Background(), rev)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			return time.Since(begin)
+		}
+		store.Put("/elsewhere", "1")
+		if took := read(); took != 3*time.Millisecond {
+			t.Errorf("the first read took %v, want a round trip and 2ms", took)
+		}
+		a.since(time.Now())
+		for i := range 3 {
+			store.Put("/elsewhere", fmt.Sprint(i))
+			begin := time.Now()
+			if took := read(); took != time.Millisecond {
+				t.Errorf("a read took %v, want a round trip", took)
+			}
+			if got, want := a.since(begin), []int{0}; !slices.Equal(got, want) {
+				t.Errorf("asked at %v ms, want %v", got, want)
+			}
+		}
+		// A quiet etcd has nothing to tell: it is not asked again and again.
+		for range 10 {
+			if took := read(); took != time.Millisecond {
+				t.Errorf("a read took %v, want a round trip", took)
+			}
+		}
+		if got := a.since(time.Now()); len(got) != 1 {
+			t.Errorf("asked %d times for nothing, want once", len(got))
+		}
+	})
+}
+
+// TestIdleProgress: the clock follows writes outside the prefix while somebody wants
+// that, though nobody waits.
+func TestIdleProgress(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		interval time.Duration
+		want     int // requests in a minute
+	}{
+		{"default", 0, 12},
+		{"every second", time.Second, 60},
+		{"never", -1, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				var a asks
+				m := start(t, a.source(store), func(o *mirror.Options) { o.IdleProgress = tt.interval })
+				reach(t, m, store.Revision())
+				a.since(time.Now())
+				time.Sleep(time.Minute)
+				if got := a.since(time.Now()); len(got) != 0 {
+					t.Errorf("asked %d times though nobody wants it", len(got))
+				}
+				first, second := m.WantProgress(), m.WantProgress()
+				rev := store.Put("/elsewhere", "1")
+				time.Sleep(time.Minute)
+				first()
+				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
+					t.Errorf("asked %d times in a minute, want %d", got, tt.want)
+				}
+				if followed := m.Clock() == rev; followed != (tt.want > 0) {
+					t.Errorf("the clock is at %d, etcd at %d", m.Clock(), rev)
+				}
+				// Events are news enough.
+				for i := range 600 {
+					store.Put("/registry/a/x", fmt.Sprint(i))
+					time.Sleep(100 * time.Millisecond)
+				}
+				if got := a.since(time.Now()); len(got) > 1 {
+					t.Errorf("asked %d times while the clock moved", len(got))
+				}
+				second()
+				time.Sleep(time.Minute)
+				if got := a.since(time.Now()); len(got) > 1 {
+					t.Errorf("asked %d times after the last one has gone", len(got))
+				}
+			})
+		})
+	}
+}
+
+// TestEventsOnly: progress neither moves the clock nor is asked for, and a resource that
+// is claimed late is read at the clock, which waits for nothing.
+func TestEventsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/x", "1")
+		var a asks
+		m := start(t, a.source(store), func(o *mirror.Options) { o.EventsOnly = true; o.UnclaimedBytes = 1 })
+		at := store.Revision()
+		reach(t, m, at)
+		m.WantProgress()
+		rev := store.Put("/elsewhere", "1")
+		store.RequestProgress(context.Background()) // by somebody else on the stream
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Wait: %v, want it to wait for an event", err)
+		}
+		if got := a.since(time.Now()); len(got) != 0 || m.Clock() != at {
+			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.Clock(), at)
+		}
+		r := claim(t, m, "/registry/a/") // its value was not kept
+		if err := r.WaitReady(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(latest(t, r))["/registry/a/x"]; got != fmt.Sprintf("1@%d", at) {
+			t.Errorf("read %q", got)
+		}
+		reach(t, m, store.Put("/registry/a/x", "2"), r)
 	})
 }
 
