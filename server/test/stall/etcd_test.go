@@ -1,0 +1,50 @@
+package stall
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// etcdRequests is what the proxy has seen in a span of time.
+type etcdRequests struct {
+	revisions int64    // reads of no more than the revision: one key, counted
+	counts    int64    // ranges, counted
+	keys      int64    // one key with its value
+	ranges    []string // ranges with their values, in words
+	txns      int64
+	watch     int64 // messages of clients on watch streams: requests for progress, if no watch is opened or ended
+	all       int64
+
+	span time.Duration
+}
+
+// seen returns what the proxy has seen since it was reset, at since.
+func (s *scene) seen(since time.Time) etcdRequests {
+	e := etcdRequests{span: time.Since(since)}
+	for _, r := range s.proxy.Ranges() {
+		switch {
+		case r.CountOnly && len(r.RangeEnd) == 0:
+			e.revisions++
+		case r.CountOnly:
+			e.counts++
+		case len(r.RangeEnd) == 0:
+			e.keys++
+		default:
+			e.ranges = append(e.ranges, fmt.Sprintf("%q to %q, limit %d", r.Key, r.RangeEnd, r.Limit))
+		}
+	}
+	methods := s.proxy.Requests()
+	for _, n := range methods {
+		e.all += n
+	}
+	e.txns, e.watch = methods[harness.MethodTxn], methods[harness.MethodWatch]
+	return e
+}
+
+func (e etcdRequests) String() string {
+	rate := func(n int64) string { return fmt.Sprintf("%.1f", float64(n)/e.span.Seconds()) }
+	return fmt.Sprintf("%s a second: %s of the revision, %s of one key, %s of a range, %s counts, %s transactions, %s for progress",
+		rate(e.all), rate(e.revisions), rate(e.keys), rate(int64(len(e.ranges))), rate(e.counts), rate(e.txns), rate(e.watch))
+}

@@ -1,0 +1,110 @@
+// Package stall looks at a server whose etcd answers requests but delivers no watch events, so that memory cannot catch
+// up: a proxy between the two holds them back. Reads that need the present of a whole resource have to be refused then,
+// at no cost to etcd; reads of one object and writes have to go on.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_STALL  how long the load on the stalled server lasts (default 6s)
+package stall
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	testTimeout = 3 * time.Minute // of a test that has failed
+
+	objects = 1000 // ConfigMaps of about 1 KB, before a test adds any
+	clients = 8    // for the load, each with a connection of its own: HTTP/2 bounds the requests on one
+
+	mapsPath   = "/api/v1/namespaces/default/configmaps"
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+)
+
+// stallTime is how long the load on a stalled server lasts.
+func stallTime(t *testing.T) time.Duration {
+	text := os.Getenv("STRATA_TEST_STALL")
+	if text == "" {
+		return 6 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal("STRATA_TEST_STALL:", err)
+	}
+	return d
+}
+
+// scene is a server that reaches its etcd through a proxy. Nobody but the test and the server itself writes to it.
+type scene struct {
+	etcd   *harness.Etcd
+	proxy  *harness.Proxy
+	server *harness.Server
+	api    *harness.API
+	load   []*harness.API
+
+	took latencies
+}
+
+// newScene starts one and fills it.
+func newScene(t *testing.T, ctx context.Context) *scene {
+	e := harness.New(t)
+	s := &scene{etcd: e.Etcd()}
+	s.proxy = e.Proxy(s.etcd)
+	s.server = e.APIServer(s.proxy.Etcd(), "--disable-admission-plugins=ServiceAccount")
+	s.api = s.server.API()
+	for range clients {
+		config := *s.server.Config
+		config.Dial = (&net.Dialer{}).DialContext // clients that dial by themselves share no connections
+		config.DisableCompression = true
+		s.load = append(s.load, s.server.APIFor(&config))
+	}
+	value := strings.Repeat("0123456789abcdef", 48)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(clients)
+	for i := range objects {
+		group.Go(func() error {
+			_, err := s.load[i%clients].Create(ctx, mapsPath, configMap(fmt.Sprintf("map-%04d", i), value))
+			return err
+		})
+	}
+	check(t, group.Wait())
+	return s
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+func configMap(name, value string) object {
+	return object{"metadata": object{"name": name}, "data": object{"value": value}}
+}
+
+// lease is a Lease that was renewed for the n-th time. An empty resource version is none.
+func lease(name string, n int, resourceVersion string) object {
+	return object{"metadata": object{"name": name, "resourceVersion": resourceVersion}, "spec": object{
+		"holderIdentity": "holder", "leaseDurationSeconds": 15,
+		"renewTime": time.Unix(int64(n), 0).UTC().Format("2006-01-02T15:04:05.000000Z07:00"),
+	}}
+}
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
