@@ -35,7 +35,7 @@ ALONE := GOWORK=off
 export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
-.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench bench-read bench-profiles \
+.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench bench-read bench-consistent bench-profiles \
         lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
@@ -99,6 +99,12 @@ READ := list-(cold-)?(gzip-)?(json|protobuf)(-changed)?,list-metadata-.*,list-(p
 
 bench-read: ## the same for the read path alone
 	$(GO) run ./server/bench -workloads '$(READ)' $(ARGS)
+
+# The workloads of consistent reads.
+CONSISTENT := get,get-16,get-64,quiet-.*,kep-.*,etcd-progress
+
+bench-consistent: ## the same for consistent reads, with the table of KEP-2340
+	$(GO) run ./server/bench -workloads '$(CONSISTENT)' $(ARGS)
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)

@@ -46,7 +46,7 @@ func TestWorkloadsAreSelectedByWholeNames(t *testing.T) {
 	if got := names("get"); !slices.Equal(got, []string{"get"}) {
 		t.Errorf("get selects %v", got)
 	}
-	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16", "get-16-any"}) {
+	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16", "get-64", "get-16-any"}) {
 		t.Errorf("get.*,create,get selects %v", got)
 	}
 }

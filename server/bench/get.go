@@ -16,11 +16,18 @@ import (
 var getWorkloads = []Workload{
 	{
 		Name: "get", Title: "GET, consistent, one at a time", Op: "GET", Dataset: configMaps,
-		Run: getLoad{parallel: 1, conns: 1}.run,
+		Run:    getLoad{parallel: 1, conns: 1}.run,
+		Wanted: []Bound{toUpstream(latency, 1)},
 	},
 	{
 		Name: "get-16", Title: "GET, consistent, 16 in parallel", Op: "GET", Dataset: configMaps,
-		Run: getLoad{parallel: 16, conns: 4}.run,
+		Run:    getLoad{parallel: 16, conns: 4}.run,
+		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 2}, toUpstream(etcdCPUPerGet, 1./5)},
+	},
+	{
+		Name: "get-64", Title: "GET, consistent, 64 in parallel", Op: "GET", Dataset: configMaps,
+		Run:    getLoad{parallel: 64, conns: 8}.run,
+		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 2}, toUpstream(etcdCPUPerGet, 1./5)},
 	},
 	{
 		Name: "get-16-any", Title: "GET with resourceVersion=0, 16 in parallel", Op: "GET", Dataset: configMaps,
@@ -29,7 +36,11 @@ var getWorkloads = []Workload{
 	},
 }
 
-const getsPerSecond = "GETs per second"
+// Measures that bounds name.
+const (
+	getsPerSecond = "GETs per second"
+	etcdCPUPerGet = "etcd CPU per GET"
+)
 
 // limitObjects is how many objects the limit is asked for: so few that the first sample meets all of them.
 const limitObjects = 100

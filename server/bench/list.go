@@ -45,7 +45,12 @@ const (
 	peakAbove      = "peak above before"
 )
 
-const allConfigMaps = "/api/v1/configmaps"
+const (
+	allConfigMaps   = "/api/v1/configmaps"
+	largeConfigMaps = "/api/v1/namespaces/" + dataset.LargeNamespace + "/configmaps"
+
+	selectsNothing = "?labelSelector=app%3Dnone"
+)
 
 var listWorkloads = []Workload{
 	{
@@ -100,7 +105,7 @@ var listWorkloads = []Workload{
 	},
 	{
 		Name: "list-none", Title: "LIST, label selector that selects nothing", Op: "LIST", Dataset: configMaps,
-		Run: listLoad{path: fixed(allConfigMaps + "?labelSelector=app%3Dnone"), want: nothing, format: jsonFormat, repeat: true}.run,
+		Run: listLoad{path: fixed(allConfigMaps + selectsNothing), want: nothing, format: jsonFormat, repeat: true}.run,
 	},
 	{
 		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: configMaps,
@@ -149,7 +154,7 @@ var adapterWorkloads = []Workload{
 func adapterList(name, title string, format format) Workload {
 	return Workload{
 		Name: "adapter-" + name, Title: "LIST all through the adapter alone, " + title, Op: "LIST", Dataset: configMaps, PassesOn: true,
-		Variant: "adapter", Flags: []string{"--strata-feature-gates=ByteReadPath=false"},
+		Variant: "adapter", Flags: map[string][]string{strataEngine: {"--strata-feature-gates=ByteReadPath=false"}},
 		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: format}.run,
 		Wanted: []Bound{toUpstream(cpuPerList, 1.2)},
 	}
@@ -158,7 +163,7 @@ func adapterList(name, title string, format format) Workload {
 // largeWorkloads read objects of a megabyte, which are there only meanwhile.
 var largeWorkloads = []Workload{{
 	Name: "list-large", Title: "LIST large objects, JSON", Op: "LIST", Dataset: configMaps, Prepare: putLarge, CleanUp: deleteLarge,
-	Run: listLoad{path: fixed("/api/v1/namespaces/" + dataset.LargeNamespace + "/configmaps"), want: largeObjects, format: jsonFormat}.run,
+	Run: listLoad{path: fixed(largeConfigMaps), want: largeObjects, format: jsonFormat}.run,
 	Wanted: []Bound{
 		toUpstream(cpuPerList, 1./5),
 		{Measure: cpuPerList, Of: "limit", AtMost: 1.6, Or: true},

@@ -1,7 +1,8 @@
 // Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
 // on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md holds its results.
 //
-// What is measured stands in the files list.go, get.go, initial.go, write.go, watch.go and start.go; Workload says how to add to it.
+// What is measured stands in the files list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, write.go, watch.go and start.go; Workload
+// says how to add to it.
 package main
 
 import (
@@ -107,6 +108,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	var passed []string // workloads that Strata's byte read path did not answer
 	for _, w := range config.Workloads {
 		result := summarize(w, report.Engines, r.observed[w.Name], r.failed[w.Name])
+		result.Flags = w.flags(config.Engines)
 		if len(result.Rows) > 0 || len(result.Notes) > 0 {
 			report.Results = append(report.Results, result)
 		}

@@ -35,6 +35,7 @@ type Result struct {
 	Detail string            `json:"detail,omitempty"`
 	Rows   []Row             `json:"rows"`
 	Notes  map[string]string `json:"notes,omitempty"` // by engine: why its figures are missing, or what it did not do
+	Flags  map[string]string `json:"flags,omitempty"` // by engine: what it ran with for this workload alone
 	Wanted []Bound           `json:"wanted,omitempty"`
 }
 
@@ -65,7 +66,7 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 		result.Rows[at].Values[engine] = value
 		return at
 	}
-	tail := true // all engines have the same rows
+	tail := true // of enough operations; all engines have the same rows
 	for _, engine := range engines {
 		total := 0
 		for _, run := range observed[engine] {
@@ -99,7 +100,7 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 			result.Notes[engine] = strings.TrimPrefix(result.Notes[engine]+"; reads were passed on: "+reasons, "; ")
 		}
 		at := -1
-		summarizeEngine(w, runs, broken > 0, tail, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
+		summarizeEngine(w, runs, broken > 0, tail || w.Tail, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
 	}
 	return result
 }
@@ -259,13 +260,15 @@ func (r *Report) conditions() string {
 		strings.Join(r.Versions, "; "))
 }
 
-// WriteText writes aligned tables, of what is wanted and of everything: a line per workload, its measures below.
+// WriteText writes aligned tables, of what is wanted, of KEP-2340's load and of everything: a line per workload, its measures below.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.conditions())
-	if header, body := r.figures(); len(body) > 0 {
-		writeAligned(&b, header, body)
-		b.WriteString("\n\n")
+	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
+		if header, body := table(); len(body) > 0 {
+			writeAligned(&b, header, body)
+			b.WriteString("\n\n")
+		}
 	}
 	header, body := r.table(every)
 	writeAligned(&b, header, body)
@@ -309,9 +312,15 @@ func padding(width int, cell string) string {
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
-	if header, body := r.figures(); len(body) > 0 {
-		writeMarkdown(&b, header, body)
-		b.WriteString("\nAll measures:\n\n")
+	before := b.Len()
+	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
+		if header, body := table(); len(body) > 0 {
+			writeMarkdown(&b, header, body)
+			b.WriteString("\n")
+		}
+	}
+	if b.Len() > before {
+		b.WriteString("All measures:\n\n")
 	}
 	header, body := r.table(every)
 	writeMarkdown(&b, header, body)

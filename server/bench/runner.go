@@ -123,7 +123,7 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 				return err
 			}
 			for _, w := range workloads {
-				if run >= w.runs(b.config.Runs) {
+				if run >= w.runs(b.config.Runs) || w.EtcdOnly && spec.Label != b.config.Engines[0].Label {
 					continue
 				}
 				if err := b.measure(ctx, w, spec, run, true); err != nil {
@@ -243,15 +243,18 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 
 // variant returns what to start for a workload.
 func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
-	if w.Variant != "" && spec.Engine == strataEngine {
+	if flags := w.Flags[spec.Engine]; len(flags) > 0 {
 		spec.Variant = w.Variant
-		spec.Args = slices.Concat(spec.Args, w.Flags)
+		spec.Args = slices.Concat(spec.Args, flags)
 	}
 	return spec
 }
 
-// strataEngine is the value of --engine that the byte read path and its counters belong to.
-const strataEngine = "strata"
+// Values of --engine. The byte read path and its counters belong to strataEngine.
+const (
+	strataEngine   = "strata"
+	upstreamEngine = "upstream"
+)
 
 // showLimit lets the limit take the answers to a workload from the first engine.
 func (b *bench) showLimit(ctx context.Context, w Workload) error {
@@ -362,18 +365,16 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool, profile *cpuProfile) (Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, profile: profile}
+	if w.EtcdOnly {
+		err := w.Run(ctx, s)
+		return s.observed, err
+	}
 	engine, err := b.engine(ctx, w.variant(spec))
 	if err != nil {
 		return Observation{}, err
 	}
-	s := &Sample{
-		Surroundings: *b.surroundings(),
-		Engine:       engine,
-		Thorough:     thorough,
-		Body:         &b.body,
-		children:     b.children(),
-		profile:      profile,
-	}
+	s.Engine, s.children = engine, b.children()
 	passedOn, err := b.passedOn(ctx, engine)
 	if err != nil {
 		return Observation{}, err

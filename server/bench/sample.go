@@ -15,7 +15,7 @@ import (
 // concurrently; all else belongs to the goroutine of Workload.Run.
 type Sample struct {
 	Surroundings
-	Engine *target.Engine
+	Engine *target.Engine // nil where etcd alone is measured
 
 	// Thorough asks for verifications that take longer than what is verified. The first sample of an engine is thorough.
 	Thorough bool

@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Workload is one measurement, taken alternately on each engine. To add one, write it beside its like (list.go, get.go, write.go, watch.go)
+// Workload is one measurement, taken alternately on each engine. To add one, write it beside its like (list.go, get.go, write.go, watch.go, ...)
 // and name it in workloads.
 type Workload struct {
 	Name  string // for -workloads; lower case
@@ -31,9 +31,13 @@ type Workload struct {
 	// Session tells workloads that run alone and do not share a process with the others.
 	Session string
 
-	// Variant, if not "", measures Strata in a process of its own that has Flags too.
+	// Variant, if not "", measures the engines that have Flags in processes of their own with these, by value of --engine.
 	Variant string
-	Flags   []string
+	Flags   map[string][]string
+
+	// EtcdOnly measures etcd while no engine runs: once, in the column of the first engine. Sample.Engine is nil. It needs Alone, and a
+	// Session of its own.
+	EtcdOnly bool
 
 	// Runs bounds Config.Runs where a sample is dear; 0 does not.
 	Runs int
@@ -50,6 +54,9 @@ type Workload struct {
 	// Run does the workload once: it prepares what it needs, does the operations within s.Measure, and verifies every answer. An error
 	// means that the engine failed, and its figures are not compared.
 	Run func(ctx context.Context, s *Sample) error
+
+	// Tail asks for p90 and p99 of however few operations.
+	Tail bool
 
 	// PassesOn says that Strata's byte read path need not answer this. What it passes on otherwise is an error of the whole run.
 	PassesOn bool
@@ -77,10 +84,22 @@ func (w Workload) runs(asked int) int {
 	return min(w.Runs, asked)
 }
 
+// flags are what engines run with for this workload alone, by label.
+func (w Workload) flags(engines []target.EngineSpec) map[string]string {
+	flags := map[string]string{}
+	for _, spec := range engines {
+		if of := w.Flags[spec.Engine]; len(of) > 0 {
+			flags[spec.Label] = strings.Join(of, " ")
+		}
+	}
+	return flags
+}
+
 // workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
 // behind in an engine, such as other objects, last.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
-	listWorkloads, getWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads)
+	kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
+	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -126,6 +145,9 @@ type Sizes struct {
 	Page         int // objects on a page
 	Crowd        int // clients that LIST at once
 	Streams      int // clients that ask for initial events at once
+	Quiet        int // objects of a resource that nothing changes
+	Lists        int // LISTs of KEP-2340's load per sample
+	Pairs        int // of phases in which etcd is compared with itself
 
 	Rest          time.Duration // how long a started engine is left alone before what it holds counts as "at rest"
 	Writes        int           // writes of one kind per sample
@@ -134,6 +156,8 @@ type Sizes struct {
 	LoneRate      int           // events per second for the lone watcher
 	Watchers      int           // watchers of one collection
 	SharedRate    int           // events per second for them
+	Beside        time.Duration // how long others write beside what is measured, per sample or phase
+	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 }
 
 // fullSizes are the sizes that figures are quoted for.
@@ -152,6 +176,11 @@ func fullSizes() Sizes {
 		Page:          500,
 		Crowd:         16,
 		Streams:       20,
+		Quiet:         100,
+		Lists:         20,
+		Pairs:         6,
+		Beside:        5 * time.Second,
+		ListInterval:  time.Second,
 	}
 	s.setObjects(300_000)
 	return s
@@ -183,6 +212,9 @@ func quickSizes() Sizes {
 	s.Watchers /= 10
 	s.LargeObjects /= 10
 	s.Streams /= 4
+	s.Lists /= 4
+	s.Pairs /= 3
+	s.Beside = 2 * time.Second
 	return s
 }
 

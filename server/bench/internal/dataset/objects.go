@@ -132,6 +132,53 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 	}
 }
 
+// PodTemplateKey is where etcd holds the PodTemplate with this name.
+func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
+
+// PodTemplate returns a template for the pod with this index, in Namespace.
+func PodTemplate(index int) *corev1.PodTemplate {
+	name, pod := fmt.Sprintf("template-%06d", index), Pod(index, 1, 1)
+	return &corev1.PodTemplate{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodTemplate"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			Namespace:         Namespace,
+			UID:               uid("podtemplate " + name),
+			CreationTimestamp: created,
+		},
+		Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels, Annotations: pod.Annotations},
+			Spec:       pod.Spec,
+		},
+	}
+}
+
+// EventKey is where etcd holds the Event with this name.
+func EventKey(name string) string { return "/registry/events/" + Namespace + "/" + name }
+
+// Event returns what a kubelet says about the pod with this index.
+func Event(index int) *corev1.Event {
+	pod := Pod(index, 1, 1)
+	name := fmt.Sprintf("%s.%016x", pod.Name, index)
+	return &corev1.Event{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              name,
+			Namespace:         Namespace,
+			UID:               uid("event " + name),
+			CreationTimestamp: created,
+		},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Reason:         "Pulled",
+		Message:        `Container image "registry.example.com/app:v1" already present on machine`,
+		Source:         corev1.EventSource{Component: "kubelet", Host: pod.Spec.NodeName},
+		FirstTimestamp: created,
+		LastTimestamp:  created,
+		Count:          1,
+		Type:           corev1.EventTypeNormal,
+	}
+}
+
 func namespaceObject(name string) *corev1.Namespace {
 	return &corev1.Namespace{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},

@@ -109,17 +109,13 @@ func (c *Child) Stop(grace time.Duration) {
 	}
 }
 
-// CPU is the processor time that the process has used in user and kernel mode, in steps of the kernel's clock tick (10 ms).
+// CPU is the processor time that the process has used in user and kernel mode.
 func (c *Child) CPU() (time.Duration, error) {
-	p, err := procfs.NewProc(c.PID())
+	cpu, err := cpuTime(c.PID())
 	if err != nil {
 		return 0, fmt.Errorf("CPU time of %s: %w", c.name, err)
 	}
-	stat, err := p.Stat()
-	if err != nil {
-		return 0, fmt.Errorf("CPU time of %s: %w", c.name, err)
-	}
-	return time.Duration(stat.CPUTime() * float64(time.Second)), nil
+	return cpu, nil
 }
 
 // Memory is resident memory in bytes: now, and at its highest since the start or the last ResetPeak.

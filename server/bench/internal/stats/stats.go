@@ -2,15 +2,17 @@
 package stats
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
 
 // Percentile returns the nearest-rank percentile of sorted (ascending): the smallest observation such that at least the share p, with
-// 0 < p <= 1, of all observations is not larger. It is always one of the observations. Percentile of nothing is 0.
-func Percentile(sorted []time.Duration, p float64) time.Duration {
+// 0 < p <= 1, of all observations is not larger. It is always one of the observations. Percentile of nothing is the zero value.
+func Percentile[T cmp.Ordered](sorted []T, p float64) T {
 	if len(sorted) == 0 {
-		return 0
+		var zero T
+		return zero
 	}
 	// Integers, so that no rounding of p*n moves the rank: 0.9*10 observations must be the 9th, not the 10th.
 	const scale = 1_000_000

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/bench/internal/dataset"
+)
+
+const (
+	// fewWrites and manyWrites are how many objects change per second beside what is measured.
+	fewWrites, manyWrites = 300, 1_000
+
+	// besideObjects is how many objects they go to.
+	besideObjects = 1_000
+
+	// writesAtOnce is more than etcd needs to keep up with them.
+	writesAtOnce = 32
+)
+
+// writes are what others write beside what is measured. They go to etcd directly, from this process, with values that were made before: so
+// they cost an engine only what it does because of them, and the machine as little as can be.
+type writes struct {
+	client *clientv3.Client
+	keys   []string
+	values []string
+}
+
+// newWrites makes n writes, each of what object returns for its index.
+func newWrites(s *Sample, n int, object func(i int) (key string, value []byte, err error)) (*writes, error) {
+	w := &writes{client: s.Etcd.Client, keys: make([]string, n), values: make([]string, n)}
+	for i := range n {
+		key, value, err := object(i)
+		if err != nil {
+			return nil, err
+		}
+		w.keys[i], w.values[i] = key, string(value)
+	}
+	return w, nil
+}
+
+// configMapWrites change ConfigMaps drawn at random.
+func configMapWrites(s *Sample) (*writes, error) {
+	drawn := s.Rand.Perm(s.Data.ConfigMaps)
+	return newWrites(s, min(besideObjects, len(drawn)), func(i int) (string, []byte, error) {
+		cm := dataset.ConfigMap(drawn[i], 1+s.Number)
+		value, err := dataset.Encode(cm)
+		return dataset.ConfigMapKey(cm.Name), value, err
+	})
+}
+
+// eventWrites create, and then change, Events.
+func eventWrites(s *Sample) (*writes, error) {
+	return newWrites(s, besideObjects, func(i int) (string, []byte, error) {
+		event := dataset.Event(i)
+		value, err := dataset.Encode(event)
+		return dataset.EventKey(event.Name), value, err
+	})
+}
+
+// run writes at a rate: all of them in turn, again and again.
+func (w *writes) run(ctx context.Context, rate int, duration time.Duration) error {
+	return perSecond(rate, duration, writesAtOnce).run(ctx, w.put)
+}
+
+func (w *writes) put(ctx context.Context, i int) error {
+	i %= len(w.keys)
+	if _, err := w.client.Put(ctx, w.keys[i], w.values[i]); err != nil {
+		return fmt.Errorf("write %s: %w", w.keys[i], err)
+	}
+	return nil
+}
