@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,32 +13,83 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// ErrUnsupported: the server cannot do what a mirror needs. Permanent for this server.
-var ErrUnsupported = errors.New("etcd server cannot feed a mirror")
+var (
+	// ErrUnsupported: the server cannot do what a mirror needs. Permanent for this server.
+	ErrUnsupported = errors.New("etcd server cannot feed a mirror")
+	// ErrProgressBug: the server may send progress ahead of events, so that nothing can be
+	// concluded from it. Permanent for this server; see mirror.Options.EventsOnly.
+	ErrProgressBug = errors.New("progress of this etcd cannot be trusted")
+	// ErrVersionUnknown: a server could not be asked for its version, or its answer is none.
+	ErrVersionUnknown = errors.New("version of etcd unknown")
+)
 
-// probeTimeout bounds the wait for an answer to a progress request. Servers that
-// support it answer within milliseconds. Tests shorten it.
+// probeTimeout bounds the wait for an answer to a request for a version or for progress.
+// Servers that support them answer within milliseconds. Tests shorten it.
 var probeTimeout = 5 * time.Second
 
-// Probe finds out whether the servers behind the client can feed a mirror: whether
-// their versions are known not to send progress ahead of events, and whether they
-// answer progress requests at all (kine and etcd's gRPC proxy do not). It returns
+// CheckVersions asks every endpoint of the client for its version, all at once. It returns
+// nil if all are known to send progress in order; an error that wraps ErrProgressBug and names
+// endpoint and version if one of them is known not to; else one that wraps
+// ErrVersionUnknown (KEP-2340, the safeguard). Cost: one Status per endpoint.
+func CheckVersions(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	type answer struct {
+		endpoint, version string
+		err               error
+	}
+	endpoints := client.Endpoints()
+	answers := make(chan answer, len(endpoints))
+	for _, endpoint := range endpoints {
+		go func() { // a client may wait for a connection longer than it was told to
+			status, err := client.Status(ctx, endpoint)
+			if err != nil {
+				answers <- answer{endpoint: endpoint, err: err}
+				return
+			}
+			answers <- answer{endpoint: endpoint, version: status.Version}
+		}()
+	}
+	unknown := map[string]error{}
+	for _, endpoint := range endpoints {
+		unknown[endpoint] = errors.New("no answer")
+	}
+	for range endpoints {
+		var a answer
+		select {
+		case a = <-answers:
+		case <-ctx.Done():
+			return firstUnknown(unknown)
+		}
+		if unknown[a.endpoint] = a.err; a.err != nil {
+			continue
+		}
+		err := checkVersion(a.version)
+		if errors.Is(err, ErrProgressBug) {
+			return fmt.Errorf("endpoint %s: %w", a.endpoint, err)
+		}
+		unknown[a.endpoint] = err
+	}
+	return firstUnknown(unknown)
+}
+
+func firstUnknown(errs map[string]error) error {
+	for _, endpoint := range slices.Sorted(maps.Keys(errs)) {
+		if err := errs[endpoint]; err != nil {
+			return fmt.Errorf("%w: endpoint %s: %w", ErrVersionUnknown, endpoint, err)
+		}
+	}
+	return nil
+}
+
+// Probe finds out whether the servers behind the client can feed a mirror: whether they
+// answer progress requests at all, which kine and etcd's gRPC proxy do not. It returns
 // nil, an error that wraps ErrUnsupported and says in one line what is missing, or
-// another error if nothing could be found out. Cost: one Status per endpoint and
-// one short watch.
+// another error if nothing could be found out. Cost: one short watch.
 func Probe(ctx context.Context, client *clientv3.Client, key string) error {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	for _, endpoint := range client.Endpoints() {
-		status, err := client.Status(ctx, endpoint)
-		if err != nil {
-			continue // an endpoint that is down says nothing about the others
-		}
-		if err := checkVersion(status.Version); err != nil {
-			return fmt.Errorf("endpoint %s: %w", endpoint, err)
-		}
-	}
 	resp, err := client.Get(ctx, key, clientv3.WithCountOnly())
 	if err != nil {
 		return fmt.Errorf("probe etcd: %w", err)
@@ -94,18 +147,18 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) error {
 	}
 }
 
-// checkVersion refuses versions that send progress ahead of events: etcd#15220,
+// checkVersion finds versions that send progress ahead of events: etcd#15220,
 // fixed in 3.4.25 and 3.5.8, and etcd#17507, fixed in 3.4.31 and 3.5.13.
 func checkVersion(version string) error {
 	v, err := semver.NewVersion(strings.TrimPrefix(version, "v"))
 	if err != nil {
-		return nil // unknown servers are judged by what they do
+		return fmt.Errorf("it says %q", version)
 	}
 	v.PreRelease = ""
 	bad := v.LessThan(semver.Version{Major: 3, Minor: 4, Patch: 31}) ||
 		v.Major == 3 && v.Minor == 5 && v.LessThan(semver.Version{Major: 3, Minor: 5, Patch: 13})
 	if bad {
-		return fmt.Errorf("%w: version %s may send progress ahead of events (etcd#15220, etcd#17507); 3.4.31, 3.5.13 or later is needed", ErrUnsupported, version)
+		return fmt.Errorf("%w: version %s may send progress ahead of events (etcd#15220, etcd#17507); 3.4.31, 3.5.13 or later is needed", ErrProgressBug, version)
 	}
 	return nil
 }

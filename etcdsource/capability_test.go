@@ -43,20 +43,87 @@ func TestCheckVersion(t *testing.T) {
 		"4.0.0":         true,
 		"3.3.27":        false,
 		"2.3.8":         false,
-		// Not a version: judged by what the server does.
-		"":            true,
-		"kine":        true,
-		"3.5":         true,
-		"three.5.1":   true,
-		"not_decided": true,
 	} {
 		err := checkVersion(version)
 		if supported && err != nil {
 			t.Errorf("%q: %v", version, err)
 		}
-		if !supported && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), version)) {
-			t.Errorf("%q: %v, want ErrUnsupported that names it", version, err)
+		if !supported && (!errors.Is(err, ErrProgressBug) || !strings.Contains(err.Error(), version)) {
+			t.Errorf("%q: %v, want ErrProgressBug that names it", version, err)
 		}
+	}
+	for _, version := range []string{"", "kine", "3.5", "three.5.1", "not_decided"} {
+		if err := checkVersion(version); err == nil || errors.Is(err, ErrProgressBug) {
+			t.Errorf("%q: %v, want that nothing is known", version, err)
+		}
+	}
+}
+
+// TestCheckVersions: one old endpoint is enough; one that is not known leaves doubt.
+func TestCheckVersions(t *testing.T) {
+	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
+	probeTimeout = 10 * time.Second
+	const silent = "silent"
+	for _, tt := range []struct {
+		versions []string
+		want     error
+	}{
+		{[]string{"3.6.8"}, nil},
+		{[]string{"3.4.31", "3.5.13", "3.6.0"}, nil},
+		{[]string{"3.4.30"}, ErrProgressBug},
+		{[]string{"3.5.12"}, ErrProgressBug},
+		{[]string{"3.6.8", "3.6.8", "3.5.12"}, ErrProgressBug},
+		{[]string{"3.5.12", "3.6.8"}, ErrProgressBug},
+		{[]string{"kine", "3.5.12"}, ErrProgressBug},
+		{[]string{silent, "3.5.12"}, ErrProgressBug},
+		{[]string{"kine"}, ErrVersionUnknown},
+		{[]string{"3.6.8", "kine"}, ErrVersionUnknown},
+		{[]string{silent}, ErrVersionUnknown},
+		{[]string{"3.6.8", silent}, ErrVersionUnknown},
+	} {
+		t.Run(strings.Join(tt.versions, " "), func(t *testing.T) {
+			var endpoints []string
+			for _, v := range tt.versions {
+				listener, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := grpc.NewServer()
+				pb.RegisterMaintenanceServer(server, &fake{version: v, noStatus: v == silent})
+				go func() { _ = server.Serve(listener) }()
+				defer server.Stop()
+				endpoints = append(endpoints, listener.Addr().String())
+			}
+			client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			if err := CheckVersions(context.Background(), client); !errors.Is(err, tt.want) {
+				t.Errorf("%v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestCheckVersionsWaitsForNobody: an endpoint that nothing listens at delays the others
+// by the timeout at most, and leaves doubt only if they are new.
+func TestCheckVersionsWaitsForNobody(t *testing.T) {
+	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
+	probeTimeout = 200 * time.Millisecond
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if err := CheckVersions(context.Background(), client); !errors.Is(err, ErrVersionUnknown) || !strings.Contains(err.Error(), address) {
+		t.Errorf("%v, want ErrVersionUnknown that names %s", err, address)
 	}
 }
 
@@ -145,9 +212,7 @@ func TestProbe(t *testing.T) {
 	}{
 		{name: "etcd", server: &fake{version: "3.6.8"}, ok: true},
 		{name: "an unknown server that does what is needed", server: &fake{version: "other"}, ok: true},
-		{name: "a server without Status", server: &fake{noStatus: true}, ok: true},
 		{name: "a watch that is not in step at first", server: &fake{version: "3.6.8", slow: 3}, ok: true},
-		{name: "an old etcd", server: &fake{version: "3.5.12"}, unsupported: "etcd#17507"},
 		{name: "kine", server: &fake{version: "3.6.8", noProgress: true}, unsupported: "progress"},
 		// Nothing is known about these; the next attempt may find out.
 		{name: "no range", server: &fake{version: "3.6.8", noRange: true}},

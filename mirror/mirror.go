@@ -476,8 +476,11 @@ type txn struct {
 // An error leaves the clock where it was.
 func (m *Mirror) apply(b Batch) error {
 	now := m.clock.rev.Load()
-	if m.opts.EventsOnly && len(b.Changes) == 0 {
-		return nil
+	if m.opts.EventsOnly {
+		if len(b.Changes) == 0 {
+			return nil
+		}
+		b.Through = b.Changes[len(b.Changes)-1].ModRevision
 	}
 	if b.Through < now {
 		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)

@@ -24,8 +24,10 @@ type clock struct {
 
 	mu      sync.Mutex // leaf; guards what follows
 	waiters waiterHeap
-	waiting chan struct{} // closed while somebody waits, replaced when nobody does
-	resting chan struct{} // the other way round
+
+	occupied bool          // somebody waits; what follows tells
+	waiting  chan struct{} // closed while somebody waits, replaced when nobody does
+	resting  chan struct{} // the other way round
 }
 
 type waiter struct {
@@ -60,19 +62,19 @@ func (c *clock) publish(rev Revision, byProgress bool) {
 }
 
 func (c *clock) setMinLocked() {
-	was := c.min.Load() != math.MaxInt64
-	if len(c.waiters) == 0 {
-		c.min.Store(math.MaxInt64)
-		if was {
-			c.waiting = make(chan struct{})
-			close(c.resting)
-		}
-		return
+	lowest := Revision(math.MaxInt64)
+	if len(c.waiters) > 0 {
+		lowest = c.waiters[0].rev
 	}
-	c.min.Store(c.waiters[0].rev)
-	if !was {
+	c.min.Store(lowest)
+	switch occupied := len(c.waiters) > 0; {
+	case occupied == c.occupied:
+	case occupied:
 		close(c.waiting)
-		c.resting = make(chan struct{})
+		c.occupied, c.resting = true, make(chan struct{})
+	default:
+		close(c.resting)
+		c.occupied, c.waiting = false, make(chan struct{})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -113,6 +114,28 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 		if got, want := a.since(begin), []int{2}; !slices.Equal(got, want) {
 			t.Errorf("asked at %v ms, want %v", got, want)
 		}
+	})
+}
+
+// TestAWaitForTheHighestRevision disturbs nobody; a client may ask for any.
+func TestAWaitForTheHighestRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if err := m.Wait(ctx, math.MaxInt64); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Wait: %v", err)
+				}
+			})
+		}
+		reach(t, m, store.Put("/elsewhere", "1"))
+		wg.Wait()
+		reach(t, m, store.Put("/registry/a/x", "1"))
 	})
 }
 

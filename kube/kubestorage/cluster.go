@@ -1,10 +1,7 @@
 package kubestorage
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"path"
 	"strings"
 	"sync"
@@ -20,7 +17,6 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/utils/clock"
 
-	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -34,6 +30,7 @@ type cluster struct {
 	mirror    *mirror.Mirror
 	compactor compactor // nil: compactions go unnoticed
 	budget    *budget   // of the engine
+	present   present
 
 	// Places for reads that memory cannot answer: one key each, and lists.
 	gets, lists chan struct{}
@@ -84,42 +81,32 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 	}
 	opts.Window.MaxAge = max(opts.Window.MaxAge, config.EventsHistoryWindow)
 	prefix := keyPrefix(config.Prefix)
-	c, err := startCluster(client, compactor, findSource(client, prefix, opts.Logger), prefix, opts, budget)
+	f, err := findFeed(client, prefix, opts)
 	if err != nil {
-		return nil, err
+		compactor.Stop()
+		_ = client.Close()
+		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
 	}
-	return c, nil
+	return startCluster(client, compactor, f, prefix, opts, budget)
 }
 
-// findSource returns what feeds a mirror of the prefix, nil if the servers behind
-// the client cannot.
-func findSource(client *kubernetes.Client, prefix string, log *slog.Logger) mirror.Source {
-	probe := prefix + "strata-probe" // a key that never exists
-	err := etcdsource.Probe(context.Background(), client.Client, probe)
-	if errors.Is(err, etcdsource.ErrUnsupported) {
-		// It holds for the life of the process, so it is not concluded from one
-		// moment in which etcd was too busy to answer.
-		err = etcdsource.Probe(context.Background(), client.Client, probe)
-	}
-	switch {
-	case errors.Is(err, etcdsource.ErrUnsupported):
-		log.Warn("etcd is read directly, nothing is served from memory", "endpoints", client.Endpoints(), "reason", err.Error())
-		return nil
-	case err != nil:
-		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", client.Endpoints(), "reason", err.Error())
-	}
-	return etcdsource.New(client.Client, "feed", probe)
-}
-
-// startCluster mirrors what the source delivers; without a source its storages read
+// startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
-func startCluster(client *kubernetes.Client, compactor compactor, source mirror.Source, prefix string, opts Options, budget *budget) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
+func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget, present: f.present,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
-	if source == nil {
+	if f.source == nil {
 		return c, nil
 	}
-	m, err := mirror.New(mirror.Options{Prefix: prefix, Source: source, Window: opts.Window, UnclaimedBytes: opts.UnclaimedBytes, Logger: opts.Logger})
+	m, err := mirror.New(mirror.Options{
+		Prefix:         prefix,
+		Source:         f.source,
+		Window:         opts.Window,
+		UnclaimedBytes: opts.UnclaimedBytes,
+		IdleProgress:   opts.ProgressInterval,
+		EventsOnly:     f.eventsOnly,
+		Logger:         opts.Logger,
+	})
 	if err != nil {
 		c.close()
 		return nil, err

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,6 +46,10 @@ type Options struct {
 	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
 	// for, of all resources together; 0 means DefaultRepresentationBytes.
 	RepresentationBytes int64
+	// ProgressInterval is how often etcd is asked how far it has come while nothing
+	// happens and there are watches that want bookmarks; 0 means
+	// mirror.DefaultIdleProgress, a negative one never.
+	ProgressInterval time.Duration
 	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
 	// made. nil means the defaults.
 	Gates featuregate.FeatureGate

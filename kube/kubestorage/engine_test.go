@@ -150,9 +150,9 @@ func TestAnEtcdWithoutProgressIsReadDirectly(t *testing.T) {
 	client.Watcher = mute{client.Watcher}
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	source := findSource(client, testPrefix, logger)
-	if source != nil {
-		t.Fatal("a source was found")
+	source, err := findFeed(client, testPrefix, Options{Logger: logger})
+	if err != nil || source.source != nil {
+		t.Fatalf("a source was found, or %v", err)
 	}
 	if line, rest, _ := strings.Cut(log.String(), "\n"); rest != "" || !strings.Contains(line, "etcd is read directly") {
 		t.Errorf("logged %q", log.String())

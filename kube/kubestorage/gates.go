@@ -5,9 +5,11 @@ import "k8s.io/component-base/featuregate"
 // Gates of the engine. Off, the server is correct, only slower: those of the KEPs let
 // etcd answer what memory would have answered.
 const (
-	// ConsistentListFromCache answers a LIST without resource version from memory
-	// (KEP-2340).
+	// ConsistentListFromCache answers a LIST without resource version from memory, and
+	// with it the watches that begin with one (KEP-2340).
 	ConsistentListFromCache featuregate.Feature = "ConsistentListFromCache"
+	// ConsistentGetFromCache answers a GET without resource version from memory.
+	ConsistentGetFromCache featuregate.Feature = "ConsistentGetFromCache"
 	// ListFromCacheSnapshot answers a LIST at an exact revision, and all pages of a
 	// list but the first, from memory (KEP-4988).
 	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
@@ -21,6 +23,7 @@ const (
 func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 	return map[featuregate.Feature]featuregate.FeatureSpec{
 		ConsistentListFromCache: {Default: true, PreRelease: featuregate.Beta},
+		ConsistentGetFromCache:  {Default: true, PreRelease: featuregate.Beta},
 		ListFromCacheSnapshot:   {Default: true, PreRelease: featuregate.Beta},
 		ByteReadPath:            {Default: true, PreRelease: featuregate.Beta},
 	}

@@ -37,11 +37,11 @@ func (s *Store) fromMemory(opts storage.ListOptions, exact int64) bool {
 	switch {
 	case exact > 0:
 		// Above the clock only a consistent read tells whether it exists.
-		return s.pastLists && (s.consistentLists || exact <= s.mirror.Clock())
+		return s.pastLists && (s.present.lists || exact <= s.mirror.Clock())
 	case opts.Predicate.Continue != "": // a token that asks for the present
-		return s.pastLists && s.consistentLists
+		return s.pastLists && s.present.lists
 	case opts.ResourceVersion == "":
-		return s.consistentLists
+		return s.present.lists
 	}
 	return true
 }

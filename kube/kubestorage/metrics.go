@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"sync"
 
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
@@ -25,6 +26,9 @@ var (
 	descRelists    = clusterDesc("relists_total", "Times the whole prefix had to be listed anew, or could not be listed.")
 	descReconnects = clusterDesc("reconnects_total", "Times the feed was resumed after a loss.")
 	descDiverged   = clusterDesc("divergences_total", "Resources listed anew because the feed contradicted what was held.")
+	descEtcd       = clusterDesc("etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.")
+	descLag        = clusterDesc("revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.")
+	descSharers    = clusterDesc("revision_read_waiters_total", "Requests that waited for one of strata_mirror_revision_reads_total, each with others or alone.")
 	descReads      = clusterDesc("revision_reads_total", "Linearizable reads of etcd's revision, each shared by all readers that waited for it.")
 	descProgress   = clusterDesc("progress_requests_total", "Progress requests sent to etcd.")
 
@@ -85,7 +89,7 @@ func (c *collector) remove(cl *cluster) {
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		descReady, descClock, descBytes, descLimit, descFloor, descGone, descIdle, descIdleL,
-		descEvents, descDropped, descListed, descRelists, descReconnects, descDiverged, descReads, descProgress,
+		descEvents, descDropped, descListed, descRelists, descReconnects, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
 		descKept, descKeptLimit, descEvicted, descRefused,
 	} {
@@ -148,6 +152,9 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	counter(descDiverged, st.Divergences)
 	counter(descReads, st.RevisionReads)
 	counter(descProgress, st.ProgressRequests)
+	gauge(descEtcd, st.EtcdRevision)
+	gauge(descLag, max(0, st.EtcdRevision-st.Clock))
+	counter(descSharers, st.RevisionReadWaiters)
 
 	for _, r := range c.mirror.Resources() {
 		labels = []string{c.endpoints(), c.prefix, r.Prefix()}
@@ -156,6 +163,46 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 		gauge(descObjects, int64(st.Entries))
 		gauge(descObjectBytes, st.Bytes)
 		gauge(descLog, int64(st.Events))
+	}
+}
+
+// readMetrics are upstream's, for one resource: the dashboards of Kubernetes know them.
+// Each appears when it is first used, as upstream's do.
+type readMetrics struct {
+	wait func() metrics.ObserverMetric
+	// Consistent reads: answered from memory, by etcd instead, and in vain.
+	fromMemory, fallback, refused, failed func() metrics.CounterMetric
+}
+
+func newReadMetrics(r groupResource) readMetrics {
+	cachermetrics.Register()
+	reads := func(success, fallback string) func() metrics.CounterMetric {
+		return sync.OnceValue(func() metrics.CounterMetric {
+			return cachermetrics.ConsistentReadTotal.WithLabelValues(r.Group, r.Resource, success, fallback)
+		})
+	}
+	return readMetrics{
+		wait: sync.OnceValue(func() metrics.ObserverMetric {
+			return cachermetrics.WatchCacheReadWait.WithLabelValues(r.Group, r.Resource)
+		}),
+		fromMemory: reads("true", "false"),
+		fallback:   reads("true", "true"),
+		refused:    reads("false", "false"),
+		failed:     reads("false", "true"),
+	}
+}
+
+// consistentRead counts a read of the present. fallback: etcd was to answer it.
+func (m *readMetrics) consistentRead(success, fallback bool) {
+	switch {
+	case success && !fallback:
+		m.fromMemory().Inc()
+	case success:
+		m.fallback().Inc()
+	case !fallback:
+		m.refused().Inc()
+	default:
+		m.failed().Inc()
 	}
 }
 

@@ -143,13 +143,14 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		o.dataBefore(client)
 	}
 
-	var source mirror.Source
+	var source feed
 	if !o.fromEtcd {
-		if source = findSource(client, testPrefix, o.engine.Logger); source == nil {
-			t.Fatal("the embedded etcd cannot feed a mirror")
+		var err error
+		if source, err = findFeed(client, testPrefix, o.engine); err != nil || source.source == nil {
+			t.Fatalf("the embedded etcd cannot feed a mirror: %v", err)
 		}
 		if o.source != nil {
-			source = o.source(source)
+			source.source = o.source(source.source)
 		}
 	}
 	compactor := etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)

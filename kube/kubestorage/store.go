@@ -35,9 +35,10 @@ type Store struct {
 	versioner      storage.Versioner
 	group          groupResource
 	decorated      bool // see Options.Decorated; written before the store is used
-	// consistentLists and pastLists are the gates ConsistentListFromCache and
-	// ListFromCacheSnapshot: whether memory answers such lists.
-	consistentLists, pastLists bool
+	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
+	present   present
+	pastLists bool
+	metrics   readMetrics
 
 	indexMu sync.Mutex // leaf; guards indexes
 	indexes map[string]*index
@@ -54,19 +55,20 @@ var _ storage.Interface = (*Store)(nil)
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
 	s := &Store{
-		cluster:         c,
-		etcd:            etcd,
-		mirror:          c.mirror,
-		resource:        r,
-		view:            v,
-		pathPrefix:      c.prefix,
-		resourcePrefix:  cfg.ResourcePrefix,
-		newFunc:         cfg.NewFunc,
-		newListFunc:     cfg.NewListFunc,
-		versioner:       storage.APIObjectVersioner{},
-		group:           cfg.GroupResource,
-		consistentLists: c.opts.enabled(ConsistentListFromCache),
-		pastLists:       c.opts.enabled(ListFromCacheSnapshot),
+		cluster:        c,
+		etcd:           etcd,
+		mirror:         c.mirror,
+		resource:       r,
+		view:           v,
+		pathPrefix:     c.prefix,
+		resourcePrefix: cfg.ResourcePrefix,
+		newFunc:        cfg.NewFunc,
+		newListFunc:    cfg.NewListFunc,
+		versioner:      storage.APIObjectVersioner{},
+		group:          cfg.GroupResource,
+		present:        c.present,
+		pastLists:      c.opts.enabled(ListFromCacheSnapshot),
+		metrics:        newReadMetrics(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
@@ -261,11 +263,14 @@ const (
 // it cannot be within freshWait.
 func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
+		s.metrics.wait().Observe(0)
 		return nil
 	}
+	began := time.Now()
 	waitCtx, cancel := context.WithTimeout(ctx, freshWait)
 	defer cancel()
 	err := s.mirror.Wait(waitCtx, rev)
+	s.metrics.wait().Observe(time.Since(began).Seconds())
 	if err != nil && ctx.Err() == nil {
 		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Clock()), tooHighRetrySeconds)
 	}
@@ -286,10 +291,10 @@ func (s *Store) current(ctx context.Context) (mirror.Revision, error) {
 // before the call (I6).
 func (s *Store) consistent(ctx context.Context) error {
 	rev, err := s.current(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.waitFor(ctx, rev)
 	}
-	err = s.waitFor(ctx, rev)
+	s.metrics.consistentRead(err == nil, false)
 	if storage.IsTooLargeResourceVersion(err) {
 		// Not the client's doing, and not to be passed on to etcd: that would
 		// multiply an outage (KEP-2340, k/k#138494).
@@ -325,10 +330,17 @@ func (s *Store) listFromEtcd(ctx context.Context, key string, opts storage.ListO
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
 	endProbe(ctx, s, key, nil)
+	if opts.ResourceVersion == "" && !s.present.gets {
+		return s.etcd.Get(ctx, key, opts, out)
+	}
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
 	switch {
 	case errors.Is(err, ErrReadEtcd):
-		return s.getFromEtcd(ctx, key, opts, out)
+		err := s.getFromEtcd(ctx, key, opts, out)
+		if opts.ResourceVersion == "" {
+			s.metrics.consistentRead(err == nil || storage.IsNotFound(err), true)
+		}
+		return err
 	case storage.IsNotFound(err) && opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
 	case err != nil:
@@ -339,6 +351,14 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return s.getFromEtcd(ctx, key, opts, out)
 	}
 	return nil
+}
+
+type hasWaitedKey struct{}
+
+// HasWaited returns a context for a request whose Entry has returned ErrReadEtcd: who
+// asks for the same again by Get does not wait for memory a second time.
+func HasWaited(ctx context.Context) context.Context {
+	return context.WithValue(ctx, hasWaitedKey{}, true)
 }
 
 // Entry resolves a GET: it returns what is stored at the key now, linearizably if
@@ -357,13 +377,10 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		return nil, ErrReadEtcd
 	}
 	if resourceVersion == "" {
-		waitCtx, cancel := context.WithTimeout(ctx, getWait)
-		current, err := s.mirror.Current(waitCtx)
-		if err == nil {
-			err = s.mirror.Wait(waitCtx, current)
+		if !s.present.gets || ctx.Value(hasWaitedKey{}) != nil {
+			return nil, ErrReadEtcd
 		}
-		cancel()
-		if err != nil {
+		if err := s.soonConsistent(ctx); err != nil {
 			return nil, ErrReadEtcd
 		}
 	} else if err := s.waitFor(ctx, rev); err != nil {
@@ -373,11 +390,32 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 	if err != nil {
 		return nil, ErrReadEtcd
 	}
+	if resourceVersion == "" {
+		s.metrics.consistentRead(true, false)
+	}
 	e, ok := snap.Get(etcdKey)
 	if !ok {
 		return nil, storage.NewKeyNotFoundError(etcdKey, snap.Rev)
 	}
 	return e, nil
+}
+
+// soonConsistent is consistent for those who do not wait longer than getWait.
+func (s *Store) soonConsistent(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, getWait)
+	defer cancel()
+	rev, err := s.mirror.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if s.mirror.Clock() >= rev {
+		s.metrics.wait().Observe(0)
+		return nil
+	}
+	began := time.Now()
+	err = s.mirror.Wait(ctx, rev)
+	s.metrics.wait().Observe(time.Since(began).Seconds())
+	return err
 }
 
 // errorWatch is a watch that reports an error and ends.

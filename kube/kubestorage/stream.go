@@ -72,8 +72,8 @@ type Stream struct {
 
 	ctx     context.Context // ends with the request, the storage, and Close
 	cancel  context.CancelFunc
-	release func() bool // of the storage's context
-	failed  error       // what Next returns, once what was handed out is delivered
+	release func() // of the storage's context, and of the wish for progress
+	failed  error  // what Next returns, once what was handed out is delivered
 
 	// Initial events: from the present when the stream began.
 	listing   bool            // some are still to be handed out
@@ -120,8 +120,9 @@ func (b *Batch) Empty() bool {
 
 // OpenStream finds the place in history where a watch starts, waiting for it if it
 // has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
-// its owner has to Close it. Errors: API errors for the client (400, 429). Those that
-// upstream reports as an event of the watch, such as 410, are returned by Next.
+// its owner has to Close it. Errors: ErrReadEtcd if WatchesEtcd, API errors for the client
+// (400, 429). Those that upstream reports as an event of the watch, such as 410, are
+// returned by Next.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
 	prefix, err := s.prepareKey(key, opts.Recursive)
 	if err != nil {
@@ -136,6 +137,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	if !s.resource.Ready() || s.ctx.Err() != nil {
 		return nil, s.notReady()
+	}
+	if s.WatchesEtcd(opts) {
+		return nil, ErrReadEtcd
 	}
 	st := &Stream{
 		store:    s,
@@ -164,10 +168,21 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		}
 	}
 	st.ctx, st.cancel = context.WithCancel(ctx)
-	st.release = context.AfterFunc(s.ctx, st.cancel)
+	release := context.AfterFunc(s.ctx, st.cancel)
+	st.release = func() { release() }
+	if st.bookmarkEvery > 0 {
+		satisfied := s.mirror.WantProgress()
+		st.release = func() { release(); satisfied() }
+	}
 	st.deadline, _ = ctx.Deadline()
 	st.scheduleBookmark()
 	return st, nil
+}
+
+// WatchesEtcd reports whether etcd answers a watch, not memory: it begins with a list of
+// the present, and the gate ConsistentListFromCache is off.
+func (s *Store) WatchesEtcd(opts storage.ListOptions) bool {
+	return opts.ResourceVersion == "" && (opts.SendInitialEvents == nil || *opts.SendInitialEvents) && !s.present.lists
 }
 
 // begin sets where the stream starts.
@@ -234,6 +249,7 @@ func (s *Store) expired(err error) error {
 func (st *Stream) Close() {
 	st.cancel()
 	st.release()
+	st.release = func() {}
 	if st.timer != nil {
 		st.timer.Stop()
 	}

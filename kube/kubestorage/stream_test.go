@@ -61,7 +61,7 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 	if err := r.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes)}
+	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), decoder, false, c.budget))
 	t.Cleanup(s.stop)

@@ -92,6 +92,9 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 		}
 		if why := s.serve(w, req, info, next); why != "" {
 			passed.WithLabelValues(string(why)).Inc()
+			if why == reasonEtcd {
+				req = req.WithContext(kubestorage.HasWaited(req.Context()))
+			}
 			next.ServeHTTP(w, req)
 		}
 	})

@@ -69,12 +69,12 @@ type settings struct {
 	kube   *options.ServerRunOptions
 	engine engineKind
 	gates  featuregate.MutableFeatureGate
-	memory memoryLimits
+	limits engineLimits
 }
 
 func newCommand(onReady func(Info)) *cobra.Command {
 	gates := newGates()
-	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates, memory: defaultMemoryLimits()}
+	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates, limits: defaultEngineLimits()}
 
 	cmd := &cobra.Command{
 		Use:   "apiserver",
@@ -111,7 +111,7 @@ Kubernetes ships: to compare the two, and as the way back.`,
 	own.Var(&s.engine, "engine", "What answers reads and watches: strata (from memory, this program's own engine) or "+
 		"upstream (the watch cache that Kubernetes ships).")
 	own.Var(gates, "strata-feature-gates", gatesUsage(gates))
-	s.memory.addFlags(own)
+	s.limits.addFlags(own)
 	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // what is new comes first in --help
 	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}
 	for _, fs := range sets.FlagSets {

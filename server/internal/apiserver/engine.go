@@ -38,10 +38,14 @@ func (k *engineKind) Set(s string) error {
 
 // newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
 // The caller closes it after the last storage has been destroyed.
-func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits memoryLimits) (*kubestorage.Engine, error) {
+func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
 		return nil, err
+	}
+	progress := limits.progressInterval
+	if progress == 0 {
+		progress = -1 // never
 	}
 	return kubestorage.New(kubestorage.Options{
 		Uncached:       uncached,
@@ -50,6 +54,7 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
 
 		RepresentationBytes: limits.keptBytes.Value(),
+		ProgressInterval:    progress,
 
 		Gates:  gates,
 		Logger: slog.New(logr.ToSlogHandler(klog.Background())),

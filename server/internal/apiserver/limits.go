@@ -11,28 +11,32 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// memoryLimits are the bounds of what the engine holds beside the present state: of history and of unclaimed values for
-// each etcd cluster, of representations for the process.
-type memoryLimits struct {
+// engineLimits are the bounds of what the engine holds beside the present state (of history and of unclaimed values for
+// each etcd cluster, of representations for the process), and of how long it leaves an idle etcd alone.
+type engineLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
+
+	progressInterval time.Duration // 0: never
 }
 
-func defaultMemoryLimits() memoryLimits {
+func defaultEngineLimits() engineLimits {
 	bytes := func(n int64) resource.QuantityValue {
 		return resource.QuantityValue{Quantity: *resource.NewQuantity(n, resource.BinarySI)}
 	}
-	return memoryLimits{
+	return engineLimits{
 		historyAge:     mirror.DefaultWindow.MaxAge,
 		historyBytes:   bytes(mirror.DefaultWindow.MaxBytes),
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
+
+		progressInterval: mirror.DefaultIdleProgress,
 	}
 }
 
-func (l *memoryLimits) addFlags(fs *pflag.FlagSet) {
+func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&l.historyAge, "strata-history-age", l.historyAge, "How long a change stays in memory for watches "+
 		"that resume and lists of the past; what is older is read from etcd, or gone (metric strata_mirror_history_floor_revision).")
 	fs.Var(&l.historyBytes, "strata-history-bytes", "Bound of the replaced and deleted values that are kept for those, "+
@@ -43,10 +47,13 @@ func (l *memoryLimits) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
 		"what is beyond is encoded at each use.")
+	fs.DurationVar(&l.progressInterval, "strata-progress-interval", l.progressInterval, "How often etcd is asked how far it has come "+
+		"while nothing happens and there are watches that want bookmarks (metric strata_mirror_progress_requests_total); 0 turns it off. "+
+		"etcd's own notifications come every 10 minutes, unless it is configured otherwise.")
 }
 
 // validate returns an error that names the flag.
-func (l *memoryLimits) validate() error {
+func (l *engineLimits) validate() error {
 	if l.historyAge <= 0 {
 		return fmt.Errorf("--strata-history-age must be positive, is %s", l.historyAge)
 	}
@@ -58,6 +65,9 @@ func (l *memoryLimits) validate() error {
 	}
 	if l.keptBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
+	}
+	if l.progressInterval < 0 {
+		return fmt.Errorf("--strata-progress-interval must not be negative, is %s", l.progressInterval)
 	}
 	return nil
 }

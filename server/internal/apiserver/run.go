@@ -28,7 +28,7 @@ import (
 
 // run applies the settings and serves until ctx is cancelled.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(Info)) error {
-	if err := s.memory.validate(); err != nil {
+	if err := s.limits.validate(); err != nil {
 		return err
 	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
@@ -83,7 +83,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		return err
 	}
 	if s.engine == engineStrata {
-		engine, err := newEngine(completed.Etcd, s.gates, s.memory)
+		engine, err := newEngine(completed.Etcd, s.gates, s.limits)
 		if err != nil {
 			return err
 		}

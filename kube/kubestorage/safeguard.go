@@ -1,0 +1,100 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/component-base/featuregate"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// feed is where a cluster's mirror gets its data, and what can be concluded from it.
+type feed struct {
+	// source is nil if the servers cannot feed a mirror: then every read goes to etcd.
+	source mirror.Source
+	// eventsOnly: see mirror.Options.
+	eventsOnly bool
+	present    present
+}
+
+// present says which reads of the present memory answers: those need to know how far the
+// feed has come.
+type present struct{ lists, gets bool }
+
+// present reads the gates.
+func (o *Options) present() present {
+	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
+}
+
+// findFeed finds out what the servers behind the client can do. Error: a gate demands
+// what they cannot.
+func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, error) {
+	ctx, log, endpoints := context.Background(), opts.Logger, client.Endpoints()
+	probe := prefix + "strata-probe" // a key that never exists
+	f := feed{source: etcdsource.New(client.Client, "feed", probe)}
+	var err error
+	if f.present, f.eventsOnly, err = opts.safeguard(etcdsource.CheckVersions(ctx, client.Client), endpoints); err != nil || f.eventsOnly {
+		return f, err
+	}
+	err = etcdsource.Probe(ctx, client.Client, probe)
+	if errors.Is(err, etcdsource.ErrUnsupported) {
+		// It holds for the life of the process, so it is not concluded from one
+		// moment in which etcd was too busy to answer.
+		err = etcdsource.Probe(ctx, client.Client, probe)
+	}
+	switch {
+	case errors.Is(err, etcdsource.ErrUnsupported):
+		log.Warn("etcd is read directly, nothing is served from memory", "endpoints", endpoints, "reason", err.Error())
+		f.source = nil
+	case err != nil:
+		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", endpoints, "reason", err.Error())
+	}
+	return f, nil
+}
+
+// safeguard decides what becomes of the gates that rely on progress, given what
+// etcdsource.CheckVersions has found (KEP-2340):
+//
+//	new enough                     the gates decide
+//	unknown                        the same, with a warning
+//	too old, gate not set          off, with a warning
+//	too old, gate set to true      error
+//	too old, gate locked to true   error
+//
+// On an etcd that is too old the clock moves by events only, whatever the gates say.
+func (o *Options) safeguard(versions error, endpoints []string) (p present, eventsOnly bool, err error) {
+	p = o.present()
+	switch {
+	case versions == nil:
+		return p, false, nil
+	case !errors.Is(versions, etcdsource.ErrProgressBug):
+		o.Logger.Warn("going on as if etcd sent progress in order", "endpoints", endpoints, "reason", versions.Error())
+		return p, false, nil
+	}
+	for _, gate := range []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache} {
+		if o.enabled(gate) && o.demanded(gate) {
+			return p, true, fmt.Errorf("feature gate %s cannot be on: %w", gate, versions)
+		}
+	}
+	o.Logger.Warn("reads of the present go to etcd; the rest is served from memory, which learns of revisions by events only",
+		"endpoints", endpoints, "disabled", []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}, "reason", versions.Error())
+	return present{}, true, nil
+}
+
+// demanded reports whether the gate is what it is because somebody has said so, or because
+// it is locked.
+func (o *Options) demanded(f featuregate.Feature) bool {
+	if gates, ok := o.Gates.(interface {
+		ExplicitlySet(featuregate.Feature) bool
+	}); ok && gates.ExplicitlySet(f) {
+		return true
+	}
+	gates, ok := o.Gates.(interface {
+		GetAll() map[featuregate.Feature]featuregate.FeatureSpec
+	})
+	return ok && gates.GetAll()[f].LockToDefault
+}

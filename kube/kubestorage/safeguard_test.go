@@ -1,0 +1,152 @@
+package kubestorage
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/component-base/featuregate"
+
+	"github.com/stratakube/strata/etcdsource"
+)
+
+// gates returns the engine's gates as a flag sets them.
+func gates(t *testing.T, specs map[featuregate.Feature]featuregate.FeatureSpec, flag string) featuregate.FeatureGate {
+	t.Helper()
+	g := featuregate.NewFeatureGate()
+	utilruntime.Must(g.Add(specs))
+	if err := g.Set(flag); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestSafeguard has the cases of KEP-2340, for a gate that can be set and for one that is
+// locked.
+func TestSafeguard(t *testing.T) {
+	old := fmt.Errorf("endpoint e: %w: version 3.5.12", etcdsource.ErrProgressBug)
+	unknown := fmt.Errorf("%w: endpoint e: no answer", etcdsource.ErrVersionUnknown)
+	locked := Gates()
+	for _, f := range []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache} {
+		locked[f] = featuregate.FeatureSpec{Default: true, PreRelease: featuregate.GA, LockToDefault: true}
+	}
+	const list, get = "ConsistentListFromCache", "ConsistentGetFromCache"
+	both := present{true, true}
+	for _, tt := range []struct {
+		name       string
+		gates      featuregate.FeatureGate
+		versions   error
+		want       present
+		eventsOnly bool
+		aborts     string // names the gate
+		warns      bool
+	}{
+		{name: "new, unset", gates: gates(t, Gates(), ""), want: both},
+		{name: "new, off", gates: gates(t, Gates(), list+"=false"), want: present{gets: true}},
+		{name: "new, on", gates: gates(t, Gates(), list+"=true,"+get+"=true"), want: both},
+		{name: "unknown, unset", gates: gates(t, Gates(), ""), versions: unknown, want: both, warns: true},
+		{name: "unknown, off", gates: gates(t, Gates(), get+"=false"), versions: unknown, want: present{lists: true}, warns: true},
+		{name: "unknown, on", gates: gates(t, Gates(), list+"=true"), versions: unknown, want: both, warns: true},
+		{name: "old, unset", gates: gates(t, Gates(), ""), versions: old, eventsOnly: true, warns: true},
+		{name: "old, off", gates: gates(t, Gates(), list+"=false,"+get+"=false"), versions: old, eventsOnly: true, warns: true},
+		{name: "old, one off", gates: gates(t, Gates(), list+"=false"), versions: old, eventsOnly: true, warns: true},
+		{name: "old, lists on", gates: gates(t, Gates(), list+"=true"), versions: old, aborts: list},
+		{name: "old, gets on", gates: gates(t, Gates(), get+"=true"), versions: old, aborts: get},
+		{name: "old, one on, one off", gates: gates(t, Gates(), list+"=false,"+get+"=true"), versions: old, aborts: get},
+		{name: "old, another gate on", gates: gates(t, Gates(), "ByteReadPath=true"), versions: old, eventsOnly: true, warns: true},
+		{name: "old, no gates", versions: old, eventsOnly: true, warns: true},
+		{name: "locked, new", gates: gates(t, locked, ""), want: both},
+		{name: "locked, unknown", gates: gates(t, locked, ""), versions: unknown, want: both, warns: true},
+		{name: "locked, old", gates: gates(t, locked, ""), versions: old, aborts: list},
+		{name: "locked and set, old", gates: gates(t, locked, list+"=true"), versions: old, aborts: list},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var log bytes.Buffer
+			opts := Options{Gates: tt.gates, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			got, eventsOnly, err := opts.safeguard(tt.versions, []string{"e"})
+			if tt.aborts != "" {
+				if !errors.Is(err, etcdsource.ErrProgressBug) || !strings.Contains(err.Error(), tt.aborts) || !strings.Contains(err.Error(), "endpoint e") {
+					t.Errorf("%v, want that %s is refused and why", err, tt.aborts)
+				}
+				return
+			}
+			if err != nil || got != tt.want || eventsOnly != tt.eventsOnly {
+				t.Errorf("memory answers %+v, events only %t, %v; want %+v and %t", got, eventsOnly, err, tt.want, tt.eventsOnly)
+			}
+			if lines := strings.Count(log.String(), "level=WARN"); lines > 1 || (lines == 1) != tt.warns {
+				t.Errorf("warnings: %q", log.String())
+			}
+		})
+	}
+}
+
+// TestGatesSendReadsToEtcd: with a gate off etcd answers what the gate is about, as
+// fresh, and memory the rest.
+func TestGatesSendReadsToEtcd(t *testing.T) {
+	yes := true
+	for _, tt := range []struct {
+		flag        string
+		lists, gets bool // from etcd
+	}{
+		{"", false, false},
+		{"ConsistentListFromCache=false", true, false},
+		{"ConsistentGetFromCache=false", false, true},
+		{"ConsistentListFromCache=false,ConsistentGetFromCache=false", true, true},
+	} {
+		t.Run(tt.flag, func(t *testing.T) {
+			f := setup(t, withGates(gates(t, Gates(), tt.flag)))
+			pod := f.create(t, newPod("a"))[0]
+			f.catchUp(t)
+			ctx := contextFor(t)
+			want := func(what string, fromEtcd bool, got tally) {
+				t.Helper()
+				if reads := got.Gets + got.Ranges; (reads > 0) != fromEtcd {
+					t.Errorf("%s asked of etcd: %+v, want that it does: %t", what, got, fromEtcd)
+				}
+			}
+			get := func(rv string) func() {
+				return func() {
+					out := &example.Pod{}
+					if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, out); err != nil || out.ResourceVersion != pod.ResourceVersion {
+						t.Errorf("get at %q: %s, %v", rv, out.ResourceVersion, err)
+					}
+				}
+			}
+			list := func(opts storage.ListOptions) func() {
+				return func() {
+					if got := podNames(f.list(t, opts)); got != "a" {
+						t.Errorf("list has %q", got)
+					}
+				}
+			}
+			watchAdded := func(opts storage.ListOptions) func() {
+				return func() {
+					w, err := f.Watch(ctx, "/pods/", opts)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer w.Stop()
+					nextPod(t, w, watch.Added)
+				}
+			}
+			initial := withBookmarks(everything())
+			initial.SendInitialEvents = &yes
+			want("get", tt.gets, f.requests.during(get("")))
+			want("get at 0", false, f.requests.during(get("0")))
+			want("get not older", false, f.requests.during(get(pod.ResourceVersion)))
+			want("list", tt.lists, f.requests.during(list(everything())))
+			want("list at 0", false, f.requests.during(list(afterRevision("0"))))
+			want("list not older", false, f.requests.during(list(afterRevision(pod.ResourceVersion))))
+			want("watch", tt.lists, f.requests.during(watchAdded(everything())))
+			want("watch at 0", false, f.requests.during(watchAdded(afterRevision("0"))))
+			want("initial events", tt.lists, f.requests.during(watchAdded(initial)))
+		})
+	}
+}
