@@ -2,68 +2,348 @@ package dropin
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/proxy/grpcproxy"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// requireRefusedOrServedDirectly starts a server on an etcd that cannot feed the engine. It may refuse, with exit code 1 and
-// one line that says why, or serve from etcd directly, with one line that says so.
-func requireRefusedOrServedDirectly(t *testing.T, ctx context.Context, env *harness.Env, etcd *harness.Etcd, reason string) {
-	t.Helper()
-	s := env.StartAPIServer(etcd, engine(harness.Strata))
-	if err := s.Await(ctx, "/readyz"); err == nil {
-		exercise(t, ctx, s.API())
-		if n := strings.Count(s.Output(), reason); n != 1 {
-			t.Errorf("served, and %q was said %d times, want once:\n%s", reason, n, s.Tail())
+const (
+	listGate = "ConsistentListFromCache"
+	getGate  = "ConsistentGetFromCache"
+
+	quietPath = "/api/v1/podtemplates" // nobody writes these
+)
+
+// rangesBelow returns how many ranges of a proxy's etcd began below a prefix of keys.
+func rangesBelow(p *harness.Proxy, prefix string) int {
+	n := 0
+	for _, r := range p.Ranges() {
+		if strings.HasPrefix(string(r.Key), prefix) {
+			n++
 		}
-		return
+	}
+	return n
+}
+
+// requireSaid checks that exactly one line of a server's log has all the texts.
+func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
+	t.Helper()
+	n := 0
+	for line := range strings.Lines(s.Output()) {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d lines say %q, want one:\n%s", n, texts, s.Tail())
+	}
+}
+
+// requireRefused checks that a server ends, before it has served, with exit code 1 and a last line that has all the texts.
+func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts ...string) {
+	t.Helper()
+	if err := s.Await(ctx, "/readyz"); err == nil {
+		t.Fatalf("the server is ready, want it to refuse and to say %q", texts)
 	}
 	code, err := s.Wait(ctx)
 	check(t, err)
 	lines := strings.Split(strings.TrimSpace(s.Output()), "\n")
 	last := lines[len(lines)-1]
-	if code != 1 || !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, reason) {
-		t.Errorf("exit code %d, last line %q; want 1 and %q", code, last, reason)
+	if code != 1 || !strings.HasPrefix(last, "strata: ") || slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(last, text) }) {
+		t.Errorf("exit code %d, last line %q; want 1 and %q", code, last, texts)
 	}
-	// The way back works on the same etcd.
-	exercise(t, ctx, env.APIServer(etcd, engine(harness.Upstream)).API())
 }
 
-// TestOldEtcd uses an etcd whose progress notifications may overtake events, if one is installed.
+// TestOldEtcd uses an etcd whose progress notifications may overtake events. What has to know how far the feed has come is
+// read from that etcd; all the rest is served from memory, which learns of revisions by events.
 func TestOldEtcd(t *testing.T) {
 	path, version := harness.OldEtcd(t)
 	ctx := newContext(t)
 	env := harness.New(t)
-	requireRefusedOrServedDirectly(t, ctx, env, env.ProgramEtcd(ctx, path), "version "+version)
+	old := env.ProgramEtcd(ctx, path)
+	proxy := env.Proxy(old)
+	client := old.Client()
+	writeElsewhere(t, ctx, client)
+	s := env.APIServer(proxy.Etcd(), engine(harness.Strata))
+	api := s.API()
+	requireSaid(t, s, version, proxy.Etcd().URL, "etcd#15220", "etcd#17507", listGate, getGate)
+
+	t.Run("reads of the present are etcd's", func(t *testing.T) {
+		create(t, ctx, api, defaultMaps, configMap("present"))
+		for path, prefix := range map[string]string{
+			defaultMaps:              "/registry/configmaps/default/",
+			defaultMaps + "/present": "/registry/configmaps/default/present",
+		} {
+			for range 3 {
+				proxy.Reset()
+				r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+				check(t, err)
+				if n := rangesBelow(proxy, prefix); r.Code != http.StatusOK || n == 0 {
+					t.Errorf("%s: %d with %d reads of etcd", path, r.Code, n)
+				}
+			}
+		}
+	})
+	t.Run("reads of the present are linearizable", func(t *testing.T) {
+		for i := range 50 {
+			name := fmt.Sprintf("written-%d", i)
+			put, err := client.Put(ctx, "/registry/configmaps/default/"+name, fmt.Sprintf(
+				`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q}}`, name, name))
+			check(t, err)
+			o, err := api.Get(ctx, defaultMaps+"/"+name, "")
+			check(t, err)
+			list, err := api.List(ctx, defaultMaps, "")
+			check(t, err)
+			if !slices.Contains(list.Names(), name) || revision(t, list.Metadata.ResourceVersion) < put.Header.Revision ||
+				revision(t, o.Metadata.ResourceVersion) != put.Header.Revision {
+				t.Fatalf("%s, written at %d, is at %s; the list at %s has %v", name, put.Header.Revision,
+					o.Metadata.ResourceVersion, list.Metadata.ResourceVersion, list.Names())
+			}
+		}
+	})
+	t.Run("reads of any version are memory's", func(t *testing.T) {
+		o := create(t, ctx, api, defaultMaps, configMap("any"))
+		awaitClock(t, ctx, api, proxy.Etcd(), revision(t, o.Metadata.ResourceVersion))
+		proxy.Reset()
+		for path, queries := range map[string][]string{
+			defaultMaps + "/any": {"resourceVersion=0", "resourceVersion=" + o.Metadata.ResourceVersion},
+			defaultMaps: {"resourceVersion=0", "resourceVersion=0&limit=2", "resourceVersion=" + o.Metadata.ResourceVersion,
+				"resourceVersionMatch=Exact&resourceVersion=" + o.Metadata.ResourceVersion},
+		} {
+			for _, query := range queries {
+				r, err := api.Do(ctx, http.MethodGet, path, query, nil)
+				check(t, err)
+				if r.Code != http.StatusOK || !strings.Contains(string(r.Body), `"any"`) {
+					t.Errorf("%s?%s: %v", path, query, r.Err())
+				}
+			}
+		}
+		names, at := initialEvents(t, ctx, api, defaultMaps, "resourceVersion=0")
+		if !slices.Contains(names, "any") || at < revision(t, o.Metadata.ResourceVersion) {
+			t.Errorf("initial events at %d: %v", at, names)
+		}
+		if n := rangesBelow(proxy, "/registry/configmaps/default/"); n != 0 {
+			t.Errorf("%d reads of etcd", n)
+		}
+	})
+	t.Run("everything is read, written and watched", func(t *testing.T) {
+		// The definition is created under the running server, on an etcd where nothing else happens.
+		exercise(t, ctx, api)
+	})
+	t.Run("watches begin with the present", func(t *testing.T) {
+		put, err := client.Put(ctx, "/registry/configmaps/default/begin", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"begin","namespace":"default","uid":"begin"}}`)
+		check(t, err)
+		names, at := initialEvents(t, ctx, api, defaultMaps, "")
+		if !slices.Contains(names, "begin") || at < put.Header.Revision {
+			t.Errorf("initial events at %d, after a write at %d: %v", at, put.Header.Revision, names)
+		}
+		w := startWatch(t, ctx, api, defaultMaps, "fieldSelector=metadata.name%3Dbegin")
+		expectEvent(t, ctx, w, "ADDED", "begin")
+		check(t, api.Delete(ctx, defaultMaps+"/begin"))
+		expectEvent(t, ctx, w, "DELETED", "begin")
+	})
+	t.Run("writes elsewhere", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
+
+	if n := clusterMetric(t, ctx, api, "progress_requests_total", proxy.Etcd()); n != 0 {
+		t.Errorf("progress was asked for %d times", n)
+	}
 }
 
-// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd.
+// requireNotHungBy writes to etcd where no resource is, which memory does not learn of: its clock and bookmarks stay at
+// the last event, and reads that come with a later revision, which other reads have shown, are answered.
+func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client, etcd *harness.Etcd) {
+	o := create(t, ctx, api, defaultMaps, configMap("last"))
+	awaitClock(t, ctx, api, etcd, revision(t, o.Metadata.ResourceVersion))
+	advance(t, ctx, client, 100)
+	// Of small pages the later ones are of the revision of the first, which memory has not reached.
+	items, pages, err := api.ListAll(ctx, defaultMaps, "", 7)
+	check(t, err)
+	list, err := api.List(ctx, defaultMaps, "")
+	check(t, err)
+	if len(items) != len(list.Items) || len(pages) < 2 {
+		t.Errorf("%d items in %d pages, want %d", len(items), len(pages), len(list.Items))
+	}
+	present := list.Metadata.ResourceVersion
+	if got := clock(t, ctx, api, etcd); got > lastChange(t, ctx, client) {
+		t.Errorf("the clock is at %d, after the last event", got)
+	}
+
+	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+present)
+	check(t, err)
+	if exact.Metadata.ResourceVersion != present || len(exact.Items) != len(list.Items) {
+		t.Errorf("exactly at %s: %d items at %s, want %d", present, len(exact.Items), exact.Metadata.ResourceVersion, len(list.Items))
+	}
+	for _, query := range []string{"", "resourceVersion=0"} {
+		if _, err := api.Get(ctx, defaultMaps+"/last", query); err != nil {
+			t.Errorf("get?%s: %v", query, err)
+		}
+	}
+	for _, path := range []string{defaultMaps, defaultMaps + "/last"} {
+		// Memory cannot know that it is as new as that. It may say so, as upstream's does on such an etcd, but not hang.
+		r, err := api.Do(ctx, http.MethodGet, path, "timeout=20s&resourceVersion="+present, nil)
+		check(t, err)
+		tooLarge := r.Code == http.StatusGatewayTimeout && storage.IsTooLargeResourceVersion(&apierrors.StatusError{ErrStatus: r.Status()})
+		if r.Code != http.StatusOK && !tooLarge {
+			t.Errorf("%s not older than what another read has shown: %v", path, r.Err())
+		}
+	}
+	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+present)
+	idle := startWatch(t, ctx, api, quietPath, bookmarks+fmt.Sprint(listRevision(t, ctx, api, quietPath, "resourceVersion=0")))
+	if at := nextBookmark(t, ctx, idle); at > lastChange(t, ctx, client) {
+		t.Errorf("a bookmark is at %d, after the last event", at)
+	}
+	o = create(t, ctx, api, defaultMaps, configMap("next"))
+	if got := expectEvent(t, ctx, w, "ADDED", "next"); got.Metadata.ResourceVersion != o.Metadata.ResourceVersion {
+		t.Errorf("event at %s, want %s", got.Metadata.ResourceVersion, o.Metadata.ResourceVersion)
+	}
+	// The event takes all resources with it.
+	next := revision(t, o.Metadata.ResourceVersion)
+	awaitClock(t, ctx, api, etcd, next)
+	if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < next {
+		t.Errorf("%s is in memory at %d after an event at %d", quietPath, got, next)
+	}
+	awaitBookmark(t, ctx, api, quietPath, revision(t, present), next)
+}
+
+// TestOldEtcdAndExplicitGates starts servers that are told to rely on what such an etcd cannot do, or not to.
+func TestOldEtcdAndExplicitGates(t *testing.T) {
+	path, version := harness.OldEtcd(t)
+	ctx := newContext(t)
+	env := harness.New(t)
+	old := env.ProgramEtcd(ctx, path)
+	gates := func(value string) *harness.Server {
+		return env.StartAPIServer(old, engine(harness.Strata), "--strata-feature-gates="+value)
+	}
+	for _, gate := range []string{listGate, getGate} {
+		t.Run(gate, func(t *testing.T) { requireRefused(t, ctx, gates(gate+"=true"), gate, version, old.URL) })
+	}
+	// The last word on a gate is what counts.
+	off := gates(listGate + "=true," + getGate + "=true," + listGate + "=false," + getGate + "=false")
+	check(t, off.Await(ctx, "/readyz"))
+	exercise(t, ctx, off.API())
+}
+
+// TestVersionsOfEtcd has one server with many etcds, which are one behind proxies that report different versions. Which
+// of them answer consistent reads themselves shows what the server thinks of them.
+func TestVersionsOfEtcd(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	unreachable, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing, and nobody else gets the port
+	check(t, err)
+	defer unreachable.Close()
+	down := "http://" + unreachable.Addr().String()
+
+	type backend struct {
+		resource string
+		stored   string   // what it is called in etcd
+		versions []string // of the proxies
+		down     bool     // and one endpoint more, that does not answer
+		trusted  bool     // consistent reads come from memory
+		said     []string // in one line of the log, beside the endpoints
+	}
+	backends := []backend{
+		{"configmaps", "configmaps", []string{"3.4.30"}, false, false, []string{"3.4.30"}},
+		{"podtemplates", "podtemplates", []string{"3.5.12"}, false, false, []string{"3.5.12"}},
+		{"limitranges", "limitranges", []string{"3.5.0"}, false, false, []string{"3.5.0"}},
+		{"secrets", "secrets", []string{"3.4.31"}, false, true, nil},
+		{"resourcequotas", "resourcequotas", []string{"3.5.13"}, false, true, nil},
+		{"serviceaccounts", "serviceaccounts", []string{"3.6.0-rc.1"}, false, true, nil},
+		{"endpoints", "services/endpoints", []string{"some other server"}, false, true, []string{"some other server"}},
+		{"persistentvolumeclaims", "persistentvolumeclaims", []string{"3.6.8", "3.4.23"}, false, false, []string{"3.4.23"}},
+		{"replicationcontrollers", "controllers", []string{"3.5.7"}, true, false, []string{"3.5.7"}},
+		{"pods", "pods", []string{"3.5.21"}, true, true, []string{down}},
+	}
+	proxies := make([][]*harness.Proxy, len(backends))
+	var overrides []string
+	for i, b := range backends {
+		var urls []string
+		if b.down {
+			urls = append(urls, down)
+		}
+		for _, version := range b.versions {
+			p := env.Proxy(etcd)
+			p.SetVersion(version)
+			proxies[i] = append(proxies[i], p)
+			urls = append(urls, p.Etcd().URL)
+		}
+		overrides = append(overrides, "/"+b.resource+"#"+strings.Join(urls, ";"))
+	}
+	s := env.APIServer(etcd, engine(harness.Strata), "--etcd-servers-overrides="+strings.Join(overrides, ","))
+	api := s.API()
+	for i, b := range backends {
+		t.Run(fmt.Sprint(b.versions, b.down), func(t *testing.T) {
+			path := "/api/v1/namespaces/default/" + b.resource
+			requireSaidOfVersions(t, s, proxies[i], b.said)
+			for query, direct := range map[string]bool{"": !b.trusted, "resourceVersion=0": false} {
+				for _, p := range proxies[i] {
+					p.Reset()
+				}
+				_, err := api.List(ctx, path, query)
+				check(t, err)
+				n := 0
+				for _, p := range proxies[i] {
+					n += rangesBelow(p, "/registry/"+b.stored+"/default/")
+				}
+				if direct != (n > 0) {
+					t.Errorf("%s?%s: %d reads of etcd, want some: %v", path, query, n, direct)
+				}
+			}
+		})
+	}
+
+	t.Run("one of several with the gate on", func(t *testing.T) {
+		old := proxies[7][1].Etcd().URL
+		refused := env.StartAPIServer(etcd, engine(harness.Strata), "--etcd-servers="+proxies[7][0].Etcd().URL+","+old,
+			"--strata-feature-gates="+listGate+"=true")
+		requireRefused(t, ctx, refused, listGate, "3.4.23", old)
+	})
+}
+
+// requireSaidOfVersions checks that a server's log says in one line what it should about the version of an etcd, or
+// nothing.
+func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.Proxy, said []string) {
+	t.Helper()
+	if said != nil {
+		for _, p := range proxies {
+			said = append(said, p.Etcd().URL)
+		}
+		requireSaid(t, s, said...)
+		return
+	}
+	for line := range strings.Lines(s.Output()) {
+		if strings.Contains(line, "reason=") && strings.Contains(line, proxies[0].Etcd().URL) {
+			t.Errorf("said: %s", line)
+		}
+	}
+}
+
+// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd: everything
+// is read from etcd, and one line says so.
 func TestEtcdWithoutProgress(t *testing.T) {
 	ctx := newContext(t)
 	env := harness.New(t)
-	etcd := env.Etcd()
-	requireRefusedOrServedDirectly(t, ctx, env, startProxy(t, env, etcd, ""), "progress")
+	without := startGRPCProxy(t, env, env.Etcd())
+	s := env.APIServer(without, engine(harness.Strata))
+	exercise(t, ctx, s.API())
+	requireSaid(t, s, "does not answer progress requests", without.URL)
 }
 
-// TestEtcdThatSaysItIsOld does the same with a proxy that reports an old version.
-func TestEtcdThatSaysItIsOld(t *testing.T) {
-	ctx := newContext(t)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	requireRefusedOrServedDirectly(t, ctx, env, startProxy(t, env, etcd, "3.5.7"), "version 3.5.7")
-}
-
-// startProxy returns etcd behind etcd's gRPC proxy, which lasts as long as the environment's processes. If version is not empty, the proxy
-// reports it as that of the server.
-func startProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd, version string) *harness.Etcd {
+// startGRPCProxy returns etcd behind etcd's gRPC proxy, which lasts as long as the environment's processes.
+func startGRPCProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd) *harness.Etcd {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
@@ -76,7 +356,7 @@ func startProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd, version stri
 	pb.RegisterKVServer(server, kv)
 	pb.RegisterWatchServer(server, watch)
 	pb.RegisterLeaseServer(server, lease)
-	pb.RegisterMaintenanceServer(server, maintenance{grpcproxy.NewMaintenanceProxy(client), version})
+	pb.RegisterMaintenanceServer(server, grpcproxy.NewMaintenanceProxy(client))
 	serving := make(chan struct{})
 	go func() {
 		defer close(serving)
@@ -92,18 +372,4 @@ func startProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd, version stri
 	proxied := *etcd
 	proxied.URL = "http://" + listener.Addr().String()
 	return &proxied
-}
-
-// maintenance reports another version.
-type maintenance struct {
-	pb.MaintenanceServer
-	version string
-}
-
-func (m maintenance) Status(ctx context.Context, r *pb.StatusRequest) (*pb.StatusResponse, error) {
-	resp, err := m.MaintenanceServer.Status(ctx, r)
-	if err == nil && m.version != "" {
-		resp.Version = m.version
-	}
-	return resp, err
 }

@@ -1,0 +1,124 @@
+package dropin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Tests of clocks look at the resource versions of lists and bookmarks beside the revision of the etcd that they are of.
+
+// etcdRevision returns the present revision of an etcd.
+func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
+	t.Helper()
+	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())
+	check(t, err)
+	return resp.Header.Revision
+}
+
+// lastChange returns the revision of the last write below /registry/ that left a key.
+func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
+	t.Helper()
+	resp, err := client.Get(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+		clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend), clientv3.WithLimit(1))
+	check(t, err)
+	if len(resp.Kvs) == 0 {
+		t.Fatal("the etcd is empty")
+	}
+	return resp.Kvs[0].ModRevision
+}
+
+// writeElsewhere writes to etcd outside the prefix of API servers and returns the revision of that.
+func writeElsewhere(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
+	t.Helper()
+	resp, err := client.Put(ctx, "elsewhere", "")
+	check(t, err)
+	return resp.Header.Revision
+}
+
+// listRevision lists a path and returns the revision of the list.
+func listRevision(t *testing.T, ctx context.Context, api *harness.API, path, query string) int64 {
+	t.Helper()
+	list, err := api.List(ctx, path, query)
+	check(t, err)
+	return revision(t, list.Metadata.ResourceVersion)
+}
+
+// initialEvents starts a watch that begins with what exists, and returns the names of that, in their order, and the
+// revision of the bookmark that closes it.
+func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, query string) (names []string, at int64) {
+	t.Helper()
+	w := startWatch(t, ctx, api, path, "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&"+query)
+	defer w.Close()
+	for {
+		e, err := w.Next(ctx)
+		check(t, err)
+		switch {
+		case e.Type == "ADDED":
+			names = append(names, e.Object.Metadata.Name)
+		case e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true":
+			return names, revision(t, e.Object.Metadata.ResourceVersion)
+		case e.Type != "BOOKMARK":
+			t.Fatalf("initial events of %s?%s: got %s of %s (%s)", path, query, e.Type, e.Object.Key(), e.Status.Message)
+		}
+	}
+}
+
+// bookmarks is a query for a watch that lasts long enough for one bookmark: the last is sent 2 s before the end.
+const bookmarks = "allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion="
+
+// nextBookmark returns the revision of the next bookmark of a watch, 0 if it ends without one. Events are errors.
+func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64) {
+	t.Helper()
+	e, err := w.Next(ctx)
+	if errors.Is(err, harness.ErrEnded) {
+		return 0
+	}
+	check(t, err)
+	if e.Type != "BOOKMARK" {
+		t.Fatalf("an idle watch got %s of %s (%s)", e.Type, e.Object.Key(), e.Status.Message)
+	}
+	return revision(t, e.Object.Metadata.ResourceVersion)
+}
+
+// awaitBookmark watches a path on which nothing happens, from a revision and again and again, until a bookmark shows at
+// least another.
+func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path string, from, atLeast int64) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		w := startWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
+		defer w.Close()
+		at := nextBookmark(t, ctx, w)
+		return at >= atLeast, fmt.Errorf("a bookmark of %s is at %d, want %d", path, at, atLeast)
+	}))
+}
+
+// clock returns the revision that a server's memory of an etcd is at.
+func clock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd) int64 {
+	t.Helper()
+	return clusterMetric(t, ctx, api, "revision", etcd)
+}
+
+// clusterMetric returns a metric of what a server holds of an etcd.
+func clusterMetric(t *testing.T, ctx context.Context, api *harness.API, name string, etcd *harness.Etcd) int64 {
+	t.Helper()
+	value, err := api.Metric(ctx, fmt.Sprintf("strata_mirror_%s{endpoints=%q,", name, etcd.URL))
+	check(t, err)
+	return int64(value)
+}
+
+// awaitClock returns when a server's memory of an etcd is at a revision or later.
+func awaitClock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd, atLeast int64) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		at := clock(t, ctx, api, etcd)
+		return at >= atLeast, fmt.Errorf("the clock is at %d, want %d", at, atLeast)
+	}))
+}

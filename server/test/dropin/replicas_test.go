@@ -1,0 +1,97 @@
+package dropin
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestReplicasStayTogether runs two servers on one etcd and looks at a resource that nobody writes: both are at the
+// revision of the etcd, whatever moved that (KEP-1904).
+func TestReplicasStayTogether(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	const often = "--strata-progress-interval=200ms"
+	servers := []*harness.Server{env.StartAPIServer(etcd, often), env.StartAPIServer(etcd, often)}
+	for _, s := range servers {
+		check(t, s.Await(ctx, "/readyz"))
+	}
+	apis := []*harness.API{servers[0].API(), servers[1].API()}
+	start := listRevision(t, ctx, apis[0], quietPath, "")
+
+	t.Run("lists", func(t *testing.T) {
+		for i := range 20 {
+			writer := apis[i%2]
+			o := create(t, ctx, writer, defaultMaps, configMap(fmt.Sprintf("written-%d", i)))
+			for _, api := range []*harness.API{apis[(i+1)%2], writer} {
+				if got, want := listRevision(t, ctx, api, quietPath, ""), revision(t, o.Metadata.ResourceVersion); got < want {
+					t.Fatalf("a list is of %d after a write at %d", got, want)
+				}
+			}
+		}
+		// What one has shown is not the future for the other.
+		shown := listRevision(t, ctx, apis[0], quietPath, "")
+		for _, api := range apis {
+			if got := listRevision(t, ctx, api, quietPath, fmt.Sprintf("resourceVersion=%d", shown)); got < shown {
+				t.Errorf("a list not older than %d is of %d", shown, got)
+			}
+		}
+	})
+	if harness.Engine() == harness.Upstream {
+		return // it moves when somebody reads, or when etcd tells by itself
+	}
+	t.Run("idle watches", func(t *testing.T) {
+		for _, api := range apis {
+			startWatch(t, ctx, api, quietPath, fmt.Sprintf("allowWatchBookmarks=true&resourceVersion=%d", start))
+		}
+		// Only progress can tell of a write outside the prefix, unless something happens to be written inside after it.
+		for {
+			elsewhere := writeElsewhere(t, ctx, client)
+			for _, api := range apis {
+				awaitClock(t, ctx, api, etcd, elsewhere)
+			}
+			if lastChange(t, ctx, client) < elsewhere {
+				break
+			}
+		}
+	})
+	t.Run("bookmarks", func(t *testing.T) {
+		elsewhere := writeElsewhere(t, ctx, client)
+		for _, api := range apis {
+			awaitBookmark(t, ctx, api, quietPath, start, elsewhere)
+			if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < elsewhere {
+				t.Errorf("in memory at %d, want %d", got, elsewhere)
+			}
+		}
+	})
+	t.Run("switched off", func(t *testing.T) {
+		requireNoProgressAsked(t, ctx, env, etcd, apis[0])
+	})
+}
+
+// requireNoProgressAsked starts a server that is not to ask for progress on its own and looks at the requests that it
+// sends while another sends some, as both have a watch that wants bookmarks.
+func requireNoProgressAsked(t *testing.T, ctx context.Context, env *harness.Env, etcd *harness.Etcd, other *harness.API) {
+	api := env.APIServer(etcd, "--strata-progress-interval=0").API()
+	for _, api := range []*harness.API{api, other} {
+		startWatch(t, ctx, api, quietPath, "allowWatchBookmarks=true&resourceVersion=0")
+	}
+	asked := func(api *harness.API) int64 { return clusterMetric(t, ctx, api, "progress_requests_total", etcd) }
+	read := func() int64 { return clusterMetric(t, ctx, api, "revision_reads_total", etcd) }
+	for {
+		before, reads, others := asked(api), read(), asked(other)
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			return asked(other) >= others+5, fmt.Errorf("the other asks for no progress")
+		}))
+		if after := asked(api); read() != reads {
+			continue // somebody in the server has read, who waits for progress
+		} else if after != before {
+			t.Errorf("%d progress requests while nobody read", after-before)
+		}
+		return
+	}
+}

@@ -1,0 +1,153 @@
+package dropin
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// side is one of the two etcds of a server, with resources that are kept in it.
+type side struct {
+	name   string
+	etcd   *harness.Etcd
+	client *clientv3.Client
+	start  int64    // its revision before the server knew it
+	busy   string   // a resource that the test writes
+	quiet  []string // resources that nobody writes
+}
+
+// uncachedPath is a resource that is read from etcd.
+const uncachedPath = "/api/v1/namespaces/default/events"
+
+// TestSplitEtcd is the test that KEP-1904 asks for, on two etcds whose revisions are far apart: no revision of one is
+// shown by resources of the other, and each resource follows all that is written to its own, also if that is not a
+// resource.
+func TestSplitEtcd(t *testing.T) {
+	ctx := newContext(t)
+	env := harness.New(t)
+	far := side{name: "far", etcd: env.Etcd(), busy: defaultSecrets,
+		quiet: []string{"/api/v1/limitranges", thingsPath}} // custom resources cannot be kept elsewhere
+	near := side{name: "near", etcd: env.Etcd(), busy: defaultMaps,
+		quiet: []string{"/api/v1/podtemplates", uncachedPath}}
+	far.client, near.client = far.etcd.Client(), near.etcd.Client()
+	advance(t, ctx, far.client, 5000)
+	for _, s := range []*side{&far, &near} {
+		s.start = etcdRevision(t, ctx, s.client)
+	}
+	api := env.APIServer(far.etcd, fmt.Sprintf("--etcd-servers-overrides=/configmaps#%[1]s,/podtemplates#%[1]s,/events#%[1]s", near.etcd.URL),
+		"--strata-progress-interval=200ms").API()
+	createThings(t, ctx, api)
+
+	for _, s := range []*side{&far, &near} {
+		for _, path := range append([]string{s.busy}, s.quiet...) {
+			s.requireOwnRevisions(t, ctx, api, path)
+		}
+	}
+	for _, sides := range [][2]*side{{&far, &near}, {&near, &far}} {
+		requireApart(t, ctx, api, sides[0], sides[1])
+	}
+	for _, s := range []*side{&far, &near} {
+		for _, path := range s.quiet {
+			s.requireFollowsOthers(t, ctx, api, path)
+		}
+	}
+}
+
+// requireWithin checks a revision against its own etcd, whose revision was low before, or more than that, and is read now.
+func (s *side) requireWithin(t *testing.T, ctx context.Context, what string, got, low int64) {
+	t.Helper()
+	if high := etcdRevision(t, ctx, s.client); got < low || got > high {
+		t.Errorf("%s: %d, want between %d and %d, where the %s etcd is", what, got, low, high, s.name)
+	}
+}
+
+// requireOwnRevisions looks at every kind of read that tells a revision.
+func (s *side) requireOwnRevisions(t *testing.T, ctx context.Context, api *harness.API, path string) {
+	t.Helper()
+	before := etcdRevision(t, ctx, s.client)
+	current := listRevision(t, ctx, api, path, "")
+	s.requireWithin(t, ctx, path, current, before)
+	s.requireWithin(t, ctx, path+" in pages", listRevision(t, ctx, api, path, "limit=1"), before)
+	s.requireWithin(t, ctx, path+" at any version", listRevision(t, ctx, api, path, "resourceVersion=0"), s.start)
+	s.requireWithin(t, ctx, path+" not older", listRevision(t, ctx, api, path, fmt.Sprintf("resourceVersionMatch=NotOlderThan&resourceVersion=%d", current)), current)
+	if got := listRevision(t, ctx, api, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", current)); got != current {
+		t.Errorf("%s exactly at %d is at %d", path, current, got)
+	}
+	_, at := initialEvents(t, ctx, api, path, "")
+	s.requireWithin(t, ctx, "initial events of "+path, at, before)
+	_, at = initialEvents(t, ctx, api, path, "resourceVersion=0")
+	s.requireWithin(t, ctx, "initial events at any version of "+path, at, s.start)
+}
+
+// requireApart writes a lot to one etcd and looks at lists and bookmarks of the other, whose resources nobody writes
+// meanwhile.
+func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, other *side) {
+	t.Helper()
+	before := etcdRevision(t, ctx, other.client)
+	paths := append([]string{other.busy}, other.quiet...)
+	watches := map[string]*harness.Watch{}
+	for _, path := range paths {
+		from := listRevision(t, ctx, api, path, "")
+		other.requireWithin(t, ctx, path, from, before)
+		watches[path] = startWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
+	}
+	last := etcdRevision(t, ctx, written.client)
+	for i := range 50 {
+		o := create(t, ctx, api, written.busy, object{"metadata": object{"name": fmt.Sprintf("apart-%d", i)}})
+		written.requireWithin(t, ctx, "a new object", revision(t, o.Metadata.ResourceVersion), last)
+		last = revision(t, o.Metadata.ResourceVersion)
+		writeElsewhere(t, ctx, written.client)
+	}
+	if got := listRevision(t, ctx, api, written.busy, ""); got < last {
+		t.Errorf("%s is listed at %d after a write at %d", written.busy, got, last)
+	}
+	for _, path := range paths {
+		other.requireWithin(t, ctx, path, listRevision(t, ctx, api, path, ""), before)
+		// There may be none: nothing moves a bookmark past where the watch began.
+		if at := nextBookmark(t, ctx, watches[path]); at != 0 {
+			other.requireWithin(t, ctx, "bookmark of "+path, at, before)
+		}
+	}
+	if harness.Engine() == harness.Strata {
+		for _, s := range []*side{written, other} {
+			s.requireWithin(t, ctx, "metric of the clock", clock(t, ctx, api, s.etcd), s.start)
+		}
+	}
+}
+
+// requireFollowsOthers writes other resources of the same etcd, and what is none, and waits until a resource that nobody
+// writes shows that in lists and bookmarks.
+func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harness.API, path string) {
+	t.Helper()
+	from := listRevision(t, ctx, api, path, "")
+	uncached := path == uncachedPath // its watches are etcd's, which shows no progress of its own in this time
+
+	o := create(t, ctx, api, s.busy, object{"metadata": object{"generateName": "followed-"}})
+	written := revision(t, o.Metadata.ResourceVersion)
+	if harness.Engine() == harness.Strata && !uncached {
+		// By events alone: nobody asks for the present.
+		awaitClock(t, ctx, api, s.etcd, written)
+		if got := listRevision(t, ctx, api, path, "resourceVersion=0"); got < written {
+			t.Errorf("%s is in memory at %d, want the clock's %d", path, got, written)
+		}
+		awaitBookmark(t, ctx, api, path, from, written)
+	}
+	s.requireWithin(t, ctx, path+" after a write to "+s.busy, listRevision(t, ctx, api, path, ""), written)
+
+	elsewhere := writeElsewhere(t, ctx, s.client)
+	if harness.Engine() == harness.Strata && !uncached {
+		// By progress alone, which is asked for because somebody wants bookmarks.
+		awaitBookmark(t, ctx, api, path, from, elsewhere)
+		awaitClock(t, ctx, api, s.etcd, elsewhere)
+	}
+	s.requireWithin(t, ctx, path+" after a write elsewhere", listRevision(t, ctx, api, path, ""), elsewhere)
+	_, at := initialEvents(t, ctx, api, path, "")
+	s.requireWithin(t, ctx, "initial events of "+path+" after a write elsewhere", at, elsewhere)
+	if !uncached {
+		awaitBookmark(t, ctx, api, path, from, elsewhere)
+	}
+}
