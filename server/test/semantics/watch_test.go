@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -18,127 +17,6 @@ import (
 // initialEventsEnd reports whether e is the bookmark after the initial events.
 func initialEventsEnd(e harness.Event) bool {
 	return e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true"
-}
-
-// TestWatchTable starts a watch with each combination of KEP-2340's table for WATCH.
-func TestWatchTable(t *testing.T) {
-	ctx := newContext(t)
-	const someRV = "<rv>"
-	for _, tc := range []struct {
-		id             string
-		version, match string
-		sendInitial    string
-		code           int  // 0 for 200
-		initial        bool // all objects come as ADDED
-		since          bool // what changed after the resource version comes
-		closing        bool // the bookmark that ends the initial events comes
-	}{
-		// The defaults of the API make W1 and W7 the same requests as W5 and W11.
-		{id: "W1", initial: true, closing: true},
-		{id: "W2 false", sendInitial: "false", code: 422},
-		{id: "W2 true", sendInitial: "true", code: 422},
-		{id: "W3", match: "NotOlderThan", code: 422},
-		{id: "W4", match: "NotOlderThan", sendInitial: "false"},
-		{id: "W5", match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
-		{id: "W6", match: "Exact", code: 422},
-		{id: "W6 true", match: "Exact", sendInitial: "true", code: 422},
-		{id: "W7", version: "0", initial: true, closing: true},
-		{id: "W8 false", version: "0", sendInitial: "false", code: 422},
-		{id: "W8 true", version: "0", sendInitial: "true", code: 422},
-		{id: "W9", version: "0", match: "NotOlderThan", code: 422},
-		{id: "W10", version: "0", match: "NotOlderThan", sendInitial: "false"},
-		{id: "W11", version: "0", match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
-		{id: "W12", version: "0", match: "Exact", code: 422},
-		{id: "W12 false", version: "0", match: "Exact", sendInitial: "false", code: 422},
-		{id: "W13", version: someRV, since: true},
-		{id: "W14 false", version: someRV, sendInitial: "false", code: 422},
-		{id: "W14 true", version: someRV, sendInitial: "true", code: 422},
-		{id: "W15", version: someRV, match: "NotOlderThan", code: 422},
-		{id: "W16", version: someRV, match: "NotOlderThan", sendInitial: "false", since: true},
-		{id: "W17", version: someRV, match: "NotOlderThan", sendInitial: "true", initial: true, closing: true},
-		{id: "W18", version: someRV, match: "Exact", code: 422},
-		{id: "W18 true", version: someRV, match: "Exact", sendInitial: "true", code: 422},
-	} {
-		t.Run(tc.id, func(t *testing.T) {
-			ns := newNamespace(t, ctx)
-			createMaps(t, ctx, ns, "a", "b", "gone")
-			rv := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
-			check(t, api.Delete(ctx, maps(ns)+"/gone"))
-			createMaps(t, ctx, ns, "c")
-			// This list waits until memory holds all of that, so that a watch that does not wait shows it too.
-			latest := must[*harness.List](t)(api.List(ctx, maps(ns), ""))
-
-			values := url.Values{"allowWatchBookmarks": {"true"}}
-			if tc.version != "" {
-				values.Set("resourceVersion", strings.Replace(tc.version, someRV, rv, 1))
-			}
-			if tc.match != "" {
-				values.Set("resourceVersionMatch", tc.match)
-			}
-			if tc.sendInitial != "" {
-				values.Set("sendInitialEvents", tc.sendInitial)
-			}
-			w, refused, err := api.Watch(ctx, maps(ns), values.Encode())
-			check(t, err)
-			if tc.code != 0 {
-				if refused == nil {
-					w.Close()
-					t.Fatalf("accepted, want code %d", tc.code)
-				}
-				if refused.Code != tc.code {
-					t.Fatalf("got %v, want code %d", refused.Err(), tc.code)
-				}
-				return
-			}
-			if refused != nil {
-				t.Fatal(refused.Err())
-			}
-			defer w.Close()
-
-			createMaps(t, ctx, ns, "fence")
-			var got []string
-			for closed := false; ; {
-				e := must[harness.Event](t)(w.Next(ctx))
-				switch {
-				case initialEventsEnd(e):
-					if !tc.closing || closed {
-						t.Errorf("unexpected closing bookmark")
-					}
-					closed = true
-					if e.Object.Kind != "ConfigMap" || e.Object.APIVersion != "v1" || e.Object.Metadata.Name != "" {
-						t.Errorf("bookmark %+v, want a ConfigMap with a resource version only", e.Object)
-					}
-					if revision(t, e.Object.Metadata.ResourceVersion) < revision(t, latest.Metadata.ResourceVersion) {
-						t.Errorf("closing bookmark at %s, before the list at %s", e.Object.Metadata.ResourceVersion, latest.Metadata.ResourceVersion)
-					}
-					// The fence may be part of the initial events.
-					got = append(got, "bookmark")
-				case e.Type == "BOOKMARK":
-				default:
-					got = append(got, e.Type+" "+e.Object.Metadata.Name)
-				}
-				done := slices.Contains(got, "ADDED fence") && (!tc.closing || closed)
-				if done || e.Type == "ERROR" {
-					break
-				}
-			}
-			var want []string
-			switch {
-			case tc.initial:
-				want = []string{"ADDED a", "ADDED b", "ADDED c"}
-			case tc.since:
-				want = []string{"DELETED gone", "ADDED c"}
-			}
-			if tc.closing && got[len(got)-1] == "bookmark" {
-				want = append(want, "ADDED fence", "bookmark")
-			} else if tc.closing {
-				want = append(want, "bookmark", "ADDED fence")
-			} else {
-				want = append(want, "ADDED fence")
-			}
-			equalNames(t, "events", got, want)
-		})
-	}
 }
 
 // TestInitialEventsEndWithABookmark watches with selectors and across namespaces.

@@ -1,0 +1,140 @@
+// Package tables sends to both engines, on one etcd, every combination of what a LIST, a WATCH and a GET can say about
+// revisions, and looks at all of each answer: code, reason, message, objects, resource version, continue token, events,
+// and whether etcd was read.
+//
+// What a combination means stands in KEP-2340's two tables; their rows are numbered in docs/keps.md. Each answer of Strata
+// is compared with its row (list_test.go, watch_test.go, get_test.go), and with upstream's answer. What may differ from
+// upstream stands in one table (bydesign_test.go), each entry with its place in docs/keps.md.
+//
+// Strata runs in several forms: reads as bytes and through upstream's handlers, gates on and off. The resource is secrets:
+// nobody but the tests writes any.
+package tables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 3 * time.Minute
+
+// env is that of the whole package; its servers are started by the first test that asks for them.
+var env *harness.Env
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) { env = e })
+}
+
+// server is one API server under test and the proxy before etcd that only it uses. One request at a time, or what etcd
+// was asked for cannot be told apart.
+type server struct {
+	name      string
+	memory    bool // the gates are on: what memory has is not read from etcd
+	watchList bool // the API's own gate of that name is on
+	flags     []string
+
+	api   *harness.API
+	proxy *harness.Proxy
+}
+
+func (s *server) start(etcd *harness.Etcd) {
+	s.proxy = env.Proxy(etcd)
+	s.api = env.APIServer(s.proxy.Etcd(), append(quiet(), s.flags...)...).API()
+}
+
+// quiet are flags with which a server writes nothing by itself once it has started, and compacts nothing.
+func quiet() []string {
+	return []string{
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
+		"--etcd-compaction-interval=0",
+		"--disable-admission-plugins=ServiceAccount",
+	}
+}
+
+// Gates of Strata that let etcd answer what memory would have answered.
+const gatesOff = "--strata-feature-gates=ConsistentListFromCache=false,ConsistentGetFromCache=false,ListFromCacheSnapshot=false"
+
+// startAll starts servers on one etcd.
+func startAll(etcd *harness.Etcd, servers []*server) {
+	var starting sync.WaitGroup
+	for _, s := range servers {
+		starting.Go(func() { s.start(etcd) })
+	}
+	starting.Wait()
+}
+
+// world is an etcd with a past, and servers on it that know only the end of that.
+type world struct {
+	*history
+	etcd *harness.Etcd
+	// servers are all forms of Strata, and upstream's engine last.
+	servers []*server
+}
+
+// newWorld is called once; the world is shared by all tests of the package.
+var newWorld = sync.OnceValues(func() (*world, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	etcd := env.Etcd()
+	filler := env.APIServer(etcd, append(quiet(), "--engine="+harness.Upstream)...)
+	h := newHistory(filler.API(), etcd.Client())
+	if err := h.past(ctx); err != nil {
+		return nil, fmt.Errorf("fill etcd: %w", err)
+	}
+	if err := filler.Stop(); err != nil {
+		return nil, err
+	}
+	w := &world{history: h, etcd: etcd, servers: []*server{
+		{name: "strata", memory: true, watchList: true, flags: []string{"--engine=" + harness.Strata}},
+		{name: "strata, through upstream's handlers", memory: true, watchList: true,
+			flags: []string{"--engine=" + harness.Strata, "--strata-feature-gates=ByteReadPath=false"}},
+		{name: "strata, gates off", watchList: true, flags: []string{"--engine=" + harness.Strata, gatesOff}},
+		{name: "upstream", memory: true, watchList: true, flags: []string{"--engine=" + harness.Upstream}},
+	}}
+	startAll(etcd, w.servers)
+	h.api = w.servers[0].api
+	return w, h.continueInThePresent(ctx)
+})
+
+// open returns the world with a recent past of the test's own, which every server knows, or ends the test. It starts more
+// servers before.
+func open(t *testing.T, ctx context.Context, more ...*server) *world {
+	t.Helper()
+	w, err := newWorld()
+	check(t, err)
+	startAll(w.etcd, more)
+	check(t, w.recent(ctx))
+	check(t, w.settle(ctx, slices.Concat(w.servers, more)))
+	return w
+}
+
+// settle returns when the memory of each server has the present: what is asked for without waiting shows it, too.
+func (w *world) settle(ctx context.Context, servers []*server) error {
+	for _, s := range servers {
+		for _, version := range []string{fmt.Sprint(w.revisions[present]), ""} {
+			if _, err := s.api.List(ctx, scopes[everywhere].path, "resourceVersion="+version); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
