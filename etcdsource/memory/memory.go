@@ -100,6 +100,25 @@ func (s *Store) Revision() mirror.Revision {
 	return s.rev
 }
 
+// Changes returns the changes of keys that start with prefix after the revision after, in
+// order.
+func (s *Store) Changes(prefix string, after mirror.Revision) []mirror.Change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []mirror.Change
+	for _, c := range s.history[s.afterLocked(after):] {
+		if strings.HasPrefix(string(c.Key), prefix) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// afterLocked returns where the history after rev begins.
+func (s *Store) afterLocked(rev mirror.Revision) int {
+	return sort.Search(len(s.history), func(i int) bool { return s.history[i].ModRevision > rev })
+}
+
 // Compact forgets history below rev; watches that still need it end.
 func (s *Store) Compact(rev mirror.Revision) {
 	s.mu.Lock()
@@ -231,8 +250,9 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 			for at < s.rev && due == nil {
 				due, at = s.batchLocked(prefix, at)
 			}
-			// A request is answered if the watch is in step, and forgotten if not.
-			if due == nil && s.progress > progress {
+			// A request is answered if the watch is in step, and forgotten if not, or
+			// (etcd 3.6.2) if nothing has been written since the watch was to begin.
+			if due == nil && s.progress > progress && at > after.Revision {
 				due = &mirror.Batch{Through: at}
 			}
 		}
@@ -259,8 +279,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 func (s *Store) batchLocked(prefix string, at mirror.Revision) (*mirror.Batch, mirror.Revision) {
 	through := min(at+mirror.Revision(s.group), s.rev)
 	b := &mirror.Batch{}
-	i := sort.Search(len(s.history), func(i int) bool { return s.history[i].ModRevision > at })
-	for ; i < len(s.history) && s.history[i].ModRevision <= through; i++ {
+	for i := s.afterLocked(at); i < len(s.history) && s.history[i].ModRevision <= through; i++ {
 		c := s.history[i]
 		if strings.HasPrefix(string(c.Key), prefix) && (s.drop == nil || !s.drop(c)) {
 			b.Changes = append(b.Changes, c)

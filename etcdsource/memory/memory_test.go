@@ -101,6 +101,21 @@ func TestStoreBehavesLikeEtcd(t *testing.T) {
 			t.Errorf("list at the compacted revision: %v %v %v", header, kvs, lerr)
 		}
 
+		// A watch on which nothing can have happened yet is told no progress.
+		got, _ = watch(t, s, mirror.Header{ClusterID: 1, Revision: 7})
+		_ = s.RequestProgress(ctx)
+		want(t, got())
+		s.Put("/other", "4") // 8
+		want(t, got())
+		_ = s.RequestProgress(ctx)
+		want(t, got(), "through 8:")
+
+		var changes []string
+		for _, c := range s.Changes(prefix, 3) {
+			changes = append(changes, fmt.Sprintf("%s=%s@%d", c.Key[len(prefix):], c.Value, c.ModRevision))
+		}
+		want(t, changes, "a=3@6", "a=4@7")
+
 		// A watch from the compacted revision on works.
 		got, err = watch(t, s, mirror.Header{ClusterID: 1, Revision: 6})
 		want(t, got(), "through 7: a=4@7")

@@ -1,0 +1,174 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// stepped is an etcd between which and the mirror nothing happens by itself: the test
+// says when the watch brings which revisions and what it says of its progress, when
+// etcd reads the revision that a call for it returns, and when the reply arrives.
+// Lists are answered at once. The methods that are not the source's are the test's,
+// which calls them when all else is idle (synctest.Wait).
+type stepped struct {
+	*memory.Store
+
+	mu sync.Mutex
+	stepping
+}
+
+// stepping is what is going on between the mirror and a stepped etcd.
+type stepping struct {
+	stream   *stream       // the watch that runs, nil if none
+	call     *revisionCall // for the revision, the one that is in flight, nil if none
+	requests int           // for progress
+	asked    time.Time     // when the last of them was made
+	hang     chan struct{} // requests for progress return when it is closed; nil: at once
+}
+
+// now returns what is going on.
+func (s *stepped) now() stepping {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stepping
+}
+
+// stream is a watch.
+type stream struct {
+	after  mirror.Revision // where it began
+	sent   mirror.Revision // the changes up to here have been delivered
+	told   mirror.Revision // the highest revision it has spoken of
+	feed   chan mirror.Batch
+	broken chan struct{}
+}
+
+// revisionCall is a call of Current.
+type revisionCall struct {
+	rev   mirror.Revision // 0 until etcd has read it
+	reply chan error
+}
+
+// Watch implements mirror.Source.
+func (s *stepped) Watch(ctx context.Context, _ string, after mirror.Header, deliver func(mirror.Batch) error) error {
+	st := &stream{after: after.Revision, sent: after.Revision, told: after.Revision,
+		feed: make(chan mirror.Batch), broken: make(chan struct{})}
+	s.set(func() { s.stream = st })
+	defer s.set(func() { s.stream = nil })
+	for {
+		select {
+		case b := <-st.feed:
+			if err := deliver(b); err != nil {
+				return err
+			}
+		case <-st.broken:
+			return memory.ErrBroken
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Current implements mirror.Source.
+func (s *stepped) Current(ctx context.Context) (mirror.Header, error) {
+	call := &revisionCall{reply: make(chan error)}
+	s.set(func() { s.call = call })
+	defer s.set(func() { s.call = nil })
+	select {
+	case err := <-call.reply:
+		return mirror.Header{ClusterID: 1, Revision: call.rev}, err
+	case <-ctx.Done():
+		return mirror.Header{}, ctx.Err()
+	}
+}
+
+// RequestProgress implements mirror.Source. The answer is up to the test.
+func (s *stepped) RequestProgress(ctx context.Context) error {
+	var hang chan struct{}
+	s.set(func() {
+		s.requests++
+		s.asked = time.Now()
+		hang = s.hang
+	})
+	if hang == nil {
+		return nil
+	}
+	select {
+	case <-hang:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *stepped) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// due returns what the watch has yet to deliver.
+func (s *stepped) due() []mirror.Change { return s.Changes(root, s.now().stream.sent) }
+
+// inStep returns the highest revision that the watch may tell as its progress.
+func (s *stepped) inStep() mirror.Revision {
+	if due := s.due(); len(due) > 0 {
+		return due[0].ModRevision - 1
+	}
+	return s.Revision()
+}
+
+// deliver has the watch bring the changes of the next n revisions that have any in the
+// prefix, in one batch. Like the source on etcd it does not go back behind what was told
+// before.
+func (s *stepped) deliver(n int) {
+	st := s.now().stream
+	var b mirror.Batch
+	for _, c := range s.due() {
+		if c.ModRevision != st.sent {
+			if n--; n < 0 {
+				break
+			}
+		}
+		st.sent = c.ModRevision
+		b.Changes = append(b.Changes, c)
+	}
+	st.told = max(st.told, st.sent)
+	b.Through = st.told
+	st.feed <- b
+}
+
+// progress has the watch say that it has come to rev.
+func (s *stepped) progress(rev mirror.Revision) {
+	st := s.now().stream
+	st.told = rev
+	st.feed <- mirror.Batch{Through: rev}
+}
+
+// breakStream ends the watch.
+func (s *stepped) breakStream() { close(s.now().stream.broken) }
+
+// linearize has etcd read the revision for the call that is in flight.
+func (s *stepped) linearize() { s.now().call.rev = s.Revision() }
+
+// reply answers the call that is in flight.
+func (s *stepped) reply() { s.now().call.reply <- nil }
+
+var errNoLeader = errors.New("etcdserver: no leader")
+
+// fail answers the call that is in flight with an error.
+func (s *stepped) fail() { s.now().call.reply <- errNoLeader }
+
+// holdRequests has requests for progress hang until letRequestsGo.
+func (s *stepped) holdRequests() { s.set(func() { s.hang = make(chan struct{}) }) }
+
+func (s *stepped) letRequestsGo() {
+	s.set(func() {
+		close(s.hang)
+		s.hang, s.asked = nil, time.Now()
+	})
+}
