@@ -8,20 +8,18 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReplicasStayTogether runs two servers on one etcd and looks at a resource that nobody writes: both are at the
-// revision of the etcd, whatever moved that (KEP-1904).
+// TestReplicasStayTogether starts two servers on one etcd, at different revisions, and looks at a resource that nobody
+// writes: both are at the revision of the etcd, whatever moved that (KEP-1904, the second scenario).
 func TestReplicasStayTogether(t *testing.T) {
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
 	const often = "--strata-progress-interval=200ms"
-	servers := []*harness.Server{env.StartAPIServer(etcd, often), env.StartAPIServer(etcd, often)}
-	for _, s := range servers {
-		check(t, s.Await(ctx, "/readyz"))
-	}
-	apis := []*harness.API{servers[0].API(), servers[1].API()}
-	start := listRevision(t, ctx, apis[0], quietPath, "")
+	apis := []*harness.API{env.APIServer(etcd, often).API()}
+	create(t, ctx, apis[0], defaultMaps, configMap("between-the-starts"))
+	apis = append(apis, env.APIServer(etcd, often).API())
+	start := listRevision(t, ctx, apis[1], quietPath, "resourceVersion=0") // in the history of both
 
 	t.Run("lists", func(t *testing.T) {
 		for i := range 20 {
