@@ -25,7 +25,7 @@ func watchRequests() (all []request) {
 					for _, marks := range []bool{false, true} {
 						for _, from := range []string{unset, old, garbage} {
 							for _, limit := range []int{0, 1} {
-								all = append(all, request{watch, s, version, match, from, limit, initial, marks})
+								all = append(all, request{verb: watch, scope: s, version: version, match: match, from: from, limit: limit, initial: initial, marks: marks})
 							}
 						}
 					}
