@@ -19,6 +19,10 @@ type outcome struct {
 	took              time.Duration
 }
 
+// forms are the LISTs of the load, one after the other: answered with bytes from memory, the last one through upstream's
+// handlers.
+var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "", "pretty=true&limit=10"}
+
 // send sends perSecond LISTs of the present in each second of duration, each at its time whatever became of those before.
 // It returns when all are sent; answers returns when all are answered or have waited for refusedWithin.
 func (s *scene) send(ctx context.Context, perSecond int, duration time.Duration) (answers func() []outcome) {
@@ -33,7 +37,7 @@ func (s *scene) send(ctx context.Context, perSecond int, duration time.Duration)
 			defer cancel()
 			began := time.Now()
 			o := &outcomes[i]
-			o.Response, o.err = s.load[i%clients].Do(ctx, http.MethodGet, mapsPath, "", nil)
+			o.Response, o.err = s.load[i%clients].Do(ctx, http.MethodGet, mapsPath, forms[i%len(forms)], nil)
 			o.took = time.Since(began)
 			if o.err == nil && o.Code == http.StatusOK {
 				o.Body = nil // there may be thousands

@@ -24,10 +24,11 @@ import (
 const (
 	testTimeout = 3 * time.Minute // of a test that has failed
 
-	objects = 1000 // ConfigMaps of about 1 KB, before a test adds any
-	clients = 8    // for the load, each with a connection of its own: HTTP/2 bounds the requests on one
+	clients = 8 // for the load, each with a connection of its own: HTTP/2 bounds the requests on one
 
 	mapsPath   = "/api/v1/namespaces/default/configmaps"
+	newest     = "newest" // a ConfigMap that is changed at the turns of a test
+	newestPath = mapsPath + "/" + newest
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 )
 
@@ -55,8 +56,8 @@ type scene struct {
 	took latencies
 }
 
-// newScene starts one and fills it.
-func newScene(t *testing.T, ctx context.Context) *scene {
+// newScene starts one with so many ConfigMaps of about 1 KB, and one more.
+func newScene(t *testing.T, ctx context.Context, objects int) *scene {
 	e := harness.New(t)
 	s := &scene{etcd: e.Etcd()}
 	s.proxy = e.Proxy(s.etcd)
@@ -77,8 +78,21 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 			return err
 		})
 	}
+	group.Go(func() error {
+		_, err := s.api.Create(ctx, mapsPath, configMap(newest, "created"))
+		return err
+	})
 	check(t, group.Wait())
 	return s
+}
+
+// stall begins a stall, and a write that memory does not see. It returns the object written.
+func (s *scene) stall(t *testing.T, ctx context.Context) harness.Object {
+	t.Helper()
+	s.proxy.Stall(true)
+	o, err := s.api.Update(ctx, newestPath, configMap(newest, "stalled"))
+	check(t, err)
+	return o
 }
 
 // object is an object to write; its shape is that of the API.

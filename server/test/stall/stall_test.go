@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	perSecond = 200 // consistent LISTs
+	perSecond = 200  // LISTs of the present
+	objects   = 1000 // to list
 
 	// A LIST that has to wait is answered within refusedWithin: it waits for memory for 3 s, and the machine may be busy.
 	refusedWithin = 10 * time.Second
@@ -22,8 +23,6 @@ const (
 	// growth is what a process may hold more than before. The LISTs under way, some 600, cost the server about 30 MB;
 	// reading the ConfigMaps for each of them would cost it gigabytes.
 	growth = 100 << 20
-
-	newest = "newest" // a ConfigMap that is changed at the turns of the test
 )
 
 // While etcd delivers no events, LISTs are refused in time and cost etcd nothing but a shared read of its revision;
@@ -36,11 +35,9 @@ func TestStalledFeed(t *testing.T) {
 		perSecond, stalled = 20, 3*time.Second
 	}
 	ctx := newContext(t)
-	s := newScene(t, ctx)
-	for _, name := range []string{newest, "updated"} {
-		_, err := s.api.Create(ctx, mapsPath, configMap(name, "created"))
-		check(t, err)
-	}
+	s := newScene(t, ctx, objects)
+	_, err := s.api.Create(ctx, mapsPath, configMap("updated", ""))
+	check(t, err)
 	renewed, err := s.api.Create(ctx, leasesPath, lease("leader", 0, ""))
 	check(t, err)
 	watch := s.startWatch(t, ctx)
@@ -49,9 +46,7 @@ func TestStalledFeed(t *testing.T) {
 	before, err := s.resident()
 	check(t, err)
 
-	s.proxy.Stall(true)
-	_, err = s.api.Update(ctx, mapsPath+"/"+newest, configMap(newest, "stalled"))
-	check(t, err)
+	s.stall(t, ctx)
 	others := []loop{
 		{"read what was written", s.readWritten},
 		{"create and delete", s.createAndDelete},
@@ -59,7 +54,9 @@ func TestStalledFeed(t *testing.T) {
 		{"read whatever is there", s.readAny},
 	}
 	if strata {
-		others = append(others, loop{"ask for initial events", s.refuseInitialEvents})
+		others = append(others,
+			loop{"ask for initial events", s.refusedWatch("sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan")},
+			loop{"watch from the present", s.refusedWatch("")})
 	}
 	s.proxy.Reset()
 	began := time.Now()
@@ -80,12 +77,13 @@ func TestStalledFeed(t *testing.T) {
 	if strata {
 		checkRefused(t, lists)
 		checkRequests(t, requests, len(lists), rounds)
+		s.checkMetrics(t, ctx, len(lists), rounds["read what was written"])
 		if peak.server > before.server+growth || peak.etcd > before.etcd+growth {
 			t.Errorf("memory grows: before the stall %v, during the stall %v", before, peak)
 		}
 	}
 
-	last, err := s.api.Update(ctx, mapsPath+"/"+newest, configMap(newest, "last"))
+	last, err := s.api.Update(ctx, newestPath, configMap(newest, "last"))
 	check(t, err)
 	s.resume(t, ctx, last, watch)
 	s.answered(t, ctx, "after the stall", perSecond)
@@ -192,7 +190,7 @@ func checkRefused(t *testing.T, lists []outcome) {
 // isRefused returns an error unless the answer is 429 with a pause.
 func isRefused(r *harness.Response) error {
 	if r.Code == http.StatusOK {
-		return fmt.Errorf("200 of a state that is not the present")
+		return fmt.Errorf("200, although memory is behind")
 	}
 	if status := r.Status(); r.Code != http.StatusTooManyRequests || status.Code != http.StatusTooManyRequests {
 		return fmt.Errorf("not 429: %w", r.Err())
@@ -224,6 +222,31 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	const progress = 15 // a second: every 100 ms, and some at once
 	if limit := int64(requests.span.Seconds()*progress + once); requests.watch > limit {
 		t.Errorf("%d requests for progress in %v, want at most %d", requests.watch, requests.span, limit)
+	}
+}
+
+// checkMetrics fails the test unless LISTs that were refused and GETs that etcd answered are counted, and memory is seen
+// to be behind.
+func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int) {
+	t.Helper()
+	const reads = `apiserver_watch_cache_consistent_read_total{fallback="%v",group="",resource="configmaps",success="%v"}`
+	for _, want := range []struct {
+		series  string
+		atLeast int
+	}{
+		{fmt.Sprintf(reads, false, false), lists},
+		{fmt.Sprintf(reads, true, true), gets},
+		{"strata_mirror_revision_lag{", 1},
+	} {
+		n, err := s.api.Metric(ctx, want.series)
+		check(t, err)
+		if n < float64(want.atLeast) {
+			t.Errorf("%s is %v, want at least %d", want.series, n, want.atLeast)
+		}
+	}
+	failed := fmt.Sprintf(reads, true, false)
+	if n, err := s.api.Metric(ctx, failed); err == nil && n != 0 { // there is no such series before the first
+		t.Errorf("%s is %v, want 0", failed, n)
 	}
 }
 
@@ -327,28 +350,29 @@ func (s *scene) readAny(ctx context.Context, _ int) error {
 	})
 }
 
-// refuseInitialEvents asks for a watch that begins with the present, and returns an error unless it is refused: with a
-// status, or after it was accepted with an ERROR event.
-func (s *scene) refuseInitialEvents(ctx context.Context, _ int) error {
-	const query = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
-	ctx, cancel := context.WithTimeoutCause(ctx, refusedWithin, fmt.Errorf("no answer within %v", refusedWithin))
-	defer cancel()
-	return s.took.take("initial events during the stall", func() error {
-		w, refused, err := s.api.Watch(ctx, mapsPath, query)
-		if err != nil {
-			return err
-		}
-		if refused != nil {
-			return isRefused(refused)
-		}
-		defer w.Close()
-		e, err := w.Next(ctx)
-		if err != nil {
-			return err
-		}
-		if e.Type != "ERROR" || e.Status.Code != http.StatusTooManyRequests {
-			return fmt.Errorf("the first event is %s of %q, %d %s", e.Type, e.Object.Metadata.Name, e.Status.Code, e.Status.Message)
-		}
-		return nil
-	})
+// refusedWatch asks for a watch that begins with the present, and returns an error unless it is refused: with a status, or
+// after it was accepted with an ERROR event.
+func (s *scene) refusedWatch(query string) func(context.Context, int) error {
+	return func(ctx context.Context, _ int) error {
+		ctx, cancel := context.WithTimeoutCause(ctx, refusedWithin, fmt.Errorf("no answer within %v", refusedWithin))
+		defer cancel()
+		return s.took.take("WATCH during the stall", func() error {
+			w, refused, err := s.api.Watch(ctx, mapsPath, query)
+			if err != nil {
+				return err
+			}
+			if refused != nil {
+				return isRefused(refused)
+			}
+			defer w.Close()
+			e, err := w.Next(ctx)
+			if err != nil {
+				return err
+			}
+			if e.Type != "ERROR" || e.Status.Code != http.StatusTooManyRequests {
+				return fmt.Errorf("the first event is %s of %q, %d %s", e.Type, e.Object.Metadata.Name, e.Status.Code, e.Status.Message)
+			}
+			return nil
+		})
+	}
 }

@@ -45,10 +45,12 @@ type Proxy struct {
 	server *grpc.Server
 	group  sync.WaitGroup // the server, and of each call what carries the client's messages
 
+	watches gate // for what watches deliver
+	values  gate // for requests for values
+
 	mu struct { // leaf
 		sync.Mutex
-		stalled  chan struct{} // closed when the stall ends; nil without one
-		version  string        // to report; "" for etcd's own
+		version  string // to report; "" for etcd's own
 		ranges   []*pb.RangeRequest
 		requests map[string]int64
 	}
@@ -103,17 +105,11 @@ func (p *Proxy) Etcd() *Etcd { return p.etcd }
 //
 // What the proxy had read before may still arrive; what etcd sends because of anything that began after Stall returned
 // does not.
-func (p *Proxy) Stall(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch stalled := p.mu.stalled != nil; {
-	case on && !stalled:
-		p.mu.stalled = make(chan struct{})
-	case !on && stalled:
-		close(p.mu.stalled)
-		p.mu.stalled = nil
-	}
-}
+func (p *Proxy) Stall(on bool) { p.watches.set(on) }
+
+// Hold holds back requests to KV/Range for values, not for counts alone, until it is called with false. They are counted
+// when they come.
+func (p *Proxy) Hold(on bool) { p.values.set(on) }
 
 // SetVersion sets the server version that Maintenance/Status reports; "" for etcd's own.
 func (p *Proxy) SetVersion(version string) {
@@ -123,7 +119,8 @@ func (p *Proxy) SetVersion(version string) {
 }
 
 // Ranges returns the requests to KV/Range since the start or the last Reset, in the order in which they came. Whenever
-// MaxRanges are held the older half of them is forgotten. Ranges inside transactions are not among them. The requests are the caller's.
+// MaxRanges are held the older half of them is forgotten. Ranges inside transactions are not among them. The requests are
+// the caller's.
 func (p *Proxy) Ranges() []*pb.RangeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,7 +161,7 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 		return err
 	}
 	p.group.Go(func() { // ends with the call at the latest
-		if err := p.requests(method, client, etcd); err != nil {
+		if err := p.requests(ctx, method, client, etcd); err != nil {
 			cancel()
 		}
 	})
@@ -174,7 +171,7 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 }
 
 // requests carries messages to etcd until there are no more; it returns an error if the client is gone.
-func (p *Proxy) requests(method string, client grpc.ServerStream, etcd grpc.ClientStream) error {
+func (p *Proxy) requests(ctx context.Context, method string, client grpc.ServerStream, etcd grpc.ClientStream) error {
 	for {
 		var message raw
 		if err := client.RecvMsg(&message); errors.Is(err, io.EOF) {
@@ -182,7 +179,11 @@ func (p *Proxy) requests(method string, client grpc.ServerStream, etcd grpc.Clie
 		} else if err != nil {
 			return err
 		}
-		p.count(method, message)
+		if r := p.count(method, message); r != nil && !r.CountOnly {
+			if err := p.values.pass(ctx); err != nil {
+				return err
+			}
+		}
 		if err := etcd.SendMsg(&message); err != nil {
 			return nil // etcd has ended the call, and responses learns how
 		}
@@ -199,7 +200,7 @@ func (p *Proxy) responses(ctx context.Context, method string, client grpc.Server
 	for {
 		var message raw
 		// Before the read, so that etcd is held back as well; after it, because the stall may have begun meanwhile.
-		if err := p.wait(ctx, method); err != nil {
+		if err := p.stalled(ctx, method); err != nil {
 			return err
 		}
 		if err := etcd.RecvMsg(&message); errors.Is(err, io.EOF) {
@@ -207,7 +208,7 @@ func (p *Proxy) responses(ctx context.Context, method string, client grpc.Server
 		} else if err != nil {
 			return err
 		}
-		if err := p.wait(ctx, method); err != nil {
+		if err := p.stalled(ctx, method); err != nil {
 			return err
 		}
 		if method == MethodStatus {
@@ -219,40 +220,29 @@ func (p *Proxy) responses(ctx context.Context, method string, client grpc.Server
 	}
 }
 
-// wait returns when the method may deliver.
-func (p *Proxy) wait(ctx context.Context, method string) error {
+// stalled returns when the method may deliver.
+func (p *Proxy) stalled(ctx context.Context, method string) error {
 	if method != MethodWatch {
 		return nil
 	}
-	for {
-		p.mu.Lock()
-		stalled := p.mu.stalled
-		p.mu.Unlock()
-		if stalled == nil {
-			return nil
-		}
-		select {
-		case <-stalled:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	return p.watches.pass(ctx)
 }
 
-// count remembers a request.
-func (p *Proxy) count(method string, message raw) {
+// count remembers a request; it returns those to KV/Range, which are not to be changed.
+func (p *Proxy) count(method string, message raw) *pb.RangeRequest {
 	request := &pb.RangeRequest{}
 	isRange := method == MethodRange && request.Unmarshal(message) == nil // etcd refuses what cannot be decoded
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mu.requests[method]++
 	if !isRange {
-		return
+		return nil
 	}
 	if len(p.mu.ranges) == MaxRanges {
 		p.mu.ranges = slices.Delete(p.mu.ranges, 0, MaxRanges/2)
 	}
 	p.mu.ranges = append(p.mu.ranges, request)
+	return request
 }
 
 // status returns an answer to Status with the version to report.
@@ -270,6 +260,41 @@ func (p *Proxy) status(message raw) raw {
 		return message
 	}
 	return changed
+}
+
+// gate holds back whoever wants to pass while it is shut. The zero value is open.
+type gate struct {
+	mu   sync.Mutex    // leaf
+	shut chan struct{} // closed when the gate opens; nil while it is open
+}
+
+func (g *gate) set(shut bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch isShut := g.shut != nil; {
+	case shut && !isShut:
+		g.shut = make(chan struct{})
+	case !shut && isShut:
+		close(g.shut)
+		g.shut = nil
+	}
+}
+
+// pass returns when the gate is open, or with ctx's error.
+func (g *gate) pass(ctx context.Context) error {
+	for {
+		g.mu.Lock()
+		shut := g.shut
+		g.mu.Unlock()
+		if shut == nil {
+			return nil
+		}
+		select {
+		case <-shut:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // raw is a message as it is on the wire.

@@ -144,6 +144,34 @@ func TestProxyStalls(t *testing.T) {
 	}
 }
 
+func TestProxyHoldsReadsOfValues(t *testing.T) {
+	p, _, client, ctx := proxied(t)
+	must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "1"))
+	p.Reset()
+	p.Hold(true)
+	read := make(chan error, 1)
+	go func() {
+		_, err := client.Get(ctx, "k")
+		read <- err
+	}()
+	if err := Poll(ctx, func(context.Context) (bool, error) { return len(p.Ranges()) == 1, nil }); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		must[*clientv3.GetResponse](t)(client.Get(ctx, "k", clientv3.WithCountOnly()))
+		must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "2"))
+		select {
+		case err := <-read:
+			t.Fatal("a read of a value is answered:", err)
+		default:
+		}
+	}
+	p.Hold(false)
+	if err := <-read; err != nil {
+		t.Error(err)
+	}
+}
+
 // A client that leaves, and the end of the environment, do not wait for the end of a stall.
 func TestProxyStalledClientsMayLeave(t *testing.T) {
 	p, _, client, ctx := proxied(t)

@@ -1,0 +1,81 @@
+package stall
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Reads of one object that memory cannot answer are read from etcd, but only so many at once: the others are refused at
+// once, and may come back.
+func TestReadsOfOneObjectAreBounded(t *testing.T) {
+	if harness.Engine() != harness.Strata {
+		t.Skip("upstream reads each from etcd")
+	}
+	ctx := newContext(t)
+	s := newScene(t, ctx, 0)
+	want := s.stall(t, ctx)
+	s.proxy.Reset()
+	s.proxy.Hold(true)
+
+	const atOnce, limit = 150, 100
+	type answer struct {
+		*harness.Response
+		err error
+	}
+	answers := make(chan answer, atOnce)
+	for i := range atOnce {
+		go func() {
+			r, err := s.load[i%clients].Do(ctx, http.MethodGet, newestPath, "", nil)
+			answers <- answer{r, err}
+		}()
+	}
+	next := func() *harness.Response {
+		t.Helper()
+		select {
+		case a := <-answers:
+			check(t, a.err)
+			return a.Response
+		case <-ctx.Done():
+			t.Fatal(context.Cause(ctx))
+			return nil
+		}
+	}
+	held := func() (n int) {
+		for _, r := range s.proxy.Ranges() {
+			if !r.CountOnly && string(r.Key) == "/registry/configmaps/default/"+newest {
+				n++
+			}
+		}
+		return n
+	}
+	refused := 0
+	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		for ; len(answers) > 0; refused++ {
+			if err := isRefused(next()); err != nil {
+				t.Fatal("while etcd answers nothing:", err)
+			}
+		}
+		return refused+held() == atOnce, fmt.Errorf("%d refused, %d with etcd, of %d", refused, held(), atOnce)
+	}))
+	// The server reads for itself too.
+	const own = 5
+	if n := held(); n > limit || n < limit-own {
+		t.Errorf("%d reads are with etcd at once, want %d", n, limit)
+	}
+
+	t.Logf("of %d reads at once %d are with etcd, %d are refused", atOnce, held(), refused)
+
+	s.proxy.Hold(false)
+	for range atOnce - refused {
+		r := next()
+		o, err := r.Object()
+		check(t, err)
+		if o.GetResourceVersion() != want.Metadata.ResourceVersion {
+			t.Errorf("read at %s what was written at %s", o.GetResourceVersion(), want.Metadata.ResourceVersion)
+		}
+	}
+}
