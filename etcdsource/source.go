@@ -31,9 +31,10 @@ const (
 // be used concurrently; its one Watch has a gRPC stream of its own, so that
 // progress requests reach no other watch of the client and wait for none.
 type Source struct {
-	client *clientv3.Client
-	stream metadata.MD
-	probe  string
+	client     *clientv3.Client
+	stream     metadata.MD
+	probe      string
+	eventsOnly bool
 }
 
 var _ mirror.Source = (*Source)(nil)
@@ -43,6 +44,15 @@ var _ mirror.Source = (*Source)(nil)
 // (KEP-2340). Revisions are read with a Get of probe, a key that need not exist.
 func New(client *clientv3.Client, name, probe string) *Source {
 	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe}
+}
+
+// WithoutProgress returns a source like s for a server whose progress cannot be trusted
+// (ErrProgressBug): its watches are told of events only. The client believes in progress
+// too, and would resume a watch behind an event that it has overtaken.
+func (s *Source) WithoutProgress() *Source {
+	other := *s
+	other.eventsOnly = true
+	return &other
 }
 
 // streamContext marks the calls that belong to the feed's gRPC stream. The member
@@ -148,8 +158,11 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 	}()
 	defer func() { cancel(nil); <-disconnected }()
 
-	responses := s.client.Watch(s.streamContext(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(after.Revision+1),
-		clientv3.WithFragment(), clientv3.WithProgressNotify())
+	opts := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithRev(after.Revision + 1), clientv3.WithFragment()}
+	if !s.eventsOnly {
+		opts = append(opts, clientv3.WithProgressNotify())
+	}
+	responses := s.client.Watch(s.streamContext(ctx), prefix, opts...)
 	for resp := range responses {
 		if err := resp.Err(); err != nil {
 			return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, translate(err))
@@ -219,8 +232,11 @@ func waitDisconnected(ctx context.Context, client *clientv3.Client) bool {
 	}
 }
 
-// RequestProgress implements mirror.Source.
+// RequestProgress implements mirror.Source. It does nothing after WithoutProgress.
 func (s *Source) RequestProgress(ctx context.Context) error {
+	if s.eventsOnly {
+		return nil
+	}
 	return s.client.RequestProgress(s.streamContext(ctx))
 }
 

@@ -407,49 +407,105 @@ func TestWatchErrors(t *testing.T) {
 	}
 }
 
+// progress asks for progress until the feed has told it at the revision.
+func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		if err := s.RequestProgress(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case b := <-f.batches:
+			if len(b.Changes) != 0 || b.Through > at {
+				t.Fatalf("%+v, want progress at %d", b, at)
+			}
+			if b.Through == at {
+				return
+			}
+		case <-time.After(100 * time.Millisecond): // it was not in step
+		case err := <-f.ended:
+			t.Fatal(err)
+		case <-deadline:
+			t.Fatal("no progress")
+		}
+	}
+}
+
 // TestProgressIsAnswered on an etcd where nothing happens, and where something
 // happens outside the prefix; the answer carries etcd's revision.
 func TestProgressIsAnswered(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
-	progress := func(f *feed, at mirror.Revision) {
-		t.Helper()
-		deadline := time.After(patience)
-		for {
-			if err := s.RequestProgress(contextFor(t)); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case b := <-f.batches:
-				if len(b.Changes) != 0 || b.Through > at {
-					t.Fatalf("%+v, want progress at %d", b, at)
-				}
-				if b.Through == at {
-					return
-				}
-			case <-time.After(100 * time.Millisecond): // it was not in step
-			case err := <-f.ended:
-				t.Fatal(err)
-			case <-deadline:
-				t.Fatal("no progress")
-			}
-		}
-	}
 	rev := put(t, client, prefix+"a", "1")
 	// Started behind, it has to tell the event first.
 	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
 	if b := f.next(); b.Through != rev {
 		t.Fatalf("%+v", b)
 	}
-	progress(f, rev)
-	progress(f, rev) // and again, though nothing has happened
+	progress(t, s, f, rev)
+	progress(t, s, f, rev) // and again, though nothing has happened
 	for range 3 {
-		progress(f, put(t, client, "/elsewhere/"+prefix, "1"))
+		progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "1"))
 	}
 	// Started in step, on a quiet etcd: since 3.6.2 a watch that starts at the next
 	// revision is told nothing before there is one, and needs nothing to be told.
 	f = watch(t, s, prefix, header(t, s))
-	progress(f, put(t, client, "/elsewhere/"+prefix, "2"))
+	progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "2"))
+}
+
+// TestOthersAreNotAskedForProgress: etcd answers every watch of a gRPC stream, so the
+// feed's requests must not go out on the stream that the client's other watches share
+// (KEP-2340).
+func TestOthersAreNotAskedForProgress(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	rev := put(t, client, prefix+"a", "1")
+	ctx, cancel := context.WithCancel(contextFor(t))
+	defer cancel()
+	others := []clientv3.WatchChan{
+		client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithProgressNotify(), clientv3.WithRev(rev)),
+		client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithProgressNotify(), clientv3.WithRev(rev)),
+	}
+	for _, other := range others {
+		if r := <-other; len(r.Events) != 1 {
+			t.Fatalf("%+v, want the write", r)
+		}
+	}
+	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	f.next()
+	for range 20 {
+		rev = put(t, client, "/elsewhere/"+prefix, "1")
+		progress(t, s, f, rev)
+	}
+	put(t, client, prefix+"a", "2")
+	for _, other := range others {
+		if r := <-other; r.IsProgressNotify() || len(r.Events) != 1 {
+			t.Errorf("another watch was told %+v before the next write", r)
+		}
+	}
+}
+
+// TestAFeedWithoutProgress is told events only: what the client takes for progress, it
+// would resume behind.
+func TestAFeedWithoutProgress(t *testing.T) {
+	client, prefix := open(t)
+	s := etcdsource.New(client, t.Name(), prefix+"probe").WithoutProgress()
+	rev := put(t, client, prefix+"a", "1")
+	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	if b := f.next(); b.Through != rev || len(b.Changes) != 1 {
+		t.Fatalf("%+v", b)
+	}
+	for range 10 {
+		put(t, client, "/elsewhere/"+prefix, "1")
+		if err := s.RequestProgress(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rev = put(t, client, prefix+"a", "2")
+	if b := f.next(); b.Through != rev || len(b.Changes) != 1 {
+		t.Errorf("%+v, want the write at %d", b, rev)
+	}
 }
 
 // TestProbeOfARealEtcd: this version can do what is needed, at once.

@@ -35,10 +35,16 @@ func (o *Options) present() present {
 func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, error) {
 	ctx, log, endpoints := context.Background(), opts.Logger, client.Endpoints()
 	probe := prefix + "strata-probe" // a key that never exists
-	f := feed{source: etcdsource.New(client.Client, "feed", probe)}
+	source := etcdsource.New(client.Client, "feed", probe)
+	f := feed{source: source}
 	var err error
-	if f.present, f.eventsOnly, err = opts.safeguard(etcdsource.CheckVersions(ctx, client.Client), endpoints); err != nil || f.eventsOnly {
-		return f, err
+	f.present, f.eventsOnly, err = opts.safeguard(etcdsource.CheckVersions(ctx, client.Client), endpoints)
+	if err != nil {
+		return feed{}, err
+	}
+	if f.eventsOnly {
+		f.source = source.WithoutProgress()
+		return f, nil
 	}
 	err = etcdsource.Probe(ctx, client.Client, probe)
 	if errors.Is(err, etcdsource.ErrUnsupported) {
