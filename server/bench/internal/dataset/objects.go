@@ -135,7 +135,7 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 // PodTemplateKey is where etcd holds the PodTemplate with this name.
 func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
 
-// PodTemplate returns a template for the pod with this index, in Namespace.
+// PodTemplate returns a template for the pod with this index, in Namespace: a small object, without random text.
 func PodTemplate(index int) *corev1.PodTemplate {
 	name, pod := fmt.Sprintf("template-%06d", index), Pod(index, 1, 1)
 	return &corev1.PodTemplate{
@@ -147,7 +147,7 @@ func PodTemplate(index int) *corev1.PodTemplate {
 			CreationTimestamp: created,
 		},
 		Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels, Annotations: pod.Annotations},
+			ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels},
 			Spec:       pod.Spec,
 		},
 	}
