@@ -1,9 +1,11 @@
 package kubestorage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -107,13 +109,17 @@ func TestWhenTheFeedStalls(t *testing.T) {
 		page := everything()
 		page.Predicate.Limit = 1
 		requireRetry(t, "page", f.GetList(ctx, "/pods/", page, &example.PodList{}))
-		w, err := f.Watch(ctx, "/pods/", everything())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Stop()
-		if status := nextStatus(t, w); status.Code != 429 || status.Details == nil || status.Details.RetryAfterSeconds < 1 {
-			t.Errorf("watch: %+v, want 429 and when to come back", status)
+		_, err := f.Watch(ctx, "/pods/", everything())
+		requireRetry(t, "watch", err)
+
+		// Who has less time is told in time.
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		requireRetry(t, "list with a deadline", f.GetList(short, "/pods/", everything(), &example.PodList{}))
+		_, err = f.Watch(short, "/pods/", everything())
+		requireRetry(t, "watch with a deadline", err)
+		if short.Err() != nil {
+			t.Error("the answer came after the deadline")
 		}
 	})
 	if got.Gets != 0 || got.Ranges != 0 {

@@ -255,9 +255,21 @@ const (
 	// getWait bounds it for a GET of one key, which may go to etcd instead:
 	// deletions, updates and leader elections read before they write.
 	getWait = 250 * time.Millisecond
+	// answerTime is what is left of a request's own deadline, if that comes first: whoever
+	// waits until then is cut off instead of told when to try again.
+	answerTime = 100 * time.Millisecond
 	// tooHighRetrySeconds is the pause that a client is told with 504.
 	tooHighRetrySeconds = 1
 )
+
+// waitContext bounds a wait on behalf of a request.
+func waitContext(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		limit = min(limit, max(left-answerTime, left/2))
+	}
+	return context.WithTimeout(ctx, limit)
+}
 
 // waitFor returns when rev can be read, and 504 "Too large resource version" when
 // it cannot be within freshWait.
@@ -267,7 +279,7 @@ func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 		return nil
 	}
 	began := time.Now()
-	waitCtx, cancel := context.WithTimeout(ctx, freshWait)
+	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	err := s.mirror.Wait(waitCtx, rev)
 	s.metrics.wait().Observe(time.Since(began).Seconds())
@@ -402,7 +414,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 
 // soonConsistent is consistent for those who do not wait longer than getWait.
 func (s *Store) soonConsistent(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, getWait)
+	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
 	rev, err := s.mirror.Current(ctx)
 	if err != nil {

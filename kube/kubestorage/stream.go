@@ -163,6 +163,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		if errors.Is(err, mirror.ErrNotReady) {
 			return nil, s.notReady()
 		}
+		if apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+			return nil, err // nothing has begun, so the answer can carry Retry-After
+		}
 		if st.failed = s.expired(err); ctx.Err() != nil {
 			st.failed = ErrStreamEnded // nobody is there to be told
 		}
