@@ -38,6 +38,15 @@ func rangesBelow(p *harness.Proxy, prefix string) int {
 	return n
 }
 
+// putMap writes a ConfigMap straight to etcd and returns the revision of that.
+func putMap(t *testing.T, ctx context.Context, client *clientv3.Client, name string) int64 {
+	t.Helper()
+	resp, err := client.Put(ctx, "/registry/configmaps/default/"+name, fmt.Sprintf(
+		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q}}`, name, name))
+	check(t, err)
+	return resp.Header.Revision
+}
+
 // requireSaid checks that exactly one line of a server's log has all the texts.
 func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
 	t.Helper()
@@ -70,10 +79,11 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 // TestOldEtcd uses an etcd whose progress notifications may overtake events. What has to know how far the feed has come is
 // read from that etcd; all the rest is served from memory, which learns of revisions by events.
 func TestOldEtcd(t *testing.T) {
+	t.Parallel() // it waits for bookmarks, and for reads that give up
 	path, version := harness.OldEtcd(t)
 	ctx := newContext(t)
 	env := harness.New(t)
-	old := env.ProgramEtcd(ctx, path)
+	old := env.ProgramEtcd(path)
 	proxy := env.Proxy(old)
 	client := old.Client()
 	writeElsewhere(t, ctx, client)
@@ -100,16 +110,14 @@ func TestOldEtcd(t *testing.T) {
 	t.Run("reads of the present are linearizable", func(t *testing.T) {
 		for i := range 50 {
 			name := fmt.Sprintf("written-%d", i)
-			put, err := client.Put(ctx, "/registry/configmaps/default/"+name, fmt.Sprintf(
-				`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q}}`, name, name))
-			check(t, err)
+			put := putMap(t, ctx, client, name)
 			o, err := api.Get(ctx, defaultMaps+"/"+name, "")
 			check(t, err)
 			list, err := api.List(ctx, defaultMaps, "")
 			check(t, err)
-			if !slices.Contains(list.Names(), name) || revision(t, list.Metadata.ResourceVersion) < put.Header.Revision ||
-				revision(t, o.Metadata.ResourceVersion) != put.Header.Revision {
-				t.Fatalf("%s, written at %d, is at %s; the list at %s has %v", name, put.Header.Revision,
+			if !slices.Contains(list.Names(), name) || revision(t, list.Metadata.ResourceVersion) < put ||
+				revision(t, o.Metadata.ResourceVersion) != put {
+				t.Fatalf("%s, written at %d, is at %s; the list at %s has %v", name, put,
 					o.Metadata.ResourceVersion, list.Metadata.ResourceVersion, list.Names())
 			}
 		}
@@ -156,11 +164,10 @@ func TestOldEtcd(t *testing.T) {
 		expectEvent(t, ctx, w, "ADDED", "exercise")
 	})
 	t.Run("watches begin with the present", func(t *testing.T) {
-		put, err := client.Put(ctx, "/registry/configmaps/default/begin", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"begin","namespace":"default","uid":"begin"}}`)
-		check(t, err)
+		put := putMap(t, ctx, client, "begin")
 		names, at := initialEvents(t, ctx, api, defaultMaps, "")
-		if !slices.Contains(names, "begin") || at < put.Header.Revision {
-			t.Errorf("initial events at %d, after a write at %d: %v", at, put.Header.Revision, names)
+		if !slices.Contains(names, "begin") || at < put {
+			t.Errorf("initial events at %d, after a write at %d: %v", at, put, names)
 		}
 		w := startWatch(t, ctx, api, defaultMaps, "fieldSelector=metadata.name%3Dbegin")
 		expectEvent(t, ctx, w, "ADDED", "begin")
@@ -168,6 +175,22 @@ func TestOldEtcd(t *testing.T) {
 		expectEvent(t, ctx, w, "DELETED", "begin")
 	})
 	t.Run("writes elsewhere", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
+	t.Run("etcd stops and returns", func(t *testing.T) {
+		w := startWatch(t, ctx, api, defaultMaps, fmt.Sprintf("resourceVersion=%d", listRevision(t, ctx, api, defaultMaps, "")))
+		advance(t, ctx, client, 10) // the feed resumes before these
+		old.Stop()
+		if list, err := api.List(ctx, defaultMaps, "resourceVersion=0"); err != nil || len(list.Items) == 0 {
+			t.Errorf("list at any resource version without etcd: %+v, %v", list, err)
+		}
+		old.Start()
+		put := putMap(t, ctx, client, "returned")
+		expectEvent(t, ctx, w, "ADDED", "returned")
+		awaitClock(t, ctx, api, proxy.Etcd(), put)
+		list := awaitList(t, ctx, api, defaultMaps)
+		if !slices.Contains(list.Names(), "returned") {
+			t.Errorf("listed: %v", list.Names())
+		}
+	})
 
 	if n := clusterMetric(t, ctx, api, "progress_requests_total", proxy.Etcd()); n != 0 {
 		t.Errorf("progress was asked for %d times", n)
@@ -235,7 +258,7 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 	path, version := harness.OldEtcd(t)
 	ctx := newContext(t)
 	env := harness.New(t)
-	old := env.ProgramEtcd(ctx, path)
+	old := env.ProgramEtcd(path)
 	gates := func(value string) *harness.Server {
 		return env.StartAPIServer(old, engine(harness.Strata), "--strata-feature-gates="+value)
 	}
@@ -333,7 +356,7 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 		for _, p := range proxies {
 			said = append(said, p.Etcd().URL)
 		}
-		requireSaid(t, s, said...)
+		requireSaid(t, s, append(said, "reason=")...)
 		return
 	}
 	for line := range strings.Lines(s.Output()) {
@@ -346,6 +369,7 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 // TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd: everything
 // is read from etcd, and one line says so.
 func TestEtcdWithoutProgress(t *testing.T) {
+	t.Parallel() // it waits for an answer that never comes
 	ctx := newContext(t)
 	env := harness.New(t)
 	without := startGRPCProxy(t, env, env.Etcd())

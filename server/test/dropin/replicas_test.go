@@ -11,6 +11,7 @@ import (
 // TestReplicasStayTogether starts two servers on one etcd, at different revisions, and looks at a resource that nobody
 // writes: both are at the revision of the etcd, whatever moved that (KEP-1904, the second scenario).
 func TestReplicasStayTogether(t *testing.T) {
+	t.Parallel() // it waits for bookmarks
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

@@ -27,6 +27,7 @@ const uncachedPath = "/api/v1/namespaces/default/events"
 // shown by resources of the other, and each resource follows all that is written to its own, also if that is not a
 // resource.
 func TestSplitEtcd(t *testing.T) {
+	t.Parallel() // it waits for bookmarks
 	ctx := newContext(t)
 	env := harness.New(t)
 	far := side{name: "far", etcd: env.Etcd(), busy: defaultSecrets,

@@ -17,10 +17,11 @@ import (
 type Etcd struct {
 	URL string
 
-	env  *Env
-	args []string
-	tls  transport.TLSInfo // the zero value for plain TCP
-	p    *Process
+	env     *Env
+	program string // "" for the strata command
+	args    []string
+	tls     transport.TLSInfo // the zero value for plain TCP
+	p       *Process
 }
 
 // Etcd starts an empty etcd. It does not wait for the disk: these tests crash no machine.
@@ -53,6 +54,10 @@ func (e *Env) etcd(info transport.TLSInfo, more ...string) *Etcd {
 func (e *Etcd) Start() {
 	ctx, cancel := ready()
 	defer cancel()
+	if e.program != "" {
+		e.startProgram(ctx)
+		return
+	}
 	e.p = e.env.start("etcd", e.args...)
 	_, _, err := e.p.WaitLine(ctx, 0, "ready ")
 	e.env.check(err)
@@ -85,22 +90,27 @@ func (e *Etcd) Client() *clientv3.Client {
 }
 
 // ProgramEtcd starts another etcd: the program at path, with etcd's own flags.
-func (e *Env) ProgramEtcd(ctx context.Context, path string) *Etcd {
+func (e *Env) ProgramEtcd(path string) *Etcd {
 	client, peer := fmt.Sprintf("http://127.0.0.1:%d", e.freePort()), fmt.Sprintf("http://127.0.0.1:%d", e.freePort())
-	etcd := &Etcd{URL: client, env: e}
-	etcd.p = e.startProgram("old-etcd", path, "--data-dir="+e.Dir("etcd"), "--listen-client-urls="+client, "--advertise-client-urls="+client,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
-	etcd.p.mu.Lock()
-	etcd.p.mu.waited = true // it ends itself with the signal that it was sent
-	etcd.p.mu.Unlock()
-	c := etcd.Client()
-	e.check(Poll(ctx, func(ctx context.Context) (bool, error) {
+	etcd := &Etcd{URL: client, env: e, program: path, args: []string{
+		"--data-dir=" + e.Dir("etcd"), "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}}
+	etcd.Start()
+	return etcd
+}
+
+func (e *Etcd) startProgram(ctx context.Context) {
+	e.p = e.env.startProgram("old-etcd", e.program, e.args...)
+	e.p.mu.Lock()
+	e.p.mu.waited = true // it ends itself with the signal that it was sent
+	e.p.mu.Unlock()
+	client := e.Client()
+	e.env.check(Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, err := c.Get(ctx, "ready")
+		_, err := client.Get(ctx, "ready")
 		return err == nil, err
 	}))
-	return etcd
 }
 
 // freePort returns a port that was free a moment ago. Servers that are to be found again need one that they do not choose
