@@ -292,11 +292,10 @@ func (m *Mirror) reload(r *Resource, delay time.Duration) {
 			})
 			l := m.list(ctx, r.prefix, seen)
 			if errors.Is(l.err, ErrCompacted) {
-				// The clock has stood still for long. A snapshot at the list's revision
-				// may exist only once the clock is there; waiting for it makes etcd tell.
-				if l = m.list(ctx, r.prefix, 0); l.err == nil {
-					l.err = m.Wait(ctx, l.header.Revision)
-				}
+				l = m.listAhead(ctx, r.prefix)
+			}
+			if l.err == nil && l.header.ClusterID != m.cluster.Load() {
+				l.err = fmt.Errorf("%w: cluster %x", ErrRestored, l.header.ClusterID)
 			}
 			switch {
 			case ctx.Err() != nil:
@@ -313,6 +312,25 @@ func (m *Mirror) reload(r *Resource, delay time.Duration) {
 			delay = next
 		}
 	})
+}
+
+// listAhead lists a prefix as it stands now: the clock has stood still for so long that etcd
+// was compacted past it. A snapshot at the list's revision may exist only once the clock
+// is there; waiting for it makes etcd tell. If it would not, everything is listed anew.
+func (m *Mirror) listAhead(ctx context.Context, prefix string) loadedList {
+	if m.opts.EventsOnly {
+		err := fmt.Errorf("%w: the clock, at %d", ErrCompacted, m.clock.rev.Load())
+		select {
+		case m.restart <- restart{m.lists.Load(), err}:
+		default:
+		}
+		return loadedList{err: err}
+	}
+	l := m.list(ctx, prefix, 0)
+	if l.err == nil {
+		l.err = m.Wait(ctx, l.header.Revision)
+	}
+	return l
 }
 
 // install begins a lineage with a list and applies what has arrived since.

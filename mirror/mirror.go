@@ -76,7 +76,7 @@ func New(opts Options) (*Mirror, error) {
 	m.byPrefix[root.prefix] = root
 	m.wg.Go(func() { m.run(m.ctx) })
 	if !opts.EventsOnly {
-		m.wg.Go(func() { m.askForProgress(m.ctx) })
+		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })
 	}
 	m.wg.Go(func() { m.readRevisions(m.ctx) })
 	return m, nil

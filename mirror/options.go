@@ -34,7 +34,7 @@ type Options struct {
 	// such reads time (about a microsecond per event), fewer costs memory (about
 	// 1 KB per distinct leaf written in between). Default 128.
 	CheckpointEvents int
-	// IdleProgress is how often etcd is asked for progress while the clock stands still
+	// IdleProgress is how often etcd is asked for progress while no events come
 	// and somebody wants it to move (WantProgress). etcd's own interval is 10 minutes
 	// unless it is configured, and the clock has to follow writes outside the prefix,
 	// or a compaction overtakes it. Default: DefaultIdleProgress; negative: never.

@@ -292,3 +292,27 @@ func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
 		barrier(t, m)
 	})
 }
+
+// TestALateClaimOfARestoredEtcd: a resource that is listed on its own is not taken from
+// another cluster than the rest.
+func TestALateClaimOfARestoredEtcd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/x", "old")
+		m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+		reach(t, m, store.Revision())
+		at := store.Revision()
+		store.Restore(at, map[string]string{"/registry/a/x": "new"})
+		r := claim(t, m, "/registry/a/")
+		for relisted := false; !relisted; time.Sleep(time.Millisecond) {
+			relisted = m.Stats().Relists > 0
+			if s, err := r.Latest(); err == nil && !relisted {
+				t.Fatalf("read %v at %d before the mirror knew of the restore", read(s), s.Rev)
+			}
+		}
+		reach(t, m, store.Put("/registry/a/y", "1"), r)
+		if got := read(latest(t, r)); got["/registry/a/x"] != fmt.Sprintf("new@%d", at) {
+			t.Errorf("read %v", got)
+		}
+	})
+}

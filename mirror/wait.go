@@ -17,10 +17,11 @@ type clock struct {
 	// lock only when there is somebody to wake.
 	min atomic.Int64
 
-	// byProgress: the last time that somebody waited, it was progress, not an event,
-	// that ended it. progress counts the times that progress has moved the clock.
+	// byProgress: what waits are for is told by progress, not by events: it ended the last
+	// one, and since then no read has found that there was nothing to wait for.
 	byProgress atomic.Bool
-	progress   atomic.Int64
+	served     atomic.Int64 // waits that progress has ended
+	events     atomic.Int64 // times that events have moved the clock
 
 	mu      sync.Mutex // leaf; guards what follows
 	waiters waiterHeap
@@ -28,6 +29,7 @@ type clock struct {
 	occupied bool          // somebody waits; what follows tells
 	waiting  chan struct{} // closed while somebody waits, replaced when nobody does
 	resting  chan struct{} // the other way round
+	lowered  chan struct{} // somebody waits for less than all others
 }
 
 type waiter struct {
@@ -37,7 +39,7 @@ type waiter struct {
 }
 
 func newClock() *clock {
-	c := &clock{waiting: make(chan struct{}), resting: make(chan struct{})}
+	c := &clock{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1)}
 	close(c.resting)
 	c.min.Store(math.MaxInt64)
 	return c
@@ -45,14 +47,17 @@ func newClock() *clock {
 
 // publish moves the clock and wakes whoever waited for rev or less. Writer only.
 func (c *clock) publish(rev Revision, byProgress bool) {
-	if byProgress {
-		c.progress.Add(1)
+	if !byProgress {
+		c.events.Add(1)
 	}
 	c.rev.Store(rev)
 	if c.min.Load() > rev {
 		return
 	}
 	c.byProgress.Store(byProgress)
+	if byProgress {
+		c.served.Add(1)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.waiters) > 0 && c.waiters[0].rev <= rev {
@@ -87,6 +92,12 @@ func (c *clock) wait(ctx context.Context, closed <-chan struct{}, rev Revision) 
 	w := &waiter{rev: rev, done: make(chan struct{})}
 	c.mu.Lock()
 	heap.Push(&c.waiters, w)
+	if w.index == 0 && c.occupied {
+		select {
+		case c.lowered <- struct{}{}:
+		default:
+		}
+	}
 	c.setMinLocked()
 	// The writer stores rev before it loads min, we store min before we load rev:
 	// one of the two sees the other.
@@ -163,56 +174,63 @@ const (
 // progressTimeout bounds one request, which a feed that does not move may hold up.
 const progressTimeout = time.Second
 
-// askForProgress asks etcd how far the feed has come, until ctx ends:
+// asker asks etcd how far the feed has come:
 //
-//   - while somebody waits for the clock: at once if progress is what the last ones
-//     waited for, else after progressFirst, because a write inside the prefix moves
-//     the clock by its own event and needs no answer. Then at intervals that double
-//     up to progressLast, and begin anew when progress has moved the clock: whoever
-//     waits now is somebody new, who is not to wait for the interval of others.
-//   - at the moment a revision read begins, if progress is what the last ones waited for
+//   - while somebody waits for the clock: at once if progress is what waits are for
+//     (clock.byProgress), else after progressFirst, because a write inside the prefix moves the
+//     clock by its own event and needs no answer. Then at intervals that double up to
+//     progressLast. They begin anew when progress has ended a wait, or when somebody waits
+//     for less than all others: nobody waits for the interval of others, and who waits
+//     for a revision that is far away does not make it short.
+//   - at the moment a revision read begins, if progress is what waits are for
 //     (readRevisions), so that the two answers arrive together;
-//   - at IdleProgress, if the clock has stood still for so long and somebody wants it to
-//     move (WantProgress).
-func (m *Mirror) askForProgress(ctx context.Context) {
+//   - every Options.IdleProgress, if no event has come for so long and somebody wants the
+//     clock to move (WantProgress).
+type asker struct {
+	m     *Mirror
+	along time.Time // of the last question with a revision read
+}
+
+// run asks until ctx ends.
+func (a *asker) run(ctx context.Context) {
+	m := a.m
 	var idle <-chan time.Time
 	if m.opts.IdleProgress > 0 {
 		ticker := time.NewTicker(m.opts.IdleProgress)
 		defer ticker.Stop()
 		idle = ticker.C
 	}
-	stoodAt := Revision(-1)
-	var asked time.Time
+	events := int64(-1)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.clock.someoneWaits():
-			m.askForWaiters(ctx, asked)
+			a.forWaiters(ctx)
 		case <-m.progressDue:
-			asked = time.Now()
-			m.requestProgress(ctx)
+			a.along = time.Now()
+			a.ask(ctx)
 		case <-idle:
-			now := m.clock.rev.Load()
-			if now == stoodAt && m.wantProgress.Load() > 0 {
-				m.requestProgress(ctx)
+			now := m.clock.events.Load()
+			if now == events && m.wantProgress.Load() > 0 {
+				a.ask(ctx)
 			}
-			stoodAt = now
+			events = now
 		}
 	}
 }
 
-// askForWaiters returns when nobody waits for the clock any more. Progress was last asked
-// for with a revision read at asked.
-func (m *Mirror) askForWaiters(ctx context.Context, asked time.Time) {
-	ask := m.clock.byProgress.Load() && time.Since(asked) >= progressFirst
+// forWaiters returns when nobody waits for the clock any more.
+func (a *asker) forWaiters(ctx context.Context) {
+	c := a.m.clock
+	// atOnce: not if the question has gone out with the revision read.
+	atOnce := func() bool { return c.byProgress.Load() && time.Since(a.along) >= progressFirst }
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for interval := progressFirst; ; ask = true {
-		progress := m.clock.progress.Load()
-		nobody := m.clock.nobodyWaits()
-		if ask {
-			m.requestProgress(ctx)
+	for interval, due := progressFirst, atOnce(); ; {
+		served, nobody := c.served.Load(), c.nobodyWaits()
+		if due {
+			a.ask(ctx)
 		}
 		timer.Reset(interval)
 		select {
@@ -220,9 +238,13 @@ func (m *Mirror) askForWaiters(ctx context.Context, asked time.Time) {
 			return
 		case <-nobody:
 			return
+		case <-c.lowered:
+			interval, due = progressFirst, atOnce()
+			continue
 		case <-timer.C:
 		}
-		if m.clock.progress.Load() == progress {
+		due = true
+		if c.served.Load() == served {
 			interval = min(2*interval, progressLast)
 		} else {
 			interval = progressFirst
@@ -230,17 +252,17 @@ func (m *Mirror) askForWaiters(ctx context.Context, asked time.Time) {
 	}
 }
 
-func (m *Mirror) requestProgress(ctx context.Context) {
+func (a *asker) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 	defer cancel()
-	m.stats.progressRequests.Add(1)
-	if err := m.opts.Source.RequestProgress(ctx); err != nil && m.ctx.Err() == nil {
-		m.opts.Logger.Debug("progress request failed", "error", err)
+	a.m.stats.progressRequests.Add(1)
+	if err := a.m.opts.Source.RequestProgress(ctx); err != nil && a.m.ctx.Err() == nil {
+		a.m.opts.Logger.Debug("progress request failed", "error", err)
 	}
 }
 
-// WantProgress makes the mirror ask for progress every Options.IdleProgress while the
-// clock stands still, for somebody who waits for nothing and yet wants to know how far
+// WantProgress makes the mirror ask for progress every Options.IdleProgress while no
+// events come, for somebody who waits for nothing and yet wants to know how far
 // things have come, such as a watch with bookmarks. It ends with release, which is to
 // be called once.
 func (m *Mirror) WantProgress() (release func()) {
@@ -311,7 +333,7 @@ func (m *Mirror) readRevisions(ctx context.Context) {
 		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
 		m.stats.revisionReads.Add(1)
 		lists, cluster, before := m.lists.Load(), m.cluster.Load(), m.clock.rev.Load()
-		if m.clock.byProgress.Load() && m.clock.min.Load() == math.MaxInt64 {
+		if m.clock.byProgress.Load() && m.clock.min.Load() > m.stats.etcdRevision.Load() { // nobody waits for what exists
 			select {
 			case m.progressDue <- struct{}{}:
 			default:

@@ -166,6 +166,45 @@ func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 	})
 }
 
+// TestAFarWaitIsNobodysInterval: somebody waits for a revision that does not come. Reads
+// of writes outside the prefix are served as quickly as without, and without reads
+// progress is asked for every 100 ms, though it moves the clock each time.
+func TestAFarWaitIsNobodysInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		far := make(chan error, 1)
+		go func() { far <- m.Wait(ctx, 1<<40) }()
+		time.Sleep(time.Second)
+
+		before := m.Stats().ProgressRequests
+		for range 1000 {
+			store.Put("/elsewhere", "1")
+			time.Sleep(time.Millisecond)
+		}
+		if asked := m.Stats().ProgressRequests - before; asked < 9 || asked > 11 {
+			t.Errorf("asked %d times in a second, want every 100 ms", asked)
+		}
+		for i := range 20 {
+			store.Put("/elsewhere", "1")
+			begin := time.Now()
+			rev, err := m.Current(context.Background())
+			if err == nil {
+				err = m.Wait(context.Background(), rev)
+			}
+			if took := time.Since(begin); err != nil || took > 2*time.Millisecond {
+				t.Errorf("read %d took %v, %v", i, took, err)
+			}
+			time.Sleep(time.Duration(i*7) * time.Millisecond)
+		}
+		cancel()
+		<-far
+	})
+}
+
 // TestProgressGoesOutWithTheRevisionRead: when writes outside the prefix are what readers
 // wait for, both questions are asked at the same moment.
 func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
@@ -250,6 +289,15 @@ func TestIdleProgress(t *testing.T) {
 				if followed := m.Clock() == rev; followed != (tt.want > 0) {
 					t.Errorf("the clock is at %d, etcd at %d", m.Clock(), rev)
 				}
+				// Answers that move the clock do not put the next question off.
+				a.since(time.Now())
+				for range 60 {
+					store.Put("/elsewhere", "1")
+					time.Sleep(time.Second)
+				}
+				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
+					t.Errorf("asked %d times in a minute of writes elsewhere, want %d", got, tt.want)
+				}
 				// Events are news enough.
 				for i := range 600 {
 					store.Put("/registry/a/x", fmt.Sprint(i))
@@ -297,7 +345,28 @@ func TestEventsOnly(t *testing.T) {
 			t.Errorf("read %q", got)
 		}
 		reach(t, m, store.Put("/registry/a/x", "2"), r)
+
+		// etcd is compacted past the clock, which stands still: everything is listed anew.
+		rev = store.Put("/elsewhere", "2")
+		store.Compact(rev)
+		store.Put("/registry/b/y", "1")
+		reach(t, m, store.Revision())
+		rev = store.Put("/elsewhere", "3")
+		store.Compact(rev)
+		late := claim(t, m, "/registry/b/")
+		if err := late.WaitReady(ctxFor(t)); err != nil {
+			t.Fatalf("a resource that is claimed after a compaction: %v", err)
+		}
+		if got := read(latest(t, late)); len(got) != 1 {
+			t.Errorf("read %v", got)
+		}
 	})
+}
+
+func ctxFor(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // TestReadersDoNotWaitForTheIntervalOfOthers: revisions come and go outside the

@@ -120,7 +120,7 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	quick, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	var storageErr *storage.StorageError
-	if err := s.listFromEtcd(quick, "/pods", everything(), &example.PodList{}); !errors.As(err, &storageErr) {
+	if err := s.listPast(quick, "/pods", everything(), &example.PodList{}); !errors.As(err, &storageErr) {
 		t.Errorf("one LIST too many: %v, want a timeout", err)
 	}
 	<-s.cluster.gets
@@ -128,7 +128,28 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
 		t.Errorf("a GET with room: %v", err)
 	}
-	if err := s.listFromEtcd(ctx, "/pods", everything(), &example.PodList{}); err != nil {
+	if err := s.listPast(ctx, "/pods", everything(), &example.PodList{}); err != nil {
 		t.Errorf("a LIST with room: %v", err)
+	}
+}
+
+// TestListsThatAGateSendsToEtcdAreNotBounded: they are not lists of the past, and wait for
+// none.
+func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
+	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
+	f.create(t, newPod("a"), newPod("b"))
+	f.catchUp(t)
+	for range maxEtcdLists {
+		f.cluster.lists <- struct{}{}
+	}
+	if got := podNames(f.list(t, everything())); got != "a b" {
+		t.Errorf("list has %q", got)
+	}
+	opts := everything()
+	opts.Predicate.Limit = 1
+	first := f.list(t, opts)
+	opts.Predicate.Continue = first.Continue
+	if got := podNames(first) + " " + podNames(f.list(t, opts)); got != "a b" {
+		t.Errorf("pages have %q", got)
 	}
 }

@@ -31,6 +31,9 @@ type cluster struct {
 	compactor compactor // nil: compactions go unnoticed
 	budget    *budget   // of the engine
 	present   present
+	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
+	// not reached goes to etcd then, because memory may not reach it soon.
+	eventsOnly bool
 
 	// Places for reads that memory cannot answer: one key each, and lists.
 	gets, lists chan struct{}
@@ -93,7 +96,8 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 // startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget, present: f.present,
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
+		present: f.present, eventsOnly: f.eventsOnly,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
 	if f.source == nil {
 		return c, nil

@@ -23,10 +23,12 @@ import (
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	endProbe(ctx, s, key, &opts.Predicate)
 	r, err := s.Read(ctx, key, opts)
-	if errors.Is(err, ErrReadEtcd) {
-		return s.listFromEtcd(ctx, key, opts, listObj)
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errPastMemory):
+		return s.listPast(ctx, key, opts, listObj)
+	case errors.Is(err, ErrReadEtcd):
+		return s.etcd.GetList(ctx, key, opts, listObj)
+	case err != nil:
 		return err
 	}
 	return s.fill(ctx, r, opts, listObj)
@@ -89,10 +91,18 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 	if err != nil {
 		return mirror.Snapshot{}, err
 	}
+	if s.outOfReach(rev) {
+		return mirror.Snapshot{}, ErrReadEtcd
+	}
 	if err := s.waitFor(ctx, rev); err != nil {
 		return mirror.Snapshot{}, err
 	}
 	return s.resource.Latest()
+}
+
+// outOfReach reports whether nothing but etcd can tell of a revision, see cluster.eventsOnly.
+func (s *Store) outOfReach(rev mirror.Revision) bool {
+	return s.cluster.eventsOnly && rev > s.mirror.Clock()
 }
 
 // fill decodes what was read into listObj.

@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"strings"
@@ -12,6 +13,10 @@ import (
 
 	"github.com/stratakube/strata/mirror"
 )
+
+// errPastMemory is the ErrReadEtcd of a revision older than memory; few such lists are read
+// from etcd at once (D7).
+var errPastMemory = fmt.Errorf("%w: older than memory", ErrReadEtcd)
 
 // ErrReadEtcd: memory does not answer this read, etcd does. Of a list: the revision is
 // older than memory, a gate is off, or the resource is not loaded and the page is small. Of
@@ -111,8 +116,7 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 	snap, err := s.snapshot(ctx, opts, exact)
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		// Older than memory: etcd has it, or knows that it is gone (D7).
-		return nil, ErrReadEtcd
+		return nil, errPastMemory // etcd has it, or knows that it is gone
 	case errors.Is(err, mirror.ErrNotReady):
 		return nil, s.notReady()
 	case err != nil:

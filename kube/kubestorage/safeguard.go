@@ -44,7 +44,6 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 	}
 	if f.eventsOnly {
 		f.source = source.WithoutProgress()
-		return f, nil
 	}
 	err = etcdsource.Probe(ctx, client.Client, probe)
 	if errors.Is(err, etcdsource.ErrUnsupported) {

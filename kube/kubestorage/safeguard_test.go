@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -148,5 +149,58 @@ func TestGatesSendReadsToEtcd(t *testing.T) {
 			want("watch at 0", false, f.requests.during(watchAdded(afterRevision("0"))))
 			want("initial events", tt.lists, f.requests.during(watchAdded(initial)))
 		})
+	}
+}
+
+// TestWhatMemoryMayNotReach: where the clock moves by events only, etcd answers what is not
+// older than a revision that it has told of and no event has, at once.
+func TestWhatMemoryMayNotReach(t *testing.T) {
+	f := setup(t, eventsOnly)
+	pod := f.create(t, newPod("a"))[0]
+	ctx := contextFor(t)
+	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.Clock() >= parseRevision(t, pod.ResourceVersion) })
+	resp, err := f.client.Put(ctx, "/elsewhere", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rev := fmt.Sprint(resp.Header.Revision)
+	if got := f.list(t, everything()); got.ResourceVersion != rev {
+		t.Fatalf("a consistent list is at %s, want %s", got.ResourceVersion, rev)
+	}
+	yes := true
+	initial := withBookmarks(afterRevision(rev))
+	initial.SendInitialEvents = &yes
+	initial.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+	exact := afterRevision(rev)
+	exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+	got := f.requests.during(func() {
+		for name, opts := range map[string]storage.ListOptions{"not older": afterRevision(rev), "exact": exact} {
+			if got := f.list(t, opts); podNames(got) != "a" || parseRevision(t, got.ResourceVersion) < resp.Header.Revision {
+				t.Errorf("%s: list has %q at %s", name, podNames(got), got.ResourceVersion)
+			}
+		}
+		if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rev}, &example.Pod{}); err != nil {
+			t.Errorf("get: %v", err)
+		}
+		w, err := f.Watch(ctx, "/pods/", initial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		nextPod(t, w, watch.Added)
+	})
+	if got.Gets+got.Ranges < 4 {
+		t.Errorf("asked of etcd: %+v, want each", got)
+	}
+	got = f.requests.during(func() {
+		if got := podNames(f.list(t, afterRevision(pod.ResourceVersion))); got != "a" {
+			t.Errorf("list has %q", got)
+		}
+		w := f.watchPods(t, afterRevision(rev))
+		f.update(t, pod, "1")
+		nextPod(t, w, watch.Modified)
+	})
+	if got.Gets+got.Ranges != 0 {
+		t.Errorf("asked of etcd: %+v, want that memory answers what it has reached, and watches", got)
 	}
 }

@@ -82,6 +82,7 @@ type options struct {
 	engine      Options
 	source      func(mirror.Source) mirror.Source // between etcd and the mirror
 	fromEtcd    bool                              // no mirror: the cluster reads from etcd
+	eventsOnly  bool                              // as if etcd were too old
 	beforeReady bool                              // do not wait until the resource is loaded
 	dataBefore  func(*kubernetes.Client)          // called before anything reads etcd
 }
@@ -107,6 +108,7 @@ func withData(put func(*kubernetes.Client)) func(*options) {
 }
 
 func fromEtcd(o *options)    { o.fromEtcd = true }
+func eventsOnly(o *options)  { o.eventsOnly = true }
 func beforeReady(o *options) { o.beforeReady = true }
 func uncached(o *options)    { o.store.Uncached = true }
 
@@ -148,6 +150,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		var err error
 		if source, err = findFeed(client, testPrefix, o.engine); err != nil || source.source == nil {
 			t.Fatalf("the embedded etcd cannot feed a mirror: %v", err)
+		}
+		if o.eventsOnly {
+			source.eventsOnly, source.present = true, present{}
 		}
 		if o.source != nil {
 			source.source = o.source(source.source)

@@ -257,8 +257,8 @@ const (
 	getWait = 250 * time.Millisecond
 	// answerTime is what is left of a request's own deadline, if that comes first: whoever
 	// waits until then is cut off instead of told when to try again.
-	answerTime = 100 * time.Millisecond
-	// tooHighRetrySeconds is the pause that a client is told with 504.
+	answerTime = 250 * time.Millisecond
+	// tooHighRetrySeconds is the pause that a client is told with 504 and 429.
 	tooHighRetrySeconds = 1
 )
 
@@ -275,17 +275,29 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 // it cannot be within freshWait.
 func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
+		if rev > 0 { // else nothing is asked for
+			s.metrics.wait().Observe(0)
+		}
+		return nil
+	}
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	err := s.await(waitCtx, rev)
+	if err != nil && ctx.Err() == nil {
+		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Clock()), tooHighRetrySeconds)
+	}
+	return err
+}
+
+// await returns when rev can be read, or with ctx's error, and measures that.
+func (s *Store) await(ctx context.Context, rev mirror.Revision) error {
+	if s.mirror.Clock() >= rev {
 		s.metrics.wait().Observe(0)
 		return nil
 	}
 	began := time.Now()
-	waitCtx, cancel := waitContext(ctx, freshWait)
-	defer cancel()
-	err := s.mirror.Wait(waitCtx, rev)
+	err := s.mirror.Wait(ctx, rev)
 	s.metrics.wait().Observe(time.Since(began).Seconds())
-	if err != nil && ctx.Err() == nil {
-		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Clock()), tooHighRetrySeconds)
-	}
 	return err
 }
 
@@ -300,16 +312,21 @@ func (s *Store) current(ctx context.Context) (mirror.Revision, error) {
 }
 
 // consistent returns when the mirror has seen every write that was acknowledged
-// before the call (I6).
+// before the call (I6), and 429 when it cannot tell within freshWait: that is not the
+// client's doing, and not to be passed on to etcd, which would multiply an outage
+// (KEP-2340, k/k#138494).
 func (s *Store) consistent(ctx context.Context) error {
-	rev, err := s.current(ctx)
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	rev, err := s.current(waitCtx)
 	if err == nil {
-		err = s.waitFor(ctx, rev)
+		err = s.await(waitCtx, rev)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	s.metrics.consistentRead(err == nil, false)
-	if storage.IsTooLargeResourceVersion(err) {
-		// Not the client's doing, and not to be passed on to etcd: that would
-		// multiply an outage (KEP-2340, k/k#138494).
+	if err != nil && waitCtx.Err() != nil {
 		return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
 	}
 	return err
@@ -326,9 +343,8 @@ func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOpt
 	}
 }
 
-// listFromEtcd lists from etcd what memory does not answer, waiting while too many
-// do (D7).
-func (s *Store) listFromEtcd(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+// listPast lists from etcd what is older than memory, waiting while too many do (D7).
+func (s *Store) listPast(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	select {
 	case s.cluster.lists <- struct{}{}:
 		defer func() { <-s.cluster.lists }()
@@ -367,8 +383,8 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 
 type hasWaitedKey struct{}
 
-// HasWaited returns a context for a request whose Entry has returned ErrReadEtcd: who
-// asks for the same again by Get does not wait for memory a second time.
+// HasWaited returns a context for a request that was answered with ErrReadEtcd: a Get of the
+// present does not wait for memory a second time.
 func HasWaited(ctx context.Context) context.Context {
 	return context.WithValue(ctx, hasWaitedKey{}, true)
 }
@@ -395,6 +411,8 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		if err := s.soonConsistent(ctx); err != nil {
 			return nil, ErrReadEtcd
 		}
+	} else if s.outOfReach(rev) {
+		return nil, ErrReadEtcd
 	} else if err := s.waitFor(ctx, rev); err != nil {
 		return nil, err
 	}
@@ -420,14 +438,7 @@ func (s *Store) soonConsistent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.mirror.Clock() >= rev {
-		s.metrics.wait().Observe(0)
-		return nil
-	}
-	began := time.Now()
-	err = s.mirror.Wait(ctx, rev)
-	s.metrics.wait().Observe(time.Since(began).Seconds())
-	return err
+	return s.await(ctx, rev)
 }
 
 // errorWatch is a watch that reports an error and ends.

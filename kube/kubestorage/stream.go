@@ -183,9 +183,15 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 }
 
 // WatchesEtcd reports whether etcd answers a watch, not memory: it begins with a list of
-// the present, and the gate ConsistentListFromCache is off.
+// the present, and the gate ConsistentListFromCache is off, or with one at a revision that
+// memory may not reach soon.
 func (s *Store) WatchesEtcd(opts storage.ListOptions) bool {
-	return opts.ResourceVersion == "" && (opts.SendInitialEvents == nil || *opts.SendInitialEvents) && !s.present.lists
+	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	if opts.ResourceVersion == "" {
+		return (list || opts.SendInitialEvents == nil) && !s.present.lists
+	}
+	rev, err := s.parseRevision(opts.ResourceVersion)
+	return err == nil && list && s.outOfReach(rev)
 }
 
 // begin sets where the stream starts.

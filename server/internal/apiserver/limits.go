@@ -11,6 +11,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
+// minProgressInterval is how often progress is asked for at most while reads wait.
+const minProgressInterval = 100 * time.Millisecond
+
 // engineLimits are the bounds of what the engine holds beside the present state (of history and of unclaimed values for
 // each etcd cluster, of representations for the process), and of how long it leaves an idle etcd alone.
 type engineLimits struct {
@@ -66,8 +69,8 @@ func (l *engineLimits) validate() error {
 	if l.keptBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
 	}
-	if l.progressInterval < 0 {
-		return fmt.Errorf("--strata-progress-interval must not be negative, is %s", l.progressInterval)
+	if l.progressInterval != 0 && l.progressInterval < minProgressInterval {
+		return fmt.Errorf("--strata-progress-interval must be 0 or at least %s, is %s", minProgressInterval, l.progressInterval)
 	}
 	return nil
 }

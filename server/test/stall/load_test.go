@@ -21,7 +21,7 @@ type outcome struct {
 
 // forms are the LISTs of the load, one after the other: answered with bytes from memory, the last one through upstream's
 // handlers.
-var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=2s", "pretty=true&limit=10", "pretty=true&timeout=1s"}
+var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=4s", "pretty=true&limit=10", "pretty=true&timeout=4s"}
 
 // send sends perSecond LISTs of the present in each second of duration, each at its time whatever became of those before.
 // It returns when all are sent; answers returns when all are answered or have waited for refusedWithin.

@@ -57,7 +57,7 @@ func TestStalledFeed(t *testing.T) {
 	if strata {
 		others = append(others,
 			loop{"ask for initial events", s.refusedWatch("sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan")},
-			loop{"ask for initial events in little time", s.refusedWatch("timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")},
+			loop{"ask for initial events in little time", s.refusedWatch("timeoutSeconds=4&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")},
 			loop{"watch from the present", s.refusedWatch("")})
 	}
 	s.proxy.Reset()
