@@ -18,8 +18,7 @@ import (
 
 // get answers a GET, or returns why it has to be passed on.
 func (r *read) get() reason {
-	span := r.trace("Get")
-	defer span.End(500 * time.Millisecond)
+	defer r.traceSlow("Get", 500*time.Millisecond)()
 	item, err := r.getItem()
 	if passOnError(err) {
 		return reasonEtcd
