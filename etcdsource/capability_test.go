@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,8 +16,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 func TestCheckVersion(t *testing.T) {
@@ -140,6 +144,10 @@ type fake struct {
 	noWatch    bool // watches are not even created
 	slow       int  // progress requests before the first that is answered
 	asked      atomic.Int64
+
+	mu      sync.Mutex
+	ranges  []*pb.RangeRequest
+	streams []metadata.MD // of watches
 }
 
 func (f *fake) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
@@ -149,7 +157,10 @@ func (f *fake) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, e
 	return &pb.StatusResponse{Version: f.version}, nil
 }
 
-func (f *fake) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error) {
+func (f *fake) Range(_ context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	f.mu.Lock()
+	f.ranges = append(f.ranges, r)
+	f.mu.Unlock()
 	if f.noRange {
 		return nil, status.Error(codes.Unimplemented, "no range")
 	}
@@ -157,6 +168,10 @@ func (f *fake) Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, erro
 }
 
 func (f *fake) Watch(stream pb.Watch_WatchServer) error {
+	md, _ := metadata.FromIncomingContext(stream.Context())
+	f.mu.Lock()
+	f.streams = append(f.streams, md)
+	f.mu.Unlock()
 	for {
 		req, err := stream.Recv()
 		if err != nil {
@@ -180,13 +195,19 @@ func (f *fake) Watch(stream pb.Watch_WatchServer) error {
 // probe runs Probe against the server.
 func (f *fake) probe(t *testing.T, ctx context.Context) error {
 	t.Helper()
+	return Probe(ctx, f.serve(t), "/registry/probe")
+}
+
+// serve returns a client of the server.
+func (f *fake) serve(t *testing.T) *clientv3.Client {
+	t.Helper()
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
 	pb.RegisterKVServer(server, f)
 	pb.RegisterWatchServer(server, f)
 	pb.RegisterMaintenanceServer(server, f)
 	go func() { _ = server.Serve(listener) }()
-	defer server.Stop()
+	t.Cleanup(server.Stop)
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{"passthrough:///bufconn"},
 		Logger:    zap.NewNop(),
@@ -198,8 +219,55 @@ func (f *fake) probe(t *testing.T, ctx context.Context) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
-	return Probe(ctx, client, "/registry/probe")
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// TestWhatIsAskedOfEtcd: revisions linearizably and without objects, lists linearizably,
+// and the feed ends when its member has lost the leader.
+func TestWhatIsAskedOfEtcd(t *testing.T) {
+	f := &fake{version: "3.6.8"}
+	s := New(f.serve(t), "feed", "/registry/probe")
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	header, err := s.Current(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.List(ctx, "/registry/", 0, func([]mirror.KV) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("enough")
+	begun := make(chan error, 1)
+	go func() {
+		begun <- s.Watch(ctx, "/registry/", mirror.Header{ClusterID: header.ClusterID, Revision: header.Revision - 1}, func(mirror.Batch) error { return enough })
+	}()
+	for watching := true; watching; {
+		if err := s.RequestProgress(ctx); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-begun:
+			if !errors.Is(err, enough) {
+				t.Fatal(err)
+			}
+			watching = false
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.ranges {
+		if r.Serializable {
+			t.Errorf("%s is read without a quorum", r.Key)
+		}
+		if probe := string(r.Key) == "/registry/probe"; probe && !r.CountOnly {
+			t.Errorf("a revision is read with objects: %v", r)
+		}
+	}
+	if len(f.streams) != 1 || len(f.streams[0].Get("hasleader")) == 0 || len(f.streams[0].Get("strata-stream")) == 0 {
+		t.Errorf("streams of watches: %v, want one of its own that needs a leader", f.streams)
+	}
 }
 
 func TestProbe(t *testing.T) {

@@ -66,7 +66,6 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1),
 		progressDue: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
-	m.reads.kick = make(chan struct{}, 1)
 	m.excluded.Store(&[]string{})
 	m.mu.resources = map[string]*Resource{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -78,7 +77,6 @@ func New(opts Options) (*Mirror, error) {
 	if !opts.EventsOnly {
 		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })
 	}
-	m.wg.Go(func() { m.readRevisions(m.ctx) })
 	return m, nil
 }
 
@@ -86,6 +84,7 @@ func New(opts Options) (*Mirror, error) {
 // readable; waits end with an error.
 func (m *Mirror) Close() {
 	m.cancel()
+	m.closeReads()
 	m.wg.Wait()
 }
 

@@ -201,6 +201,33 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	return (*lin.checkpoints.Load())[0].rev, lin.log.Floor(), nil
 }
 
+// ListSource returns the entries with start <= key < end as etcd has them now, in key order,
+// and the revision of that: for those who must not rely on the clock. Entries that memory
+// holds too are memory's. start begins with the resource's prefix. Cost is a list of the keys
+// that begin with start. Errors: those of Source.List; ErrNotReady if etcd is another one.
+func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
+	held, _ := r.Latest() // empty if there is none
+	var entries []*Entry
+	header, err := r.m.opts.Source.List(ctx, start, 0, func(page []KV) error {
+		for i := range page {
+			kv := &page[i]
+			if string(kv.Key) >= end {
+				continue
+			}
+			e, ok := held.Get(string(kv.Key))
+			if !ok || e.mod != kv.ModRevision || !e.hasValue() {
+				e = newEntry(kv, true)
+			}
+			entries = append(entries, e)
+		}
+		return nil
+	})
+	if err == nil && header.ClusterID != r.m.cluster.Load() {
+		err = fmt.Errorf("%w: cluster %x", ErrNotReady, header.ClusterID)
+	}
+	return entries, header.Revision, err
+}
+
 // Get returns the entry with the key. Cost is O(log n), no allocation.
 func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
 

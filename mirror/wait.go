@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -272,16 +273,41 @@ func (m *Mirror) WantProgress() (release func()) {
 
 // revisionReads lets concurrent consistent reads share one read of etcd's revision.
 type revisionReads struct {
-	mu   sync.Mutex    // leaf
-	next *revisionRead // the one that readers join; nil if none is due
-	kick chan struct{} // one is due
+	mu      sync.Mutex    // leaf
+	next    *revisionRead // the one that readers join; nil if none is due
+	pending []*attempt    // in the order in which they began
+	late    *time.Timer   // fires when the last of them is overdue
+	closed  bool
 }
 
+// revisionRead is what a group of readers waits for.
 type revisionRead struct {
-	done   chan struct{}
-	header Header
-	err    error
+	done chan struct{}
+	rev  Revision
+	err  error
 }
+
+// attempt is one request to etcd, on behalf of reads that began before it did.
+type attempt struct {
+	reads  []*revisionRead
+	began  time.Time
+	ctx    context.Context
+	cancel context.CancelFunc
+	// As they were when it began.
+	lists   int64
+	cluster uint64
+	clock   Revision
+}
+
+const (
+	// revisionReadTimeout bounds an attempt that nobody may be waiting for any more.
+	revisionReadTimeout = 10 * time.Second
+	// revisionReadLate is when an attempt is not waited for any longer: the next one begins,
+	// maybe on another member, and answers for those before as well.
+	revisionReadLate = 100 * time.Millisecond
+	// maxRevisionReads bounds the attempts at once.
+	maxRevisionReads = 8
+)
 
 // Current returns etcd's revision, read linearizably after the call began: at
 // least that of every write acknowledged before (I6). A call that arrives while a
@@ -293,16 +319,15 @@ func (m *Mirror) Current(ctx context.Context) (Revision, error) {
 	r.mu.Lock()
 	if r.next == nil {
 		r.next = &revisionRead{done: make(chan struct{})}
-		select {
-		case r.kick <- struct{}{}:
-		default:
-		}
 	}
 	read := r.next
+	if a := m.nextAttemptLocked(); a != nil {
+		m.wg.Go(func() { m.readRevisions(a) })
+	}
 	r.mu.Unlock()
 	select {
 	case <-read.done:
-		return read.header.Revision, read.err
+		return read.rev, read.err
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	case <-m.ctx.Done():
@@ -310,59 +335,136 @@ func (m *Mirror) Current(ctx context.Context) (Revision, error) {
 	}
 }
 
-// revisionReadTimeout bounds a read that nobody may be waiting for any more.
-const revisionReadTimeout = 10 * time.Second
-
-// readRevisions makes one read after the other for as long as readers want one,
-// until ctx ends.
-func (m *Mirror) readRevisions(ctx context.Context) {
+// nextAttemptLocked begins an attempt if one is due: somebody waits for the next, and the
+// last is answered or overdue. nil: none is.
+func (m *Mirror) nextAttemptLocked() *attempt {
 	r := &m.reads
-	for {
-		select {
-		case <-r.kick:
-		case <-ctx.Done():
-			return
-		}
-		r.mu.Lock()
-		read := r.next
-		r.next = nil
-		r.mu.Unlock()
-		if read == nil {
-			continue
-		}
-		readCtx, cancel := context.WithTimeout(ctx, revisionReadTimeout)
+	n := len(r.pending)
+	if n > 0 && time.Since(r.pending[n-1].began) < revisionReadLate {
+		return nil
+	}
+	waiting := r.next != nil || slices.ContainsFunc(r.pending, func(a *attempt) bool { return len(a.reads) > 0 })
+	if r.closed || n == maxRevisionReads || !waiting {
+		return nil
+	}
+	a := &attempt{began: time.Now(), lists: m.lists.Load(), cluster: m.cluster.Load(), clock: m.clock.rev.Load()}
+	a.ctx, a.cancel = context.WithTimeout(m.ctx, revisionReadTimeout)
+	if r.next != nil {
+		a.reads, r.next = append(a.reads, r.next), nil
+	}
+	r.pending = append(r.pending, a)
+	if r.late == nil {
+		r.late = time.AfterFunc(revisionReadLate, m.revisionReadIsLate)
+	} else {
+		r.late.Reset(revisionReadLate)
+	}
+	return a
+}
+
+// revisionReadIsLate begins the next attempt though the last one is not answered.
+func (m *Mirror) revisionReadIsLate() {
+	r := &m.reads
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending) == 0 {
+		return
+	}
+	if a := m.nextAttemptLocked(); a != nil {
+		m.wg.Go(func() { m.readRevisions(a) })
+	} else {
+		r.late.Reset(revisionReadLate)
+	}
+}
+
+// closeReads lets no attempt begin any more.
+func (m *Mirror) closeReads() {
+	r := &m.reads
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.late != nil {
+		r.late.Stop()
+	}
+}
+
+// readRevisions makes one attempt after the other for as long as readers want one.
+func (m *Mirror) readRevisions(a *attempt) {
+	for a != nil {
 		m.stats.revisionReads.Add(1)
-		lists, cluster, before := m.lists.Load(), m.cluster.Load(), m.clock.rev.Load()
 		if m.clock.byProgress.Load() && m.clock.min.Load() > m.stats.etcdRevision.Load() { // nobody waits for what exists
 			select {
 			case m.progressDue <- struct{}{}:
 			default:
 			}
 		}
-		read.header, read.err = m.opts.Source.Current(readCtx)
-		cancel()
-		if read.err == nil {
-			if read.header.Revision == before {
-				m.clock.byProgress.Store(false) // nothing to wait for
-			}
-			m.stats.etcdRevision.Store(read.header.Revision)
+		header, err := m.opts.Source.Current(a.ctx)
+		if err = m.checkRead(a, header, err); err != nil {
+			err = fmt.Errorf("read current revision: %w", err)
 		}
-		switch {
-		case read.err != nil, cluster == 0:
-		case read.header.ClusterID == cluster && read.header.Revision >= before:
-		case m.lists.Load() != lists && read.header.ClusterID == m.cluster.Load():
-			// The writer has found out in the meantime.
+		m.reads.mu.Lock()
+		m.answerLocked(a, header.Revision, err)
+		a = m.nextAttemptLocked()
+		m.reads.mu.Unlock()
+	}
+}
+
+// checkRead returns err, or what is wrong with the answer: that it is of another etcd.
+func (m *Mirror) checkRead(a *attempt, header Header, err error) error {
+	if err != nil {
+		return err
+	}
+	switch {
+	case a.cluster == 0:
+	case header.ClusterID == a.cluster && header.Revision >= a.clock:
+	case m.lists.Load() != a.lists && header.ClusterID == m.cluster.Load():
+		// The writer has found out in the meantime.
+	default:
+		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, header.Revision, a.clock)
+		select {
+		case m.restart <- restart{a.lists, err}:
 		default:
-			read.err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, read.header.Revision, before)
-			select {
-			case m.restart <- restart{lists, read.err}:
-			default:
-			}
 		}
-		if read.err != nil {
-			read.err = fmt.Errorf("read current revision: %w", read.err)
+		return err
+	}
+	if header.Revision == a.clock {
+		m.clock.byProgress.Store(false) // nothing to wait for
+	}
+	if header.Revision > m.stats.etcdRevision.Load() {
+		m.stats.etcdRevision.Store(header.Revision)
+	}
+	return nil
+}
+
+// answerLocked tells those who wait for the attempt, and for those that began before it,
+// which are given up: the answer is as fresh as they need. An attempt that fails before its time is
+// over leaves its readers to the next, if there is one.
+func (m *Mirror) answerLocked(a *attempt, rev Revision, err error) {
+	r := &m.reads
+	i := slices.Index(r.pending, a)
+	if i < 0 {
+		return // a later one was faster
+	}
+	defer a.cancel()
+	if err != nil && a.ctx.Err() == nil && i+1 < len(r.pending) {
+		after := r.pending[i+1]
+		after.reads = append(after.reads, a.reads...)
+		r.pending = slices.Delete(r.pending, i, i+1)
+		return
+	}
+	first := 0
+	if err != nil {
+		first = i // those before may still succeed
+	}
+	for _, done := range r.pending[first : i+1] {
+		done.cancel()
+		for _, read := range done.reads {
+			read.rev, read.err = rev, err
+			close(read.done)
 		}
-		close(read.done)
+	}
+	r.pending = slices.Delete(r.pending, first, i+1)
+	if len(r.pending) == 0 {
+		r.late.Stop()
 	}
 }
 

@@ -569,13 +569,89 @@ func TestConsistentReadsShareRevisionReads(t *testing.T) {
 		source.answers <- 14
 		requireResults(1, 14)
 
-		// A read that nobody answers ends, and the next one is made.
+		// Reads that nobody answers end, and so do the attempts to have them answered.
 		call(1)
 		requireCalls(1)
 		call(1)
 		time.Sleep(time.Minute)
 		requireResults(2, -1)
+		if n := len(source.calls); n > 16 {
+			t.Errorf("%d attempts for two reads", n)
+		}
+		for len(source.calls) > 0 {
+			<-source.calls
+		}
+		time.Sleep(time.Hour)
+		requireCalls(0)
+		call(1)
 		requireCalls(1)
+		source.answers <- 15
+		requireResults(1, 15)
+	})
+}
+
+// TestAnOverdueReadHoldsUpNobody: a member of etcd that does not answer keeps readers for
+// 100 ms; then another attempt answers for those before as well, which are given up.
+func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		var mu sync.Mutex
+		calls, givenUp, hang := 0, 0, 1
+		m := start(t, &script{Source: store, current: func(ctx context.Context) (mirror.Header, error) {
+			mu.Lock()
+			calls++
+			hangs := calls <= hang
+			mu.Unlock()
+			if hangs {
+				<-ctx.Done()
+				mu.Lock()
+				defer mu.Unlock()
+				givenUp++
+				return mirror.Header{}, ctx.Err()
+			}
+			time.Sleep(time.Millisecond)
+			return store.Current(ctx)
+		}}, nil)
+		reach(t, m, store.Revision())
+		begin := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				rev := store.Put("/elsewhere", "1")
+				if got, err := m.Current(context.Background()); err != nil || got < rev {
+					t.Errorf("read %d: %d, %v, want at least %d", i, got, err, rev)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(begin); took != 101*time.Millisecond {
+			t.Errorf("they took %v, want 100ms and a round trip", took)
+		}
+		synctest.Wait()
+		if calls != 2 || givenUp != 1 {
+			t.Errorf("%d attempts, %d given up, want 2 and 1", calls, givenUp)
+		}
+
+		// Several hang: the next follows each in 100 ms, up to eight at once.
+		mu.Lock()
+		calls, givenUp, hang = 0, 0, 100
+		mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := m.Current(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Current: %v", err)
+		}
+		mu.Lock()
+		if calls != 8 {
+			t.Errorf("%d attempts in five seconds, want 8", calls)
+		}
+		hang = 8
+		mu.Unlock()
+		time.Sleep(time.Minute)
+		if rev, err := m.Current(context.Background()); err != nil || rev != store.Revision() {
+			t.Errorf("Current: %d, %v", rev, err)
+		}
 	})
 }
 

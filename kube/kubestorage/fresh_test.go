@@ -9,6 +9,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -71,7 +72,7 @@ func TestWhenTheFeedStalls(t *testing.T) {
 	f.catchUp(t)
 	s.feed.shut()
 	defer s.feed.open()
-	f.putPod(t, withLabel(pod, "state", "new"))
+	written := f.putPod(t, withLabel(pod, "state", "new"))
 	ctx := contextFor(t)
 
 	get := func(rv string) (state string) {
@@ -111,6 +112,11 @@ func TestWhenTheFeedStalls(t *testing.T) {
 		requireRetry(t, "page", f.GetList(ctx, "/pods/", page, &example.PodList{}))
 		_, err := f.Watch(ctx, "/pods/", everything())
 		requireRetry(t, "watch", err)
+
+		// It exists, as etcd has said: so this is not the client's doing either.
+		exact := afterRevision(fmt.Sprint(written))
+		exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+		requireRetry(t, "exact list", f.GetList(ctx, "/pods/", exact, &example.PodList{}))
 
 		// Who has less time is told in time.
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)

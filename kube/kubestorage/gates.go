@@ -6,7 +6,7 @@ import "k8s.io/component-base/featuregate"
 // etcd answer what memory would have answered.
 const (
 	// ConsistentListFromCache answers a LIST without resource version from memory, and
-	// with it the watches that begin with one (KEP-2340).
+	// with it what watches begin with (KEP-2340).
 	ConsistentListFromCache featuregate.Feature = "ConsistentListFromCache"
 	// ConsistentGetFromCache answers a GET without resource version from memory.
 	ConsistentGetFromCache featuregate.Feature = "ConsistentGetFromCache"

@@ -72,6 +72,9 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(uint64(exact), uint64(current), tooHighRetrySeconds)
 			}
 			if err := s.waitFor(ctx, exact); err != nil {
+				if storage.IsTooLargeResourceVersion(err) { // it exists: see consistent
+					err = errBehind()
+				}
 				return mirror.Snapshot{}, err
 			}
 		}

@@ -173,6 +173,7 @@ func TestWhatMemoryMayNotReach(t *testing.T) {
 	initial.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
 	exact := afterRevision(rev)
 	exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+	var begun watch.Interface
 	got := f.requests.during(func() {
 		for name, opts := range map[string]storage.ListOptions{"not older": afterRevision(rev), "exact": exact} {
 			if got := f.list(t, opts); podNames(got) != "a" || parseRevision(t, got.ResourceVersion) < resp.Header.Revision {
@@ -182,13 +183,16 @@ func TestWhatMemoryMayNotReach(t *testing.T) {
 		if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rev}, &example.Pod{}); err != nil {
 			t.Errorf("get: %v", err)
 		}
-		w, err := f.Watch(ctx, "/pods/", initial)
+		begun, err = f.Watch(ctx, "/pods/", initial)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer w.Stop()
-		nextPod(t, w, watch.Added)
+		nextPod(t, begun, watch.Added)
 	})
+	defer begun.Stop()
+	if mark := nextPod(t, begun, watch.Bookmark); mark.ResourceVersion != rev || mark.Annotations[metav1.InitialEventsAnnotationKey] != "true" {
+		t.Errorf("the initial events end with %s %v, want %s", mark.ResourceVersion, mark.Annotations, rev)
+	}
 	if got.Gets+got.Ranges < 4 {
 		t.Errorf("asked of etcd: %+v, want each", got)
 	}
@@ -197,8 +201,12 @@ func TestWhatMemoryMayNotReach(t *testing.T) {
 			t.Errorf("list has %q", got)
 		}
 		w := f.watchPods(t, afterRevision(rev))
-		f.update(t, pod, "1")
-		nextPod(t, w, watch.Modified)
+		updated := f.update(t, pod, "1")
+		for _, w := range []watch.Interface{w, begun} { // from memory, wherever it began
+			if got := nextPod(t, w, watch.Modified); got.ResourceVersion != updated.ResourceVersion {
+				t.Errorf("watch has %s, want %s", got.ResourceVersion, updated.ResourceVersion)
+			}
+		}
 	})
 	if got.Gets+got.Ranges != 0 {
 		t.Errorf("asked of etcd: %+v, want that memory answers what it has reached, and watches", got)

@@ -327,9 +327,14 @@ func (s *Store) consistent(ctx context.Context) error {
 	}
 	s.metrics.consistentRead(err == nil, false)
 	if err != nil && waitCtx.Err() != nil {
-		return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
+		return errBehind()
 	}
 	return err
+}
+
+// errBehind is the answer to a read that memory has not caught up for.
+func errBehind() error {
+	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
 }
 
 // getFromEtcd reads one key from etcd, unless too many do: then 429 (D7).

@@ -78,7 +78,7 @@ type Stream struct {
 	// Initial events: from the present when the stream began.
 	listing   bool            // some are still to be handed out
 	announce  bool            // that they are out
-	found     []*mirror.Entry // by an index; nil if the keys are walked
+	found     []*mirror.Entry // by an index, or in etcd; nil if the keys are walked
 	from      string          // the key to go on at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
@@ -100,7 +100,7 @@ type Stream struct {
 // Batch is what a stream has for its owner: initial events, events or a bookmark. Its
 // slices belong to the stream and are good until the next call of Next.
 type Batch struct {
-	// Runs, or Entries if an index has found them, are initial events in key order, to be
+	// Runs, or Entries if an index or etcd has told them, are initial events in key order, to be
 	// sent as ADDED if Selects says so.
 	Runs    []mirror.Run
 	Entries []*mirror.Entry
@@ -120,9 +120,8 @@ func (b *Batch) Empty() bool {
 
 // OpenStream finds the place in history where a watch starts, waiting for it if it
 // has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
-// its owner has to Close it. Errors: ErrReadEtcd if WatchesEtcd, API errors for the client
-// (400, 429). Those that upstream reports as an event of the watch, such as 410, are
-// returned by Next.
+// its owner has to Close it. Errors: API errors for the client (400, 429). Those that
+// upstream reports as an event of the watch, such as 410, are returned by Next.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
 	prefix, err := s.prepareKey(key, opts.Recursive)
 	if err != nil {
@@ -137,9 +136,6 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	if !s.resource.Ready() || s.ctx.Err() != nil {
 		return nil, s.notReady()
-	}
-	if s.WatchesEtcd(opts) {
-		return nil, ErrReadEtcd
 	}
 	st := &Stream{
 		store:    s,
@@ -182,18 +178,6 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	return st, nil
 }
 
-// WatchesEtcd reports whether etcd answers a watch, not memory: it begins with a list of
-// the present, and the gate ConsistentListFromCache is off, or with one at a revision that
-// memory may not reach soon.
-func (s *Store) WatchesEtcd(opts storage.ListOptions) bool {
-	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
-	if opts.ResourceVersion == "" {
-		return (list || opts.SendInitialEvents == nil) && !s.present.lists
-	}
-	rev, err := s.parseRevision(opts.ResourceVersion)
-	return err == nil && list && s.outOfReach(rev)
-}
-
 // begin sets where the stream starts.
 func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
 	s := st.store
@@ -205,6 +189,9 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		if rev, err = s.current(ctx); err != nil {
 			return err
 		}
+	case opts.ResourceVersion == "" && !s.present.lists, list && s.outOfReach(rev):
+		st.announce = true
+		return st.beginInEtcd(ctx, rev, opts)
 	case opts.ResourceVersion == "":
 		if err := s.consistent(ctx); err != nil {
 			return err
@@ -244,6 +231,25 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	}
 	st.cursor = snap.Cursor(st.start, st.end)
 	return nil
+}
+
+// beginInEtcd lists the present from etcd, where a gate or the clock forbids that memory
+// tells it; what is later comes from memory all the same. The objects listed are held until
+// they are handed out; most are those that memory holds.
+func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {
+	s := st.store
+	entries, rev, err := s.resource.ListSource(ctx, st.start, st.end)
+	if err != nil {
+		return err
+	}
+	if rev < atLeast {
+		return storage.NewTooLargeResourceVersionError(uint64(atLeast), uint64(rev), tooHighRetrySeconds)
+	}
+	st.found, st.at = entries, rev
+	st.listing = len(entries) > 0
+	st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
+	st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+	return err
 }
 
 // expired words the error of a position that has left the window.

@@ -22,9 +22,6 @@ const resultBuffer = 10
 func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	endProbe(ctx, s, key, &opts.Predicate)
 	stream, err := s.OpenStream(ctx, key, opts)
-	if errors.Is(err, ErrReadEtcd) {
-		return s.etcd.Watch(ctx, key, opts)
-	}
 	if err != nil {
 		return nil, err
 	}

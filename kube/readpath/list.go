@@ -41,9 +41,6 @@ func (r *read) listOrWatch() reason {
 	}
 	key, storageOpts := r.storageOptions(opts)
 	if opts.Watch {
-		if r.resource.Store.WatchesEtcd(storageOpts) {
-			return reasonEtcd
-		}
 		return r.watch(opts, key, storageOpts)
 	}
 	span := r.trace("List")
