@@ -35,12 +35,13 @@ type Mirror struct {
 		resources  map[string]*Resource
 		commands   []func() // for the writer, in order
 	}
-	kick chan struct{} // there are commands
+	kick    chan struct{} // there are commands
+	restart chan restart  // the feed must not be followed any further
+	cluster atomic.Uint64 // that is mirrored, 0 before the first list
 
 	progressDue  chan struct{} // progress is to be asked for now
 	wantProgress atomic.Int64  // callers of WantProgress
-	restart      chan restart  // the feed must not be followed any further
-	cluster      atomic.Uint64 // that is mirrored, 0 before the first list
+
 	// excluded is what no list needs to keep. Written by the writer.
 	excluded atomic.Pointer[[]string]
 	lists    atomic.Int64 // times the whole prefix was listed and installed

@@ -21,7 +21,7 @@ type clock struct {
 	// byProgress: what waits are for is told by progress, not by events: it ended the last
 	// one, and since then no read has found that there was nothing to wait for.
 	byProgress atomic.Bool
-	served     atomic.Int64 // waits that progress has ended
+	served     atomic.Int64 // times that progress has ended waits
 	events     atomic.Int64 // times that events have moved the clock
 
 	mu      sync.Mutex // leaf; guards what follows

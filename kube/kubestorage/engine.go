@@ -46,8 +46,8 @@ type Options struct {
 	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
 	// for, of all resources together; 0 means DefaultRepresentationBytes.
 	RepresentationBytes int64
-	// ProgressInterval is how often etcd is asked how far it has come while nothing
-	// happens and there are watches that want bookmarks; 0 means
+	// ProgressInterval is how often etcd is asked how far it has come while no events
+	// come and there are watches that want bookmarks; 0 means
 	// mirror.DefaultIdleProgress, a negative one never.
 	ProgressInterval time.Duration
 	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is

@@ -183,6 +183,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	s := st.store
 	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
+	st.announce = true
 	switch {
 	case opts.ResourceVersion == "" && stream:
 		// Only what happens from now on, as etcd counts now.
@@ -190,7 +191,6 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			return err
 		}
 	case opts.ResourceVersion == "" && !s.present.lists, list && s.outOfReach(rev):
-		st.announce = true
 		return st.beginInEtcd(ctx, rev, opts)
 	case opts.ResourceVersion == "":
 		if err := s.consistent(ctx); err != nil {
@@ -204,7 +204,6 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	case rev == 0 && !stream:
 		list = true
 	}
-	st.announce = true
 	if rev > 0 && !list {
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
 		if errors.Is(err, mirror.ErrCompacted) {

@@ -51,7 +51,7 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
 		"what is beyond is encoded at each use.")
 	fs.DurationVar(&l.progressInterval, "strata-progress-interval", l.progressInterval, "How often etcd is asked how far it has come "+
-		"while nothing happens and there are watches that want bookmarks (metric strata_mirror_progress_requests_total); 0 turns it off. "+
+		"while no events come and there are watches that want bookmarks (metric strata_mirror_progress_requests_total); at least 100ms, 0 turns it off. "+
 		"etcd's own notifications come every 10 minutes, unless it is configured otherwise.")
 }
 
