@@ -6,6 +6,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -15,10 +16,11 @@ import (
 
 // Etcd is an etcd with a process of its own. It can be stopped and started again: the URL and the data stay.
 type Etcd struct {
-	URL string
+	URL string // of several members: separated by commas
 
 	env     *Env
 	program string // "" for the strata command
+	name    string // of a program's process
 	args    []string
 	tls     transport.TLSInfo // the zero value for plain TCP
 	p       *Process
@@ -55,7 +57,8 @@ func (e *Etcd) Start() {
 	ctx, cancel := ready()
 	defer cancel()
 	if e.program != "" {
-		e.startProgram(ctx)
+		e.Launch()
+		e.env.check(e.Await(ctx))
 		return
 	}
 	e.p = e.env.start("etcd", e.args...)
@@ -65,6 +68,15 @@ func (e *Etcd) Start() {
 
 // Stop stops the etcd.
 func (e *Etcd) Stop() { e.env.check(e.p.Stop()) }
+
+// Kill ends the etcd as a crash would (SIGKILL). It can be started again.
+func (e *Etcd) Kill() { e.p.Kill() }
+
+// Pause stops the etcd's process where it stands (SIGSTOP), until Continue: its connections stay open, nothing is answered.
+func (e *Etcd) Pause() { e.env.check(e.p.signal(syscall.SIGSTOP)) }
+
+// Continue ends Pause.
+func (e *Etcd) Continue() { e.env.check(e.p.signal(syscall.SIGCONT)) }
 
 // ServerFlags returns kube-apiserver's flags for this etcd.
 func (e *Etcd) ServerFlags() []string {
@@ -77,7 +89,7 @@ func (e *Etcd) ServerFlags() []string {
 
 // Client returns a client of this etcd that lasts as long as the environment is used.
 func (e *Etcd) Client() *clientv3.Client {
-	config := clientv3.Config{Endpoints: []string{e.URL}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()}
+	config := clientv3.Config{Endpoints: strings.Split(e.URL, ","), DialTimeout: 10 * time.Second, Logger: zap.NewNop()}
 	if e.tls.CertFile != "" {
 		tlsConfig, err := e.tls.ClientConfig()
 		e.env.check(err)
@@ -91,27 +103,55 @@ func (e *Etcd) Client() *clientv3.Client {
 
 // ProgramEtcd starts another etcd: the program at path, with etcd's own flags.
 func (e *Env) ProgramEtcd(path string) *Etcd {
-	client, peer := fmt.Sprintf("http://127.0.0.1:%d", e.freePort()), fmt.Sprintf("http://127.0.0.1:%d", e.freePort())
-	etcd := &Etcd{URL: client, env: e, program: path, args: []string{
-		"--data-dir=" + e.Dir("etcd"), "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
-		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}}
+	client, peer := e.FreeURL(), e.FreeURL()
+	etcd := e.EtcdProgram("old-etcd", client, path,
+		"--data-dir="+e.Dir("etcd"), "--listen-client-urls="+client, "--advertise-client-urls="+client,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer)
 	etcd.Start()
 	return etcd
 }
 
-func (e *Etcd) startProgram(ctx context.Context) {
-	e.p = e.env.startProgram("old-etcd", e.program, e.args...)
+// EtcdProgram returns an etcd that serves clients on url once it is started: the program at path with args. Its process
+// may end with any code when it is stopped. The name is that of its log, and has to end with "etcd".
+func (e *Env) EtcdProgram(name, url, path string, args ...string) *Etcd {
+	return &Etcd{URL: url, env: e, program: path, name: name, args: args}
+}
+
+// Launch is Start of an etcd that EtcdProgram returned, without the wait.
+func (e *Etcd) Launch() {
+	e.p = e.env.startProgram(e.name, e.program, e.args...)
 	e.p.mu.Lock()
 	e.p.mu.waited = true // it ends itself with the signal that it was sent
 	e.p.mu.Unlock()
+}
+
+// Await returns nil when the etcd answers a linearizable read.
+func (e *Etcd) Await(ctx context.Context) error {
 	client := e.Client()
-	e.env.check(Poll(ctx, func(ctx context.Context) (bool, error) {
+	return Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := client.Get(ctx, "ready")
 		return err == nil, err
-	}))
+	})
 }
+
+// Endpoints returns one etcd with the URLs of several members, for flags and clients. The members are stopped and started
+// one by one.
+func Endpoints(members ...*Etcd) *Etcd {
+	all := *members[0]
+	all.URL, all.p = "", nil
+	for i, m := range members {
+		if i > 0 {
+			all.URL += ","
+		}
+		all.URL += m.URL
+	}
+	return &all
+}
+
+// FreeURL returns the URL of a port on loopback that was free a moment ago.
+func (e *Env) FreeURL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.freePort()) }
 
 // freePort returns a port that was free a moment ago. Servers that are to be found again need one that they do not choose
 // themselves.

@@ -193,6 +193,14 @@ func (p *Process) Kill() {
 	p.mu.waited = true
 }
 
+// signal sends a signal. Once the process has ended that is an error.
+func (p *Process) signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("send %v to %s: %w", s, p.name, err)
+	}
+	return nil
+}
+
 // Output returns everything that the process has printed and logged.
 func (p *Process) Output() string {
 	data, err := os.ReadFile(p.log)

@@ -1,0 +1,127 @@
+// Package etcdcluster runs an etcd of several members for tests, each with a process of its own. Members can be stopped,
+// killed, paused, started again, and cut off from the others.
+//
+// A package that imports this one gets a test binary that can be such a member: it is started again for each.
+package etcdcluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// startTimeout bounds the start of a cluster that has failed; one needs about 2 s.
+const startTimeout = 2 * time.Minute
+
+// Cluster is an etcd of several members. Its methods may be called concurrently.
+type Cluster struct {
+	Members []*Member
+
+	etcd *harness.Etcd // all members
+}
+
+// Member is a member of a cluster. harness.Etcd has the means to Stop, Kill, Pause, Continue and Start it; Start
+// waits for a quorum, Launch does not. URL is where it serves clients.
+type Member struct {
+	*harness.Etcd
+	Dir string // of its data, the same for every start
+	ID  uint64
+
+	peers *door
+}
+
+// Start starts an empty cluster of n members that lasts as long as the environment, and returns when it answers reads.
+func Start(t testing.TB, e *harness.Env, n int) *Cluster {
+	t.Helper()
+	program, err := os.Executable()
+	check(t, err)
+	c := &Cluster{}
+	var initial, listen []string
+	for i := range n {
+		listen = append(listen, e.FreeURL())
+		m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen[i])}
+		initial = append(initial, fmt.Sprintf("member-%d=%s", i, m.peers.url))
+		c.Members = append(c.Members, m)
+	}
+	var all []*harness.Etcd
+	for i, m := range c.Members {
+		name, url := fmt.Sprintf("member-%d", i), e.FreeURL()
+		m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url,
+			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","))
+		m.Launch()
+		all = append(all, m.Etcd)
+	}
+	c.etcd = harness.Endpoints(all...)
+
+	ctx, cancel := context.WithTimeoutCause(t.Context(), startTimeout, fmt.Errorf("not ready after %v", startTimeout))
+	defer cancel()
+	for _, m := range c.Members {
+		check(t, m.Await(ctx))
+	}
+	list, err := c.Members[0].Client().MemberList(ctx)
+	check(t, err)
+	for _, m := range list.Members {
+		for _, own := range c.Members {
+			if m.PeerURLs[0] == own.peers.url {
+				own.ID = m.ID
+			}
+		}
+	}
+	return c
+}
+
+// Etcd returns the cluster for flags and clients.
+func (c *Cluster) Etcd() *harness.Etcd { return c.etcd }
+
+// Client returns a client of all members that lasts as long as the environment.
+func (c *Cluster) Client() *clientv3.Client { return c.etcd.Client() }
+
+// Leader returns the member that leads, according to a member that answers.
+func (c *Cluster) Leader(ctx context.Context) (leader *Member, err error) {
+	err = harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		client := c.Client()
+		defer client.Close()
+		for _, asked := range c.Members {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			status, err := client.Status(ctx, asked.URL)
+			cancel()
+			if err != nil {
+				continue
+			}
+			for _, m := range c.Members {
+				if m.ID == status.Leader {
+					leader = m
+					return true, nil
+				}
+			}
+		}
+		return false, fmt.Errorf("no member knows a leader")
+	})
+	return leader, err
+}
+
+// Cut takes a member from its peers, or gives it back. Clients reach it all the time. Nothing is said to either side: what
+// is on its way is held, as if packets were lost.
+func (c *Cluster) Cut(m *Member, off bool) {
+	for _, each := range c.Members {
+		if each == m {
+			each.peers.shutAll(off)
+		} else {
+			each.peers.shutFrom(m.ID, off)
+		}
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
