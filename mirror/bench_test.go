@@ -60,6 +60,14 @@ func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deli
 	}
 }
 
+func (s *benchSource) Oldest(_ context.Context, _ string, now mirror.Header, _ mirror.ReplayBounds) (mirror.Revision, error) {
+	return now.Revision, nil
+}
+
+func (s *benchSource) Replay(context.Context, string, mirror.Header, mirror.Revision, func(mirror.Batch) error) error {
+	return nil
+}
+
 func (s *benchSource) RequestProgress(context.Context) error { return nil }
 
 func (s *benchSource) Current(context.Context) (mirror.Header, error) {

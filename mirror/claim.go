@@ -1,8 +1,6 @@
 package mirror
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,7 +38,7 @@ func (m *Mirror) adopt(r *Resource, exclude bool) {
 	case exclude:
 		m.drop(r)
 	case fetch || r.missing > 0:
-		m.reload(r, 0)
+		m.reload(r, 0, true)
 	default:
 		r.show()
 	}
@@ -236,7 +234,7 @@ func (m *Mirror) diverged(r *Resource, err error) {
 	delay := r.distrust.next(time.Now())
 	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
 	m.stats.divergences.Add(1)
-	m.reload(r, delay)
+	m.reload(r, delay, false)
 	if now := time.Now(); m.doubted != nil && m.doubted != r && now.Sub(m.doubtedAt) < doubtFor {
 		// One lost event concerns one resource. Two resources at odds with the feed
 		// mean that it is not the continuation of what is held, for example because
@@ -266,99 +264,4 @@ func (b *backoff) next(now time.Time) time.Duration {
 	}
 	b.last = now
 	return b.delay
-}
-
-// reload lists one resource anew, after a delay, while the others go on: at the
-// revision of the clock, so that what arrives meanwhile is all that has to be applied
-// on top of the list. Cursors on the resource learn of it. Writer only.
-func (m *Mirror) reload(r *Resource, delay time.Duration) {
-	m.drop(r)
-	r.loading = true
-	ctx, cancel := context.WithCancel(m.ctx)
-	r.stopLoading = cancel
-	m.wg.Go(func() {
-		for next := retryFirst; ; next = min(2*next, retryLast) {
-			select {
-			case <-time.After(delay):
-			case <-ctx.Done():
-				return
-			}
-			// The list needs nothing of what has been waiting for it (I7).
-			seen := m.clock.rev.Load()
-			m.do(func() {
-				if ctx.Err() == nil {
-					r.pending = slices.DeleteFunc(r.pending, func(c Change) bool { return c.ModRevision <= seen })
-				}
-			})
-			l := m.list(ctx, r.prefix, seen)
-			if errors.Is(l.err, ErrCompacted) {
-				l = m.listAhead(ctx, r.prefix)
-			}
-			if l.err == nil && l.header.ClusterID != m.cluster.Load() {
-				l.err = fmt.Errorf("%w: cluster %x", ErrRestored, l.header.ClusterID)
-			}
-			switch {
-			case ctx.Err() != nil:
-				return
-			case l.err == nil:
-				m.do(func() {
-					if ctx.Err() == nil {
-						m.install(r, l)
-					}
-				})
-				return
-			}
-			m.opts.Logger.Warn("listing a resource failed", "prefix", r.prefix, "error", l.err)
-			delay = next
-		}
-	})
-}
-
-// listAhead lists a prefix as it stands now: the clock has stood still for so long that etcd
-// was compacted past it. A snapshot at the list's revision may exist only once the clock
-// is there; waiting for it makes etcd tell. If it would not, everything is listed anew.
-func (m *Mirror) listAhead(ctx context.Context, prefix string) loadedList {
-	if m.opts.EventsOnly {
-		err := fmt.Errorf("%w: the clock, at %d", ErrCompacted, m.clock.rev.Load())
-		select {
-		case m.restart <- restart{m.lists.Load(), err}:
-		default:
-		}
-		return loadedList{err: err}
-	}
-	l := m.list(ctx, prefix, 0)
-	if l.err == nil {
-		l.err = m.Wait(ctx, l.header.Revision)
-	}
-	return l
-}
-
-// install begins a lineage with a list and applies what has arrived since.
-func (m *Mirror) install(r *Resource, l loadedList) {
-	entries := slices.DeleteFunc(l.entries, func(e *Entry) bool { return m.route(e.Key()) != r })
-	// What was claimed meanwhile lists for itself.
-	pending := slices.DeleteFunc(r.pending, func(c Change) bool { return m.route(string(c.Key)) != r })
-	v := r.found(entries, l.header.Revision)
-	lin := newLineage(v, eventlog.New[Event](v.rev), !r.owned)
-	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
-	for i := range pending {
-		c := &pending[i]
-		if c.ModRevision <= v.rev {
-			continue
-		}
-		if err := t.add(c); err != nil {
-			m.diverged(r, err)
-			return
-		}
-	}
-	if len(t.events) > 0 {
-		t.commit()
-		lin.head.Load().prev.Store(nil)
-	}
-	// Only now: a reader takes the lineage for complete up to the clock (I8).
-	r.begin(lin)
-	if len(t.events) > 0 {
-		m.stats.events.Add(int64(len(t.events)))
-		m.remember(r, m.clock.rev.Load(), t.events)
-	}
 }

@@ -27,6 +27,9 @@ func start(t *testing.T, source mirror.Source, change func(*mirror.Options)) *mi
 	return m
 }
 
+// presentOnly makes a mirror begin with what it lists.
+func presentOnly(o *mirror.Options) { o.Replay.Revisions = -1 }
+
 func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
 	t.Helper()
 	r, err := m.Claim(prefix)

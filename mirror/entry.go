@@ -3,6 +3,7 @@ package mirror
 import (
 	"strings"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -76,8 +77,17 @@ type Event struct {
 	Rev   Revision
 	Entry *Entry // nil if the key was deleted
 	Prev  *Entry // nil if the key was created
-	memos atomic.Pointer[memo]
+	// Arrived is when etcd's word of it arrived, in nanoseconds as Now counts them; 0 if
+	// it was restored or listed.
+	Arrived int64
+	memos   atomic.Pointer[memo]
 }
+
+var started = time.Now()
+
+// Now returns the monotonic time in nanoseconds since the process began: what
+// Event.Arrived is compared with.
+func Now() int64 { return int64(time.Since(started)) }
 
 // Revision returns Rev.
 func (e *Event) Revision() int64 { return e.Rev }

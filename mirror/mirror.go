@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/internal/btree"
-	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
 // Mirror is a copy of one key range of one etcd cluster. All methods may be called
@@ -45,6 +43,9 @@ type Mirror struct {
 	// excluded is what no list needs to keep. Written by the writer.
 	excluded atomic.Pointer[[]string]
 	lists    atomic.Int64 // times the whole prefix was listed and installed
+	loading  atomic.Bool  // the whole prefix is being loaded
+
+	replaying chan struct{} // holds a place for each resource whose history is being read
 
 	// Writer's own.
 	byPrefix map[string]*Resource
@@ -66,7 +67,7 @@ func New(opts Options) (*Mirror, error) {
 	}
 	opts.setDefaults()
 	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1),
-		progressDue: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
+		progressDue: make(chan struct{}, 1), replaying: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
 	m.excluded.Store(&[]string{})
 	m.mu.resources = map[string]*Resource{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -178,20 +179,32 @@ func (m *Mirror) run(ctx context.Context) {
 			r.changed.wake()
 		}
 	}()
+	why := errStart
 	for backoff := retryFirst; ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
-		started := time.Now()
-		err := m.session(ctx)
+		m.loading.Store(true)
+		began, lists := time.Now(), m.lists.Load()
+		err := m.session(ctx, why)
 		if ctx.Err() != nil {
 			return
 		}
+		if m.lists.Load() != lists {
+			why = err // it was loaded, and has to be loaded again because of this
+		}
 		m.stats.relists.Add(1)
 		m.opts.Logger.Warn("mirror lists anew", "prefix", m.opts.Prefix, "error", err)
-		if time.Since(started) > retryLast {
+		if time.Since(began) > retryLast {
 			backoff = retryFirst
 		}
 		m.pause(ctx, backoff)
 	}
 }
+
+// errStart is the reason for the first list.
+var errStart = errors.New("start")
+
+// Restoring reports whether the whole prefix is being listed, and its history restored:
+// what cannot be read now probably can soon.
+func (m *Mirror) Restoring() bool { return m.loading.Load() }
 
 const (
 	retryFirst = 50 * time.Millisecond
@@ -214,49 +227,15 @@ func (m *Mirror) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// loadedList is a prefix as listed at one revision.
-type loadedList struct {
-	header  Header
-	entries []*Entry
-	left    []string // excluded prefixes of which keys were left out
-	err     error
-}
-
-// lacks reports whether keys with the prefix may have been left out.
-func (l *loadedList) lacks(prefix string) bool {
-	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
-}
-
-// list reads a prefix, but for what is excluded, as it stands at a revision, the newest
-// if that is 0. The entries are built while the next page is on its way.
-func (m *Mirror) list(ctx context.Context, prefix string, at Revision) loadedList {
-	var l loadedList
-	l.header, l.err = m.opts.Source.List(ctx, prefix, at, func(page []KV) error {
-		excluded := *m.excluded.Load()
-		for i := range page {
-			p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(page[i].Key, []byte(p)) })
-			if p < 0 {
-				l.entries = append(l.entries, newEntry(&page[i], true))
-			} else if !slices.Contains(l.left, excluded[p]) {
-				l.left = append(l.left, excluded[p])
-			}
-		}
-		m.stats.listedKeys.Add(int64(len(page)))
-		return ctx.Err()
-	})
-	return l
-}
-
-// session lists the whole prefix and follows it until it has to be listed again.
-func (m *Mirror) session(ctx context.Context) error {
-	started := time.Now()
-	lists := make(chan loadedList, 1)
-	m.wg.Go(func() { lists <- m.list(ctx, m.opts.Prefix, 0) })
-	var l loadedList
-	for waiting := true; waiting; {
+// session loads the whole prefix and follows it until it has to be loaded again, and
+// returns why. It is told why it was begun.
+func (m *Mirror) session(ctx context.Context, why error) error {
+	loads := make(chan *load, 1)
+	m.wg.Go(func() { loads <- m.loadAll(ctx, why) })
+	var l *load
+	for l == nil {
 		select {
-		case l = <-lists:
-			waiting = false
+		case l = <-loads:
 		case <-m.kick:
 			m.obey()
 		}
@@ -264,17 +243,9 @@ func (m *Mirror) session(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	if c := m.cluster.Load(); c != 0 && (l.header.ClusterID != c || l.header.Revision < m.clock.rev.Load()) {
-		m.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", m.opts.Prefix,
-			"revision", l.header.Revision, "was", m.clock.rev.Load())
-		m.compacted.Store(0)
-		m.stats.compacted.Store(0)
-		m.stats.historyFloor.Store(0)
-	}
 	m.installAll(l)
-	m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
-		"took", time.Since(started).Round(time.Millisecond))
-	l.entries = nil
+	m.loading.Store(false)
+	l = nil
 	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
 		before := m.clock.rev.Load()
 		err := m.follow(ctx)
@@ -306,84 +277,6 @@ func (m *Mirror) distrust() {
 			r.loading = true
 		}
 	}
-}
-
-// installAll gives every resource its part of the listed entries, as a new lineage,
-// and sets the clock.
-func (m *Mirror) installAll(l loadedList) {
-	m.doubted, m.contradiction = nil, nil
-	parts := map[*Resource][]*Entry{}
-	for _, e := range l.entries {
-		r := m.route(e.Key())
-		parts[r] = append(parts[r], e)
-	}
-	// Build everything, then swap everything, then move the clock: readers wait
-	// for the last two steps only.
-	lineages := make(map[*Resource]*lineage, len(m.byPrefix))
-	for _, r := range m.byPrefix {
-		switch {
-		case r.excluded:
-			m.drop(r)
-			continue
-		case l.lacks(r.prefix): // it was excluded, or lies in what was, during the list
-			m.reload(r, 0)
-			continue
-		}
-		v := r.found(parts[r], l.header.Revision)
-		lineages[r] = newLineage(v, eventlog.New[Event](v.rev), !r.owned)
-	}
-	m.cluster.Store(l.header.ClusterID)
-	if l.header.Revision < m.clock.rev.Load() {
-		// Only a restored etcd goes back. Its revisions say nothing about what was
-		// held, so nothing is readable while the clock is set back.
-		for r := range lineages {
-			r.end()
-		}
-		m.clock.publish(l.header.Revision, false)
-	}
-	for r, lin := range lineages {
-		r.begin(lin)
-	}
-	m.clock.publish(l.header.Revision, false)
-	m.stats.etcdRevision.Store(l.header.Revision)
-	m.lists.Add(1)
-	for r := range lineages {
-		r.changed.wake()
-	}
-	m.stats.ready.Store(true)
-}
-
-// found returns the first version of a new lineage: the entries listed at rev.
-func (r *Resource) found(entries []*Entry, rev Revision) *version {
-	r.reset()
-	for i, e := range entries {
-		if !e.hasValue() {
-			r.missing++
-		} else if !r.keeps(e.Size()) {
-			entries[i] = e.withoutValue()
-			r.missing++
-		} else {
-			r.bytes += e.Size()
-		}
-	}
-	return &version{rev: rev, tree: btree.Build(entries)}
-}
-
-func newLineage(v *version, log *eventLog, private bool) *lineage {
-	lin := &lineage{log: log, private: private}
-	lin.head.Store(v)
-	lin.checkpoints.Store(&[]*version{v})
-	return lin
-}
-
-// begin replaces the resource's lineage; cursors on the one before learn of it.
-func (r *Resource) begin(lin *lineage) {
-	r.sinceCheckpoint = 0
-	if old := r.cur.Swap(lin); old != nil {
-		old.log.Abandon()
-		r.forget()
-	}
-	r.changed.wake()
 }
 
 // keeps reports whether the value of a new entry is kept: always if somebody
@@ -469,6 +362,8 @@ type txn struct {
 	edit   *btree.Edit[*Entry]
 	events []*Event
 	old    []*Leaf // with something that readers kept
+
+	arrived int64 // see Event
 }
 
 // apply commits a batch: it builds every touched resource's next version
@@ -486,7 +381,7 @@ func (m *Mirror) apply(b Batch) error {
 		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
 	}
 	m.touched = m.touched[:0]
-	last := now
+	last, arrived := now, Now()
 	for i := range b.Changes {
 		c := &b.Changes[i]
 		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
@@ -501,8 +396,8 @@ func (m *Mirror) apply(b Batch) error {
 		case r.loading:
 			r.pending = append(r.pending, *c)
 		default:
-			t := m.txn(r)
-			if err := t.add(c); err != nil {
+			t := m.txn(r, arrived)
+			if err := t.change(c); err != nil {
 				// Only this resource is in doubt; the others go on.
 				m.touched = slices.DeleteFunc(m.touched, func(o *txn) bool { return o == t })
 				m.diverged(r, err)
@@ -515,14 +410,14 @@ func (m *Mirror) apply(b Batch) error {
 }
 
 // txn returns what the batch in hand does to r.
-func (m *Mirror) txn(r *Resource) *txn {
+func (m *Mirror) txn(r *Resource, arrived int64) *txn {
 	for _, t := range m.touched {
 		if t.r == r {
 			return t
 		}
 	}
 	lin := r.cur.Load()
-	t := &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
+	t := &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit(), arrived: arrived}
 	m.touched = append(m.touched, t)
 	return t
 }
@@ -560,23 +455,30 @@ func (t *txn) retire() {
 	}
 }
 
+// change adds what the feed has told of; see add.
+func (t *txn) change(c *Change) error {
+	key := string(c.Key)
+	if c.Deleted {
+		return t.add(key, c.ModRevision, nil)
+	}
+	return t.add(key, c.ModRevision, newEntry(&c.KV, t.r.keeps(int64(len(c.Key)+len(c.Value)))))
+}
+
 // add checks a change against what is held and adds it (D1 of the design: etcd's
-// Version is the held one plus 1, and 1 exactly when the key is not held).
-func (t *txn) add(c *Change) error {
-	prev, held := t.edit.Get(string(c.Key))
-	ev := &Event{Rev: c.ModRevision, Prev: prev}
+// Version is the held one plus 1, and 1 exactly when the key is not held). The entry is
+// nil for a deletion.
+func (t *txn) add(key string, rev Revision, e *Entry) error {
+	prev, held := t.edit.Get(key)
 	switch {
-	case c.Deleted && !held:
-		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, c.Key, c.ModRevision)
-	case c.Deleted:
-		t.edit.Delete(string(c.Key))
-	case held && (uint32(c.Version) != prev.version+1 || c.CreateRevision != prev.create),
-		!held && c.Version != 1:
-		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, c.Version, c.Key, c.ModRevision)
+	case e == nil && !held:
+		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, key, rev)
+	case e == nil:
+		t.edit.Delete(key)
+	case held && (e.version != prev.version+1 || e.create != prev.create), !held && e.version != 1:
+		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, e.version, key, rev)
 	default:
-		ev.Entry = newEntry(&c.KV, t.r.keeps(int64(len(c.Key)+len(c.Value))))
-		t.edit.Set(ev.Entry)
-		t.count(ev.Entry, 1)
+		t.edit.Set(e)
+		t.count(e, 1)
 	}
 	if held {
 		t.count(prev, -1)
@@ -584,7 +486,7 @@ func (t *txn) add(c *Change) error {
 			t.r.missing++ // it lives on in the event
 		}
 	}
-	t.events = append(t.events, ev)
+	t.events = append(t.events, &Event{Rev: rev, Entry: e, Prev: prev, Arrived: t.arrived})
 	return nil
 }
 

@@ -25,6 +25,11 @@ type Options struct {
 	Source Source
 	// Window bounds history.
 	Window Window
+	// Replay bounds the history that is restored from etcd when the prefix is listed, so
+	// that watches and reads of revisions from before the start are answered. A field
+	// that is zero means that of DefaultReplay; a negative one restores nothing. What is
+	// restored is part of the window.
+	Replay ReplayBounds
 	// UnclaimedBytes bounds the values kept for keys that no claimed resource
 	// holds; beyond it only key and revision are kept, and the values are listed
 	// when the resource is claimed. Default: DefaultUnclaimedBytes.
@@ -53,6 +58,10 @@ type Options struct {
 // is written: at 1 KB a value, after about 200,000 writes.
 var DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
 
+// DefaultReplay is what etcd delivers within 3 seconds without holding a writer up for
+// more than half a second, with values of 1 KB (docs/benchmarks.md).
+var DefaultReplay = ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
+
 // DefaultIdleProgress is what Kubernetes recommends to set etcd's own interval to
 // (KEP-1904).
 const DefaultIdleProgress = 5 * time.Second
@@ -66,6 +75,12 @@ func (o *Options) setDefaults() {
 	}
 	if o.Window.MaxBytes == 0 {
 		o.Window.MaxBytes = DefaultWindow.MaxBytes
+	}
+	if o.Replay.Revisions == 0 {
+		o.Replay.Revisions = DefaultReplay.Revisions
+	}
+	if o.Replay.Bytes == 0 {
+		o.Replay.Bytes = DefaultReplay.Bytes
 	}
 	if o.UnclaimedBytes == 0 {
 		o.UnclaimedBytes = DefaultUnclaimedBytes

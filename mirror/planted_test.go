@@ -249,7 +249,7 @@ func TestPlantedBugsFailThePropertyTest(t *testing.T) {
 					return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
 						return page(lie(append([]mirror.KV(nil), kvs...)))
 					})
-				}}, nil)
+				}}, presentOnly)
 				r := claim(t, m, "/registry/a/")
 				reach(t, m, store.Revision(), r)
 				s := latest(t, r)

@@ -41,6 +41,9 @@ type version struct {
 // lineage is the unbroken life of a resource since it was last listed. A resource
 // that has to be listed anew gets a new lineage; the old one's log is dead.
 type lineage struct {
+	// successor goes on where this lineage has ended, but for a gap between its last
+	// event and the successor's floor; nil if there is none.
+	successor atomic.Pointer[lineage]
 	// private: nobody has claimed the resource. Values may be missing and no reader
 	// is shown the lineage; see Resource.readable.
 	private bool

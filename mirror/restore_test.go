@@ -152,7 +152,7 @@ func TestCloseEndsWaitsAndReads(t *testing.T) {
 		m := start(t, &script{Source: store, current: func(ctx context.Context) (mirror.Header, error) {
 			<-ctx.Done()
 			return mirror.Header{}, ctx.Err()
-		}}, nil)
+		}}, presentOnly)
 		r := claim(t, m, "/registry/a/")
 		excluded, err := m.Exclude("/registry/b/")
 		if err != nil {

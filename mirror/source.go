@@ -37,6 +37,16 @@ type Header struct {
 	Revision  Revision
 }
 
+// ReplayBounds bounds the history that is read from etcd at once. etcd loads all of it
+// into memory and holds up writers meanwhile (etcd#22264), so both count.
+type ReplayBounds struct {
+	// Revisions bounds the revisions of the cluster that are read over.
+	Revisions int64
+	// Bytes bounds the keys and values that are read, as far as can be told from
+	// samples.
+	Bytes int64
+}
+
 // Source is what a mirror needs of etcd. Package etcdsource implements it on a
 // client; etcdsource/memory is its twin for tests. All methods may be called
 // concurrently and honour their context.
@@ -46,6 +56,18 @@ type Source interface {
 	// returns: the newest if at is 0. The page's slice is not reused; page's
 	// error ends the list and is returned. Errors: ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
+
+	// Oldest returns the oldest revision from which Replay can deliver the history of
+	// the prefix up to now, within the bounds. etcd has not compacted it, so List
+	// works there. It is now's own if there is no history to be had. Errors:
+	// ErrCompacted if now was compacted, ErrRestored if the cluster is not now's.
+	Oldest(ctx context.Context, prefix string, now Header, bounds ReplayBounds) (Revision, error)
+
+	// Replay calls deliver with every batch of the prefix after the revision after
+	// and up to through, which exists, in order and without a gap, and returns nil
+	// when all were delivered. It calls deliver from one goroutine; deliver's error
+	// ends it and is returned. Errors: those of Watch.
+	Replay(ctx context.Context, prefix string, after Header, through Revision, deliver func(Batch) error) error
 
 	// Watch calls deliver with every batch of the prefix after the revision
 	// after, in order and without a gap, until ctx ends or an error occurs. It

@@ -58,6 +58,7 @@ func newStage(change func(*mirror.Options)) (*stage, error) {
 	}
 	g.eventsOnly = opts.EventsOnly
 	var err error
+	opts.Replay.Revisions = -1 // the steps begin with the first list
 	if g.m, err = mirror.New(opts); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,9 @@
 package mirror
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 type counters struct {
 	ready               atomic.Bool
@@ -18,6 +21,19 @@ type counters struct {
 	historyFloor        atomic.Int64
 	compacted           atomic.Int64
 	unclaimed           atomic.Int64
+	restores            atomic.Int64
+	replays             atomic.Int64
+	replayedEvents      atomic.Int64
+	replayFloor         atomic.Int64
+	replayTime          atomic.Int64
+}
+
+// replayed takes note of a history that was read from etcd.
+func (c *counters) replayed(l *load, took time.Duration) {
+	c.replays.Add(1)
+	c.replayedEvents.Add(int64(len(l.changes)))
+	c.replayFloor.Store(l.header.Revision)
+	c.replayTime.Store(int64(took))
 }
 
 // Stats is a reading of a mirror's counters.
@@ -26,7 +42,7 @@ type Stats struct {
 	Clock               Revision // the published revision
 	EtcdRevision        Revision // the newest that etcd has told, the clock or more; see Current
 	Compacted           Revision // versions below were dropped because etcd was compacted
-	HistoryFloor        Revision // every history reaches back to here, 0 if nothing was dropped yet
+	HistoryFloor        Revision // every history reaches back to here
 	HistoryBytes        int64    // stored bytes that only history keeps alive
 	HistoryLimit        int64    // their bound, Window.MaxBytes
 	UnclaimedBytes      int64    // values kept for resources that nobody has claimed
@@ -40,6 +56,12 @@ type Stats struct {
 	RevisionReads       int64    // linearizable reads of etcd's revision
 	RevisionReadWaiters int64    // calls that shared those: calls of Current
 	ProgressRequests    int64    // progress requests sent
+	Restores            int64    // times etcd turned out to be another, or an older state of itself
+	// History that was read from etcd, when the whole prefix was listed and when a resource was.
+	Replays        int64         // times
+	ReplayedEvents int64         // events, all times together
+	ReplayFloor    Revision      // after which the last one began
+	ReplayTime     time.Duration // that the last one took, with its list
 }
 
 // Stats returns the counters. Cost is a few loads; readings are not of one moment.
@@ -64,6 +86,11 @@ func (m *Mirror) Stats() Stats {
 		RevisionReads:       c.revisionReads.Load(),
 		RevisionReadWaiters: c.revisionReadWaiters.Load(),
 		ProgressRequests:    c.progressRequests.Load(),
+		Restores:            c.restores.Load(),
+		Replays:             c.replays.Load(),
+		ReplayedEvents:      c.replayedEvents.Load(),
+		ReplayFloor:         c.replayFloor.Load(),
+		ReplayTime:          time.Duration(c.replayTime.Load()),
 	}
 }
 

@@ -492,7 +492,7 @@ func newRevisionSource(store *memory.Store) *revisionSource {
 func TestConsistentReadsShareRevisionReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := newRevisionSource(memory.New())
-		m := start(t, source, nil)
+		m := start(t, source, presentOnly)
 		reach(t, m, 1)
 		results := make(chan mirror.Revision, 1000)
 		call := func(n int) {
@@ -611,7 +611,7 @@ func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 			return store.Current(ctx)
-		}}, nil)
+		}}, presentOnly)
 		reach(t, m, store.Revision())
 		begin := time.Now()
 		var wg sync.WaitGroup

@@ -37,9 +37,30 @@ func (m *Mirror) remember(r *Resource, through Revision, events []*Event) {
 	h.fresh += bytes
 	m.stats.historyBytes.Add(bytes)
 	h.mark(through, time.Now())
+	m.bound()
+}
+
+// bound drops what is more than the window may hold. Writer only.
+func (m *Mirror) bound() {
 	for m.stats.historyBytes.Load() > m.opts.Window.MaxBytes {
 		m.shed()
 	}
+}
+
+// recount counts the history that a new lineage has begun with. What was restored is as old
+// as the window knows: etcd does not tell when something happened. Writer only.
+func (r *Resource) recount() {
+	h, log, now := &r.history, r.cur.Load().log, time.Now()
+	before := h.bytes
+	for seq := log.First(); seq < log.End(); seq++ {
+		e := log.At(seq)
+		n := e.historyBytes()
+		h.bytes += n
+		if h.fresh += n; h.fresh >= markBytes {
+			h.mark(e.Rev, now)
+		}
+	}
+	r.m.stats.historyBytes.Add(h.bytes - before)
 }
 
 // mark sets a mark if one is due.

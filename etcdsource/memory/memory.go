@@ -223,6 +223,58 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 	return header, ctx.Err()
 }
 
+// Oldest implements mirror.Source.
+func (s *Store) Oldest(_ context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.sameLocked(now); err != nil {
+		return 0, err
+	}
+	oldest := max(1, s.compacted, now.Revision-bounds.Revisions)
+	bytes := int64(0)
+	for i := s.afterLocked(now.Revision) - 1; i >= 0; i-- {
+		c := &s.history[i]
+		if strings.HasPrefix(string(c.Key), prefix) {
+			bytes += int64(len(c.Key) + len(c.Value))
+		}
+		if bytes > bounds.Bytes {
+			oldest = max(oldest, c.ModRevision)
+			break
+		}
+	}
+	return min(oldest, now.Revision), nil
+}
+
+// Replay implements mirror.Source.
+func (s *Store) Replay(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+	for at := after.Revision; at < through; {
+		s.mu.Lock()
+		err := s.sameLocked(after)
+		if err == nil && at+1 < s.compacted {
+			err = fmt.Errorf("%w: replay at %d, compacted %d", mirror.ErrCompacted, at+1, s.compacted)
+		}
+		var due *mirror.Batch
+		due, at = s.batchLocked(prefix, at, through)
+		s.mu.Unlock()
+		if err == nil && due != nil {
+			err = deliver(*due)
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sameLocked returns ErrRestored if the store is another cluster than the header's, or an
+// older state.
+func (s *Store) sameLocked(h mirror.Header) error {
+	if h.ClusterID != s.cluster || h.Revision > s.rev {
+		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, s.cluster, s.rev, h.ClusterID, h.Revision)
+	}
+	return nil
+}
+
 // ErrBroken ends a watch that Break or Restore has ended.
 var ErrBroken = errors.New("connection broken")
 
@@ -231,9 +283,9 @@ var ErrBroken = errors.New("connection broken")
 // asked for progress.
 func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 	s.mu.Lock()
-	if after.ClusterID != s.cluster || after.Revision > s.rev {
+	if err := s.sameLocked(after); err != nil {
 		s.mu.Unlock()
-		return mirror.ErrRestored
+		return err
 	}
 	generation, progress, at := s.broken, s.progress, after.Revision
 	for {
@@ -248,7 +300,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 		var due *mirror.Batch
 		if !s.stalled {
 			for at < s.rev && due == nil {
-				due, at = s.batchLocked(prefix, at)
+				due, at = s.batchLocked(prefix, at, s.rev)
 			}
 			// A request is answered if the watch is in step, and forgotten if not, or
 			// (etcd 3.6.2) if nothing has been written since the watch was to begin.
@@ -274,10 +326,10 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 	}
 }
 
-// batchLocked returns the changes of the next few revisions after at, nil if there
-// are none, and the revision up to which it has looked.
-func (s *Store) batchLocked(prefix string, at mirror.Revision) (*mirror.Batch, mirror.Revision) {
-	through := min(at+mirror.Revision(s.group), s.rev)
+// batchLocked returns the changes of the next few revisions after at and up to last, nil if
+// there are none, and the revision up to which it has looked.
+func (s *Store) batchLocked(prefix string, at, last mirror.Revision) (*mirror.Batch, mirror.Revision) {
+	through := min(at+mirror.Revision(s.group), last)
 	b := &mirror.Batch{}
 	for i := s.afterLocked(at); i < len(s.history) && s.history[i].ModRevision <= through; i++ {
 		c := s.history[i]

@@ -1,0 +1,467 @@
+package mirror
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// load is a prefix as listed at one revision, and what happened after it: how a lineage
+// begins (D5). It is made beside the writer, and changes nothing before it is installed.
+type load struct {
+	header  Header // of the list
+	entries []*Entry
+	changes []replayed // after the list and up to through, whole revisions in order
+	through Revision
+	left    []string // excluded prefixes of which keys were left out
+	gap     bool     // what is held may be continued, but for the events in between
+	err     error
+}
+
+// replayed is a change that was read from etcd's history: a write, or, without an entry,
+// a deletion.
+type replayed struct {
+	key   string
+	rev   Revision
+	entry *Entry
+}
+
+// lacks reports whether keys with the prefix may have been left out.
+func (l *load) lacks(prefix string) bool {
+	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
+}
+
+// omit reports whether the key is of a prefix that no load needs to keep, and takes a
+// note of that.
+func omit(key []byte, excluded []string, left *[]string) bool {
+	p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(key, []byte(p)) })
+	if p < 0 {
+		return false
+	}
+	if !slices.Contains(*left, excluded[p]) {
+		*left = append(*left, excluded[p])
+	}
+	return true
+}
+
+// list reads a prefix, but for what is excluded, as it stands at a revision, the newest
+// if that is 0. The entries are built while the next page is on its way.
+func (m *Mirror) list(ctx context.Context, prefix string, at Revision) *load {
+	l := &load{}
+	l.header, l.err = m.opts.Source.List(ctx, prefix, at, func(page []KV) error {
+		excluded := *m.excluded.Load()
+		for i := range page {
+			if !omit(page[i].Key, excluded, &l.left) {
+				l.entries = append(l.entries, newEntry(&page[i], true))
+			}
+		}
+		m.stats.listedKeys.Add(int64(len(page)))
+		return ctx.Err()
+	})
+	l.through = l.header.Revision
+	return l
+}
+
+// replay reads what happened to a prefix, but for what is excluded, after the list.
+func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Header, through Revision) error {
+	var left []string
+	err := m.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
+		excluded := *m.excluded.Load()
+		for i := range b.Changes {
+			c := &b.Changes[i]
+			if omit(c.Key, excluded, &left) {
+				continue
+			}
+			r := replayed{rev: c.ModRevision}
+			if c.Deleted {
+				r.key = string(c.Key)
+			} else {
+				r.entry = newEntry(&c.KV, true)
+				r.key = r.entry.Key()
+			}
+			l.changes = append(l.changes, r)
+		}
+		return ctx.Err()
+	})
+	for _, p := range left {
+		if !slices.Contains(l.left, p) {
+			l.left = append(l.left, p)
+		}
+	}
+	return err
+}
+
+const (
+	// replayTimeout bounds what a load waits for history. A guess: ten times what the most
+	// that is asked for by default takes.
+	replayTimeout = 30 * time.Second
+	// replayAttempts bounds how often compaction may overtake it.
+	replayAttempts = 5
+)
+
+// restores reports whether history is restored at all: a source whose progress cannot be
+// believed has no way to tell that a part of it is complete.
+func (m *Mirror) restores() bool {
+	return m.opts.Replay.Revisions > 0 && m.opts.Replay.Bytes > 0 && !m.opts.EventsOnly
+}
+
+// loadAll loads the whole prefix: as it was at the oldest revision within the bounds and
+// what happened since, or as it is now. The second if etcd was restored or the feed has
+// contradicted itself: then what clients have seen may not be what etcd tells of the same
+// revisions, so they have to start over.
+func (m *Mirror) loadAll(ctx context.Context, why error) *load {
+	began := time.Now()
+	var l *load
+	if m.restores() && (errors.Is(why, errStart) || errors.Is(why, ErrCompacted)) {
+		now, err := m.opts.Source.Current(ctx)
+		if err != nil {
+			return &load{err: fmt.Errorf("read current revision: %w", err)}
+		}
+		if !m.replaces(now.ClusterID, now.Revision) {
+			l = m.loadHistory(ctx, m.opts.Prefix, now)
+		}
+	}
+	if l == nil {
+		l = m.list(ctx, m.opts.Prefix, 0)
+	}
+	l.gap = errors.Is(why, ErrCompacted)
+	if l.err == nil {
+		m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
+			"through", l.through, "took", time.Since(began).Round(time.Millisecond))
+	}
+	return l
+}
+
+// replaces reports whether an etcd is not the one that is mirrored, or an older state of it.
+func (m *Mirror) replaces(cluster uint64, rev Revision) bool {
+	c := m.cluster.Load()
+	return c != 0 && (cluster != c || rev < m.clock.rev.Load())
+}
+
+// loadHistory loads a prefix as it was at the oldest revision within the bounds, and what
+// happened to it up to now. It returns nil if there is no history to be had: the caller lists
+// the present.
+func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header) *load {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
+	defer cancel()
+	var err error
+	for range replayAttempts {
+		var oldest Revision
+		if oldest, err = m.opts.Source.Oldest(ctx, prefix, now, m.opts.Replay); err == nil && oldest >= now.Revision {
+			return nil
+		}
+		var l *load
+		if err == nil {
+			l, err = m.loadSince(ctx, prefix, Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
+		}
+		switch {
+		case err == nil:
+			m.stats.replayed(l, time.Since(began))
+			m.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
+				"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond))
+			return l
+		case !errors.Is(err, ErrCompacted):
+		default: // etcd was compacted while we read
+			m.opts.Logger.Info("compaction has overtaken the history that was being read; once more", "prefix", prefix, "after", oldest)
+			continue
+		}
+		break
+	}
+	m.opts.Logger.Warn("history could not be restored; watches and reads of revisions before this one are refused",
+		"prefix", prefix, "revision", now.Revision, "error", err)
+	return nil
+}
+
+// loadSince lists the prefix at a revision, and reads what happened after it meanwhile.
+func (m *Mirror) loadSince(ctx context.Context, prefix string, after Header, through Revision) (*load, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	history := &load{}
+	replayed := make(chan error, 1)
+	m.wg.Go(func() {
+		err := history.replay(ctx, m, prefix, after, through)
+		if err != nil {
+			cancel(err) // the list is of no use
+		}
+		replayed <- err
+	})
+	l := m.list(ctx, prefix, after.Revision)
+	if l.err != nil {
+		cancel(l.err)
+	}
+	err := <-replayed
+	switch {
+	case l.err != nil || err != nil:
+		return nil, context.Cause(ctx) // what failed first
+	case l.header.ClusterID != after.ClusterID:
+		return nil, fmt.Errorf("%w: cluster %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
+	}
+	l.changes, l.through = history.changes, through
+	for _, p := range history.left {
+		if !slices.Contains(l.left, p) {
+			l.left = append(l.left, p)
+		}
+	}
+	return l, nil
+}
+
+// installAll gives every resource its part of what was loaded, as a new lineage, and sets
+// the clock.
+func (m *Mirror) installAll(l *load) {
+	m.doubted, m.contradiction = nil, nil
+	restored := m.replaces(l.header.ClusterID, l.through)
+	if restored {
+		m.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", m.opts.Prefix,
+			"revision", l.through, "was", m.clock.rev.Load())
+		m.stats.restores.Add(1)
+		m.compacted.Store(0)
+		m.stats.compacted.Store(0)
+	}
+	parts := map[*Resource]*load{}
+	for _, r := range m.byPrefix {
+		parts[r] = &load{header: l.header, through: l.through}
+	}
+	for _, e := range l.entries {
+		p := parts[m.route(e.Key())]
+		p.entries = append(p.entries, e)
+	}
+	for i := range l.changes {
+		p := parts[m.route(l.changes[i].key)]
+		p.changes = append(p.changes, l.changes[i])
+	}
+	// Build everything, then swap everything, then move the clock: readers wait
+	// for the last two steps only.
+	lineages := make(map[*Resource]*lineage, len(parts))
+	var again []*Resource
+	for r, p := range parts {
+		switch {
+		case r.excluded:
+			m.drop(r)
+		case l.lacks(r.prefix): // it was excluded, or lies in what was, meanwhile
+			m.drop(r)
+			again = append(again, r)
+		default:
+			lin, err := r.grow(p)
+			if err != nil {
+				p.err = err
+				m.drop(r)
+				continue
+			}
+			lineages[r] = lin
+		}
+	}
+	m.cluster.Store(l.header.ClusterID)
+	if l.through < m.clock.rev.Load() {
+		// Only a restored etcd goes back. Its revisions say nothing about what was
+		// held, so nothing is readable while the clock is set back.
+		for r := range lineages {
+			r.end()
+		}
+		m.clock.publish(l.through, false)
+	}
+	for r, lin := range lineages {
+		if old := r.cur.Load(); old != nil && l.gap && !restored {
+			old.successor.Store(lin)
+		}
+		r.begin(lin)
+	}
+	m.clock.publish(l.through, false)
+	m.stats.etcdRevision.Store(l.through)
+	m.stats.historyFloor.Store(l.header.Revision)
+	m.lists.Add(1)
+	for r := range lineages {
+		r.recount()
+		r.changed.wake()
+	}
+	m.bound()
+	for r, p := range parts {
+		if p.err != nil {
+			m.diverged(r, p.err)
+		}
+	}
+	for _, r := range again {
+		m.reload(r, 0, false)
+	}
+	m.stats.ready.Store(true)
+}
+
+// grow returns a new lineage of the resource: what was listed, and what happened after it. The
+// error is that of a change which does not follow what was listed.
+func (r *Resource) grow(l *load) (*lineage, error) {
+	v := r.found(l.entries, l.header.Revision)
+	lin := newLineage(v, eventlog.New[Event](v.rev), !r.owned)
+	r.sinceCheckpoint = 0
+	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
+	for i := range l.changes {
+		c := &l.changes[i]
+		if n := len(t.events); n >= r.m.opts.CheckpointEvents && c.rev != t.events[n-1].Rev {
+			t.commit()
+			t = &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
+		}
+		e := c.entry
+		if e != nil && !r.keeps(int64(len(e.data))) {
+			e = e.withoutValue()
+		}
+		if err := t.add(c.key, c.rev, e); err != nil {
+			return lin, err
+		}
+	}
+	if len(t.events) > 0 {
+		t.commit()
+	}
+	lin.head.Load().prev.Store(nil)
+	return lin, nil
+}
+
+// found returns the first version of a new lineage: the entries listed at rev.
+func (r *Resource) found(entries []*Entry, rev Revision) *version {
+	r.reset()
+	for i, e := range entries {
+		if !e.hasValue() {
+			r.missing++
+		} else if !r.keeps(e.Size()) {
+			entries[i] = e.withoutValue()
+			r.missing++
+		} else {
+			r.bytes += e.Size()
+		}
+	}
+	return &version{rev: rev, tree: btree.Build(entries)}
+}
+
+func newLineage(v *version, log *eventLog, private bool) *lineage {
+	lin := &lineage{log: log, private: private}
+	lin.head.Store(v)
+	lin.checkpoints.Store(&[]*version{v})
+	return lin
+}
+
+// begin replaces the resource's lineage; cursors on the one before learn of it.
+func (r *Resource) begin(lin *lineage) {
+	r.sinceCheckpoint = 0
+	if old := r.cur.Swap(lin); old != nil {
+		old.log.Abandon()
+		r.forget()
+	}
+	r.changed.wake()
+}
+
+// reload lists one resource anew, after a delay, while the others go on: at the
+// revision of the clock, so that what arrives meanwhile is all that has to be applied
+// on top of the list; or, with its history, as loadHistory does. Cursors on the resource
+// learn of it. Writer only.
+func (m *Mirror) reload(r *Resource, delay time.Duration, history bool) {
+	m.drop(r)
+	r.loading = true
+	ctx, cancel := context.WithCancel(m.ctx)
+	r.stopLoading = cancel
+	m.wg.Go(func() {
+		for next := retryFirst; ; next = min(2*next, retryLast) {
+			select {
+			case <-time.After(delay):
+			case <-ctx.Done():
+				return
+			}
+			// The list needs nothing of what has been waiting for it (I7).
+			seen := m.clock.rev.Load()
+			m.do(func() {
+				if ctx.Err() == nil {
+					r.pending = slices.DeleteFunc(r.pending, func(c Change) bool { return c.ModRevision <= seen })
+				}
+			})
+			l := m.loadOne(ctx, r.prefix, seen, history)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case l.err == nil:
+				m.do(func() {
+					if ctx.Err() == nil {
+						m.install(r, l)
+					}
+				})
+				return
+			}
+			m.opts.Logger.Warn("listing a resource failed", "prefix", r.prefix, "error", l.err)
+			delay = next
+		}
+	})
+}
+
+// loadOne loads a prefix as it stood at the clock.
+func (m *Mirror) loadOne(ctx context.Context, prefix string, clock Revision, history bool) (l *load) {
+	cluster := m.cluster.Load()
+	if history && m.restores() && clock > 0 {
+		// One at a time: etcd reads the history of all keys for each.
+		select {
+		case m.replaying <- struct{}{}:
+			l = m.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock})
+			<-m.replaying
+		case <-ctx.Done():
+		}
+	}
+	if l == nil {
+		l = m.list(ctx, prefix, clock)
+	}
+	if errors.Is(l.err, ErrCompacted) {
+		l = m.listAhead(ctx, prefix)
+	}
+	if l.err == nil && l.header.ClusterID != m.cluster.Load() {
+		l.err = fmt.Errorf("%w: cluster %x", ErrRestored, l.header.ClusterID)
+	}
+	return l
+}
+
+// listAhead lists a prefix as it stands now: the clock has stood still for so long that etcd
+// was compacted past it. A snapshot at the list's revision may exist only once the clock
+// is there; waiting for it makes etcd tell. If it would not, everything is listed anew.
+func (m *Mirror) listAhead(ctx context.Context, prefix string) *load {
+	if m.opts.EventsOnly {
+		err := fmt.Errorf("%w: the clock, at %d", ErrCompacted, m.clock.rev.Load())
+		select {
+		case m.restart <- restart{m.lists.Load(), err}:
+		default:
+		}
+		return &load{err: err}
+	}
+	l := m.list(ctx, prefix, 0)
+	if l.err == nil {
+		l.err = m.Wait(ctx, l.through)
+	}
+	return l
+}
+
+// install begins a lineage with what was loaded and applies what has arrived since.
+func (m *Mirror) install(r *Resource, l *load) {
+	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return m.route(e.Key()) != r })
+	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return m.route(c.key) != r })
+	// What was claimed meanwhile lists for itself.
+	pending := slices.DeleteFunc(r.pending, func(c Change) bool { return m.route(string(c.Key)) != r })
+	lin, err := r.grow(l)
+	t := &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
+	for i := range pending {
+		if c := &pending[i]; err == nil && c.ModRevision > l.through {
+			err = t.change(c)
+		}
+	}
+	if err != nil {
+		m.diverged(r, err)
+		return
+	}
+	if len(t.events) > 0 {
+		t.commit()
+		lin.head.Load().prev.Store(nil)
+		m.stats.events.Add(int64(len(t.events)))
+	}
+	// Only now: a reader takes the lineage for complete up to the clock (I8).
+	r.begin(lin)
+	r.recount()
+	m.bound()
+}
