@@ -1,0 +1,208 @@
+package feed
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/etcdcluster"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// single is a server on an etcd of one member, behind a link.
+type single struct {
+	env    *harness.Env
+	etcd   *etcdcluster.Member
+	link   *link
+	server *harness.Server
+	api    *harness.API
+	client *clientv3.Client // past the link
+}
+
+func newSingle(t *testing.T, flags ...string) *single {
+	t.Helper()
+	e := harness.New(t)
+	s := &single{env: e, etcd: etcdcluster.Start(t, e, 1).Members[0]}
+	s.link = newLink(t, e, s.etcd.URL)
+	s.server = e.APIServer(through(s.etcd.Etcd, s.link.URL), append([]string{noServiceAccounts}, flags...)...)
+	s.api, s.client = s.server.API(), s.etcd.Client()
+	return s
+}
+
+// TestTheFeedIsResumed breaks the connections of a server to etcd, and stops, kills and starts etcd, while it is written.
+// No watch ends, and each shows everything once.
+func TestTheFeedIsResumed(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	s := newSingle(t)
+	createThings(t, ctx, s.api)
+	kinds := []kind{maps, secrets, leases, things}
+	var first []clientv3.Op
+	for _, k := range kinds {
+		first = append(first, k.put("first", ""))
+	}
+	start := commit(t, ctx, s.client, first...)
+	recordings := map[*recording]kind{}
+	for _, k := range kinds {
+		for _, query := range []string{"", "allowWatchBookmarks=true&labelSelector=value"} {
+			recordings[record(t, ctx, s.api, k.path, query, start)] = k
+		}
+	}
+	reconnects, relists := metric(t, ctx, s.api, "reconnects_total"), metric(t, ctx, s.api, "relists_total")
+
+	for _, fault := range []struct {
+		name     string
+		fail     func()
+		stopping bool // etcd cannot be written meanwhile
+	}{
+		{"connections are reset", s.link.reset, false},
+		{"and again, again and again", func() {
+			for range 5 {
+				s.link.reset()
+				time.Sleep(30 * time.Millisecond) // some have come back, some have not
+			}
+		}, false},
+		{"connections are refused for a while", func() {
+			s.link.refuse(true)
+			time.Sleep(500 * time.Millisecond)
+			s.link.refuse(false)
+		}, false},
+		{"etcd is stopped and started", func() { s.etcd.Stop(); s.etcd.Start() }, true},
+		{"etcd is killed and started", func() { s.etcd.Kill(); s.etcd.Start() }, true},
+	} {
+		background, stop := context.WithCancel(ctx)
+		var group sync.WaitGroup
+		group.Go(func() {
+			for n := 0; background.Err() == nil; n++ {
+				var ops []clientv3.Op
+				for i, k := range kinds {
+					if name := fmt.Sprintf("written-%d", n%7); (n+i)%4 == 3 {
+						ops = append(ops, clientv3.OpDelete(k.prefix+name))
+					} else {
+						ops = append(ops, k.put(name, fmt.Sprint(n)))
+					}
+				}
+				if _, err := s.client.Txn(background).Then(ops...).Commit(); err != nil && background.Err() == nil && !fault.stopping {
+					t.Errorf("%s: %v", fault.name, err)
+					return
+				}
+			}
+		})
+		fault.fail()
+		stop()
+		group.Wait()
+		var fence []clientv3.Op
+		for _, k := range kinds {
+			fence = append(fence, k.put("fence", fault.name))
+		}
+		at := commit(t, ctx, s.client, fence...)
+		for r, k := range recordings {
+			r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, start, at))
+		}
+		for _, k := range kinds {
+			list := awaitList(t, ctx, s.api, k.path)
+			if revisionOf(t, list.Metadata.ResourceVersion) < at {
+				t.Errorf("%s: a list of the present is of %s, want %d or later", fault.name, list.Metadata.ResourceVersion, at)
+			}
+		}
+		if t.Failed() {
+			t.Fatal("after: ", fault.name)
+		}
+	}
+	if after := metric(t, ctx, s.api, "reconnects_total"); after <= reconnects {
+		t.Errorf("strata_mirror_reconnects_total is %d, and was %d before", after, reconnects)
+	}
+	if after := metric(t, ctx, s.api, "relists_total"); after != relists {
+		t.Errorf("strata_mirror_relists_total is %d, and was %d before", after, relists)
+	}
+}
+
+// TestTheFeedIsCompactedMeanwhile cuts a server off until etcd has compacted what it has not seen. Watches below the new
+// floor end with 410. One that has begun above it, because its client comes from another server, knows nothing of that.
+func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	s := newSingle(t)
+	other := s.env.APIServer(s.etcd.Etcd, noServiceAccounts).API()
+	for round := range 2 {
+		started := commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
+		check(t, awaitClock(ctx, s.api, started))
+		below := []*recording{
+			record(t, ctx, s.api, maps.path, "", started),
+			record(t, ctx, s.api, maps.path, "fieldSelector=metadata.name%3Done", started),
+			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", started),
+		}
+		floorBefore := metric(t, ctx, s.api, "history_floor_revision")
+
+		s.link.refuse(true)
+		put := func(n int) (last int64) {
+			for i := range n {
+				last = commit(t, ctx, s.client, maps.put("one", fmt.Sprint(i)), secrets.put("one", fmt.Sprint(i)))
+			}
+			return last
+		}
+		missed := put(50)
+		compacted := put(50)
+		compact(t, ctx, s.client, compacted)
+		put(10)
+		bookmark := revisionOf(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // what a bookmark would show
+		goesOn := map[*recording]kind{
+			record(t, ctx, s.api, maps.path, "", bookmark):                             maps,
+			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):    maps, // at the floor, and not below it
+			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", bookmark):  secrets,
+			record(t, ctx, s.api, secrets.path, "labelSelector=value", bookmark):       secrets,
+			record(t, ctx, other, maps.path, "allowWatchBookmarks=true", compacted+1):  maps,
+			record(t, ctx, other, secrets.path, "allowWatchBookmarks=true", compacted): secrets,
+		}
+		put(10)
+		s.link.refuse(false)
+		put(10)
+
+		for _, r := range below {
+			r.requireExpired(t, ctx)
+		}
+		last := put(1)
+		for r, k := range goesOn {
+			r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, r.after, last))
+		}
+		// What etcd still has can be asked for, what it has not is gone.
+		r := record(t, ctx, s.api, maps.path, "", compacted)
+		r.requireEvents(t, ctx, history(t, ctx, s.client, maps.prefix, compacted, last))
+		record(t, ctx, s.api, maps.path, "", missed).requireExpired(t, ctx)
+		for at, code := range map[int64]int{missed: http.StatusGone, compacted: http.StatusOK, bookmark: http.StatusOK} {
+			if got, err := listAt(ctx, s.api, maps.path, at); err != nil || got.Code != code {
+				t.Errorf("round %d: list at %d, compacted at %d: %+v, %v, want %d", round, at, compacted, got, err, code)
+			}
+		}
+		if floor := metric(t, ctx, s.api, "history_floor_revision"); floor <= floorBefore || floor > compacted {
+			t.Errorf("round %d: strata_mirror_history_floor_revision is %d, and was %d before; compacted at %d", round, floor, floorBefore, compacted)
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+}
+
+// awaitClock returns when the server has seen a revision.
+func awaitClock(ctx context.Context, api *harness.API, revision int64) error {
+	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		v, err := api.Metric(ctx, "strata_mirror_revision{")
+		return err == nil && int64(v) >= revision, err
+	})
+}
+
+// compact compacts etcd as API servers do: the revision is written to a key that all of them follow.
+func compact(t *testing.T, ctx context.Context, client *clientv3.Client, at int64) {
+	t.Helper()
+	_, err := client.Put(ctx, "compact_rev_key", fmt.Sprint(at))
+	check(t, err)
+	_, err = client.Compact(ctx, at, clientv3.WithCompactPhysical())
+	check(t, err)
+}

@@ -1,0 +1,158 @@
+// Package feed looks at watches and lists of a server while what it hears from etcd is lost, late or wrong: connections
+// that break, members that hang, an etcd that was restored from a backup, and a server that was killed and starts again.
+//
+// Most writes go to etcd directly, past the server, so that they go on whatever the server is cut off from. What watches
+// have to show is what etcd has kept: see history.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_LONG  1: the history that three servers restore at once has 200,000 revisions (default 50,000)
+package feed
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 4 * time.Minute
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onlyStrata skips what upstream's engine does not do.
+func onlyStrata(t *testing.T) {
+	t.Helper()
+	if harness.Engine() != harness.Strata {
+		t.Skip("of this engine only")
+	}
+}
+
+// noServiceAccounts keeps servers from writing by themselves into the namespaces of tests.
+const noServiceAccounts = "--disable-admission-plugins=ServiceAccount"
+
+// kind is a resource of the namespace default, in the API and in etcd.
+type kind struct {
+	path, prefix, apiVersion, kind string
+}
+
+var (
+	maps    = kind{"/api/v1/namespaces/default/configmaps", "/registry/configmaps/default/", "v1", "ConfigMap"}
+	secrets = kind{"/api/v1/namespaces/default/secrets", "/registry/secrets/default/", "v1", "Secret"}
+	events  = kind{"/api/v1/namespaces/default/events", "/registry/events/default/", "v1", "Event"}
+	leases  = kind{"/apis/coordination.k8s.io/v1/namespaces/default/leases", "/registry/leases/default/", "coordination.k8s.io/v1", "Lease"}
+	things  = kind{"/apis/" + thingsGroup + "/v1/namespaces/default/things", "/registry/" + thingsGroup + "/things/default/", thingsGroup + "/v1", "Thing"}
+)
+
+const thingsGroup = "feed.example.com"
+
+// body returns an object to send to the API.
+func (k kind) body(name, value string) object {
+	o := object{"apiVersion": k.apiVersion, "kind": k.kind, "metadata": object{"name": name, "namespace": "default", "annotations": object{"value": value}}}
+	if k == events {
+		o["involvedObject"] = object{"namespace": "default", "name": name}
+	}
+	return o
+}
+
+// put returns the write of an object to etcd: in JSON, which servers read as well as what they write themselves.
+func (k kind) put(name, value string, opts ...clientv3.OpOption) clientv3.Op {
+	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":"default","uid":%q,"labels":{"value":%q},"annotations":{"value":%[5]q}}}`,
+		k.apiVersion, k.kind, name, name, value)
+	return clientv3.OpPut(k.prefix+name, stored, opts...)
+}
+
+// value is what body and put have written.
+func value(o harness.Object) string { return o.Metadata.Annotations["value"] }
+
+// commit writes to etcd in one transaction, that is at one revision, which it returns.
+func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...clientv3.Op) int64 {
+	t.Helper()
+	r, err := client.Txn(ctx).Then(ops...).Commit()
+	check(t, err)
+	return r.Header.Revision
+}
+
+// createThings defines a custom resource and returns when it is served.
+func createThings(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
+		"metadata": object{"name": "things." + thingsGroup},
+		"spec": object{
+			"group": thingsGroup, "scope": "Namespaced",
+			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
+				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	check(t, err)
+	awaitList(t, ctx, api, things.path)
+}
+
+// awaitList returns a list as soon as there is one.
+func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		list, err = api.List(ctx, path, "")
+		return err == nil, err
+	}))
+	return list
+}
+
+// through returns an etcd that is reached by other URLs, for flags.
+func through(etcd *harness.Etcd, urls ...string) *harness.Etcd {
+	other := *etcd
+	other.URL = strings.Join(urls, ",")
+	return &other
+}
+
+// metric returns a metric of the mirror.
+func metric(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
+	t.Helper()
+	v, err := api.Metric(ctx, "strata_mirror_"+name+"{")
+	check(t, err)
+	return int64(v)
+}
+
+// items says of each item of a list what it is: name, revision and value.
+func items(list *harness.List) string {
+	var b strings.Builder
+	for _, o := range list.Items {
+		fmt.Fprintf(&b, "%s@%s=%s ", o.Metadata.Name, o.Metadata.ResourceVersion, value(o))
+	}
+	return b.String()
+}
+
+// listAt lists exactly at a revision.
+func listAt(ctx context.Context, api *harness.API, path string, revision int64) (*harness.Response, error) {
+	return api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", revision), nil)
+}
+
+func revisionOf(t *testing.T, resourceVersion string) (n int64) {
+	t.Helper()
+	_, err := fmt.Sscan(resourceVersion, &n)
+	check(t, err)
+	return n
+}

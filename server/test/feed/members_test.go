@@ -1,0 +1,303 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/etcdcluster"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	// switchGoal is how soon the feed is to run over another member; that it does not on a busy machine is logged only.
+	switchGoal = 5 * time.Second
+	// switchBound is when a feed that has not moved fails a test. Connections that hang are given up after 40 s at the
+	// latest, without any of what is tested here.
+	switchBound = 20 * time.Second
+)
+
+// members is a server on an etcd of three members, each behind a link of its own.
+type members struct {
+	*etcdcluster.Cluster
+	links  []*link
+	server *harness.Server
+	api    *harness.API
+	client *clientv3.Client // of all members, past the links
+
+	start      int64
+	recordings map[*recording]kind
+}
+
+func newMembers(t *testing.T, ctx context.Context) *members {
+	t.Helper()
+	e := harness.New(t)
+	s := &members{Cluster: etcdcluster.Start(t, e, 3), recordings: map[*recording]kind{}}
+	var urls []string
+	for _, m := range s.Members {
+		l := newLink(t, e, m.URL)
+		s.links, urls = append(s.links, l), append(urls, l.URL)
+	}
+	s.server = e.APIServer(through(s.Etcd(), urls...), noServiceAccounts)
+	s.api, s.client = s.server.API(), s.Client()
+	s.start = commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
+	for _, r := range []struct {
+		kind  kind
+		query string
+	}{{maps, ""}, {maps, "allowWatchBookmarks=true&labelSelector=value"}, {secrets, "allowWatchBookmarks=true"}} {
+		s.recordings[record(t, ctx, s.api, r.kind.path, r.query, s.start)] = r.kind
+	}
+	return s
+}
+
+// feeding returns the member over which the feed runs: the one whose link carries a value that nobody reads.
+func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
+	t.Helper()
+	const size = 1 << 20
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var before [3]int64
+		for i, l := range s.links {
+			before[i] = l.down.Load()
+		}
+		if _, err := s.client.Put(ctx, "/registry/nobodys/value", strings.Repeat("x", size)); err != nil {
+			return false, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return true, harness.Poll(ctx, func(context.Context) (bool, error) {
+			for i = range s.links {
+				if s.links[i].down.Load()-before[i] > size {
+					return true, nil
+				}
+			}
+			return false, errors.New("no link has carried the value")
+		})
+	}))
+	return i
+}
+
+// write changes a ConfigMap and a Secret, in one transaction, again and again until the context ends.
+func write(ctx context.Context, client *clientv3.Client) error {
+	for n := 0; ; n++ {
+		name := fmt.Sprintf("written-%d", n%5)
+		ops := []clientv3.Op{maps.put(name, fmt.Sprint(n)), secrets.put(name, fmt.Sprint(n))}
+		if n%5 == 4 {
+			ops = []clientv3.Op{clientv3.OpDelete(maps.prefix, clientv3.WithPrefix()), secrets.put(name, fmt.Sprint(n))}
+		}
+		if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("write past the member that fails: %w", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// reads is what a client has met that lists and gets all the time.
+type reads struct {
+	answered, refused, failed int
+	longest                   time.Duration
+}
+
+// read lists and gets until the context ends. A read that is refused with the wish to try again is repeated after a moment.
+func read(ctx context.Context, api *harness.API) (r reads) {
+	for i := 0; ; i++ {
+		path := maps.path
+		if i%2 == 1 {
+			path = secrets.path + "/one"
+		}
+		began := time.Now()
+		resp, err := api.Do(ctx, http.MethodGet, path, "", nil)
+		switch {
+		case ctx.Err() != nil:
+			return r
+		case err == nil && resp.Code == http.StatusOK:
+			r.answered++
+		case err == nil && resp.Code == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
+			r.refused++
+		default:
+			r.failed++
+		}
+		r.longest = max(r.longest, time.Since(began))
+		select {
+		case <-ctx.Done():
+			return r
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// requireHistory fails the test unless every watch goes on and has shown what etcd has kept.
+func (s *members) requireHistory(t *testing.T, ctx context.Context) {
+	t.Helper()
+	fence := commit(t, ctx, s.client, maps.put("fence", ""), secrets.put("fence", ""))
+	for r, k := range s.recordings {
+		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, s.start, fence))
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// TestTheFeedsMemberFails: the member of etcd over which the feed runs stops where it stands, or all that is said to it
+// and by it is lost, or it has lost its peers and still answers clients. Watches show within 5 s what is written through
+// the others; none ends, and none shows anything twice.
+func TestTheFeedsMemberFails(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	s := newMembers(t, ctx)
+	for _, fault := range []struct {
+		name   string
+		metric string // that rises
+		fail   func(i int, on bool)
+	}{
+		{"stopped", "silent_feeds_total", func(i int, on bool) {
+			if on {
+				s.Members[i].Pause()
+			} else {
+				s.Members[i].Continue()
+			}
+		}},
+		{"half-open", "silent_feeds_total", func(i int, on bool) { s.links[i].silence(on) }},
+		{"without peers", "reconnects_total", func(i int, on bool) { s.Cut(s.Members[i], on) }},
+	} {
+		for range 2 {
+			t.Run(fault.name, func(t *testing.T) {
+				before, _ := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{") // that there is none is found below
+				failed := s.feeding(t, ctx)
+				fault.fail(failed, true)
+				s.requireGoesOn(t, ctx, failed)
+				fault.fail(failed, false)
+				if after, err := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{"); err != nil || after <= before {
+					t.Errorf("strata_mirror_%s is %v (%v), and was %v before", fault.metric, after, err, before)
+				}
+				s.requireHistory(t, ctx)
+			})
+		}
+	}
+}
+
+// requireGoesOn requires that watches show what is written through the members that are left, and that reads are answered.
+func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
+	t.Helper()
+	began := time.Now()
+	bound, cancel := context.WithTimeoutCause(ctx, switchBound, fmt.Errorf("not within %v", switchBound))
+	defer cancel()
+	var left []*harness.Etcd
+	for i, m := range s.Members {
+		if i != failed {
+			left = append(left, m.Etcd)
+		}
+	}
+	client := harness.Endpoints(left...).Client()
+	var first int64
+	check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the others may have to elect a leader
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		resp, err := client.Txn(ctx).Then(maps.put("first", fmt.Sprint(failed)), secrets.put("first", fmt.Sprint(failed))).Commit()
+		if err == nil {
+			first = resp.Header.Revision
+		}
+		return err == nil, err
+	}))
+	elected := time.Since(began)
+
+	background, stop := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	var met reads
+	group.Go(func() {
+		if err := write(background, client); err != nil {
+			t.Error(err)
+		}
+	})
+	group.Go(func() { met = read(background, s.api) })
+	var switched time.Duration
+	for r := range s.recordings {
+		if _, err := r.awaitRevision(bound, first); err != nil {
+			t.Error(err)
+			continue
+		}
+		switched = max(switched, time.Since(began))
+	}
+	var consistent time.Duration
+	if err := harness.Poll(bound, func(ctx context.Context) (bool, error) {
+		list, err := s.api.List(ctx, maps.path, "")
+		if err == nil && revisionOf(t, list.Metadata.ResourceVersion) < first {
+			t.Errorf("a list of the present is of %s, a write of %d was acknowledged before", list.Metadata.ResourceVersion, first)
+		}
+		return err == nil, err
+	}); err != nil {
+		t.Errorf("no list of the present: %v", err)
+	}
+	consistent = time.Since(began)
+	stop()
+	group.Wait()
+	t.Logf("member %d: the others write after %v, watches go on after %v, lists after %v (goal %v); %d reads answered, %d refused, %d failed, the longest took %v",
+		failed, elected.Round(time.Millisecond), switched.Round(time.Millisecond), consistent.Round(time.Millisecond), switchGoal,
+		met.answered, met.refused, met.failed, met.longest.Round(time.Millisecond))
+	if met.failed > 0 {
+		t.Errorf("%d reads failed in another way than by being refused with Retry-After", met.failed)
+	}
+	if met.longest > switchBound {
+		t.Errorf("a read took %v", met.longest)
+	}
+}
+
+// TestNoMemberAnswers: with all members stopped there is nothing to switch to. Memory still answers who takes any resource
+// version; when they go on, so do the watches.
+func TestNoMemberAnswers(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	s := newMembers(t, ctx)
+	for _, fault := range []struct {
+		name string
+		fail func(on bool)
+	}{
+		{"stopped", func(on bool) {
+			for _, m := range s.Members {
+				if on {
+					m.Pause()
+				} else {
+					m.Continue()
+				}
+			}
+		}},
+		{"half-open", func(on bool) {
+			for _, l := range s.links {
+				l.silence(on)
+			}
+		}},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			s.feeding(t, ctx)
+			fault.fail(true)
+			until := time.Now().Add(switchGoal + 2*time.Second) // every member has been tried
+			for n := 0; time.Now().Before(until); n++ {
+				if _, err := s.api.List(ctx, maps.path, "resourceVersion=0"); err != nil {
+					t.Fatalf("list %d at any resource version: %v", n, err)
+				}
+				select {
+				case <-time.After(100 * time.Millisecond):
+				case <-ctx.Done():
+					t.Fatal(context.Cause(ctx))
+				}
+			}
+			fault.fail(false)
+			began := time.Now()
+			s.requireHistory(t, ctx)
+			awaitList(t, ctx, s.api, maps.path)
+			t.Logf("everything goes on after %v", time.Since(began).Round(time.Millisecond))
+		})
+	}
+}

@@ -1,0 +1,227 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// change is an event of a watch without bookmarks, and of etcd's history.
+type change struct {
+	kind, name string
+	revision   int64
+}
+
+func (c change) String() string { return fmt.Sprintf("%s %s@%d", c.kind, c.name, c.revision) }
+
+// history returns what etcd has kept of a prefix after a revision and up to another, at which something below the prefix
+// was changed.
+func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64) []change {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all []change
+	for r := range client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1)) {
+		check(t, r.Err())
+		for _, e := range r.Events {
+			c := change{"MODIFIED", strings.TrimPrefix(string(e.Kv.Key), prefix), e.Kv.ModRevision}
+			switch {
+			case e.Type == clientv3.EventTypeDelete:
+				c.kind = "DELETED"
+			case e.IsCreate():
+				c.kind = "ADDED"
+			}
+			if c.revision > through {
+				return all
+			}
+			all = append(all, c)
+		}
+		if len(all) > 0 && all[len(all)-1].revision == through {
+			return all // a revision is never split over two responses
+		}
+	}
+	t.Fatalf("history of %s ends: %v", prefix, context.Cause(ctx))
+	return nil
+}
+
+// recording is a watch with everything that it has shown.
+type recording struct {
+	what  string
+	after int64
+
+	mu struct { // leaf
+		sync.Mutex
+		changes  []change
+		arrived  time.Time // the last of them
+		revision int64     // of the last event or bookmark
+		status   *metav1.Status
+		err      error         // why it ended
+		changed  chan struct{} // closed and replaced with each event, and at the end
+	}
+}
+
+// record starts a watch of a path after a revision, and reads it until the test ends.
+func record(t *testing.T, ctx context.Context, api *harness.API, path, query string, after int64) *recording {
+	t.Helper()
+	query = strings.TrimSuffix(fmt.Sprintf("resourceVersion=%d&%s", after, query), "&")
+	w, refused, err := api.Watch(ctx, path, query)
+	check(t, err)
+	r := &recording{what: path + "?" + query, after: after}
+	r.mu.changed = make(chan struct{})
+	if refused != nil {
+		status := refused.Status()
+		r.mu.status, r.mu.err = &status, refused.Err()
+		return r
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { w.Close(); <-done })
+	go func() {
+		defer close(done)
+		for r.add(w.Next(context.Background())) {
+		}
+	}()
+	return r
+}
+
+// add notes what has come; it returns false if that is the end.
+func (r *recording) add(e harness.Event, err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer func() {
+		close(r.mu.changed)
+		r.mu.changed = make(chan struct{})
+	}()
+	if err != nil {
+		r.mu.err = err
+		return false
+	}
+	if e.Type == "ERROR" {
+		r.mu.status = &e.Status
+		return true
+	}
+	var revision int64
+	if _, err := fmt.Sscan(e.Object.Metadata.ResourceVersion, &revision); err != nil {
+		r.mu.err = fmt.Errorf("%s with resource version %q: %w", e.Type, e.Object.Metadata.ResourceVersion, err)
+		return false
+	}
+	r.mu.revision = revision
+	if e.Type != "BOOKMARK" {
+		r.mu.changes = append(r.mu.changes, change{e.Type, e.Object.Metadata.Name, revision})
+		r.mu.arrived = time.Now()
+	}
+	return true
+}
+
+// await returns when the condition holds of what was recorded, which is locked meanwhile; an error if the watch ends first.
+func (r *recording) await(ctx context.Context, what string, condition func() bool) error {
+	for {
+		r.mu.Lock()
+		ok, err, status, changed, n := condition(), r.mu.err, r.mu.status, r.mu.changed, len(r.mu.changes)
+		r.mu.Unlock()
+		switch {
+		case ok:
+			return nil
+		case err != nil && status != nil:
+			return fmt.Errorf("watch %s, after %d events, has not %s, but ended with %d %s: %s (%w)", r.what, n, what, status.Code, status.Reason, status.Message, err)
+		case err != nil:
+			return fmt.Errorf("watch %s, after %d events, has not %s, but ended: %w", r.what, n, what, err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("watch %s, after %d events, has not %s: %w", r.what, n, what, context.Cause(ctx))
+		}
+	}
+}
+
+// awaitRevision returns when the watch has shown an event or a bookmark at a revision or later, and when the last event came.
+func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Time, error) {
+	var at time.Time
+	err := r.await(ctx, fmt.Sprintf("shown revision %d", revision), func() bool {
+		at = r.mu.arrived
+		return r.mu.revision >= revision
+	})
+	return at, err
+}
+
+// requireEvents fails the test unless the watch goes on and has shown exactly these changes; the last one is awaited.
+func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []change) {
+	t.Helper()
+	if len(want) > 0 {
+		if _, err := r.awaitRevision(ctx, want[len(want)-1].revision); err != nil {
+			t.Error(err)
+			return
+		}
+		// Of a revision with several changes some may be on their way.
+		if err := r.await(ctx, fmt.Sprintf("shown %d events", len(want)), func() bool { return len(r.mu.changes) >= len(want) }); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.err != nil || r.mu.status != nil {
+		t.Errorf("watch %s ended: %+v, %v", r.what, r.mu.status, r.mu.err)
+	}
+	if d := difference(r.mu.changes, want); d != "" {
+		t.Errorf("watch %s: %s", r.what, d)
+	}
+}
+
+// difference describes where two histories part; "" if they are equal.
+func difference(got, want []change) string {
+	for i := range max(len(got), len(want)) {
+		switch {
+		case i == len(got):
+			return fmt.Sprintf("event %d of %d, %v, is missing", i, len(want), want[i])
+		case i == len(want):
+			return fmt.Sprintf("event %d, %v, is one too many", i, got[i])
+		case got[i] != want[i]:
+			return fmt.Sprintf("event %d is %v, want %v", i, got[i], want[i])
+		}
+	}
+	return ""
+}
+
+// requireExpired fails the test unless the watch ends in the way that the API prescribes for a revision that is gone: an
+// ERROR event with a Status, 410, reason Expired, and then the end of the stream. A watch that was only just begun may be
+// answered with that Status instead.
+func (r *recording) requireExpired(t *testing.T, ctx context.Context) {
+	t.Helper()
+	if err := r.await(ctx, "ended", func() bool { return r.mu.err != nil }); err != nil {
+		t.Error(err)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch s := r.mu.status; {
+	case s == nil:
+		t.Errorf("watch %s ended without a status (%v), want 410", r.what, r.mu.err)
+	case s.Code != http.StatusGone || s.Reason != metav1.StatusReasonExpired || s.Status != metav1.StatusFailure:
+		t.Errorf("watch %s ended with %d %s: %s, want 410 Expired", r.what, s.Code, s.Reason, s.Message)
+	case r.mu.revision > 0 && !errors.Is(r.mu.err, harness.ErrEnded):
+		t.Errorf("watch %s: after the error the stream ended with %v", r.what, r.mu.err)
+	}
+}
+
+// has says whether the watch has shown an object of that name.
+func (r *recording) has(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.mu.changes {
+		if c.name == name {
+			return true
+		}
+	}
+	return false
+}
