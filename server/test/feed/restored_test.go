@@ -1,0 +1,306 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/etcdcluster"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// What an object's value says, or its name, if it belongs to the future that was lost: to what was written after the
+// backup and before the restore.
+const lost = "lost"
+
+// TestEtcdIsRestored puts etcd back to an earlier state under a running server, which has to notice. It then serves the
+// state that is there, and nothing of what was written in between.
+func TestEtcdIsRestored(t *testing.T) {
+	t.Run("in place", func(t *testing.T) {
+		t.Parallel()
+		// The same cluster at an older revision: its files are put back.
+		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
+			backup := filepath.Join(s.env.Dir("backup"), "data")
+			s.etcd.Stop()
+			check(t, os.CopyFS(backup, os.DirFS(s.etcd.Dir)))
+			s.etcd.Start()
+			return func() {
+				s.etcd.Stop()
+				check(t, os.RemoveAll(s.etcd.Dir))
+				check(t, os.CopyFS(s.etcd.Dir, os.DirFS(backup)))
+				s.etcd.Start()
+			}
+		})
+	})
+	t.Run("as another cluster", func(t *testing.T) {
+		t.Parallel()
+		// A snapshot in a new cluster, which is written before the server sees it: its revision is higher than that of
+		// the cluster that was lost, so only the cluster's ID tells them apart.
+		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
+			backup := snapshot(t, ctx, s.env, s.client)
+			return func() {
+				s.link.refuse(true)
+				lostAt := commit(t, ctx, s.client, leases.put(lost, lost))
+				s.etcd.Stop()
+				s.etcd = etcdcluster.Start(t, s.env, 1).Members[0]
+				s.etcd.Stop()
+				restoreSnapshot(t, backup, s.etcd.Dir)
+				s.etcd.Start()
+				s.client = s.etcd.Client()
+				for commit(t, ctx, s.client, leases.put("one", "restored")) < lostAt+100 {
+				}
+				s.link.lead(t, s.etcd.URL)
+				s.link.refuse(false)
+			}
+		})
+	})
+}
+
+// testRestored calls back up, then the function that it returns, which restores.
+func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s *single) (restore func())) {
+	onlyStrata(t)
+	ctx := newContext(t)
+	s := newSingle(t)
+	createThings(t, ctx, s.api)
+	kinds := []kind{maps, secrets, things}
+	for _, k := range kinds {
+		for i := range 10 {
+			commit(t, ctx, s.client, k.put(fmt.Sprintf("kept-%d", i), "kept"))
+		}
+	}
+	restore := backUp(t, ctx, s)
+
+	// The future that is lost: something is created, something is changed, something is deleted.
+	var began, lostAt int64
+	tokens := map[kind]string{}
+	shown := map[kind]string{} // what is right after the restore
+	for _, k := range kinds {
+		list := awaitList(t, ctx, s.api, k.path)
+		if len(list.Items) != 10 {
+			t.Fatalf("%s has %d objects: %s", k.path, len(list.Items), items(list))
+		}
+		shown[k] = items(list)
+		began = revisionOf(t, list.Metadata.ResourceVersion)
+	}
+	var recordings []*recording
+	for _, k := range kinds {
+		for _, query := range []string{"", "allowWatchBookmarks=true&labelSelector=value", "fieldSelector=metadata.name%3Dkept-3"} {
+			recordings = append(recordings, record(t, ctx, s.api, k.path, query, began))
+		}
+	}
+	for i := range 30 {
+		for _, k := range kinds {
+			lostAt = commit(t, ctx, s.client, k.put(fmt.Sprintf("%s-%d", lost, i), lost), k.put("kept-3", lost), clientv3.OpDelete(fmt.Sprintf("%skept-%d", k.prefix, 4+i%6)))
+		}
+	}
+	for _, k := range kinds {
+		list, err := s.api.List(ctx, k.path, "limit=3")
+		check(t, err)
+		tokens[k] = list.Metadata.Continue
+		at := revisionOf(t, list.Metadata.ResourceVersion)
+		if at < lostAt {
+			t.Fatalf("a list of the present is of %d, want %d or later", at, lostAt)
+		}
+		// Kept by readers, too, in whatever form they asked for.
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf", "application/json;as=Table;v=v1;g=meta.k8s.io"} {
+			_, err := s.api.DoAs(ctx, http.MethodGet, k.path, "", "", accept, nil)
+			check(t, err)
+		}
+	}
+
+	// From the first answer on that shows the restored state, no request that begins later may show what was lost.
+	var known atomic.Bool
+	background, stop := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	for _, k := range kinds {
+		for _, request := range []struct{ path, query string }{
+			{k.path, ""}, {k.path, "resourceVersion=0"}, {k.path, "limit=500"},
+			{k.path + "/kept-3", ""}, {k.path + "/kept-3", "resourceVersion=0"}, {k.path + "/lost-3", "resourceVersion=0"},
+			{k.path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", lostAt)},
+			{k.path, "limit=3&continue=" + url.QueryEscape(tokens[k])},
+		} {
+			group.Go(func() {
+				for background.Err() == nil {
+					knew := known.Load()
+					r, err := s.api.Do(background, http.MethodGet, request.path, request.query, nil)
+					if err == nil && knew && showsLost(r) {
+						t.Errorf("get %s?%s shows what is lost: %.300s", request.path, request.query, r.Body)
+						return
+					}
+				}
+			})
+		}
+	}
+	restore()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		list, err := s.api.List(ctx, maps.path, "")
+		if err == nil && items(list) != shown[maps] {
+			err = fmt.Errorf("%s is shown, want %s", items(list), shown[maps])
+		}
+		return err == nil, err
+	}))
+	known.Store(true)
+
+	// Nobody goes on.
+	for _, r := range recordings {
+		r.requireExpired(t, ctx)
+	}
+	var after []*recording
+	for _, k := range kinds {
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			list, err := s.api.List(ctx, k.path, "")
+			if err == nil && items(list) != shown[k] {
+				t.Fatalf("after the restore %s shows %s, want %s", k.path, items(list), shown[k])
+			}
+			return err == nil, err
+		}))
+		for _, query := range []string{"resourceVersion=0", "resourceVersion=0&resourceVersionMatch=NotOlderThan"} {
+			list, err := s.api.List(ctx, k.path, query)
+			if err != nil || items(list) != shown[k] {
+				t.Errorf("after the restore %s?%s: %+v, %v, want %s", k.path, query, list, err, shown[k])
+			}
+		}
+		for name, code := range map[string]int{"kept-3": http.StatusOK, "kept-4": http.StatusOK, "lost-3": http.StatusNotFound} {
+			for _, query := range []string{"", "resourceVersion=0"} {
+				r, err := s.api.Do(ctx, http.MethodGet, k.path+"/"+name, query, nil)
+				if err != nil || r.Code != code || showsLost(r) {
+					t.Errorf("after the restore, get %s/%s?%s: %+v, %v, want %d", k.path, name, query, r, err, code)
+				}
+			}
+		}
+		// Whoever comes with what was told in the lost future: he gets the state that is there, or is told to begin anew.
+		for at := lostAt - 3; at <= lostAt+1; at++ {
+			after = append(after, record(t, ctx, s.api, k.path, "", at))
+		}
+		r, err := listAt(ctx, s.api, k.path, lostAt)
+		check(t, err)
+		requireNotLost(t, "a list at a lost revision", r)
+		r, err = s.api.Do(ctx, http.MethodGet, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]), nil)
+		check(t, err)
+		requireNotLost(t, "a token of a lost revision", r)
+	}
+	stop()
+	group.Wait()
+
+	// Life goes on, at the revisions of the lost future too.
+	var last int64
+	for n := 0; n < 60 || last <= lostAt; n++ {
+		last = commit(t, ctx, s.client, maps.put("new", fmt.Sprint(n)), secrets.put("new", fmt.Sprint(n)), things.put("new", fmt.Sprint(n)))
+	}
+	for _, k := range kinds {
+		list := awaitList(t, ctx, s.api, k.path)
+		at := revisionOf(t, list.Metadata.ResourceVersion)
+		r := record(t, ctx, s.api, k.path, "", at)
+		next := commit(t, ctx, s.client, k.put("new", "newest"))
+		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, at, next))
+		if got := awaitList(t, ctx, s.api, k.path); strings.Contains(items(got), lost) || len(got.Items) != 11 {
+			t.Errorf("%s shows %s", k.path, items(got))
+		}
+		if got, err := listAt(ctx, s.api, k.path, lostAt); err == nil {
+			requireNotLost(t, "a list at a revision that has come twice", got)
+		}
+	}
+	for _, r := range after {
+		r.requireNothingLost(t)
+	}
+	if n, err := s.api.Metric(ctx, "strata_mirror_etcd_restores_total{"); err != nil || n < 1 {
+		t.Errorf("strata_mirror_etcd_restores_total is %v, %v", n, err)
+	}
+	if !strings.Contains(s.server.Output(), "etcd was restored or replaced") {
+		t.Error("the log says nothing of a restore")
+	}
+}
+
+// showsLost says whether an answer shows something of the lost future.
+func showsLost(r *harness.Response) bool {
+	return r.Code == http.StatusOK && (strings.Contains(string(r.Body), `"value":"`+lost) || strings.Contains(string(r.Body), `"name":"`+lost))
+}
+
+// requireNotLost fails the test unless an answer is one that a client can get who asks for a revision that was lost.
+func requireNotLost(t *testing.T, what string, r *harness.Response) {
+	t.Helper()
+	switch r.Code {
+	case http.StatusOK, http.StatusGone, http.StatusGatewayTimeout:
+		if showsLost(r) {
+			t.Errorf("%s shows what is lost: %.300s", what, r.Body)
+		}
+	default:
+		t.Errorf("%s: %v", what, r.Err())
+	}
+}
+
+// requireNothingLost fails the test if a watch of a lost revision has shown something of it, or ended but with 410.
+func (r *recording) requireNothingLost(t *testing.T) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.err != nil && (r.mu.status == nil || r.mu.status.Code != http.StatusGone) {
+		t.Errorf("watch %s ended: %+v, %v", r.what, r.mu.status, r.mu.err)
+	}
+	for _, c := range r.mu.changes {
+		if strings.HasPrefix(c.name, lost) {
+			t.Errorf("watch %s shows %v", r.what, c)
+		}
+	}
+}
+
+// snapshot saves a snapshot of an etcd and returns the file.
+func snapshot(t *testing.T, ctx context.Context, e *harness.Env, client *clientv3.Client) string {
+	t.Helper()
+	r, err := client.Snapshot(ctx)
+	check(t, err)
+	defer r.Close()
+	data, err := io.ReadAll(r)
+	check(t, err)
+	const sum = 32 // of the data, behind it
+	return e.WriteFile("snapshot.db", data[:len(data)-sum])
+}
+
+// restoreSnapshot puts what a snapshot holds into the data of another etcd, which is stopped: its keys with all their
+// revisions, not who its members were.
+func restoreSnapshot(t *testing.T, file, dir string) {
+	t.Helper()
+	from, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})
+	check(t, err)
+	defer from.Close()
+	to, err := bbolt.Open(filepath.Join(dir, "member", "snap", "db"), 0o600, nil)
+	check(t, err)
+	defer func() { check(t, to.Close()) }()
+	check(t, from.View(func(src *bbolt.Tx) error {
+		return to.Update(func(dst *bbolt.Tx) error {
+			for _, name := range []string{"key", "lease"} {
+				if err := dst.DeleteBucket([]byte(name)); err != nil && !errors.Is(err, bbolterrors.ErrBucketNotFound) {
+					return err
+				}
+				b, err := dst.CreateBucket([]byte(name))
+				if err != nil {
+					return err
+				}
+				if err := src.Bucket([]byte(name)).ForEach(b.Put); err != nil {
+					return err
+				}
+			}
+			for _, key := range []string{"scheduledCompactRev", "finishedCompactRev"} {
+				if v := src.Bucket([]byte("meta")).Get([]byte(key)); v != nil {
+					if err := dst.Bucket([]byte("meta")).Put([]byte(key), v); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}))
+}
