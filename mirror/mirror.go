@@ -75,6 +75,7 @@ func New(opts Options) (*Mirror, error) {
 	root := &Resource{m: m, prefix: opts.Prefix, loading: true}
 	m.mu.resources[root.prefix] = root
 	m.byPrefix[root.prefix] = root
+	m.loading.Store(true)
 	m.wg.Go(func() { m.run(m.ctx) })
 	if !opts.EventsOnly {
 		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })

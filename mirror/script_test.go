@@ -10,6 +10,7 @@ import (
 type script struct {
 	mirror.Source
 	list     func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error)
+	replay   func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error
 	watch    func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error
 	progress func(ctx context.Context) error
 	current  func(ctx context.Context) (mirror.Header, error)
@@ -20,6 +21,13 @@ func (s *script) List(ctx context.Context, prefix string, at mirror.Revision, pa
 		return s.list(ctx, prefix, at, page)
 	}
 	return s.Source.List(ctx, prefix, at, page)
+}
+
+func (s *script) Replay(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+	if s.replay != nil {
+		return s.replay(ctx, prefix, after, through, deliver)
+	}
+	return s.Source.Replay(ctx, prefix, after, through, deliver)
 }
 
 func (s *script) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {

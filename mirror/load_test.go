@@ -1,0 +1,432 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// requireHistory compares everything that can be read of a resource, at every revision from
+// its floor on, with the model: as snapshots, and as what a cursor tells.
+func requireHistory(t *rapid.T, r *mirror.Resource, now mirror.Revision, want func(mirror.Revision, string) state) (floor mirror.Revision) {
+	oldest, floor, err := r.Oldest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if oldest < floor {
+		t.Fatalf("%s: oldest version %d, floor %d", r.Prefix(), oldest, floor)
+	}
+	for rev := oldest; rev <= now; rev++ {
+		s, err := r.At(rev)
+		if err != nil {
+			t.Fatalf("%s at %d: %v", r.Prefix(), rev, err)
+		}
+		if got, want := read(s), want(rev, r.Prefix()); !maps.Equal(got, want) {
+			t.Fatalf("%s at %d:%s", r.Prefix(), rev, diff(got, want))
+		}
+	}
+	for rev := floor; rev <= now; rev++ {
+		c, err := r.CursorAfter(rev, "", "")
+		if err != nil {
+			t.Fatalf("cursor on %s after %d: %v", r.Prefix(), rev, err)
+		}
+		f := &follower{prefix: r.Prefix(), cur: c, held: want(rev, r.Prefix())}
+		if err := f.drain(t, want, 3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return floor
+}
+
+// TestHistoryIsRestored starts mirrors on stores with a past, while it is written to, compacted
+// and claimed from, and compares all that can be read with the model.
+func TestHistoryIsRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rapid.Check(bubble{t}, func(t *rapid.T) {
+			store := memory.New()
+			md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
+			write := func() {
+				var ops []memory.Op
+				for range rapid.IntRange(1, 4).Draw(t, "ops") {
+					key := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/", "/elsewhere/"}).Draw(t, "prefix") +
+						rapid.SampledFrom([]string{"1", "2", "3"}).Draw(t, "name")
+					ops = append(ops, memory.Op{Key: key, Value: rapid.StringN(1, 9, 9).Draw(t, "value"), Delete: rapid.IntRange(0, 3).Draw(t, "delete") == 0})
+				}
+				seen := map[string]bool{}
+				for i := 0; i < len(ops); i++ { // etcd allows a key once in a transaction
+					if seen[ops[i].Key] {
+						ops = append(ops[:i], ops[i+1:]...)
+						i--
+						continue
+					}
+					seen[ops[i].Key] = true
+				}
+				md.txn(ops...)
+			}
+			compacted := mirror.Revision(0)
+			compact := func() {
+				compacted = rapid.Int64Range(compacted, store.Revision()).Draw(t, "compact")
+				store.Compact(compacted)
+			}
+			for range rapid.IntRange(0, 40).Draw(t, "past") {
+				write()
+			}
+			if rapid.Bool().Draw(t, "compacted") {
+				compact()
+			}
+
+			var m *mirror.Mirror
+			claims := map[string]*mirror.Resource{}
+			claimOne := func() {
+				prefix := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}).Draw(t, "claim")
+				if claims[prefix] == nil {
+					r, err := m.Claim(prefix)
+					if err != nil {
+						t.Fatal(err)
+					}
+					claims[prefix] = r
+				}
+			}
+			// What goes on beside the start, between pages and batches. One goroutine at a
+			// time draws.
+			turn := make(chan struct{}, 1)
+			left := rapid.IntRange(0, 12).Draw(t, "beside")
+			beside := func() {
+				turn <- struct{}{}
+				defer func() { <-turn }()
+				if left--; left < 0 || m == nil {
+					return
+				}
+				switch rapid.IntRange(0, 3).Draw(t, "do") {
+				case 0, 1:
+					write()
+				case 2:
+					compact()
+				case 3:
+					claimOne()
+				}
+			}
+			source := &script{Source: store,
+				list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+					return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+						time.Sleep(7 * time.Millisecond)
+						beside()
+						return page(kvs)
+					})
+				},
+				replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+					return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+						time.Sleep(11130 * time.Microsecond) // never at the same moment
+						beside()
+						return deliver(b)
+					})
+				},
+			}
+			began := store.Revision()
+			bounds := mirror.ReplayBounds{Revisions: rapid.Int64Range(1, 60).Draw(t, "revisions"), Bytes: 1 << 20}
+			unclaimed := rapid.SampledFrom([]int64{1, 100, math.MaxInt64}).Draw(t, "unclaimed")
+			window := rapid.SampledFrom([]int64{400, 1 << 20}).Draw(t, "window")
+			turn <- struct{}{}
+			var err error
+			m, err = mirror.New(mirror.Options{Prefix: root, Source: source, Logger: quiet(), Replay: bounds,
+				Window: mirror.Window{MaxBytes: window, MaxAge: time.Hour}, UnclaimedBytes: unclaimed,
+				CheckpointEvents: rapid.IntRange(1, 9).Draw(t, "checkpoint")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			for range rapid.IntRange(0, 3).Draw(t, "early claims") {
+				claimOne()
+			}
+			<-turn
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := m.Wait(ctx, store.Revision()); err != nil {
+				t.Fatalf("the clock stays at %d, want %d: %v", m.Clock(), store.Revision(), err)
+			}
+			turn <- struct{}{}
+			for range rapid.IntRange(1, 3).Draw(t, "late claims") {
+				claimOne()
+			}
+			for range rapid.IntRange(0, 5).Draw(t, "future") {
+				write()
+			}
+			left = 0
+			<-turn
+			if err := m.Wait(ctx, store.Revision()); err != nil {
+				t.Fatal(err)
+			}
+			want := func(rev mirror.Revision, prefix string) state {
+				w := md.want(rev, prefix)
+				maps.DeleteFunc(w, func(k, _ string) bool {
+					return claims["/registry/b/inner/"] != nil && prefix == "/registry/b/" && len(k) > len("/registry/b/inner")
+				})
+				return w
+			}
+			if err := m.Check(); err != nil { // and all claims have been obeyed
+				t.Fatal(err)
+			}
+			for _, r := range claims {
+				if err := r.WaitReady(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := m.Check(); err != nil { // and the window has been trimmed
+				t.Fatal(err)
+			}
+			for _, r := range claims {
+				floor := requireHistory(t, r, m.Clock(), want)
+				if wanted := max(1, compacted, began-bounds.Revisions); window > 1<<19 && unclaimed > 1<<19 && compacted <= wanted && wanted < began && floor > wanted {
+					t.Fatalf("%s: history reaches back to %d, want %d", r.Prefix(), floor, wanted)
+				}
+			}
+			if err := m.Check(); err != nil {
+				t.Fatal(err)
+			}
+			if d := m.Stats().Divergences; d != 0 {
+				t.Fatalf("%d divergences", d)
+			}
+		})
+	})
+}
+
+// past is a model with a past: every key of the prefixes was written several times.
+func past(prefixes ...string) *model {
+	md := newModel()
+	for n := range 5 {
+		for _, p := range prefixes {
+			put(md, p, fmt.Sprint(n), 4)
+		}
+	}
+	return md
+}
+
+func requireFloor(t *testing.T, r *mirror.Resource, want mirror.Revision) {
+	t.Helper()
+	if oldest, floor, err := r.Oldest(); err != nil || oldest != want || floor != want {
+		t.Errorf("%s: oldest %d, floor %d, %v; want %d", r.Prefix(), oldest, floor, err, want)
+	}
+}
+
+// TestReplayBounds: history reaches back as far as the bounds say, and not below what etcd
+// was compacted to.
+func TestReplayBounds(t *testing.T) {
+	md := past("/registry/a/", "/registry/b/")
+	newest := md.store.Revision()
+	md.store.Compact(5)
+	for name, c := range map[string]struct {
+		bounds mirror.ReplayBounds
+		want   mirror.Revision
+	}{
+		"by compaction": {mirror.ReplayBounds{}, 5},
+		"by revisions":  {mirror.ReplayBounds{Revisions: 10}, newest - 10},
+		"by bytes":      {mirror.ReplayBounds{Bytes: 3 * int64(len("/registry/a/0")+len("4"))}, newest - 3},
+		"none":          {mirror.ReplayBounds{Revisions: -1}, newest},
+		"no bytes":      {mirror.ReplayBounds{Bytes: -1}, newest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := start(t, md.store, func(o *mirror.Options) { o.Replay = c.bounds })
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, newest, r)
+				requireFloor(t, r, c.want)
+				requireState(t, latest(t, r), md, "/registry/a/")
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestCompactionOvertakesTheRestore: history that is compacted while it is listed or read is
+// read again from the new floor.
+func TestCompactionOvertakesTheRestore(t *testing.T) {
+	for _, during := range []string{"list", "replay"} {
+		t.Run(during, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := past("/registry/a/", "/registry/b/")
+				store := md.store
+				compactions := 0
+				compact := func(on string) {
+					if on == during && compactions < 3 {
+						compactions++
+						store.Compact(mirror.Revision(10 * compactions))
+					}
+				}
+				source := &script{Source: store,
+					list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+						compact("list")
+						return store.List(ctx, prefix, at, page)
+					},
+					replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+						return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+							compact("replay")
+							return deliver(b)
+						})
+					},
+				}
+				m := start(t, source, nil)
+				r := claim(t, m, "/registry/a/")
+				if !m.Restoring() {
+					t.Error("history is not being restored")
+				}
+				reach(t, m, store.Revision(), r)
+				requireFloor(t, r, 30)
+				if m.Restoring() {
+					t.Error("history is still being restored")
+				}
+				if st := m.Stats(); st.Replays != 1 || st.ReplayFloor != 30 || st.Relists != 0 {
+					t.Errorf("%+v", st)
+				}
+			})
+		})
+	}
+}
+
+// TestStartWithoutHistory: a history that cannot be read does not keep the present away.
+func TestStartWithoutHistory(t *testing.T) {
+	hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	fails := func(context.Context) error { return errors.New("broken") }
+	for name, f := range map[string]func(context.Context) error{"it fails": fails, "it hangs": hangs} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := past("/registry/a/")
+				m := start(t, &script{Source: md.store,
+					replay: func(ctx context.Context, _ string, _ mirror.Header, _ mirror.Revision, _ func(mirror.Batch) error) error {
+						return f(ctx)
+					}}, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, md.store.Revision(), r)
+				requireFloor(t, r, md.store.Revision())
+				requireState(t, latest(t, r), md, "/registry/a/")
+			})
+		})
+	}
+}
+
+// TestARestoredEtcdHasNoPast: what etcd tells of the revisions before a restore is not what
+// clients were told of them.
+func TestARestoredEtcdHasNoPast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := past("/registry/a/")
+		store := md.store
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		requireFloor(t, r, 1)
+		cursor := latest(t, r).Cursor("", "")
+		store.Restore(10, map[string]string{"/registry/a/a": "backup"})
+		store.Put("/registry/a/b", "new")
+		synctest.Wait()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		requireFloor(t, r, 11)
+		if _, err := cursor.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("a cursor of the time before: %v", err)
+		}
+		if st := m.Stats(); st.Restores != 1 {
+			t.Errorf("%d restores of etcd, want 1", st.Restores)
+		}
+		barrier(t, m)
+	})
+}
+
+// TestAReplayThatContradictsTheList: a resource whose history cannot be true begins with
+// the present; the others keep theirs.
+func TestAReplayThatContradictsTheList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := past("/registry/a/", "/registry/b/")
+		store := md.store
+		store.Compact(20)
+		lost, claimed := false, make(chan struct{})
+		m := start(t, &script{Source: store,
+			list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+				<-claimed
+				return store.List(ctx, prefix, at, page)
+			},
+			replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+				return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+					for i := range b.Changes {
+						if !lost && string(b.Changes[i].Key) == "/registry/a/c" {
+							lost = true
+							b.Changes = append(b.Changes[:i], b.Changes[i+1:]...)
+							break
+						}
+					}
+					return deliver(b)
+				})
+			}}, nil)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		synctest.Wait()
+		close(claimed)
+		reach(t, m, store.Revision(), a, b)
+		requireFloor(t, a, store.Revision())
+		requireFloor(t, b, 20)
+		requireState(t, latest(t, a), md, "/registry/a/")
+		barrier(t, m)
+	})
+}
+
+// TestALateClaimHasAPast: a resource that is claimed long after the start, and whose values
+// were not kept, can be read at revisions from before the start.
+func TestALateClaimHasAPast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := past("/registry/a/", "/registry/b/")
+		store := md.store
+		store.Compact(8)
+		m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+		reach(t, m, store.Revision())
+		put(md, "/registry/a/", "after the start", 4)
+		reach(t, m, store.Revision())
+		a := claim(t, m, "/registry/a/")
+		put(md, "/registry/a/", "after the claim", 2)
+		reach(t, m, store.Revision(), a)
+		requireFloor(t, a, 8)
+		for rev := mirror.Revision(8); rev <= m.Clock(); rev++ {
+			s, err := a.At(rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			requireState(t, s, md, "/registry/a/")
+		}
+		barrier(t, m)
+	})
+}
+
+// TestRestoredHistoryIsBounded: what is restored counts as history, and is as large as the window
+// allows (I7).
+func TestRestoredHistoryIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		for n := range 3000 {
+			md.txn(memory.Op{Key: fmt.Sprintf("/registry/a/%d", n%7), Value: fmt.Sprintf("%01000d", n)})
+		}
+		const limit = 2 << 20
+		m := start(t, md.store, func(o *mirror.Options) { o.Window.MaxBytes = limit })
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), r)
+		barrier(t, m) // counts
+		oldest, floor, err := r.Oldest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := md.store.Revision() - floor
+		if oldest != floor || kept < 800 || kept > limit/1000 {
+			t.Errorf("%d revisions are kept, oldest %d, floor %d", kept, oldest, floor)
+		}
+		time.Sleep(2 * time.Hour)
+		if _, floor, _ := r.Oldest(); floor < md.store.Revision()-1 {
+			t.Errorf("after the window's time history reaches back to %d", floor)
+		}
+		barrier(t, m)
+	})
+}
