@@ -19,6 +19,7 @@ type benchSource struct {
 	versions []int64
 	value    []byte
 	rev      mirror.Revision
+	past     []mirror.Batch // what Replay delivers: revisions after 1
 	feed     chan mirror.Batch
 }
 
@@ -44,7 +45,14 @@ func (s *benchSource) List(ctx context.Context, prefix string, _ mirror.Revision
 			return mirror.Header{}, err
 		}
 	}
-	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+	return mirror.Header{ClusterID: 1, Revision: s.oldest()}, nil
+}
+
+func (s *benchSource) oldest() mirror.Revision {
+	if len(s.past) > 0 {
+		return 1
+	}
+	return s.rev
 }
 
 func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deliver func(mirror.Batch) error) error {
@@ -61,10 +69,15 @@ func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deli
 }
 
 func (s *benchSource) Oldest(_ context.Context, _ string, now mirror.Header, _ mirror.ReplayBounds) (mirror.Revision, error) {
-	return now.Revision, nil
+	return s.oldest(), nil
 }
 
-func (s *benchSource) Replay(context.Context, string, mirror.Header, mirror.Revision, func(mirror.Batch) error) error {
+func (s *benchSource) Replay(_ context.Context, _ string, _ mirror.Header, _ mirror.Revision, deliver func(mirror.Batch) error) error {
+	for _, b := range s.past {
+		if err := deliver(b); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -293,6 +306,39 @@ func BenchmarkInstall(b *testing.B) {
 				m.Close()
 			}
 			b.ReportMetric(float64(b.N*len(s.keys))/b.Elapsed().Seconds(), "keys/s")
+		})
+	}
+}
+
+// BenchmarkRestore is a whole list and 200,000 revisions of history until both can be read,
+// without what etcd costs.
+func BenchmarkRestore(b *testing.B) {
+	for _, resources := range []int{1, 100} {
+		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
+			s := newBenchSource(300_000, resources, 1024)
+			rnd := rand.New(rand.NewPCG(1, 2))
+			for range 200 {
+				s.past = append(s.past, s.batch(1000, func() int { return rnd.IntN(len(s.keys)) }))
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				m, err := mirror.New(mirror.Options{Prefix: root, Source: s, Logger: quiet()})
+				if err != nil {
+					b.Fatal(err)
+				}
+				for i := range resources {
+					if _, err := m.Claim(fmt.Sprintf("%sr%03d/", root, i)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := m.Wait(context.Background(), s.rev); err != nil {
+					b.Fatal(err)
+				}
+				if st := m.Stats(); st.ReplayedEvents != 200_000 || st.Divergences != 0 {
+					b.Fatalf("%+v", st)
+				}
+				m.Close()
+			}
 		})
 	}
 }
