@@ -11,7 +11,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -35,6 +34,8 @@ type Source struct {
 	stream     metadata.MD
 	probe      string
 	eventsOnly bool
+	plan       replayPlan
+	feeds      *feeds
 }
 
 var _ mirror.Source = (*Source)(nil)
@@ -43,7 +44,7 @@ var _ mirror.Source = (*Source)(nil)
 // one client apart; etcd shares a stream among watches with equal metadata
 // (KEP-2340). Revisions are read with a Get of probe, a key that need not exist.
 func New(client *clientv3.Client, name, probe string) *Source {
-	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe}
+	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}}
 }
 
 // WithoutProgress returns a source like s for a server whose progress cannot be trusted
@@ -51,7 +52,15 @@ func New(client *clientv3.Client, name, probe string) *Source {
 // too, and would resume a watch behind an event that it has overtaken.
 func (s *Source) WithoutProgress() *Source {
 	other := *s
-	other.eventsOnly = true
+	other.eventsOnly, other.feeds = true, &feeds{}
+	return &other
+}
+
+// WithSegments returns a source like s whose Replay has each watch read so many revisions, and
+// so many watches at once: what New chooses is measured, what tests choose is small.
+func (s *Source) WithSegments(revisions int64, watches int) *Source {
+	other := *s
+	other.plan.segment, other.plan.watches, other.feeds = revisions, watches, &feeds{}
 	return &other
 }
 
@@ -80,7 +89,9 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 		key, rev, limit := prefix, at, int64(firstPageKeys)
 		end := clientv3.GetPrefixRangeEnd(prefix)
 		for {
-			resp, err := s.client.Get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(rev))
+			resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
+				return s.client.Get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(rev))
+			})
 			if status.Code(err) == codes.ResourceExhausted && limit > 1 {
 				// Larger than gRPC's limit for a message: small values came first.
 				limit = max(1, limit/4)
@@ -137,73 +148,10 @@ func fromKV(kv *mvccpb.KeyValue) mirror.KV {
 	return mirror.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 }
 
-// Watch implements mirror.Source. It asks for no previous values: the mirror holds
-// them (k/k#130939). etcd never splits a revision over two responses but by
-// fragmenting one, and the client joins fragments; so each response is a batch of
-// complete revisions.
-func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if err := s.verify(ctx, after); err != nil {
-		return err
-	}
-	// The client resumes a watch by itself, on whatever etcd it finds when it has
-	// lost all connections; that may be one restored from a backup.
-	disconnected := make(chan struct{})
-	go func() {
-		defer close(disconnected)
-		if waitDisconnected(ctx, s.client) {
-			cancel(errors.New("connection to etcd lost"))
-		}
-	}()
-	defer func() { cancel(nil); <-disconnected }()
-
-	opts := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithRev(after.Revision + 1), clientv3.WithFragment()}
-	if !s.eventsOnly {
-		opts = append(opts, clientv3.WithProgressNotify())
-	}
-	responses := s.client.Watch(s.streamContext(ctx), prefix, opts...)
-	for resp := range responses {
-		if err := resp.Err(); err != nil {
-			return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, translate(err))
-		}
-		if resp.Header.ClusterId != after.ClusterID {
-			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, after.ClusterID)
-		}
-		b := mirror.Batch{Through: after.Revision}
-		switch {
-		case len(resp.Events) > 0:
-			b.Changes = make([]mirror.Change, len(resp.Events))
-			for i, e := range resp.Events {
-				b.Changes[i] = mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE}
-				b.Through = max(b.Through, e.Kv.ModRevision)
-			}
-		case !resp.IsProgressNotify():
-			continue
-		case resp.Header.Revision < after.Revision:
-			// A member that lags behind the one that served us before, or another state.
-			if err := s.verify(ctx, after); err != nil {
-				return err
-			}
-			continue
-		default:
-			b.Through = resp.Header.Revision
-		}
-		after.Revision = b.Through
-		if err := deliver(b); err != nil {
-			return err
-		}
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return errors.New("etcd closed the watch")
-}
-
 // verify returns ErrRestored if etcd is not the cluster of the header, or an older
 // state of it: a member that was restored from a backup may have kept its cluster ID.
 func (s *Source) verify(ctx context.Context, after mirror.Header) error {
-	now, err := s.Current(ctx)
+	now, err := attempts(ctx, revisionWait, revisionTries, s.Current)
 	if err != nil {
 		return fmt.Errorf("verify revision %d: %w", after.Revision, err)
 	}
@@ -211,33 +159,6 @@ func (s *Source) verify(ctx context.Context, after mirror.Header) error {
 		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, now.ClusterID, now.Revision, after.ClusterID, after.Revision)
 	}
 	return nil
-}
-
-// waitDisconnected returns true when the client has lost the connections to all
-// members, false when ctx ends.
-func waitDisconnected(ctx context.Context, client *clientv3.Client) bool {
-	conn := client.ActiveConnection()
-	if conn == nil { // a client inside the server's process, which is restored with it
-		<-ctx.Done()
-		return false
-	}
-	for {
-		state := conn.GetState()
-		if !conn.WaitForStateChange(ctx, state) {
-			return false
-		}
-		if state == connectivity.Ready {
-			return true
-		}
-	}
-}
-
-// RequestProgress implements mirror.Source. It does nothing after WithoutProgress.
-func (s *Source) RequestProgress(ctx context.Context) error {
-	if s.eventsOnly {
-		return nil
-	}
-	return s.client.RequestProgress(s.streamContext(ctx))
 }
 
 // Current implements mirror.Source.

@@ -1,0 +1,41 @@
+package etcdsource
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Bounds of requests that a member may leave unanswered because it hangs. The next attempt
+// goes to another member, because the client takes them in turn, and has twice the time,
+// because the member may just as well be slow. Guesses.
+const (
+	pageTimeout   = 5 * time.Second        // a page of a list: 8 MiB over a slow line
+	pageAttempts  = 5                      // two and a half minutes
+	revisionWait  = 500 * time.Millisecond // the revision alone
+	revisionTries = 4                      // 7.5 s
+)
+
+// attempts calls f with a context that ends after the time given, and again with twice the
+// time while nothing but that has kept it from an answer, n times in all.
+func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(context.Context) (T, error)) (T, error) {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, timeout)
+		answer, err := f(attempt)
+		late := attempt.Err() != nil
+		cancel()
+		n--
+		if err == nil || !late || n == 0 || ctx.Err() != nil || !outOfTime(err) {
+			return answer, err
+		}
+		timeout *= 2
+	}
+}
+
+// outOfTime reports whether the error is that a context has ended.
+func outOfTime(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
+}

@@ -1,0 +1,224 @@
+package etcdsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+const (
+	// dialTimeout bounds the wait for a connection of our own.
+	dialTimeout = 3 * time.Second
+	// progressInterval is how often a watch that waits is asked how far it has come.
+	progressInterval = 100 * time.Millisecond
+)
+
+// dial connects to one endpoint, apart from the client's own connections: what goes over it
+// reaches one member, and is neither delayed by other traffic nor delays it.
+func (s *Source) dial(ctx context.Context, endpoint string) (*grpc.ClientConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	type dialed struct {
+		conn *grpc.ClientConn
+		err  error
+	}
+	done := make(chan dialed)
+	go func() { // Dial may wait for a connection longer than it is told to
+		conn, err := s.client.Dial(endpoint)
+		select {
+		case done <- dialed{conn, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	select {
+	case d := <-done:
+		return d.conn, d.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, ctx.Err())
+	}
+}
+
+// permanent marks an error of which another member would be no cure.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// triesPerMember bounds what onMembers tries.
+const triesPerMember = 2
+
+// onMembers calls f with a connection to one endpoint after the other, beginning at any, until
+// it returns nil, the context's error, ErrCompacted, ErrRestored, or a permanent error. It gives
+// up with f's last error when all endpoints were tried in vain; f returns moved if it was not.
+func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.ClientConn) (moved bool, err error)) error {
+	endpoints := s.client.Endpoints()
+	if len(endpoints) == 0 {
+		return errors.New("a client inside the server's process has no connection")
+	}
+	backoff := 50 * time.Millisecond
+	for i, tries := rand.IntN(len(endpoints)), 0; ; i++ {
+		moved := false
+		conn, err := s.dial(ctx, endpoints[i%len(endpoints)])
+		if err == nil {
+			moved, err = f(ctx, conn)
+			_ = conn.Close()
+		}
+		var final permanent
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &final):
+			return final.error
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, mirror.ErrCompacted), errors.Is(err, mirror.ErrRestored):
+			return err
+		}
+		if tries++; moved {
+			tries = 0
+		}
+		if tries >= triesPerMember*len(endpoints) {
+			return err
+		}
+		select {
+		case <-time.After(backoff):
+			backoff = min(2*backoff, time.Second)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// line is one watch on a gRPC stream of its own. A stream with several watches would be told
+// of progress only when all are in step, and a watch that is added to it could take progress
+// for its own that was sent before it began.
+type line struct {
+	stream  pb.Watch_WatchClient
+	cluster uint64
+	heard   *atomic.Int64 // when anything came last, in nanoseconds of the Unix epoch; may be shared
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	told    atomic.Bool   // something came since progress was asked for last
+	ask     chan struct{} // for progress, now
+}
+
+// openLine watches the keys from key up to end, all that has happened to them from the
+// revision start on, and asks for progress whenever nothing comes. An empty end means the key alone.
+// The line has to be closed.
+func openLine(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*line, error) {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	l := &line{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
+	var err error
+	l.stream, err = pb.NewWatchClient(conn).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
+	if err == nil {
+		create := &pb.WatchCreateRequest{Key: []byte(key), StartRevision: start, Fragment: true}
+		if end != "" {
+			create.RangeEnd = []byte(end)
+		}
+		err = l.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: create}})
+	}
+	if err != nil {
+		cancel()
+		return nil, rpctypes.Error(err)
+	}
+	l.wg.Go(func() { l.askForProgress(ctx) })
+	return l, nil
+}
+
+func (l *line) close() {
+	l.cancel()
+	l.wg.Wait()
+}
+
+func (l *line) askForProgress(ctx context.Context) {
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if l.told.Swap(false) {
+				continue
+			}
+		case <-l.ask:
+		}
+		if l.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}) != nil {
+			return // and so does receive
+		}
+	}
+}
+
+// receive returns the next response that has events or tells of progress. With maxBytes, of
+// keys and values, the rest of the response may be left out; 0 means no bound. Errors:
+// ErrCompacted, ErrRestored.
+func (l *line) receive(maxBytes int) (*pb.WatchResponse, error) {
+	for {
+		r, err := l.part()
+		if err != nil {
+			return nil, err
+		}
+		if r.Created {
+			continue
+		}
+		size := eventBytes(r.Events)
+		for r.Fragment && (maxBytes == 0 || size < int64(maxBytes)) {
+			more, err := l.part()
+			if err != nil {
+				return nil, err
+			}
+			size += eventBytes(more.Events)
+			r.Events, r.Fragment = append(r.Events, more.Events...), more.Fragment
+		}
+		return r, nil
+	}
+}
+
+// compactedError is ErrCompacted with the revision that is the oldest now.
+type compactedError struct{ floor mirror.Revision }
+
+func (e *compactedError) Error() string {
+	return fmt.Sprintf("%v: oldest is %d", mirror.ErrCompacted, e.floor)
+}
+func (e *compactedError) Unwrap() error { return mirror.ErrCompacted }
+
+// part returns the next message of the stream.
+func (l *line) part() (*pb.WatchResponse, error) {
+	r, err := l.stream.Recv()
+	if err != nil {
+		return nil, translate(rpctypes.Error(err))
+	}
+	l.heard.Store(time.Now().UnixNano())
+	l.told.Store(true)
+	switch {
+	case r.Header.ClusterId != l.cluster:
+		return nil, fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
+	case r.CompactRevision != 0:
+		return nil, &compactedError{floor: r.CompactRevision}
+	case r.Canceled:
+		return nil, fmt.Errorf("etcd ended a watch: %s", r.CancelReason)
+	}
+	return r, nil
+}
+
+// askNow asks for progress without delay.
+func (l *line) askNow() {
+	select {
+	case l.ask <- struct{}{}:
+	default:
+	}
+}
