@@ -1,0 +1,451 @@
+package feed
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// past is a server that sees etcd through a proxy, and what clients were told by it before it is killed.
+type past struct {
+	env    *harness.Env
+	etcd   *harness.Etcd
+	proxy  *harness.Proxy
+	server *harness.Server
+	api    *harness.API
+	client *clientv3.Client // past the proxy
+
+	kinds []kind
+	marks []mark
+}
+
+// mark is what was told of a resource at one moment.
+type mark struct {
+	kind     kind
+	revision int64
+	list     string // the items
+	page     string // those of the first page
+	token    string // for the others; "" if there are none
+	at       int64  // the revision of the pages
+}
+
+// pageSize is that of the pages of marks.
+const pageSize = 7
+
+// newPast starts a server that encrypts Secrets.
+func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
+	t.Helper()
+	e := harness.New(t)
+	p := &past{env: e, etcd: e.Etcd(), kinds: []kind{maps, secrets, leases, things, events}}
+	p.proxy = e.Proxy(p.etcd)
+	config, err := json.Marshal(object{
+		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
+		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{
+			object{"secretbox": object{"keys": []any{object{"name": "key", "secret": base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))}}}},
+			object{"identity": object{}}, // what the test writes itself
+		}}},
+	})
+	check(t, err)
+	p.server = e.APIServer(p.proxy.Etcd(), append([]string{noServiceAccounts, "--encryption-provider-config=" + e.WriteFile("encryption.json", config)}, flags...)...)
+	p.api, p.client = p.server.API(), p.etcd.Client()
+	createThings(t, ctx, p.api)
+	return p
+}
+
+// fill makes revisions of many kinds: objects that come, change and go, through the API, in transactions, and with leases.
+func (p *past) fill(t *testing.T, ctx context.Context) {
+	t.Helper()
+	p.take(t, ctx)
+	for _, k := range p.kinds {
+		for i := range 12 {
+			_, err := p.api.Create(ctx, k.path, k.body(fmt.Sprintf("api-%02d", i), "created"))
+			check(t, err)
+		}
+	}
+	p.take(t, ctx)
+	for _, k := range p.kinds {
+		for i := range 6 {
+			_, err := p.api.Patch(ctx, fmt.Sprintf("%s/api-%02d", k.path, i), `{"metadata":{"annotations":{"value":"changed"}}}`)
+			check(t, err)
+		}
+		for i := range 6 {
+			check(t, p.api.Delete(ctx, fmt.Sprintf("%s/api-%02d", k.path, 3+i)))
+		}
+	}
+	p.take(t, ctx)
+	for n := range 4 { // transactions of 125 changes, from the second on some of them deletions
+		var ops []clientv3.Op
+		for i := range 25 {
+			for _, k := range p.kinds {
+				name := fmt.Sprintf("txn-%02d", i)
+				if (i+n)%5 == 4 {
+					ops = append(ops, clientv3.OpDelete(k.prefix+name))
+				} else {
+					ops = append(ops, k.put(name, fmt.Sprint(n)))
+				}
+			}
+		}
+		commit(t, ctx, p.client, ops...)
+	}
+	p.take(t, ctx)
+	lease, err := p.client.Grant(ctx, 3600)
+	check(t, err)
+	for n := range 10 {
+		var ops []clientv3.Op
+		for i := range 20 {
+			for _, k := range p.kinds {
+				ops = append(ops, k.put(fmt.Sprintf("leased-%03d", n*20+i), "leased", clientv3.WithLease(lease.ID)))
+			}
+		}
+		commit(t, ctx, p.client, ops...)
+	}
+	p.take(t, ctx)
+	_, err = p.client.Revoke(ctx, lease.ID) // 1,000 deletions in one revision
+	check(t, err)
+	p.take(t, ctx)
+	p.churn(t, ctx, 20)
+	p.take(t, ctx)
+}
+
+// churn writes n revisions, each of all resources, and returns the last.
+func (p *past) churn(t *testing.T, ctx context.Context, n int) (last int64) {
+	t.Helper()
+	for i := range n {
+		var ops []clientv3.Op
+		for _, k := range p.kinds {
+			name := fmt.Sprintf("churn-%d", i%3)
+			if i%4 == 3 {
+				ops = append(ops, clientv3.OpDelete(k.prefix, clientv3.WithPrefix()))
+			} else {
+				ops = append(ops, k.put(name, fmt.Sprint(i)))
+			}
+		}
+		last = commit(t, ctx, p.client, ops...)
+	}
+	return last
+}
+
+// take notes what clients are told now.
+func (p *past) take(t *testing.T, ctx context.Context) {
+	t.Helper()
+	for _, k := range p.kinds {
+		list := awaitList(t, ctx, p.api, k.path)
+		page, err := p.api.List(ctx, k.path, fmt.Sprintf("limit=%d", pageSize))
+		check(t, err)
+		p.marks = append(p.marks, mark{k, revisionOf(t, list.Metadata.ResourceVersion), items(list), items(page), page.Metadata.Continue,
+			revisionOf(t, page.Metadata.ResourceVersion)})
+	}
+}
+
+// fence writes all resources once more.
+func (p *past) fence(t *testing.T, ctx context.Context, name string) int64 {
+	t.Helper()
+	var ops []clientv3.Op
+	for _, k := range p.kinds {
+		ops = append(ops, k.put("fence", name))
+	}
+	return commit(t, ctx, p.client, ops...)
+}
+
+// requireContinued fails the test unless watches, lists and walks go on where they were at the marks.
+func (p *past) requireContinued(t *testing.T, ctx context.Context, marks []mark) {
+	t.Helper()
+	watches, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var recordings []*recording
+	for _, m := range marks {
+		m.requireList(t, ctx, p.api)
+		m.requirePages(t, ctx, p.api)
+		recordings = append(recordings, record(t, watches, p.api, m.kind.path, "", m.revision))
+	}
+	p.requireEvents(t, ctx, marks, recordings, p.fence(t, ctx, "after the start"))
+}
+
+// requireEvents fails the test unless the recordings, each of a watch that began at a mark, have shown everything up to a
+// revision at which all resources were written.
+func (p *past) requireEvents(t *testing.T, ctx context.Context, marks []mark, recordings []*recording, through int64) {
+	t.Helper()
+	for _, k := range p.kinds {
+		var all []change
+		for i, m := range marks {
+			if m.kind != k {
+				continue
+			}
+			if all == nil { // marks are in the order of revisions
+				all = history(t, ctx, p.client, k.prefix, m.revision, through)
+			}
+			recordings[i].requireEvents(t, ctx, later(all, m.revision))
+		}
+	}
+}
+
+// later returns the changes after a revision.
+func later(all []change, revision int64) []change {
+	i := slices.IndexFunc(all, func(c change) bool { return c.revision > revision })
+	if i < 0 {
+		return nil
+	}
+	return all[i:]
+}
+
+// requireList lists what was listed.
+func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	r, err := listAt(ctx, api, m.kind.path, m.revision)
+	check(t, err)
+	list, err := r.List()
+	if err != nil || items(list) != m.list || revisionOf(t, list.Metadata.ResourceVersion) != m.revision {
+		t.Errorf("list of %s at %d: %+v, %v; it was %s", m.kind.path, m.revision, list, err, m.list)
+	}
+}
+
+// requirePages goes on with a walk.
+func (m mark) requirePages(t *testing.T, ctx context.Context, api *harness.API) {
+	t.Helper()
+	all := m.page
+	for token := m.token; token != ""; {
+		page, err := api.List(ctx, m.kind.path, fmt.Sprintf("limit=%d&continue=%s", pageSize, url.QueryEscape(token)))
+		if err != nil {
+			t.Errorf("page of %s at %d: %v", m.kind.path, m.at, err)
+			return
+		}
+		if got := revisionOf(t, page.Metadata.ResourceVersion); got != m.at {
+			t.Errorf("page of %s is of %d, those before were of %d", m.kind.path, got, m.at)
+		}
+		all, token = all+items(page), page.Metadata.Continue
+	}
+	if all != m.list {
+		t.Errorf("the pages of %s at %d show %s, want %s", m.kind.path, m.at, all, m.list)
+	}
+}
+
+// objectReads returns what etcd was asked for of resources that memory holds, since the proxy was reset.
+func (p *past) objectReads() (keys []string) {
+	for _, r := range p.proxy.Ranges() {
+		for _, k := range p.kinds {
+			all := strings.TrimSuffix(k.prefix, "default/")
+			if k != events && !r.CountOnly && strings.HasPrefix(string(r.Key), all) {
+				keys = append(keys, string(r.Key))
+			}
+		}
+	}
+	return keys
+}
+
+// TestHistorySurvivesAKill kills a server and starts it again. What clients were told before is not forgotten: watches,
+// lists of the past and walks go on, and all of it from memory.
+func TestHistorySurvivesAKill(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	p := newPast(t, ctx)
+	p.fill(t, ctx)
+	p.server.Kill()
+	p.churn(t, ctx, 10) // while there is no server
+	p.server.Restart()
+
+	t.Run("everything is continued", func(t *testing.T) {
+		p.proxy.Reset()
+		p.requireContinued(t, ctx, p.marks)
+		if keys := p.objectReads(); len(keys) > 0 {
+			t.Errorf("etcd was asked for %d objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+		}
+	})
+	t.Run("from every revision", func(t *testing.T) {
+		// Those of the churn, transactions and the lease's end among them.
+		last := p.fence(t, ctx, "every revision")
+		all := history(t, ctx, p.client, maps.prefix, p.marks[0].revision, last)
+		var revisions []int64
+		for _, c := range all {
+			revisions = append(revisions, c.revision-1, c.revision)
+		}
+		slices.Sort(revisions)
+		for _, at := range slices.Compact(revisions) {
+			watch, cancel := context.WithCancel(ctx)
+			record(t, watch, p.api, maps.path, "", at).requireEvents(t, ctx, later(all, at))
+			cancel()
+			if t.Failed() {
+				return
+			}
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	t.Run("again", func(t *testing.T) {
+		p.server.Kill()
+		p.server.Restart()
+		p.requireContinued(t, ctx, p.marks[len(p.marks)-3*len(p.kinds):])
+	})
+	t.Run("as far as the bounds", func(t *testing.T) {
+		last := p.churn(t, ctx, 200)
+		p.take(t, ctx)
+		recent := p.marks[len(p.marks)-len(p.kinds):]
+		p.server.Kill()
+		p.server.Restart("--strata-replay-revisions=100")
+		p.proxy.Reset()
+		p.requireContinued(t, ctx, recent)
+		if keys := p.objectReads(); len(keys) > 0 {
+			t.Errorf("etcd was asked for %d objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+		}
+		record(t, ctx, p.api, maps.path, "", last-190).requireExpired(t, ctx)
+		record(t, ctx, p.api, maps.path, "", recent[0].revision-10).requireEvents(t, ctx,
+			history(t, ctx, p.client, maps.prefix, recent[0].revision-10, p.fence(t, ctx, "inside")))
+		p.marks[0].requireList(t, ctx, p.api) // etcd has it
+	})
+	t.Run("gate off", func(t *testing.T) {
+		p.server.Kill()
+		p.server.Restart("--strata-feature-gates=WatchHistoryRestore=false")
+		for _, k := range []kind{maps, secrets, things} {
+			i := slices.IndexFunc(p.marks, func(m mark) bool { return m.kind == k })
+			record(t, ctx, p.api, k.path, "", p.marks[i].revision).requireExpired(t, ctx)
+			p.marks[i].requireList(t, ctx, p.api) // etcd has it
+		}
+	})
+}
+
+// TestRequestsWaitForHistory sends watches and lists of the past to a server that is still reading it.
+func TestRequestsWaitForHistory(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	p := newPast(t, ctx)
+	p.fill(t, ctx)
+	for _, held := range []struct {
+		name string
+		hold func(bool)
+	}{
+		{"the list", p.proxy.Hold},
+		{"the replay", p.proxy.Stall},
+	} {
+		t.Run(held.name, func(t *testing.T) {
+			p.server.Kill()
+			held.hold(true)
+			defer held.hold(false)
+			p.server.StartAgain()
+			check(t, p.server.Await(ctx, "/version")) // it serves, and cannot be ready
+			marks := p.marks[len(p.marks)/2:]
+			fence := p.fence(t, ctx, held.name)
+			var group sync.WaitGroup
+			recordings := make([]*recording, len(marks))
+			for i, m := range marks {
+				group.Go(func() {
+					r, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, p.api, m.kind.path, m.revision) })
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					list, err := r.List()
+					if err != nil || items(list) != m.list {
+						t.Errorf("list of %s at %d, asked for before the history was there: %+v, %v; it was %s", m.kind.path, m.revision, list, err, m.list)
+					}
+				})
+				group.Go(func() {
+					for recordings[i] == nil || recordings[i].tryAgain() {
+						recordings[i] = record(t, ctx, p.api, m.kind.path, "", m.revision)
+					}
+				})
+			}
+			// Meanwhile those requests have been sent.
+			if err := p.server.Await(shortly(t), "/readyz"); err == nil {
+				t.Error("the server is ready while etcd answers nothing")
+			}
+			held.hold(false)
+			group.Wait()
+			p.requireEvents(t, ctx, marks, recordings, fence)
+			check(t, p.server.Await(ctx, "/readyz"))
+			p.requireContinued(t, ctx, p.marks)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// shortly returns a context that ends soon.
+func shortly(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond, errors.New("not yet"))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// tryAgain says whether the watch was refused with the wish to try again, as servers do that are not ready.
+func (r *recording) tryAgain() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.status != nil && r.mu.status.Code == http.StatusTooManyRequests
+}
+
+// retried sends a request until the server does not ask to try again.
+func retried(ctx context.Context, send func() (*harness.Response, error)) (r *harness.Response, err error) {
+	return r, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err = send()
+		if err != nil {
+			return false, err
+		}
+		return r.Code != http.StatusTooManyRequests, r.Err()
+	})
+}
+
+// TestHistoryIsCompactedWhileItIsRead compacts etcd under a server that starts. It begins anew at what is left.
+func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	p := newPast(t, ctx)
+	p.fill(t, ctx)
+	for _, held := range []struct {
+		name string
+		hold func(bool)
+	}{
+		{"the replay", p.proxy.Stall},
+		{"the list", p.proxy.Hold},
+	} {
+		t.Run(held.name, func(t *testing.T) {
+			before := p.fence(t, ctx, "before "+held.name)
+			compacted := p.churn(t, ctx, 50)
+			p.take(t, ctx)
+			marks := p.marks[len(p.marks)-len(p.kinds):]
+			p.server.Kill()
+			held.hold(true)
+			defer held.hold(false)
+			p.proxy.Reset()
+			p.server.StartAgain()
+			check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+				return slices.ContainsFunc(p.proxy.Ranges(), func(r *pb.RangeRequest) bool {
+					return string(r.Key) == "/registry/" && !r.CountOnly
+				}), errors.New("the server has listed nothing")
+			}))
+			check(t, p.server.Await(ctx, "/version"))
+			_, err := p.client.Compact(ctx, compacted, clientv3.WithCompactPhysical())
+			check(t, err)
+			held.hold(false)
+			check(t, p.server.Await(ctx, "/readyz"))
+			p.requireContinued(t, ctx, marks)
+			fence := p.fence(t, ctx, "after "+held.name)
+			r := record(t, ctx, p.api, maps.path, "", compacted)
+			r.requireEvents(t, ctx, history(t, ctx, p.client, maps.prefix, compacted, fence))
+			record(t, ctx, p.api, maps.path, "", before).requireExpired(t, ctx)
+			if r, err := listAt(ctx, p.api, maps.path, before); err != nil || r.Code != http.StatusGone {
+				t.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}

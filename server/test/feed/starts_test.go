@@ -1,0 +1,113 @@
+package feed
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestThreeServersStartAtOnce starts three servers on one etcd with a long history, which all of them read at the same
+// time, while somebody writes. It logs what that costs; what it demands is that each of them knows the history.
+func TestThreeServersStartAtOnce(t *testing.T) {
+	onlyStrata(t)
+	revisions, size := 50_000, 1<<10
+	if os.Getenv("STRATA_TEST_LONG") == "1" {
+		revisions = 200_000
+	}
+	ctx := newContext(t)
+	e := harness.New(t)
+	etcd := e.Etcd()
+	client := etcd.Client()
+	began := time.Now()
+	first := commit(t, ctx, client, maps.put("first", ""))
+	value := strings.Repeat("x", size)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(64)
+	for i := range revisions {
+		group.Go(func() error {
+			op := maps.put(fmt.Sprintf("map-%03d", i%500), value)
+			_, err := client.Put(groupCtx, string(op.KeyBytes()), string(op.ValueBytes()))
+			return err
+		})
+	}
+	check(t, group.Wait())
+	filled, err := etcd.Resident()
+	check(t, err)
+	t.Logf("%d revisions of %d bytes were written in %v; etcd holds %d MB", revisions, size, time.Since(began).Round(time.Millisecond), filled>>20)
+
+	background, stop := context.WithCancel(ctx)
+	defer stop()
+	var beside sync.WaitGroup
+	var longest time.Duration
+	var writes int
+	var peak int64
+	beside.Go(func() {
+		for background.Err() == nil {
+			began := time.Now()
+			if _, err := client.Do(background, leases.put("beside", fmt.Sprint(writes))); err != nil && background.Err() == nil {
+				t.Error(err)
+				return
+			}
+			longest = max(longest, time.Since(began))
+			writes++
+			time.Sleep(time.Millisecond) // one client among others
+		}
+	})
+	beside.Go(func() {
+		for background.Err() == nil {
+			if n, err := etcd.Resident(); err == nil {
+				peak = max(peak, n)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	began = time.Now()
+	var servers []*harness.Server
+	for range 3 {
+		servers = append(servers, e.StartAPIServer(etcd, noServiceAccounts))
+	}
+	var starting errgroup.Group
+	for i, s := range servers {
+		starting.Go(func() error {
+			err := s.Await(ctx, "/readyz")
+			t.Logf("server %d is ready after %v", i, time.Since(began).Round(time.Millisecond))
+			return err
+		})
+	}
+	check(t, starting.Wait())
+	stop()
+	beside.Wait()
+	t.Logf("beside it %d writes, the longest took %v; etcd held at most %d MB", writes, longest.Round(time.Millisecond), peak>>20)
+	for i, s := range servers {
+		for _, line := range strings.Split(s.Output(), "\n") {
+			if strings.Contains(line, "history restored") || strings.Contains(line, "mirror listed") {
+				t.Logf("server %d: %s", i, line)
+			}
+		}
+	}
+
+	last := commit(t, ctx, client, maps.put("last", ""))
+	all := history(t, ctx, client, maps.prefix, first, last)
+	for i, s := range servers {
+		api := s.API()
+		begins := []int64{first, last - 5000, last - 1}
+		for _, after := range begins[min(i, 1):] { // one of them is read from the beginning
+			watch, cancel := context.WithCancel(ctx)
+			record(t, watch, api, maps.path, "", after).requireEvents(t, ctx, later(all, after))
+			cancel()
+		}
+		list, err := listAt(ctx, api, maps.path, first)
+		check(t, err)
+		if l, err := list.List(); err != nil || len(l.Items) != 1 {
+			t.Errorf("list at %d: %v, %v", first, l, err)
+		}
+	}
+}
