@@ -22,6 +22,9 @@ type Env struct {
 	dir  string
 	fail func(error)
 
+	servingOnce sync.Once
+	servingCA   *Authority // see serving
+
 	mu struct {
 		sync.Mutex
 		processes []*Process

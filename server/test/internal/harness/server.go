@@ -84,7 +84,7 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	args = append(args, fmt.Sprintf("--secure-port=%d", port))
 	args = append(args, flags...)
 
-	ca := e.Authority()
+	ca := e.serving()
 	serving := ca.Issue("apiserver")
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
@@ -112,6 +112,12 @@ func (s *Server) Restart(more ...string) {
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
 	s.Process = s.env.start("apiserver", s.args...)
+}
+
+// serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.
+func (e *Env) serving() *Authority {
+	e.servingOnce.Do(func() { e.servingCA = e.Authority() })
+	return e.servingCA
 }
 
 // requiredFlags returns what an API server on any etcd cannot do without. The service account keys of all servers of an

@@ -1,0 +1,180 @@
+// Package recorded records watches of an API server and the history of its etcd in the form that watchcheck judges.
+//
+// The state of a key is an *Object: what selectors look at. Revisions are those of etcd, which are the resource versions of
+// objects.
+package recorded
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Object is what selectors look at in a stored object.
+type Object struct {
+	Labels map[string]string
+	Node   string // spec.nodeName of a pod
+}
+
+// Item is an object as it is stored.
+type Item struct {
+	*Object
+	Revision int64 // of its last change
+}
+
+// Stored reads what is stored below a prefix, and the revision at which it is. It is a quorum read.
+func Stored(ctx context.Context, client *clientv3.Client, prefix string) (items map[string]Item, revision int64, err error) {
+	r, err := client.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		return nil, 0, err
+	}
+	items = map[string]Item{}
+	for _, kv := range r.Kvs {
+		o, err := decode(kv.Key, kv.Value)
+		if err != nil {
+			return nil, 0, err
+		}
+		items[string(kv.Key)] = Item{o, kv.ModRevision}
+	}
+	return items, r.Header.Revision, nil
+}
+
+// History follows all changes of a key range in etcd from its start on, so compaction does not matter. Its methods may be
+// called concurrently.
+type History struct {
+	client *clientv3.Client
+
+	mu struct { // leaf
+		sync.Mutex
+		history watchcheck.History
+		err     error // why it is incomplete
+	}
+}
+
+// Follow starts to record the keys below a prefix, as long as the test lasts.
+func Follow(t testing.TB, ctx context.Context, client *clientv3.Client, prefix string) *History {
+	t.Helper()
+	h := &History{client: client}
+	ctx, cancel := context.WithCancel(ctx)
+	base, revision, err := Stored(ctx, client, prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.mu.history = watchcheck.History{From: revision, Through: revision, Base: map[string]any{}}
+	for key, item := range base {
+		h.mu.history.Base[key] = item.Object
+	}
+	// A stream of its own: requests for progress concern nobody else's watches.
+	watch := client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
+	var group sync.WaitGroup
+	group.Go(func() {
+		for r := range watch {
+			h.add(r)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+	})
+	return h
+}
+
+// add adds what etcd sent. The client hands over whole revisions, in order.
+func (h *History) add(r clientv3.WatchResponse) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := r.Err(); err != nil {
+		h.mu.err = err
+		return
+	}
+	for _, e := range r.Events {
+		c := watchcheck.Change{Revision: e.Kv.ModRevision, Key: string(e.Kv.Key)}
+		if e.Type == mvccpb.PUT {
+			o, err := decode(e.Kv.Key, e.Kv.Value)
+			if err != nil {
+				h.mu.err = err
+				return
+			}
+			c.State = o
+		}
+		h.mu.history.Changes = append(h.mu.history.Changes, c)
+	}
+	h.mu.history.Through = r.Header.Revision
+	if n := len(r.Events); n > 0 {
+		h.mu.history.Through = r.Events[n-1].Kv.ModRevision // the header may be ahead of what was sent
+	}
+}
+
+// Now returns the history up to the present at least. It is the caller's, but its states are shared.
+func (h *History) Now(ctx context.Context) (*watchcheck.History, error) {
+	now, err := h.client.Get(ctx, "now", clientv3.WithCountOnly())
+	if err != nil {
+		return nil, err
+	}
+	var history watchcheck.History
+	err = harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.mu.err != nil {
+			return true, nil
+		}
+		history = h.mu.history
+		if history.Through < now.Header.Revision {
+			if err := h.client.RequestProgress(clientv3.WithRequireLeader(ctx)); err != nil {
+				return false, err
+			}
+		}
+		return history.Through >= now.Header.Revision, fmt.Errorf("the history is known up to %d of %d", history.Through, now.Header.Revision)
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.err != nil {
+		return nil, fmt.Errorf("record the history of etcd: %w", h.mu.err)
+	}
+	history.Changes = history.Changes[:len(history.Changes):len(history.Changes)]
+	return &history, history.Check()
+}
+
+// decode returns what selectors look at in a stored value.
+func decode(key, value []byte) (*Object, error) {
+	var partial metav1.PartialObjectMetadata
+	encoded, isProtobuf := bytes.CutPrefix(value, []byte("k8s\x00"))
+	if !isProtobuf {
+		if err := json.Unmarshal(value, &partial); err != nil {
+			return &Object{}, nil // not an object, such as the revision up to which etcd is compacted
+		}
+		return &Object{Labels: partial.Labels}, nil
+	}
+	var unknown runtime.Unknown
+	if err := unknown.Unmarshal(encoded); err != nil {
+		return nil, fmt.Errorf("%s: %w", key, err)
+	}
+	if strings.Contains(string(key), "/pods/") {
+		var pod corev1.Pod
+		if err := pod.Unmarshal(unknown.Raw); err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		return &Object{Labels: pod.Labels, Node: pod.Spec.NodeName}, nil
+	}
+	// All objects begin with their metadata.
+	if err := partial.Unmarshal(unknown.Raw); err != nil {
+		return &Object{}, nil // an allocation bitmap and the like
+	}
+	return &Object{Labels: partial.Labels}, nil
+}

@@ -1,0 +1,95 @@
+// Package restart looks at watches across restarts of API servers: a client that was connected once resumes where it was,
+// whichever server it comes to, and never has to list again because of the server.
+//
+// Clients record what they get, a client of etcd records what happened, and watchcheck compares the two.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_LONG  1 for the long forms of the tests
+package restart
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+func TestMain(m *testing.M) {
+	// Reflectors log every connection that they lose.
+	klog.SetOutput(io.Discard)
+	flags := flag.NewFlagSet("", flag.PanicOnError)
+	klog.InitFlags(flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+// long says whether the long forms of tests run.
+func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
+
+// noGates are the flags that make the server forget the past at a restart and vouch for nothing.
+const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResumption=false,WatchHistoryRestore=false"
+
+// serverFlags are the flags of all API servers here.
+var serverFlags = []string{
+	"--disable-admission-plugins=ServiceAccount", // pods need no account
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// newContext returns a context that ends with the test, or when it has failed to come to its end.
+func newContext(t *testing.T, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ownConnections returns a copy of config whose clients share no connection with those of other copies.
+func ownConnections(config *rest.Config) *rest.Config {
+	own := rest.CopyConfig(config)
+	own.Dial = (&net.Dialer{}).DialContext // clients that dial by themselves share nothing
+	return own
+}
+
+// pause lets d pass, or less if ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// revisionOf returns a resource version as a number.
+func revisionOf(t testing.TB, resourceVersion string) int64 {
+	t.Helper()
+	r, err := strconv.ParseInt(resourceVersion, 10, 64)
+	check(t, err)
+	return r
+}
+
+// onlyStrata skips tests of what upstream does not do.
+func onlyStrata(t *testing.T) {
+	if harness.Engine() != harness.Strata {
+		t.Skip("upstream's engine does not do this")
+	}
+}

@@ -1,0 +1,320 @@
+package restart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/server/test/internal/harness"
+	"github.com/stratakube/strata/server/test/internal/recorded"
+)
+
+// follows returns what n informers follow: resources that are busy and others that nobody touches, all objects and
+// selective selectors, in full and metadata only.
+func follows(n int) []follow {
+	var all []follow
+	for i := range n {
+		k := i / 15 // of its sort
+		all = append(all, [...]follow{
+			{resource: "configmaps"},
+			{resource: "configmaps", labels: "shard=" + shard(k)},
+			{resource: "configmaps", labels: "shard notin (" + shard(k) + ")"},
+			{resource: "configmaps", namespace: namespace(k)},
+			{resource: "configmaps", namespace: namespace(k), fields: fmt.Sprintf("metadata.name=seed-%d", k)},
+			{resource: "configmaps", labels: "shard=" + shard(k), metadata: true},
+			{resource: "secrets"},
+			{resource: "secrets", labels: "shard=" + shard(k)},
+			{resource: "secrets", metadata: true},
+			{resource: "limitranges"},
+			{resource: "pods", fields: "spec.nodeName=" + node(k%nodes)},
+			{resource: "pods", fields: "spec.nodeName=" + node((k+nodes/2)%nodes)},
+			{resource: "gizmos"},
+			{resource: "gizmos", labels: "shard=" + shard(k)},
+			{resource: "gizmos", labels: "shard=" + shard(k), metadata: true},
+		}[i%15])
+	}
+	return all
+}
+
+const (
+	informerCount      = 300
+	informersPerClient = 5 // that share a connection, as those of one controller do
+	restartTestTimeout = 8 * time.Minute
+	betweenTermAndKill = 20 * time.Second
+	afterEachRestart   = 3 * time.Second // client-go lists again when a watch of less than a second brought nothing
+	equalWithin        = 90 * time.Second
+)
+
+// outcome is what the clients saw between two moments.
+type outcome struct {
+	lists, gone int
+	byFollow    map[string]int // lists
+}
+
+// fleet is all informers of a test.
+type fleet struct {
+	informers []*informer
+	before    []int64 // lists of each when all had synced
+}
+
+// startFleet starts informers and returns when all have synced.
+func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fleet {
+	t.Helper()
+	f := &fleet{}
+	var c clients
+	for i, follow := range all {
+		if i%informersPerClient == 0 {
+			c = newClients(t, s.config())
+		}
+		f.informers = append(f.informers, newInformer(t, c, follow))
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	t.Cleanup(func() { cancel(); running.Wait() })
+	for _, i := range f.informers {
+		running.Go(func() { i.RunWithContext(ctx) })
+	}
+	for _, i := range f.informers {
+		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			return i.HasSynced(), fmt.Errorf("the informer of %v has not synced: %v", i.follow, i.errs)
+		}))
+		f.before = append(f.before, i.lists.Load())
+	}
+	return f
+}
+
+// outcome returns what has happened since the informers had synced.
+func (f *fleet) outcome() outcome {
+	o := outcome{byFollow: map[string]int{}}
+	for n, i := range f.informers {
+		if lists := int(i.lists.Load() - f.before[n]); lists > 0 {
+			o.lists += lists
+			o.byFollow[fmt.Sprintf("%s labels=%v fields=%v metadata=%v", i.resource, i.labels != "", i.fields != "", i.metadata)]++
+		}
+		o.gone += int(i.gone.Load())
+		for _, err := range i.sessions.Errors() {
+			if isGone(err) {
+				o.gone++
+			}
+		}
+	}
+	return o
+}
+
+// relisted returns how many informers have listed again.
+func (f *fleet) relisted() (n int) {
+	for k, i := range f.informers {
+		if i.lists.Load() > f.before[k] {
+			n++
+		}
+	}
+	return n
+}
+
+// logErrors writes to the test's log what requests were answered with.
+func (f *fleet) logErrors(t *testing.T) {
+	t.Helper()
+	all := map[string]int{}
+	for _, i := range f.informers {
+		i.mu.Lock()
+		for text, n := range i.errs {
+			all[text] += n
+		}
+		i.mu.Unlock()
+		for _, err := range i.sessions.Errors() {
+			all["in a watch: "+err.Error()]++
+		}
+	}
+	kinds := map[string]int{}
+	for text, n := range all {
+		kinds[number.ReplaceAllString(text, "N")] += n
+	}
+	for text, n := range kinds {
+		t.Logf("%d times: %s", n, text)
+	}
+}
+
+var number = regexp.MustCompile(`[0-9]+`)
+
+// equal returns when every informer holds what etcd does.
+func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, equalWithin, errors.New("informers differ from etcd"))
+	defer cancel()
+	client := s.etcd.Client()
+	stored := map[string]map[string]recorded.Item{}
+	for _, i := range f.informers {
+		if stored[i.resource] == nil {
+			items, _, err := recorded.Stored(ctx, client, under(i.resource))
+			check(t, err)
+			stored[i.resource] = items
+		}
+	}
+	wrong := 0
+	for _, i := range f.informers {
+		sel := i.selects(t)
+		want := map[string]int64{}
+		for key, item := range stored[i.resource] {
+			if key = key[len(under(i.resource)):]; sel(key, item.Object) {
+				want[key] = item.Revision
+			}
+		}
+		err := harness.Poll(ctx, func(context.Context) (bool, error) {
+			err := i.differs(want)
+			return err == nil, err
+		})
+		if err != nil {
+			if wrong++; wrong <= 5 {
+				t.Error(err)
+			}
+		}
+	}
+	if wrong > 0 {
+		t.Fatalf("%d of %d informers differ from etcd", wrong, len(f.informers))
+	}
+}
+
+// validate judges everything that the informers were sent. All that they should have got they hold.
+func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
+	t.Helper()
+	history, err := s.history.Now(ctx)
+	check(t, err)
+	type view struct {
+		*watchcheck.View
+		last int64
+	}
+	parts := map[string]*watchcheck.History{}
+	views := map[follow]view{}
+	events, sessions, bookmarks, wrong := 0, 0, 0, 0
+	for _, i := range f.informers {
+		part := parts[i.resource]
+		if part == nil {
+			part = history.Under(under(i.resource))
+			parts[i.resource] = part
+		}
+		same := i.follow
+		same.metadata = false
+		v, ok := views[same]
+		if !ok {
+			v.View = part.View(i.selects(t))
+			v.last = part.From
+			if n := len(part.Changes); n > 0 {
+				v.last = part.Changes[n-1].Revision
+			}
+			views[same] = v
+		}
+		got, err := i.sessions.Recorded(v.last)
+		check(t, err)
+		for _, session := range got {
+			for _, e := range session.Events {
+				if e.Kind == watchcheck.Bookmark {
+					bookmarks++
+				} else {
+					events++
+				}
+			}
+		}
+		sessions += len(got)
+		if err := v.Check(got); err != nil {
+			if wrong++; wrong <= 5 {
+				t.Errorf("the informer of %v: %v", i.follow, err)
+			}
+		}
+	}
+	t.Logf("%d changes in etcd; %d informers got %d events and %d bookmarks in %d watches", len(history.Changes), len(f.informers), events, bookmarks, sessions)
+	if wrong > 0 {
+		t.Errorf("%d of %d informers were sent something wrong", wrong, len(f.informers))
+	}
+}
+
+// TestRollingRestart restarts three servers one after the other, all at once, and all at once without a warning, while 300
+// informers follow and writers write. Nobody has to list again, nobody is told 410, nobody misses anything.
+func TestRollingRestart(t *testing.T) {
+	ctx := newContext(t, restartTestTimeout)
+	s := newScene(t, ctx)
+	o := s.rollingRestart(t, ctx, true)
+	if harness.Engine() != harness.Strata {
+		if o.lists == 0 {
+			t.Error("nobody listed again: the test sees nothing")
+		}
+		return
+	}
+	if o.lists > 0 || o.gone > 0 {
+		t.Errorf("informers listed again %d times and were told 410 %d times: %v", o.lists, o.gone, o.byFollow)
+	}
+}
+
+// TestRollingRestartWithGatesOff shows that the test above can fail.
+func TestRollingRestartWithGatesOff(t *testing.T) {
+	onlyStrata(t)
+	ctx := newContext(t, restartTestTimeout)
+	s := newScene(t, ctx, noGates)
+	if o := s.rollingRestart(t, ctx, long()); o.lists == 0 {
+		t.Error("nobody listed again though the gates are off: the test sees nothing")
+	}
+}
+
+// rollingRestart restarts the servers in each way (or, unless all, at once only, which takes less time) and returns what
+// the clients saw. Whatever they had to do for it, in the end they hold what etcd does and were sent nothing wrong.
+func (s *scene) rollingRestart(t *testing.T, ctx context.Context, all bool) outcome {
+	t.Helper()
+	began := time.Now()
+	step := func(name string) {
+		t.Helper()
+		t.Logf("%5.1f s: %s", time.Since(began).Seconds(), name)
+	}
+	s.seed(t, ctx)
+	f := s.startFleet(t, ctx, follows(informerCount))
+	audited := s.audit(t)
+	w := s.startWriters(t, ctx)
+	step("all informers have synced")
+	seen := func(name string) {
+		t.Helper()
+		o := f.outcome()
+		step(fmt.Sprintf("%s: %d informers have listed again (%d lists), %d answers were 410; %d writes, %d failed",
+			name, f.relisted(), o.lists, o.gone, w.writes.Load(), w.failed.Load()))
+	}
+	pause(ctx, afterEachRestart)
+	if all {
+		for i := range s.servers {
+			s.restartOne(t, i)
+			pause(ctx, afterEachRestart)
+			seen(fmt.Sprintf("server %d was restarted by SIGTERM", i))
+		}
+	}
+	s.restartAll(t, ctx, false)
+	restarted := time.Now()
+	pause(ctx, afterEachRestart)
+	seen("all servers were restarted by SIGTERM")
+	if all {
+		pause(ctx, time.Until(restarted.Add(betweenTermAndKill)))
+	}
+	s.restartAll(t, ctx, true)
+	pause(ctx, afterEachRestart)
+	seen("all servers were killed and started again")
+	w.end()
+	s.equal(t, ctx, f)
+	seen("all informers hold what etcd does")
+	s.validate(t, ctx, f)
+
+	o, now := f.outcome(), s.audit(t)
+	f.logErrors(t)
+	if lists := now.lists - audited.lists; lists != o.lists {
+		// A request that never came to a server, or came to it again, makes a difference: both have to be zero, or none.
+		t.Logf("servers were asked for lists %d times, informers asked %d times", lists, o.lists)
+		if (lists == 0) != (o.lists == 0) {
+			t.Errorf("servers were asked for lists %d times, informers asked %d times: %v", lists, o.lists, now.paths)
+		}
+	}
+	if gone := now.gone - audited.gone; gone > 0 {
+		t.Logf("servers answered with 410 %d times", gone)
+		o.gone = max(o.gone, gone)
+	}
+	step(fmt.Sprintf("audited: %d watches, answers %v", now.watches-audited.watches, now.codes))
+	return o
+}

@@ -1,0 +1,164 @@
+package restart
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	namespaces = 8
+	shards     = 40 // values of the label that informers select by
+	nodes      = 30
+	writePause = 25 * time.Millisecond // of each writer, between two writes
+)
+
+func namespace(i int) string { return fmt.Sprintf("space-%d", i%namespaces) }
+func shard(i int) string     { return fmt.Sprintf("shard-%d", i%shards) }
+func node(i int) string      { return fmt.Sprintf("node-%d", i) }
+
+func configMap(name string, i int) object {
+	return object{"metadata": object{"name": name, "labels": object{"shard": shard(i)}}, "data": object{"i": fmt.Sprint(i)}}
+}
+
+func gizmo(name string, i int) object {
+	return object{"apiVersion": gizmoGroup + "/v1", "kind": "Gizmo",
+		"metadata": object{"name": name, "labels": object{"shard": shard(i)}}, "spec": object{"i": i}}
+}
+
+func pod(name, node string) object {
+	return object{"metadata": object{"name": name}, "spec": object{"nodeName": node,
+		"containers": []any{object{"name": "main", "image": "none"}}}}
+}
+
+// seed creates what informers find when they start. Secrets and limit ranges are not touched again.
+func (s *scene) seed(t *testing.T, ctx context.Context) {
+	t.Helper()
+	create := func(path string, body object) {
+		t.Helper()
+		_, err := s.api.Create(ctx, path, body)
+		check(t, err)
+	}
+	for i := range namespaces {
+		create("/api/v1/namespaces", object{"metadata": object{"name": namespace(i)}})
+	}
+	for i := range 80 {
+		in := "/api/v1/namespaces/" + namespace(i)
+		create(in+"/configmaps", configMap(fmt.Sprintf("seed-%d", i), i))
+		create("/apis/"+gizmoGroup+"/v1/namespaces/"+namespace(i)+"/gizmos", gizmo(fmt.Sprintf("seed-%d", i), i))
+		if i < nodes {
+			create(in+"/pods", pod(fmt.Sprintf("seed-%d", i), node(i)))
+			create(in+"/secrets", object{"metadata": object{"name": fmt.Sprintf("seed-%d", i), "labels": object{"shard": shard(i)}}})
+			create(in+"/limitranges", object{"metadata": object{"name": fmt.Sprintf("seed-%d", i)}, "spec": object{"limits": []any{}}})
+		}
+	}
+}
+
+// writers write until they are stopped. Requests fail while servers restart, and that is no fault.
+type writers struct {
+	stop   context.CancelFunc
+	group  sync.WaitGroup
+	writes atomic.Int64 // that were accepted
+	failed atomic.Int64
+}
+
+// startWriters starts writers that write through the balancer, and one that writes to etcd as a server behind no
+// balancer would, so that revisions go on while none of ours runs.
+func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
+	t.Helper()
+	w := &writers{}
+	ctx, w.stop = context.WithCancel(ctx)
+	t.Cleanup(w.end)
+	maps := func(i int) string { return "/api/v1/namespaces/" + namespace(i) + "/configmaps" }
+	gizmos := func(i int) string { return "/apis/" + gizmoGroup + "/v1/namespaces/" + namespace(i) + "/gizmos" }
+	pods := func(i int) string { return "/api/v1/namespaces/" + namespace(i) + "/pods" }
+	for range 2 {
+		w.write(s, ctx, maps, func(name string, i int) object { return configMap(name, i) })
+	}
+	w.write(s, ctx, gizmos, func(name string, i int) object { return gizmo(name, i) })
+	w.write(s, ctx, pods, func(name string, i int) object { return pod(name, node(rand.IntN(nodes))) })
+	w.group.Go(func() { w.writeToEtcd(ctx, s.etcd.Client()) })
+	return w
+}
+
+// end stops the writers. It may be called again.
+func (w *writers) end() {
+	w.stop()
+	w.group.Wait()
+}
+
+// write creates, changes and deletes objects of one kind.
+func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, body func(name string, i int) object) {
+	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
+	id := uuid.NewUUID()[:6]
+	w.group.Go(func() {
+		const live = 40
+		for i := 0; ctx.Err() == nil; i++ {
+			name := fmt.Sprintf("busy-%s-%d", id, i)
+			w.do(ctx, api, http.MethodPost, path(i), body(name, i))
+			if old := i - 1 - rand.IntN(live); old >= 0 {
+				// A change of the label takes it from one selector to another.
+				w.do(ctx, api, http.MethodPatch, path(old)+fmt.Sprintf("/busy-%s-%d", id, old),
+					fmt.Sprintf(`{"metadata":{"labels":{"shard":%q}}}`, shard(rand.IntN(shards))))
+			}
+			if old := i - live; old >= 0 {
+				w.do(ctx, api, http.MethodDelete, path(old)+fmt.Sprintf("/busy-%s-%d", id, old), object{"gracePeriodSeconds": 0})
+			}
+		}
+	})
+}
+
+// do sends one write; what has been answered is waited for, so that the load is bounded.
+func (w *writers) do(ctx context.Context, api *harness.API, method, path string, body any) {
+	contentType := ""
+	if method == http.MethodPatch {
+		contentType = "application/merge-patch+json"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	r, err := api.DoAs(ctx, method, path, "", contentType, "", body)
+	if err != nil || r.Code/100 != 2 {
+		w.failed.Add(1)
+	} else {
+		w.writes.Add(1)
+	}
+	pause(ctx, writePause)
+}
+
+// writeToEtcd changes gizmos as they are stored.
+func (w *writers) writeToEtcd(ctx context.Context, client *clientv3.Client) {
+	const live = 50
+	for i := 0; ctx.Err() == nil; i++ {
+		name := fmt.Sprintf("stored-%d", i%live)
+		o := gizmo(name, i)
+		o["metadata"] = object{"name": name, "namespace": namespace(i % live), "uid": string(uuid.NewUUID()), "generation": 1,
+			"creationTimestamp": metav1.Now(), "labels": object{"shard": shard(i)}}
+		key := under("gizmos") + namespace(i%live) + "/" + name
+		value, err := json.Marshal(o)
+		if err == nil {
+			if i/live%4 == 3 {
+				_, err = client.Delete(ctx, key)
+			} else {
+				_, err = client.Put(ctx, key, string(value))
+			}
+		}
+		if err != nil {
+			w.failed.Add(1)
+		} else {
+			w.writes.Add(1)
+		}
+		pause(ctx, writePause)
+	}
+}
