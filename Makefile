@@ -35,7 +35,8 @@ ALONE := GOWORK=off
 export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
-.PHONY: help build run test test-engine test-kube test-server test-race test-storage bench bench-read bench-consistent bench-profiles \
+.PHONY: help build run test test-engine test-kube test-server test-race test-storage \
+        bench bench-read bench-consistent bench-watch bench-profiles \
         lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
@@ -105,6 +106,12 @@ CONSISTENT := get,get-16,get-64,quiet-.*,kep-.*,etcd-progress
 
 bench-consistent: ## the same for consistent reads, with the table of KEP-2340
 	$(GO) run ./server/bench -workloads '$(CONSISTENT)' $(ARGS)
+
+# The workloads of watches: rates, watchers by node, idle and stalled ones, and what a restart does to them.
+WATCH := watch-.*,initial-.*,restore.*
+
+bench-watch: ## the same for watches, with restarts on a long history
+	$(GO) run ./server/bench -workloads '$(WATCH)' $(ARGS)
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)

@@ -42,6 +42,7 @@ about an hour, the workloads of the read path half of that, -quick some minutes.
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
   make bench-read                              those of the read path
   make bench-consistent                        those of consistent reads
+  make bench-watch                             those of watches
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'

@@ -31,6 +31,9 @@ var (
 	initialProtobuf = format{"application/vnd.kubernetes.protobuf;stream=watch", wire.ReadInitialProtobufEvents}
 )
 
+// initialPath is a watch of all ConfigMaps that begins with all of them as initial events.
+const initialPath = allConfigMaps + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+
 // initialLoad is clients that ask for all ConfigMaps as the initial events of a watch. An operation lasts until the bookmark behind them.
 type initialLoad struct {
 	format format
@@ -49,8 +52,7 @@ func (l initialLoad) run(ctx context.Context, s *Sample) error {
 	return atOnce(ctx, s, clients, func(ctx context.Context, conn *target.Conn) error {
 		ctx, endWatch := context.WithCancel(ctx)
 		defer endWatch()
-		const path = allConfigMaps + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-		response, err := conn.Do(ctx, target.Request{Path: path, Accept: l.format.accept})
+		response, err := conn.Do(ctx, target.Request{Path: initialPath, Accept: l.format.accept})
 		if err != nil {
 			return err
 		}

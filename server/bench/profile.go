@@ -39,6 +39,7 @@ type cpuProfile struct {
 	done    chan struct{} // closed when data and err are set
 	data    []byte
 	err     error
+	heap    []byte // nil unless the sample kept it
 }
 
 // begin starts the profile, which lasts p.seconds.
@@ -72,7 +73,7 @@ type Profile struct {
 // for the table is never profiled.
 func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec) error {
 	runs := b.observed[w.Name][spec.Label]
-	if b.config.ProfileDir == "" || !b.config.profiled(spec) || b.failed[w.Name][spec.Label] != nil || len(runs) == 0 || runs[0].ops() == 0 {
+	if b.config.ProfileDir == "" || !b.config.profiled(spec) || b.failed[w.Name][spec.Label] != nil || len(runs) == 0 || runs[0].Elapsed == 0 {
 		return nil
 	}
 	b.progress.step("%-14s %-10s profile", w.Name, spec.Label)
@@ -80,6 +81,7 @@ func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec)
 	seconds := min(int((took+profileStart)/time.Second)+1, 30)
 	name := filepath.Join(b.config.ProfileDir, w.Name+"-"+spec.Label)
 	var parts []string
+	var heap []byte // nil unless a sample kept it
 	defer func() {
 		for _, part := range parts {
 			os.Remove(part)
@@ -102,6 +104,7 @@ func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec)
 		if _, err := b.sample(ctx, w, spec, false, profile); err != nil {
 			return err
 		}
+		heap = profile.heap
 		part := fmt.Sprintf("%s.cpu.%d.pprof", name, len(parts))
 		parts = append(parts, part)
 		if err := os.WriteFile(part, profile.data, 0o644); err != nil {
@@ -112,7 +115,9 @@ func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec)
 	if err != nil {
 		return err
 	}
-	heap, err := engine.Profile(ctx, "heap")
+	if heap == nil {
+		heap, err = engine.Profile(ctx, "heap")
+	}
 	if err == nil {
 		err = errors.Join(os.WriteFile(name+".heap.pprof", heap, 0o644), merge(ctx, parts, name+".cpu.pprof"))
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/dataset"
@@ -31,8 +32,8 @@ type runner struct {
 	body     bytes.Buffer // Sample.Body
 }
 
-// sampleTimeout bounds one run of a workload on one engine: the slowest that is known takes half a minute.
-const sampleTimeout = 5 * time.Minute
+// sampleTimeout bounds one run of a workload on one engine: the slowest looks at idle watchers for five minutes.
+const sampleTimeout = 10 * time.Minute
 
 // run measures all selected workloads on all engines.
 func (r *runner) run(ctx context.Context) error {
@@ -102,6 +103,7 @@ type bench struct {
 	engines   []*target.Engine         // that run
 	samples   int                      // taken so far
 	changeCPU map[string]time.Duration // of each engine for the last change
+	started   atomic.Int64             // engines that workloads started themselves
 	peaks     map[string]uint64        // the highest resident memory of each engine that runs together with others
 }
 
@@ -366,7 +368,10 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
 	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, profile: profile}
-	if w.EtcdOnly {
+	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
+		return b.startOwn(ctx, w, spec, args)
+	}
+	if w.EtcdOnly || w.Starts {
 		err := w.Run(ctx, s)
 		return s.observed, err
 	}
@@ -423,16 +428,28 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 		b.engines = append(b.engines[:i], b.engines[i+1:]...)
 		break
 	}
-	firstGet := configMapsPath + "/" + dataset.ConfigMapName(0)
-	if b.data.ConfigMaps == 0 {
-		firstGet = podPath(0, b.data)
-	}
-	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, firstGet, b.runDir)
+	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
 	if err != nil {
 		return nil, err
 	}
 	b.engines = append(b.engines, e)
 	return e, nil
+}
+
+// firstGet is the path of an object that etcd holds.
+func (b *bench) firstGet() string {
+	if b.data.ConfigMaps == 0 {
+		return podPath(0, b.data)
+	}
+	return configMapsPath + "/" + dataset.ConfigMapName(0)
+}
+
+// startOwn starts an engine for a workload that starts its engines itself, with a log of its own. It may be called concurrently.
+func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, args []string) (*target.Engine, error) {
+	spec = w.variant(spec)
+	spec.Variant += fmt.Sprintf("-%s-%d", w.Name, b.started.Add(1))
+	spec.Args = slices.Concat(spec.Args, args)
+	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
 }
 
 // stopVariants stops the engines that run for another variant than this one.

@@ -15,7 +15,7 @@ import (
 // concurrently; all else belongs to the goroutine of Workload.Run.
 type Sample struct {
 	Surroundings
-	Engine *target.Engine // nil where etcd alone is measured
+	Engine *target.Engine // nil where etcd alone is measured, or the workload starts engines itself
 
 	// Thorough asks for verifications that take longer than what is verified. The first sample of an engine is thorough.
 	Thorough bool
@@ -23,6 +23,7 @@ type Sample struct {
 	// Body is a buffer for an answer. It is the same for all samples, so that none pays for its memory.
 	Body *bytes.Buffer
 
+	start    func(ctx context.Context, args ...string) (*target.Engine, error)
 	children []*process.Child // all that run
 	profile  *cpuProfile      // nil unless the measured time is profiled
 	mu       sync.Mutex       // guards observed.Latencies
@@ -136,6 +137,22 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 		}
 	}
 	return nil
+}
+
+// Start starts another process of the engine that is measured, on the same etcd, with further flags, and returns when it is ready. The caller
+// must Stop it. It may be called concurrently.
+func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
+	return s.start(ctx, args...)
+}
+
+// KeepHeap keeps the heap profile of this moment, where a profile is asked for, in place of that after the sample. It collects garbage first.
+func (s *Sample) KeepHeap(ctx context.Context) error {
+	if s.profile == nil {
+		return nil
+	}
+	var err error
+	s.profile.heap, err = s.Engine.Profile(ctx, "heap?gc=1")
+	return err
 }
 
 // Observe counts one operation that took so long.

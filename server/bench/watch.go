@@ -36,8 +36,31 @@ var streamWorkloads = []Workload{
 		Run: func(ctx context.Context, s *Sample) error {
 			return watchLoad{watchers: s.Sizes.Watchers, conns: 8, rate: s.Sizes.SharedRate}.run(ctx, s)
 		},
-		Wanted: []Bound{toLimit("server CPU per event", 1.5)},
+		Wanted: []Bound{toLimit(cpuPerEvent, 1.5)},
 	},
+}
+
+// nodeWorkloads are what kubelets do: each watches the pods of its node.
+var nodeWorkloads = []Workload{
+	{
+		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3,
+		Run:    watchNodes,
+		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 1./2)},
+	},
+}
+
+const cpuPerEvent = "server CPU per event"
+
+// watchOf is the path of a watch after a revision; selector is "" or a query.
+func watchOf(collection, selector string, bookmarks bool, after int64) string {
+	path := fmt.Sprintf("%s?watch=1&resourceVersion=%d", collection, after)
+	if bookmarks {
+		path += "&allowWatchBookmarks=true"
+	}
+	if selector != "" {
+		path += "&" + selector
+	}
+	return path
 }
 
 // watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for Sizes.WatchDuration. An operation is an event
@@ -63,7 +86,8 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 			return err
 		}
 	}
-	streams, err := openWatches(ctx, conns, l.watchers, revision)
+	all := watchSet{n: l.watchers, after: revision, path: func(int) string { return watchOf(allConfigMaps, "", true, revision) }}
+	streams, err := all.open(ctx, conns)
 	if err != nil {
 		return err
 	}
@@ -78,13 +102,66 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 		if written, err = changeObjects(ctx, s, l.rate, writers, write); err != nil {
 			return err
 		}
-		return streams.drain(ctx, written)
+		return streams.drain(ctx, written*l.watchers, drainLimit)
 	})
 	if err != nil {
 		return err
 	}
-	return streams.report(s, written)
+	s.Detail("%s of them, %s changes in %v", grouped(l.watchers), grouped(written), s.Sizes.WatchDuration)
+	return streams.report(s, written*l.watchers)
 }
+
+// watchNodes is Sizes.NodeWatchers watchers, each of the pods of another node, while pods of these nodes change in etcd: a change is for one of
+// them.
+func watchNodes(ctx context.Context, s *Sample) error {
+	revision, err := dataset.Revision(ctx, s.Etcd.Client)
+	if err != nil {
+		return err
+	}
+	watchers := min(s.Sizes.NodeWatchers, s.Data.Nodes)
+	conns := s.Engine.DialAll(connsFor(watchers))
+	defer target.CloseAll(conns)
+	nodes := watchSet{n: watchers, after: revision, path: func(i int) string {
+		return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
+	}}
+	streams, err := nodes.open(ctx, conns)
+	if err != nil {
+		return err
+	}
+	defer streams.close()
+	changed := s.Rand.Perm(watchers * (s.Data.Pods / s.Data.Nodes))
+	var written atomic.Int64
+	err = s.Measure(ctx, func(ctx context.Context) error {
+		err := perSecond(s.Sizes.NodeRate, s.Sizes.WatchDuration, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
+			drawn := changed[i%len(changed)]
+			pod := dataset.Pod(drawn/watchers*s.Data.Nodes+drawn%watchers, s.Data.Nodes, s.Data.Namespaces)
+			pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
+			value, err := dataset.Encode(pod)
+			if err != nil {
+				return err
+			}
+			written.Add(1)
+			if _, err := s.Etcd.Client.Put(ctx, dataset.PodKey(pod.Namespace, pod.Name), string(value)); err != nil {
+				return fmt.Errorf("change a pod: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return streams.drain(ctx, int(written.Load()), drainLimit)
+	})
+	if err != nil {
+		return err
+	}
+	s.Detail("%s of %s nodes, %s changes in %v", grouped(watchers), grouped(s.Data.Nodes), grouped(int(written.Load())), s.Sizes.WatchDuration)
+	return streams.report(s, int(written.Load()))
+}
+
+// watchesPerConn is how many watches share a connection where there are thousands: fewer than an engine allows.
+const watchesPerConn = 200
+
+func connsFor(watches int) int { return (watches + watchesPerConn - 1) / watchesPerConn }
 
 // putObject returns a function that puts a ConfigMap into etcd. It may be called concurrently.
 func putObject(s *Sample) func(context.Context, *corev1.ConfigMap) error {
@@ -148,12 +225,15 @@ type watches struct {
 	delivered atomic.Int64
 	ended     atomic.Int64
 	streams   []*watchStream
+	txns      bool // as in watchSet
 }
 
 // watchStream belongs to the goroutine that reads it until that has ended.
 type watchStream struct {
 	latencies    []time.Duration
 	lastRevision int64
+	bookmark     int64 // revision of the last one
+	bookmarks    int
 	err          error // why it ended; nil if the server ended it in order, errClosed if we did
 }
 
@@ -162,24 +242,28 @@ var errWrongEvent = errors.New("wrong event")
 
 var errClosed = errors.New("closed by the benchmark")
 
-// openWatches opens n watches of all ConfigMaps after a revision and returns when the server has accepted all of them.
-func openWatches(ctx context.Context, conns []*target.Conn, n int, after int64) (*watches, error) {
+// watchSet is what to watch.
+type watchSet struct {
+	n     int                // how many watches
+	after int64              // the revision that all of them begin after
+	path  func(i int) string // of watch number i
+	txns  bool               // several objects change in one revision
+}
+
+// open opens the watches over the connections in turn, and returns when the server has accepted all of them.
+func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &watches{cancel: func() { cancel(errClosed) }}
-	path := fmt.Sprintf("/api/v1/configmaps?watch=1&allowWatchBookmarks=true&resourceVersion=%d", after)
+	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*watchStream, set.n), txns: set.txns}
 	var opening errgroup.Group
 	opening.SetLimit(50)
-	var mu sync.Mutex // guards w.streams while watches are opened
-	for i := range n {
+	for i := range set.n {
 		opening.Go(func() error {
-			response, err := conns[i%len(conns)].Do(ctx, target.Request{Path: path})
+			response, err := conns[i%len(conns)].Do(ctx, target.Request{Path: set.path(i)})
 			if err != nil {
 				return err
 			}
-			stream := &watchStream{lastRevision: after}
-			mu.Lock()
-			w.streams = append(w.streams, stream)
-			mu.Unlock()
+			stream := &watchStream{lastRevision: set.after}
+			w.streams[i] = stream
 			w.done.Go(func() {
 				defer response.Body.Close()
 				stream.err = wire.ReadJSONEvents(response.Body, dataset.SentKey, func(e wire.Event) error { return w.receive(stream, e) })
@@ -202,10 +286,15 @@ func openWatches(ctx context.Context, conns []*target.Conn, n int, after int64) 
 // then.
 func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	received := time.Now()
-	if e.Revision < stream.lastRevision || e.Revision == stream.lastRevision && e.Type != "BOOKMARK" {
+	bookmark := e.Type == "BOOKMARK"
+	if e.Revision < stream.lastRevision || e.Revision == stream.lastRevision && !bookmark && (!w.txns || e.Revision == stream.bookmark) {
 		return fmt.Errorf("%w: %s at revision %d after revision %d", errWrongEvent, e.Type, e.Revision, stream.lastRevision)
 	}
 	stream.lastRevision = e.Revision
+	if bookmark {
+		stream.bookmark = e.Revision
+		stream.bookmarks++
+	}
 	if e.Type == "MODIFIED" && !e.Sent.IsZero() {
 		stream.latencies = append(stream.latencies, received.Sub(e.Sent))
 		w.delivered.Add(1)
@@ -213,11 +302,10 @@ func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	return nil
 }
 
-// drain waits until every watcher has every event, every watch has ended, or nothing arrives any more.
-func (w *watches) drain(ctx context.Context, written int) error {
-	want := int64(written) * int64(len(w.streams))
+// drain waits until so many events have arrived in all, every watch has ended, or nothing has arrived for so long.
+func (w *watches) drain(ctx context.Context, want int, patience time.Duration) error {
 	last, since := w.delivered.Load(), time.Now()
-	for w.delivered.Load() < want && int(w.ended.Load()) < len(w.streams) {
+	for w.delivered.Load() < int64(want) && int(w.ended.Load()) < len(w.streams) {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -225,7 +313,7 @@ func (w *watches) drain(ctx context.Context, written int) error {
 		}
 		if now := w.delivered.Load(); now != last {
 			last, since = now, time.Now()
-		} else if time.Since(since) > drainLimit {
+		} else if time.Since(since) > patience {
 			break
 		}
 	}
@@ -238,17 +326,14 @@ func (w *watches) close() {
 	w.done.Wait()
 }
 
-// report closes the watches and reports what they delivered of so many changes.
-func (w *watches) report(s *Sample, written int) error {
+// report closes the watches and reports what they delivered of so many events.
+func (w *watches) report(s *Sample, want int) error {
 	w.close()
 	broken := 0
 	var why error
 	for _, stream := range w.streams {
 		if errors.Is(stream.err, errWrongEvent) {
 			return stream.err
-		}
-		if len(stream.latencies) > written {
-			return fmt.Errorf("%w: a watcher got %d events of %d changes", errWrongEvent, len(stream.latencies), written)
 		}
 		if stream.err != errClosed {
 			broken++
@@ -260,14 +345,16 @@ func (w *watches) report(s *Sample, written int) error {
 			s.Observe(latency)
 		}
 	}
-	delivered, want := s.observed.ops(), written*len(w.streams)
+	delivered := s.observed.ops()
+	if delivered > want {
+		return fmt.Errorf("%w: %d events were delivered, there are %d", errWrongEvent, delivered, want)
+	}
 	switch {
 	case broken > 0:
 		s.Broken("%d of %d watches were ended after %s of %s events (%v)", broken, len(w.streams), grouped(delivered), grouped(want), why)
 	case delivered < want:
 		s.Broken("%s of %s events did not arrive", grouped(want-delivered), grouped(want))
 	}
-	s.Detail("%s of them, %s changes in %v", grouped(len(w.streams)), grouped(written), s.Sizes.WatchDuration)
 	s.Report("events delivered", Percent, 100*float64(delivered)/float64(max(want, 1)))
 	s.Report("server cores", Count, s.observed.ServerCPU.Seconds()/s.observed.Elapsed.Seconds())
 	return nil

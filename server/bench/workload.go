@@ -39,6 +39,10 @@ type Workload struct {
 	// Session of its own.
 	EtcdOnly bool
 
+	// Starts says that the workload starts its engines itself, with Sample.Start. Sample.Engine is nil. It needs Alone, and a Session of its
+	// own.
+	Starts bool
+
 	// Runs bounds Config.Runs where a sample is dear; 0 does not.
 	Runs int
 
@@ -98,8 +102,9 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 // workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
 // behind in an engine, such as other objects, last.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
-	kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
-	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads)
+	highestWorkloads, stalledWorkloads, restoreWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
+	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
+	fewWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -138,6 +143,7 @@ type Sizes struct {
 	Nodes      int
 	Namespaces int
 
+	Few          int // ConfigMaps where more would only be in the way
 	OtherPods    int // pods beside the ConfigMaps, podsPerNamespace in each namespace
 	LargeObjects int // ConfigMaps of LargeBytes, while they are measured
 	LargeBytes   int
@@ -148,14 +154,25 @@ type Sizes struct {
 	Quiet        int // objects of a resource that nothing changes
 	Lists        int // LISTs of KEP-2340's load per sample
 	Pairs        int // of phases in which etcd is compared with itself
+	IdleObjects  int // watchers of one object each, of which none changes
+	IdleWatchers int // watchers of a collection that does not change
+	Resumed      int // watches that go on after a restart
+	History      int // revisions of etcd's history when an engine starts
+	HistoryBytes int // of a value of the history, where it is large
+	Stalled      int // clients that do not read what they asked for
+	StalledDear  int // the same for an engine that holds for each of them all that it does not read
 
 	Rest          time.Duration // how long a started engine is left alone before what it holds counts as "at rest"
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
 	LoneRate      int           // events per second for the lone watcher
+	LoneStep      time.Duration // how long each of its rates lasts where the highest is looked for
 	Watchers      int           // watchers of one collection
 	SharedRate    int           // events per second for them
+	NodeWatchers  int           // watchers of the pods of one node each
+	NodeRate      int           // events per second for all of them together
+	Idle          time.Duration // how long idle watchers are looked at
 	Beside        time.Duration // how long others write beside what is measured, per sample or phase
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 }
@@ -168,8 +185,20 @@ func fullSizes() Sizes {
 		Loop:          2 * time.Second,
 		WatchDuration: 5 * time.Second,
 		LoneRate:      4_000,
+		LoneStep:      5 * time.Second,
 		Watchers:      1_000,
 		SharedRate:    20,
+		NodeWatchers:  2_000,
+		NodeRate:      500,
+		Idle:          2 * time.Minute,
+		IdleObjects:   5_000,
+		IdleWatchers:  10_000,
+		Resumed:       100,
+		History:       200_000,
+		HistoryBytes:  10_000,
+		Stalled:       1_000,
+		StalledDear:   20,
+		Few:           20_000,
 		OtherPods:     10_000,
 		LargeObjects:  300,
 		LargeBytes:    1_000_000,
@@ -210,6 +239,15 @@ func quickSizes() Sizes {
 	s.Loop = time.Second
 	s.WatchDuration = 3 * time.Second
 	s.Watchers /= 10
+	s.LoneStep = 2 * time.Second
+	s.NodeWatchers /= 10
+	s.Idle = 70 * time.Second // there is a bookmark a minute
+	s.IdleObjects = 2_000     // fewer would find room in what a server holds anyway
+	s.IdleWatchers /= 10
+	s.History /= 10
+	s.Stalled /= 10
+	s.StalledDear /= 4
+	s.Few /= 10
 	s.LargeObjects /= 10
 	s.Streams /= 4
 	s.Lists /= 4
@@ -224,6 +262,9 @@ func configMaps(s Sizes) dataset.Spec {
 		ConfigMaps: s.Objects, Pods: s.OtherPods, Nodes: max(1, s.OtherPods/podsPerNode), Namespaces: max(1, s.OtherPods/podsPerNamespace),
 	}
 }
+
+// fewConfigMaps is the data of workloads that are about watches, not about what they are of.
+func fewConfigMaps(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Few, Namespaces: 1} }
 
 // pods is the data of workloads on many pods, which have more fields and more selectors than ConfigMaps.
 func pods(s Sizes) dataset.Spec {

@@ -109,6 +109,21 @@ func (c *Child) Stop(grace time.Duration) {
 	}
 }
 
+// Kill ends the process without asking and returns when it is gone.
+func (c *Child) Kill() {
+	c.cmd.Process.Kill() // fails only if it has ended
+	<-c.done
+}
+
+// Log returns what the process has logged so far.
+func (c *Child) Log() (string, error) {
+	data, err := os.ReadFile(c.log)
+	if err != nil {
+		return "", fmt.Errorf("log of %s: %w", c.name, err)
+	}
+	return string(data), nil
+}
+
 // CPU is the processor time that the process has used in user and kernel mode.
 func (c *Child) CPU() (time.Duration, error) {
 	cpu, err := cpuTime(c.PID())

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"syscall"
 )
 
 // ErrStatus: the server answered with a status that the request did not expect.
@@ -31,21 +33,56 @@ func (r Request) method() string {
 	return r.Method
 }
 
-// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are streams of it.
+// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are streams of it. What DialNarrow
+// makes may be HTTP/1.1 instead.
 type Conn struct {
 	client  http.Client
 	baseURL string
 	header  http.Header
+	http1   bool
 }
 
 // Dial returns a connection of its own. The caller must Close it.
 func (e *Engine) Dial() *Conn {
+	return e.conn(&http.Transport{
+		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+		ForceAttemptHTTP2:  true,
+		DisableCompression: true, // encodings are asked for, and undone, by who measures them
+	})
+}
+
+// narrow is how much a connection of DialNarrow takes, in bytes: for HTTP/2 the least that Go's client can have.
+const narrow = 64 << 10
+
+// DialNarrow returns a connection of its own that holds few bytes which nobody reads: its socket has a small receive buffer, and so has HTTP/2's
+// flow control. With http1 it speaks HTTP/1.1, which has a connection for each request. The caller must Close it.
+func (e *Engine) DialNarrow(http1 bool) *Conn {
+	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		controlErr := raw.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
+		})
+		return errors.Join(controlErr, err)
+	}}
+	transport := &http.Transport{
+		DialContext:        dialer.DialContext,
+		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+		ForceAttemptHTTP2:  !http1,
+		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: narrow, MaxReceiveBufferPerStream: narrow},
+		DisableCompression: true,
+	}
+	if http1 {
+		transport.Protocols = new(http.Protocols)
+		transport.Protocols.SetHTTP1(true)
+	}
+	conn := e.conn(transport)
+	conn.http1 = http1
+	return conn
+}
+
+func (e *Engine) conn(transport *http.Transport) *Conn {
 	return &Conn{
-		client: http.Client{Transport: &http.Transport{
-			TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
-			ForceAttemptHTTP2:  true,
-			DisableCompression: true, // encodings are asked for, and undone, by who measures them
-		}},
+		client:  http.Client{Transport: transport},
 		baseURL: e.baseURL,
 		header:  http.Header{"Authorization": {"Bearer " + e.credentials.token}, "User-Agent": {"bench"}},
 	}
@@ -100,7 +137,7 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	if want == 0 {
 		want = http.StatusOK
 	}
-	if response.StatusCode != want || response.ProtoMajor != 2 {
+	if response.StatusCode != want || response.ProtoMajor != map[bool]int{false: 2, true: 1}[c.http1] {
 		defer response.Body.Close()
 		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // what can be read is quoted; the status is the error
 		return nil, fmt.Errorf("%s %s: %w %s over %s: %s", r.method(), r.Path, ErrStatus, response.Status, response.Proto, quoted)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/process"
@@ -25,6 +26,7 @@ type EngineSpec struct {
 type Startup struct {
 	Ready    time.Duration // until /readyz said so
 	FirstGet time.Duration // until the first object was read
+	Began    time.Time
 	CPU      time.Duration // processor time used until then
 }
 
@@ -66,6 +68,7 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 		credentials: credentials,
 		release:     release,
 	}
+	e.Startup.Began = began
 	if spec.MemoryLimit > 0 {
 		go e.LimitMemory(limitCtx, spec.MemoryLimit)
 	}
@@ -108,6 +111,41 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 func (e *Engine) Stop() {
 	e.Child.Stop(stopGrace)
 	e.release()
+}
+
+// Kill ends the engine without asking and returns when it is gone.
+func (e *Engine) Kill() {
+	e.Child.Kill()
+	e.release()
+}
+
+// LogTime returns when the engine wrote the first line of its log that contains text, as the line itself says; ok is false if there is none.
+func (e *Engine) LogTime(text string) (at time.Time, ok bool, err error) {
+	log, err := e.Log()
+	if err != nil {
+		return time.Time{}, false, err
+	}
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, text) {
+			continue
+		}
+		at, err := klogTime(line, time.Now())
+		return at, err == nil, err
+	}
+	return time.Time{}, false, nil
+}
+
+// klogTime reads the time at which a line such as "I0102 15:04:05.678901 ..." was written, in local time and in the year of now.
+func klogTime(line string, now time.Time) (time.Time, error) {
+	const layout = "0102 15:04:05.000000"
+	if len(line) <= len(layout) {
+		return time.Time{}, fmt.Errorf("log line %q does not begin with a time", line)
+	}
+	at, err := time.ParseInLocation(layout, line[1:1+len(layout)], time.Local)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("log line %q: %w", line, err)
+	}
+	return at.AddDate(now.Year()-at.Year(), 0, 0), nil
 }
 
 func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet string) error {

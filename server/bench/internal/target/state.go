@@ -1,0 +1,68 @@
+package target
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// State is what the Go runtime of an engine says of itself after garbage was collected.
+type State struct {
+	Heap       uint64 // bytes in spans that hold objects
+	Stacks     uint64 // bytes of goroutines' stacks
+	Goroutines int
+}
+
+// State collects the engine's garbage and asks its runtime what is left.
+func (e *Engine) State(ctx context.Context) (State, error) {
+	var s State
+	// The second collection frees what finalizers and pools kept in the first.
+	for range 2 {
+		profile, err := e.Profile(ctx, "heap?gc=1&debug=1")
+		if err != nil {
+			return s, err
+		}
+		if s.Heap, s.Stacks, err = parseHeap(bytes.NewReader(profile)); err != nil {
+			return s, fmt.Errorf("state of %s: %w", e.Label, err)
+		}
+	}
+	profile, err := e.Profile(ctx, "goroutine?debug=1")
+	if err != nil {
+		return s, err
+	}
+	if _, err := fmt.Sscanf(string(profile), "goroutine profile: total %d", &s.Goroutines); err != nil {
+		return s, fmt.Errorf("state of %s: %w", e.Label, err)
+	}
+	return s, nil
+}
+
+// parseHeap reads the statistics behind a heap profile in text: lines such as "# HeapInuse = 123" and "# Stack = 123 / 456".
+func parseHeap(r io.Reader) (heap, stacks uint64, err error) {
+	found := 0
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		for prefix, value := range map[string]*uint64{"# HeapInuse = ": &heap, "# Stack = ": &stacks} {
+			text, ok := strings.CutPrefix(lines.Text(), prefix)
+			if !ok {
+				continue
+			}
+			text, _, _ = strings.Cut(text, " ")
+			if *value, err = strconv.ParseUint(text, 10, 64); err != nil {
+				return 0, 0, fmt.Errorf("heap profile: %q: %w", lines.Text(), err)
+			}
+			found++
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return 0, 0, fmt.Errorf("heap profile: %w", err)
+	}
+	if found != 2 {
+		return 0, 0, fmt.Errorf("heap profile has %d of the two statistics wanted", found)
+	}
+	return heap, stacks, nil
+}
