@@ -20,6 +20,7 @@ type load struct {
 	entries []*Entry
 	changes []replayed // after the list and up to through, whole revisions in order
 	through Revision
+	dated   []mark   // when some of the changes happened at the latest
 	left    []string // excluded prefixes of which keys were left out
 	gap     bool     // what is held may be continued, but for the events in between
 	err     error
@@ -205,12 +206,37 @@ func (m *Mirror) loadSince(ctx context.Context, prefix string, after Header, thr
 		return nil, fmt.Errorf("%w: cluster %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
 	}
 	l.changes, l.through = history.changes, through
+	l.dated = m.date(l.changes)
 	for _, p := range history.left {
 		if !slices.Contains(l.left, p) {
 			l.left = append(l.left, p)
 		}
 	}
 	return l, nil
+}
+
+// datedEvery is how many changes share a date: some hundred dates for the most that is
+// restored by default, each of a few microseconds.
+const datedEvery = 512
+
+// date finds out when some of the changes happened, from keys that they create.
+func (m *Mirror) date(changes []replayed) (dated []mark) {
+	if m.opts.CreatedAt == nil {
+		return nil
+	}
+	for next, i := 0, 0; i < len(changes); i++ {
+		e := changes[i].entry
+		if i < next || e == nil || e.version != 1 {
+			continue
+		}
+		at, ok := m.opts.CreatedAt(e.Value())
+		if n := len(dated); !ok || n > 0 && at.Before(dated[n-1].at) { // clocks differ
+			continue
+		}
+		dated = append(dated, mark{changes[i].rev, at})
+		next = i + datedEvery
+	}
+	return dated
 }
 
 // installAll gives every resource its part of what was loaded, as a new lineage, and sets
@@ -227,7 +253,7 @@ func (m *Mirror) installAll(l *load) {
 	}
 	parts := map[*Resource]*load{}
 	for _, r := range m.byPrefix {
-		parts[r] = &load{header: l.header, through: l.through}
+		parts[r] = &load{header: l.header, through: l.through, dated: l.dated}
 	}
 	for _, e := range l.entries {
 		p := parts[m.route(e.Key())]
@@ -278,10 +304,11 @@ func (m *Mirror) installAll(l *load) {
 	m.stats.historyFloor.Store(l.header.Revision)
 	m.lists.Add(1)
 	for r := range lineages {
-		r.recount()
+		r.recount(l.dated)
 		r.changed.wake()
 	}
 	m.bound()
+	m.age(time.Now())
 	for r, p := range parts {
 		if p.err != nil {
 			m.diverged(r, p.err)
@@ -302,7 +329,7 @@ func (r *Resource) grow(l *load) (*lineage, error) {
 	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
 	for i := range l.changes {
 		c := &l.changes[i]
-		if n := len(t.events); n >= r.m.opts.CheckpointEvents && c.rev != t.events[n-1].Rev {
+		if n := len(t.events); n >= distance(len(l.changes)-i, r.m.opts.CheckpointEvents) && c.rev != t.events[n-1].Rev {
 			t.commit()
 			t = &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
 		}
@@ -462,6 +489,7 @@ func (m *Mirror) install(r *Resource, l *load) {
 	}
 	// Only now: a reader takes the lineage for complete up to the clock (I8).
 	r.begin(lin)
-	r.recount()
+	r.recount(l.dated)
 	m.bound()
+	m.age(time.Now())
 }

@@ -430,3 +430,39 @@ func TestRestoredHistoryIsBounded(t *testing.T) {
 		barrier(t, m)
 	})
 }
+
+// TestRestoredHistoryEndsByAge: what is known to have happened before the window is not kept.
+func TestRestoredHistoryEndsByAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		began := time.Now()
+		time.Sleep(3 * time.Hour)
+		// Every minute of three hours 50 objects were updated, and one was created.
+		for minute := range 180 {
+			for i := range 50 {
+				md.txn(memory.Op{Key: fmt.Sprintf("/registry/a/%d", i), Value: "an update"})
+			}
+			md.txn(memory.Op{Key: fmt.Sprintf("/registry/b/%d", minute), Value: fmt.Sprint(minute)})
+		}
+		asked := 0
+		m := start(t, md.store, func(o *mirror.Options) {
+			o.Window.MaxAge = time.Hour
+			o.CreatedAt = func(value []byte) (time.Time, bool) {
+				asked++
+				var minute int
+				_, err := fmt.Sscan(string(value), &minute)
+				return began.Add(time.Duration(minute) * time.Minute), err == nil
+			}
+		})
+		a := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), a)
+		barrier(t, m)
+		kept := int(md.store.Revision()-func() mirror.Revision { _, floor, _ := a.Oldest(); return floor }()) / 51
+		if kept < 60 || kept > 85 {
+			t.Errorf("%d minutes are kept, want 60 and what the dates leave open", kept)
+		}
+		if asked > 100 {
+			t.Errorf("%d values were looked at", asked)
+		}
+	})
+}

@@ -30,6 +30,10 @@ type Options struct {
 	// that is zero means that of DefaultReplay; a negative one restores nothing. What is
 	// restored is part of the window.
 	Replay ReplayBounds
+	// CreatedAt tells from the stored value of a key that was just created when that was, if
+	// it can: etcd does not know, and what is restored would otherwise be taken for as old
+	// as the mirror. A few hundred values are asked about, at most. nil tells nothing.
+	CreatedAt func(value []byte) (time.Time, bool)
 	// UnclaimedBytes bounds the values kept for keys that no claimed resource
 	// holds; beyond it only key and revision are kept, and the values are listed
 	// when the resource is claimed. Default: DefaultUnclaimedBytes.

@@ -48,17 +48,23 @@ func (m *Mirror) bound() {
 }
 
 // recount counts the history that a new lineage has begun with. What was restored is as old
-// as the window knows: etcd does not tell when something happened. Writer only.
-func (r *Resource) recount() {
+// as the next change whose date is known, and else as the mirror. Writer only.
+func (r *Resource) recount(dated []mark) {
 	h, log, now := &r.history, r.cur.Load().log, time.Now()
 	before := h.bytes
 	for seq := log.First(); seq < log.End(); seq++ {
 		e := log.At(seq)
 		n := e.historyBytes()
 		h.bytes += n
-		if h.fresh += n; h.fresh >= markBytes {
-			h.mark(e.Rev, now)
+		h.fresh += n
+		for len(dated) > 0 && dated[0].rev < e.Rev {
+			dated = dated[1:]
 		}
+		at := now
+		if len(dated) > 0 && dated[0].at.Before(now) {
+			at = dated[0].at
+		}
+		h.mark(e.Rev, at)
 	}
 	r.m.stats.historyBytes.Add(h.bytes - before)
 }
@@ -164,6 +170,17 @@ const (
 	thinSteps = 8
 	thinLimit = 6
 )
+
+// distance returns how many events lie between two versions that thin leaves, so many events
+// before the newest; events is the distance between new ones.
+func distance(before, events int) int {
+	d := events
+	for before > thinSteps*d && d < events<<thinLimit {
+		before -= thinSteps * d
+		d *= 2
+	}
+	return d
+}
 
 // thin drops versions that are closer to their neighbours than their age asks for,
 // never the first or the last; events is the distance between new ones. It may
