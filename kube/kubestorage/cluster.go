@@ -30,6 +30,7 @@ type cluster struct {
 	mirror    *mirror.Mirror
 	compactor compactor // nil: compactions go unnoticed
 	budget    *budget   // of the engine
+	watches   running
 	present   present
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
 	// not reached goes to etcd then, because memory may not reach it soon.
@@ -106,6 +107,7 @@ func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix
 		Prefix:         prefix,
 		Source:         f.source,
 		Window:         opts.Window,
+		Replay:         opts.replay(),
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
@@ -191,7 +193,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	}
 	var once sync.Once
 	if c.mirror == nil {
-		return direct{raw}, func() { once.Do(etcd.Close) }, nil
+		return direct{raw, &c.watches}, func() { once.Do(etcd.Close) }, nil
 	}
 	resource, err := c.claim(cfg)
 	if err != nil {
@@ -199,10 +201,18 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
 	}
 	if cfg.Uncached {
-		return direct{raw}, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
+		return direct{raw, &c.watches}, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
 	return s, func() { once.Do(func() { s.stop(); etcd.Close() }) }, nil
+}
+
+// replay returns the bounds of the history that is restored.
+func (o *Options) replay() mirror.ReplayBounds {
+	if !o.enabled(WatchHistoryRestore) {
+		return mirror.ReplayBounds{Revisions: -1}
+	}
+	return o.Replay
 }
 
 func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {

@@ -40,6 +40,10 @@ type Options struct {
 	// Window bounds the history kept in memory, per etcd cluster. The zero value
 	// means mirror.DefaultWindow.
 	Window mirror.Window
+	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
+	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a
+	// negative one that none is restored.
+	Replay mirror.ReplayBounds
 	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
 	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
@@ -65,6 +69,7 @@ type Engine struct {
 
 	mu       sync.Mutex
 	closed   bool
+	draining bool
 	clusters map[string]*cluster
 	builtIn  map[string]bool // names of resources whose storages answer from memory
 }
@@ -172,6 +177,9 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 	c, err := newCluster(config, e.opts, e.budget)
 	if err != nil {
 		return nil, err
+	}
+	if e.draining {
+		c.watches.refuse()
 	}
 	e.clusters[key] = c
 	return c, nil

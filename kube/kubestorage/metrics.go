@@ -6,6 +6,8 @@ import (
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // Metrics of the engines of this process, labelled with the etcd endpoints and
@@ -29,12 +31,18 @@ var (
 	descEtcd       = clusterDesc("etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.")
 	descLag        = clusterDesc("revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.")
 	descSharers    = clusterDesc("revision_read_waiters_total", "Requests that waited for one of strata_mirror_revision_reads_total, each with others or alone.")
+	descRestores   = clusterDesc("etcd_restores_total", "Times etcd turned out to be another cluster, or an older state of itself, so that everything began anew.")
+	descReplays    = clusterDesc("replays_total", "Times history was read from etcd: of the whole prefix when it was listed, or of one resource.")
+	descReplayed   = clusterDesc("replayed_events_total", "Events of the past that were read from etcd.")
+	descReplayRev  = clusterDesc("replay_floor_revision", "Revision after which the last history that was read from etcd began.")
+	descReplayTime = clusterDesc("replay_seconds", "How long the last history that was read from etcd took, with its list.")
 	descReads      = clusterDesc("revision_reads_total", "Linearizable reads of etcd's revision, each shared by all readers that waited for it.")
 	descProgress   = clusterDesc("progress_requests_total", "Progress requests sent to etcd.")
 
 	descObjects     = resourceDesc("resource_objects", "Objects in memory.")
 	descObjectBytes = resourceDesc("resource_stored_bytes", "Stored size of the objects in memory.")
 	descLoaded      = resourceDesc("resource_ready", "1 when the resource can be read from memory.")
+	descWatchLag    = metrics.NewDesc("strata_watch_lag_events", "Of the running watches that have something to deliver: the largest number of events of the resource that one has still to read. Watches that wait for an event count as 0.", []string{"group", "resource"}, nil, metrics.ALPHA, "")
 	descLog         = resourceDesc("resource_log_events", "Events that a watch can resume over.")
 )
 
@@ -67,6 +75,72 @@ type collector struct {
 	clusters map[*cluster]struct{}
 }
 
+// Metrics of watches, by resource.
+var (
+	watchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
+		Help: "Events between the revision that a watch was started at and the present of that moment, before label and field selectors.",
+	}, []string{"group", "resource"})
+	watchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
+		Help: "Bookmarks sent, those that close initial events included.",
+	}, []string{"group", "resource"})
+	watchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
+		Help: "Watches that have ended, by reason: timeout, client (which went away or asked for the end), shutdown of the server, " +
+			"storage (destroyed, because a definition changed or the server ends), expired (410: the watch was older than memory, or the resource was listed anew), error.",
+	}, []string{"group", "resource", "reason"})
+	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
+		Help: "From the arrival of an event from etcd to after it was written to the socket of a watch, of the oldest event of each write. " +
+			"Of watches that the byte path serves; events of before the server's start have not arrived.",
+		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+	}, []string{"group", "resource"})
+
+	registerWatchMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(watchReplayed, watchBookmarks, watchesEnded, watchDelivery)
+	})
+)
+
+// watchMetrics are those of the watches of one resource. Each appears when it is first used.
+type watchMetrics struct {
+	resource                 groupResource
+	initial, replayed, marks func() metrics.CounterMetric
+	delivery                 func() metrics.ObserverMetric
+}
+
+func newWatchMetrics(r groupResource) watchMetrics {
+	cachermetrics.Register()
+	registerWatchMetrics()
+	counter := func(vec *metrics.CounterVec) func() metrics.CounterMetric {
+		return sync.OnceValue(func() metrics.CounterMetric { return vec.WithLabelValues(r.Group, r.Resource) })
+	}
+	return watchMetrics{
+		resource: r,
+		initial:  counter(cachermetrics.InitCounter),
+		replayed: counter(watchReplayed),
+		marks:    counter(watchBookmarks),
+		delivery: sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
+	}
+}
+
+// started counts what the start of a watch had to walk through: upstream's metric has both
+// together.
+func (m *watchMetrics) started(entries, events int) {
+	if n := entries + events; n > 0 {
+		m.initial().Add(float64(n))
+	}
+	if events > 0 {
+		m.replayed().Add(float64(events))
+	}
+}
+
+func (m *watchMetrics) bookmark() { m.marks().Inc() }
+
+func (m *watchMetrics) ended(why endReason) {
+	watchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, why.String()).Inc()
+}
+
 var (
 	clusters     = &collector{clusters: map[*cluster]struct{}{}}
 	registerOnce sync.Once
@@ -89,6 +163,7 @@ func (c *collector) remove(cl *cluster) {
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		descReady, descClock, descBytes, descLimit, descFloor, descGone, descIdle, descIdleL,
+		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
 		descEvents, descDropped, descListed, descRelists, descReconnects, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
 		descKept, descKeptLimit, descEvicted, descRefused,
@@ -102,9 +177,14 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	budgets := map[*budget]struct{}{}
+	lag := map[groupResource]int{}
 	for cl := range c.clusters {
 		cl.collect(ch)
+		cl.watches.addLag(lag)
 		budgets[cl.budget] = struct{}{}
+	}
+	for r, events := range lag {
+		ch <- metrics.NewLazyConstMetric(descWatchLag, metrics.GaugeValue, float64(events), r.Group, r.Resource)
 	}
 	var used, limit, evictions, refusals int64
 	for b := range budgets {
@@ -150,6 +230,11 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	counter(descRelists, st.Relists)
 	counter(descReconnects, st.Reconnects)
 	counter(descDiverged, st.Divergences)
+	counter(descRestores, st.Restores)
+	counter(descReplays, st.Replays)
+	counter(descReplayed, st.ReplayedEvents)
+	gauge(descReplayRev, st.ReplayFloor)
+	ch <- metrics.NewLazyConstMetric(descReplayTime, metrics.GaugeValue, st.ReplayTime.Seconds(), labels...)
 	counter(descReads, st.RevisionReads)
 	counter(descProgress, st.ProgressRequests)
 	gauge(descEtcd, st.EtcdRevision)
@@ -203,6 +288,44 @@ func (m *readMetrics) consistentRead(success, fallback bool) {
 		m.refused().Inc()
 	default:
 		m.failed().Inc()
+	}
+}
+
+// addLag adds, by resource, how many events of the log the watch that is furthest behind has
+// still to read.
+func (r *running) addLag(lag map[groupResource]int) {
+	behind := map[*Store]mirror.Revision{}
+	r.each(func(w ender) {
+		st, ok := w.(*Stream)
+		if !ok {
+			return
+		}
+		at := st.reading.Load()
+		if least, known := behind[st.store]; !known || at < least {
+			behind[st.store] = at
+		}
+	})
+	for s, at := range behind {
+		lag[s.group] = max(lag[s.group], s.eventsAfter(at))
+	}
+}
+
+// eventsAfter returns how many events the log has after rev, all of them if rev is older. Cost
+// is a walk over them.
+func (s *Store) eventsAfter(rev mirror.Revision) int {
+	if rev >= s.mirror.Clock() {
+		return 0
+	}
+	cur, err := s.resource.CursorAfter(rev, "", "")
+	if err != nil {
+		return s.resource.Stats().Events
+	}
+	n := 0
+	for buf := make([]*mirror.Event, 0, 1024); ; {
+		if buf, err = cur.Next(buf[:0], cap(buf)); err != nil || len(buf) == 0 {
+			return n
+		}
+		n += len(buf)
 	}
 }
 

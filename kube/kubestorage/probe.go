@@ -63,8 +63,12 @@ func endProbe(ctx context.Context, s *Store, key string, pred *storage.Selection
 	runtime.Goexit()
 }
 
-// direct is a storage that reads etcd: it keeps probes from doing that.
-type direct struct{ storage.Interface }
+// direct is a storage that reads etcd: it keeps probes from doing that, and its watches
+// end with those that memory serves.
+type direct struct {
+	storage.Interface
+	running *running
+}
 
 func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, out apiruntime.Object) error {
 	endProbe(ctx, nil, key, nil)
@@ -78,7 +82,7 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	endProbe(ctx, nil, key, nil)
-	return d.Interface.Watch(ctx, key, opts)
+	return d.running.watchDirectly(ctx, d.Interface, key, opts)
 }
 
 // Lifetime returns a context that ends when the storage is destroyed: at the server's

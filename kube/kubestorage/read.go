@@ -104,11 +104,11 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 	if exact < 0 { // beyond what a revision can reach
 		exact = math.MaxInt64
 	}
-	if !s.resource.Ready() {
-		if opts.Predicate.Limit > 0 && opts.Predicate.Empty() {
-			return nil, ErrReadEtcd // a small page is cheap for etcd (KEP-4568)
-		}
-		return nil, s.notReady()
+	if !s.resource.Ready() && opts.Predicate.Limit > 0 && opts.Predicate.Empty() && (exact == 0 || !s.mirror.Restoring()) {
+		return nil, ErrReadEtcd // a small page is cheap for etcd (KEP-4568)
+	}
+	if err := s.ready(ctx); err != nil {
+		return nil, err
 	}
 	if !s.fromMemory(opts, exact) {
 		return nil, ErrReadEtcd

@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// TestBeforeReady: until a resource is loaded, LIST and WATCH are refused with 429,
-// but for small pages that select nothing, which like GETs and writes are cheap for
+// TestBeforeReady: until a resource is loaded, LIST and WATCH are refused with 429 when they
+// have waited for a while, but for small pages that select nothing, which like GETs and writes are cheap for
 // etcd (KEP-4568).
 func TestBeforeReady(t *testing.T) {
 	s := &stallable{}
@@ -28,6 +29,7 @@ func TestBeforeReady(t *testing.T) {
 	}
 	var pod *example.Pod
 	got := f.requests.during(func() { pod = f.create(t, newPod("a"))[0] })
+	got.Revisions = 0 // the list that is held up begins with one
 	if got != (tally{Writes: 1}) {
 		t.Errorf("create asked of etcd: %+v", got)
 	}
@@ -54,7 +56,7 @@ func TestBeforeReady(t *testing.T) {
 	} {
 		list := &example.PodList{}
 		var err error
-		got := f.requests.during(func() { err = f.GetList(ctx, "/pods/", c.opts, list) })
+		got := f.requests.during(func() { err = f.GetList(soon(t), "/pods/", c.opts, list) })
 		if !c.refused {
 			if err != nil || podNames(list) != "a" || got != (tally{Ranges: 1}) {
 				t.Errorf("list %s: %q, %v, asked of etcd: %+v", c.name, podNames(list), err, got)
@@ -69,7 +71,7 @@ func TestBeforeReady(t *testing.T) {
 	for _, rv := range []string{"", "0", pod.ResourceVersion} {
 		opts := everything()
 		opts.ResourceVersion = rv
-		_, err := f.Watch(ctx, "/pods/", opts)
+		_, err := f.Watch(soon(t), "/pods/", opts)
 		requireRetry(t, "watch at "+rv, err)
 
 		out := &example.Pod{}
@@ -93,6 +95,13 @@ func TestBeforeReady(t *testing.T) {
 	if got := podNames(f.list(t, everything())); got != "a" {
 		t.Errorf("list has %q", got)
 	}
+}
+
+// soon returns the context of a request that has little time, so that it does not wait long.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // TestPauseGrowsWithTheOutage: clients that are refused come back in 1 s at first and

@@ -70,23 +70,33 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 //	too old, gate set to true      error
 //	too old, gate locked to true   error
 //
-// On an etcd that is too old the clock moves by events only, whatever the gates say.
+// On an etcd that is too old the clock moves by events only, whatever the gates say; so it
+// does without the gate EfficientWatchResumption, with which those that rely on progress
+// are off, and cannot be set to true.
 func (o *Options) safeguard(versions error, endpoints []string) (p present, eventsOnly bool, err error) {
 	p = o.present()
+	relying := []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}
 	switch {
+	case !o.enabled(EfficientWatchResumption):
+		for _, gate := range relying {
+			if o.enabled(gate) && o.demanded(gate) {
+				return p, true, fmt.Errorf("feature gate %s cannot be on while %s is off: it needs to know how far etcd has come", gate, EfficientWatchResumption)
+			}
+		}
+		return present{}, true, nil
 	case versions == nil:
 		return p, false, nil
 	case !errors.Is(versions, etcdsource.ErrProgressBug):
 		o.Logger.Warn("going on as if etcd sent progress in order", "endpoints", endpoints, "reason", versions.Error())
 		return p, false, nil
 	}
-	for _, gate := range []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache} {
+	for _, gate := range relying {
 		if o.enabled(gate) && o.demanded(gate) {
 			return p, true, fmt.Errorf("feature gate %s cannot be on: %w", gate, versions)
 		}
 	}
 	o.Logger.Warn("reads of the present go to etcd; the rest is served from memory, which learns of revisions by events only",
-		"endpoints", endpoints, "disabled", []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}, "reason", versions.Error())
+		"endpoints", endpoints, "disabled", relying, "reason", versions.Error())
 	return present{}, true, nil
 }
 

@@ -38,7 +38,9 @@ type Store struct {
 	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
 	present   present
 	pastLists bool
+	bookmarks bool // the gate WatchBookmark
 	metrics   readMetrics
+	streams   watchMetrics
 
 	indexMu sync.Mutex // leaf; guards indexes
 	indexes map[string]*index
@@ -68,9 +70,12 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		group:          cfg.GroupResource,
 		present:        c.present,
 		pastLists:      c.opts.enabled(ListFromCacheSnapshot),
+		bookmarks:      c.opts.enabled(WatchBookmark),
 		metrics:        newReadMetrics(cfg.GroupResource),
+		streams:        newWatchMetrics(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	context.AfterFunc(s.ctx, s.endStreams)
 	return s
 }
 
@@ -84,6 +89,15 @@ func (s *Store) stop() {
 		return true
 	})
 	s.resource.Release()
+}
+
+// endStreams ends the streams of a store that is being destroyed.
+func (s *Store) endStreams() {
+	s.cluster.watches.each(func(w ender) {
+		if st, ok := w.(*Stream); ok && st.store == s {
+			st.cut(endedByStorage)
+		}
+	})
 }
 
 // prepareKey turns a key of storage.Interface into one of etcd.
@@ -222,6 +236,24 @@ func (s *Store) followCompaction() {
 func (s *Store) notReady() error {
 	pause := s.unready.refuse(time.Now())
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
+}
+
+// ready returns when the resource can be read: while history is being restored, which takes
+// seconds, whoever asks waits for it, for freshWait at most (KEP-4568 refuses them
+// at once, because a list may take long). Error: 429.
+func (s *Store) ready(ctx context.Context) error {
+	switch {
+	case s.resource.Ready():
+		return nil
+	case !s.mirror.Restoring():
+		return s.notReady()
+	}
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	if err := s.resource.WaitReady(waitCtx); err != nil {
+		return s.notReady()
+	}
+	return nil
 }
 
 // outage is a time in which reads are refused. The zero value has not begun.

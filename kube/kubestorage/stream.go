@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -70,10 +72,21 @@ type Stream struct {
 	start, end string // the keys watched
 	selector   selector
 
-	ctx     context.Context // ends with the request, the storage, and Close
-	cancel  context.CancelFunc
-	release func() // of the storage's context, and of the wish for progress
-	failed  error  // what Next returns, once what was handed out is delivered
+	ctx    context.Context // ends with the request, the storage, and Close
+	cancel context.CancelFunc
+	closed bool
+	failed error        // what Next returns, once what was handed out is delivered
+	reason atomic.Int32 // of type endReason
+
+	satisfied func()       // gives up the wish for progress; nil if there is none
+	reading   atomic.Int64 // the revision up to which the log was read; idle while the stream waits
+
+	lastRev mirror.Revision // the watch ends when it has come to here; 0: not known yet
+	marked  bool            // the bookmark before the end was handed out
+
+	// Of the metric of what a start costs.
+	startRev mirror.Revision // events up to here are replayed; 0: all of them were
+	replayed int
 
 	// Initial events: from the present when the stream began.
 	listing   bool            // some are still to be handed out
@@ -94,8 +107,11 @@ type Stream struct {
 	deadline      time.Time     // of the request, zero if it has none
 	nextMark      time.Time     // when a bookmark is due, zero if none will be
 	timer         *time.Timer   // wakes Wait at nextMark; nil if none ever will be
-	wake          chan struct{}
+	wake          chan struct{} // something else than an event may be due
 }
+
+// idle is the value of Stream.reading that says that nothing is left to be read.
+const idle = math.MaxInt64
 
 // Batch is what a stream has for its owner: initial events, events or a bookmark. Its
 // slices belong to the stream and are good until the next call of Next.
@@ -134,8 +150,14 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if err != nil {
 		return nil, err
 	}
-	if !s.resource.Ready() || s.ctx.Err() != nil {
+	if s.cluster.watches.refused.Load() {
+		return nil, errShuttingDown()
+	}
+	if s.ctx.Err() != nil {
 		return nil, s.notReady()
+	}
+	if err := s.ready(ctx); err != nil {
+		return nil, err
 	}
 	st := &Stream{
 		store:    s,
@@ -147,6 +169,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.end = prefix + "\x00"
 	}
 	switch {
+	case !s.bookmarks:
 	case opts.ProgressNotify:
 		st.bookmarkEvery = progressInterval
 	case opts.Predicate.AllowWatchBookmarks:
@@ -167,13 +190,22 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		}
 	}
 	st.ctx, st.cancel = context.WithCancel(ctx)
-	release := context.AfterFunc(s.ctx, st.cancel)
-	st.release = func() { release() }
-	if st.bookmarkEvery > 0 {
-		satisfied := s.mirror.WantProgress()
-		st.release = func() { release(); satisfied() }
-	}
 	st.deadline, _ = ctx.Deadline()
+	st.wake = make(chan struct{}, 1)
+	if st.cursor != nil {
+		st.startRev = s.mirror.Clock()
+		st.reading.Store(st.cursor.Position())
+	}
+	if !s.cluster.watches.add(st) {
+		st.cancel()
+		return nil, errShuttingDown()
+	}
+	if s.ctx.Err() != nil {
+		st.cut(endedByStorage) // endStreams may have come too early
+	}
+	if st.bookmarkEvery > 0 {
+		st.satisfied = s.mirror.WantProgress()
+	}
 	st.scheduleBookmark()
 	return st, nil
 }
@@ -261,12 +293,90 @@ func (s *Store) expired(err error) error {
 
 // Close lets go of what the stream holds.
 func (st *Stream) Close() {
+	if st.closed {
+		return
+	}
+	st.closed = true
+	st.store.streams.ended(st.why())
+	st.countReplayed()
 	st.cancel()
-	st.release()
-	st.release = func() {}
+	st.store.cluster.watches.remove(st)
+	if st.satisfied != nil {
+		st.satisfied()
+	}
 	if st.timer != nil {
 		st.timer.Stop()
 	}
+}
+
+// why returns why the stream ends, when its owner closes it.
+func (st *Stream) why() endReason {
+	if why := endReason(st.reason.Load()); why != notEnded {
+		return why
+	}
+	switch {
+	case apierrors.IsResourceExpired(st.failed) || apierrors.IsGone(st.failed):
+		return endedExpired
+	case errors.Is(st.failed, ErrStreamEnded) && st.ctx.Err() == nil:
+		return endedByStorage
+	case st.failed != nil && !errors.Is(st.failed, ErrStreamEnded):
+		return endedByError
+	case !st.deadline.IsZero() && !time.Now().Before(st.deadline):
+		return endedByTimeout
+	}
+	return endedByClient
+}
+
+// leave implements ender: Next looks whether it is to leave.
+func (st *Stream) leave() { st.nudge() }
+
+// nudge has Wait return, so that Next looks what is due.
+func (st *Stream) nudge() {
+	select {
+	case st.wake <- struct{}{}:
+	default:
+	}
+}
+
+// cut implements ender.
+func (st *Stream) cut(reason endReason) {
+	st.reason.CompareAndSwap(int32(notEnded), int32(reason))
+	st.cancel()
+}
+
+// leaving reports whether the watch is to end when it has handed out what is due now.
+func (st *Stream) leaving() bool {
+	if !st.store.cluster.watches.last.Load() {
+		return false
+	}
+	if st.lastRev == 0 {
+		st.lastRev = max(1, st.store.mirror.Clock())
+	}
+	return true
+}
+
+// depart returns what the stream hands out last, when everything up to lastRev is delivered: a
+// bookmark, and then its end.
+func (st *Stream) depart() (Batch, error) {
+	// A watch at a future revision has nothing to tell before that.
+	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Clock() {
+		st.marked = true
+		return st.bookmark(), nil
+	}
+	st.cut(endedByShutdown)
+	return Batch{}, ErrStreamEnded
+}
+
+// bookmark returns one at the position of the stream.
+func (st *Stream) bookmark() Batch {
+	st.store.streams.bookmark()
+	return Batch{Bookmark: st.cursor.Position()}
+}
+
+// countReplayed tells the metrics what the start of the watch has cost.
+func (st *Stream) countReplayed() {
+	st.store.streams.started(0, st.replayed)
+	st.startRev, st.replayed = 0, 0
 }
 
 // Context ends when the stream does: with the request, the storage, or Close.
@@ -282,7 +392,12 @@ func (st *Stream) Next() (Batch, error) {
 	if st.failed != nil {
 		return Batch{}, st.failed
 	}
+	leaving := st.leaving()
 	if st.listing {
+		if leaving { // a bookmark would say that the list is complete
+			st.cut(endedByShutdown)
+			return Batch{}, ErrStreamEnded
+		}
 		if b := st.nextInitial(); st.failed != nil || !b.Empty() {
 			return b, st.failed
 		}
@@ -291,15 +406,20 @@ func (st *Stream) Next() (Batch, error) {
 		st.announce = false
 		utilflowcontrol.WatchInitialized(st.ctx)
 		if st.endOfList {
-			return Batch{Bookmark: st.cursor.Position(), InitialEventsEnd: true}, nil
+			b := st.bookmark()
+			b.InitialEventsEnd = true
+			return b, nil
 		}
+	}
+	if leaving && st.cursor.Position() >= st.lastRev {
+		return st.depart()
 	}
 	if st.behind {
 		// A watch that is always behind, or that selects nothing of what happens, gets
 		// bookmarks too.
 		st.behind = false
-		if st.bookmarkDue() {
-			return Batch{Bookmark: st.cursor.Position()}, nil
+		if !leaving && st.bookmarkDue() {
+			return st.bookmark(), nil
 		}
 	}
 	st.changed = st.cursor.Changed()
@@ -308,18 +428,40 @@ func (st *Stream) Next() (Batch, error) {
 	if err != nil {
 		st.failed = st.ending(err)
 	}
+	if st.startRev != 0 {
+		st.noteReplayed()
+	}
 	switch {
 	case len(st.due) > 0:
 		st.behind = true
+		st.reading.Store(st.cursor.Position())
 		return Batch{Events: st.due}, nil
 	case err != nil:
 		return Batch{}, st.failed
 	}
 	clear(st.due[:cap(st.due)])
-	if st.bookmarkDue() {
-		return Batch{Bookmark: st.cursor.Position()}, nil
+	switch {
+	case leaving:
+		return st.depart()
+	case st.bookmarkDue():
+		return st.bookmark(), nil
 	}
 	return Batch{}, nil
+}
+
+// noteReplayed counts those of the events that are due which had happened before the watch
+// began.
+func (st *Stream) noteReplayed() {
+	for _, ev := range st.due {
+		if ev.Rev > st.startRev {
+			st.countReplayed()
+			return
+		}
+		st.replayed++
+	}
+	if st.cursor.Position() >= st.startRev {
+		st.countReplayed()
+	}
 }
 
 // ending returns what the stream ends with when its position cannot be read any more.
@@ -343,6 +485,7 @@ func (st *Stream) nextInitial() Batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
 		b := Batch{Entries: st.found[:n]}
+		st.store.streams.started(n, 0)
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
 		}
@@ -356,6 +499,7 @@ func (st *Stream) nextInitial() Batch {
 		return Batch{}
 	}
 	n := 0
+	defer func() { st.store.streams.started(n, 0) }()
 	for run := range snap.Runs(st.from, st.end) {
 		st.runs = append(st.runs, run)
 		items := run.Items()
@@ -395,12 +539,14 @@ func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 // Wait returns when Next may have something, and ErrStreamEnded when the stream has
 // ended or stop, which may be nil, is closed. Call it after Next had nothing.
 func (st *Stream) Wait(stop <-chan struct{}) error {
+	st.reading.Store(idle)
 	select {
 	case <-st.changed:
 	case <-st.wake:
 	case <-st.ctx.Done():
 		return ErrStreamEnded
 	case <-stop:
+		st.reason.CompareAndSwap(int32(notEnded), int32(endedByShutdown))
 		return ErrStreamEnded
 	}
 	return nil
@@ -427,14 +573,7 @@ func (st *Stream) scheduleBookmark() {
 		st.timer.Reset(next.Sub(now))
 		return
 	}
-	wake := make(chan struct{}, 1)
-	st.wake = wake
-	st.timer = time.AfterFunc(next.Sub(now), func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	})
+	st.timer = time.AfterFunc(next.Sub(now), st.nudge)
 }
 
 // bookmarkDue reports whether it is time for a bookmark, and sets the time of the next.
@@ -507,7 +646,12 @@ func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
 		}
 		select {
 		case <-time.After(backoff):
+		case <-st.wake:
 		case <-st.ctx.Done():
+			return ErrStreamEnded
+		}
+		if st.leaving() { // nothing after this event may be sent, a bookmark neither
+			st.cut(endedByShutdown)
 			return ErrStreamEnded
 		}
 		err = try()
@@ -535,4 +679,10 @@ func ErrorStatus(err error) *metav1.Status {
 	}
 	st := status.Status()
 	return &st
+}
+
+// Delivered tells the metrics that events of which the oldest arrived at that time
+// (mirror.Event.Arrived) have been written to the client now.
+func (st *Stream) Delivered(arrived int64) {
+	st.store.streams.delivery().Observe(time.Duration(mirror.Now() - arrived).Seconds())
 }

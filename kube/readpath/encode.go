@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,6 +54,8 @@ type encoding struct {
 	// head is what the encoding of every single object begins with and its item does
 	// not: kind and version, in JSON, of what is a Go type and whole. Empty for others.
 	head []byte
+
+	lastBookmark atomic.Pointer[encodedBookmark] // of any watch; nil at first
 }
 
 // protobufPreamble begins every protobuf message that Kubernetes sends.

@@ -71,11 +71,12 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 	// far down.
 	span := tracing.ContextWithSpan(context.Background(), tracing.SpanFromContext(ctx))
 	s.out = watchWriter{
-		framer:  r.enc.framer(),
-		w:       r.w,
-		flusher: flusher,
-		count:   endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
-		sizes:   endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		delivered: stream.Delivered,
+		framer:    r.enc.framer(),
+		w:         r.w,
+		flusher:   flusher,
+		count:     endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		sizes:     endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
 	serve := func() {
 		defer cancel()
@@ -132,7 +133,7 @@ func (s *watchServer) serve() {
 
 	err := s.deliverAll()
 	if !errors.Is(err, kubestorage.ErrStreamEnded) && s.stream.Context().Err() == nil {
-		if err := s.object(watch.Error, kubestorage.ErrorStatus(err)); err != nil {
+		if err := s.status(kubestorage.ErrorStatus(err)); err != nil {
 			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
 		}
 	}
@@ -182,6 +183,7 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 		}
 		if err == nil && t != "" {
 			err = s.out.item(t, item)
+			s.out.arrived(ev.Arrived)
 		}
 		if err != nil {
 			return err
@@ -283,16 +285,32 @@ func (s *watchServer) eventLater(ev *mirror.Event, err error) (t watch.EventType
 	return t, item, err
 }
 
-// bookmark writes a bookmark.
+// encodedBookmark is a bookmark in some encoding. It is immutable.
+type encodedBookmark struct {
+	rev              mirror.Revision
+	initialEventsEnd bool
+	object           []byte
+}
+
+// bookmark writes a bookmark. The last one is kept: many watches get theirs at the same
+// revision, when nothing happens and when the server shuts down.
 func (s *watchServer) bookmark(b *kubestorage.Batch) error {
-	obj, err := s.stream.BookmarkObject(b)
-	if err != nil {
-		return err
+	last := s.read.enc.lastBookmark.Load()
+	if last == nil || last.rev != b.Bookmark || last.initialEventsEnd != b.InitialEventsEnd {
+		obj, err := s.stream.BookmarkObject(b)
+		if err != nil {
+			return err
+		}
+		if decorate := s.read.resource.Decorate; decorate != nil {
+			decorate(obj)
+		}
+		last = &encodedBookmark{rev: b.Bookmark, initialEventsEnd: b.InitialEventsEnd}
+		if last.object, err = s.encode(obj); err != nil {
+			return err
+		}
+		s.read.enc.lastBookmark.Store(last)
 	}
-	if decorate := s.read.resource.Decorate; decorate != nil {
-		decorate(obj)
-	}
-	if err := s.object(watch.Bookmark, obj); err != nil {
+	if err := s.out.object(watch.Bookmark, last.object); err != nil {
 		return err
 	}
 	if !b.InitialEventsEnd {
@@ -321,24 +339,31 @@ func (s *watchServer) initialEventsSent() {
 	}
 }
 
-// object writes an event with an object that is encoded for this watch alone, as
-// upstream's handlers encode it: a bookmark's, or a Status.
-func (s *watchServer) object(t watch.EventType, obj runtime.Object) error {
+// status writes an ERROR event.
+func (s *watchServer) status(status *metav1.Status) error {
+	object, err := s.encode(status)
+	if err != nil {
+		return err
+	}
+	return s.out.object(watch.Error, object)
+}
+
+// encode encodes an object that no event has brought, as upstream's handlers encode it: a
+// bookmark's, or a Status.
+func (s *watchServer) encode(obj runtime.Object) ([]byte, error) {
 	enc := s.read.enc
 	if _, status := obj.(*metav1.Status); !status && !enc.target.Empty() {
 		m, err := meta.Accessor(obj)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		partial := meta.AsPartialObjectMetadata(m)
 		partial.SetGroupVersionKind(enc.target.WithKind("PartialObjectMetadata"))
 		obj = partial
 	}
-	buf := buffers.Get().(*bytes.Buffer)
-	defer buffers.Put(buf)
-	buf.Reset()
-	if err := enc.encoder.Encode(obj, buf); err != nil {
-		return fmt.Errorf("encode %T: %w", obj, err)
+	var buf bytes.Buffer
+	if err := enc.encoder.Encode(obj, &buf); err != nil {
+		return nil, fmt.Errorf("encode %T: %w", obj, err)
 	}
-	return s.out.object(t, buf.Bytes())
+	return buf.Bytes(), nil
 }

@@ -36,6 +36,9 @@ type watchWriter struct {
 	buf     *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
 	written bool    // since the last flush
 
+	oldest    int64       // when the first event since the last flush arrived, 0 if none did
+	delivered func(int64) // is told that, when it is written
+
 	count  metrics.CounterMetric  // of events
 	sizes  metrics.ObserverMetric // in bytes
 	events int                    // not counted yet
@@ -86,6 +89,13 @@ func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
 func (w *watchWriter) record(size int) {
 	w.events++
 	w.sizes.Observe(float64(size))
+}
+
+// arrived takes note of when an event that was added arrived from etcd; 0 if it did not.
+func (w *watchWriter) arrived(at int64) {
+	if w.oldest == 0 {
+		w.oldest = at
+	}
 }
 
 // room provides a buffer with room for n bytes, or for a part of them if they are many.
@@ -155,6 +165,12 @@ func (w *watchWriter) flush() error {
 	if err == nil && w.written {
 		w.written = false
 		w.flusher.Flush()
+	}
+	if w.oldest != 0 {
+		if err == nil {
+			w.delivered(w.oldest)
+		}
+		w.oldest = 0
 	}
 	return err
 }

@@ -1,6 +1,6 @@
 // Command apiserver is an API server of one resource, the pods of the group
 // example.apiserver.k8s.io that k8s.io/apiserver brings for its own tests, on Strata's engine.
-// Two statements make the difference to any other server that is built on
+// Three statements make the difference to any other server that is built on
 // k8s.io/apiserver; they are marked in newServer.
 //
 //	apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=8443

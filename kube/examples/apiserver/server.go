@@ -86,6 +86,8 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 		Engine:  engine,
 		BuiltIn: []readpath.Kinds{{Scheme: scheme, Serializer: group.NegotiatedSerializer}},
 	})}).Mount(&config.Config)
+	// When the server shuts down its watches end in order.
+	readpath.DrainOnShutdown(&config.Config, engine, readpath.DefaultProgressTimeout)
 
 	s := &server{engine: engine}
 	var err error

@@ -6,7 +6,7 @@
 // path is put in front of the aggregator's handlers (readpath.go), with what it has to know of upstream's servers.
 //
 //	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ read path ─▶ Complete
-//	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down) ─▶ engine closes
+//	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down: watches drain) ─▶ engine closes
 package apiserver
 
 import (

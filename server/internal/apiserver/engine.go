@@ -47,10 +47,15 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 	if progress == 0 {
 		progress = -1 // never
 	}
+	replay := mirror.ReplayBounds{Revisions: limits.replayRevisions, Bytes: limits.replayBytes.Value()}
+	if replay.Revisions == 0 {
+		replay.Revisions = -1 // none
+	}
 	return kubestorage.New(kubestorage.Options{
 		Uncached:       uncached,
 		Decorated:      decorated,
 		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
+		Replay:         replay,
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
 
 		RepresentationBytes: limits.keptBytes.Value(),

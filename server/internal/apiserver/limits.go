@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -15,14 +16,19 @@ import (
 const minProgressInterval = 100 * time.Millisecond
 
 // engineLimits are the bounds of what the engine holds beside the present state (of history and of unclaimed values for
-// each etcd cluster, of representations for the process), and of how long it leaves an idle etcd alone.
+// each etcd cluster, of representations for the process), of what it reads of the past when it starts, of how long it leaves
+// an idle etcd alone, and of how long it waits for etcd when it stops.
 type engineLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
 
+	replayRevisions int64 // 0: nothing is restored
+	replayBytes     resource.QuantityValue
+
 	progressInterval time.Duration // 0: never
+	progressTimeout  time.Duration // at shutdown; 0: no wait
 }
 
 func defaultEngineLimits() engineLimits {
@@ -35,7 +41,11 @@ func defaultEngineLimits() engineLimits {
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
 
+		replayRevisions: mirror.DefaultReplay.Revisions,
+		replayBytes:     bytes(mirror.DefaultReplay.Bytes),
+
 		progressInterval: mirror.DefaultIdleProgress,
+		progressTimeout:  readpath.DefaultProgressTimeout,
 	}
 }
 
@@ -50,9 +60,17 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
 		"what is beyond is encoded at each use.")
+	fs.Int64Var(&l.replayRevisions, "strata-replay-revisions", l.replayRevisions, "How many of etcd's last revisions are read again when the server "+
+		"starts, so that watches and lists of revisions from before are answered (metrics strata_mirror_replayed_events_total, "+
+		"strata_mirror_replay_floor_revision, strata_mirror_replay_seconds); what etcd has compacted is left out, 0 restores nothing.")
+	fs.Var(&l.replayBytes, "strata-replay-bytes", "Bound of the keys and values that are read then, estimated from samples, for each etcd cluster: "+
+		"etcd holds as much in memory meanwhile. What is restored counts against --strata-history-bytes.")
 	fs.DurationVar(&l.progressInterval, "strata-progress-interval", l.progressInterval, "How often etcd is asked how far it has come "+
 		"while no events come and there are watches that want bookmarks (metric strata_mirror_progress_requests_total); at least 100ms, 0 turns it off. "+
 		"etcd's own notifications come every 10 minutes, unless it is configured otherwise.")
+	fs.DurationVar(&l.progressTimeout, "strata-shutdown-progress-timeout", l.progressTimeout, "How long a server that shuts down waits until it has seen all that etcd has, "+
+		"before each watch gets what is due to it, then a bookmark if its client wants those, and ends (metric strata_watches_ended_total); 0 does not wait. "+
+		"It begins after --shutdown-delay-duration.")
 }
 
 // validate returns an error that names the flag.
@@ -68,6 +86,15 @@ func (l *engineLimits) validate() error {
 	}
 	if l.keptBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
+	}
+	if l.replayRevisions < 0 {
+		return fmt.Errorf("--strata-replay-revisions must not be negative, is %d", l.replayRevisions)
+	}
+	if l.replayBytes.Value() <= 0 {
+		return fmt.Errorf("--strata-replay-bytes must be positive, is %s", l.replayBytes.String())
+	}
+	if l.progressTimeout < 0 {
+		return fmt.Errorf("--strata-shutdown-progress-timeout must not be negative, is %s", l.progressTimeout)
 	}
 	if l.progressInterval != 0 && l.progressInterval < minProgressInterval {
 		return fmt.Errorf("--strata-progress-interval must be 0 or at least %s, is %s", minProgressInterval, l.progressInterval)

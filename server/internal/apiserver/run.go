@@ -23,6 +23,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
@@ -95,6 +96,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 				return err
 			}
 		}
+		readpath.DrainOnShutdown(&config.Aggregator.GenericConfig.Config, engine, s.limits.progressTimeout)
 	}
 
 	complete, err := config.Complete()

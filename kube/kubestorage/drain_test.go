@@ -1,0 +1,326 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// engine returns an engine whose only cluster is the twin's.
+func (w *twin) engine() *Engine {
+	e := New(Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	w.cluster.opts.Logger = e.opts.Logger
+	e.clusters["twin"] = w.cluster
+	return e
+}
+
+// record reads a stream to its end, and closes it.
+func record(st *Stream) (got []Batch, err error) {
+	defer st.Close()
+	for {
+		b, err := st.Next()
+		if err == nil && b.Empty() {
+			err = st.Wait(nil)
+		}
+		if err != nil {
+			return got, err
+		}
+		if !b.Empty() {
+			b.Events = append([]*mirror.Event(nil), b.Events...)
+			got = append(got, b)
+		}
+	}
+}
+
+// TestDrain: each watch gets what is due, up to what etcd had when it began, then one bookmark
+// if it wants any, then its end; a watch that comes later is refused.
+func TestDrain(t *testing.T) {
+	for _, bookmarks := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newTwin(t, mirror.DefaultWindow)
+			e := w.engine()
+			opts := w.fromNow()
+			if bookmarks {
+				opts = withBookmarks(opts)
+			}
+			type result struct {
+				got []Batch
+				err error
+			}
+			results := make(chan result)
+			const n = 10
+			for range n {
+				st, err := w.OpenStream(t.Context(), "/pods/", opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				go func() {
+					got, err := record(st)
+					results <- result{got, err}
+				}()
+			}
+			synctest.Wait()
+			w.put(t, newPod("a"))
+			last := w.etcd.Put("/elsewhere/b", "") // only progress tells of it
+			drained := make(chan error, 1)
+			go func() { drained <- e.Drain(t.Context(), time.Second) }()
+			for range n {
+				r := <-results
+				if !errors.Is(r.err, ErrStreamEnded) {
+					t.Errorf("the watch ends with %v", r.err)
+				}
+				want := 1
+				if bookmarks {
+					want = 2
+				}
+				if len(r.got) != want || len(r.got[0].Events) != 1 {
+					t.Fatalf("got %+v, want an event, and a bookmark: %t", r.got, bookmarks)
+				}
+				if bookmarks && (r.got[1].Bookmark < last || r.got[1].InitialEventsEnd) {
+					t.Errorf("the bookmark is %+v, want one at %d", r.got[1], last)
+				}
+			}
+			if err := <-drained; err != nil {
+				t.Error(err)
+			}
+			_, err := w.OpenStream(t.Context(), "/pods/", opts)
+			requireRetry(t, "a watch that comes later", err)
+		})
+	}
+}
+
+// TestDrainInTheMiddle of initial events ends a watch without a bookmark: the list is not
+// complete.
+func TestDrainInTheMiddle(t *testing.T) {
+	w := newTwin(t, mirror.DefaultWindow)
+	for _, name := range []string{"a", "b"} {
+		w.put(t, newPod(name))
+	}
+	w.catchUp(t)
+	yes := true
+	opts := withBookmarks(everything())
+	opts.SendInitialEvents = &yes
+	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
+	take(t, complete)
+	w.cluster.watches.last.Store(true)
+	if b, err := listing.Next(); !errors.Is(err, ErrStreamEnded) {
+		t.Errorf("in the middle: %+v, %v; want the end", b, err)
+	}
+	// What is complete may be told.
+	for _, end := range []bool{true, false} {
+		if b := take(t, complete); b.Bookmark == 0 || b.InitialEventsEnd != end {
+			t.Errorf("behind the list: %+v, want a bookmark that closes it: %t", b, end)
+		}
+	}
+	if b, err := complete.Next(); !errors.Is(err, ErrStreamEnded) {
+		t.Errorf("behind the bookmark: %+v, %v; want the end", b, err)
+	}
+}
+
+// TestDrainIsBounded: neither an etcd that does not answer nor a client that does not read holds it
+// up.
+func TestDrainIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		e := w.engine()
+		w.etcd.Stall(true)
+		defer w.etcd.Stall(false)
+		w.etcd.Put("/elsewhere/a", "")
+		stalled := w.open(t, t.Context(), withBookmarks(w.fromNow()))
+		go record(w.open(t, t.Context(), withBookmarks(w.fromNow())))
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		began := time.Now()
+		err := e.Drain(ctx, 2*time.Second)
+		if took := time.Since(began); took != 5*time.Second || err == nil || !strings.HasPrefix(err.Error(), "1 watches") {
+			t.Errorf("took %s: %v; want that one watch was broken off after 5 s", took, err)
+		}
+		if stalled.Context().Err() == nil {
+			t.Error("the watch goes on")
+		}
+	})
+}
+
+// TestDrainOfObjects is TestDrain through storage.Interface, and of a resource that is not
+// cached: its watches end, and get no bookmarks that Kubernetes would not send.
+func TestDrainOfObjects(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		set  func(*options)
+		want string
+	}{
+		{"cached", func(*options) {}, "ADDED,BOOKMARK"},
+		{"without the gate", withGates(gates(t, Gates(), "WatchBookmark=false")), "ADDED"},
+		{"uncached", uncached, "ADDED"},
+		{"from etcd", fromEtcd, "ADDED"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := setup(t, tt.set)
+			opts := withBookmarks(everything())
+			opts.ResourceVersion = f.create(t, newPod("a"))[0].ResourceVersion
+			f.catchUp(t)
+			w, err := f.Watch(contextFor(t), "/pods/", opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Stop()
+			f.create(t, newPod("b"))
+			e := New(f.cluster.opts)
+			e.clusters["test"] = f.cluster
+			var got []string
+			took := func(ev watch.Event) { got = append(got, string(ev.Type)) }
+			took(<-w.ResultChan())
+			drained := make(chan error, 1)
+			go func() { drained <- e.Drain(contextFor(t), time.Second) }()
+			for ev := range w.ResultChan() {
+				took(ev)
+			}
+			if types := strings.Join(got, ","); types != tt.want {
+				t.Errorf("got %s, want %s", types, tt.want)
+			}
+			w.Stop()
+			if err := <-drained; err != nil {
+				t.Error(err)
+			}
+			_, err = f.Watch(contextFor(t), "/pods/", opts)
+			requireRetry(t, "a watch that comes later", err)
+		})
+	}
+}
+
+// TestWithoutBookmarks: without the gate only the bookmark that closes initial events is sent.
+func TestWithoutBookmarks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		w.bookmarks = false
+		yes := true
+		opts := withBookmarks(everything())
+		opts.SendInitialEvents = &yes
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		got, err := record(w.open(t, ctx, opts))
+		if len(got) != 1 || !got[0].InitialEventsEnd || !errors.Is(err, ErrStreamEnded) {
+			t.Errorf("got %+v, %v; want the one that closes the initial events", got, err)
+		}
+	})
+}
+
+// TestEventsOnlyByGate: without EfficientWatchResumption nobody asks etcd how far it is, and
+// nobody can demand what needs that.
+func TestEventsOnlyByGate(t *testing.T) {
+	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
+	pod := f.create(t, newPod("a"))[0]
+	rev, err := f.engine(t).parseRevision(pod.ResourceVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.Clock() >= rev })
+	if _, err := f.client.Put(contextFor(t), "/elsewhere/b", ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := podNames(f.list(t, everything())); got != "a" {
+		t.Errorf("list has %q", got)
+	}
+	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.Clock != rev {
+		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.Clock, pod.ResourceVersion)
+	}
+	for _, gate := range []string{"ConsistentListFromCache", "ConsistentGetFromCache"} {
+		opts := Options{Gates: gates(t, Gates(), "EfficientWatchResumption=false,"+gate+"=true"), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+		if _, err := findFeed(f.client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), gate) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want one line that names it", gate, err)
+		}
+	}
+}
+
+// TestWatchesAreCounted: what their start costs, their bookmarks, how they end, and how far
+// they are behind.
+func TestWatchesAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		w.streams = newWatchMetrics(groupResource{Group: "metrics", Resource: t.Name()})
+		w.group = w.streams.resource
+		value := func(m metrics.CounterMetric) int {
+			t.Helper()
+			v, err := testutil.GetCounterMetricValue(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(v)
+		}
+		labels := []string{w.group.Group, w.group.Resource}
+		requireCounts := func(what string, initial, replayed, marks int) {
+			t.Helper()
+			if i, r, m := value(cachermetrics.InitCounter.WithLabelValues(labels...)), value(watchReplayed.WithLabelValues(labels...)),
+				value(watchBookmarks.WithLabelValues(labels...)); i != initial || r != replayed || m != marks {
+				t.Errorf("%s: %d initial events of which %d are replayed, %d bookmarks; want %d, %d, %d", what, i, r, m, initial, replayed, marks)
+			}
+		}
+		requireEnded := func(why endReason) {
+			t.Helper()
+			if n := value(watchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
+				t.Errorf("%d watches have ended by %s, want 1", n, why)
+			}
+		}
+		lag := func() int {
+			all := map[groupResource]int{}
+			w.cluster.watches.addLag(all)
+			return all[w.group]
+		}
+		from := w.fromNow()
+		for range 3 {
+			w.put(t, newPod("a"))
+		}
+		w.catchUp(t)
+
+		st := w.open(t, t.Context(), everything())
+		take(t, st)
+		requireCounts("a list", 1, 0, 0)
+		st.Close()
+		st.Close()
+		requireEnded(endedByClient)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		st = w.open(t, ctx, withBookmarks(from))
+		if got := lag(); got != 3 {
+			t.Errorf("the watch is %d events behind, want 3", got)
+		}
+		take(t, st)
+		w.put(t, newPod("b"))
+		w.catchUp(t)
+		if got := lag(); got != 1 {
+			t.Errorf("the watch is %d events behind, want 1", got)
+		}
+		if _, err := record(st); !errors.Is(err, ErrStreamEnded) {
+			t.Fatal(err)
+		}
+		requireCounts("a watch that resumes", 4, 3, 2)
+		requireEnded(endedByTimeout)
+		if got := lag(); got != 0 {
+			t.Errorf("no watch is %d events behind", got)
+		}
+
+		st = w.open(t, t.Context(), from)
+		w.etcd.Restore(1000, nil)
+		for {
+			if _, err := endOf(st); apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+				break
+			}
+		}
+		st.Close()
+		requireEnded(endedExpired)
+	})
+}
