@@ -108,6 +108,7 @@ func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix
 		Source:         f.source,
 		Window:         opts.Window,
 		Replay:         opts.replay(),
+		CreatedAt:      createdAt,
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
