@@ -27,7 +27,7 @@ const (
 	elsewhereTimeout = 5 * time.Second
 	// hedge is when the next member is asked to begin a watch though the last one was not
 	// heard of yet.
-	hedge = 500 * time.Millisecond
+	hedge = 200 * time.Millisecond
 )
 
 // feeds is what a source knows of its feeds.

@@ -34,7 +34,7 @@ type replayPlan struct {
 	patience time.Duration
 }
 
-var defaultPlan = replayPlan{segment: 1999, watches: 32, held: 128 << 20, patience: 5 * time.Second}
+var defaultPlan = replayPlan{segment: 4999, watches: 24, held: 128 << 20, patience: 5 * time.Second}
 
 // Replay implements mirror.Source. It reads from one member over a connection of its own, and
 // goes on over another one when that breaks or is silent.

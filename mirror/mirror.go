@@ -35,6 +35,7 @@ type Mirror struct {
 	}
 	kick    chan struct{} // there are commands
 	restart chan restart  // the feed must not be followed any further
+	vigil   vigil
 	cluster atomic.Uint64 // that is mirrored, 0 before the first list
 
 	progressDue  chan struct{} // progress is to be asked for now
@@ -68,6 +69,7 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	m := &Mirror{opts: opts, clock: newClock(), kick: make(chan struct{}, 1), restart: make(chan restart, 1),
 		progressDue: make(chan struct{}, 1), replaying: make(chan struct{}, 1), byPrefix: map[string]*Resource{}}
+	m.vigil.silent = make(chan int64, 1)
 	m.excluded.Store(&[]string{})
 	m.mu.resources = map[string]*Resource{}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -79,6 +81,9 @@ func New(opts Options) (*Mirror, error) {
 	m.wg.Go(func() { m.run(m.ctx) })
 	if !opts.EventsOnly {
 		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })
+		if opts.FeedPatience > 0 {
+			m.wg.Go(func() { m.watchdog(m.ctx) })
+		}
 	}
 	return m, nil
 }
@@ -314,23 +319,24 @@ type restart struct {
 
 // follow applies the feed until it breaks.
 func (m *Mirror) follow(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	batches := make(chan Batch)
 	ended := make(chan error, 1)
 	after := Header{ClusterID: m.cluster.Load(), Revision: m.clock.rev.Load()}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer cancel()
+	defer cancel(nil)
+	number := m.vigil.feeds.Add(1)
 	wg.Go(func() {
-		ended <- m.opts.Source.Watch(ctx, m.opts.Prefix, after, func(b Batch) error {
+		ended <- m.opts.Source.Watch(ctx, m.opts.Prefix, after, m.vigil.watched(func(b Batch) error {
 			select {
 			case batches <- b:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-		})
+		}))
 	})
 	trim := time.NewTicker(markInterval)
 	defer trim.Stop()
@@ -347,6 +353,12 @@ func (m *Mirror) follow(ctx context.Context) error {
 			m.countUnclaimed()
 		case err := <-ended:
 			return err
+		case n := <-m.vigil.silent:
+			if n == number {
+				m.stats.silentFeeds.Add(1)
+				cancel(ErrFeedSilent)
+				return ErrFeedSilent
+			}
 		case r := <-m.restart:
 			if r.lists == m.lists.Load() {
 				return r.err

@@ -48,6 +48,10 @@ type Options struct {
 	// unless it is configured, and the clock has to follow writes outside the prefix,
 	// or a compaction overtakes it. Default: DefaultIdleProgress; negative: never.
 	IdleProgress time.Duration
+	// FeedPatience is how long a feed may leave requests for progress unanswered, and
+	// deliver nothing else, while etcd is ahead of it, before it is begun anew, on another
+	// member if there is one. Default: DefaultFeedPatience; negative: for ever.
+	FeedPatience time.Duration
 	// EventsOnly: progress is neither asked for nor believed, because the server may
 	// send it ahead of events (etcd#15220, etcd#17507). The clock then stands at the
 	// last event of the prefix, wherever etcd is: a wait for a revision of Current may
@@ -69,6 +73,10 @@ var DefaultReplay = ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
 // DefaultIdleProgress is what Kubernetes recommends to set etcd's own interval to
 // (KEP-1904).
 const DefaultIdleProgress = 5 * time.Second
+
+// DefaultFeedPatience, with the time it takes to find out and to begin anew, has a member that
+// hangs left within 5 seconds of the first write that it does not tell of.
+const DefaultFeedPatience = 1500 * time.Millisecond
 
 // DefaultUnclaimedBytes is enough for the custom resources of most clusters.
 const DefaultUnclaimedBytes = 64 << 20
@@ -94,6 +102,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.IdleProgress == 0 {
 		o.IdleProgress = DefaultIdleProgress
+	}
+	if o.FeedPatience == 0 {
+		o.FeedPatience = DefaultFeedPatience
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -52,7 +52,7 @@ func newStage(change func(*mirror.Options)) (*stage, error) {
 	for _, prefix := range []string{busy, quietOne} {
 		put(g.md, prefix, "0", 2)
 	}
-	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet()}
+	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet(), FeedPatience: -1} // the stage plays the feed
 	if change != nil {
 		change(&opts)
 	}

@@ -12,6 +12,7 @@ type counters struct {
 	listedKeys          atomic.Int64
 	relists             atomic.Int64
 	reconnects          atomic.Int64
+	silentFeeds         atomic.Int64
 	divergences         atomic.Int64
 	revisionReads       atomic.Int64
 	revisionReadWaiters atomic.Int64
@@ -52,6 +53,7 @@ type Stats struct {
 	ListedKeys          int64    // keys listed, all lists together
 	Relists             int64    // times the whole prefix had to be listed anew, or could not be listed
 	Reconnects          int64    // times the feed was resumed
+	SilentFeeds         int64    // of those, times it was left because it told nothing though etcd had moved on
 	Divergences         int64    // times something was listed anew because the feed contradicted what was held
 	RevisionReads       int64    // linearizable reads of etcd's revision
 	RevisionReadWaiters int64    // calls that shared those: calls of Current
@@ -82,6 +84,7 @@ func (m *Mirror) Stats() Stats {
 		ListedKeys:          c.listedKeys.Load(),
 		Relists:             c.relists.Load(),
 		Reconnects:          c.reconnects.Load(),
+		SilentFeeds:         c.silentFeeds.Load(),
 		Divergences:         c.divergences.Load(),
 		RevisionReads:       c.revisionReads.Load(),
 		RevisionReadWaiters: c.revisionReadWaiters.Load(),

@@ -48,7 +48,7 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		var a asks
-		m := start(t, a.source(store), nil)
+		m := start(t, a.source(store), func(o *mirror.Options) { o.FeedPatience = -1 })
 		reach(t, m, store.Revision())
 		store.Put("/registry/a/x", "1")
 		reach(t, m, store.Revision())
@@ -272,7 +272,7 @@ func TestIdleProgress(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := memory.New()
 				var a asks
-				m := start(t, a.source(store), func(o *mirror.Options) { o.IdleProgress = tt.interval })
+				m := start(t, a.source(store), func(o *mirror.Options) { o.IdleProgress, o.FeedPatience = tt.interval, -1 })
 				reach(t, m, store.Revision())
 				a.since(time.Now())
 				time.Sleep(time.Minute)

@@ -115,6 +115,13 @@ type holder struct{ testing.TB }
 func (h holder) Cleanup(f func()) { shared.cleanup = append(shared.cleanup, f) }
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(etcdDirectory); dir != "" {
+		if err := beEtcd(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	for i := len(shared.cleanup) - 1; i >= 0; i-- {
 		shared.cleanup[i]()

@@ -1,0 +1,212 @@
+package enginetest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// etcdDirectory is set in a process that is to be an etcd, and names where.
+const etcdDirectory = "STRATA_TEST_ETCD_DIRECTORY"
+
+// beEtcd serves until its standard input ends: a process of its own, so that its memory can be told
+// from the test's.
+func beEtcd(dir string) error {
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(dir, "data")
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
+	cfg.UnsafeNoFsync = true
+	cfg.QuotaBackendBytes = 8 << 30
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	<-server.Server.ReadyNotify()
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// etcdProcess is an etcd that is a process of its own.
+type etcdProcess struct {
+	pid    int
+	client *clientv3.Client
+}
+
+func startEtcdProcess(t testing.TB) *etcdProcess {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "strata-etcd-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), etcdDirectory+"="+dir)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait()
+		late.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("etcd says %q, %v", line, err)
+	}
+	return &etcdProcess{pid: cmd.Process.Pid, client: connect(t, filepath.Join(dir, "client.sock"))}
+}
+
+// memory returns a field of the process's status in MiB, -1 where there is no such file.
+func (e *etcdProcess) memory(field string) int64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.pid))
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err == nil {
+				return kib >> 10
+			}
+		}
+	}
+	return -1
+}
+
+// forget makes etcd drop what it has loaded for watches so far, and its peak of memory.
+func (e *etcdProcess) forget(t testing.TB, prefix string) {
+	t.Helper()
+	rev := put(t, e.client, "/elsewhere", "v")
+	ctx, cancel := context.WithCancel(contextFor(t))
+	defer cancel()
+	put(t, e.client, prefix+"00000", "v")
+	<-e.client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(rev))
+	time.Sleep(2 * time.Second) // and collect it, maybe
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", e.pid), []byte("5"), 0)
+}
+
+// TestReplayFigures measures how long history takes to read, how long it holds up a writer, and what
+// memory it costs etcd. STRATA_REPLAY chooses the segments: "1999x32 999x40" means of 1,999 revisions
+// and 32 at once, then of 999 and 40; "list" is one watch.
+func TestReplayFigures(t *testing.T) {
+	if os.Getenv("STRATA_TEST_LONG") == "" {
+		t.Skip("set STRATA_TEST_LONG=1")
+	}
+	plans := strings.Fields(os.Getenv("STRATA_REPLAY"))
+	if len(plans) == 0 {
+		plans = []string{""}
+	}
+	const prefix = "/registry/"
+	bounds := mirror.DefaultReplay
+	for _, scene := range []struct {
+		revisions, value int
+		replays          []int
+	}{
+		{200_000, 1_000, []int{1, 3}},
+		{50_000, 10_000, []int{1, 3}},
+	} {
+		t.Run(fmt.Sprintf("%dx%d", scene.revisions, scene.value), func(t *testing.T) {
+			e := startEtcdProcess(t)
+			writeMany(t, e.client, prefix, strings.Repeat("v", scene.value), scene.revisions, 64)
+			t.Logf("revisions  bytes  plan     replays  oldest in  took     longest write  etcd before  peak")
+			for _, plan := range plans {
+				for _, replays := range scene.replays {
+					e.forget(t, prefix)
+					e.figures(t, prefix, plan, replays, bounds, scene.value)
+				}
+			}
+		})
+	}
+}
+
+func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bounds mirror.ReplayBounds, value int) {
+	before := e.memory("VmRSS")
+	stop := make(chan struct{})
+	var writer sync.WaitGroup
+	var longest time.Duration
+	writer.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				began := time.Now()
+				put(t, e.client, prefix+"beside", "v")
+				longest = max(longest, time.Since(began))
+			}
+		}
+	})
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var slowest, slowestOldest time.Duration
+	var revisions int64
+	for i := range replays {
+		group.Go(func() {
+			client := connect(t, strings.TrimPrefix(e.client.Endpoints()[0], "unix://"))
+			s := etcdsource.New(client, fmt.Sprint(t.Name(), i), prefix+"probe")
+			var segment int64
+			var watches int
+			if _, err := fmt.Sscanf(plan, "%dx%d", &segment, &watches); err == nil {
+				s = s.WithSegments(segment, watches)
+			}
+			now := header(t, s)
+			began := time.Now()
+			oldest, err := s.Oldest(contextFor(t), prefix, now, bounds)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			found := time.Since(began)
+			now = header(t, s)
+			began = time.Now()
+			n := 0
+			err = s.Replay(contextFor(t), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision, func(b mirror.Batch) error {
+				n += len(b.Changes)
+				return nil
+			})
+			took := time.Since(began)
+			if err != nil || int64(n) < now.Revision-oldest-100 { // some revisions were written elsewhere
+				t.Errorf("%d events of %d revisions: %v", n, now.Revision-oldest, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			slowest, slowestOldest, revisions = max(slowest, took), max(slowestOldest, found), now.Revision-oldest
+		})
+	}
+	group.Wait()
+	close(stop)
+	writer.Wait()
+	t.Logf("%9d  %5d  %-7s  %7d  %9s  %6s  %13s  %7d MiB  %d MiB", revisions, value, plan, replays,
+		slowestOldest.Round(time.Millisecond), slowest.Round(time.Millisecond), longest.Round(time.Millisecond), before, e.memory("VmHWM"))
+}

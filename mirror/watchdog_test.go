@@ -1,0 +1,158 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestSilentFeedIsLeft: a feed that tells nothing though etcd has moved on is begun anew, soon, then
+// with growing patience while the next ones say nothing either. Nothing is listed, no watch ends.
+func TestSilentFeedIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		causes := make(chan error, 1000)
+		var begun atomic.Int64
+		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+			begun.Add(1)
+			err := store.Watch(ctx, prefix, after, deliver)
+			causes <- context.Cause(ctx)
+			return err
+		}}, nil)
+		a := claim(t, m, "/registry/a/")
+		store.Put("/registry/a/x", "1")
+		reach(t, m, store.Revision())
+		s, err := a.Latest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := s.Cursor("", "")
+		time.Sleep(time.Hour)
+		if n := m.Stats().SilentFeeds; n != 0 {
+			t.Errorf("left %d times while nothing happened", n)
+		}
+
+		store.Stall(true)
+		store.Put("/registry/a/x", "2") // nobody here knows of it
+		wrote := time.Now()
+		if cause := <-causes; !errors.Is(cause, mirror.ErrFeedSilent) {
+			t.Errorf("the feed was ended because of %v", cause)
+		}
+		if took := time.Since(wrote); took > 4*time.Second {
+			t.Errorf("the feed was left after %v", took)
+		}
+		time.Sleep(time.Hour)
+		if n := begun.Load(); n < 50 || n > 200 {
+			t.Errorf("%d feeds begun in an hour of silence, want about two a minute", n)
+		}
+		store.Stall(false)
+		reach(t, m, store.Revision())
+		if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || string(evs[0].Entry.Value()) != "2" {
+			t.Errorf("a watch from before: %d events, %v", len(evs), err)
+		}
+		st := m.Stats()
+		if st.SilentFeeds == 0 || st.Relists != 0 || st.Divergences != 0 || st.SilentFeeds != st.Reconnects {
+			t.Errorf("%+v", st)
+		}
+
+		// Patience is as before when a feed has delivered.
+		store.Stall(true)
+		store.Put("/registry/a/x", "3")
+		wrote = time.Now()
+		for before := begun.Load(); begun.Load() == before; {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if took := time.Since(wrote); took > 4*time.Second {
+			t.Errorf("the feed was left after %v", took)
+		}
+		store.Stall(false)
+	})
+}
+
+// TestSlowFeedIsKept: it delivers, though it never catches up.
+func TestSlowFeedIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+			return store.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+				time.Sleep(1400 * time.Millisecond)
+				return deliver(b)
+			})
+		}}, nil)
+		reach(t, m, store.Revision())
+		for range 600 {
+			store.Put("/registry/a/x", "v")
+			time.Sleep(100 * time.Millisecond)
+		}
+		if st := m.Stats(); st.SilentFeeds != 0 || st.Clock == st.EtcdRevision {
+			t.Errorf("left %d times; it is at %d, etcd at %d", st.SilentFeeds, st.Clock, st.EtcdRevision)
+		}
+	})
+}
+
+// TestFeedIsKeptWhileTheWriterIsBusy: what it has delivered was not taken yet.
+func TestFeedIsKeptWhileTheWriterIsBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		release := m.HoldWriter()
+		store.Put("/registry/a/x", "1")
+		time.Sleep(time.Minute)
+		release()
+		reach(t, m, store.Revision())
+		if n := m.Stats().SilentFeeds; n != 0 {
+			t.Errorf("left %d times", n)
+		}
+	})
+}
+
+// TestFeedIsKeptWithoutAnswers: where etcd does not tell its revision, nothing is concluded.
+func TestFeedIsKeptWithoutAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		store.Stall(true)
+		store.FailCurrent(errors.New("no quorum"))
+		store.Put("/registry/a/x", "1")
+		time.Sleep(time.Minute)
+		if n := m.Stats().SilentFeeds; n != 0 {
+			t.Errorf("left %d times", n)
+		}
+		store.FailCurrent(nil)
+		store.Stall(false)
+	})
+}
+
+// TestWatchdogAsksLittle: of an idle etcd one read of its revision a second, of a busy one nothing.
+func TestWatchdogAsksLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		reach(t, m, store.Revision())
+		before := m.Stats()
+		time.Sleep(time.Minute)
+		idle := m.Stats()
+		if n := idle.RevisionReads - before.RevisionReads; n > 60 {
+			t.Errorf("%d reads of an idle etcd's revision in a minute", n)
+		}
+		if n := idle.ProgressRequests - before.ProgressRequests; n != 0 {
+			t.Errorf("%d requests for progress to an idle etcd", n)
+		}
+		for range 600 {
+			store.Put("/registry/a/x", "v")
+			time.Sleep(100 * time.Millisecond)
+		}
+		busy := m.Stats()
+		if reads, asks := busy.RevisionReads-idle.RevisionReads, busy.ProgressRequests-idle.ProgressRequests; reads+asks > 1 {
+			t.Errorf("%d reads and %d requests for progress while events come", reads, asks)
+		}
+	})
+}
