@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,8 +32,8 @@ func follows(n int) []follow {
 			{resource: "secrets", labels: "shard=" + shard(k)},
 			{resource: "secrets", metadata: true},
 			{resource: "limitranges"},
-			{resource: "pods", fields: "spec.nodeName=" + node(k%nodes)},
-			{resource: "pods", fields: "spec.nodeName=" + node((k+nodes/2)%nodes)},
+			{resource: "pods", fields: "spec.nodeName=" + node(k%30)},
+			{resource: "pods", fields: "spec.nodeName=" + node((k+15)%30)},
 			{resource: "gizmos"},
 			{resource: "gizmos", labels: "shard=" + shard(k)},
 			{resource: "gizmos", labels: "shard=" + shard(k), metadata: true},
@@ -44,10 +45,16 @@ func follows(n int) []follow {
 const (
 	informerCount      = 300
 	informersPerClient = 5 // that share a connection, as those of one controller do
-	restartTestTimeout = 8 * time.Minute
+	restartTestTimeout = 12 * time.Minute
 	betweenTermAndKill = 20 * time.Second
 	afterEachRestart   = 3 * time.Second // client-go lists again when a watch of less than a second brought nothing
 	equalWithin        = 90 * time.Second
+
+	// In the long form there are also a watcher of the pods of each node, reads of one object, and compactions.
+	longPerClient      = 50
+	longReaders        = 4
+	longCompactions    = 2
+	compactionInterval = 30 * time.Second
 )
 
 // outcome is what the clients saw between two moments.
@@ -65,10 +72,14 @@ type fleet struct {
 // startFleet starts informers and returns when all have synced.
 func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fleet {
 	t.Helper()
+	perConnection := informersPerClient
+	if long() {
+		perConnection = longPerClient
+	}
 	f := &fleet{}
 	var c clients
 	for i, follow := range all {
-		if i%informersPerClient == 0 {
+		if i%perConnection == 0 {
 			c = newClients(t, s.config())
 		}
 		f.informers = append(f.informers, newInformer(t, c, follow))
@@ -141,42 +152,43 @@ func (f *fleet) logErrors(t *testing.T) {
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// equal returns when every informer holds what etcd does.
+// equal returns when every informer holds what etcd does. A write that a client has given up may still be on its way to
+// etcd, so that is read each time.
 func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, equalWithin, errors.New("informers differ from etcd"))
 	defer cancel()
 	client := s.etcd.Client()
-	stored := map[string]map[string]recorded.Item{}
-	for _, i := range f.informers {
-		if stored[i.resource] == nil {
-			items, _, err := recorded.Stored(ctx, client, under(i.resource))
-			check(t, err)
-			stored[i.resource] = items
-		}
+	selects := make([]watchcheck.Select, len(f.informers))
+	for n, i := range f.informers {
+		selects[n] = i.selects(t)
 	}
-	wrong := 0
-	for _, i := range f.informers {
-		sel := i.selects(t)
-		want := map[string]int64{}
-		for key, item := range stored[i.resource] {
-			if key = key[len(under(i.resource)):]; sel(key, item.Object) {
-				want[key] = item.Revision
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		stored := map[string]map[string]recorded.Item{}
+		var faults []error
+		for n, i := range f.informers {
+			if stored[i.resource] == nil {
+				items, _, err := recorded.Stored(ctx, client, under(i.resource))
+				if err != nil {
+					return false, err
+				}
+				stored[i.resource] = items
+			}
+			want := map[string]int64{}
+			for key, item := range stored[i.resource] {
+				if key = key[len(under(i.resource)):]; selects[n](key, item.Object) {
+					want[key] = item.Revision
+				}
+			}
+			if err := i.differs(want); err != nil {
+				faults = append(faults, err)
 			}
 		}
-		err := harness.Poll(ctx, func(context.Context) (bool, error) {
-			err := i.differs(want)
-			return err == nil, err
-		})
-		if err != nil {
-			if wrong++; wrong <= 5 {
-				t.Error(err)
-			}
+		if len(faults) > 0 {
+			return false, fmt.Errorf("%d of %d informers; the first: %w", len(faults), len(f.informers), faults[0])
 		}
-	}
-	if wrong > 0 {
-		t.Fatalf("%d of %d informers differ from etcd", wrong, len(f.informers))
-	}
+		return true, nil
+	}))
 }
 
 // validate judges everything that the informers were sent. All that they should have got they hold.
@@ -259,9 +271,9 @@ func TestRollingRestartWithGatesOff(t *testing.T) {
 	}
 }
 
-// rollingRestart restarts the servers in each way (or, unless all, at once only, which takes less time) and returns what
+// rollingRestart restarts the servers in each way (or, unless everyWay, at once only, which takes less time) and returns what
 // the clients saw. Whatever they had to do for it, in the end they hold what etcd does and were sent nothing wrong.
-func (s *scene) rollingRestart(t *testing.T, ctx context.Context, all bool) outcome {
+func (s *scene) rollingRestart(t *testing.T, ctx context.Context, everyWay bool) outcome {
 	t.Helper()
 	began := time.Now()
 	step := func(name string) {
@@ -269,10 +281,27 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, all bool) outc
 		t.Logf("%5.1f s: %s", time.Since(began).Seconds(), name)
 	}
 	s.seed(t, ctx)
-	f := s.startFleet(t, ctx, follows(informerCount))
+	all := follows(informerCount)
+	if long() {
+		for i := range nodes() {
+			all = append(all, follow{resource: "pods", fields: "spec.nodeName=" + node(i)})
+		}
+	}
+	f := s.startFleet(t, ctx, all)
 	audited := s.audit(t)
 	w := s.startWriters(t, ctx)
-	step("all informers have synced")
+	var unexpected atomic.Int64
+	compacted := make(chan error, 1)
+	if long() {
+		for range longReaders {
+			w.readOften(s, ctx, &unexpected)
+		}
+		client := s.etcd.Client()
+		go func() { compacted <- awaitCompactions(ctx, client, longCompactions) }()
+	} else {
+		compacted <- nil
+	}
+	step(fmt.Sprintf("all %d informers have synced", len(all)))
 	seen := func(name string) {
 		t.Helper()
 		o := f.outcome()
@@ -280,7 +309,7 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, all bool) outc
 			name, f.relisted(), o.lists, o.gone, w.writes.Load(), w.failed.Load()))
 	}
 	pause(ctx, afterEachRestart)
-	if all {
+	if everyWay {
 		for i := range s.servers {
 			s.restartOne(t, i)
 			pause(ctx, afterEachRestart)
@@ -291,13 +320,17 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, all bool) outc
 	restarted := time.Now()
 	pause(ctx, afterEachRestart)
 	seen("all servers were restarted by SIGTERM")
-	if all {
+	if everyWay {
 		pause(ctx, time.Until(restarted.Add(betweenTermAndKill)))
 	}
 	s.restartAll(t, ctx, true)
 	pause(ctx, afterEachRestart)
 	seen("all servers were killed and started again")
+	check(t, <-compacted)
 	w.end()
+	if n := unexpected.Load(); n > 0 {
+		t.Errorf("%d reads of objects that exist failed", n)
+	}
 	s.equal(t, ctx, f)
 	seen("all informers hold what etcd does")
 	s.validate(t, ctx, f)

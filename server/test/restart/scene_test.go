@@ -53,6 +53,9 @@ rules:
 - {level: None}
 `))
 	tokens := e.WriteFile("tokens.csv", []byte("admin-token,admin,admin,system:masters\n"+informerToken+",informer,informer,system:masters\n"))
+	if long() {
+		flags = append(flags, "--etcd-compaction-interval="+compactionInterval.String())
+	}
 	for range 3 {
 		audit := filepath.Join(e.Dir("audit"), "audit.log")
 		s.audits = append(s.audits, audit)

@@ -20,14 +20,22 @@ import (
 
 const (
 	namespaces = 8
-	shards     = 40 // values of the label that informers select by
-	nodes      = 30
+	shards     = 40                    // values of the label that informers select by
 	writePause = 25 * time.Millisecond // of each writer, between two writes
 )
 
 func namespace(i int) string { return fmt.Sprintf("space-%d", i%namespaces) }
-func shard(i int) string     { return fmt.Sprintf("shard-%d", i%shards) }
-func node(i int) string      { return fmt.Sprintf("node-%d", i) }
+
+// nodes is how many nodes have pods. In the long form each has a watcher.
+func nodes() int {
+	if long() {
+		return 5000
+	}
+	return 30
+}
+
+func shard(i int) string { return fmt.Sprintf("shard-%d", i%shards) }
+func node(i int) string  { return fmt.Sprintf("node-%d", i) }
 
 func configMap(name string, i int) object {
 	return object{"metadata": object{"name": name, "labels": object{"shard": shard(i)}}, "data": object{"i": fmt.Sprint(i)}}
@@ -58,7 +66,7 @@ func (s *scene) seed(t *testing.T, ctx context.Context) {
 		in := "/api/v1/namespaces/" + namespace(i)
 		create(in+"/configmaps", configMap(fmt.Sprintf("seed-%d", i), i))
 		create("/apis/"+gizmoGroup+"/v1/namespaces/"+namespace(i)+"/gizmos", gizmo(fmt.Sprintf("seed-%d", i), i))
-		if i < nodes {
+		if i < 30 {
 			create(in+"/pods", pod(fmt.Sprintf("seed-%d", i), node(i)))
 			create(in+"/secrets", object{"metadata": object{"name": fmt.Sprintf("seed-%d", i), "labels": object{"shard": shard(i)}}})
 			create(in+"/limitranges", object{"metadata": object{"name": fmt.Sprintf("seed-%d", i)}, "spec": object{"limits": []any{}}})
@@ -88,9 +96,26 @@ func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 		w.write(s, ctx, maps, func(name string, i int) object { return configMap(name, i) })
 	}
 	w.write(s, ctx, gizmos, func(name string, i int) object { return gizmo(name, i) })
-	w.write(s, ctx, pods, func(name string, i int) object { return pod(name, node(rand.IntN(nodes))) })
+	w.write(s, ctx, pods, func(name string, i int) object { return pod(name, node(rand.IntN(nodes()))) })
 	w.group.Go(func() { w.writeToEtcd(ctx, s.etcd.Client()) })
 	return w
+}
+
+// readOften gets objects through the balancer until the writers are stopped, and counts answers that it must not get.
+func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.Int64) {
+	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
+	w.group.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			n := i % 80
+			r, err := api.Do(ctx, http.MethodGet, fmt.Sprintf("/api/v1/namespaces/%s/configmaps/seed-%d", namespace(n), n), "", nil)
+			switch {
+			case err != nil, r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError: // a restart
+			case r.Code != http.StatusOK:
+				unexpected.Add(1)
+			}
+			pause(ctx, writePause)
+		}
+	})
 }
 
 // end stops the writers. It may be called again.
@@ -104,7 +129,7 @@ func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, 
 	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
 	id := uuid.NewUUID()[:6]
 	w.group.Go(func() {
-		const live = 40
+		const live = 40 // objects
 		for i := 0; ctx.Err() == nil; i++ {
 			name := fmt.Sprintf("busy-%s-%d", id, i)
 			w.do(ctx, api, http.MethodPost, path(i), body(name, i))
@@ -135,6 +160,38 @@ func (w *writers) do(ctx context.Context, api *harness.API, method, path string,
 		w.writes.Add(1)
 	}
 	pause(ctx, writePause)
+}
+
+// storeMany changes configmaps and gizmos as they are stored, several in one transaction; it does so for the i-th time.
+func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int) {
+	const live, atOnce = 60, 4
+	var ops []clientv3.Op
+	for k := range atOnce {
+		n := (i*atOnce + k) % live
+		name := fmt.Sprintf("stored-%d", n)
+		for resource, kind := range map[string]string{"configmaps": "ConfigMap", "gizmos": "Gizmo"} {
+			key := under(resource) + namespace(n%2) + "/" + name
+			if (i/live)%3 == 2 {
+				ops = append(ops, clientv3.OpDelete(key))
+				continue
+			}
+			version := "v1"
+			if resource == "gizmos" {
+				version = gizmoGroup + "/v1"
+			}
+			value, err := json.Marshal(object{"apiVersion": version, "kind": kind, "metadata": object{
+				"name": name, "namespace": namespace(n % 2), "uid": string(uuid.NewUUID()), "generation": 1,
+				"creationTimestamp": metav1.Now(), "labels": object{"shard": shard(rand.IntN(5))}}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ops = append(ops, clientv3.OpPut(key, string(value)))
+		}
+	}
+	if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil && ctx.Err() == nil {
+		t.Error(err)
+	}
 }
 
 // writeToEtcd changes gizmos as they are stored.

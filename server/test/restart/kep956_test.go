@@ -1,0 +1,119 @@
+package restart
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// KEP-956's scenario: a selector matches 1 change in 1,000, and the watch is restarted 100 times, as 20 watches of 5
+// restarts each. Counted is what the server has to process for that: the changes since the revision at which a watch
+// resumes. The same changes are made to two resources; the watches of one ask for bookmarks.
+func TestKEP956(t *testing.T) {
+	t.Parallel()
+	const (
+		watches, restarts = 20, 5
+		perRound          = 1000 // changes, one of them selected
+		perTxn            = 100
+		atLeast           = 40 // times fewer
+	)
+	ctx := newContext(t, 3*time.Minute)
+	e := harness.New(t)
+	etcd := e.Etcd()
+	api := e.APIServer(etcd, serverFlags...).API()
+	client := etcd.Client()
+	resources := map[string]string{"configmaps": "allowWatchBookmarks=true&", "secrets": ""}
+
+	watchers := map[string][]*watcher{}
+	for resource, bookmarks := range resources {
+		path := "/api/v1/namespaces/default/" + resource
+		list, err := api.List(ctx, path, "")
+		check(t, err)
+		for range watches {
+			// A bookmark comes 2 s before the end.
+			w := &watcher{path: path, query: bookmarks + "labelSelector=selected%3Dyes&timeoutSeconds=3"}
+			check(t, w.begin(ctx, api, revisionOf(t, list.Metadata.ResourceVersion)))
+			watchers[resource] = append(watchers[resource], w)
+			t.Cleanup(w.end)
+		}
+	}
+	processed := func(resource string) float64 {
+		n, err := api.Metric(ctx, fmt.Sprintf("apiserver_init_events_total{group=\"\",resource=%q", resource))
+		if err != nil {
+			return 0 // the series is not there before it counts something
+		}
+		return n
+	}
+	before := map[string]float64{}
+	for resource := range resources {
+		before[resource] = processed(resource)
+	}
+
+	for round := range restarts {
+		selected, last := int64(0), int64(0)
+		for i := 0; i < perRound; i += perTxn {
+			for resource := range resources {
+				r := writeStored(t, ctx, client, resource, round*perRound+i, perTxn, func(n int) bool { return n%perRound == perRound/3 })
+				if i/perTxn == perRound/3/perTxn && selected == 0 {
+					selected = r
+				}
+				last = max(last, r)
+			}
+		}
+		for _, all := range watchers {
+			for _, w := range all {
+				check(t, w.until(ctx, selected))
+			}
+		}
+		for _, w := range watchers["configmaps"] {
+			// The end, and before it the bookmark. On a slow machine that comes before the last change: then once more.
+			for check(t, w.drain(ctx)); w.position < last; check(t, w.drain(ctx)) {
+				check(t, w.begin(ctx, api, w.position))
+			}
+		}
+		for _, all := range watchers {
+			for _, w := range all {
+				check(t, w.begin(ctx, api, w.position))
+			}
+		}
+	}
+	with, without := processed("configmaps")-before["configmaps"], processed("secrets")-before["secrets"]
+	t.Logf("%d restarts of a watch that selects 1 change in %d: %.0f events processed with bookmarks, %.0f without", watches*restarts, perRound, with, without)
+	if without < watches*restarts*perRound/4 {
+		t.Errorf("%.0f events are processed without bookmarks: the test sees nothing", without)
+	}
+	if with*atLeast > without {
+		t.Errorf("%.0f events are processed with bookmarks and %.0f without, want at least %d times fewer", with, without, atLeast)
+	}
+}
+
+// writeStored writes n objects, numbered from first on, to etcd as they are stored, in one transaction, and returns its
+// revision. Those that selected names have a label that says so.
+func writeStored(t *testing.T, ctx context.Context, client *clientv3.Client, resource string, first, n int, selected func(i int) bool) int64 {
+	t.Helper()
+	const live = 500 // names
+	kind := map[string]string{"configmaps": "ConfigMap", "secrets": "Secret"}[resource]
+	var puts []clientv3.Op
+	for i := first; i < first+n; i++ {
+		name := fmt.Sprintf("object-%d", i%live)
+		labels := object{}
+		if selected(i) {
+			name, labels["selected"] = "selected", "yes"
+		}
+		value, err := json.Marshal(object{"apiVersion": "v1", "kind": kind, "metadata": object{
+			"name": name, "namespace": "default", "uid": string(uuid.NewUUID()), "creationTimestamp": metav1.Now(), "labels": labels}})
+		check(t, err)
+		puts = append(puts, clientv3.OpPut("/registry/"+resource+"/default/"+name, string(value)))
+	}
+	r, err := client.Txn(ctx).Then(puts...).Commit()
+	check(t, err)
+	return r.Header.Revision
+}
