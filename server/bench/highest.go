@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,9 +43,9 @@ const (
 	// txnsAtOnce is how many transactions are under way at most: enough that etcd has always one to do.
 	txnsAtOnce = 8
 
-	// lowestRate is the first that is tried, and rateFactor what the next is multiplied by. Between the last that was sustained and the next one,
-	// the geometric mean is tried too.
-	lowestRate, rateFactor = 4_000, 1.5
+	// firstRate is the first that is tried, and rateFactor what the next is multiplied by. Between the last that was sustained and the next one,
+	// the geometric mean is tried too. If the first is not sustained, lower ones are tried, down to about leastRate.
+	firstRate, leastRate, rateFactor = 4_000, 300, 1.5
 
 	// saturated is the share of a rate that etcd must reach; below that it is etcd that ends the search.
 	saturated = 0.9
@@ -68,60 +69,73 @@ func measureHighest(ctx context.Context, s *Sample) error {
 	var best rung
 	tooHigh := 0.0 // the lowest rate that was not sustained
 	ended := ""    // why the search ended
-	try := func(rate float64) (rung, error) {
-		if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
-			return rung{}, err
+	why := ""      // it was not
+	// An engine that is taken by surprise, as a process that has just begun to follow a rate is, has another chance.
+	try := func(rate float64) (r rung, err error) {
+		for range 2 {
+			if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+				return rung{}, err
+			}
+			if _, r, err = changes.climb(ctx, s, rate); err != nil {
+				return rung{}, err
+			}
+			if r.sustained {
+				best = r
+				return r, nil
+			}
 		}
-		_, r, err := changes.climb(ctx, s, rate)
+		tooHigh, why = rate, r.why
+		return r, nil
+	}
+	rate := float64(firstRate)
+	for ended == "" {
+		r, err := try(rate)
 		switch {
 		case err != nil:
+			return err
+		case r.sustained && r.saturated:
+			ended = "etcd takes no more"
+		case r.sustained && tooHigh > 0: // the search began too high
+			ended = why
 		case r.sustained:
-			best = r
+			rate *= rateFactor
+		case best.rate > 0:
+			ended = why
+			if _, err := try(best.rate * math.Sqrt(rateFactor)); err != nil {
+				return err
+			}
+		case rate < leastRate:
+			s.Broken("at %.0f events/s %s", r.rate, r.why)
+			ended = why
 		default:
-			tooHigh = rate
+			rate /= rateFactor
 		}
-		return r, err
 	}
-	for rate := float64(lowestRate); ended == ""; rate *= rateFactor {
-		r, err := try(rate)
+	var last rung
+	var serverCores, etcdCores float64
+	if best.sustained {
+		var w *watches
+		err = s.Measure(ctx, func(ctx context.Context) error {
+			w, last, err = changes.climb(ctx, s, best.rate)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		switch {
-		case !r.sustained && best.rate > 0:
-			ended = r.why
-			if between, err := try(best.rate * 1.22); err != nil { // about the square root of rateFactor
-				return err
-			} else if !between.sustained {
-				ended = between.why
-			}
-		case !r.sustained:
-			s.Broken("at %.0f events/s %s", r.rate, r.why)
-			return nil
-		case r.saturated:
-			ended = "etcd takes no more"
+		for _, latency := range w.streams[0].latencies {
+			s.Observe(latency)
 		}
-	}
-	var w *watches
-	var last rung
-	err = s.Measure(ctx, func(ctx context.Context) error {
-		w, last, err = changes.climb(ctx, s, best.rate)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	for _, latency := range w.streams[0].latencies {
-		s.Observe(latency)
+		serverCores = s.observed.ServerCPU.Seconds() / s.observed.Elapsed.Seconds()
+		etcdCores = s.observed.EtcdCPU.Seconds() / s.observed.Elapsed.Seconds()
 	}
 	s.Report(highestRate, PerSecond, best.rate)
 	s.Report("  lowest that was too high (0: etcd took no more)", PerSecond, tooHigh)
 	s.Report("  share of what etcd took at most", Percent, 100*best.rate/changes.fastest)
-	s.Report("server cores", Count, s.observed.ServerCPU.Seconds()/s.observed.Elapsed.Seconds())
-	s.Report("etcd cores", Count, s.observed.EtcdCPU.Seconds()/s.observed.Elapsed.Seconds())
+	s.Report("server cores", Count, serverCores)
+	s.Report("etcd cores", Count, etcdCores)
 	s.Report("behind at the end", Seconds, last.lag.Seconds())
 	if !last.sustained {
-		ended = last.why // it was not, the second time
+		ended += "; when it was measured, " + last.why
 	}
 	s.Detail("%d keys a transaction, %v for each rate; then %s", txnKeys, s.Sizes.LoneStep, ended)
 	return nil

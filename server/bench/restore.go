@@ -127,9 +127,11 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 		return err
 	}
 	watching := time.Since(last.Startup.Began)
-	restored, err := l.awaitRestored(ctx, s, engines)
-	if err != nil {
-		return err
+	var restored time.Duration
+	if restores(last) {
+		if restored, err = awaitRestored(ctx, s, engines); err != nil {
+			return err
+		}
 	}
 	stopWriting()
 	if err := beside.Wait(); err != nil {
@@ -149,7 +151,7 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 	s.Report("revisions behind that a watch can begin", Count, float64(depth))
 	s.Report("its first event after", Seconds, waited.Seconds())
 	s.Report("until this was known", Seconds, watching.Seconds())
-	if restored > 0 {
+	if restores(last) {
 		s.Report(untilRestored, Seconds, restored.Seconds())
 		s.Report(restoredLater, Seconds, max(0, restored-last.Startup.Ready).Seconds())
 	}
@@ -183,12 +185,14 @@ func (l restoreLoad) write(ctx context.Context, s *Sample) (longest time.Duratio
 	}
 }
 
-// awaitRestored returns when the last of the engines had restored the history, from its start: 0 if they restore none.
-func (l restoreLoad) awaitRestored(ctx context.Context, s *Sample, engines []*target.Engine) (longest time.Duration, err error) {
+// restores says whether an engine logs that it has restored history.
+func restores(e *target.Engine) bool {
+	return e.Engine == strataEngine && !strings.Contains(strings.Join(e.Args, " "), "WatchHistoryRestore=false")
+}
+
+// awaitRestored returns when the last of the engines had restored the history, from its start.
+func awaitRestored(ctx context.Context, s *Sample, engines []*target.Engine) (longest time.Duration, err error) {
 	for _, e := range engines {
-		if e.Engine != strataEngine || strings.Contains(strings.Join(e.Args, " "), "WatchHistoryRestore=false") {
-			continue
-		}
 		for deadline := time.Now().Add(restoreLimit); ; {
 			at, ok, err := e.LogTime(restoredText)
 			if err != nil {

@@ -1,0 +1,87 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Thousands of watches in which nothing happens cost little memory each, and nothing when they are gone.
+func TestIdleWatchersHoldLittle(t *testing.T) {
+	const (
+		perConnection = 200
+		bytesEach     = 45e3
+	)
+	watchers := pick(600, 10_000)
+	ctx := newContext(t)
+	s := newScene(t, ctx, 1_000, perConnection)
+	first, err := s.idle(t, ctx, 10, perConnection) // what is made once is no watcher's
+	check(t, err)
+	first()
+	before, err := s.held(ctx)
+	check(t, err)
+	t.Log("before:", before)
+
+	gone, err := s.idle(t, ctx, watchers, perConnection)
+	check(t, err)
+	meanwhile, err := s.held(ctx)
+	check(t, err)
+	t.Logf("with %d watchers: %v", watchers, meanwhile)
+	if harness.Engine() == harness.Strata {
+		if each := float64(meanwhile.heap+meanwhile.stacks-before.heap-before.stacks) / float64(watchers); each > bytesEach {
+			t.Errorf("the server holds %.1f KB for each idle watcher, want at most %.1f", each/1e3, bytesEach/1e3)
+		}
+	}
+	gone()
+	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, 20)
+}
+
+// idle opens watches with bookmarks, of one object each by turns and of the namespace, and returns when the server has accepted all of them.
+func (s *scene) idle(t *testing.T, ctx context.Context, watchers, perConnection int) (gone func(), err error) {
+	t.Helper()
+	list, err := s.api.List(ctx, namespace, "limit=1")
+	check(t, err)
+	ctx, cancel := context.WithCancel(ctx)
+	clients := make([]*client, (watchers+perConnection-1)/perConnection)
+	for i := range clients {
+		clients[i] = s.client(t, false)
+	}
+	bodies := make([]io.Closer, watchers)
+	gone = func() {
+		cancel()
+		for _, body := range bodies {
+			if body != nil {
+				body.Close()
+			}
+		}
+		for _, c := range clients {
+			c.http.CloseIdleConnections()
+		}
+	}
+	var opening errgroup.Group
+	opening.SetLimit(50)
+	for i := range watchers {
+		opening.Go(func() error {
+			query := "allowWatchBookmarks=true&resourceVersion=" + list.Metadata.ResourceVersion
+			if i%2 == 0 {
+				query += fmt.Sprintf("&fieldSelector=metadata.name%%3Dmap-%06d", i%1000)
+			}
+			response, err := clients[i/perConnection].watch(ctx, namespace, query)
+			if err != nil {
+				return err
+			}
+			bodies[i] = response.Body
+			return nil
+		})
+	}
+	if err := opening.Wait(); err != nil {
+		gone()
+		return nil, fmt.Errorf("idle watchers: %w", err)
+	}
+	return gone, nil
+}

@@ -1,0 +1,235 @@
+// Package load looks at what a server holds for clients that ask for much and do little: memory and goroutines, while they are there and
+// after they are gone. Timings decide nothing.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_LONG=1  as many objects and clients as the project promises to bear, and its bounds: minutes, and gigabytes of memory
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	namespace = "/api/v1/namespaces/default/configmaps"
+	everybody = "/api/v1/configmaps"
+
+	firstName = "map-000000" // all names are as long
+)
+
+func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
+
+// pick returns short, or full if STRATA_TEST_LONG=1.
+func pick[T any](short, full T) T {
+	if long() {
+		return full
+	}
+	return short
+}
+
+// scene is a server with an etcd of its own that holds ConfigMaps.
+type scene struct {
+	server *harness.Server
+	api    *harness.API
+	etcd   *clientv3.Client
+}
+
+// newScene starts one with so many ConfigMaps of about 1 KB. Streams is how many requests a connection of HTTP/2 may have.
+func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
+	e := harness.New(t)
+	etcd := e.Etcd()
+	s := &scene{etcd: etcd.Client()}
+	s.server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", streams))
+	s.api = s.server.API()
+	_, err := s.api.Create(ctx, namespace, map[string]any{
+		"metadata": map[string]any{"name": firstName}, "data": map[string]any{"value": strings.Repeat("0123456789abcdef", 60)},
+	})
+	check(t, err)
+	s.fill(t, ctx, objects)
+	return s
+}
+
+// fill copies the first ConfigMap in etcd, many in one transaction: through the API it would take minutes.
+func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
+	t.Helper()
+	const prefix, atOnce = "/registry/configmaps/default/", 100
+	stored, err := s.etcd.Get(ctx, prefix+firstName)
+	check(t, err)
+	if len(stored.Kvs) != 1 {
+		t.Fatalf("etcd holds %d values of %s", len(stored.Kvs), firstName)
+	}
+	var ops []clientv3.Op
+	for i := 1; i < objects; i++ {
+		name := fmt.Sprintf("map-%06d", i)
+		ops = append(ops, clientv3.OpPut(prefix+name, string(bytes.ReplaceAll(stored.Kvs[0].Value, []byte(firstName), []byte(name)))))
+		if len(ops) == atOnce || i == objects-1 {
+			_, err := s.etcd.Txn(ctx).Then(ops...).Commit()
+			check(t, err)
+			ops = ops[:0]
+		}
+	}
+	// The server has seen all of them when it lists as many.
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		list, err := s.api.List(ctx, namespace, "limit=1")
+		if err != nil {
+			return false, err
+		}
+		there := len(list.Items)
+		if left := list.Metadata.RemainingItemCount; left != nil {
+			there += int(*left)
+		}
+		return there >= objects, fmt.Errorf("the server has %d of %d objects", there, objects)
+	}))
+}
+
+// held is what the server's runtime says that it holds after a garbage collection, and what the kernel says.
+type held struct {
+	heap, stacks, resident int64 // bytes
+	goroutines             int
+}
+
+func (h held) String() string {
+	return fmt.Sprintf("heap %.1f MB, stacks %.1f MB, resident %.1f MB, %d goroutines",
+		float64(h.heap)/1e6, float64(h.stacks)/1e6, float64(h.resident)/1e6, h.goroutines)
+}
+
+func (s *scene) held(ctx context.Context) (h held, err error) {
+	var profile *harness.Response
+	for range 2 { // the second collection frees what pools kept in the first
+		if profile, err = s.get(ctx, "/debug/pprof/heap", "gc=1&debug=1"); err != nil {
+			return h, err
+		}
+	}
+	lines := bufio.NewScanner(bytes.NewReader(profile.Body))
+	lines.Buffer(nil, len(profile.Body)+1)
+	for lines.Scan() {
+		for prefix, value := range map[string]*int64{"# HeapInuse = ": &h.heap, "# Stack = ": &h.stacks} {
+			if text, ok := strings.CutPrefix(lines.Text(), prefix); ok {
+				text, _, _ = strings.Cut(text, " ")
+				if *value, err = strconv.ParseInt(text, 10, 64); err != nil {
+					return h, fmt.Errorf("heap profile: %w", err)
+				}
+			}
+		}
+	}
+	goroutines, err := s.get(ctx, "/debug/pprof/goroutine", "debug=1")
+	if err != nil {
+		return h, err
+	}
+	if _, err := fmt.Sscanf(string(goroutines.Body), "goroutine profile: total %d", &h.goroutines); err != nil {
+		return h, fmt.Errorf("goroutine profile: %w", err)
+	}
+	if h.heap == 0 || h.stacks == 0 {
+		return h, errors.New("the heap profile does not say what is in use")
+	}
+	h.resident, err = s.server.Resident()
+	return h, err
+}
+
+func (s *scene) get(ctx context.Context, path, query string) (*harness.Response, error) {
+	r, err := s.api.DoAs(ctx, http.MethodGet, path, query, "", "text/plain", nil)
+	if err == nil && r.Code != http.StatusOK {
+		err = fmt.Errorf("%s: %w", path, r.Err())
+	}
+	return r, err
+}
+
+// returned waits until the server holds about as much as before, and says what it still holds if it does not.
+func (s *scene) returned(t *testing.T, ctx context.Context, before held, spareBytes int64, spareGoroutines int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("not returned within 30s"))
+	defer cancel()
+	var last held
+	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
+		if last, err = s.held(ctx); err != nil {
+			return false, err
+		}
+		more := last.heap + last.stacks - before.heap - before.stacks
+		return more <= spareBytes && last.goroutines <= before.goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
+	})
+	t.Log("afterwards:", last)
+	if err != nil {
+		t.Error("when the clients are gone:", err)
+	}
+}
+
+// client is a connection of its own: with HTTP/1.1, one for each request. What is not read stays with the server, but for some kilobytes.
+type client struct {
+	http *http.Client
+	s    *scene
+}
+
+func (s *scene) client(t *testing.T, http1 bool) *client {
+	t.Helper()
+	config, err := rest.TLSConfigFor(s.server.Config)
+	check(t, err)
+	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		controlErr := raw.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
+		})
+		return errors.Join(controlErr, err)
+	}}
+	const window = 64 << 10 // the least that Go's client can have
+	transport := &http.Transport{
+		DialContext:        dialer.DialContext,
+		TLSClientConfig:    config,
+		ForceAttemptHTTP2:  !http1,
+		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window},
+		DisableCompression: true,
+	}
+	if http1 {
+		transport.Protocols = new(http.Protocols)
+		transport.Protocols.SetHTTP1(true)
+	}
+	return &client{&http.Client{Transport: transport}, s}
+}
+
+// watch begins a watch and returns its body unread.
+func (c *client) watch(ctx context.Context, path, query string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.s.server.URL+path+"?watch=1&"+query, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.s.server.Config.BearerToken)
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		response.Body.Close()
+		return nil, fmt.Errorf("watch %s?%s: %s", path, query, response.Status)
+	}
+	return response, nil
+}
+
+func newContext(t *testing.T) context.Context {
+	timeout := pick(2*time.Minute, 15*time.Minute)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,115 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Clients ask for all objects as initial events, and read nothing. The server holds no more for each of them than what it is about to write,
+// however many objects there are; a watcher beside them gets every event; and when they are gone nothing is left.
+func TestStalledClientsHoldLittle(t *testing.T) {
+	var (
+		objects = pick(20_000, 300_000)
+		clients = pick(60, 1_000)
+		bound   = int64(pick(60*400e3, 200e6)) // a server that held what is not read would hold 20 MB for each
+	)
+	ctx := newContext(t)
+	s := newScene(t, ctx, objects, 250)
+	first, err := s.stall(t, ctx, 4) // what is made once is no client's
+	check(t, err)
+	first()
+	before, err := s.held(ctx)
+	check(t, err)
+	t.Log("before:", before)
+
+	gone, err := s.stall(t, ctx, clients)
+	check(t, err)
+	meanwhile, err := s.held(ctx)
+	check(t, err)
+	t.Logf("with %d clients: %v", clients, meanwhile)
+	if harness.Engine() == harness.Strata {
+		if more := meanwhile.heap + meanwhile.stacks - before.heap - before.stacks; more > bound {
+			t.Errorf("the server holds %.1f MB for %d clients that do not read, want at most %.1f", float64(more)/1e6, clients, float64(bound)/1e6)
+		}
+		if more := meanwhile.resident - before.resident; long() && more > bound {
+			t.Errorf("the server's memory has grown by %.1f MB, want at most %.1f", float64(more)/1e6, float64(bound)/1e6)
+		}
+	}
+	s.healthy(t, ctx)
+	gone()
+	s.returned(t, ctx, before, 16<<20, 20)
+}
+
+// stall lets so many clients begin, half of them over HTTP/1.1, and returns when each has got its first byte. None reads more, until gone ends them.
+func (s *scene) stall(t *testing.T, ctx context.Context, clients int) (gone func(), err error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	all := make([]*client, clients)
+	bodies := make([]io.Closer, clients)
+	gone = func() {
+		cancel()
+		for i, c := range all {
+			if bodies[i] != nil {
+				bodies[i].Close()
+			}
+			c.http.CloseIdleConnections()
+		}
+	}
+	for i := range all {
+		all[i] = s.client(t, i%2 == 0)
+	}
+	var asking errgroup.Group
+	asking.SetLimit(50)
+	for i, c := range all {
+		asking.Go(func() error {
+			response, err := c.watch(ctx, everybody, "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")
+			if err != nil {
+				return err
+			}
+			bodies[i] = response.Body
+			_, err = io.ReadFull(response.Body, make([]byte, 1))
+			return err
+		})
+	}
+	if err := asking.Wait(); err != nil {
+		gone()
+		return nil, fmt.Errorf("clients that do not read: %w", err)
+	}
+	return gone, nil
+}
+
+// healthy verifies that a watcher gets every change.
+func (s *scene) healthy(t *testing.T, ctx context.Context) {
+	t.Helper()
+	const changes = 50
+	list, err := s.api.List(ctx, namespace, "limit=1")
+	check(t, err)
+	w, r, err := s.api.Watch(ctx, namespace, "fieldSelector=metadata.name%3D"+firstName+"&resourceVersion="+list.Metadata.ResourceVersion)
+	check(t, err)
+	if w == nil {
+		t.Fatal("a watcher beside clients that do not read:", r.Err())
+	}
+	defer w.Close()
+	for i := range changes {
+		patch := fmt.Sprintf(`{"data":{"changed":"%d"}}`, i)
+		r, err := s.api.DoAs(ctx, http.MethodPatch, namespace+"/"+firstName, "", "application/merge-patch+json", "", patch)
+		check(t, err)
+		if r.Code != http.StatusOK {
+			t.Fatal("a write beside clients that do not read:", r.Err())
+		}
+		event, err := w.Next(ctx)
+		check(t, err)
+		written, err := r.Object()
+		check(t, err)
+		if event.Object.Metadata.ResourceVersion != written.GetResourceVersion() {
+			t.Fatalf("the watcher got %s at %s, what was written is at %s", event.Type, event.Object.Metadata.ResourceVersion, written.GetResourceVersion())
+		}
+	}
+}
