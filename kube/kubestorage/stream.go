@@ -363,8 +363,14 @@ func (st *Stream) depart() (Batch, error) {
 		st.marked = true
 		return st.bookmark(), nil
 	}
-	st.cut(endedByShutdown)
-	return Batch{}, ErrStreamEnded
+	return Batch{}, st.left()
+}
+
+// left takes note that the stream ends because the server does. Its context does not: that
+// is for Drain to end, if the owner takes too long to deliver the rest.
+func (st *Stream) left() error {
+	st.reason.CompareAndSwap(int32(notEnded), int32(endedByShutdown))
+	return ErrStreamEnded
 }
 
 // bookmark returns one at the position of the stream.
@@ -395,8 +401,7 @@ func (st *Stream) Next() (Batch, error) {
 	leaving := st.leaving()
 	if st.listing {
 		if leaving { // a bookmark would say that the list is complete
-			st.cut(endedByShutdown)
-			return Batch{}, ErrStreamEnded
+			return Batch{}, st.left()
 		}
 		if b := st.nextInitial(); st.failed != nil || !b.Empty() {
 			return b, st.failed
@@ -546,8 +551,7 @@ func (st *Stream) Wait(stop <-chan struct{}) error {
 	case <-st.ctx.Done():
 		return ErrStreamEnded
 	case <-stop:
-		st.reason.CompareAndSwap(int32(notEnded), int32(endedByShutdown))
-		return ErrStreamEnded
+		return st.left()
 	}
 	return nil
 }
@@ -651,8 +655,7 @@ func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
 			return ErrStreamEnded
 		}
 		if st.leaving() { // nothing after this event may be sent, a bookmark neither
-			st.cut(endedByShutdown)
-			return ErrStreamEnded
+			return st.left()
 		}
 		err = try()
 	}

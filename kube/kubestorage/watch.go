@@ -79,8 +79,13 @@ func (w *watcher) Stop() { w.stream.cancel() }
 
 // run feeds the channel until the watch ends.
 func (w *watcher) run() {
-	defer close(w.result)
 	defer w.stream.Close()
+	defer func() {
+		close(w.result)
+		if w.stream.leaving() {
+			<-w.stream.ctx.Done() // what is in the channel may not be delivered yet; see Drain
+		}
+	}()
 	for {
 		batch, err := w.stream.Next()
 		switch {

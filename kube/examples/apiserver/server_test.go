@@ -68,8 +68,118 @@ func TestReadsAreAnsweredFromMemory(t *testing.T) {
 	}
 }
 
+// TestShutdownEndsWatchesInOrder: each gets the events that are due, then a bookmark if it wants
+// those, then its end, which is no error; and the server is gone soon. So it is of the byte path
+// and of upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients that
+// do not read.
+func TestShutdownEndsWatchesInOrder(t *testing.T) {
+	url, stop := startUntil(t, startEtcd(t))
+	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
+	create := func(name string, filler int) {
+		t.Helper()
+		body := fmt.Sprintf(`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":%q,"annotations":{"filler":%q}}}`, name, strings.Repeat("x", filler))
+		if resp, got := send(t, http.MethodPost, pods, body); resp.StatusCode != http.StatusCreated {
+			t.Fatalf("create %s: %s: %s", name, resp.Status, got)
+		}
+	}
+	create("first", 0)
+	var first examplev1.Pod
+	read(t, pods+"/first", &first)
+
+	clients := map[string]*http.Client{}
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		transport := client.Transport.(*http.Transport).Clone()
+		transport.ForceAttemptHTTP2 = proto == "HTTP/2.0"
+		clients[proto] = &http.Client{Transport: transport}
+		t.Cleanup(transport.CloseIdleConnections)
+	}
+	watch := func(proto, accept, query string) *http.Response {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodGet, pods+"?watch=1"+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", accept)
+		resp, err := clients[proto].Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != http.StatusOK || resp.Proto != proto {
+			t.Fatalf("%s, %s", resp.Status, resp.Proto)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	type open struct {
+		name string
+		resp *http.Response
+		want []string
+	}
+	var watches []open
+	for proto := range clients {
+		for _, accept := range []string{"application/json", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1"} {
+			for query, want := range map[string][]string{
+				"":                          {"ADDED"},
+				"&allowWatchBookmarks=true": {"ADDED", "BOOKMARK"},
+				"&allowWatchBookmarks=true&fieldSelector=metadata.name=none": {"BOOKMARK"},
+			} {
+				query += "&resourceVersion=" + first.ResourceVersion
+				watches = append(watches, open{strings.Join([]string{proto, accept, query}, " "), watch(proto, accept, query), want})
+			}
+		}
+	}
+	if os.Getenv("STRATA_TEST_LONG") != "" {
+		for i := range 60 {
+			create(fmt.Sprintf("large-%d", i), 250<<10)
+		}
+		for proto := range clients {
+			watch(proto, "application/json", "&resourceVersion=0")
+			watch(proto, "application/json;as=Table;g=meta.k8s.io;v=v1", "&resourceVersion=0&includeObject=Object")
+		}
+		for i := range watches {
+			watches[i].want = nil // many
+		}
+	} else {
+		create("second", 0)
+	}
+	began := time.Now()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); stop() }()
+	for _, w := range watches {
+		rest, err := io.ReadAll(w.resp.Body)
+		if err != nil {
+			t.Errorf("%s ends with %v", w.name, err)
+		}
+		if w.want == nil {
+			continue
+		}
+		var got []string
+		for decoder := json.NewDecoder(bytes.NewReader(rest)); ; {
+			var event struct{ Type string }
+			if err := decoder.Decode(&event); err != nil {
+				break
+			}
+			got = append(got, event.Type)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(w.want) {
+			t.Errorf("%s: got %s, want %s: %s", w.name, got, w.want, rest)
+		}
+	}
+	<-stopped
+	if took := time.Since(began); took > patience/2 { // upstream: a minute
+		t.Errorf("the server is gone after %s", took)
+	}
+}
+
 // start runs the server on an etcd until the test ends, and returns its URL when it is ready.
 func start(t *testing.T, etcd string) string {
+	t.Helper()
+	url, _ := startUntil(t, etcd)
+	return url
+}
+
+// startUntil is start with a function that stops the server, and returns when it has.
+func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -83,21 +193,22 @@ func start(t *testing.T, etcd string) string {
 			t.Errorf("run: %v", err)
 		}
 	}()
-	t.Cleanup(func() {
+	stop = func() {
 		cancel()
 		select {
 		case <-done:
 		case <-time.After(patience):
 			t.Error("the server does not stop")
 		}
-	})
+	}
+	t.Cleanup(stop)
 	base := "https://" + listener.Addr().String()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		resp, err := client.Get(base + "/readyz")
 		if err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
-				return base
+				return base, stop
 			}
 		}
 		select {
