@@ -36,3 +36,14 @@ func (m *Mirror) Pending(r *Resource) int {
 	m.do(func() { n <- len(r.pending) })
 	return <-n
 }
+
+// Topics returns how many topics of keys and directories there are.
+func Topics(r *Resource) (n int) {
+	c := &r.changed
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ts := range c.keys {
+		n += len(ts.byName)
+	}
+	return n + int(c.subscribed.Load())
+}

@@ -445,7 +445,7 @@ func (m *Mirror) commit(through Revision, progress bool) {
 	}
 	for _, t := range m.touched {
 		t.lin.head.Load().prev.Store(nil)
-		t.r.changed.wake()
+		t.r.changed.publish(t.r, t.lin, t.events)
 		m.stats.events.Add(int64(len(t.events)))
 		m.remember(t.r, through, t.events)
 		t.retire()

@@ -62,7 +62,7 @@ type Resource struct {
 	prefix string
 
 	cur     atomic.Pointer[lineage] // nil while the resource is being loaded
-	changed notifier                // after each publication that touches the resource
+	changed changes                 // after each publication that touches the resource
 
 	// Guarded by Mirror.mu.
 	refs    int

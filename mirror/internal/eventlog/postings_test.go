@@ -1,0 +1,81 @@
+package eventlog
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestPostingsAreASliceThatForgets drives appends, trims and reads against a slice: a
+// reader gets every number from its place on, or learns that one was forgotten, which
+// happens only below what the log holds.
+func TestPostingsAreASliceThatForgets(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var p Postings
+		var model []uint64
+		seq, first := uint64(0), uint64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"append": func(t *rapid.T) {
+				for range rapid.IntRange(1, 20).Draw(t, "n") {
+					seq += uint64(rapid.IntRange(1, 3).Draw(t, "step"))
+					p.Append(seq, first)
+					model = append(model, seq)
+				}
+			},
+			"trim": func(t *rapid.T) {
+				first = max(first, uint64(rapid.IntRange(0, int(seq)+2).Draw(t, "first")))
+				p.Trim(first)
+				live, _ := slices.BinarySearch(model, first)
+				if cur := p.cur.Load(); cur != nil && len(cur.seqs) > max(firstPostings, 4*(len(model)-live)) {
+					t.Fatalf("room for %d numbers, %d needed", len(cur.seqs), len(model)-live)
+				}
+			},
+			"": func(t *rapid.T) {
+				from := uint64(rapid.IntRange(0, int(seq)+2).Draw(t, "from"))
+				i, _ := slices.BinarySearch(model, from)
+				got, whole := p.From(from)
+				switch {
+				case !whole && from >= first:
+					t.Fatalf("from %d on, a number was forgotten; the log holds %d and later", from, first)
+				case whole && !slices.Equal(got, model[i:]):
+					t.Fatalf("from %d: %d, want %d", from, got, model[i:])
+				}
+			},
+		})
+	})
+}
+
+// TestPostingsAmongReaders: what readers see is whole while the writer adds and forgets.
+func TestPostingsAmongReaders(t *testing.T) {
+	const total = 100_000
+	var p Postings
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for next := uint64(1); next < total; {
+				seqs, whole := p.From(next)
+				if !whole {
+					next++
+					continue
+				}
+				for _, seq := range seqs {
+					if seq != next {
+						t.Errorf("%d follows %d", seq, next-1)
+						return
+					}
+					next++
+				}
+			}
+		})
+	}
+	for seq := uint64(1); seq < total; seq++ {
+		first := max(seq, 500) - 500
+		p.Append(seq, first)
+		if seq%97 == 0 {
+			p.Trim(first)
+		}
+	}
+	wg.Wait()
+}

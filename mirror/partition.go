@@ -1,0 +1,191 @@
+package mirror
+
+import (
+	"context"
+	"strings"
+	"sync"
+)
+
+// Partition sorts the events of a resource by a value that its readers know and the
+// engine does not, such as a field of the object: cursors that follow a value
+// (Cursor.FollowValue) are woken by, and read, only the events that concern it. While there
+// are such cursors one goroutine follows the log on behalf of them all; the writer knows
+// nothing of it. All methods may be called concurrently.
+type Partition struct {
+	res   *Resource
+	ctx   context.Context
+	start func(run func()) bool
+	of    Values
+
+	mu  sync.Mutex // before topics.mu, and before what start takes
+	cur *sorted    // nil while no cursor follows a value
+}
+
+// Values returns the values of an object before and after an event, if there is one (Prev,
+// Entry). It reports false if it cannot tell: the event then concerns every value.
+type Values func(*Event) (before, now string, known bool)
+
+// NewPartition returns a partition of the resource. Its goroutine calls of once for each
+// event and waits for nothing else, so of may take its time: only cursors of this
+// partition wait for it. start runs a function on a goroutine, or reports that whoever owns it
+// has ended; the function ends when no cursor follows a value any more, with the
+// resource's lineage, and with ctx.
+func NewPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values) *Partition {
+	return &Partition{res: r, ctx: ctx, start: start, of: of}
+}
+
+// subscribe returns the topic of the value for a cursor at seq; nil if the partition has ended.
+func (p *Partition) subscribe(lin *lineage, seq uint64, value string) *topic {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
+		// Those who follow the one before, if there is one, keep it until they leave.
+		s := &sorted{lin: lin, res: p.res, of: p.of, from: seq, next: seq}
+		s.log, s.idle, s.keep = lin.log, make(chan struct{}), true
+		if lin.log.Dead() || !p.start(func() { s.run(p.ctx) }) {
+			return nil
+		}
+		p.cur = s
+	}
+	return p.cur.join(value, p.cur.oldestLocked)
+}
+
+// unsubscribe is the end of subscribe.
+func (p *Partition) unsubscribe(t *topic) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t.of.leave(t) > 0 {
+		return
+	}
+	close(t.of.idle)
+	if p.cur != nil && &p.cur.topics == t.of {
+		p.cur = nil
+	}
+}
+
+// sorted are the events of one lineage, from the place on at which the first cursor
+// joined. Values nobody follows have topics too, as long as the log holds an event of theirs:
+// cursors that join later, but from an older place, need not look at every event
+// again, each for itself. That happens when a server's clients come back after a restart.
+type sorted struct {
+	topics
+	lin *lineage
+	res *Resource
+	of  Values
+
+	from uint64 // where new topics begin; guarded by topics.mu
+
+	// The goroutine's own.
+	next     uint64
+	revision []sortedEvent
+}
+
+type sortedEvent struct {
+	ev          *Event
+	seq         uint64
+	before, now string
+	known       bool
+}
+
+// oldestLocked returns the number of the event from which on a new topic is complete.
+func (s *sorted) oldestLocked() uint64 { return max(s.from, s.trimmed) }
+
+func (s *sorted) run(ctx context.Context) {
+	defer func() {
+		s.ended.Store(true)
+		s.wakeAll()
+	}()
+	for {
+		changed := s.res.changed.next()
+		if !s.advance(ctx) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-s.idle:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// advance posts what is new, revision by revision, and reports false if it is of no use
+// any more: the lineage is dead, the log has dropped what is next, nobody is left, or ctx has
+// ended.
+func (s *sorted) advance(ctx context.Context) bool {
+	now := s.res.m.clock.rev.Load() // before the log's end, which then holds all up to the clock
+	for end := s.log.End(); s.next < end; {
+		ev := s.log.At(s.next)
+		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.left() {
+			return false
+		}
+		if ev.Rev > now {
+			break
+		}
+		clear(s.revision)
+		s.revision = s.revision[:0]
+		for rev := ev.Rev; ev != nil && ev.Rev == rev; ev = s.log.At(s.next) {
+			e := sortedEvent{ev: ev, seq: s.next}
+			e.before, e.now, e.known = s.of(ev)
+			s.revision = append(s.revision, e)
+			s.next++
+		}
+		s.post()
+	}
+	return !s.log.Dead()
+}
+
+// left reports whether all cursors have.
+func (s *sorted) left() bool {
+	select {
+	case <-s.idle:
+		return true
+	default:
+		return false
+	}
+}
+
+// post puts the events of a revision into the topics that they concern.
+func (s *sorted) post() {
+	first := s.log.First()
+	s.mu.Lock()
+	for _, e := range s.revision {
+		if !e.known {
+			s.postToAllLocked(e.seq, first)
+			continue
+		}
+		if e.ev.Prev != nil {
+			s.postLocked(s.topicLocked(e.before), e.seq, first)
+		}
+		if e.ev.Entry != nil && (e.ev.Prev == nil || e.now != e.before) {
+			s.postLocked(s.topicLocked(e.now), e.seq, first)
+		}
+	}
+	s.trimLocked(first)
+	s.mu.Unlock()
+	s.tell(s.next)
+}
+
+// topicLocked returns the topic of a value.
+func (s *sorted) topicLocked(value string) *topic {
+	t := s.byName[value]
+	if t == nil {
+		t = &topic{of: &s.topics, name: strings.Clone(value), from: s.oldestLocked()}
+		s.add(t)
+	}
+	return t
+}
+
+// postToAllLocked adds an event to every topic that is followed, and begins the others anew
+// after it.
+func (s *sorted) postToAllLocked(seq, first uint64) {
+	for name, t := range s.byName {
+		if t.cursors > 0 {
+			s.postLocked(t, seq, first)
+		} else {
+			delete(s.byName, name)
+		}
+	}
+	s.from = seq + 1
+}
