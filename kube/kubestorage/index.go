@@ -28,6 +28,8 @@ type index struct {
 
 	cur atomic.Pointer[indexed]
 	mu  sync.Mutex // held by the reader that brings cur up to date
+
+	watched *mirror.Partition // for watches of one value
 }
 
 // indexed is the index at one revision; immutable.
@@ -199,6 +201,9 @@ func (s *Store) index(name string, value func(*attrs) string) *index {
 	x := s.indexes[name]
 	if x == nil {
 		x = &index{resource: s.resource, view: s.view, value: value}
+		x.watched = mirror.NewPartition(s.ctx, s.resource, s.watches.start, func(ev *mirror.Event) (before, now string, known bool) {
+			return x.values(s.ctx, ev)
+		})
 		if s.indexes == nil {
 			s.indexes = map[string]*index{}
 		}

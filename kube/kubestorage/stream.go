@@ -200,6 +200,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.cancel()
 		return nil, errShuttingDown()
 	}
+	if st.cursor != nil {
+		st.follow()
+	}
 	if s.ctx.Err() != nil {
 		st.cut(endedByStorage) // endStreams may have come too early
 	}
@@ -301,6 +304,9 @@ func (st *Stream) Close() {
 	st.countReplayed()
 	st.cancel()
 	st.store.cluster.watches.remove(st)
+	if st.cursor != nil {
+		st.cursor.Close()
+	}
 	if st.satisfied != nil {
 		st.satisfied()
 	}
@@ -427,6 +433,9 @@ func (st *Stream) Next() (Batch, error) {
 			return st.bookmark(), nil
 		}
 	}
+	if leaving {
+		st.cursor.Await(st.lastRev)
+	}
 	st.changed = st.cursor.Changed()
 	var err error
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
@@ -446,7 +455,7 @@ func (st *Stream) Next() (Batch, error) {
 	}
 	clear(st.due[:cap(st.due)])
 	switch {
-	case leaving:
+	case leaving && st.cursor.Position() >= st.lastRev:
 		return st.depart()
 	case st.bookmarkDue():
 		return st.bookmark(), nil
