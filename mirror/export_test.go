@@ -47,3 +47,15 @@ func Topics(r *Resource) (n int) {
 	}
 	return n + int(c.subscribed.Load())
 }
+
+// Sorted returns how many values have topics in the partition.
+func (p *Partition) Sorted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cur == nil {
+		return 0
+	}
+	p.cur.mu.Lock()
+	defer p.cur.mu.Unlock()
+	return len(p.cur.byName)
+}

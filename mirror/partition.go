@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 )
@@ -163,9 +164,16 @@ func (s *sorted) post() {
 		}
 	}
 	s.trimLocked(first)
+	if len(s.byName) > s.cursors+maxOthers {
+		s.forgetOthersLocked(s.next)
+	}
 	s.mu.Unlock()
 	s.tell(s.next)
 }
+
+// maxOthers is how many values that nobody follows have topics, of 200 to 300 bytes each (I7):
+// a guess, the nodes of two of the largest clusters.
+const maxOthers = 10_000
 
 // topicLocked returns the topic of a value.
 func (s *sorted) topicLocked(value string) *topic {
@@ -180,12 +188,14 @@ func (s *sorted) topicLocked(value string) *topic {
 // postToAllLocked adds an event to every topic that is followed, and begins the others anew
 // after it.
 func (s *sorted) postToAllLocked(seq, first uint64) {
-	for name, t := range s.byName {
-		if t.cursors > 0 {
-			s.postLocked(t, seq, first)
-		} else {
-			delete(s.byName, name)
-		}
+	s.forgetOthersLocked(seq + 1)
+	for _, t := range s.byName {
+		s.postLocked(t, seq, first)
 	}
-	s.from = seq + 1
+}
+
+// forgetOthersLocked drops the topics that nobody follows; new ones begin at the number from.
+func (s *sorted) forgetOthersLocked(from uint64) {
+	maps.DeleteFunc(s.byName, func(_ string, t *topic) bool { return t.cursors == 0 })
+	s.from = from
 }

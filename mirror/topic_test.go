@@ -571,6 +571,59 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 	})
 }
 
+// TestValuesThatNobodyFollows are remembered for those who come later from an older place, but
+// not more than so many; who asks for one that was forgotten looks for himself.
+func TestValuesThatNobodyFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		var clean cleanups
+		defer clean.run()
+		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+			return ev.Key(), ev.Key(), true
+		})
+		began := latest(t, r)
+		first := began.Cursor("", "")
+		first.FollowValue(part, "nobody's")
+		defer first.Close()
+		key := func(i int) string { return fmt.Sprintf("/registry/a/%05d", i) }
+		most := 0
+		const values = 25_000
+		for i := range values {
+			store.Put(key(i), "x")
+			if i%1000 == 999 {
+				synctest.Wait()
+				most = max(most, part.Sorted())
+			}
+		}
+		if most > 10_001 || most < 5000 {
+			t.Errorf("%d values had topics", most)
+		}
+		for _, i := range []int{0, 9_999, 10_000, 12_345, 24_999} {
+			c := began.Cursor("", "")
+			c.FollowValue(part, key(i))
+			var got []*mirror.Event
+			for {
+				n := len(got)
+				var err error
+				if got, err = c.Next(got, 1000); err != nil {
+					t.Fatal(err)
+				}
+				if len(got) == n {
+					break
+				}
+			}
+			c.Close()
+			found := slices.ContainsFunc(got, func(ev *mirror.Event) bool { return ev.Key() == key(i) })
+			if !found || c.Position() != m.Clock() {
+				t.Errorf("value %d: found %t among %d events, position %d of %d", i, found, len(got), c.Position(), m.Clock())
+			}
+		}
+	})
+}
+
 // TestFollowersAmongWriters is for the race detector: cursors join from the present and the
 // past, follow, stall and leave on real threads while a writer commits and the window trims.
 // At its position, each holds exactly what its keys or its value had there.
