@@ -140,7 +140,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		if first.err != nil {
 			return first.err
 		}
-		if err := r.pass(first); err != nil {
+		if err := r.pass(ctx, first); err != nil {
 			return err
 		}
 		// What follows may have come along: etcd delivers by revisions that concern the prefix.
@@ -158,8 +158,11 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 }
 
 // pass delivers what a segment has read and was not delivered yet.
-func (r *replay) pass(s *segment) error {
+func (r *replay) pass(ctx context.Context, s *segment) error {
 	for _, b := range s.batches {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		for len(b.Changes) > 0 && b.Changes[0].ModRevision <= r.after.Revision {
 			b.Changes = b.Changes[1:]
 		}

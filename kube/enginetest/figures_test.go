@@ -1,14 +1,9 @@
 package enginetest
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,76 +11,10 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
 )
-
-// etcdDirectory is set in a process that is to be an etcd, and names where.
-const etcdDirectory = "STRATA_TEST_ETCD_DIRECTORY"
-
-// beEtcd serves until its standard input ends: a process of its own, so that its memory can be told
-// from the test's.
-func beEtcd(dir string) error {
-	cfg := embed.NewConfig()
-	cfg.Dir = filepath.Join(dir, "data")
-	cfg.ListenPeerUrls = nil
-	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
-	cfg.UnsafeNoFsync = true
-	cfg.QuotaBackendBytes = 8 << 30
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(cfg)
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	<-server.Server.ReadyNotify()
-	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
-}
-
-// etcdProcess is an etcd that is a process of its own.
-type etcdProcess struct {
-	pid    int
-	client *clientv3.Client
-}
-
-func startEtcdProcess(t testing.TB) *etcdProcess {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-etcd-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), etcdDirectory+"="+dir)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = in.Close()
-		late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		late.Stop()
-		_ = os.RemoveAll(dir)
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("etcd says %q, %v", line, err)
-	}
-	return &etcdProcess{pid: cmd.Process.Pid, client: connect(t, filepath.Join(dir, "client.sock"))}
-}
 
 // memory returns a field of the process's status in MiB, -1 where there is no such file.
 func (e *etcdProcess) memory(field string) int64 {
@@ -137,7 +66,7 @@ func TestReplayFigures(t *testing.T) {
 		{50_000, 10_000, []int{1, 3}},
 	} {
 		t.Run(fmt.Sprintf("%dx%d", scene.revisions, scene.value), func(t *testing.T) {
-			e := startEtcdProcess(t)
+			e := startEtcds(t, 1)[0]
 			writeMany(t, e.client, prefix, strings.Repeat("v", scene.value), scene.revisions, 64)
 			t.Logf("revisions  bytes  plan     replays  oldest in  took     longest write  etcd before  peak")
 			for _, plan := range plans {

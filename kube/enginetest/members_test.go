@@ -1,0 +1,86 @@
+//go:build unix
+
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestAMemberThatIsStopped: one of three members after the other is stopped, and its connections
+// stay open. The feed goes on with another member, and history can be read from the others.
+func TestAMemberThatIsStopped(t *testing.T) {
+	members := startEtcds(t, 3)
+	for _, e := range members { // also if the test fails halfway
+		t.Cleanup(func() { _ = e.process.Signal(syscall.SIGCONT) })
+	}
+	var endpoints []string
+	for _, e := range members {
+		endpoints = append(endpoints, e.client.Endpoints()...)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: patience, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	const prefix = "/registry/"
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	m := newMirror(t, client, prefix, nil)
+	claim(t, m, prefix+"a/")
+	catchUp(t, m)
+	for i, e := range members {
+		if err := e.process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		// The others may have to elect a leader first.
+		other := members[(i+1)%len(members)].client
+		var rev mirror.Revision
+		for rev == 0 {
+			ctx, cancel := context.WithTimeout(contextFor(t), time.Second)
+			if resp, err := other.Put(ctx, prefix+"a/x", fmt.Sprint(i)); err == nil {
+				rev = resp.Header.Revision
+			}
+			cancel()
+		}
+		began := time.Now()
+		if err := m.Wait(contextFor(t), rev); err != nil {
+			t.Fatal(err)
+		}
+		caught := time.Since(began)
+
+		began = time.Now()
+		if _, err := s.List(contextFor(t), prefix, 0, func([]mirror.KV) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		listed := time.Since(began)
+		began = time.Now()
+		now := header(t, etcdsource.New(other, t.Name(), prefix+"probe"))
+		oldest, err := s.Oldest(contextFor(t), prefix, now, ample)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := len(replayed(t, s, prefix, mirror.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision))
+		if n <= i {
+			t.Errorf("%d events replayed", n)
+		}
+		t.Logf("member %d is stopped: the feed is in step after %v, a list takes %v, history %v", i,
+			caught.Round(time.Millisecond), listed.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		if err := e.process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		catchUp(t, m)
+	}
+	st := m.Stats()
+	if st.SilentFeeds == 0 || st.Relists != 0 || st.Divergences != 0 {
+		t.Errorf("left %d silent feeds, listed anew %d times, distrusted %d times", st.SilentFeeds, st.Relists, st.Divergences)
+	}
+}
