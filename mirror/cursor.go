@@ -54,6 +54,9 @@ func (c *Cursor) bind(lin *lineage) error {
 	t, by := c.topic, c.by
 	c.Close()
 	c.lin, c.seq = lin, seq+c.inside
+	if t != nil {
+		t.changed.wake() // what Changed returned before is of this topic
+	}
 	switch {
 	case by != nil:
 		c.FollowValue(by, t.name)
