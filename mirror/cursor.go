@@ -66,6 +66,19 @@ func (c *Cursor) bind(lin *lineage) error {
 	return nil
 }
 
+// succeed lets the cursor of a lineage that has ended go on in the one that came after it, if
+// that knows all that has happened after the cursor's position. Error: ErrCompacted.
+func (c *Cursor) succeed() error {
+	lin := c.lin
+	for lin != nil && lin.log.Dead() {
+		lin = lin.successor.Load()
+	}
+	if lin == nil || lin == c.lin || lin.private {
+		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
+	}
+	return c.bind(lin)
+}
+
 // Follow has the cursor woken by, and read, the events of its keys only, if they are one
 // key or one directory below the resource. Their number does not matter then, nor does
 // that of the others: an event costs those who follow it.
@@ -130,14 +143,17 @@ func (c *Cursor) Await(rev Revision) {
 // are due when the result is as short as buf was. Afterwards Position tells how
 // far the cursor has come, which moves with the clock even when nothing selected
 // happened. Errors: ErrCompacted if an event that the cursor may have to return has left
-// the window, or the resource was listed anew; the cursor is of no more use then.
+// the window, or the resource was listed anew, unless that was because etcd was compacted and
+// the cursor is not behind (D5); the cursor is of no more use then.
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	// The clock before the log's end: all events up to the clock are in it.
 	now := c.res.m.clock.rev.Load()
-	end := c.lin.log.End()
 	if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
-		return buf, fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
+		if err := c.succeed(); err != nil {
+			return buf, err
+		}
 	}
+	end := c.lin.log.End()
 	r := reading{Cursor: c, buf: buf, room: limit, now: now}
 	var o outcome
 	if c.topic == nil {

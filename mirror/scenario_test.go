@@ -55,6 +55,17 @@ func TestCompactionOvertakesTheFeed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		beyond, err := r.CursorAfter(held.Rev+19, "", "") // not behind what etcd will be compacted to
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, err := r.CursorAfter(held.Rev+19, "/registry/a/t", "/registry/a/t\x00")
+		if err != nil {
+			t.Fatal(err)
+		}
+		one.Follow()
+		defer one.Close()
+		told := one.Changed()
 
 		store.Stall(true)
 		synctest.Wait()
@@ -83,6 +94,12 @@ func TestCompactionOvertakesTheFeed(t *testing.T) {
 		for what, c := range map[string]*mirror.Cursor{"drained": drained, "behind": behind, "future": future} {
 			if evs, err := c.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) || len(evs) != 0 {
 				t.Errorf("the cursor that was %s returns %d events, %v; want ErrCompacted", what, len(evs), err)
+			}
+		}
+		<-told
+		for what, c := range map[string]*mirror.Cursor{"whole": beyond, "key": one} {
+			if evs, err := c.Next(nil, 100); err != nil || len(evs) != 1 || evs[0].Rev != s.Rev || c.Position() != s.Rev {
+				t.Errorf("the cursor that was not behind, %s: %d events, %v, position %d", what, len(evs), err, c.Position())
 			}
 		}
 		oldest, floor, err := r.Oldest()
