@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
+	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
 // testTimeout bounds a test that has failed.
@@ -27,6 +28,7 @@ var (
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
 		etcd = e.Etcd()
+		recorded.All(e, etcd)
 		server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount")
 		api = server.API()
 	})

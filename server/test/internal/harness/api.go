@@ -20,6 +20,7 @@ import (
 type API struct {
 	url    string
 	client *http.Client
+	env    *Env
 }
 
 // API returns a client for the administrator.
@@ -29,7 +30,7 @@ func (s *Server) API() *API { return s.APIFor(s.Config) }
 func (s *Server) APIFor(config *rest.Config) *API {
 	client, err := rest.HTTPClientFor(config)
 	s.env.check(err)
-	return &API{url: s.URL, client: client}
+	return &API{url: s.URL, client: client, env: s.env}
 }
 
 // Response is an answer that has been read to its end.
@@ -265,6 +266,8 @@ type Watch struct {
 	cancel context.CancelFunc
 	events chan Event
 	err    error // why events was closed; set before
+
+	observed func(Event) // may be nil; see Env.ObserveWatches
 }
 
 // ErrEnded: the server has ended a watch without an error.
@@ -291,6 +294,9 @@ func (a *API) WatchAs(ctx context.Context, path, query, accept string) (*Watch, 
 		return nil, &Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, err
 	}
 	w := &Watch{what: path + "?" + query, cancel: cancel, events: make(chan Event)}
+	if observe := a.env.watchObserver(); observe != nil && accept == "" {
+		w.observed = observe(a.url, path, query)
+	}
 	go w.read(ctx, resp.Body)
 	return w, nil, nil
 }
@@ -319,6 +325,9 @@ func (w *Watch) read(ctx context.Context, body io.ReadCloser) {
 		if err := json.Unmarshal(frame.Object, target); err != nil {
 			w.err = err
 			return
+		}
+		if w.observed != nil {
+			w.observed(e)
 		}
 		select {
 		case w.events <- e:

@@ -29,6 +29,8 @@ type Env struct {
 		sync.Mutex
 		processes []*Process
 		ends      []func()
+		checks    []func() error
+		observe   func(server, path, query string) func(Event)
 	}
 }
 
@@ -37,7 +39,7 @@ func New(t testing.TB) *Env {
 	t.Helper()
 	e := &Env{dir: t.TempDir(), fail: func(err error) { t.Helper(); t.Fatal(err) }}
 	t.Cleanup(func() {
-		for _, err := range e.stop() {
+		for _, err := range append(e.runChecks(), e.stop()...) {
 			t.Error(err)
 		}
 		if t.Failed() {
@@ -65,10 +67,11 @@ func Main(m *testing.M, start func(*Env)) {
 		}
 		start(e)
 		code := m.Run()
+		checked := e.runChecks()
 		if code != 0 {
 			fmt.Fprintln(os.Stderr, e.tails())
 		}
-		for _, err := range e.stop() {
+		for _, err := range append(checked, e.stop()...) {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -81,6 +84,40 @@ func (e *Env) AtEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.ends = append(e.mu.ends, f)
+}
+
+// BeforeEnd makes the environment call f when the tests have run and the processes still do. An error is a failure.
+func (e *Env) BeforeEnd(f func() error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.checks = append(e.mu.checks, f)
+}
+
+func (e *Env) runChecks() (errs []error) {
+	e.mu.Lock()
+	checks := e.mu.checks
+	e.mu.checks = nil
+	e.mu.Unlock()
+	for _, f := range checks {
+		if err := f(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// ObserveWatches makes API.Watch call f for each watch that a server (named by its URL) has accepted, and then what f
+// returns for each of its events, in order, before the test sees them; f may return nil. There is one f at most.
+func (e *Env) ObserveWatches(f func(server, path, query string) func(Event)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.observe = f
+}
+
+func (e *Env) watchObserver() func(server, path, query string) func(Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mu.observe
 }
 
 // Dir returns a new directory in the environment's.

@@ -56,6 +56,7 @@ func Stored(ctx context.Context, client *clientv3.Client, prefix string) (items 
 // called concurrently.
 type History struct {
 	client *clientv3.Client
+	done   chan struct{} // closed when nothing is recorded any more
 
 	mu struct { // leaf
 		sync.Mutex
@@ -67,11 +68,25 @@ type History struct {
 // Follow starts to record the keys below a prefix, as long as the test lasts.
 func Follow(t testing.TB, ctx context.Context, client *clientv3.Client, prefix string) *History {
 	t.Helper()
-	h := &History{client: client}
 	ctx, cancel := context.WithCancel(ctx)
-	base, revision, err := Stored(ctx, client, prefix)
+	t.Cleanup(cancel)
+	h, err := follow(ctx, client, prefix)
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		<-h.done
+	})
+	return h
+}
+
+// follow starts to record the keys below a prefix until ctx ends.
+func follow(ctx context.Context, client *clientv3.Client, prefix string) (*History, error) {
+	h := &History{client: client, done: make(chan struct{})}
+	base, revision, err := Stored(ctx, client, prefix)
+	if err != nil {
+		return nil, err
 	}
 	h.mu.history = watchcheck.History{From: revision, Through: revision, Base: map[string]any{}}
 	for key, item := range base {
@@ -79,17 +94,13 @@ func Follow(t testing.TB, ctx context.Context, client *clientv3.Client, prefix s
 	}
 	// A stream of its own: requests for progress concern nobody else's watches.
 	watch := client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
-	var group sync.WaitGroup
-	group.Go(func() {
+	go func() {
+		defer close(h.done)
 		for r := range watch {
 			h.add(r)
 		}
-	})
-	t.Cleanup(func() {
-		cancel()
-		group.Wait()
-	})
-	return h
+	}()
+	return h, nil
 }
 
 // add adds what etcd sent. The client hands over whole revisions, in order.

@@ -75,6 +75,13 @@ func (s *Session) WithInitialEvents() *Session {
 	return s
 }
 
+// unfinished says whether the state with which the session begins has not come to its end.
+func (s *Session) unfinished() bool {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	return s.initial
+}
+
 // Add records an event as the harness reads it.
 func (s *Session) Add(e harness.Event) {
 	if e.Type == "ERROR" {
