@@ -151,9 +151,10 @@ func (v *View) checkInitial(f *faults, i int, s Session) {
 }
 
 // Atomic: when anything later than a revision comes, or a bookmark at it, all events of that revision have come; and if a
-// session ends within one, the next session does not begin after it.
+// session ends within one, the next session does not begin after it, unless an earlier one had vouched for it.
 func (v *View) Atomic(sessions []Session) error {
 	f := faults{guarantee: "Atomic"}
+	known := int64(0) // what the sessions before have vouched for
 	for i, s := range sessions {
 		missing := map[string]bool{} // of the revision that is open
 		open := s.After
@@ -173,11 +174,12 @@ func (v *View) Atomic(sessions []Session) error {
 			}
 			delete(missing, e.Key)
 		}
-		if i+1 < len(sessions) && len(missing) > 0 && sessions[i+1].After == open {
+		if i+1 < len(sessions) && sessions[i+1].After == open && open > known {
 			for key := range missing {
 				f.add(i, "it ended within revision %d, before the event of %s, and the next one began after it", open, key)
 			}
 		}
+		known = max(known, s.vouched())
 	}
 	return f.err()
 }

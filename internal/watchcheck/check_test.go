@@ -65,6 +65,10 @@ func TestRightSessionsPass(t *testing.T) {
 	if err := v.Check(again); err != nil {
 		t.Error("a session that begins before the end of the one before:", err)
 	}
+	back := []Session{right()[0], {After: 5, Events: []Event{bookmark(5)}}, {After: 4, Events: []Event{event(Added, "x", 5)}}, {After: 5}}
+	if err := v.Check(back); err != nil {
+		t.Error("a session that ends within a revision that the client has had:", err)
+	}
 }
 
 // Each defect is seen by the validator of the guarantee that it breaks.
