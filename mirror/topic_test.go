@@ -571,6 +571,78 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 	})
 }
 
+// TestFollowersGoOnAfterAGap: etcd was compacted past what the mirror knew, and the resource was
+// listed anew. Who is not behind goes on, and is woken by what happens after.
+func TestFollowersGoOnAfterAGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		store.Put("/registry/a/x", "x")
+		reach(t, m, store.Revision(), r)
+		var clean cleanups
+		defer clean.run()
+		part := byValue(&clean, r)
+		cursors := map[string]*mirror.Cursor{}
+		for _, name := range []string{"key", "directory", "value"} {
+			// What they are about to see is in the gap, and they have seen it elsewhere.
+			c, err := r.CursorAfter(store.Revision()+10, "/registry/a/d/k", "/registry/a/d/k\x00")
+			switch name {
+			case "directory":
+				c, err = r.CursorAfter(store.Revision()+10, "/registry/a/d/", "/registry/a/d0")
+			case "value":
+				c, err = r.CursorAfter(store.Revision()+10, "", "")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name == "value" {
+				c.FollowValue(part, "v")
+			} else {
+				c.Follow()
+			}
+			defer c.Close()
+			cursors[name] = c
+		}
+		store.Stall(true)
+		synctest.Wait()
+		for range 10 {
+			store.Put("/registry/a/x", "x")
+		}
+		store.Compact(store.Revision())
+		store.Break()
+		store.Stall(false)
+		time.Sleep(time.Minute)
+		lists := m.Stats().Relists
+		if lists == 0 {
+			t.Fatal("nothing was listed anew")
+		}
+		changed := map[string]<-chan struct{}{}
+		for name, c := range cursors {
+			for { // as a watch does: it may be woken for nothing
+				ch := c.Changed()
+				if evs, err := c.Next(nil, 10); err != nil || len(evs) != 0 {
+					t.Fatalf("%s: %s, %v", name, story(evs), err)
+				}
+				select {
+				case <-ch:
+					continue
+				default:
+				}
+				changed[name] = ch
+				break
+			}
+		}
+		rev := store.Put("/registry/a/d/k", "v")
+		for name, c := range cursors {
+			<-changed[name]
+			if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {
+				t.Errorf("%s: %s, %v, want %d", name, story(evs), err, rev)
+			}
+		}
+	})
+}
+
 // TestValuesThatNobodyFollows are remembered for those who come later from an older place, but
 // not more than so many; who asks for one that was forgotten looks for himself.
 func TestValuesThatNobodyFollows(t *testing.T) {
