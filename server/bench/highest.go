@@ -67,7 +67,7 @@ func measureHighest(ctx context.Context, s *Sample) error {
 		return err
 	}
 	var best rung
-	tooHigh := 0.0 // the lowest rate that was not sustained
+	tooHigh := 0.0 // what was written at the lowest rate that was not sustained
 	ended := ""    // why the search ended
 	why := ""      // it was not
 	// An engine that is taken by surprise, as a process that has just begun to follow a rate is, has another chance.
@@ -80,11 +80,13 @@ func measureHighest(ctx context.Context, s *Sample) error {
 				return rung{}, err
 			}
 			if r.sustained {
-				best = r
+				if r.rate > best.rate {
+					best = r
+				}
 				return r, nil
 			}
 		}
-		tooHigh, why = rate, r.why
+		tooHigh, why = r.rate, r.why
 		return r, nil
 	}
 	rate := float64(firstRate)

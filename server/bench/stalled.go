@@ -44,18 +44,19 @@ func measureStalled(ctx context.Context, s *Sample) error {
 	if s.Engine.Engine == upstreamEngine {
 		n = s.Sizes.StalledDear
 	}
-	alone, err := s.watcherBeside(ctx) // warms up
-	if err != nil {
+	// What is made once is no client's.
+	if _, err := s.watcherBeside(ctx); err != nil {
 		return err
 	}
-	if err := s.stall(ctx, 2, func() error { return nil }); err != nil { // this too
+	if err := s.stall(ctx, 2, func() error { return nil }); err != nil {
 		return err
 	}
 	before, err := s.holds(ctx)
 	if err != nil {
 		return err
 	}
-	if alone, err = s.watcherBeside(ctx); err != nil {
+	alone, err := s.watcherBeside(ctx)
+	if err != nil {
 		return err
 	}
 	var stalled holds
