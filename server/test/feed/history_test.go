@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -202,15 +203,19 @@ func later(all []change, revision int64) []change {
 	return all[i:]
 }
 
-// requireList lists what was listed.
-func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) {
+// requireList lists what was listed, and says how often the server has asked to try again.
+func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) (retries int) {
 	t.Helper()
-	r, err := listAt(ctx, api, m.kind.path, m.revision)
-	check(t, err)
+	r, retries, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, api, m.kind.path, m.revision) })
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
 	list, err := r.List()
-	if err != nil || items(list) != m.list || revisionOf(t, list.Metadata.ResourceVersion) != m.revision {
+	if err != nil || items(list) != m.list || list.Metadata.ResourceVersion != fmt.Sprint(m.revision) {
 		t.Errorf("list of %s at %d: %+v, %v; it was %s", m.kind.path, m.revision, list, err, m.list)
 	}
+	return retries
 }
 
 // requirePages goes on with a walk.
@@ -341,23 +346,20 @@ func TestRequestsWaitForHistory(t *testing.T) {
 			marks := p.marks[len(p.marks)/2:]
 			fence := p.fence(t, ctx, held.name)
 			var group sync.WaitGroup
+			var retries [2]atomic.Int64 // of what is in memory, and of what etcd answers or a definition makes known
+			retried := func(k kind, n int) {
+				i := 0
+				if k == events || k == things {
+					i = 1
+				}
+				retries[i].Add(int64(n))
+			}
 			recordings := make([]*recording, len(marks))
 			for i, m := range marks {
+				group.Go(func() { retried(m.kind, m.requireList(t, ctx, p.api)) })
 				group.Go(func() {
-					r, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, p.api, m.kind.path, m.revision) })
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					list, err := r.List()
-					if err != nil || items(list) != m.list {
-						t.Errorf("list of %s at %d, asked for before the history was there: %+v, %v; it was %s", m.kind.path, m.revision, list, err, m.list)
-					}
-				})
-				group.Go(func() {
-					for recordings[i] == nil || recordings[i].tryAgain() {
-						recordings[i] = record(t, ctx, p.api, m.kind.path, "", m.revision)
-					}
+					recordings[i] = record(t, ctx, p.api, m.kind.path, "", m.revision)
+					retried(m.kind, recordings[i].retries)
 				})
 			}
 			// Meanwhile those requests have been sent.
@@ -366,6 +368,8 @@ func TestRequestsWaitForHistory(t *testing.T) {
 			}
 			held.hold(false)
 			group.Wait()
+			t.Logf("%d watches and as many lists were sent; sent again, because the server asked for it: %d, and %d of custom and uncached resources",
+				len(marks), retries[0].Load(), retries[1].Load())
 			p.requireEvents(t, ctx, marks, recordings, fence)
 			check(t, p.server.Await(ctx, "/readyz"))
 			p.requireContinued(t, ctx, p.marks)
@@ -381,24 +385,6 @@ func shortly(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond, errors.New("not yet"))
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// tryAgain says whether the watch was refused with the wish to try again, as servers do that are not ready.
-func (r *recording) tryAgain() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.status != nil && r.mu.status.Code == http.StatusTooManyRequests
-}
-
-// retried sends a request until the server does not ask to try again.
-func retried(ctx context.Context, send func() (*harness.Response, error)) (r *harness.Response, err error) {
-	return r, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		r, err = send()
-		if err != nil {
-			return false, err
-		}
-		return r.Code != http.StatusTooManyRequests, r.Err()
-	})
 }
 
 // TestHistoryIsCompactedWhileItIsRead compacts etcd under a server that starts. It begins anew at what is left.
@@ -420,6 +406,7 @@ func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 			compacted := p.churn(t, ctx, 50)
 			p.take(t, ctx)
 			marks := p.marks[len(p.marks)-len(p.kinds):]
+			p.churn(t, ctx, 10)
 			p.server.Kill()
 			held.hold(true)
 			defer held.hold(false)
@@ -431,21 +418,35 @@ func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 				}), errors.New("the server has listed nothing")
 			}))
 			check(t, p.server.Await(ctx, "/version"))
-			_, err := p.client.Compact(ctx, compacted, clientv3.WithCompactPhysical())
-			check(t, err)
+			gone := history(t, ctx, p.client, maps.prefix, before, compacted)
+			compact(t, ctx, p.client, compacted)
 			held.hold(false)
 			check(t, p.server.Await(ctx, "/readyz"))
+			logHistory(t, p.server)
 			p.requireContinued(t, ctx, marks)
 			fence := p.fence(t, ctx, "after "+held.name)
-			r := record(t, ctx, p.api, maps.path, "", compacted)
-			r.requireEvents(t, ctx, history(t, ctx, p.client, maps.prefix, compacted, fence))
-			record(t, ctx, p.api, maps.path, "", before).requireExpired(t, ctx)
-			if r, err := listAt(ctx, p.api, maps.path, before); err != nil || r.Code != http.StatusGone {
-				t.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
-			}
+			left := history(t, ctx, p.client, maps.prefix, compacted, fence)
+			record(t, ctx, p.api, maps.path, "", compacted).requireEvents(t, ctx, left)
+			// What was read before is dropped as soon as the server hears of the compaction.
+			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				r, err := listAt(ctx, p.api, maps.path, before)
+				return err == nil && r.Code == http.StatusGone, fmt.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
+			}))
+			// What watches resume over may stay a while.
+			record(t, ctx, p.api, maps.path, "", before).requireEventsOrExpired(t, ctx, append(gone, left...))
 		})
 		if t.Failed() {
 			return
+		}
+	}
+}
+
+// logHistory logs what a server has said of its history.
+func logHistory(t *testing.T, s *harness.Server) {
+	t.Helper()
+	for line := range strings.Lines(s.Output()) {
+		if strings.Contains(line, `"history `) || strings.Contains(line, "history that was") || strings.Contains(line, "mirror listed") {
+			t.Log(strings.TrimSpace(line))
 		}
 	}
 }

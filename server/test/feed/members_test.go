@@ -83,53 +83,55 @@ func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
 	return i
 }
 
-// write changes a ConfigMap and a Secret, in one transaction, again and again until the context ends.
-func write(ctx context.Context, client *clientv3.Client) error {
+// write changes a ConfigMap and a Secret, in one transaction, again and again until it is told to stop. No write is given up:
+// it might be done later.
+func write(ctx context.Context, stop <-chan struct{}, client *clientv3.Client) error {
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("written-%d", n%5)
 		ops := []clientv3.Op{maps.put(name, fmt.Sprint(n)), secrets.put(name, fmt.Sprint(n))}
 		if n%5 == 4 {
 			ops = []clientv3.Op{clientv3.OpDelete(maps.prefix, clientv3.WithPrefix()), secrets.put(name, fmt.Sprint(n))}
 		}
-		if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil && ctx.Err() == nil {
+		if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
 			return fmt.Errorf("write past the member that fails: %w", err)
 		}
 		select {
-		case <-ctx.Done():
+		case <-stop:
 			return nil
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// reads is what a client has met that lists and gets all the time.
+// reads is what a client has met that reads all the time.
 type reads struct {
 	answered, refused, failed int
-	longest                   time.Duration
+	longest                   time.Duration // of those that were answered or refused, the wait for the answer
+	last                      string        // failure
 }
 
-// read lists and gets until the context ends. A read that is refused with the wish to try again is repeated after a moment.
-func read(ctx context.Context, api *harness.API) (r reads) {
-	for i := 0; ; i++ {
-		path := maps.path
-		if i%2 == 1 {
-			path = secrets.path + "/one"
-		}
+func (r reads) String() string {
+	return fmt.Sprintf("%d answered, %d refused, %d failed, the longest took %v", r.answered, r.refused, r.failed, r.longest.Round(time.Millisecond))
+}
+
+// read reads until it is told to stop, and to the end of the last request. What is refused with the wish to try again is
+// repeated after a moment.
+func read(ctx context.Context, stop <-chan struct{}, api *harness.API, path string) (r reads) {
+	for {
 		began := time.Now()
 		resp, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		switch {
-		case ctx.Err() != nil:
-			return r
 		case err == nil && resp.Code == http.StatusOK:
 			r.answered++
 		case err == nil && resp.Code == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
 			r.refused++
 		default:
 			r.failed++
+			r.last = fmt.Sprintf("%+v, %v", resp, err)
 		}
 		r.longest = max(r.longest, time.Since(began))
 		select {
-		case <-ctx.Done():
+		case <-stop:
 			return r
 		case <-time.After(20 * time.Millisecond):
 		}
@@ -212,15 +214,16 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}))
 	elected := time.Since(began)
 
-	background, stop := context.WithCancel(ctx)
+	stop := make(chan struct{})
 	var group sync.WaitGroup
-	var met reads
+	var lists, gets reads
 	group.Go(func() {
-		if err := write(background, client); err != nil {
+		if err := write(ctx, stop, client); err != nil {
 			t.Error(err)
 		}
 	})
-	group.Go(func() { met = read(background, s.api) })
+	group.Go(func() { lists = read(ctx, stop, s.api, maps.path) })
+	group.Go(func() { gets = read(ctx, stop, s.api, secrets.path+"/one") })
 	var switched time.Duration
 	for r := range s.recordings {
 		if _, err := r.awaitRevision(bound, first); err != nil {
@@ -240,16 +243,17 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 		t.Errorf("no list of the present: %v", err)
 	}
 	consistent = time.Since(began)
-	stop()
+	close(stop)
 	group.Wait()
-	t.Logf("member %d: the others write after %v, watches go on after %v, lists after %v (goal %v); %d reads answered, %d refused, %d failed, the longest took %v",
-		failed, elected.Round(time.Millisecond), switched.Round(time.Millisecond), consistent.Round(time.Millisecond), switchGoal,
-		met.answered, met.refused, met.failed, met.longest.Round(time.Millisecond))
-	if met.failed > 0 {
-		t.Errorf("%d reads failed in another way than by being refused with Retry-After", met.failed)
-	}
-	if met.longest > switchBound {
-		t.Errorf("a read took %v", met.longest)
+	t.Logf("member %d: the others write after %v, watches go on after %v, lists after %v (goal %v); LISTs: %v; GETs: %v", failed,
+		elected.Round(time.Millisecond), switched.Round(time.Millisecond), consistent.Round(time.Millisecond), switchGoal, lists, gets)
+	for _, r := range []reads{lists, gets} {
+		if r.failed > 0 {
+			t.Errorf("%d reads failed in another way than by being refused with Retry-After: %s", r.failed, r.last)
+		}
+		if r.longest > switchBound {
+			t.Errorf("a read took %v", r.longest)
+		}
 	}
 }
 

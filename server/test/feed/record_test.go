@@ -56,8 +56,9 @@ func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix 
 
 // recording is a watch with everything that it has shown.
 type recording struct {
-	what  string
-	after int64
+	what    string
+	after   int64
+	retries int // how often the server has asked to try again
 
 	mu struct { // leaf
 		sync.Mutex
@@ -70,14 +71,24 @@ type recording struct {
 	}
 }
 
-// record starts a watch of a path after a revision, and reads it until the test ends.
+// record starts a watch of a path after a revision, and reads it until the context or the test ends. Where the server asks
+// to try again later, that is done.
 func record(t *testing.T, ctx context.Context, api *harness.API, path, query string, after int64) *recording {
 	t.Helper()
 	query = strings.TrimSuffix(fmt.Sprintf("resourceVersion=%d&%s", after, query), "&")
-	w, refused, err := api.Watch(ctx, path, query)
-	check(t, err)
 	r := &recording{what: path + "?" + query, after: after}
 	r.mu.changed = make(chan struct{})
+	var w *harness.Watch
+	refused, n, err := retried(ctx, func() (refused *harness.Response, err error) {
+		w, refused, err = api.Watch(ctx, path, query)
+		return refused, err
+	})
+	if err != nil {
+		t.Error(err)
+		r.mu.err = err
+		return r
+	}
+	r.retries = n
 	if refused != nil {
 		status := refused.Status()
 		r.mu.status, r.mu.err = &status, refused.Err()
@@ -91,6 +102,20 @@ func record(t *testing.T, ctx context.Context, api *harness.API, path, query str
 		}
 	}()
 	return r
+}
+
+// retried sends a request until the server does not ask to try again, and says how often it did. The response may be nil.
+func retried(ctx context.Context, send func() (*harness.Response, error)) (r *harness.Response, retries int, err error) {
+	err = harness.Poll(ctx, func(context.Context) (bool, error) {
+		var err error
+		r, err = send()
+		if err != nil || r == nil || r.Code != http.StatusTooManyRequests && r.Code != http.StatusServiceUnavailable {
+			return err == nil, err
+		}
+		retries++
+		return false, r.Err()
+	})
+	return r, retries, err
 }
 
 // add notes what has come; it returns false if that is the end.
@@ -122,8 +147,13 @@ func (r *recording) add(e harness.Event, err error) bool {
 	return true
 }
 
+// patience bounds the wait for what a watch has to show; it is long because machines are busy.
+const patience = time.Minute
+
 // await returns when the condition holds of what was recorded, which is locked meanwhile; an error if the watch ends first.
 func (r *recording) await(ctx context.Context, what string, condition func() bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not after %v", patience))
+	defer cancel()
 	for {
 		r.mu.Lock()
 		ok, err, status, changed, n := condition(), r.mu.err, r.mu.status, r.mu.changed, len(r.mu.changes)
@@ -214,14 +244,16 @@ func (r *recording) requireExpired(t *testing.T, ctx context.Context) {
 	}
 }
 
-// has says whether the watch has shown an object of that name.
-func (r *recording) has(name string) bool {
+// requireEventsOrExpired fails the test unless one of the two holds.
+func (r *recording) requireEventsOrExpired(t *testing.T, ctx context.Context, want []change) {
+	t.Helper()
+	check(t, r.await(ctx, "either ended or shown everything", func() bool { return r.mu.err != nil || len(r.mu.changes) >= len(want) }))
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range r.mu.changes {
-		if c.name == name {
-			return true
-		}
+	ended := r.mu.err != nil
+	r.mu.Unlock()
+	if ended {
+		r.requireExpired(t, ctx)
+	} else {
+		r.requireEvents(t, ctx, want)
 	}
-	return false
 }

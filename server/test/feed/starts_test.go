@@ -86,12 +86,8 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 	stop()
 	beside.Wait()
 	t.Logf("beside it %d writes, the longest took %v; etcd held at most %d MB", writes, longest.Round(time.Millisecond), peak>>20)
-	for i, s := range servers {
-		for _, line := range strings.Split(s.Output(), "\n") {
-			if strings.Contains(line, "history restored") || strings.Contains(line, "mirror listed") {
-				t.Logf("server %d: %s", i, line)
-			}
-		}
+	for _, s := range servers {
+		logHistory(t, s)
 	}
 
 	last := commit(t, ctx, client, maps.put("last", ""))
