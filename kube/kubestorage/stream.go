@@ -39,6 +39,9 @@ const (
 	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
 	// recommends to configure etcd's.
 	progressInterval = 5 * time.Second
+	// bookmarkTick divides those intervals: the bookmarks of one tick are sent together, which
+	// spares the server from being woken for each.
+	bookmarkTick = 500 * time.Millisecond
 	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
 	bookmarkLead = 2 * time.Second
 
@@ -573,7 +576,8 @@ func (st *Stream) scheduleBookmark() {
 		return
 	}
 	now := time.Now()
-	next := now.Add(st.bookmarkEvery + rand.N(st.bookmarkEvery/4))
+	next := now.Add(st.bookmarkEvery + rand.N(st.bookmarkEvery/4-bookmarkTick))
+	next = next.Add(bookmarkTick - time.Duration(next.UnixNano()%int64(bookmarkTick)))
 	if !st.deadline.IsZero() {
 		if last := st.deadline.Add(-bookmarkLead); last.Before(next) {
 			if next = last; !next.After(now) {

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 // connections are what the watches of a benchmark share.
@@ -209,6 +212,43 @@ func BenchmarkWatchInitialEvents(b *testing.B) {
 					resp.Body.Close()
 				}
 				b.ReportMetric(float64(b.N*objects)/b.Elapsed().Seconds(), "events/s")
+			})
+		}
+	}
+}
+
+// BenchmarkWatchBookmark is what one bookmark costs one watch beside the connection: the first
+// of a revision is encoded, the others share that.
+func BenchmarkWatchBookmark(b *testing.B) {
+	for name, w := range map[string]*watched{"pods": watchedPods(b), "widgets": watchedWidgets(b)} {
+		enc, err := w.resource.encodings.get(w.resource, format{media: mediaJSON})
+		if err != nil {
+			b.Fatal(err)
+		}
+		stream, err := w.resource.Store.OpenStream(b.Context(), "/"+w.resource.GVR.Resource+"/", storage.ListOptions{
+			Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer stream.Close()
+		for _, shared := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/shared=%t", name, shared), func(b *testing.B) {
+				sink := &discard{header: http.Header{}}
+				s := &watchServer{read: &read{enc: enc, resource: w.resource}, stream: stream,
+					out: watchWriter{framer: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
+				batch := kubestorage.Batch{Bookmark: 1}
+				b.ReportAllocs()
+				for b.Loop() {
+					if !shared {
+						batch.Bookmark++
+					}
+					if err := s.bookmark(&batch); err != nil {
+						b.Fatal(err)
+					}
+					if err := s.out.flush(); err != nil {
+						b.Fatal(err)
+					}
+				}
 			})
 		}
 	}

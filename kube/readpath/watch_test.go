@@ -110,7 +110,9 @@ func watchedWidgets(t testing.TB) *watched {
 
 func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
 	t.Helper()
-	etcd := newResolving(t, options...)
+	// There is to be a past that the engine does not have.
+	forgetful := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
+	etcd := newResolving(t, append([]func(*kubestorage.Options){forgetful}, options...)...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
 	w := &watched{resource: res, codec: codec, minimum: time.Hour}
 	config := &storagebackend.ConfigForResource{
@@ -829,4 +831,28 @@ func TestWatchersShareWhatIsMade(t *testing.T) {
 	if n := encoded.Load(); n != 3 {
 		t.Errorf("3 events were encoded %d times for %d watches", n, len(frames))
 	}
+}
+
+// TestDeliveryIsMeasured from the arrival of an event to after it was written, once for each
+// write; events that are older than the watch count, initial ones do not.
+func TestDeliveryIsMeasured(t *testing.T) {
+	w := watchedPods(t)
+	count := func() uint64 {
+		h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "strata_watch_delivery_seconds",
+			map[string]string{"resource": w.resource.GVR.Resource, "group": w.resource.GVR.Group})
+		if err != nil {
+			return 0 // nothing was observed
+		}
+		return h.GetAggregatedSampleCount()
+	}
+	before := count()
+	w.put(t, w.object("initial", nil))
+	f := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
+	f.until(t, `"initial"`)
+	if n := count(); n != before {
+		t.Errorf("initial events were measured %d times", n-before)
+	}
+	w.put(t, w.object("later", nil))
+	f.until(t, `"later"`)
+	eventually2(t, "the write is measured", func() bool { return count() == before+1 })
 }
