@@ -1,0 +1,278 @@
+package etcdsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// member speaks as much of etcd's protocol as a source needs, of a history that does not change: the
+// key /registry/x at each revision from 2 to newest that is not a multiple of ten.
+type member struct {
+	pb.UnimplementedKVServer
+	pb.UnimplementedWatchServer
+	pb.UnimplementedMaintenanceServer
+
+	id     uint64
+	newest int64
+	batch  int64       // revisions of one response
+	hangs  atomic.Bool // nothing is answered
+	breaks bool        // every fifth stream breaks after a few responses
+
+	ranges, watches atomic.Int64
+}
+
+func (m *member) header() *pb.ResponseHeader {
+	return &pb.ResponseHeader{ClusterId: 1, MemberId: m.id, Revision: m.newest}
+}
+
+func (m *member) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	m.ranges.Add(1)
+	if m.hangs.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &pb.RangeResponse{Header: m.header()}, nil
+}
+
+func (m *member) Watch(stream pb.Watch_WatchServer) error {
+	number := m.watches.Add(1)
+	if m.hangs.Load() {
+		<-stream.Context().Done()
+		return nil
+	}
+	at, sent := int64(0), int64(0)
+	send := func(r *pb.WatchResponse) error {
+		if sent++; m.breaks && number%5 == 2 && sent > 3 {
+			return errors.New("broken")
+		}
+		r.Header = m.header()
+		return stream.Send(r)
+	}
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if c := req.GetCreateRequest(); c != nil {
+			if err := send(&pb.WatchResponse{Created: true}); err != nil {
+				return err
+			}
+			for at = c.StartRevision; at <= m.newest; {
+				var events []*mvccpb.Event
+				for n := int64(0); n < m.batch && at <= m.newest; at++ {
+					if at%10 != 0 {
+						n++
+						events = append(events, m.event(at))
+					}
+				}
+				// In fragments, at any place.
+				for len(events) > 0 {
+					n := 1 + rand.IntN(len(events))
+					if err := send(&pb.WatchResponse{Events: events[:n], Fragment: n < len(events)}); err != nil {
+						return err
+					}
+					events = events[n:]
+				}
+			}
+		}
+		if req.GetProgressRequest() != nil {
+			if err := send(&pb.WatchResponse{WatchId: -1}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (m *member) event(rev int64) *mvccpb.Event {
+	return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("/registry/x"), Value: fmt.Appendf(nil, "%d", rev), CreateRevision: 2, ModRevision: rev, Version: rev}}
+}
+
+// serveMembers returns a client of the members.
+func serveMembers(t *testing.T, members ...*member) *clientv3.Client {
+	t.Helper()
+	var endpoints []string
+	for i, m := range members {
+		m.id = uint64(i + 1)
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer()
+		pb.RegisterKVServer(server, m)
+		pb.RegisterWatchServer(server, m)
+		pb.RegisterMaintenanceServer(server, m)
+		go func() { _ = server.Serve(listener) }()
+		t.Cleanup(server.Stop)
+		endpoints = append(endpoints, listener.Addr().String())
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: time.Minute, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// replayAll returns the number of events replayed, which have to be all, once and in order.
+func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	next := after + 1
+	err := s.Replay(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: after}, through, func(b mirror.Batch) error {
+		for _, c := range b.Changes {
+			if next%10 == 0 {
+				next++
+			}
+			if c.ModRevision != next || string(c.Value) != fmt.Sprint(next) {
+				t.Fatalf("event of %d, want %d", c.ModRevision, next)
+			}
+			next++
+			events++
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("after %d through %d: %v", after, through, err)
+	}
+	if next <= through && (next != through || through%10 != 0) {
+		t.Fatalf("events end before %d, want them through %d", next, through)
+	}
+	return events
+}
+
+// TestReplayInAnyPieces: whatever a response holds, where it is cut and when a stream breaks.
+func TestReplayInAnyPieces(t *testing.T) {
+	t.Parallel()
+	const newest = 200
+	for _, batch := range []int64{1, 3, 1000} {
+		for _, segment := range []int64{1, 9, 10, 11, 1000} {
+			m := &member{newest: newest, batch: batch}
+			s := New(serveMembers(t, m), "test", "/probe").WithSegments(segment, 3)
+			for range 3 {
+				after := 1 + rand.Int64N(newest-1)
+				replayAll(t, s, after, after+rand.Int64N(newest-after+1))
+			}
+			replayAll(t, s, 1, newest)
+		}
+	}
+	m := &member{newest: newest, batch: 3, breaks: true}
+	replayAll(t, New(serveMembers(t, m), "test", "/probe").WithSegments(10, 2), 1, newest)
+	if m.watches.Load() < 22 {
+		t.Errorf("%d streams for 20 segments; none broke", m.watches.Load())
+	}
+}
+
+// TestReplayLeavesAMemberThatHangs before it begins, and when all do, it ends.
+func TestReplayLeavesAMemberThatHangs(t *testing.T) {
+	t.Parallel()
+	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
+	s := New(serveMembers(t, members...), "test", "/probe").WithSegments(20, 3)
+	s.plan.patience = 200 * time.Millisecond
+	for i := range members {
+		members[i].hangs.Store(true)
+		replayAll(t, s, 1, 100)
+		members[i].hangs.Store(false)
+	}
+	for _, m := range members {
+		m.hangs.Store(true)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	err := s.Replay(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: 1}, 100, func(mirror.Batch) error { return nil })
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nobody answers: %v", err)
+	}
+}
+
+// TestFeedBeginsElsewhere: where the last one fell silent it is not begun again, if another member
+// begins it; where nobody else does, it is.
+func TestFeedBeginsElsewhere(t *testing.T) {
+	t.Parallel()
+	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
+	s := New(serveMembers(t, members...), "test", "/probe")
+	// watch returns the member that tells of revision 100.
+	watch := func(cause error) uint64 {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		var at uint64
+		err := s.Watch(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: 90}, func(b mirror.Batch) error {
+			if b.Through >= 99 {
+				at = s.feeds.member.Load()
+				cancel(cause)
+			}
+			return nil
+		})
+		if !errors.Is(err, cause) {
+			t.Fatal(err)
+		}
+		return at
+	}
+	for range 4 {
+		silent := watch(mirror.ErrFeedSilent)
+		if next := watch(context.Canceled); next == silent {
+			t.Fatalf("begun at member %d again", next)
+		}
+	}
+	// The others hang.
+	silent := watch(mirror.ErrFeedSilent)
+	for _, m := range members {
+		m.hangs.Store(m.id != silent)
+	}
+	if next := watch(context.Canceled); next != silent {
+		t.Errorf("begun at member %d, which hangs", next)
+	}
+	// One hangs from the beginning, and the client knows nothing of it.
+	for _, hanging := range members {
+		for _, m := range members {
+			m.hangs.Store(m == hanging)
+		}
+		if at := watch(context.Canceled); at == hanging.id {
+			t.Errorf("begun at member %d, which hangs", at)
+		}
+	}
+}
+
+// TestListIsAskedForAgain where the member that was asked first hangs.
+func TestListIsAskedForAgain(t *testing.T) {
+	n := 0
+	got, err := attempts(context.Background(), time.Millisecond, 4, func(ctx context.Context) (int, error) {
+		if n++; n < 3 {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		return n, nil
+	})
+	if got != 3 || err != nil {
+		t.Errorf("%d, %v", got, err)
+	}
+	mine := errors.New("refused")
+	n = 0
+	if _, err := attempts(context.Background(), time.Hour, 4, func(context.Context) (int, error) { n++; return 0, mine }); !errors.Is(err, mine) || n != 1 {
+		t.Errorf("an answer that is an error: %v after %d attempts", err, n)
+	}
+	n = 0
+	if _, err := attempts(context.Background(), time.Millisecond, 4, func(ctx context.Context) (int, error) { n++; <-ctx.Done(); return 0, ctx.Err() }); !errors.Is(err, context.DeadlineExceeded) || n != 4 {
+		t.Errorf("no answer: %v after %d attempts", err, n)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	n = 0
+	if _, err := attempts(ctx, time.Hour, 4, func(ctx context.Context) (int, error) { n++; return 0, ctx.Err() }); !errors.Is(err, context.Canceled) || n != 1 {
+		t.Errorf("given up: %v after %d attempts", err, n)
+	}
+}
