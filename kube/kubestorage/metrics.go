@@ -27,6 +27,7 @@ var (
 	descListed     = clusterDesc("listed_keys_total", "Keys listed from etcd.")
 	descRelists    = clusterDesc("relists_total", "Times the whole prefix had to be listed anew, or could not be listed.")
 	descReconnects = clusterDesc("reconnects_total", "Times the feed was resumed after a loss.")
+	descSilent     = clusterDesc("silent_feeds_total", "Times, of strata_mirror_reconnects_total, that the feed was left because it told nothing though etcd had moved on.")
 	descDiverged   = clusterDesc("divergences_total", "Resources listed anew because the feed contradicted what was held.")
 	descEtcd       = clusterDesc("etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.")
 	descLag        = clusterDesc("revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.")
@@ -164,7 +165,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		descReady, descClock, descBytes, descLimit, descFloor, descGone, descIdle, descIdleL,
 		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
-		descEvents, descDropped, descListed, descRelists, descReconnects, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
+		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
 		descKept, descKeptLimit, descEvicted, descRefused,
 	} {
@@ -229,6 +230,7 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	counter(descListed, st.ListedKeys)
 	counter(descRelists, st.Relists)
 	counter(descReconnects, st.Reconnects)
+	counter(descSilent, st.SilentFeeds)
 	counter(descDiverged, st.Divergences)
 	counter(descRestores, st.Restores)
 	counter(descReplays, st.Replays)
