@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"testing"
@@ -69,6 +70,18 @@ func ownConnections(config *rest.Config) *rest.Config {
 	own := rest.CopyConfig(config)
 	own.Dial = (&net.Dialer{}).DialContext // clients that dial by themselves share nothing
 	return own
+}
+
+// oneConnection returns a copy of config whose clients have one connection between them. Otherwise each request that finds
+// none dials, and when thousands come back at once there are thousands of connections for a moment.
+func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
+	t.Helper()
+	tlsConfig, err := rest.TLSConfigFor(config)
+	check(t, err)
+	one := rest.CopyConfig(config)
+	one.TLSClientConfig, one.Dial = rest.TLSClientConfig{}, nil
+	one.Transport = &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSHandshakeTimeout: 10 * time.Second}
+	return one
 }
 
 // pause lets d pass, or less if ctx ends.

@@ -80,7 +80,11 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fle
 	var c clients
 	for i, follow := range all {
 		if i%perConnection == 0 {
-			c = newClients(t, s.config())
+			config := s.config()
+			if long() {
+				config = oneConnection(t, config)
+			}
+			c = newClients(t, config)
 		}
 		f.informers = append(f.informers, newInformer(t, c, follow))
 	}

@@ -68,9 +68,10 @@ func (e *Env) Balancer(servers ...*Server) *Balancer {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			if err != nil {
-				fmt.Fprintln(os.Stderr, "balancer:", err) // clients see that nobody serves
-				return
+			if err != nil { // too many open files, until some are closed
+				fmt.Fprintln(os.Stderr, "balancer:", err)
+				time.Sleep(healthInterval)
+				continue
 			}
 			b.group.Go(func() { b.pass(ctx, client) })
 		}
