@@ -121,7 +121,7 @@ func (m *Mirror) loadAll(ctx context.Context, why error) *load {
 	began := time.Now()
 	var l *load
 	if m.restores() && (errors.Is(why, errStart) || errors.Is(why, ErrCompacted)) {
-		now, err := m.opts.Source.Current(ctx)
+		now, err := m.now(ctx)
 		if err != nil {
 			return &load{err: fmt.Errorf("read current revision: %w", err)}
 		}
@@ -138,6 +138,21 @@ func (m *Mirror) loadAll(ctx context.Context, why error) *load {
 			"through", l.through, "took", time.Since(began).Round(time.Millisecond))
 	}
 	return l
+}
+
+// now reads etcd's revision, of which other members are asked if one does not answer.
+func (m *Mirror) now(ctx context.Context) (now Header, err error) {
+	const longest = 8 * time.Second
+	for timeout := 500 * time.Millisecond; timeout <= longest && ctx.Err() == nil; timeout *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, timeout)
+		now, err = m.opts.Source.Current(attempt)
+		late := attempt.Err() != nil
+		cancel()
+		if err == nil || !late {
+			break
+		}
+	}
+	return now, err
 }
 
 // replaces reports whether an etcd is not the one that is mirrored, or an older state of it.
