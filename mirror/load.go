@@ -126,7 +126,7 @@ func (m *Mirror) loadAll(ctx context.Context, why error) *load {
 			return &load{err: fmt.Errorf("read current revision: %w", err)}
 		}
 		if !m.replaces(now.ClusterID, now.Revision) {
-			l = m.loadHistory(ctx, m.opts.Prefix, now)
+			l = m.loadHistory(ctx, m.opts.Prefix, now, m.now)
 		}
 	}
 	if l == nil {
@@ -162,23 +162,23 @@ func (m *Mirror) replaces(cluster uint64, rev Revision) bool {
 }
 
 // loadHistory loads a prefix as it was at the oldest revision within the bounds, and what
-// happened to it up to now. It returns nil if there is no history to be had: the caller lists
-// the present.
-func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header) *load {
+// happened to it up to now, or up to a later revision that again tells, if it is given, when
+// compaction has overtaken that. It returns nil if history cannot be had: the caller lists the
+// present.
+func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, again func(context.Context) (Header, error)) *load {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
 	defer cancel()
 	var err error
 	for range replayAttempts {
 		var oldest Revision
-		if oldest, err = m.opts.Source.Oldest(ctx, prefix, now, m.opts.Replay); err == nil && oldest >= now.Revision {
-			return nil
-		}
 		var l *load
-		if err == nil {
+		if oldest, err = m.opts.Source.Oldest(ctx, prefix, now, m.opts.Replay); err == nil {
 			l, err = m.loadSince(ctx, prefix, Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
 		}
 		switch {
+		case err == nil && oldest == now.Revision: // there is none
+			return l
 		case err == nil:
 			m.stats.replayed(l, time.Since(began))
 			m.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
@@ -187,7 +187,12 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header) *lo
 		case !errors.Is(err, ErrCompacted):
 		default: // etcd was compacted while we read
 			m.opts.Logger.Info("compaction has overtaken the history that was being read; once more", "prefix", prefix, "after", oldest)
-			continue
+			if again == nil {
+				continue
+			}
+			if now, err = again(ctx); err == nil {
+				continue
+			}
 		}
 		break
 	}
@@ -444,7 +449,7 @@ func (m *Mirror) loadOne(ctx context.Context, prefix string, clock Revision, his
 		// One at a time: etcd reads the history of all keys for each.
 		select {
 		case m.replaying <- struct{}{}:
-			l = m.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock})
+			l = m.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock}, nil)
 			<-m.replaying
 		case <-ctx.Done():
 		}

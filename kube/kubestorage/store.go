@@ -238,15 +238,13 @@ func (s *Store) notReady() error {
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
 }
 
-// ready returns when the resource can be read: while history is being restored, which takes
-// seconds, whoever asks waits for it, for freshWait at most (KEP-4568 refuses them
-// at once, because a list may take long). Error: 429.
+// ready returns when the resource can be read: what is being loaded, with its history or
+// because a custom resource is asked for the first time, mostly is there within seconds, so
+// whoever asks waits for it, for freshWait at most (KEP-4568 refuses them at once, because a
+// list may take long). Error: 429.
 func (s *Store) ready(ctx context.Context) error {
-	switch {
-	case s.resource.Ready():
+	if s.resource.Ready() {
 		return nil
-	case !s.mirror.Restoring():
-		return s.notReady()
 	}
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
@@ -287,6 +285,9 @@ const (
 	// getWait bounds it for a GET of one key, which may go to etcd instead:
 	// deletions, updates and leader elections read before they write.
 	getWait = 250 * time.Millisecond
+	// getPatience is how long a GET waits for a member of etcd before it asks again; it
+	// doubles.
+	getPatience = 500 * time.Millisecond
 	// answerTime is what is left of a request's own deadline, if that comes first: whoever
 	// waits until then is cut off instead of told when to try again.
 	answerTime = 250 * time.Millisecond
@@ -374,7 +375,17 @@ func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOpt
 	select {
 	case s.cluster.gets <- struct{}{}:
 		defer func() { <-s.cluster.gets }()
-		return s.etcd.Get(ctx, key, opts, out)
+		// The next attempt probably goes to another member; one that hangs would hold the
+		// request until its connection is given up.
+		for patience := getPatience; ; patience *= 2 {
+			attempt, cancel := context.WithTimeout(ctx, patience)
+			err := s.etcd.Get(attempt, key, opts, out)
+			late := attempt.Err() != nil
+			cancel()
+			if err == nil || !late || ctx.Err() != nil {
+				return err
+			}
+		}
 	default:
 		return apierrors.NewTooManyRequests("too many reads wait for etcd", tooHighRetrySeconds)
 	}
