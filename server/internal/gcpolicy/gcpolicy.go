@@ -30,12 +30,14 @@ const (
 	busyCycles = 2
 	busyRoom   = 2
 
-	// idleFor is how long no collection must have been needed until memory that is free,
-	// and that the runtime would keep for the next burst, goes back to the system, if
-	// it is idleFree bytes or more; freeAgain how long until that may happen again.
-	idleFor   = 3 * time.Second
-	idleFree  = 48 << 20
-	freeAgain = 15 * time.Second
+	// idleFor is how long no collection must have been needed, and little have been allocated,
+	// until memory that is free, and that the runtime would keep for the next burst, goes
+	// back to the system, if it is idleFree bytes or more; freeAgain how long until that may
+	// happen again. It costs a collection, which must not fall into a steady load.
+	idleFor    = 3 * time.Second
+	idleFree   = 48 << 20
+	idleAllocs = 4 << 20 // a second
+	freeAgain  = 15 * time.Second
 )
 
 // percent returns the value for debug.SetGCPercent with a live heap of the size, of
@@ -56,6 +58,7 @@ func Start(ctx context.Context) {
 		sample := []metrics.Sample{
 			{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"},
 			{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/free:bytes"},
+			{Name: "/gc/heap/allocs:bytes"},
 		}
 		var idle idleness
 		var load load
@@ -74,7 +77,7 @@ func Start(ctx context.Context) {
 				debug.SetGCPercent(p)
 				last = p
 			}
-			if idle.free(time.Now(), sample[2].Value.Uint64(), sample[3].Value.Uint64()) {
+			if idle.free(time.Now(), sample[2].Value.Uint64(), sample[3].Value.Uint64(), sample[4].Value.Uint64()) {
 				debug.FreeOSMemory()
 			}
 		}
@@ -105,14 +108,17 @@ func (l *load) room(cycles uint64) int {
 // idleness tells when it is time to return free memory. The zero value has seen nothing.
 type idleness struct {
 	cycles uint64    // collections so far
-	since  time.Time // when the last one was noticed
+	allocs uint64    // bytes allocated so far
+	since  time.Time // when it began
 	freed  time.Time // when memory was returned
 }
 
-// free takes a sample, of collections so far and of free bytes, and reports whether to
-// return those.
-func (i *idleness) free(now time.Time, cycles, free uint64) bool {
-	if cycles != i.cycles {
+// free takes a sample, of collections and of bytes allocated so far and of free bytes, one
+// interval after the one before, and reports whether to return those.
+func (i *idleness) free(now time.Time, cycles, free, allocs uint64) bool {
+	allocated := allocs - i.allocs
+	i.allocs = allocs
+	if cycles != i.cycles || allocated > idleAllocs {
 		i.cycles, i.since = cycles, now
 		return false
 	}

@@ -27,20 +27,21 @@ func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
 	var i idleness
 	start := time.Now()
 	for _, c := range []struct {
-		after        time.Duration
-		cycles, free uint64
-		want         bool
+		after                time.Duration
+		cycles, free, allocs uint64
+		want                 bool
 	}{
-		{0, 1, idleFree, false},
-		{idleFor - time.Second, 1, idleFree, false}, // not long enough
-		{idleFor, 2, idleFree, false},               // it was not idle
-		{2 * idleFor, 2, idleFree - 1, false},       // not worth it
-		{2 * idleFor, 2, idleFree, true},
-		{3 * idleFor, 3, idleFree, false},
-		{4 * idleFor, 3, idleFree, false}, // not again so soon
-		{2*idleFor + freeAgain, 3, idleFree, true},
+		{0, 1, idleFree, 0, false},
+		{idleFor - time.Second, 1, idleFree, 0, false}, // not long enough
+		{idleFor, 2, idleFree, 0, false},               // it was not idle
+		{2 * idleFor, 2, idleFree - 1, 0, false},       // not worth it
+		{2 * idleFor, 2, idleFree, 0, true},
+		{3 * idleFor, 3, idleFree, 0, false},
+		{4 * idleFor, 3, idleFree, 0, false},                        // not again so soon
+		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // it is not idle
+		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // little since
 	} {
-		if got := i.free(start.Add(c.after), c.cycles, c.free); got != c.want {
+		if got := i.free(start.Add(c.after), c.cycles, c.free, c.allocs); got != c.want {
 			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
 		}
 	}
