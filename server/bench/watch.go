@@ -132,7 +132,7 @@ func watchNodes(ctx context.Context, s *Sample) error {
 	changed := s.Rand.Perm(watchers * (s.Data.Pods / s.Data.Nodes))
 	var written atomic.Int64
 	err = s.Measure(ctx, func(ctx context.Context) error {
-		err := perSecond(s.Sizes.NodeRate, s.Sizes.WatchDuration, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
+		err := perSecond(s.Sizes.NodeRate, s.Sizes.NodeDuration, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
 			drawn := changed[i%len(changed)]
 			pod := dataset.Pod(drawn/watchers*s.Data.Nodes+drawn%watchers, s.Data.Nodes, s.Data.Namespaces)
 			pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
@@ -154,7 +154,7 @@ func watchNodes(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	s.Detail("%s of %s nodes, %s changes in %v", grouped(watchers), grouped(s.Data.Nodes), grouped(int(written.Load())), s.Sizes.WatchDuration)
+	s.Detail("%s of %s nodes, %s changes in %v", grouped(watchers), grouped(s.Data.Nodes), grouped(int(written.Load())), s.Sizes.NodeDuration)
 	return streams.report(s, int(written.Load()))
 }
 

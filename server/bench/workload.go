@@ -166,6 +166,7 @@ type Sizes struct {
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
+	NodeDuration  time.Duration // the same for watchers of nodes: at their low rate, long enough for the collector to have its share
 	LoneRate      int           // events per second for the lone watcher
 	LoneStep      time.Duration // how long each of its rates lasts where the highest is looked for
 	Watchers      int           // watchers of one collection
@@ -190,6 +191,7 @@ func fullSizes() Sizes {
 		SharedRate:    20,
 		NodeWatchers:  2_000,
 		NodeRate:      500,
+		NodeDuration:  20 * time.Second,
 		Idle:          2 * time.Minute,
 		IdleObjects:   5_000,
 		IdleWatchers:  10_000,
@@ -238,6 +240,7 @@ func quickSizes() Sizes {
 	s.Writes /= 4 // a tenth would be fewer than the p99 of a run needs
 	s.Loop = time.Second
 	s.WatchDuration = 3 * time.Second
+	s.NodeDuration = 3 * time.Second
 	s.Watchers /= 10
 	s.LoneStep = 2 * time.Second
 	s.NodeWatchers /= 10
