@@ -68,15 +68,26 @@ func (c *Cursor) bind(lin *lineage) error {
 
 // succeed lets the cursor of a lineage that has ended go on in the one that came after it, if
 // that knows all that has happened after the cursor's position. Error: ErrCompacted.
+//
+// The cursor of one that lives joins what it follows again, whose feeder has ended.
 func (c *Cursor) succeed() error {
 	lin := c.lin
 	for lin != nil && lin.log.Dead() {
 		lin = lin.successor.Load()
 	}
-	if lin == nil || lin == c.lin || lin.private {
+	if lin == nil || lin.private {
 		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
 	}
 	return c.bind(lin)
+}
+
+// Err returns ErrCompacted if the lineage that the cursor was placed in has ended: what else
+// was read of the resource when it was placed may have nothing to do with what is read now.
+func (c *Cursor) Err() error {
+	if c.lin.log.Dead() {
+		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
+	}
+	return nil
 }
 
 // Follow has the cursor woken by, and read, the events of its keys only, if they are one
@@ -93,7 +104,7 @@ func (c *Cursor) Follow() {
 // if p has ended.
 func (c *Cursor) FollowValue(p *Partition, value string) {
 	c.Close()
-	if c.topic = p.subscribe(c.lin, c.seq, value); c.topic != nil {
+	if c.topic = p.subscribe(c.lin, value); c.topic != nil {
 		c.by = p
 	}
 }

@@ -23,6 +23,7 @@ type load struct {
 	dated   []mark   // when some of the changes happened at the latest
 	left    []string // excluded prefixes of which keys were left out
 	gap     bool     // what is held may be continued, but for the events in between
+	anew    bool     // what was held, or told, cannot be relied on
 	err     error
 }
 
@@ -103,6 +104,8 @@ const (
 	// replayTimeout bounds what a load waits for history. A guess: ten times what the most
 	// that is asked for by default takes.
 	replayTimeout = 30 * time.Second
+	// replayQueue bounds what a resource waits for others to have their history read.
+	replayQueue = time.Second
 	// replayAttempts bounds how often compaction may overtake it.
 	replayAttempts = 5
 )
@@ -133,6 +136,7 @@ func (m *Mirror) loadAll(ctx context.Context, why error) *load {
 		l = m.list(ctx, m.opts.Prefix, 0)
 	}
 	l.gap = errors.Is(why, ErrCompacted)
+	l.anew = !l.gap && !errors.Is(why, errStart)
 	if l.err == nil {
 		m.opts.Logger.Info("mirror listed", "prefix", m.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
 			"through", l.through, "took", time.Since(began).Round(time.Millisecond))
@@ -174,6 +178,7 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, aga
 		var oldest Revision
 		var l *load
 		if oldest, err = m.opts.Source.Oldest(ctx, prefix, now, m.opts.Replay); err == nil {
+			oldest = max(oldest, min(m.since.Load(), now.Revision))
 			l, err = m.loadSince(ctx, prefix, Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
 		}
 		switch {
@@ -190,7 +195,10 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, aga
 			if again == nil {
 				continue
 			}
-			if now, err = again(ctx); err == nil {
+			if now, err = again(ctx); err == nil && m.replaces(now.ClusterID, now.Revision) {
+				err = ErrRestored
+			}
+			if err == nil {
 				continue
 			}
 		}
@@ -322,6 +330,9 @@ func (m *Mirror) installAll(l *load) {
 	m.clock.publish(l.through, false)
 	m.stats.etcdRevision.Store(l.through)
 	m.stats.historyFloor.Store(l.header.Revision)
+	if restored || l.anew {
+		m.since.Store(l.through)
+	}
 	m.lists.Add(1)
 	for r := range lineages {
 		r.recount(l.dated)
@@ -446,11 +457,13 @@ func (m *Mirror) reload(r *Resource, delay time.Duration, history bool) {
 func (m *Mirror) loadOne(ctx context.Context, prefix string, clock Revision, history bool) (l *load) {
 	cluster := m.cluster.Load()
 	if history && m.restores() && clock > 0 {
-		// One at a time: etcd reads the history of all keys for each.
+		// One at a time: etcd reads the history of all keys for each. Who would have to wait
+		// for long does without.
 		select {
 		case m.replaying <- struct{}{}:
 			l = m.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock}, nil)
 			<-m.replaying
+		case <-time.After(replayQueue):
 		case <-ctx.Done():
 		}
 	}

@@ -466,3 +466,82 @@ func TestRestoredHistoryEndsByAge(t *testing.T) {
 		}
 	})
 }
+
+// TestALateClaimAfterARestore: a resource that is claimed when etcd has been restored, or has
+// contradicted itself, has no past from before either.
+func TestALateClaimAfterARestore(t *testing.T) {
+	for _, how := range []string{"restored", "rewritten"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+				a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+				all := func(what string, n int) {
+					for i := range n {
+						for _, prefix := range []string{"/registry/a/", "/registry/b/", "/registry/late/"} {
+							store.Put(prefix+"k", fmt.Sprint(what, i))
+						}
+					}
+				}
+				all("lost", 20)
+				reach(t, m, store.Revision(), a, b)
+				lost := m.Clock()
+				if how == "restored" {
+					store.Restore(5, map[string]string{"/registry/late/k": "backup"})
+					synctest.Wait()
+					time.Sleep(10 * time.Second)
+					all("new", 30)
+				} else {
+					store.Stall(true)
+					store.Rewrite(5, map[string]string{"/registry/late/k": "backup"})
+					all("new", 60)
+					store.Stall(false)
+				}
+				time.Sleep(20 * time.Second)
+				reach(t, m, store.Revision(), a, b)
+				late := claim(t, m, "/registry/late/")
+				reach(t, m, store.Revision(), late)
+				_, floor, err := late.Oldest()
+				if _, wanted, _ := a.Oldest(); err != nil || floor < wanted {
+					t.Errorf("history reaches back to %d, %v; that of others to %d", floor, err, wanted)
+				}
+				if _, err := late.CursorAfter(lost, "", ""); how == "rewritten" && !errors.Is(err, mirror.ErrCompacted) {
+					t.Errorf("a watch of the lost past resumes: %v", err)
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// TestClaimsDoNotQueueForHistory: many resources whose values were not kept are readable soon,
+// with history or without.
+func TestClaimsDoNotQueueForHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 40
+		md := newModel()
+		for i := range n {
+			put(md, fmt.Sprintf("/registry/%02d/", i), "value", 2)
+		}
+		store := md.store
+		m := start(t, &script{Source: store,
+			replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+				time.Sleep(3 * time.Second)
+				return store.Replay(ctx, prefix, after, through, deliver)
+			}}, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+		reach(t, m, store.Revision())
+		var claimed []*mirror.Resource
+		for i := range n {
+			claimed = append(claimed, claim(t, m, fmt.Sprintf("/registry/%02d/", i)))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		for _, r := range claimed {
+			if err := r.WaitReady(ctx); err != nil {
+				t.Fatalf("%s: %v", r.Prefix(), err)
+			}
+			requireState(t, latest(t, r), md, r.Prefix())
+		}
+		barrier(t, m)
+	})
+}

@@ -45,6 +45,7 @@ type Mirror struct {
 	excluded atomic.Pointer[[]string]
 	lists    atomic.Int64 // times the whole prefix was listed and installed
 	loading  atomic.Bool  // the whole prefix is being loaded
+	since    atomic.Int64 // history before it is not what clients may have been told
 
 	replaying chan struct{} // holds a place for each resource whose history is being read
 

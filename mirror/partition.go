@@ -35,13 +35,16 @@ func NewPartition(ctx context.Context, r *Resource, start func(run func()) bool,
 	return &Partition{res: r, ctx: ctx, start: start, of: of}
 }
 
-// subscribe returns the topic of the value for a cursor at seq; nil if the partition has ended.
-func (p *Partition) subscribe(lin *lineage, seq uint64, value string) *topic {
+// subscribe returns the topic of the value for a cursor; nil if the partition has ended.
+func (p *Partition) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
 		// Those who follow the one before, if there is one, keep it until they leave.
-		s := &sorted{lin: lin, res: p.res, of: p.of, from: seq, next: seq}
+		// It begins with what is new: a cursor that is behind reads the log up to there, each
+		// for itself, so that nobody waits for the backlog of another.
+		end := lin.log.End()
+		s := &sorted{lin: lin, res: p.res, of: p.of, from: end, next: end}
 		s.log, s.idle, s.keep = lin.log, make(chan struct{}), true
 		if lin.log.Dead() || !p.start(func() { s.run(p.ctx) }) {
 			return nil
@@ -64,7 +67,7 @@ func (p *Partition) unsubscribe(t *topic) {
 	}
 }
 
-// sorted are the events of one lineage, from the place on at which the first cursor
+// sorted are the events of one lineage, from the moment on at which the first cursor
 // joined. Values nobody follows have topics too, as long as the log holds an event of theirs:
 // cursors that join later, but from an older place, need not look at every event
 // again, each for itself. That happens when a server's clients come back after a restart.

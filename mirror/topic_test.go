@@ -807,3 +807,97 @@ func TestFollowersAmongWriters(t *testing.T) {
 		t.Errorf("%d topics are left", n)
 	}
 }
+
+// TestABacklogIsItsOwnersOwn: who follows a value from far behind makes nobody else wait, and
+// costs nobody his place.
+func TestABacklogIsItsOwnersOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 1 << 30} })
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		old := latest(t, r).Rev
+		noise := func() {
+			store.Put(fmt.Sprintf("/registry/a/busy-%d", store.Revision()%7), fmt.Sprint("busy", store.Revision()))
+			time.Sleep(100 * time.Millisecond)
+		}
+		for range 190 {
+			noise()
+		}
+		reach(t, m, store.Revision(), r)
+		var clean cleanups
+		defer clean.run()
+		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+			time.Sleep(90 * time.Millisecond)
+			return valuesOf(ev)
+		})
+		behind, err := r.CursorAfter(old, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fresh := latest(t, r).Cursor("", "")
+		behind.FollowValue(part, "x")
+		fresh.FollowValue(part, "q")
+		defer behind.Close()
+		defer fresh.Close()
+		store.Put("/registry/a/q", "q")
+		for waited := time.Now(); ; noise() {
+			evs, err := fresh.Next(nil, 10)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(evs) == 1 {
+				break
+			}
+			if time.Since(waited) > 2*time.Second {
+				t.Fatal("the event waits for the backlog of another")
+			}
+		}
+		for range 300 {
+			noise()
+			if _, err := fresh.Next(nil, 10); err != nil {
+				_, floor, _ := r.Oldest()
+				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.Clock())
+			}
+		}
+	})
+}
+
+// TestAPartitionThatFallsBehind: when events leave the window before a partition has come to
+// them, those who follow a value read them in the log, or learn that they cannot.
+func TestAPartitionThatFallsBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: 5 * time.Second, MaxBytes: 1 << 30} })
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		var clean cleanups
+		defer clean.run()
+		slow := make(chan struct{})
+		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+			<-slow
+			return valuesOf(ev)
+		})
+		c := latest(t, r).Cursor("", "")
+		c.FollowValue(part, "q")
+		defer func() { c.Close() }()
+		for i := range 100 {
+			store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
+			time.Sleep(200 * time.Millisecond)
+		}
+		// Its position stands where the partition stands, which is out of the window by now.
+		close(slow)
+		synctest.Wait()
+		if _, err := c.Next(nil, 10); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("position %d: %v", c.Position(), err)
+		}
+		c.Close()
+		c = latest(t, r).Cursor("", "")
+		c.FollowValue(part, "q")
+		rev := store.Put("/registry/a/q", "q")
+		synctest.Wait()
+		if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {
+			t.Errorf("who comes after: %s, %v", story(evs), err)
+		}
+	})
+}

@@ -240,11 +240,14 @@ func (s *Store) notReady() error {
 
 // ready returns when the resource can be read: what is being loaded, with its history or
 // because a custom resource is asked for the first time, mostly is there within seconds, so
-// whoever asks waits for it, for freshWait at most (KEP-4568 refuses them at once, because a
-// list may take long). Error: 429.
+// whoever asks waits for it, for freshWait at most. When that has been too short for others,
+// it takes long, and those who come are refused at once, as KEP-4568 has it. Error: 429.
 func (s *Store) ready(ctx context.Context) error {
 	if s.resource.Ready() {
 		return nil
+	}
+	if s.unready.lasts(time.Now()) {
+		return s.notReady()
 	}
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
@@ -263,6 +266,13 @@ type outage struct {
 // outageGap without a refusal ends an outage: twice the longest pause, so that those
 // who keep to it belong to the same one.
 const outageGap = time.Minute
+
+// lasts reports whether readers have been refused lately.
+func (o *outage) lasts(now time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.recent.IsZero() && now.Sub(o.recent) <= outageGap
+}
 
 // refuse returns when the reader should come back: in 1 s at first, in 30 s when it
 // takes long.
@@ -287,7 +297,7 @@ const (
 	getWait = 250 * time.Millisecond
 	// getPatience is how long a GET waits for a member of etcd before it asks again; it
 	// doubles.
-	getPatience = 500 * time.Millisecond
+	getPatience = time.Second
 	// answerTime is what is left of a request's own deadline, if that comes first: whoever
 	// waits until then is cut off instead of told when to try again.
 	answerTime = 250 * time.Millisecond

@@ -408,6 +408,13 @@ func (st *Stream) Next() (Batch, error) {
 		return Batch{}, st.failed
 	}
 	leaving := st.leaving()
+	if st.listing || st.announce && st.endOfList {
+		// What was listed must be what goes on: etcd may have been restored meanwhile.
+		if err := st.cursor.Err(); err != nil {
+			st.failed = st.ending(err)
+			return Batch{}, st.failed
+		}
+	}
 	if st.listing {
 		if leaving { // a bookmark would say that the list is complete
 			return Batch{}, st.left()

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	goruntime "runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -482,4 +483,42 @@ func TestStreamsEnd(t *testing.T) {
 			t.Errorf("a watch of a storage that has ended: %v, want 429", err)
 		}
 	})
+}
+
+// TestInitialEventsAcrossARestore: a watch that is being told what there is when etcd turns out to
+// have been restored is not told of anything else, and not that it has all.
+func TestInitialEventsAcrossARestore(t *testing.T) {
+	for _, collected := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newTwin(t, mirror.DefaultWindow)
+			for i := range 2000 {
+				w.put(t, newPod(fmt.Sprintf("lost-%04d", i)))
+			}
+			w.catchUp(t)
+			yes := true
+			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: &yes, ResourceVersionMatch: "NotOlderThan"}
+			opts.Predicate.AllowWatchBookmarks = true
+			st := w.open(t, t.Context(), opts)
+			take(t, st)
+			w.etcd.Restore(w.etcd.Revision()-1000, map[string]string{})
+			if collected { // the version that it began with
+				goruntime.GC()
+				goruntime.GC()
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			for i := range 1500 {
+				w.put(t, newPod(fmt.Sprintf("new-%04d", i)))
+			}
+			for w.mirror.Clock() != w.etcd.Revision() {
+				w.catchUp(t)
+			}
+			if w.mirror.Stats().Restores != 1 {
+				t.Fatal("etcd was not restored")
+			}
+			if b, err := st.Next(); !apierrors.IsResourceExpired(err) || !b.Empty() {
+				t.Errorf("%+v, %v, want that it has expired", b, err)
+			}
+		})
+	}
 }
