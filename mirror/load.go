@@ -20,10 +20,11 @@ type load struct {
 	entries []*Entry
 	changes []replayed // after the list and up to through, whole revisions in order
 	through Revision
-	dated   []mark   // when some of the changes happened at the latest
-	left    []string // excluded prefixes of which keys were left out
-	gap     bool     // what is held may be continued, but for the events in between
-	anew    bool     // what was held, or told, cannot be relied on
+	took    time.Duration // to read the changes
+	dated   []mark        // when some of the changes happened at the latest
+	left    []string      // excluded prefixes of which keys were left out
+	gap     bool          // what is held may be continued, but for the events in between
+	anew    bool          // what was held, or told, cannot be relied on
 	err     error
 }
 
@@ -73,12 +74,11 @@ func (m *Mirror) list(ctx context.Context, prefix string, at Revision) *load {
 
 // replay reads what happened to a prefix, but for what is excluded, after the list.
 func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Header, through Revision) error {
-	var left []string
-	err := m.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
+	return m.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
 		excluded := *m.excluded.Load()
 		for i := range b.Changes {
 			c := &b.Changes[i]
-			if omit(c.Key, excluded, &left) {
+			if omit(c.Key, excluded, &l.left) {
 				continue
 			}
 			r := replayed{rev: c.ModRevision}
@@ -92,12 +92,6 @@ func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Heade
 		}
 		return ctx.Err()
 	})
-	for _, p := range left {
-		if !slices.Contains(l.left, p) {
-			l.left = append(l.left, p)
-		}
-	}
-	return err
 }
 
 const (
@@ -185,9 +179,9 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, aga
 		case err == nil && oldest == now.Revision: // there is none
 			return l
 		case err == nil:
-			m.stats.replayed(l, time.Since(began))
+			m.stats.replayed(l)
 			m.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
-				"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond))
+				"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond), "after the list", l.took.Round(time.Millisecond))
 			return l
 		case !errors.Is(err, ErrCompacted):
 		default: // etcd was compacted while we read
@@ -209,37 +203,22 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, aga
 	return nil
 }
 
-// loadSince lists the prefix at a revision, and reads what happened after it meanwhile.
+// loadSince lists the prefix at a revision, and then reads what happened after it. One after the
+// other: etcd holds writers up for longer if it does both at once.
 func (m *Mirror) loadSince(ctx context.Context, prefix string, after Header, through Revision) (*load, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	history := &load{}
-	replayed := make(chan error, 1)
-	m.wg.Go(func() {
-		err := history.replay(ctx, m, prefix, after, through)
-		if err != nil {
-			cancel(err) // the list is of no use
-		}
-		replayed <- err
-	})
 	l := m.list(ctx, prefix, after.Revision)
 	if l.err != nil {
-		cancel(l.err)
+		return nil, l.err
 	}
-	err := <-replayed
-	switch {
-	case l.err != nil || err != nil:
-		return nil, context.Cause(ctx) // what failed first
-	case l.header.ClusterID != after.ClusterID:
+	if l.header.ClusterID != after.ClusterID {
 		return nil, fmt.Errorf("%w: cluster %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
 	}
-	l.changes, l.through = history.changes, through
-	l.dated = m.date(l.changes)
-	for _, p := range history.left {
-		if !slices.Contains(l.left, p) {
-			l.left = append(l.left, p)
-		}
+	listed := time.Now()
+	if err := l.replay(ctx, m, prefix, after, through); err != nil {
+		return nil, err
 	}
+	l.through, l.took = through, time.Since(listed)
+	l.dated = m.date(l.changes)
 	return l, nil
 }
 

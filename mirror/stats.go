@@ -30,11 +30,11 @@ type counters struct {
 }
 
 // replayed takes note of a history that was read from etcd.
-func (c *counters) replayed(l *load, took time.Duration) {
+func (c *counters) replayed(l *load) {
 	c.replays.Add(1)
 	c.replayedEvents.Add(int64(len(l.changes)))
 	c.replayFloor.Store(l.header.Revision)
-	c.replayTime.Store(int64(took))
+	c.replayTime.Store(int64(l.took))
 }
 
 // Stats is a reading of a mirror's counters.
@@ -63,7 +63,7 @@ type Stats struct {
 	Replays        int64         // times
 	ReplayedEvents int64         // events, all times together
 	ReplayFloor    Revision      // after which the last one began
-	ReplayTime     time.Duration // that the last one took, with its list
+	ReplayTime     time.Duration // that the last one took, after its list
 }
 
 // Stats returns the counters. Cost is a few loads; readings are not of one moment.
