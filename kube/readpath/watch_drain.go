@@ -132,14 +132,14 @@ func (d *drainer) refuses(req *http.Request) bool {
 	return err == nil && info.IsResourceRequest && (info.Verb == "list" || info.Verb == "watch")
 }
 
-// refuse answers 429 and lets the client use another connection, as upstream does with
-// --shutdown-send-retry-after. Clients of Kubernetes try again without listing anew, which
-// they would do after a 503 or a connection that breaks.
+// refuse answers 429. Clients of Kubernetes try again without listing anew, which they would do
+// after a 503 or a connection that breaks. The connection stays: net/http waits a minute for
+// one that is opened in the moment in which the server stops, and those who come again at
+// once, with all their watches, would open many.
 func refuse(w http.ResponseWriter) {
 	status := apierrors.NewTooManyRequests("the server is shutting down, please try again later", refusedSeconds).Status()
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	header := w.Header()
-	header.Set("Connection", "close")
 	header.Set("Retry-After", strconv.Itoa(refusedSeconds))
 	header.Set("Content-Type", "application/json")
 	header.Set("X-Content-Type-Options", "nosniff")
