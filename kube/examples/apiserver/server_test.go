@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,16 @@ func TestReadsAreAnsweredFromMemory(t *testing.T) {
 		body := fmt.Sprintf(`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":%q}}`, name)
 		if resp, got := send(t, http.MethodPost, pods, body); resp.StatusCode != http.StatusCreated {
 			t.Fatalf("create %s: %s: %s", name, resp.Status, got)
+		}
+	}
+
+	// Until memory has them, etcd is asked for single objects and small pages.
+	loaded := regexp.MustCompile(`(?m)^strata_mirror_resource_ready\{.*\} 1$`)
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if _, metrics := send(t, http.MethodGet, url+"/metrics", ""); loaded.MatchString(metrics) {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("the pods are not loaded:\n%s", metrics)
 		}
 	}
 
