@@ -415,7 +415,13 @@ func (m *Mirror) apply(b Batch) error {
 				// Only this resource is in doubt; the others go on.
 				m.touched = slices.DeleteFunc(m.touched, func(o *txn) bool { return o == t })
 				m.diverged(r, err)
-				r.pending = append(r.pending, *c)
+				// What the batch did to it before goes with it: the list may be of the
+				// clock as it still stands.
+				for j := range b.Changes[:i+1] {
+					if m.route(string(b.Changes[j].Key)) == r {
+						r.pending = append(r.pending, b.Changes[j])
+					}
+				}
 			}
 		}
 	}
