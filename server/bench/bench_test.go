@@ -69,8 +69,8 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 		Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Lists: 3, Pairs: 1, Few: 200,
 		IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2,
 		Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
-		WatchDuration: 300 * time.Millisecond, NodeDuration: 300 * time.Millisecond, LoneRate: 200, LoneStep: 300 * time.Millisecond, Watchers: 20, SharedRate: 20,
-		NodeWatchers: 10, NodeRate: 100, Idle: 200 * time.Millisecond,
+		WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, Watchers: 20, SharedRate: 20,
+		NodeWatchers: 10, NodeRate: 400, Idle: 200 * time.Millisecond,
 		Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
 	}
 	var stdout strings.Builder
