@@ -48,9 +48,11 @@ func (s *server) start(etcd *harness.Etcd) {
 	s.api = env.APIServer(s.proxy.Etcd(), append(quiet(), s.flags...)...).API()
 }
 
-// quiet are flags with which a server writes nothing by itself once it has started, and compacts nothing.
+// quiet are flags with which a server writes nothing by itself once it has started, compacts nothing, and knows nothing
+// of the time before: some rows are about a revision that etcd has and memory does not.
 func quiet() []string {
 	return []string{
+		"--strata-replay-revisions=0",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
 		"--etcd-compaction-interval=0",
 		"--disable-admission-plugins=ServiceAccount",
