@@ -43,7 +43,7 @@ var streamWorkloads = []Workload{
 // nodeWorkloads are what kubelets do: each watches the pods of its node.
 var nodeWorkloads = []Workload{
 	{
-		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3,
+		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3, Tail: true,
 		Run:    watchNodes,
 		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 1./2)},
 	},
