@@ -67,7 +67,8 @@ type Options struct {
 var DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
 
 // DefaultReplay is what etcd delivers within 3 seconds without holding a writer up for
-// more than half a second, with values of 1 KB (docs/benchmarks.md).
+// more than half a second, with values of 1 KB and unless it has just been started itself
+// (docs/benchmarks.md).
 var DefaultReplay = ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
 
 // DefaultIdleProgress is what Kubernetes recommends to set etcd's own interval to
