@@ -169,36 +169,37 @@ func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, aga
 	defer cancel()
 	var err error
 	for range replayAttempts {
-		var oldest Revision
-		var l *load
+		var (
+			oldest Revision
+			l      *load
+		)
 		if oldest, err = m.opts.Source.Oldest(ctx, prefix, now, m.opts.Replay); err == nil {
 			oldest = max(oldest, min(m.since.Load(), now.Revision))
 			l, err = m.loadSince(ctx, prefix, Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
 		}
-		switch {
-		case err == nil && oldest == now.Revision: // there is none
+		if err == nil {
+			if oldest < now.Revision {
+				m.stats.replayed(l)
+				m.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
+					"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond), "replay", l.took.Round(time.Millisecond))
+			}
 			return l
-		case err == nil:
-			m.stats.replayed(l)
-			m.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
-				"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond), "after the list", l.took.Round(time.Millisecond))
-			return l
-		case !errors.Is(err, ErrCompacted):
-		default: // etcd was compacted while we read
-			m.opts.Logger.Info("compaction has overtaken the history that was being read; once more", "prefix", prefix, "after", oldest)
-			if again == nil {
-				continue
-			}
-			if now, err = again(ctx); err == nil && m.replaces(now.ClusterID, now.Revision) {
-				err = ErrRestored
-			}
-			if err == nil {
-				continue
-			}
 		}
-		break
+		if !errors.Is(err, ErrCompacted) {
+			break
+		}
+		m.opts.Logger.Info("compaction has overtaken the history that was being read; once more", "prefix", prefix, "revision", now.Revision)
+		if again == nil {
+			continue
+		}
+		if now, err = again(ctx); err == nil && m.replaces(now.ClusterID, now.Revision) {
+			err = ErrRestored
+		}
+		if err != nil {
+			break
+		}
 	}
-	m.opts.Logger.Warn("history could not be restored; watches and reads of revisions before this one are refused",
+	m.opts.Logger.Warn("history could not be restored; watches of revisions before this one are refused",
 		"prefix", prefix, "revision", now.Revision, "error", err)
 	return nil
 }

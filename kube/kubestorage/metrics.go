@@ -17,7 +17,7 @@ var (
 	descClock = clusterDesc("revision", "Revision that readers see.")
 	descBytes = clusterDesc("history_bytes", "Stored bytes that only history keeps in memory.")
 	descLimit = clusterDesc("history_limit_bytes", "Bound of strata_mirror_history_bytes.")
-	descFloor = clusterDesc("history_floor_revision", "Revision that history reaches back to, 0 if nothing was dropped yet.")
+	descFloor = clusterDesc("history_floor_revision", "Revision that history reaches back to.")
 	descGone  = clusterDesc("compacted_revision", "Revision below which versions were dropped because etcd was compacted.")
 	descIdle  = clusterDesc("unclaimed_bytes", "Values kept for resources that nobody has asked for.")
 	descIdleL = clusterDesc("unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.")
@@ -36,7 +36,7 @@ var (
 	descReplays    = clusterDesc("replays_total", "Times history was read from etcd: of the whole prefix when it was listed, or of one resource.")
 	descReplayed   = clusterDesc("replayed_events_total", "Events of the past that were read from etcd.")
 	descReplayRev  = clusterDesc("replay_floor_revision", "Revision after which the last history that was read from etcd began.")
-	descReplayTime = clusterDesc("replay_seconds", "How long the last history that was read from etcd took, with its list.")
+	descReplayTime = clusterDesc("replay_seconds", "How long the last history that was read from etcd took, after its list.")
 	descReads      = clusterDesc("revision_reads_total", "Linearizable reads of etcd's revision, each shared by all readers that waited for it.")
 	descProgress   = clusterDesc("progress_requests_total", "Progress requests sent to etcd.")
 
