@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 
@@ -54,6 +55,14 @@ type Options struct {
 	// come and there are watches that want bookmarks; 0 means
 	// mirror.DefaultIdleProgress, a negative one never.
 	ProgressInterval time.Duration
+	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
+	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
+	TokenTransformer value.Transformer
+	// TokenKeyRotation is how long a key seals continue tokens before another is made; 0
+	// means for ever.
+	TokenKeyRotation time.Duration
+	// RefusePlainTokens refuses continue tokens that are not sealed.
+	RefusePlainTokens bool
 	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
 	// made. nil means the defaults.
 	Gates featuregate.FeatureGate
