@@ -55,6 +55,12 @@ type lineage struct {
 	checkpoints atomic.Pointer[[]*version]
 }
 
+// versions returns how many versions of the past are kept.
+func (l *lineage) versions() int { return len(*l.checkpoints.Load()) }
+
+// oldest returns the oldest revision that can be read.
+func (l *lineage) oldest() Revision { return (*l.checkpoints.Load())[0].rev }
+
 // Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
 // All methods but Release may be called concurrently.
 type Resource struct {
@@ -63,6 +69,9 @@ type Resource struct {
 
 	cur     atomic.Pointer[lineage] // nil while the resource is being loaded
 	changed changes                 // after each publication that touches the resource
+	holds   holds
+
+	versionBytes atomic.Int64 // see ResourceStats
 
 	// Guarded by Mirror.mu.
 	refs    int
@@ -201,7 +210,7 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	if lin == nil {
 		return 0, 0, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}
-	return (*lin.checkpoints.Load())[0].rev, lin.log.Floor(), nil
+	return lin.oldest(), lin.log.Floor(), nil
 }
 
 // ListSource returns the entries with start <= key < end as etcd has them now, in key order,

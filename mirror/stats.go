@@ -20,6 +20,7 @@ type counters struct {
 	progressRequests    atomic.Int64
 	historyBytes        atomic.Int64
 	historyFloor        atomic.Int64
+	versionBytes        atomic.Int64
 	compacted           atomic.Int64
 	unclaimed           atomic.Int64
 	restores            atomic.Int64
@@ -45,7 +46,9 @@ type Stats struct {
 	Compacted           Revision // versions below were dropped because etcd was compacted
 	HistoryFloor        Revision // every history reaches back to here
 	HistoryBytes        int64    // stored bytes that only history keeps alive
-	HistoryLimit        int64    // their bound, Window.MaxBytes
+	Versions            int      // versions of the past that are kept, of all resources
+	VersionBytes        int64    // bytes of their trees that the present does not share
+	HistoryLimit        int64    // the bound of HistoryBytes and VersionBytes together, Window.MaxBytes
 	UnclaimedBytes      int64    // values kept for resources that nobody has claimed
 	UnclaimedLimit      int64    // their bound, Options.UnclaimedBytes
 	Events              int64    // events applied
@@ -66,10 +69,12 @@ type Stats struct {
 	ReplayTime     time.Duration // that the last one took, after its list
 }
 
-// Stats returns the counters. Cost is a few loads; readings are not of one moment.
+// Stats returns the counters. Cost is O(resources); readings are not of one moment.
 func (m *Mirror) Stats() Stats {
 	c := &m.stats
 	return Stats{
+		Versions:            m.countVersions(),
+		VersionBytes:        c.versionBytes.Load(),
 		Ready:               c.ready.Load(),
 		Clock:               m.Clock(),
 		EtcdRevision:        max(c.etcdRevision.Load(), m.Clock()),
@@ -103,16 +108,39 @@ type ResourceStats struct {
 	Entries int   // keys held
 	Bytes   int64 // stored size of their values
 	Events  int   // events a cursor can start at
+
+	Versions       int      // versions of the past that are kept, those made for readers included
+	VersionBytes   int64    // bytes of their trees that the present does not share, measured about once a second
+	OldestRevision Revision // the oldest that At serves
+	Readers        int      // snapshots of the past that are held now, see Hold
+	OldestRead     Revision // the oldest of those, 0 if there is none
 }
 
-// Stats returns a reading of the resource. Cost is a few loads.
+// Stats returns a reading of the resource. Cost is a few loads, and O(Readers).
 func (r *Resource) Stats() ResourceStats {
+	var st ResourceStats
+	st.Readers, st.OldestRead = r.holds.read()
 	lin := r.readable()
 	if lin == nil {
-		return ResourceStats{}
+		return st
 	}
 	t := lin.head.Load().tree
-	return ResourceStats{Ready: true, Entries: t.Len(), Bytes: t.Bytes(), Events: lin.log.Len()}
+	st.Ready, st.Entries, st.Bytes, st.Events = true, t.Len(), t.Bytes(), lin.log.Len()
+	st.Versions, st.OldestRevision = lin.versions(), lin.oldest()
+	st.VersionBytes = r.versionBytes.Load()
+	return st
+}
+
+// countVersions returns the number of versions of the past, over all resources.
+func (m *Mirror) countVersions() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.mu.resources {
+		if lin := r.cur.Load(); lin != nil {
+			n += lin.versions()
+		}
+	}
+	return n
 }
 
 // Resources returns the resources that are claimed or excluded now, in no order.

@@ -1,0 +1,27 @@
+package mirror
+
+import "github.com/stratakube/strata/internal/btree"
+
+// Foreign returns a run of keys that were read from the source at another revision, in
+// ascending order, for readers of runs. An entry that the snapshot holds at the same mod
+// revision is the snapshot's own, with all that readers have kept on it; bytes is what the
+// others hold. Cost is O(k log n) for k keys.
+func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
+	entries := make([]*Entry, len(kvs))
+	for i := range kvs {
+		kv := &kvs[i]
+		e, ok := s.Get(string(kv.Key))
+		if !ok || e.mod != kv.ModRevision || !e.hasValue() {
+			e = newEntry(kv, true)
+			bytes += e.footprint()
+		}
+		entries[i] = e
+	}
+	return btree.NewRun(entries), bytes
+}
+
+// Present reports whether nothing has changed since the snapshot. Cost is O(1).
+func (s Snapshot) Present() bool { return s.lin != nil && s.lin.head.Load().seq == s.seq }
+
+// Cluster returns the ID of the etcd cluster that is mirrored, 0 before the first list.
+func (m *Mirror) Cluster() uint64 { return m.cluster.Load() }

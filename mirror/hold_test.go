@@ -1,0 +1,63 @@
+package mirror_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestReadersOfThePastAreCounted: those of the present are not, and cost no allocation.
+func TestReadersOfThePastAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		for i := range 10 {
+			store.Put("/registry/a/x", fmt.Sprint(i))
+		}
+		reach(t, m, store.Revision())
+		counted := func(what string, readers int, oldest mirror.Revision) {
+			t.Helper()
+			if st := r.Stats(); st.Readers != readers || st.OldestRead != oldest {
+				t.Errorf("%s: %d readers, the oldest at %d; want %d, %d", what, st.Readers, st.OldestRead, readers, oldest)
+			}
+		}
+		at := func(rev mirror.Revision) mirror.Snapshot {
+			t.Helper()
+			s, err := r.At(rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		present := latest(t, r)
+		if n := testing.AllocsPerRun(100, func() { r.Hold(present)() }); n != 0 {
+			t.Errorf("a read of the present costs %v allocations", n)
+		}
+		held := r.Hold(present)
+		counted("the present", 0, 0)
+		five, again, three := r.Hold(at(5)), r.Hold(at(5)), r.Hold(at(3))
+		counted("three", 3, 3)
+		three()
+		five()
+		counted("one of two of the same revision", 1, 5)
+		store.Put("/registry/a/x", "later")
+		reach(t, m, store.Revision())
+		late := r.Hold(present) // it was the present
+		counted("the former present", 2, 5)
+		again()
+		counted("only that", 1, present.Rev)
+		m.Compact(store.Revision())
+		r.Release()
+		barrier(t, m)
+		counted("after the version was dropped", 1, present.Rev)
+		late()
+		held()
+		counted("none", 0, 0)
+		r.Hold(mirror.Snapshot{})()
+	})
+}
