@@ -1,0 +1,876 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalksEqualEtcd; 0 for a random one")
+
+// podState is what is looked at in a pod: where it is, its revision, who wrote it, and what selectors see.
+type podState struct {
+	key      string // namespace/name
+	revision mirror.Revision
+	write    string // no two writes have the same
+	shard    string
+	node     string
+}
+
+func (p podState) String() string { return fmt.Sprintf("%s@%d:%s", p.key, p.revision, p.write) }
+
+func stateOf(pod *example.Pod) (podState, error) {
+	rev, err := strconv.ParseInt(pod.ResourceVersion, 10, 64)
+	return podState{pod.Namespace + "/" + pod.Name, rev, pod.Annotations["write"], pod.Labels["shard"], pod.Spec.NodeName}, err
+}
+
+// extent is what of all pods a list is about.
+type extent struct {
+	namespace   string // "" for all
+	shard, node string // selected; "" for any
+}
+
+func (p extent) within(s podState) bool {
+	return p.namespace == "" || strings.HasPrefix(s.key, p.namespace+"/")
+}
+
+func (p extent) selects(s podState) bool {
+	return (p.shard == "" || s.shard == p.shard) && (p.node == "" || s.node == p.node)
+}
+
+func (p extent) selective() bool { return p.shard+p.node != "" }
+
+// predicate selects the extent's pods; by node with the index that registries declare for it.
+func (p extent) predicate() storage.SelectionPredicate {
+	pred := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs}
+	if p.node != "" {
+		pred = onNode(p.node, true)
+		pred.Label = labels.Everything()
+	}
+	if p.shard != "" {
+		pred.Label = labels.SelectorFromSet(labels.Set{"shard": p.shard})
+	}
+	return pred
+}
+
+// pageSeen is one page of a walk.
+type pageSeen struct {
+	limit     int64
+	end       int // items of the walk through this page
+	remaining *int64
+	more      bool
+}
+
+// pageWalk checks the pages of one walk: each when it comes, and all of them against what etcd had.
+type pageWalk struct {
+	extent extent
+	after  string // the walk began behind this key
+	rev    mirror.Revision
+	items  []podState
+	pages  []pageSeen
+}
+
+// add takes the next page.
+func (w *pageWalk) add(limit int64, list *example.PodList) error {
+	rev, err := strconv.ParseInt(list.ResourceVersion, 10, 64)
+	if err != nil {
+		return err
+	}
+	if len(w.pages) > 0 && rev != w.rev {
+		return fmt.Errorf("page %d is of revision %d, those before are of %d", len(w.pages)+1, rev, w.rev)
+	}
+	w.rev = rev
+	if limit > 0 && int64(len(list.Items)) > limit {
+		return fmt.Errorf("%d items, the limit is %d", len(list.Items), limit)
+	}
+	last := w.last()
+	for i := range list.Items {
+		s, err := stateOf(&list.Items[i])
+		if err != nil {
+			return err
+		}
+		if s.key <= last {
+			return fmt.Errorf("%s comes after %s", s.key, last)
+		}
+		if s.revision > rev {
+			return fmt.Errorf("%s in a list of revision %d", s, rev)
+		}
+		w.items, last = append(w.items, s), s.key
+	}
+	more := list.Continue != ""
+	if more && limit == 0 {
+		return errors.New("a token without a limit")
+	}
+	if list.RemainingItemCount != nil && (w.extent.selective() || !more) {
+		return fmt.Errorf("remainingItemCount %d with a selector or on the last page", *list.RemainingItemCount)
+	}
+	w.pages = append(w.pages, pageSeen{limit, len(w.items), list.RemainingItemCount, more})
+	return nil
+}
+
+// last returns the key after which the next page begins.
+func (w *pageWalk) last() string {
+	if len(w.items) > 0 {
+		return w.items[len(w.items)-1].key
+	}
+	return w.after
+}
+
+// finish compares the walk, which is complete, with all pods at its revision.
+func (w *pageWalk) finish(state []podState) error {
+	var want []podState
+	walked := 0 // those that the walk had to look at
+	var keys []string
+	for _, s := range state {
+		if !w.extent.within(s) || s.key <= w.after {
+			continue
+		}
+		walked++
+		keys = append(keys, s.key)
+		if w.extent.selects(s) {
+			want = append(want, s)
+		}
+	}
+	if !slices.Equal(w.items, want) {
+		return fmt.Errorf("%d items %v, etcd has %d at revision %d: %v", len(w.items), w.items, len(want), w.rev, want)
+	}
+	for i, p := range w.pages {
+		if p.more != (i < len(w.pages)-1) {
+			return fmt.Errorf("page %d of %d has a token: %t", i+1, len(w.pages), p.more)
+		}
+		if !p.more {
+			continue
+		}
+		if !w.extent.selective() {
+			if left := int64(walked - p.end); left == 0 || p.remaining == nil || *p.remaining != left {
+				return fmt.Errorf("page %d ends after %d of %d, and says that %s remain", i+1, p.end, walked, show(p.remaining))
+			}
+			begin := 0
+			if i > 0 {
+				begin = w.pages[i-1].end
+			}
+			if int64(p.end-begin) != p.limit {
+				return fmt.Errorf("page %d has %d items and a token, the limit is %d", i+1, p.end-begin, p.limit)
+			}
+		} else if p.end > 0 && keys[len(keys)-1] == w.items[p.end-1].key {
+			return fmt.Errorf("page %d has a token, and nothing is behind it", i+1)
+		}
+	}
+	return nil
+}
+
+func show(n *int64) string {
+	if n == nil {
+		return "no number"
+	}
+	return fmt.Sprint(*n)
+}
+
+// replica is one engine on the etcd of all.
+type replica struct {
+	mu      sync.RWMutex // held for reading by those who use the storage
+	engine  *Engine
+	storage storage.Interface
+	destroy factory.DestroyFunc
+	opens   int // how often it was started
+}
+
+// walksWorld is an etcd, two replicas, and who uses them. It goes in rounds: what is to happen in one is drawn from the
+// seed before, and happens concurrently.
+type walksWorld struct {
+	client   *kubernetes.Client // past all engines
+	wrap     func(storage.Interface) storage.Interface
+	replicas [2]*replica
+	acked    atomic.Int64 // revision of the newest write that was acknowledged
+	states   sync.Map     // of []podState by revision
+
+	floor  mirror.Revision // compacted; every replica has noticed
+	floorC mirror.Revision // compacted in this round, or floor
+	turn   int64           // of compact_rev_key
+	pagers []*pager
+	writes int
+
+	complete, continued, expired, exact, refused, compactions, restarts, pages atomic.Int64
+}
+
+var walkNamespaces = []string{"ns", "ns-1", "ns-10"} // not in the order of their keys
+
+// run lets the world go on for d and returns the first thing that is wrong.
+func (w *walksWorld) run(ctx context.Context, seed uint64, d time.Duration) error {
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for i := range w.replicas {
+		w.replicas[i] = &replica{}
+		if err := w.restart(w.replicas[i], rnd.Uint64()); err != nil {
+			return err
+		}
+	}
+	defer func() {
+		for _, r := range w.replicas {
+			if r.engine != nil {
+				r.destroy()
+				r.engine.Close()
+			}
+		}
+	}()
+	if err := w.write(ctx, rnd.Uint64(), 150); err != nil {
+		return err
+	}
+	w.floor = 1
+	ends := time.Now().Add(d)
+	for round := 0; time.Now().Before(ends) || w.pinned() && time.Now().Before(ends.Add(patience)); round++ {
+		if err := w.round(ctx, rnd, time.Now().Before(ends)); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+	}
+	return nil
+}
+
+// pinned reports whether walks that have to complete are still running.
+func (w *walksWorld) pinned() bool {
+	return slices.ContainsFunc(w.pagers, func(p *pager) bool { return p.pin > 0 })
+}
+
+// round lets everybody do something. Without more nothing new is begun, and walks end.
+func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error {
+	present := w.acked.Load()
+	for more && len(w.pagers) < 16 {
+		p := &pager{world: w, rnd: rand.New(rand.NewPCG(rnd.Uint64(), 0))}
+		p.begin(present)
+		w.pagers = append(w.pagers, p)
+	}
+	// A walk that has to complete keeps its revision from being compacted.
+	target := present
+	for _, p := range w.pagers {
+		if p.pin > 0 {
+			target = min(target, p.pin)
+		}
+	}
+	compacts := rnd.IntN(4) == 0 && target > w.floor
+	w.floorC = w.floor
+	if compacts {
+		w.floorC = w.floor + 1 + rnd.Int64N(target-w.floor)
+	}
+
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var first error
+	start := func(what string, f func() error) {
+		group.Go(func() {
+			if err := f(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				if first == nil {
+					first = fmt.Errorf("%s: %w", what, err)
+				}
+			}
+		})
+	}
+	seed, n := rnd.Uint64(), rnd.IntN(12)
+	start("write", func() error { return w.write(ctx, seed, n) })
+	for _, p := range w.pagers {
+		p.last = !more
+		start(fmt.Sprintf("walk of %+v", p.extent), func() error { return p.page(ctx) })
+	}
+	for range 3 {
+		seed := rnd.Uint64()
+		start("exact read", func() error { return w.readExactly(ctx, seed, present) })
+	}
+	if compacts {
+		start("compact", func() error { return w.compact(ctx) })
+	}
+	if r, seed := w.replicas[rnd.IntN(2)], rnd.Uint64(); rnd.IntN(10) == 0 {
+		start("restart", func() error { return w.restart(r, seed) })
+	}
+	group.Wait()
+	if first != nil {
+		return first
+	}
+	w.pagers = slices.DeleteFunc(w.pagers, func(p *pager) bool { return p.done })
+	if compacts {
+		w.floor = w.floorC
+		for _, r := range w.replicas {
+			if err := w.noticed(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// restart ends a replica's engine and starts another, with as much history as is drawn.
+func (w *walksWorld) restart(r *replica, seed uint64) error {
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.engine != nil {
+		r.destroy()
+		r.engine.Close()
+		w.restarts.Add(1)
+	}
+	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	switch rnd.IntN(4) {
+	case 0:
+		opts.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 10_000}
+	case 1:
+		opts.Replay = mirror.ReplayBounds{Revisions: -1}
+	}
+	r.engine = New(opts)
+	config := &storagebackend.ConfigForResource{
+		GroupResource: schema.GroupResource{Resource: "pods"},
+		Config: storagebackend.Config{
+			Prefix:               "/registry",
+			Transport:            storagebackend.TransportConfig{ServerList: w.client.Endpoints()},
+			Codec:                testCodec(),
+			DBMetricPollInterval: time.Hour,
+			LeaseManagerConfig:   etcd3.NewDefaultLeaseManagerConfig(),
+		},
+	}
+	var err error
+	r.storage, r.destroy, err = r.engine.Decorator()(config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
+	if err == nil && w.wrap != nil {
+		r.storage = w.wrap(r.storage)
+	}
+	r.opens++
+	return err
+}
+
+// list asks a random replica, again while it says that it is to be asked later.
+func (w *walksWorld) list(ctx context.Context, rnd *rand.Rand, p extent, opts storage.ListOptions) (*example.PodList, error) {
+	key := "/pods"
+	if p.namespace != "" {
+		key += "/" + p.namespace
+	}
+	if rnd.IntN(2) == 0 {
+		key += "/"
+	}
+	for end := time.Now().Add(patience); ; {
+		r := w.replicas[rnd.IntN(len(w.replicas))]
+		list := &example.PodList{}
+		r.mu.RLock()
+		err := r.storage.GetList(ctx, key, opts, list)
+		r.mu.RUnlock()
+		if !apierrors.IsTooManyRequests(err) || time.Now().After(end) {
+			return list, err
+		}
+		time.Sleep(5 * time.Millisecond) // as the answer says, but sooner
+	}
+}
+
+// write writes n times: transactions of many keys past all replicas, and single objects through them.
+func (w *walksWorld) write(ctx context.Context, seed uint64, n int) error {
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for range n {
+		if rnd.IntN(3) > 0 {
+			if err := w.transact(ctx, rnd); err != nil {
+				return err
+			}
+			continue
+		}
+		pod, key := w.draw(rnd)
+		r := w.replicas[rnd.IntN(len(w.replicas))]
+		out := &example.Pod{}
+		r.mu.RLock()
+		var err error
+		switch rnd.IntN(3) {
+		case 0:
+			err = r.storage.Create(ctx, key, pod, out, 0)
+		case 1:
+			err = r.storage.Delete(ctx, key, out, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+		default:
+			err = r.storage.GuaranteedUpdate(ctx, key, out, true, nil, storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) {
+				return pod.DeepCopyObject(), nil
+			}), nil)
+		}
+		r.mu.RUnlock()
+		if storage.IsExist(err) || storage.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if s, err := stateOf(out); err == nil {
+			w.acknowledge(s.revision)
+		}
+	}
+	return nil
+}
+
+func (w *walksWorld) acknowledge(rev mirror.Revision) {
+	for {
+		held := w.acked.Load()
+		if rev <= held || w.acked.CompareAndSwap(held, rev) {
+			return
+		}
+	}
+}
+
+// draw returns a pod and its key.
+func (w *walksWorld) draw(rnd *rand.Rand) (*example.Pod, string) {
+	w.writes++ // there is one writer
+	pod := newPod(fmt.Sprintf("pod-%d", rnd.IntN(90)))
+	pod.Namespace = walkNamespaces[rnd.IntN(len(walkNamespaces))]
+	pod.Labels = map[string]string{"shard": fmt.Sprint(rnd.IntN(4))}
+	pod.Annotations = map[string]string{"write": fmt.Sprint(w.writes)}
+	pod.Spec.NodeName = fmt.Sprintf("node-%d", rnd.IntN(5))
+	return pod, podKey(pod)
+}
+
+// transact changes several pods at one revision.
+func (w *walksWorld) transact(ctx context.Context, rnd *rand.Rand) error {
+	ops := map[string]clientv3.Op{}
+	for range 1 + rnd.IntN(6) {
+		pod, key := w.draw(rnd)
+		key = "/registry" + key
+		if rnd.IntN(3) == 0 {
+			ops[key] = clientv3.OpDelete(key)
+			continue
+		}
+		value, err := runtime.Encode(testCodec(), pod)
+		if err != nil {
+			return err
+		}
+		ops[key] = clientv3.OpPut(key, string(value))
+	}
+	var all []clientv3.Op
+	for _, op := range ops {
+		all = append(all, op)
+	}
+	resp, err := w.client.Client.Txn(ctx).Then(all...).Commit()
+	if err == nil {
+		w.acknowledge(resp.Header.Revision)
+	}
+	return err
+}
+
+// state returns all pods at a revision, as etcd has them.
+func (w *walksWorld) state(ctx context.Context, rev mirror.Revision) ([]podState, error) {
+	if s, ok := w.states.Load(rev); ok {
+		return s.([]podState), nil
+	}
+	resp, err := w.client.Client.Get(ctx, "/registry/pods/", clientv3.WithPrefix(), clientv3.WithRev(rev))
+	if err != nil {
+		return nil, err
+	}
+	var state []podState
+	for _, kv := range resp.Kvs {
+		pod := &example.Pod{}
+		if err := runtime.DecodeInto(testCodec(), kv.Value, pod); err != nil {
+			return nil, err
+		}
+		pod.ResourceVersion = fmt.Sprint(kv.ModRevision)
+		s, err := stateOf(pod)
+		if err != nil {
+			return nil, err
+		}
+		state = append(state, s)
+	}
+	w.states.Store(rev, state)
+	return state, nil
+}
+
+// compact compacts etcd as the compactor of an API server does.
+func (w *walksWorld) compact(ctx context.Context) error {
+	w.compactions.Add(1)
+	turn, _, _, err := etcd3.Compact(ctx, w.client.Client, w.turn, w.floorC)
+	if err == nil && turn != w.turn+1 { // now it is known whose turn it is
+		w.turn = turn
+		turn, _, _, err = etcd3.Compact(ctx, w.client.Client, w.turn, w.floorC)
+	}
+	w.turn = turn
+	return err
+}
+
+// noticed returns when a replica refuses what is compacted.
+func (w *walksWorld) noticed(ctx context.Context, r *replica) error {
+	opts := exactly(extent{}, w.floor-1)
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := r.storage.GetList(ctx, "/pods/", opts, &example.PodList{})
+		if apierrors.IsResourceExpired(err) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d is compacted, and a list at %d: %v", w.floor, w.floor-1, err)
+		}
+	}
+}
+
+func exactly(p extent, rev mirror.Revision) storage.ListOptions {
+	return storage.ListOptions{Recursive: true, Predicate: p.predicate(), ResourceVersion: fmt.Sprint(rev), ResourceVersionMatch: metav1.ResourceVersionMatchExact}
+}
+
+func drawExtent(rnd *rand.Rand) extent {
+	var p extent
+	if rnd.IntN(2) == 0 {
+		p.namespace = walkNamespaces[rnd.IntN(len(walkNamespaces))]
+	}
+	if rnd.IntN(4) == 0 {
+		p.shard = fmt.Sprint(rnd.IntN(4))
+	}
+	if rnd.IntN(4) == 0 {
+		p.node = fmt.Sprintf("node-%d", rnd.IntN(6)) // one has no pods
+	}
+	return p
+}
+
+// readExactly lists at revisions between the compacted one and the present, below, and in the future.
+func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirror.Revision) error {
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	p := drawExtent(rnd)
+	switch rnd.IntN(10) {
+	case 0:
+		if w.floor > 2 {
+			rev := 1 + rnd.Int64N(w.floor-1)
+			_, err := w.list(ctx, rnd, p, exactly(p, rev))
+			if !apierrors.IsResourceExpired(err) {
+				return fmt.Errorf("at %d, compacted to %d: %v, want 410", rev, w.floor, err)
+			}
+			w.refused.Add(1)
+			return nil
+		}
+	case 1:
+		rev := present + 1_000_000
+		if _, err := w.list(ctx, rnd, p, exactly(p, rev)); !storage.IsTooLargeResourceVersion(err) {
+			return fmt.Errorf("at %d, which is not yet: %v, want 504", rev, err)
+		}
+		return nil
+	}
+	rev := w.floorC + rnd.Int64N(present-w.floorC+1)
+	list, err := w.list(ctx, rnd, p, exactly(p, rev))
+	if err != nil {
+		return fmt.Errorf("at %d, compacted to %d: %w", rev, w.floorC, err)
+	}
+	walk := pageWalk{extent: p}
+	if err := walk.add(0, list); err != nil {
+		return err
+	}
+	if walk.rev != rev {
+		return fmt.Errorf("asked for %d, got %d", rev, walk.rev)
+	}
+	state, err := w.state(ctx, rev)
+	if err != nil {
+		return err
+	}
+	w.exact.Add(1)
+	return walk.finish(state)
+}
+
+// pager walks an extent in pages, one in each round or fewer.
+type pager struct {
+	world  *walksWorld
+	rnd    *rand.Rand
+	extent extent
+	limit  int64 // of all pages; 0 for another each time
+	lazy   bool  // it does not mind to be overtaken
+	last   bool  // it shall end soon
+	opts   storage.ListOptions
+	least  mirror.Revision // of the first page
+	exact  bool            // and that it has to be
+
+	pin  mirror.Revision // not to be compacted; 0 if anything may be
+	walk pageWalk
+	done bool
+}
+
+// begin draws what is walked, and from which revision.
+func (p *pager) begin(present mirror.Revision) {
+	w := p.world
+	p.extent = drawExtent(p.rnd)
+	p.lazy = p.rnd.IntN(2) == 0
+	if p.rnd.IntN(2) == 0 {
+		p.limit = 1 + p.rnd.Int64N(40)
+		if p.extent.namespace == "" {
+			p.limit += 10
+		}
+	}
+	p.opts = storage.ListOptions{Recursive: true, Predicate: p.extent.predicate()}
+	p.least = present
+	if form := p.rnd.IntN(5); form > 1 {
+		p.least = w.floor + p.rnd.Int64N(present-w.floor+1)
+		p.opts.ResourceVersion = fmt.Sprint(p.least)
+		switch form {
+		case 2:
+			p.opts.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+		case 3:
+			p.opts.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+		}
+		p.exact = form != 3
+	}
+	p.walk = pageWalk{extent: p.extent}
+	if !p.lazy {
+		p.pin = p.least
+	}
+}
+
+// page reads the next page, or none in this round.
+func (p *pager) page(ctx context.Context) error {
+	w := p.world
+	if p.lazy && !p.last && len(p.walk.pages) > 0 && p.walk.rev >= w.floor && p.rnd.IntN(8) > 0 {
+		return nil // until it is overtaken, perhaps
+	}
+	limit := p.limit
+	if limit == 0 {
+		limit = 1 + p.rnd.Int64N(60)
+	}
+	if p.last {
+		limit = 1000
+	}
+	p.opts.Predicate.Limit = limit
+	list, err := w.list(ctx, p.rnd, p.extent, p.opts)
+	rev := p.least
+	if len(p.walk.pages) > 0 {
+		rev = p.walk.rev
+	}
+	if apierrors.IsResourceExpired(err) {
+		if rev >= w.floorC {
+			return fmt.Errorf("410 of %d, compacted to %d: %w", rev, w.floorC, err)
+		}
+		return p.expire(err)
+	}
+	if err != nil {
+		return fmt.Errorf("page %d at %d: %w", len(p.walk.pages)+1, rev, err)
+	}
+	if rev < w.floor && (p.exact || len(p.walk.pages) > 0) {
+		return fmt.Errorf("page %d at %d, which is compacted: the floor is %d", len(p.walk.pages)+1, rev, w.floor)
+	}
+	if err := p.walk.add(limit, list); err != nil {
+		return fmt.Errorf("page %d: %w", len(p.walk.pages)+1, err)
+	}
+	w.pages.Add(1)
+	if len(p.walk.pages) == 1 && (p.walk.rev < p.least || p.exact && p.walk.rev != p.least) {
+		return fmt.Errorf("the first page is of %d, asked for %d", p.walk.rev, p.least)
+	}
+	if !p.lazy {
+		p.pin = p.walk.rev
+	}
+	p.opts.ResourceVersion, p.opts.ResourceVersionMatch = "", ""
+	if p.opts.Predicate.Continue = list.Continue; list.Continue != "" {
+		return nil
+	}
+	p.done = true
+	state, err := w.state(ctx, p.walk.rev)
+	if p.lazy && errors.Is(err, rpctypes.ErrCompacted) {
+		return nil // overtaken after the last page
+	}
+	if err != nil {
+		return err
+	}
+	if p.pin = 0; p.walk.after != "" {
+		w.continued.Add(1)
+	}
+	w.complete.Add(1)
+	return p.walk.finish(state)
+}
+
+// expire goes on in the present, if the walk had begun. From then on it has to complete.
+func (p *pager) expire(err error) error {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return err
+	}
+	token := status.Status().Continue
+	if len(p.walk.pages) == 0 {
+		p.done = true
+		if token != "" {
+			return fmt.Errorf("a token for a list that had none: %w", err)
+		}
+		return nil
+	}
+	if token == "" {
+		return fmt.Errorf("no token to go on with: %w", err)
+	}
+	p.world.expired.Add(1)
+	p.walk = pageWalk{extent: p.extent, after: p.walk.last()}
+	p.opts.Predicate.Continue = token
+	p.lazy, p.exact = false, false
+	// The next page is of what is acknowledged by then, or later.
+	p.least = p.world.acked.Load()
+	p.pin = p.least
+	return nil
+}
+
+// TestWalksEqualEtcd lets pods be written, deleted and changed together, etcd be compacted, and replicas be restarted,
+// while lists are walked in pages, each page from any replica, and read at exact revisions. Each of them is what etcd has
+// at its revision; a walk that is overtaken by a compaction is told so and goes on in the present.
+//
+// -walks.seed repeats what was drawn, up to the order of what happens at the same time; STRATA_TEST_LONG=1 lets it run
+// for two minutes.
+func TestWalksEqualEtcd(t *testing.T) {
+	d := 8 * time.Second
+	if os.Getenv("STRATA_TEST_LONG") == "1" {
+		d = 2 * time.Minute
+	}
+	w, err := walk(t, *walksSeed, d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d walks complete, of which %d after an expiry; %d pages, %d expired, %d exact reads, %d of compacted revisions; %d compactions, %d restarts",
+		w.complete.Load(), w.continued.Load(), w.pages.Load(), w.expired.Load(), w.exact.Load(), w.refused.Load(), w.compactions.Load(), w.restarts.Load())
+	for what, n := range map[string]*atomic.Int64{
+		"walk completed": &w.complete, "walk expired": &w.expired, "walk completed after an expiry": &w.continued,
+		"exact read": &w.exact, "read of a compacted revision": &w.refused, "restart": &w.restarts,
+	} {
+		if n.Load() == 0 {
+			t.Errorf("no %s", what)
+		}
+	}
+}
+
+// walk runs a world with the seed, or a random one.
+func walk(t *testing.T, seed uint64, d time.Duration, wrap func(storage.Interface) storage.Interface) (*walksWorld, error) {
+	t.Helper()
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-walks.seed=%d", seed)
+	ctx, cancel := context.WithTimeout(t.Context(), d+2*patience)
+	defer cancel()
+	w := &walksWorld{client: startEtcd(t, nil), wrap: wrap}
+	return w, w.run(ctx, seed, d)
+}
+
+// wrongLists is a storage whose lists are changed on the way.
+type wrongLists struct {
+	storage.Interface
+	list func(ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error
+}
+
+func (s wrongLists) GetList(ctx context.Context, key string, opts storage.ListOptions, obj runtime.Object) error {
+	return s.list(ctx, key, opts, obj.(*example.PodList))
+}
+
+// TestWalksFindWhatIsWrong runs the same world on storages with a fault, each of which has to be found.
+func TestWalksFindWhatIsWrong(t *testing.T) {
+	for name, fault := range map[string]func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error{
+		"a page of the present": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			token := opts.Predicate.Continue
+			if token == "" {
+				return s.GetList(ctx, key, opts, list)
+			}
+			if err := s.GetList(ctx, key, opts, list); err != nil {
+				return err
+			}
+			// The same page as it would be now, said to be of the token's revision.
+			rev := list.ResourceVersion
+			from, _, err := storage.DecodeContinue(token, "/")
+			if err != nil {
+				return err
+			}
+			opts.Predicate.Continue, err = storage.EncodeContinue(from, "/", -1)
+			if err != nil {
+				return err
+			}
+			if err := s.GetList(ctx, key, opts, list); err != nil {
+				return err
+			}
+			list.ResourceVersion = rev
+			if list.Continue != "" {
+				from, _, err := storage.DecodeContinue(list.Continue, "/")
+				if err != nil {
+					return err
+				}
+				at, err := strconv.ParseInt(rev, 10, 64)
+				if err != nil {
+					return err
+				}
+				list.Continue, err = storage.EncodeContinue(from, "/", at)
+				return err
+			}
+			return nil
+		},
+		"a key is dropped": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			err := s.GetList(ctx, key, opts, list)
+			if opts.Predicate.Continue != "" && len(list.Items) > 1 {
+				list.Items = slices.Delete(list.Items, 0, 1)
+			}
+			return err
+		},
+		"the last of a page comes again": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			err := s.GetList(ctx, key, opts, list)
+			if n := len(list.Items); list.Continue != "" && n > 1 {
+				list.Items = list.Items[:n-1]
+				list.Items = append(list.Items, list.Items[n-2])
+			}
+			return err
+		},
+		"no token at the end of a page": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			err := s.GetList(ctx, key, opts, list)
+			list.Continue, list.RemainingItemCount = "", nil
+			return err
+		},
+		"a count that is wrong by one": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			err := s.GetList(ctx, key, opts, list)
+			if list.RemainingItemCount != nil {
+				*list.RemainingItemCount++
+			}
+			return err
+		},
+		"one item more than the limit": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			if opts.Predicate.Limit > 0 {
+				opts.Predicate.Limit++
+			}
+			return s.GetList(ctx, key, opts, list)
+		},
+		"an exact revision is the next": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+			if opts.ResourceVersionMatch != metav1.ResourceVersionMatchExact {
+				return s.GetList(ctx, key, opts, list)
+			}
+			rev, err := strconv.ParseInt(opts.ResourceVersion, 10, 64)
+			if err != nil {
+				return err
+			}
+			asked := opts.ResourceVersion
+			opts.ResourceVersion = fmt.Sprint(rev + 1)
+			if err := s.GetList(ctx, key, opts, list); err != nil {
+				opts.ResourceVersion = asked
+				return s.GetList(ctx, key, opts, list)
+			}
+			list.ResourceVersion = asked
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := walk(t, 0, patience, func(s storage.Interface) storage.Interface {
+				return wrongLists{s, func(ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+					return fault(s, ctx, key, opts, list)
+				}}
+			})
+			if err == nil {
+				t.Fatal("it was not found")
+			}
+			if text := err.Error(); len(text) > 300 {
+				t.Log(text[:300], "...")
+			} else {
+				t.Log(text)
+			}
+		})
+	}
+}
