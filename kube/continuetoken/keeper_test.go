@@ -1,0 +1,650 @@
+package continuetoken
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apiserver/pkg/storage/value"
+)
+
+// fakeEtcd is a register with faults. It counts.
+type fakeEtcd struct {
+	mu      sync.Mutex
+	data    []byte
+	mod     int64 // 0: no value
+	last    int64 // revision of the last change
+	gets    int
+	puts    int
+	err     error         // of every call
+	hang    bool          // calls end with their context
+	between func()        // called once, between the next get and what follows
+	delay   time.Duration // of every call
+}
+
+var errDown = errors.New("etcd is down")
+
+func (e *fakeEtcd) set(change func(*fakeEtcd)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	change(e)
+}
+
+func (e *fakeEtcd) fault(ctx context.Context) error {
+	e.mu.Lock()
+	hang, err, delay := e.hang, e.err, e.delay
+	e.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return err
+}
+
+func (e *fakeEtcd) get(ctx context.Context) ([]byte, int64, error) {
+	e.set(func(e *fakeEtcd) { e.gets++ })
+	if err := e.fault(ctx); err != nil {
+		return nil, 0, err
+	}
+	e.mu.Lock()
+	data, mod, between := e.data, e.mod, e.between
+	e.between = nil
+	e.mu.Unlock()
+	if between != nil {
+		between()
+	}
+	return data, mod, nil
+}
+
+func (e *fakeEtcd) put(ctx context.Context, data []byte, mod int64) (int64, bool, error) {
+	if err := e.fault(ctx); err != nil {
+		return 0, false, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mod != mod {
+		return 0, false, nil
+	}
+	e.puts++
+	e.last++
+	e.data, e.mod = data, e.last
+	return e.mod, true, nil
+}
+
+func (e *fakeEtcd) remove() { e.set(func(e *fakeEtcd) { e.last++; e.data, e.mod = nil, 0 }) }
+
+func (e *fakeEtcd) counts() (gets, puts int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.gets, e.puts
+}
+
+// fakeKMS encrypts with numbered keys: a value is "<number>:<its context>:" and the plain text, turned around.
+type fakeKMS struct {
+	mu     sync.Mutex
+	writes int          // the key that writes
+	reads  map[int]bool // the keys that read, besides
+	err    error
+	hang   bool
+}
+
+func (f *fakeKMS) set(change func(*fakeKMS)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+func (f *fakeKMS) state(ctx context.Context) (writes int, reads map[int]bool, err error) {
+	f.mu.Lock()
+	hang := f.hang
+	writes, reads, err = f.writes, f.reads, f.err
+	f.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	return writes, reads, err
+}
+
+func reversed(b []byte) string {
+	r := make([]byte, len(b))
+	for i, c := range b {
+		r[len(b)-1-i] = c
+	}
+	return string(r)
+}
+
+func (f *fakeKMS) TransformToStorage(ctx context.Context, data []byte, c value.Context) ([]byte, error) {
+	writes, _, err := f.state(ctx)
+	return fmt.Appendf(nil, "%d:%s:%s", writes, c.AuthenticatedData(), reversed(data)), err
+}
+
+func (f *fakeKMS) TransformFromStorage(ctx context.Context, data []byte, c value.Context) ([]byte, bool, error) {
+	writes, reads, err := f.state(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	var n int
+	head, rest, _ := strings.Cut(string(data), ":"+string(c.AuthenticatedData())+":")
+	if _, err := fmt.Sscan(head, &n); err != nil || (n != writes && !reads[n]) {
+		return nil, false, errors.New("no key for this")
+	}
+	return []byte(reversed([]byte(rest))), n != writes, nil
+}
+
+const (
+	testRotation = 24 * time.Hour
+	testKeep     = time.Hour
+)
+
+// cluster is an etcd and a KMS that replicas share, in a bubble of synctest.
+type cluster struct {
+	etcd fakeEtcd
+	kms  fakeKMS
+}
+
+func (c *cluster) start(t *testing.T, seal bool) *Keeper {
+	k := newKeeper(Options{
+		Key: "/registry/strata/keys", Transformer: &c.kms, Seal: seal, Rotation: testRotation, Keep: testKeep,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}, &c.etcd)
+	t.Cleanup(k.Close)
+	return k
+}
+
+func mustSeal(t *testing.T, k *Keeper) string {
+	t.Helper()
+	token, err := k.Seal(t.Context(), widgets, page)
+	if err != nil {
+		t.Fatalf("seal: %v", err)
+	}
+	return token
+}
+
+// idOf returns the id of the key that a token was sealed with.
+func idOf(token string) keyID {
+	id, _, err := parse(token)
+	if err != nil {
+		panic(err)
+	}
+	return id
+}
+
+// requireOpens fails unless the replica opens the token, or refuses it with want.
+func requireOpens(t *testing.T, k *Keeper, token string, want error) {
+	t.Helper()
+	got, err := k.Open(t.Context(), widgets, token)
+	if !errors.Is(err, want) || (err == nil && got != page) || (err != nil && got != Token{}) {
+		t.Fatalf("open: %+v, %v, want error %v", got, err, want)
+	}
+}
+
+func TestReplicasThatStartTogetherHaveOneRing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		var replicas []*Keeper
+		for range 20 {
+			replicas = append(replicas, c.start(t, true))
+		}
+		for _, k := range replicas {
+			token := mustSeal(t, k)
+			for _, other := range replicas {
+				requireOpens(t, other, token, nil)
+			}
+		}
+		if _, puts := c.etcd.counts(); puts != 1 {
+			t.Errorf("the ring was written %d times", puts)
+		}
+	})
+}
+
+// TestTheRingIsEncrypted: bound to its key, and no secret in it.
+func TestTheRingIsEncrypted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		mustSeal(t, c.start(t, true))
+		if stored := string(c.etcd.data); !strings.HasPrefix(stored, "0:/registry/strata/keys:") || strings.Contains(stored, "secret") {
+			t.Errorf("stored as %.60q", stored)
+		}
+	})
+}
+
+// TestARequestOfAHeldRingAsksNothing of etcd, also not for garbage that can be told by itself.
+func TestARequestOfAHeldRingAsksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		k := c.start(t, true)
+		token := mustSeal(t, k)
+		before, _ := c.etcd.counts()
+		for range 100 {
+			requireOpens(t, k, mustSeal(t, k), nil)
+			requireOpens(t, k, token[:len(token)-1]+string(token[len(token)-1]^1), ErrInvalid)
+			requireOpens(t, k, "s1.garbage", ErrInvalid)
+		}
+		if after, _ := c.etcd.counts(); after != before {
+			t.Errorf("%d reads", after-before)
+		}
+	})
+}
+
+// TestRotation: a key seals for the time of a rotation, opens for the time that it is kept, and is then known to be gone.
+func TestRotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		a, b := c.start(t, true), c.start(t, true)
+		first := mustSeal(t, a)
+		time.Sleep(testRotation - time.Second)
+		if idOf(mustSeal(t, b)) != idOf(first) {
+			t.Fatal("another key before it is time")
+		}
+		time.Sleep(time.Second + 2*refreshInterval)
+		second := mustSeal(t, a)
+		if idOf(second) == idOf(first) || idOf(mustSeal(t, b)) != idOf(second) {
+			t.Fatal("no new key, or not the same one")
+		}
+		requireOpens(t, b, first, nil)
+		time.Sleep(testKeep - 3*refreshInterval)
+		requireOpens(t, b, first, nil)
+		time.Sleep(4 * refreshInterval)
+		requireOpens(t, a, first, ErrExpired)
+		requireOpens(t, b, first, ErrExpired)
+		requireOpens(t, b, second, nil)
+		// A replica that starts knows as much.
+		requireOpens(t, c.start(t, true), first, ErrExpired)
+		requireOpens(t, c.start(t, false), first, ErrExpired)
+		requireOpens(t, c.start(t, false), second, nil)
+		time.Sleep(rememberDropped + 2*testRotation)
+		requireOpens(t, a, first, ErrInvalid)
+	})
+}
+
+// TestATokenOfANewKeyOpensAtOnce on replicas that have not heard of the key.
+func TestATokenOfANewKeyOpensAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		a := c.start(t, true)
+		old := mustSeal(t, a)
+		b, reader := c.start(t, true), c.start(t, false)
+		requireOpens(t, b, old, nil)
+		requireOpens(t, reader, old, nil)
+
+		h := a.held.Load()
+		rotated, err := a.write(t.Context(), h.ring.maintained(time.Now(), time.Nanosecond, testKeep), h.mod)
+		if err != nil || rotated == nil {
+			t.Fatal(rotated, err)
+		}
+		token := rotated.ring.keys[0].seal(widgets, page)
+		for _, k := range []*Keeper{a, b, reader} {
+			var all sync.WaitGroup
+			before, _ := c.etcd.counts()
+			for range 100 {
+				all.Go(func() { requireOpens(t, k, token, nil) })
+			}
+			all.Wait()
+			if after, _ := c.etcd.counts(); after-before > 2 {
+				t.Errorf("%d reads for 100 requests", after-before)
+			}
+			requireOpens(t, k, old, nil)
+		}
+		if got := mustSeal(t, b); idOf(got) != idOf(token) {
+			t.Error("a replica that has seen the new key goes on with the old one")
+		}
+	})
+}
+
+// TestGarbageDoesNotHammerEtcd: made-up ids cost a bounded number of reads per time, and each is refused.
+func TestGarbageDoesNotHammerEtcd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		k := c.start(t, true)
+		mustSeal(t, k)
+		before, _ := c.etcd.counts()
+		began := time.Now()
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				for range 20 {
+					requireOpens(t, k, newKey(time.Now()).seal(widgets, page), ErrInvalid)
+				}
+			})
+		}
+		all.Wait()
+		took := time.Since(began)
+		after, _ := c.etcd.counts()
+		if most := int(took/readGap) + 2; after-before > most {
+			t.Errorf("%d reads in %v, want at most %d", after-before, took, most)
+		}
+		if took > 20*3*readGap {
+			t.Errorf("20 requests one after another took %v", took)
+		}
+	})
+}
+
+// TestWithoutSealingNothingIsMade, and a ring that others make is found.
+func TestWithoutSealingNothingIsMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		reader := c.start(t, false)
+		time.Sleep(time.Hour)
+		if gets, puts := c.etcd.counts(); gets+puts != 0 {
+			t.Errorf("%d reads, %d writes without a request", gets, puts)
+		}
+		requireOpens(t, reader, newKey(time.Now()).seal(widgets, page), ErrInvalid)
+		if _, err := reader.Seal(t.Context(), widgets, page); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("seal: %v", err)
+		}
+		if _, puts := c.etcd.counts(); puts != 0 {
+			t.Errorf("%d writes", puts)
+		}
+		k := c.start(t, true)
+		token := mustSeal(t, k)
+		requireOpens(t, reader, token, nil)
+		// It learns that a key is gone when it is asked much later.
+		c.etcd.remove()
+		time.Sleep(3 * refreshInterval)
+		requireOpens(t, reader, token, ErrExpired)
+	})
+}
+
+// TestOutages: without a ring whoever needs one is refused soon, and nobody waits in a row; with one nothing changes.
+func TestOutages(t *testing.T) {
+	for name, outage := range map[string]struct {
+		begin, end func(*cluster)
+		most       time.Duration // that a first request waits
+	}{
+		"etcd fails": {
+			func(c *cluster) { c.etcd.set(func(e *fakeEtcd) { e.err = errDown }) },
+			func(c *cluster) { c.etcd.set(func(e *fakeEtcd) { e.err = nil }) }, readGap},
+		"etcd hangs": {
+			func(c *cluster) { c.etcd.set(func(e *fakeEtcd) { e.hang = true }) },
+			func(c *cluster) { c.etcd.set(func(e *fakeEtcd) { e.hang = false }) }, patience},
+		"the KMS fails": {
+			func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.err = errDown }) },
+			func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.err = nil }) }, readGap},
+		"the KMS hangs": {
+			func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.hang = true }) },
+			func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.hang = false }) }, patience},
+	} {
+		for _, exists := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/ring exists=%v", name, exists), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var c cluster
+					token := newKey(time.Now()).seal(widgets, page)
+					var holder *Keeper
+					if exists {
+						holder = c.start(t, true)
+						token = mustSeal(t, holder)
+					}
+					outage.begin(&c)
+					k, reader := c.start(t, true), c.start(t, false)
+					began := time.Now()
+					if got, err := k.Seal(t.Context(), widgets, page); !errors.Is(err, ErrUnavailable) || got != "" {
+						t.Fatalf("sealed %q, %v", got, err)
+					}
+					if waited := time.Since(began); waited > outage.most {
+						t.Errorf("refused after %v, want %v", waited, outage.most)
+					}
+					requireOpens(t, k, token, ErrUnavailable)
+					if exists || !strings.Contains(name, "KMS") {
+						requireOpens(t, reader, token, ErrUnavailable)
+					}
+					if exists { // the KMS or etcd is not asked for a ring that is held
+						requireOpens(t, holder, mustSeal(t, holder), nil)
+					}
+					time.Sleep(time.Hour)
+					began = time.Now()
+					for range 100 {
+						requireOpens(t, k, token, ErrUnavailable)
+					}
+					if waited := time.Since(began); outage.most == patience && waited > patience {
+						t.Errorf("100 requests waited for %v", waited)
+					}
+					if exists {
+						requireOpens(t, holder, mustSeal(t, holder), nil)
+					}
+					outage.end(&c)
+					time.Sleep(2 * readTimeout)
+					fresh := mustSeal(t, k)
+					requireOpens(t, reader, fresh, nil)
+					if exists {
+						requireOpens(t, k, token, nil)
+						requireOpens(t, holder, fresh, nil)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestARequestWaitsAsLongAsItsOwnContext, with time left to answer.
+func TestARequestWaitsAsLongAsItsOwnContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		c.etcd.hang = true
+		k := c.start(t, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, cancel)
+		if _, err := k.Seal(ctx, widgets, page); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := k.Seal(ctx, widgets, page); !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+			t.Errorf("1 s: %v, %v", err, ctx.Err())
+		}
+	})
+}
+
+// TestStaleEncryptionIsRewritten: the encryption of the ring follows the configuration, whether the key that encrypted it
+// still reads or has gone at once; the keys in it stay.
+func TestStaleEncryptionIsRewritten(t *testing.T) {
+	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is gone": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var c cluster
+				k := c.start(t, true)
+				token := mustSeal(t, k)
+				c.kms.set(func(f *fakeKMS) { f.writes, f.reads = 1, reads })
+				time.Sleep(2 * refreshInterval)
+				synctest.Wait()
+				if !strings.HasPrefix(string(c.etcd.data), "1:") {
+					t.Fatalf("stored as %.20q", c.etcd.data)
+				}
+				c.kms.set(func(f *fakeKMS) { f.reads = nil })
+				requireOpens(t, c.start(t, true), token, nil)
+				requireOpens(t, k, token, nil)
+			})
+		})
+	}
+	t.Run("at the start", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var c cluster
+			token := mustSeal(t, c.start(t, true))
+			c.kms.set(func(f *fakeKMS) { f.writes, f.reads = 1, map[int]bool{0: true} })
+			c.start(t, false)
+			synctest.Wait()
+			if !strings.HasPrefix(string(c.etcd.data), "0:") {
+				t.Fatal("a reader has written")
+			}
+			k := c.start(t, true)
+			synctest.Wait()
+			if !strings.HasPrefix(string(c.etcd.data), "1:") {
+				t.Fatalf("stored as %.20q", c.etcd.data)
+			}
+			requireOpens(t, k, token, nil)
+		})
+	})
+}
+
+// TestARingThatCannotBeReadIsKept: nobody overwrites what another configuration, or a later release, has written.
+func TestARingThatCannotBeReadIsKept(t *testing.T) {
+	for name, spoil := range map[string]func(*cluster){
+		"encrypted with another key": func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.writes = 5 }) },
+		"of a later release": func(c *cluster) {
+			data, _ := c.kms.TransformToStorage(context.Background(), []byte(`{"version":2}`), value.DefaultContext("/registry/strata/keys"))
+			_, _, _ = c.etcd.put(context.Background(), data, c.etcd.mod)
+		},
+		"garbage": func(c *cluster) { _, _, _ = c.etcd.put(context.Background(), []byte("garbage"), c.etcd.mod) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var c cluster
+				first := c.start(t, true)
+				token := mustSeal(t, first)
+				first.Close()
+				spoil(&c)
+				kept, _ := c.etcd.counts()
+				stored := string(c.etcd.data)
+				k := c.start(t, true)
+				if _, err := k.Seal(t.Context(), widgets, page); !errors.Is(err, ErrUnavailable) {
+					t.Fatalf("seal: %v", err)
+				}
+				requireOpens(t, k, token, ErrUnavailable)
+				time.Sleep(testRotation)
+				if gets, _ := c.etcd.counts(); string(c.etcd.data) != stored || gets == kept {
+					t.Fatalf("overwritten, or not tried: %d reads", gets-kept)
+				}
+				// As the log says.
+				c.etcd.remove()
+				requireOpens(t, k, mustSeal(t, k), nil)
+				requireOpens(t, k, token, ErrInvalid)
+			})
+		})
+	}
+}
+
+// TestARemovedRingIsMadeAnew, and what was sealed before is refused as too old by those who knew it.
+func TestARemovedRingIsMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		a, b := c.start(t, true), c.start(t, true)
+		token := mustSeal(t, a)
+		requireOpens(t, b, token, nil)
+		c.etcd.remove()
+		time.Sleep(2 * refreshInterval)
+		fresh := mustSeal(t, a)
+		for _, k := range []*Keeper{a, b, c.start(t, true), c.start(t, false)} {
+			requireOpens(t, k, token, ErrExpired)
+			requireOpens(t, k, fresh, nil)
+		}
+	})
+}
+
+// TestAConflictIsNotLost: what another replica writes between a read and a write wins, and is what is used.
+func TestAConflictIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		a := c.start(t, true)
+		token := mustSeal(t, a)
+		a.Close()
+		c.etcd.remove()
+		other := newRing(time.Now(), nil)
+		c.etcd.set(func(e *fakeEtcd) {
+			e.between = func() {
+				data, _ := other.encode()
+				data, _ = c.kms.TransformToStorage(context.Background(), data, value.DefaultContext("/registry/strata/keys"))
+				_, _, _ = c.etcd.put(context.Background(), data, 0)
+			}
+		})
+		b := c.start(t, true)
+		requireOpens(t, b, other.keys[0].seal(widgets, page), nil)
+		if got := mustSeal(t, b); idOf(got) != idOf(other.keys[0].seal(widgets, page)) {
+			t.Error("sealed with a key that is not the one in etcd")
+		}
+		requireOpens(t, b, token, ErrInvalid)
+	})
+}
+
+// TestAFailedChangeDoesNotStopRequests: a rotation that cannot be written is done later.
+func TestAFailedChangeDoesNotStopRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		k := c.start(t, true)
+		token := mustSeal(t, k)
+		time.Sleep(testRotation - time.Minute)
+		c.kms.set(func(f *fakeKMS) { f.err = errDown })
+		before, _ := c.etcd.counts()
+		time.Sleep(time.Hour)
+		if gets, _ := c.etcd.counts(); gets-before > 70 {
+			t.Errorf("%d reads in an hour", gets-before)
+		}
+		if got := mustSeal(t, k); idOf(got) != idOf(token) {
+			t.Fatal("rotated without being written")
+		}
+		requireOpens(t, k, newKey(time.Now()).seal(widgets, page), ErrInvalid)
+		c.kms.set(func(f *fakeKMS) { f.err = nil })
+		time.Sleep(2 * refreshInterval)
+		if got := mustSeal(t, k); idOf(got) == idOf(token) {
+			t.Fatal("not rotated")
+		}
+		requireOpens(t, k, token, nil)
+	})
+}
+
+func TestCloseEndsWhatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		c.kms.hang = true
+		k := c.start(t, true)
+		synctest.Wait()
+		began := time.Now()
+		k.Close()
+		k.Close()
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("closed after %v", waited)
+		}
+		if _, err := k.Seal(t.Context(), widgets, page); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("seal after the end: %v", err)
+		}
+	})
+}
+
+// TestManyReplicasUnderChange seals and opens on several replicas while keys are replaced and the ring is removed; run it
+// with the race detector.
+func TestManyReplicasUnderChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		c.etcd.delay = time.Millisecond
+		var replicas []*Keeper
+		for range 4 {
+			replicas = append(replicas, c.start(t, true))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*testRotation)
+		defer cancel()
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					token, err := replicas[(i+n)%4].Seal(t.Context(), widgets, page)
+					if err != nil {
+						t.Errorf("seal: %v", err)
+						return
+					}
+					time.Sleep(time.Duration(n%7) * time.Minute)
+					got, err := replicas[(i*3+n*5)%4].Open(t.Context(), widgets, token)
+					if err != nil || got != page {
+						t.Errorf("%+v, %v", got, err)
+						return
+					}
+					time.Sleep(time.Duration(i+1) * time.Second)
+				}
+			})
+		}
+		all.Wait()
+		if _, puts := c.etcd.counts(); puts < 4 || puts > 12 {
+			t.Errorf("%d writes, want one for the ring, and two for each rotation", puts)
+		}
+	})
+}

@@ -1,0 +1,142 @@
+package continuetoken
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// check fails the test if an invariant of ring is broken.
+func (r *ring) check(t rapid.TB) {
+	t.Helper()
+	if len(r.keys) == 0 || len(r.keys) > maxKeys || len(r.dropped) > maxDropped {
+		t.Fatalf("%d keys, %d dropped", len(r.keys), len(r.dropped))
+	}
+	ids := map[keyID]bool{}
+	for i, k := range r.keys {
+		if ids[k.id] || k.replaced.IsZero() != (i == 0) || (i > 0 && r.keys[i-1].created.Before(k.created)) {
+			t.Fatalf("key %d: seen %v, replaced %v, created %v", i, ids[k.id], k.replaced, k.created)
+		}
+		ids[k.id] = true
+	}
+	for _, d := range r.dropped {
+		if ids[d.id] {
+			t.Fatal("an id is there twice")
+		}
+		ids[d.id] = true
+	}
+}
+
+func TestRingsAreStoredAsTheyAre(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	r := newRing(now, nil)
+	for i := range 5 {
+		r = r.maintained(now.Add(time.Duration(i+1)*time.Hour), time.Hour, 2*time.Hour)
+	}
+	data, err := r.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeRing(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.check(t)
+	again, err := got.encode()
+	if err != nil || !bytes.Equal(data, again) {
+		t.Errorf("stored as %s, then as %s, %v", data, again, err)
+	}
+	if len(got.keys) != 3 || len(got.dropped) != 3 {
+		t.Errorf("%d keys, %d dropped", len(got.keys), len(got.dropped))
+	}
+	token := r.keys[1].seal(widgets, page)
+	if opened, err := got.keys[1].openText(widgets, token); err != nil || opened != page {
+		t.Errorf("the stored key opens %+v, %v", opened, err)
+	}
+}
+
+// TestARingChangesWhenDue walks through years of rotation, with clocks that stand still and jump.
+func TestARingChangesWhenDue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		rotation := rapid.SampledFrom([]time.Duration{0, time.Minute, time.Hour, 24 * time.Hour}).Draw(t, "rotation")
+		keep := rapid.SampledFrom([]time.Duration{10 * time.Minute, time.Hour, 10 * time.Hour}).Draw(t, "keep")
+		r := newRing(now, nil)
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			now = now.Add(rapid.SampledFrom([]time.Duration{0, time.Second, time.Minute, 20 * time.Minute, time.Hour, 30 * time.Hour, 40 * 24 * time.Hour}).Draw(t, "pass"))
+			due := r.due(rotation, keep)
+			next := r.maintained(now, rotation, keep)
+			next.check(t)
+			if !due.IsZero() && !due.After(now) && next == r {
+				t.Fatalf("due at %v, not done at %v", due, now)
+			}
+			for i, k := range r.keys {
+				found, gone := next.find(k.id)
+				tooOld := i > 0 && now.Sub(k.replaced) >= keep
+				if tooOld != gone || (found == nil) != gone {
+					if len(r.keys) < maxKeys || found != nil {
+						t.Fatalf("key %d, replaced at %v: found %v, gone %v at %v", i, k.replaced, found != nil, gone, now)
+					}
+				}
+			}
+			for _, d := range r.dropped {
+				if _, gone := next.find(d.id); !gone && now.Sub(d.at) < rememberDropped && len(r.dropped) < maxDropped-maxKeys {
+					t.Fatalf("forgotten at %v, dropped at %v", now, d.at)
+				}
+			}
+			if rotation > 0 && now.Sub(next.keys[0].created) >= rotation {
+				t.Fatalf("a key of %v seals at %v", next.keys[0].created, now)
+			}
+			if rotation == 0 && next.keys[0] != r.keys[0] {
+				t.Fatal("replaced without rotation")
+			}
+			r = next
+		}
+		before := r
+		if r = newRing(now, before); r.keys[0].id == before.keys[0].id {
+			t.Fatal("the same key in a new ring")
+		}
+		r.check(t)
+		for _, k := range before.keys {
+			if _, gone := r.find(k.id); !gone {
+				t.Fatal("a key of the ring before is not known to be gone")
+			}
+		}
+	})
+}
+
+// FuzzDecodeRing: whatever is stored, it is read or refused, and what is read is written the same.
+func FuzzDecodeRing(f *testing.F) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	data, err := newRing(now, newRing(now, nil)).maintained(now.Add(time.Hour), time.Hour, time.Hour).encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range [][]byte{nil, data, data[:len(data)/2], []byte(`{}`), []byte(`{"version":1}`), []byte(`{"version":2,"keys":[]}`),
+		[]byte(`{"version":1,"keys":[{"id":"AAAAAAAAAAA=","secret":""}]}`), []byte(`[]`), []byte(`k8s:enc:`)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decodeRing(data)
+		if err != nil {
+			if !errors.Is(err, errNoRing) || r != nil {
+				t.Fatalf("%v, %v", r, err)
+			}
+			return
+		}
+		first, err := r.encode()
+		if err != nil {
+			return // a time that JSON cannot say
+		}
+		again, err := decodeRing(first)
+		if err != nil {
+			t.Fatalf("%q is read, and what is made of it is not: %v", data, err)
+		}
+		if second, err := again.encode(); err != nil || !bytes.Equal(first, second) {
+			t.Fatalf("%q, then %q", first, second)
+		}
+	})
+}

@@ -1,0 +1,138 @@
+// Package continuetoken seals continue tokens: what says where a list goes on is encrypted and
+// authenticated, so that a client can neither read the name of a key in it nor make one up.
+//
+// A sealed token is text that is safe in a URL:
+//
+//	s1.<base64url: key id (8) | nonce (24) | ciphertext | tag (16)>
+//
+// The dot never occurs in upstream's plain form, which is base64url throughout, so that neither
+// form can be taken for the other. The cipher is XChaCha20-Poly1305, whose nonces are long enough
+// to be random. The format's version, the key's id and the Scope are its associated data: a token
+// opens only for the list that it was made for. The plaintext is
+//
+//	revision (8, big endian, signed) | length of start (4) | start | zeros
+//
+// filled up to a multiple of 32 bytes, so that its length says little about a name.
+//
+// A Keeper keeps the keys: one ring in etcd, which all replicas share.
+package continuetoken
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/crypto/chacha20poly1305"
+)
+
+// Errors of tokens. What wraps them is for clients: it names no key.
+var (
+	// ErrInvalid: the token was not made by this cluster for this list. Permanent.
+	ErrInvalid = errors.New("continue key is not valid")
+	// ErrExpired: the token was sealed with a key that is gone. Permanent; the list has to start over.
+	ErrExpired = errors.New("continue key is too old")
+	// ErrUnavailable: the keys cannot be had now. The same request may succeed later.
+	ErrUnavailable = errors.New("the keys of continue tokens are not available")
+)
+
+// Token says where a list goes on.
+type Token struct {
+	// Revision is that of the list, -1 for the present.
+	Revision int64
+	// Start is the first key of the next page, relative to the prefix of the list.
+	Start string
+}
+
+// Scope is the list that a token belongs to.
+type Scope struct {
+	Group, Resource string
+	// Prefix is what all keys of the list begin with: resource and namespace, if it is of one.
+	Prefix string
+}
+
+const (
+	version   = "s1"
+	separator = "." // not in the alphabet of base64url
+
+	idSize    = 8
+	nonceSize = chacha20poly1305.NonceSizeX
+	tagSize   = chacha20poly1305.Overhead
+	headSize  = 8 + 4
+	padding   = 32
+)
+
+// encoding refuses what it would not have written, but for line breaks, see parse.
+var encoding = base64.RawURLEncoding.Strict()
+
+// Sealed reports whether a token is not in the plain form. It may still be garbage.
+func Sealed(token string) bool { return strings.Contains(token, separator) }
+
+// associated returns the associated data of a token. Lengths keep fields apart.
+func (s Scope) associated(id keyID) []byte {
+	b := make([]byte, 0, len(version)+idSize+3*binary.MaxVarintLen32+len(s.Group)+len(s.Resource)+len(s.Prefix))
+	b = append(b, version...)
+	b = append(b, id[:]...)
+	for _, field := range []string{s.Group, s.Resource, s.Prefix} {
+		b = binary.AppendUvarint(b, uint64(len(field)))
+		b = append(b, field...)
+	}
+	return b
+}
+
+// seal makes a token with a fresh nonce.
+func (k *key) seal(scope Scope, t Token) string {
+	plain := make([]byte, (headSize+len(t.Start)+padding-1)/padding*padding)
+	binary.BigEndian.PutUint64(plain, uint64(t.Revision))
+	binary.BigEndian.PutUint32(plain[8:], uint32(len(t.Start)))
+	copy(plain[headSize:], t.Start)
+
+	sealed := make([]byte, idSize+nonceSize, idSize+nonceSize+len(plain)+tagSize)
+	copy(sealed, k.id[:])
+	nonce := sealed[idSize : idSize+nonceSize]
+	_, _ = rand.Read(nonce) // never fails
+	sealed = k.aead.Seal(sealed, nonce, plain, scope.associated(k.id))
+	return version + separator + encoding.EncodeToString(sealed)
+}
+
+// parse splits a sealed token into the key's id and the rest. Error: ErrInvalid.
+func parse(token string) (id keyID, rest []byte, err error) {
+	v, body, ok := strings.Cut(token, separator)
+	if !ok {
+		return id, nil, fmt.Errorf("%w: it is not sealed", ErrInvalid)
+	}
+	if v != version {
+		return id, nil, fmt.Errorf("%w: this server does not know its version", ErrInvalid)
+	}
+	// The decoder would skip line breaks.
+	data, err := encoding.DecodeString(body)
+	if err != nil || strings.ContainsAny(body, "\r\n") {
+		return id, nil, fmt.Errorf("%w: it is no base64", ErrInvalid)
+	}
+	if len(data) < idSize+nonceSize+headSize+tagSize {
+		return id, nil, fmt.Errorf("%w: it is cut off", ErrInvalid)
+	}
+	copy(id[:], data)
+	return id, data[idSize:], nil
+}
+
+// open reads what seal has made of a token, after the key's id. Error: ErrInvalid.
+func (k *key) open(scope Scope, sealed []byte) (Token, error) {
+	plain, err := k.aead.Open(nil, sealed[:nonceSize], sealed[nonceSize:], scope.associated(k.id))
+	if err != nil {
+		return Token{}, fmt.Errorf("%w: it was not made for this list, or has been changed", ErrInvalid)
+	}
+	length := uint64(0)
+	if len(plain) >= headSize {
+		length = uint64(binary.BigEndian.Uint32(plain[8:]))
+	}
+	if uint64(len(plain)) < headSize+length {
+		return Token{}, fmt.Errorf("%w: its content is cut off", ErrInvalid) // sealed so by whoever has the key
+	}
+	return Token{
+		Revision: int64(binary.BigEndian.Uint64(plain)),
+		Start:    string(plain[headSize : headSize+length]),
+	}, nil
+}

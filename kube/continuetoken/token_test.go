@@ -1,0 +1,180 @@
+package continuetoken
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var (
+	widgets = Scope{Group: "example.com", Resource: "widgets", Prefix: "example.com/widgets/ns"}
+	page    = Token{Revision: 4711, Start: "very-secret-name\x00"}
+)
+
+// openText opens a token with one key, as Keeper.Open does.
+func (k *key) openText(scope Scope, token string) (Token, error) {
+	id, sealed, err := parse(token)
+	if err != nil {
+		return Token{}, err
+	}
+	if id != k.id {
+		return Token{}, ErrInvalid
+	}
+	return k.open(scope, sealed)
+}
+
+func drawScope(t *rapid.T, label string) Scope {
+	word := rapid.StringMatching(`[a-z./]{0,6}`)
+	return Scope{Group: word.Draw(t, label+" group"), Resource: word.Draw(t, label+" resource"), Prefix: word.Draw(t, label+" prefix")}
+}
+
+// TestATokenOpensForItsListOnly: what is sealed opens as it was for its list, and for no other.
+func TestATokenOpensForItsListOnly(t *testing.T) {
+	k, other := newKey(time.Now()), newKey(time.Now())
+	rapid.Check(t, func(t *rapid.T) {
+		want := Token{
+			Revision: rapid.OneOf(rapid.Just(int64(-1)), rapid.Int64()).Draw(t, "revision"),
+			Start:    string(rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "start")),
+		}
+		scope, elsewhere := drawScope(t, "its"), drawScope(t, "other")
+		token := k.seal(scope, want)
+		if !Sealed(token) {
+			t.Fatalf("%q does not look sealed", token)
+		}
+		if got, err := k.openText(scope, token); err != nil || got != want {
+			t.Fatalf("opened %+v, %v, want %+v", got, err, want)
+		}
+		if got, err := k.openText(elsewhere, token); (err == nil) != (scope == elsewhere) {
+			t.Fatalf("made for %+v, opened for %+v: %+v, %v", scope, elsewhere, got, err)
+		}
+		if again := k.seal(scope, want); again == token {
+			t.Fatal("the same token twice: the nonce is not new")
+		}
+		_, sealed, _ := parse(token)
+		if got, err := other.open(scope, sealed); !errors.Is(err, ErrInvalid) {
+			t.Fatalf("another key opens it: %+v, %v", got, err)
+		}
+	})
+}
+
+// TestFieldsOfTheScopeDoNotRunTogether: the same letters, divided in another way, are another list.
+func TestFieldsOfTheScopeDoNotRunTogether(t *testing.T) {
+	k := newKey(time.Now())
+	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"}}
+	for _, made := range scopes {
+		token := k.seal(made, page)
+		for _, asked := range scopes {
+			if _, err := k.openText(asked, token); (err == nil) != (made == asked) {
+				t.Errorf("made for %+v, opened for %+v: %v", made, asked, err)
+			}
+		}
+	}
+}
+
+// TestEveryChangeIsRefused changes each character of a token into each other one, cuts it and adds to it.
+func TestEveryChangeIsRefused(t *testing.T) {
+	k := newKey(time.Now())
+	token := k.seal(widgets, page)
+	refuse := func(changed string) {
+		t.Helper()
+		if changed == token {
+			return
+		}
+		if got, err := k.openText(widgets, changed); !errors.Is(err, ErrInvalid) || got != (Token{}) {
+			t.Errorf("%q opens as %+v, %v", changed, got, err)
+		}
+	}
+	const characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_+/=. \r\n\x00\xff"
+	for i := range token {
+		for _, c := range []byte(characters) {
+			refuse(token[:i] + string(c) + token[i+1:])
+			refuse(token[:i] + string(c) + token[i:])
+		}
+		refuse(token[:i])
+		refuse(token[i:])
+		refuse(token[:i] + token[i+1:])
+	}
+	for _, c := range []byte(characters) {
+		refuse(token + string(c))
+	}
+	refuse(token + token)
+	if _, err := k.openText(widgets, token); err != nil {
+		t.Errorf("the token itself: %v", err)
+	}
+}
+
+// TestATokenShowsNothingOfTheName: neither its text nor its length, among names of common lengths.
+func TestATokenShowsNothingOfTheName(t *testing.T) {
+	k := newKey(time.Now())
+	lengths := map[int]bool{}
+	for n := range padding - headSize + 1 {
+		token := k.seal(widgets, Token{Revision: 1, Start: strings.Repeat("n", n)})
+		lengths[len(token)] = true
+		data, err := encoding.DecodeString(strings.TrimPrefix(token, version+separator))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(data), "nn") && n > 8 && strings.Contains(string(data), strings.Repeat("n", n)) {
+			t.Errorf("%q shows the name", token)
+		}
+	}
+	if len(lengths) != 1 {
+		t.Errorf("names up to %d bytes make tokens of %d lengths", padding-headSize, len(lengths))
+	}
+}
+
+// TestMessagesShowNoName: an error says what is wrong, not what was in the token.
+func TestMessagesShowNoName(t *testing.T) {
+	k := newKey(time.Now())
+	token := k.seal(widgets, page)
+	for what, test := range map[string]struct {
+		scope Scope
+		token string
+		says  string
+	}{
+		"another list":    {Scope{Resource: "pods", Prefix: "pods/ns"}, token, "not made for this list"},
+		"another version": {widgets, "s2" + token[2:], "version"},
+		"plain":           {widgets, "eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ", "not sealed"},
+		"cut off":         {widgets, token[:23], "cut off"},
+		"no base64":       {widgets, token[:20] + "!" + token[21:], "base64"},
+	} {
+		_, err := k.openText(test.scope, test.token)
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %q in it", what, err, test.says)
+		}
+	}
+}
+
+// FuzzOpen sends what was not sealed: it never opens, and nothing panics.
+func FuzzOpen(f *testing.F) {
+	k := &key{id: keyID{1, 2, 3, 4, 5, 6, 7, 8}}
+	k.aead = newAEAD(k.secret)
+	token := k.seal(widgets, page)
+	nonce := k.aead.Seal(append(k.id[:], make([]byte, nonceSize)...), make([]byte, nonceSize), []byte("short"), widgets.associated(k.id))
+	for _, seed := range []string{"", ".", "s1.", "s1", "s2.AAAA", token, token[:40], token + "A", token + "\n", strings.ToUpper(token),
+		"eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6NSwic3RhcnQiOiJhIn0", version + separator + encoding.EncodeToString(nonce),
+		version + separator + encoding.EncodeToString(make([]byte, 200))} {
+		f.Add(seed, widgets.Group, widgets.Resource, widgets.Prefix)
+	}
+	f.Fuzz(func(t *testing.T, text, group, resource, prefix string) {
+		scope := Scope{group, resource, prefix}
+		got, err := k.openText(scope, text)
+		switch {
+		case err == nil:
+			// The fuzzer knows one token; whoever opens another has found a way to forge.
+			if text != token || scope != widgets || got != page {
+				t.Fatalf("%q opens for %+v as %+v", text, scope, got)
+			}
+		case !errors.Is(err, ErrInvalid) || got != (Token{}):
+			t.Fatalf("%q: %+v, %v", text, got, err)
+		}
+		// What is opened as a start key was sealed by us: any string goes through.
+		sealed := k.seal(scope, Token{Revision: int64(len(text)), Start: text})
+		if got, err := k.openText(scope, sealed); err != nil || got.Start != text || got.Revision != int64(len(text)) {
+			t.Fatalf("sealed %q, opened %+v, %v", text, got, err)
+		}
+	})
+}
