@@ -1,0 +1,940 @@
+package etcdsource
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// oneKey is an etcd with one key, the revisions and compactions of a real one, and a place to
+// stand between any two steps.
+type oneKey struct {
+	clientv3.KV
+	clientv3.Watcher
+
+	mu        sync.Mutex
+	cluster   uint64
+	rev       int64
+	compacted int64
+	key       *mvccpb.KeyValue                     // nil: deleted
+	history   []string                             // "put 5", "compact 5", "delete"
+	watchers  map[chan clientv3.WatchResponse]bool // false: hangs
+	// before is called before each request with its kind (get, txn, compact, watch), unlocked,
+	// after when etcd has done what it says and before the answer; an error is the answer.
+	before, after func(kind string) error
+}
+
+// step is called at a place between two steps.
+func (e *oneKey) step(place *func(string) error, kind string) error {
+	e.mu.Lock()
+	f := *place
+	e.mu.Unlock()
+	return f(kind)
+}
+
+// intercept makes f what stands at a place; f is called by several goroutines, one at a time.
+func (e *oneKey) intercept(place *func(string) error, f func(kind string) error) {
+	var one sync.Mutex
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	*place = func(kind string) error {
+		one.Lock()
+		defer one.Unlock()
+		return f(kind)
+	}
+}
+
+// failing makes requests of a kind fail with err until the function that it returns is called.
+func (e *oneKey) failing(kind string, err error) (end func()) {
+	var over atomic.Bool
+	e.intercept(&e.before, func(k string) error {
+		if k == kind && !over.Load() {
+			return err
+		}
+		return nil
+	})
+	return func() { over.Store(true) }
+}
+
+func newOneKey() *oneKey {
+	nothing := func(string) error { return nil }
+	return &oneKey{cluster: 1, rev: 1, watchers: map[chan clientv3.WatchResponse]bool{}, before: nothing, after: nothing}
+}
+
+// client returns a client of it that has no connection.
+func (e *oneKey) client() *clientv3.Client {
+	c := clientv3.NewCtxClient(context.Background())
+	c.KV, c.Watcher = e, e
+	return c
+}
+
+func (e *oneKey) header() *pb.ResponseHeader {
+	return &pb.ResponseHeader{ClusterId: e.cluster, Revision: e.rev}
+}
+
+func (e *oneKey) kvs() []*mvccpb.KeyValue {
+	if e.key == nil {
+		return nil
+	}
+	kv := *e.key
+	return []*mvccpb.KeyValue{&kv}
+}
+
+func (e *oneKey) notifyLocked(kind mvccpb.Event_EventType, kv mvccpb.KeyValue) {
+	for w, hears := range e.watchers {
+		if !hears {
+			continue
+		}
+		w <- clientv3.WatchResponse{Header: *e.header(), Events: []*clientv3.Event{{Type: kind, Kv: &kv}}}
+	}
+}
+
+// put writes the key.
+func (e *oneKey) put(value string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.putLocked(value)
+}
+
+func (e *oneKey) putLocked(value string) {
+	e.rev++
+	kv := mvccpb.KeyValue{Key: []byte(CompactionKey), Value: []byte(value), ModRevision: e.rev, CreateRevision: e.rev, Version: 1}
+	if e.key != nil {
+		kv.CreateRevision, kv.Version = e.key.CreateRevision, e.key.Version+1
+	}
+	e.key = &kv
+	e.history = append(e.history, "put "+value)
+	e.notifyLocked(mvccpb.PUT, kv)
+}
+
+// remove deletes the key.
+func (e *oneKey) remove() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rev++
+	e.key = nil
+	e.history = append(e.history, "delete")
+	e.notifyLocked(mvccpb.DELETE, mvccpb.KeyValue{Key: []byte(CompactionKey), ModRevision: e.rev})
+}
+
+// write is what others do: the revision moves on.
+func (e *oneKey) write(n int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rev += n
+}
+
+// cut ends all watches.
+func (e *oneKey) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for w := range e.watchers {
+		close(w)
+		delete(e.watchers, w)
+	}
+}
+
+// hang lets the watches that there are hear nothing more.
+func (e *oneKey) hang() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for w := range e.watchers {
+		e.watchers[w] = false
+	}
+}
+
+func (e *oneKey) compactTo(rev int64) error {
+	switch {
+	case rev <= e.compacted:
+		return rpctypes.ErrCompacted
+	case rev > e.rev:
+		return rpctypes.ErrFutureRev
+	}
+	e.compacted = rev
+	e.history = append(e.history, fmt.Sprint("compact ", rev))
+	return nil
+}
+
+func (e *oneKey) Get(ctx context.Context, _ string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if err := e.step(&e.before, "get"); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if at := clientv3.OpGet(CompactionKey, opts...).Rev(); at > 0 && at < e.compacted {
+		return nil, rpctypes.ErrCompacted
+	}
+	return &clientv3.GetResponse{Header: e.header(), Kvs: e.kvs()}, nil
+}
+
+func (e *oneKey) Compact(ctx context.Context, rev int64, _ ...clientv3.CompactOption) (*clientv3.CompactResponse, error) {
+	if err := e.step(&e.before, "compact"); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	err := e.compactTo(rev)
+	h := e.header()
+	e.mu.Unlock()
+	if late := e.step(&e.after, "compact"); late != nil {
+		err = late
+	}
+	return &clientv3.CompactResponse{Header: h}, err
+}
+
+func (e *oneKey) Txn(context.Context) clientv3.Txn { return &oneTxn{etcd: e} }
+
+// oneTxn is the one form of transaction that there is.
+type oneTxn struct {
+	etcd   *oneKey
+	expect int64
+	value  string
+}
+
+func (x *oneTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
+	c := pb.Compare(cs[0])
+	if len(cs) != 1 || c.Result != pb.Compare_EQUAL || c.Target != pb.Compare_VERSION {
+		panic("another comparison than a kube-apiserver makes")
+	}
+	x.expect = c.TargetUnion.(*pb.Compare_Version).Version
+	return x
+}
+
+func (x *oneTxn) Then(ops ...clientv3.Op) clientv3.Txn {
+	if len(ops) != 1 || !ops[0].IsPut() || string(ops[0].KeyBytes()) != CompactionKey {
+		panic("another transaction than a kube-apiserver makes")
+	}
+	x.value = string(ops[0].ValueBytes())
+	return x
+}
+
+func (x *oneTxn) Else(ops ...clientv3.Op) clientv3.Txn {
+	if len(ops) != 1 || !ops[0].IsGet() {
+		panic("another transaction than a kube-apiserver makes")
+	}
+	return x
+}
+
+func (x *oneTxn) Commit() (*clientv3.TxnResponse, error) {
+	e := x.etcd
+	if err := e.step(&e.before, "txn"); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	version := int64(0)
+	if e.key != nil {
+		version = e.key.Version
+	}
+	resp := &clientv3.TxnResponse{Succeeded: version == x.expect}
+	if resp.Succeeded {
+		e.putLocked(x.value)
+	} else {
+		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{Kvs: e.kvs()}}}}
+	}
+	resp.Header = e.header()
+	e.mu.Unlock()
+	if err := e.step(&e.after, "txn"); err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+func (e *oneKey) Watch(ctx context.Context, _ string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	w := make(chan clientv3.WatchResponse, 100)
+	if err := e.step(&e.before, "watch"); err != nil {
+		close(w)
+		return w
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if from := clientv3.OpGet(CompactionKey, opts...).Rev(); from < e.compacted {
+		w <- clientv3.WatchResponse{Header: *e.header(), Canceled: true, CompactRevision: e.compacted}
+		close(w)
+		return w
+	}
+	w <- clientv3.WatchResponse{Header: *e.header(), Created: true}
+	e.watchers[w] = true
+	context.AfterFunc(ctx, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if _, ok := e.watchers[w]; ok {
+			close(w)
+			delete(e.watchers, w)
+		}
+	})
+	return w
+}
+
+func (e *oneKey) told() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.history)
+}
+
+// forgetful notes what it was told to forget.
+type forgetful struct {
+	mu   sync.Mutex
+	revs []mirror.Revision // each rise
+}
+
+func (f *forgetful) forget(rev mirror.Revision) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.revs) == 0 || rev > f.revs[len(f.revs)-1] {
+		f.revs = append(f.revs, rev)
+	}
+}
+
+func (f *forgetful) told() []mirror.Revision {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.revs)
+}
+
+// testLog is a log that tests read.
+type testLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// count returns how many lines contain the text.
+func (l *testLog) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), text)
+}
+
+func (l *testLog) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+const testInterval = time.Minute
+
+// compacting starts a compactor inside a bubble.
+func compacting(t *testing.T, e *oneKey, opts CompactorOptions) (*Compactor, *testLog) {
+	log := &testLog{}
+	if opts.Logger == nil {
+		opts.Logger = log.logger()
+	}
+	c := NewCompactor(e.client(), opts)
+	t.Cleanup(c.Stop)
+	synctest.Wait()
+	return c, log
+}
+
+// turns lets time pass until n turns are over, with writes between them.
+func turns(e *oneKey, n int) {
+	for range n {
+		e.write(100)
+		time.Sleep(testInterval)
+		synctest.Wait()
+	}
+}
+
+func equal[T comparable](t *testing.T, what string, got, want []T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// TestCompactorAlone: as kube-apiserver does, it announces 0 at its first turn, then at each the
+// revision of the turn before, and each announcement is followed by the compaction.
+func TestCompactorAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &forgetful{}
+		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+		turns(e, 4)
+		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102", "put 203", "compact 203", "put 304", "compact 304"})
+		equal(t, "forgotten", f.told(), []mirror.Revision{102, 203, 304})
+		s := c.Stats()
+		if s.Compactions != 3 || s.Failures != 0 || s.Revision != 304 || s.EtcdRevision != 405 || !s.Following || s.Learned != time.Now() {
+			t.Errorf("%+v", s)
+		}
+		if c.CompactRevision() != 304 {
+			t.Errorf("CompactRevision %d", c.CompactRevision())
+		}
+	})
+}
+
+// TestCompactorWithoutInterval follows, and writes nothing.
+func TestCompactorWithoutInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &forgetful{}
+		e.write(50)
+		e.put("20") // before it begins
+		compacting(t, e, CompactorOptions{Forget: f.forget})
+		equal(t, "at the start", f.told(), []mirror.Revision{20})
+		e.put("40")
+		synctest.Wait() // no time passes
+		equal(t, "at once", f.told(), []mirror.Revision{20, 40})
+		turns(e, 3)
+		equal(t, "etcd", e.told(), []string{"put 20", "put 40"})
+	})
+}
+
+// TestCompactorsRace: two that both have read the key before either has written it. One wins.
+func TestCompactorsRace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		e.write(10)
+		var both sync.WaitGroup
+		e.mu.Lock()
+		e.before = func(kind string) error {
+			if kind == "txn" {
+				both.Done()
+				both.Wait()
+			}
+			return nil
+		}
+		e.mu.Unlock()
+		a, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+		b, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+		both.Add(2)
+		turns(e, 1)
+		equal(t, "the first turn", e.told(), []string{"put 0"})
+		// Now one has seen the turn of the other as its own last one, and both may be next.
+		both.Add(2)
+		turns(e, 1)
+		told := e.told()
+		if len(told) != 3 || told[1] != "put 112" || told[2] != "compact 112" {
+			t.Errorf("the second turn: %v", told)
+		}
+		if n := a.Stats().Compactions + b.Stats().Compactions; n != 1 {
+			t.Errorf("%d compactions", n)
+		}
+		if a.Stats().Failures+b.Stats().Failures != 0 {
+			t.Errorf("to lose a race is no failure: %+v, %+v", a.Stats(), b.Stats())
+		}
+	})
+}
+
+// TestCompactorTakesOver from one that has stopped, within two intervals.
+func TestCompactorTakesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		a, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+		time.Sleep(time.Second)
+		b, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+		turns(e, 4)
+		if a.Stats().Compactions != 3 || b.Stats().Compactions != 0 {
+			t.Fatalf("%d and %d compactions, want 3 and 0: the first is always first", a.Stats().Compactions, b.Stats().Compactions)
+		}
+		a.Stop()
+		turns(e, 2)
+		if b.Stats().Compactions == 0 {
+			t.Errorf("nobody compacts: %v", e.told())
+		}
+	})
+}
+
+// TestCompactionKeyIsDeleted at every place where that can come between two steps.
+func TestCompactionKeyIsDeleted(t *testing.T) {
+	for _, moment := range []string{"between turns", "get", "txn", "compact"} {
+		t.Run(moment, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, f := newOneKey(), &forgetful{}
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget, CheckInterval: -1})
+				turns(e, 3)
+				known := c.CompactRevision()
+				if moment == "between turns" {
+					e.remove()
+				} else {
+					once := sync.OnceFunc(e.remove)
+					e.intercept(&e.before, func(kind string) error {
+						if kind == moment {
+							once()
+						}
+						return nil
+					})
+				}
+				synctest.Wait()
+				if c.CompactRevision() != known {
+					t.Errorf("%d is forgotten: %d", known, c.CompactRevision())
+				}
+				turns(e, 4)
+				if got := c.CompactRevision(); got <= known+200 {
+					t.Errorf("compacted to %d, was %d: %v", got, known, e.told())
+				}
+				if c.Stats().Failures != 0 || log.count("level=") != 0 {
+					t.Errorf("%+v\n%s", c.Stats(), &log.b)
+				}
+				if !slices.IsSorted(f.told()) {
+					t.Errorf("forgotten: %v", f.told())
+				}
+			})
+		})
+	}
+}
+
+// TestCompactionKeyHoldsNonsense: it is not believed, said once, and overwritten.
+func TestCompactionKeyHoldsNonsense(t *testing.T) {
+	for _, value := range []string{"", "-5", "0x10", "12a", "99999999999999999999999", "100000", "102", strings.Repeat("9", 5000)} {
+		t.Run(fmt.Sprintf("%.20q", value), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, f := newOneKey(), &forgetful{}
+				e.write(100)
+				e.put(value) // at revision 102
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+				time.Sleep(testInterval / 2) // checks read it again
+				e.cut()                      // and a new watch
+				time.Sleep(testInterval / 4)
+				if n := log.count("not believed"); n != 1 || c.Stats().Doubts != 1 {
+					t.Errorf("%d lines, %d doubts", n, c.Stats().Doubts)
+				}
+				if len(f.told()) != 0 || c.CompactRevision() != 0 {
+					t.Errorf("believed: %v", f.told())
+				}
+				e.write(200_000) // a number that was too high does not become true
+				time.Sleep(20 * time.Second)
+				if len(f.told()) != 0 {
+					t.Errorf("believed later: %v", f.told())
+				}
+				turns(e, 3)
+				if c.CompactRevision() < 200_000 || log.count("level=ERROR") != 0 {
+					t.Errorf("compacted to %d: %v\n%s", c.CompactRevision(), e.told(), &log.b)
+				}
+			})
+		})
+	}
+}
+
+// TestCompactionFailsAfterItsAnnouncement: it is tried again soon, because those who follow have
+// forgotten already.
+func TestCompactionFailsAfterItsAnnouncement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+		turns(e, 1)
+		failures := 3
+		e.intercept(&e.before, func(kind string) error {
+			if kind == "compact" && failures > 0 {
+				failures--
+				return rpctypes.ErrNoLeader
+			}
+			return nil
+		})
+		e.write(100)
+		time.Sleep(testInterval + 2*time.Second)
+		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102"})
+		if s := c.Stats(); s.Failures != 0 || s.Compactions != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestCompactionFailsForLong: the next turn compacts further.
+func TestCompactionFailsForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		c, log := compacting(t, e, CompactorOptions{Interval: testInterval})
+		turns(e, 1)
+		mend := e.failing("compact", rpctypes.ErrTooManyRequests)
+		turns(e, 2)
+		mend()
+		if c.Stats().Failures != 1 || log.count("level=ERROR") != 1 || len(e.told()) != 2 {
+			t.Errorf("%+v, %v\n%s", c.Stats(), e.told(), &log.b)
+		}
+		turns(e, 2)
+		if s := c.Stats(); s.Compactions == 0 || s.Failures != 1 {
+			t.Errorf("%+v: %v", s, e.told())
+		}
+	})
+}
+
+// TestAnswersAreLost: etcd has done it, and nobody knows. What was announced is compacted.
+func TestAnswersAreLost(t *testing.T) {
+	for _, kind := range []string{"txn", "compact"} {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newOneKey()
+				c, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
+				turns(e, 1)
+				lose := true
+				e.intercept(&e.after, func(k string) error {
+					if k == kind && lose {
+						lose = false
+						return context.DeadlineExceeded
+					}
+					return nil
+				})
+				turns(e, 2)
+				told := e.told()
+				for i, h := range told {
+					rev, ok := strings.CutPrefix(h, "put ")
+					if ok && rev != "0" && !slices.Contains(told[i:], "compact "+rev) {
+						t.Errorf("%s was announced and is not compacted: %v", rev, told)
+					}
+				}
+				turns(e, 2)
+				if last := c.CompactRevision(); last < 200 {
+					t.Errorf("compacted to %d: %v", last, e.told())
+				}
+			})
+		})
+	}
+}
+
+// TestCompactorWithoutSpace says what an operator has to do, and goes on afterwards with what it
+// would have done.
+func TestCompactorWithoutSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		c, log := compacting(t, e, CompactorOptions{Interval: testInterval})
+		turns(e, 2)
+		makeRoom := e.failing("txn", rpctypes.ErrNoSpace)
+		turns(e, 2)
+		if log.count("no space left") != 2 || c.Stats().Failures != 2 {
+			t.Errorf("%+v\n%s", c.Stats(), &log.b)
+		}
+		makeRoom()
+		turns(e, 1)
+		if c.Stats().Compactions != 2 {
+			t.Errorf("%+v: %v", c.Stats(), e.told())
+		}
+	})
+}
+
+// TestCompactorOfAnEtcdThatWasRestored never writes or compacts what is above its revision, and
+// forgets what it has learned.
+func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
+	for _, moment := range []string{"between turns", "txn", "compact"} {
+		for _, sameVersion := range []bool{true, false} {
+			for _, sameCluster := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/version=%v/cluster=%v", moment, sameVersion, sameCluster), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						e, f := newOneKey(), &forgetful{}
+						e.write(10_000)
+						c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+						turns(e, 3)
+						restore := sync.OnceFunc(func() {
+							e.mu.Lock()
+							e.rev, e.compacted, e.history = 50, 20, nil
+							e.key.Value, e.key.ModRevision = []byte("20"), 30
+							if !sameVersion {
+								e.key.Version--
+							}
+							if !sameCluster {
+								e.cluster++
+							}
+							e.mu.Unlock()
+							e.cut()
+						})
+						e.intercept(&e.before, func(kind string) error {
+							if kind == moment {
+								restore()
+							}
+							return nil
+						})
+						if moment == "between turns" {
+							restore()
+						}
+						turns(e, 1)
+						e.intercept(&e.before, func(string) error { return nil })
+						if moment == "compact" && sameVersion { // it was announced to the etcd of before
+							if log.count("restored") == 0 {
+								t.Errorf("no word:\n%s", &log.b)
+							}
+						}
+						turns(e, 5)
+						high := e.rev
+						for _, h := range e.told() {
+							if rev, ok := strings.CutPrefix(h, "compact "); ok {
+								var n int64
+								_, _ = fmt.Sscan(rev, &n)
+								if n > high || n >= 10_000 {
+									t.Errorf("compacted to %d of %d: %v", n, high, e.told())
+								}
+							}
+						}
+						if got := c.CompactRevision(); got < 50 || got >= high {
+							t.Errorf("knows %d, etcd is at %d: %v\n%s", got, high, e.told(), &log.b)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestFollowing: the watch is begun again after each loss, within a second, and what was
+// written meanwhile is learned.
+func TestFollowing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &forgetful{}
+		e.write(1000)
+		c, log := compacting(t, e, CompactorOptions{Forget: f.forget, CheckInterval: -1})
+		e.cut()
+		e.put("100")
+		time.Sleep(followFirst)
+		synctest.Wait()
+		equal(t, "after a loss", f.told(), []mirror.Revision{100})
+		if log.count("level=") != 0 {
+			t.Errorf("a loss that lasts no time is worth no line:\n%s", &log.b)
+		}
+		// etcd is down.
+		up := e.failing("get", rpctypes.ErrNoLeader)
+		e.cut()
+		time.Sleep(time.Minute)
+		e.put("200")
+		up()
+		time.Sleep(followLast)
+		synctest.Wait()
+		equal(t, "after an outage", f.told(), []mirror.Revision{100, 200})
+		if log.count("cannot be followed") != 1 || log.count("followed again") != 1 {
+			t.Errorf("want one line each:\n%s", &log.b)
+		}
+		if s := c.Stats(); s.Losses != 2 || !s.Following {
+			t.Errorf("%+v", s)
+		}
+		e.remove()
+		e.put("150") // somebody writes less
+		synctest.Wait()
+		if c.CompactRevision() != 200 {
+			t.Errorf("unlearned: %d", c.CompactRevision())
+		}
+	})
+}
+
+// TestHungWatchIsNotTrustedForLong: the check reads the key.
+func TestHungWatchIsNotTrustedForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &forgetful{}
+		e.write(1000)
+		compacting(t, e, CompactorOptions{Forget: f.forget})
+		e.hang()
+		e.put("500")
+		synctest.Wait()
+		if len(f.told()) != 0 {
+			t.Fatal("the watch does not hang")
+		}
+		time.Sleep(DefaultCheckInterval)
+		synctest.Wait()
+		equal(t, "forgotten", f.told(), []mirror.Revision{500})
+	})
+}
+
+// TestUnannouncedCompaction is noticed by the next check, if memory holds what is gone.
+func TestUnannouncedCompaction(t *testing.T) {
+	for oldest, want := range map[mirror.Revision][]mirror.Revision{0: nil, 1: {500}, 499: {500}, 500: nil, 900: nil, 1001: nil} {
+		t.Run(fmt.Sprint(oldest), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, f := newOneKey(), &forgetful{}
+				e.write(1000)
+				c, log := compacting(t, e, CompactorOptions{Forget: f.forget, Oldest: func() mirror.Revision { return oldest }})
+				e.mu.Lock()
+				if err := e.compactTo(500); err != nil {
+					t.Fatal(err)
+				}
+				e.mu.Unlock()
+				time.Sleep(10 * DefaultCheckInterval)
+				synctest.Wait()
+				equal(t, "forgotten", f.told(), want)
+				if n := int64(len(want)); c.Stats().Unannounced != n || log.count("not announced it") != len(want) {
+					t.Errorf("%+v\n%s", c.Stats(), &log.b)
+				}
+			})
+		})
+	}
+}
+
+// TestAnnouncedWhileItIsChecked: what was announced is not taken for what was not.
+func TestAnnouncedWhileItIsChecked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &forgetful{}
+		e.write(1000)
+		c, _ := compacting(t, e, CompactorOptions{Forget: f.forget, Oldest: func() mirror.Revision { return 10 }})
+		e.hang()
+		gets := 0
+		e.intercept(&e.before, func(kind string) error {
+			if gets++; kind == "get" && gets == 2 { // between the two reads of the check
+				e.put("500")
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				return e.compactTo(500)
+			}
+			return nil
+		})
+		time.Sleep(DefaultCheckInterval)
+		synctest.Wait()
+		equal(t, "forgotten", f.told(), []mirror.Revision{500})
+		if c.Stats().Unannounced != 0 {
+			t.Errorf("%+v", c.Stats())
+		}
+	})
+}
+
+// fleetStep is one of TestCompactionsOfAFleet.
+type fleetStep struct {
+	what     string
+	which, n int
+	kind     string
+	interval time.Duration
+}
+
+func drawFleetStep(r *rapid.T) fleetStep {
+	return fleetStep{
+		what:     rapid.SampledFrom([]string{"start", "start", "stop", "delete", "cut", "fail", "wait", "wait", "wait", "wait"}).Draw(r, "step"),
+		which:    rapid.IntRange(0, 3).Draw(r, "which"),
+		n:        rapid.IntRange(1, 90).Draw(r, "n"),
+		kind:     rapid.SampledFrom([]string{"txn", "compact", "lost txn", "lost compact"}).Draw(r, "kind"),
+		interval: time.Duration(rapid.SampledFrom([]int{0, 1, 7, 60}).Draw(r, "interval")) * time.Second,
+	}
+}
+
+// replica is a compactor of a fleet, and how much of etcd's history there was at its start.
+type replica struct {
+	*Compactor
+	since int
+	found int64 // what the key said then
+}
+
+// TestCompactionsOfAFleet: replicas with different intervals that start and stop while things go
+// wrong. etcd is never compacted above what was announced, every replica knows within a second
+// what is announced, none believes more, and once all is well there are compactions again.
+func TestCompactionsOfAFleet(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		plan := rapid.SliceOfN(rapid.Custom(drawFleetStep), 5, 40).Draw(r, "plan")
+		var wrong error
+		synctest.Test(t, func(*testing.T) { wrong = playFleet(plan) })
+		if wrong != nil {
+			r.Fatal(wrong)
+		}
+	})
+}
+
+func playFleet(plan []fleetStep) error {
+	e, log := newOneKey(), &testLog{}
+	var mu sync.Mutex
+	fail := map[string]int{}
+	failing := func(what string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		fail[what]--
+		return fail[what] >= 0
+	}
+	e.before = func(kind string) error {
+		if failing(kind) {
+			return rpctypes.ErrNoLeader
+		}
+		return nil
+	}
+	e.after = func(kind string) error {
+		if failing("lost " + kind) {
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	var fleet []replica
+	defer func() {
+		for _, c := range fleet {
+			c.Stop()
+		}
+	}()
+	start := func(interval time.Duration) {
+		told := e.told()
+		x := replica{since: len(told)}
+		e.mu.Lock()
+		if e.key != nil {
+			_, _ = fmt.Sscan(string(e.key.Value), &x.found)
+		}
+		e.mu.Unlock()
+		x.Compactor = NewCompactor(e.client(), CompactorOptions{Interval: interval, Logger: log.logger()})
+		fleet = append(fleet, x)
+	}
+	highest := func(history []string) (rev int64) {
+		for _, h := range history {
+			var n int64
+			if _, err := fmt.Sscanf(h, "put %d", &n); err == nil {
+				rev = max(rev, n)
+			}
+		}
+		return rev
+	}
+	for i, step := range plan {
+		switch step.what {
+		case "start":
+			if len(fleet) < 4 {
+				start(step.interval)
+			}
+		case "stop":
+			if step.which < len(fleet) {
+				fleet[step.which].Stop()
+				fleet = slices.Delete(fleet, step.which, step.which+1)
+			}
+		case "delete":
+			e.remove()
+		case "cut":
+			e.cut()
+		case "fail":
+			mu.Lock()
+			fail[step.kind] = step.n % 4
+			mu.Unlock()
+		case "wait":
+			e.write(int64(step.n))
+			time.Sleep(time.Duration(step.n) * time.Second)
+		}
+		time.Sleep(followLast)
+		synctest.Wait()
+		told := e.told()
+		e.mu.Lock()
+		compacted := e.compacted
+		e.mu.Unlock()
+		if high := highest(told); compacted > high {
+			return fmt.Errorf("step %d: compacted to %d, announced %d: %v", i, compacted, high, told)
+		}
+		for _, c := range fleet {
+			if got, want := c.CompactRevision(), max(c.found, highest(told[c.since:])); got != want {
+				return fmt.Errorf("step %d: a replica knows %d, want %d: %v", i, got, want, told)
+			}
+		}
+	}
+	mu.Lock()
+	clear(fail)
+	mu.Unlock()
+	e.mu.Lock()
+	now := e.rev
+	e.mu.Unlock()
+	start(time.Minute)
+	for range 4 {
+		turns(e, 1)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.compacted < now {
+		return fmt.Errorf("etcd was at %d and is compacted to %d after four intervals: %v", now, e.compacted, e.history)
+	}
+	return nil
+}
+
+// TestCompactorStops while etcd does not answer.
+func TestCompactorStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		e.intercept(&e.before, func(string) error { return errors.New("down") })
+		c := NewCompactor(e.client(), CompactorOptions{Interval: time.Second, Logger: (&testLog{}).logger()})
+		time.Sleep(10 * time.Second)
+		c.Stop()
+		c.Stop()
+	})
+}
