@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	"k8s.io/utils/clock"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -28,8 +27,8 @@ type cluster struct {
 	// mirror is nil if the servers cannot feed one; every storage then reads from
 	// etcd, as the one clear line in the log says.
 	mirror    *mirror.Mirror
-	compactor compactor // nil: compactions go unnoticed
-	budget    *budget   // of the engine
+	compactor *compactor // nil: compactions go unnoticed
+	budget    *budget    // of the engine
 	watches   running
 	present   present
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
@@ -46,12 +45,6 @@ const (
 	maxEtcdGets  = 100
 	maxEtcdLists = 4
 )
-
-// compactor compacts etcd now and then, and knows what others have compacted.
-type compactor interface {
-	etcd3.Compactor
-	Stop()
-}
 
 // clusterKey is equal for configs that can share a cluster.
 func clusterKey(c *storagebackend.ConfigForResource) string {
@@ -73,13 +66,6 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 	if err != nil {
 		return nil, err
 	}
-	var compactor compactor
-	if config.CompactionInterval > 0 {
-		compactor = etcd3.StartCompactorPerEndpoint(client.Client, config.CompactionInterval)
-	} else {
-		// It compacts nothing, and follows what others compact (KEP-4988).
-		compactor = etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)
-	}
 	if opts.Window == (mirror.Window{}) {
 		opts.Window = mirror.DefaultWindow
 	}
@@ -87,16 +73,15 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 	prefix := keyPrefix(config.Prefix)
 	f, err := findFeed(client, prefix, opts)
 	if err != nil {
-		compactor.Stop()
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
 	}
-	return startCluster(client, compactor, f, prefix, opts, budget)
+	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, budget)
 }
 
 // startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
-func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
+func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
 		present: f.present, eventsOnly: f.eventsOnly,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
@@ -119,6 +104,9 @@ func startCluster(client *kubernetes.Client, compactor compactor, f feed, prefix
 		return nil, err
 	}
 	c.mirror = m
+	if compactor != nil {
+		compactor.tell(m)
+	}
 	clusters.add(c)
 	return c, nil
 }
@@ -129,11 +117,11 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 // close ends everything and waits for it.
 func (c *cluster) close() {
 	clusters.remove(c)
-	if c.mirror != nil {
-		c.mirror.Close()
-	}
 	if c.compactor != nil {
 		c.compactor.Stop()
+	}
+	if c.mirror != nil {
+		c.mirror.Close()
 	}
 	_ = c.client.Close()
 }

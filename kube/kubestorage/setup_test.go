@@ -37,7 +37,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/component-base/featuregate"
-	"k8s.io/utils/clock"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -158,8 +157,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			source.source = o.source(source.source)
 		}
 	}
-	compactor := etcd3.NewCompactor(client.Client, 0, clock.RealClock{}, nil)
-	c, err := startCluster(client, compactor, source, testPrefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
+	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, testPrefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
