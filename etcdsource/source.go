@@ -7,23 +7,11 @@ import (
 	"errors"
 	"fmt"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
-)
-
-// Page sizes. etcd counts the whole rest of the range for every page, so few
-// large pages are cheap; pageBytes bounds what one response holds in memory at
-// both ends. The number of keys adapts to the values seen.
-const (
-	firstPageKeys = 500
-	maxPageKeys   = 10_000
-	pageBytes     = 8 << 20
 )
 
 // Source implements mirror.Source on an etcd client, which it does not own. It may
@@ -75,7 +63,7 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type fetched struct {
-		resp *clientv3.GetResponse
+		page Page
 		err  error
 	}
 	pages := make(chan fetched)
@@ -86,66 +74,31 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 	}()
 	go func() {
 		defer close(pages)
-		key, rev, limit := prefix, at, int64(firstPageKeys)
-		end := clientv3.GetPrefixRangeEnd(prefix)
-		for {
-			resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
-				return s.client.Get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(rev))
-			})
-			if status.Code(err) == codes.ResourceExhausted && limit > 1 {
-				// Larger than gRPC's limit for a message: small values came first.
-				limit = max(1, limit/4)
-				continue
-			}
+		for pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
+			p, err := pager.Next(ctx, 0)
 			select {
-			case pages <- fetched{resp, err}:
+			case pages <- fetched{p, err}:
 			case <-ctx.Done():
 				return
 			}
-			if err != nil || !resp.More || len(resp.Kvs) == 0 {
+			if err != nil {
 				return
 			}
-			if rev == 0 {
-				rev = resp.Header.Revision // every page is of the first one's revision
-			}
-			key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
-			limit = nextLimit(limit, resp.Kvs)
 		}
 	}()
 	header := mirror.Header{Revision: at}
 	for p := range pages {
 		if p.err != nil {
-			return mirror.Header{}, fmt.Errorf("list %s: %w", prefix, translate(p.err))
+			return mirror.Header{}, fmt.Errorf("list %s: %w", prefix, p.err)
 		}
 		if header.ClusterID == 0 {
-			header.ClusterID = p.resp.Header.ClusterId
-			if at == 0 {
-				header.Revision = p.resp.Header.Revision
-			}
+			header = p.page.Header
 		}
-		kvs := make([]mirror.KV, len(p.resp.Kvs))
-		for i, kv := range p.resp.Kvs {
-			kvs[i] = fromKV(kv)
-		}
-		if err := page(kvs); err != nil {
+		if err := page(p.page.KVs); err != nil {
 			return mirror.Header{}, err
 		}
 	}
 	return header, ctx.Err()
-}
-
-// nextLimit aims at pages of pageBytes, judging by the last one, and at most
-// doubles.
-func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
-	bytes := 1
-	for _, kv := range kvs {
-		bytes += len(kv.Key) + len(kv.Value)
-	}
-	return max(1, min(2*limit, int64(pageBytes)*int64(len(kvs))/int64(bytes), maxPageKeys))
-}
-
-func fromKV(kv *mvccpb.KeyValue) mirror.KV {
-	return mirror.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 }
 
 // verify returns ErrRestored if etcd is not the cluster of the header, or an older

@@ -1,0 +1,104 @@
+package etcdsource
+
+import (
+	"context"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// Page sizes. etcd counts the whole rest of the range for every page, so few
+// large pages are cheap; pageBytes bounds what one response holds in memory at
+// both ends. The number of keys adapts to the values seen.
+const (
+	firstPageKeys = 500
+	maxPageKeys   = 10_000
+	pageBytes     = 8 << 20
+)
+
+// Pager reads a range of keys as it stands at one revision, in pages of bounded size, 8 MiB
+// or a single key. It is not safe for concurrent use; a copy reads on independently.
+type Pager struct {
+	client clientv3.KV
+	key    string // the next to be read
+	end    string
+	rev    mirror.Revision // 0: that of the first page
+	limit  int64           // of the next page
+	done   bool
+}
+
+// Page is a part of a range.
+type Page struct {
+	KVs    []mirror.KV
+	Header mirror.Header // Revision is that of all pages
+	Count  int64         // keys from the first of the page to the end of the range
+}
+
+// NewPager returns a pager of the keys with start <= key < end at a revision, the newest
+// if that is 0.
+func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
+	return &Pager{client: client, key: start, end: end, rev: at, limit: firstPageKeys}
+}
+
+// Done reports whether the range has been read to its end.
+func (p *Pager) Done() bool { return p.done }
+
+// Key returns where the next page begins.
+func (p *Pager) Key() string { return p.key }
+
+// Next reads the next page, of at most so many keys if most is above 0. A member that does
+// not answer is given up for another one. Errors: mirror.ErrCompacted, and
+// mirror.ErrRestored if etcd has not come to the revision; others may be tried again.
+func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
+	for {
+		limit := p.limit
+		if most > 0 {
+			limit = min(limit, most)
+		}
+		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return p.client.Get(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev))
+		})
+		if status.Code(err) == codes.ResourceExhausted && limit > 1 {
+			// Larger than gRPC's limit for a message: small values came first.
+			p.limit = max(1, limit/4)
+			continue
+		}
+		if err != nil {
+			return Page{}, translate(err)
+		}
+		if p.rev == 0 {
+			p.rev = resp.Header.Revision // every page is of the first one's revision
+		}
+		page := Page{
+			KVs:    make([]mirror.KV, len(resp.Kvs)),
+			Header: mirror.Header{ClusterID: resp.Header.ClusterId, Revision: p.rev},
+			Count:  resp.Count,
+		}
+		for i, kv := range resp.Kvs {
+			page.KVs[i] = fromKV(kv)
+		}
+		if p.done = !resp.More || len(resp.Kvs) == 0; !p.done {
+			p.key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+			p.limit = nextLimit(max(p.limit, limit), resp.Kvs)
+		}
+		return page, nil
+	}
+}
+
+// nextLimit aims at pages of pageBytes, judging by the last one, and at most
+// doubles.
+func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
+	bytes := 1
+	for _, kv := range kvs {
+		bytes += len(kv.Key) + len(kv.Value)
+	}
+	return max(1, min(2*limit, int64(pageBytes)*int64(len(kvs))/int64(bytes), maxPageKeys))
+}
+
+func fromKV(kv *mvccpb.KeyValue) mirror.KV {
+	return mirror.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
+}
