@@ -110,17 +110,18 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	for range maxEtcdGets {
 		s.cluster.gets <- struct{}{}
 	}
-	for range maxEtcdLists {
+	ctx := contextFor(t)
+	old := f.olderThanMemory(t)
+	for range DefaultEtcdLists {
 		s.cluster.lists <- struct{}{}
 	}
-	ctx := contextFor(t)
 	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("one GET too many: %v, want 429", err)
 	}
 	quick, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	var storageErr *storage.StorageError
-	if err := s.listPast(quick, "/pods", everything(), &example.PodList{}); !errors.As(err, &storageErr) {
+	if err := s.GetList(quick, "/pods", old, &example.PodList{}); !errors.As(err, &storageErr) {
 		t.Errorf("one LIST too many: %v, want a timeout", err)
 	}
 	<-s.cluster.gets
@@ -128,7 +129,7 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
 		t.Errorf("a GET with room: %v", err)
 	}
-	if err := s.listPast(ctx, "/pods", everything(), &example.PodList{}); err != nil {
+	if err := s.GetList(ctx, "/pods", old, &example.PodList{}); err != nil {
 		t.Errorf("a LIST with room: %v", err)
 	}
 }
@@ -139,7 +140,7 @@ func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
 	f.create(t, newPod("a"), newPod("b"))
 	f.catchUp(t)
-	for range maxEtcdLists {
+	for range DefaultEtcdLists {
 		f.cluster.lists <- struct{}{}
 	}
 	if got := podNames(f.list(t, everything())); got != "a b" {

@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"strings"
@@ -29,6 +30,7 @@ type cluster struct {
 	mirror    *mirror.Mirror
 	compactor *compactor // nil: compactions go unnoticed
 	budget    *budget    // of the engine
+	tokens    *tokens
 	watches   running
 	present   present
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
@@ -42,8 +44,9 @@ type cluster struct {
 // Bounds of what a stall of the feed, or lists of the distant past, can make of
 // reads of etcd (D6, D7). A GET beyond it is refused with 429, a list waits.
 const (
-	maxEtcdGets  = 100
-	maxEtcdLists = 4
+	maxEtcdGets = 100
+	// DefaultEtcdLists is few, because each holds up to 24 MiB and etcd as much again.
+	DefaultEtcdLists = 4
 )
 
 // clusterKey is equal for configs that can share a cluster.
@@ -84,7 +87,15 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
 		present: f.present, eventsOnly: f.eventsOnly,
-		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdLists)}
+		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, cmp.Or(opts.EtcdLists, DefaultEtcdLists))}
+	c.tokens = newTokens(client.KV, prefix, tokenOptions{
+		seal:        opts.enabled(SealedContinueTokens),
+		refusePlain: opts.RefusePlainTokens,
+		transformer: opts.TokenTransformer,
+		rotation:    opts.TokenKeyRotation,
+		keep:        2 * opts.Window.MaxAge,
+		logger:      opts.Logger,
+	})
 	if f.source == nil {
 		return c, nil
 	}
@@ -123,6 +134,7 @@ func (c *cluster) close() {
 	if c.mirror != nil {
 		c.mirror.Close()
 	}
+	c.tokens.close()
 	_ = c.client.Close()
 }
 
@@ -182,7 +194,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	}
 	var once sync.Once
 	if c.mirror == nil {
-		return direct{raw, &c.watches}, func() { once.Do(etcd.Close) }, nil
+		return c.newDirect(raw, cfg), func() { once.Do(etcd.Close) }, nil
 	}
 	resource, err := c.claim(cfg)
 	if err != nil {
@@ -190,7 +202,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
 	}
 	if cfg.Uncached {
-		return direct{raw, &c.watches}, func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
+		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
 	return s, func() { once.Do(func() { s.stop(); etcd.Close() }) }, nil

@@ -55,6 +55,9 @@ type Options struct {
 	// come and there are watches that want bookmarks; 0 means
 	// mirror.DefaultIdleProgress, a negative one never.
 	ProgressInterval time.Duration
+	// EtcdLists bounds the lists of revisions older than memory that are read from etcd at
+	// once, per etcd cluster; others wait. 0 means DefaultEtcdLists.
+	EtcdLists int
 	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
 	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
 	TokenTransformer value.Transformer

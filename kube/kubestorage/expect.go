@@ -1,6 +1,9 @@
 package kubestorage
 
 import (
+	"context"
+	"math"
+
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/mirror"
@@ -12,27 +15,25 @@ import (
 // be what answers: the resource is not loaded, the revision is older than memory, not
 // yet here, or not to be had from memory.
 func (s *Store) Expect(key string, opts storage.ListOptions) (snap mirror.Snapshot, start, end string, ok bool) {
-	prefix, err := s.prepareKey(key, opts.Recursive)
-	if err != nil {
+	q, err := s.request(noWait, key, opts)
+	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !s.fromMemory(q.opts, q.exact) {
 		return snap, "", "", false
 	}
-	exact, from, err := storage.ValidateListOptions(prefix, s.versioner, opts)
-	if err != nil || exact < 0 || !s.resource.Ready() || !s.fromMemory(opts, exact) {
-		return snap, "", "", false
-	}
-	if exact > 0 {
-		snap, err = s.resource.At(exact)
+	if q.exact > 0 {
+		snap, err = s.resource.At(q.exact)
 	} else {
 		snap, err = s.resource.Latest()
 	}
 	if err != nil {
 		return snap, "", "", false
 	}
-	start, end = prefix, after(prefix)
-	if !opts.Recursive {
-		end = prefix + "\x00"
-	} else if from != "" {
-		start = from
-	}
+	start, end = q.bounds()
 	return snap, start, end, true
 }
+
+// noWait is the context of those who wait for nothing.
+var noWait = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()

@@ -10,9 +10,16 @@ const (
 	ConsistentListFromCache featuregate.Feature = "ConsistentListFromCache"
 	// ConsistentGetFromCache answers a GET without resource version from memory.
 	ConsistentGetFromCache featuregate.Feature = "ConsistentGetFromCache"
+	// APIListChunking hands lists out in pages (KEP-365). Off, limit and continue are ignored,
+	// and no token is ever returned.
+	APIListChunking featuregate.Feature = "APIListChunking"
 	// ListFromCacheSnapshot answers a LIST at an exact revision, and all pages of a
 	// list but the first, from memory (KEP-4988).
 	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
+	// SealedContinueTokens encrypts the tokens that are returned, so that they tell nothing and
+	// cannot be forged. A server that does not know the form refuses them, and this one accepts
+	// them whatever the gate says.
+	SealedContinueTokens featuregate.Feature = "SealedContinueTokens"
 	// WatchBookmark sends bookmarks to watches that ask for them: now and then, shortly before
 	// the server ends a watch, and when it shuts down (KEP-956). The bookmark that closes
 	// initial events is sent in any case.
@@ -35,7 +42,9 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 	return map[featuregate.Feature]featuregate.FeatureSpec{
 		ConsistentListFromCache:  {Default: true, PreRelease: featuregate.Beta},
 		ConsistentGetFromCache:   {Default: true, PreRelease: featuregate.Beta},
+		APIListChunking:          {Default: true, PreRelease: featuregate.Beta},
 		ListFromCacheSnapshot:    {Default: true, PreRelease: featuregate.Beta},
+		SealedContinueTokens:     {Default: false, PreRelease: featuregate.Beta},
 		WatchBookmark:            {Default: true, PreRelease: featuregate.Beta},
 		EfficientWatchResumption: {Default: true, PreRelease: featuregate.Beta},
 		WatchHistoryRestore:      {Default: true, PreRelease: featuregate.Beta},

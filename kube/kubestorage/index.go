@@ -22,6 +22,7 @@ import (
 // so that a resource nobody selects by this value pays nothing; a reader decodes
 // only what no reader has decoded before. Safe for concurrent use.
 type index struct {
+	name     string
 	resource *mirror.Resource
 	view     *view
 	value    func(*attrs) string
@@ -200,7 +201,7 @@ func (s *Store) index(name string, value func(*attrs) string) *index {
 	defer s.indexMu.Unlock()
 	x := s.indexes[name]
 	if x == nil {
-		x = &index{resource: s.resource, view: s.view, value: value}
+		x = &index{name: name, resource: s.resource, view: s.view, value: value}
 		x.watched = mirror.NewPartition(s.ctx, s.resource, s.watches.start, func(ev *mirror.Event) (before, now string, known bool) {
 			return x.values(s.ctx, ev)
 		})

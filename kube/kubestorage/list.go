@@ -22,16 +22,19 @@ import (
 // GetList implements storage.Interface.
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	endProbe(ctx, s, key, &opts.Predicate)
-	r, err := s.Read(ctx, key, opts)
+	q, err := s.request(ctx, key, opts)
+	if err != nil {
+		return s.lists.failed(err)
+	}
+	r, err := s.read(ctx, q)
 	switch {
-	case errors.Is(err, errPastMemory):
-		return s.listPast(ctx, key, opts, listObj)
 	case errors.Is(err, ErrReadEtcd):
-		return s.etcd.GetList(ctx, key, opts, listObj)
+		return s.listFromEtcd(ctx, q, err, listObj)
 	case err != nil:
 		return err
 	}
-	return s.fill(ctx, r, opts, listObj)
+	defer r.Close()
+	return s.fill(ctx, r, listObj)
 }
 
 // fromMemory reports whether the gates let memory answer the list.
@@ -78,7 +81,6 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 				return mirror.Snapshot{}, err
 			}
 		}
-		s.followCompaction()
 		if rev := s.mirror.Compacted(); exact < rev {
 			return mirror.Snapshot{}, fmt.Errorf("%w: asked %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
 		}
@@ -95,7 +97,7 @@ func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact in
 		return mirror.Snapshot{}, err
 	}
 	if s.outOfReach(rev) {
-		return mirror.Snapshot{}, ErrReadEtcd
+		return mirror.Snapshot{}, errNoProgress
 	}
 	if err := s.waitFor(ctx, rev); err != nil {
 		return mirror.Snapshot{}, err
@@ -109,7 +111,7 @@ func (s *Store) outOfReach(rev mirror.Revision) bool {
 }
 
 // fill decodes what was read into listObj.
-func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, listObj runtime.Object) error {
+func (s *Store) fill(ctx context.Context, r *Reading, listObj runtime.Object) error {
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err
@@ -118,8 +120,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 	if err != nil || items.Kind() != reflect.Slice {
 		return fmt.Errorf("need a pointer to a slice of items, got %T: %w", itemsPtr, err)
 	}
-	total := r.Count()
-	room := total
+	room := r.estimate()
 	if !r.selector.all {
 		room = min(room, 2048)
 	}
@@ -131,6 +132,10 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 	var corrupt corruptObjects
 	walked, last, more := 0, "", false
 	for e := range r.Candidates() {
+		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
+			more = true
+			break
+		}
 		if walked%64 == 0 && ctx.Err() != nil {
 			return storage.NewTimeoutError(r.Prefix, "request did not complete within requested timeout")
 		}
@@ -146,27 +151,30 @@ func (s *Store) fill(ctx context.Context, r *Reading, opts storage.ListOptions, 
 			}
 			continue
 		}
-		if !ok {
-			continue
+		if ok {
+			items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
+			last = e.Key()
 		}
-		items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
-		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
-			last, more = e.Key(), walked < total
-			break
-		}
+	}
+	if err := r.Err(); err != nil {
+		return err
 	}
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}
-	token, remaining, err := r.NextPage(last, total, more)
+	if r.FromEtcd() && !r.Selective() {
+		more = walked < r.Count() // the walk ended where the page does
+	}
+	token, remaining, err := r.NextPage(ctx, last, r.Count(), more)
 	if err != nil {
 		return err
 	}
-	if err := s.versioner.UpdateList(listObj, uint64(r.Snapshot.Rev), token, remaining); err != nil {
+	r.Served(walked, items.Len())
+	if err := s.versioner.UpdateList(listObj, uint64(r.Rev), token, remaining); err != nil {
 		return err
 	}
 	if utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
-		opts.Predicate.SetShardInfoOnList(listObj)
+		r.request.opts.Predicate.SetShardInfoOnList(listObj)
 	}
 	return nil
 }

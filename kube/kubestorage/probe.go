@@ -5,8 +5,6 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	apiruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 )
 
@@ -61,28 +59,6 @@ func endProbe(ctx context.Context, s *Store, key string, pred *storage.Selection
 	}
 	p.found.CompareAndSwap(nil, f)
 	runtime.Goexit()
-}
-
-// direct is a storage that reads etcd: it keeps probes from doing that, and its watches
-// end with those that memory serves.
-type direct struct {
-	storage.Interface
-	running *running
-}
-
-func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, out apiruntime.Object) error {
-	endProbe(ctx, nil, key, nil)
-	return d.Interface.Get(ctx, key, opts, out)
-}
-
-func (d direct) GetList(ctx context.Context, key string, opts storage.ListOptions, out apiruntime.Object) error {
-	endProbe(ctx, nil, key, nil)
-	return d.Interface.GetList(ctx, key, opts, out)
-}
-
-func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
-	endProbe(ctx, nil, key, nil)
-	return d.running.watchDirectly(ctx, d.Interface, key, opts)
 }
 
 // Lifetime returns a context that ends when the storage is destroyed: at the server's

@@ -6,35 +6,55 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/mirror"
 )
 
-// errPastMemory is the ErrReadEtcd of a revision older than memory; few such lists are read
-// from etcd at once (D7).
-var errPastMemory = fmt.Errorf("%w: older than memory", ErrReadEtcd)
-
-// ErrReadEtcd: memory does not answer this read, etcd does. Of a list: the revision is
-// older than memory, a gate is off, or the resource is not loaded and the page is small. Of
-// a single key: the resource is not loaded, or memory does not catch up soon.
+// ErrReadEtcd: memory does not answer this read, etcd does, through upstream's store. Of a
+// list: a gate is off, the resource is not loaded and the page is small, or etcd's progress
+// cannot be believed. Of a single key: the resource is not loaded, or memory does not catch
+// up soon.
 var ErrReadEtcd = errors.New("to be read from etcd")
+
+// readEtcd is an ErrReadEtcd of a list, with the reason that metrics tell.
+type readEtcd struct{ reason string }
+
+func (e *readEtcd) Error() string { return ErrReadEtcd.Error() + ": " + e.reason }
+
+func (e *readEtcd) Is(target error) bool { return target == ErrReadEtcd }
+
+var (
+	errGate       = &readEtcd{reasonGate}
+	errNotLoaded  = &readEtcd{reasonNotLoaded}
+	errNoProgress = &readEtcd{reasonNoProgress}
+)
 
 // Reading is what a LIST is about: a revision of the resource and the part of it
 // that was asked for. It is how bytes are served without making objects first:
 //
 //	r, err := store.Read(ctx, key, opts)
+//	defer r.Close()
 //	for run := range r.Runs() {
 //		spans.Reset()
 //		err = representation.AppendRun(ctx, &spans, run) // made once
 //		...
 //	}
+//	err = r.Err()
 //
-// It may be read concurrently and keeps its revision alive for as long as it is held.
+// It keeps its revision alive until it is closed. What memory has may be read concurrently,
+// what is FromEtcd may not.
 type Reading struct {
+	// Rev is the revision that is read.
+	Rev mirror.Revision
+	// Snapshot is what memory has of it; empty if the reading is FromEtcd.
 	Snapshot mirror.Snapshot
 	// Prefix is the etcd key prefix of the request, to which continue tokens are
 	// relative; Start <= key < End are the keys still to be walked.
@@ -42,32 +62,110 @@ type Reading struct {
 	// Limit is the number of selected objects asked for, 0 for all.
 	Limit int64
 
-	opts     storage.ListOptions
+	store    *Store
+	request  listRequest
 	selector selector
 	index    *indexed // nil: none helps
+	name     string   // of the index
 	value    string   // to look up in it
+	changed  []string // keys that have changed between Rev and what the index knows, ascending
+	past     *past    // nil: memory has it
+	release  func()   // nil: nothing is held
 }
+
+// FromEtcd reports whether the revision is older than memory, so that it is read from etcd
+// while it is walked: Runs can fail (see Err), each entry that memory does not hold is
+// new, and a second walk may read etcd again.
+func (r *Reading) FromEtcd() bool { return r.past != nil }
 
 // Runs yields the entries to be walked in key order, leaf by leaf, before
 // selection. See Candidates for a request that an index helps with.
-func (r *Reading) Runs() iter.Seq[mirror.Run] { return r.Snapshot.Runs(r.Start, r.End) }
+func (r *Reading) Runs() iter.Seq[mirror.Run] {
+	if r.past != nil {
+		return r.past.runs()
+	}
+	return r.Snapshot.Runs(r.Start, r.End)
+}
+
+// Err returns why Runs or Candidates have ended early; nil if they have not. The error
+// is for the client.
+func (r *Reading) Err() error {
+	if r.past == nil || r.past.err == nil {
+		return nil
+	}
+	return r.store.pastError(r.past.ctx, r.request, r.past.err)
+}
+
+// Close ends the reading. Nothing may be read afterwards.
+func (r *Reading) Close() {
+	if r.release != nil {
+		r.release()
+		r.release = nil
+	}
+}
 
 // Candidates yields, in key order, entries among which are all that the request
 // selects: those of the index if there is one for the selector, else all of Runs.
 func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
-	if r.index != nil {
-		return r.index.entries(r.value, r.Start, r.End)
+	switch {
+	case r.past != nil:
+		return func(yield func(*mirror.Entry) bool) {
+			for run := range r.past.runs() {
+				for _, e := range run.Items() {
+					if !yield(e) {
+						return
+					}
+				}
+			}
+		}
+	case r.index == nil:
+		return r.Snapshot.All(r.Start, r.End)
 	}
-	return r.Snapshot.All(r.Start, r.End)
+	return r.indexed
 }
 
-// Count returns the number of Candidates. Cost is O(log n).
+// indexed yields what the index finds, but for the keys that have changed since: of those,
+// what the snapshot has.
+func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
+	changed := r.changed
+	before := func(key string) bool { // those of changed that come before key
+		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
+			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
+				return false
+			}
+		}
+		return true
+	}
+	for e := range r.index.entries(r.value, r.Start, r.End) {
+		if !before(e.Key()) {
+			return
+		}
+		if len(changed) > 0 && changed[0] == e.Key() {
+			continue // what it was then comes with the changed
+		}
+		if !yield(e) {
+			return
+		}
+	}
+	before(r.End)
+}
+
+// Count returns the number of entries of Runs, which is that of the objects if the request
+// is not Selective. Cost is O(log n).
 func (r *Reading) Count() int {
-	if r.index != nil {
-		return r.index.count(r.value, r.Start, r.End)
+	if r.past != nil {
+		return int(r.past.count)
 	}
 	n, _ := r.Snapshot.Count(r.Start, r.End)
 	return n
+}
+
+// estimate returns how many objects there may be at most, for room to be made.
+func (r *Reading) estimate() int {
+	if r.index != nil {
+		return r.index.count(r.value, r.Start, r.End) + len(r.changed)
+	}
+	return r.Count()
 }
 
 // Selective reports whether Matches has to be asked at all.
@@ -83,84 +181,212 @@ func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // NextPage returns the continue token for what follows the key last, which is the
 // last object of the page, and the number of objects that remain if it is known. It is
 // "" and nil if there is nothing more. more says whether there are candidates after
-// last; count is Count.
-func (r *Reading) NextPage(last string, count int, more bool) (token string, remaining *int64, err error) {
-	return storage.PrepareContinueToken(last, r.Prefix, r.Snapshot.Rev, int64(count), more, r.opts)
+// last; count is Count. Error: 429 if the token is to be sealed and cannot be.
+func (r *Reading) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
+	token, remaining, err = storage.PrepareContinueToken(last, r.Prefix, r.Rev, int64(count), more, r.request.opts)
+	if err == nil && token != "" {
+		token, err = r.store.pages.seal(ctx, r.Prefix, token)
+	}
+	return token, remaining, err
 }
 
-// Read resolves a LIST: it waits for the revision that the options ask for and
-// returns it. What each combination of resource version, match, limit and continue
-// means is KEP-2340's table and KEP-4988; see Store.snapshot. Errors: ErrReadEtcd,
-// and API errors for the client (400, 410, 429, 504).
-func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
-	prefix, err := s.prepareKey(key, opts.Recursive)
-	if err != nil {
-		return nil, err
+// Served tells metrics what a list has come to: how many candidates were looked at, and how
+// many objects are in the answer.
+func (r *Reading) Served(walked, returned int) { r.store.lists.served(r, walked, returned) }
+
+// listRequest is a LIST as a storage understands it.
+type listRequest struct {
+	key  string
+	opts storage.ListOptions // the token, if there is one, in upstream's plain form
+	// prefix is the etcd key prefix; scope that which tokens are relative to.
+	prefix, scope string
+	start         string          // key, after a token
+	exact         mirror.Revision // above 0: exactly that
+}
+
+// request checks a LIST. Errors are for the client: 400, and what opening a token gives.
+func (s *Store) request(ctx context.Context, key string, opts storage.ListOptions) (q listRequest, err error) {
+	q = listRequest{key: key, opts: opts}
+	if q.prefix, err = s.keys.prepare(key, opts.Recursive); err != nil {
+		return q, err
 	}
-	exact, start, err := storage.ValidateListOptions(prefix, s.versioner, opts)
-	if err != nil {
-		return nil, err
+	if q.opts, err = s.pages.open(ctx, q.prefix, opts); err != nil {
+		return q, err
 	}
-	if exact < 0 { // beyond what a revision can reach
-		exact = math.MaxInt64
+	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, s.versioner, q.opts); err != nil {
+		return q, err
 	}
-	if !s.resource.Ready() && opts.Predicate.Limit > 0 && opts.Predicate.Empty() && (exact == 0 || !s.mirror.Restoring()) {
-		return nil, ErrReadEtcd // a small page is cheap for etcd (KEP-4568)
+	if q.exact < 0 { // beyond what a revision can reach
+		q.exact = math.MaxInt64
 	}
-	if err := s.ready(ctx); err != nil {
-		return nil, err
-	}
-	if !s.fromMemory(opts, exact) {
-		return nil, ErrReadEtcd
-	}
-	snap, err := s.snapshot(ctx, opts, exact)
-	switch {
-	case errors.Is(err, mirror.ErrCompacted):
-		return nil, errPastMemory // etcd has it, or knows that it is gone
-	case errors.Is(err, mirror.ErrNotReady):
-		return nil, s.notReady()
-	case err != nil:
-		return nil, err
-	}
-	r := &Reading{Snapshot: snap, Prefix: prefix, Start: prefix, End: after(prefix), Limit: opts.Predicate.Limit,
-		opts: opts, selector: s.view.selector(opts.Predicate)}
-	if !opts.Recursive {
-		r.End = prefix + "\x00"
-	} else if start != "" {
-		r.Start = start
-	} else if info, ok := request.RequestInfoFrom(ctx); ok && info.Namespace == "" {
+	q.scope = q.prefix
+	if info, ok := request.RequestInfoFrom(ctx); ok && info.Namespace == "" && opts.Recursive && q.start == "" {
 		// A field selector for one namespace narrows the first page, but not the
 		// following ones, to the keys of the namespace: their tokens are relative
 		// to what the client asked for.
-		r.Prefix = s.resource.Prefix()
+		q.scope = s.resource.Prefix()
 	}
 	if !strings.HasSuffix(key, "/") {
 		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
 		// from one that ends with a slash. Both read either; ours are the cacher's.
-		r.Prefix = strings.TrimSuffix(r.Prefix, "/")
+		q.scope = strings.TrimSuffix(q.scope, "/")
 	}
-	if opts.ResourceVersion == "0" && exact == 0 && opts.Predicate.Continue == "" {
+	return q, nil
+}
+
+// bounds returns the range of the keys to be walked.
+func (q *listRequest) bounds() (start, end string) {
+	switch {
+	case !q.opts.Recursive:
+		return q.prefix, q.prefix + "\x00"
+	case q.start != "":
+		return q.start, after(q.prefix)
+	}
+	return q.prefix, after(q.prefix)
+}
+
+// Read resolves a LIST: it waits for the revision that the options ask for and
+// returns it. What each combination of resource version, match, limit and continue
+// means is KEP-2340's table and KEP-4988; see Store.snapshot. The caller closes the reading.
+// Errors: ErrReadEtcd, and API errors for the client (400, 410, 429, 504).
+func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
+	q, err := s.request(ctx, key, opts)
+	if err != nil {
+		return nil, s.lists.failed(err)
+	}
+	return s.read(ctx, q)
+}
+
+func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
+	pred := &q.opts.Predicate
+	if !s.resource.Ready() && pred.Limit > 0 && pred.Empty() && (q.exact == 0 || !s.mirror.Restoring()) {
+		return nil, errNotLoaded // a small page is cheap for etcd (KEP-4568)
+	}
+	if err := s.ready(ctx); err != nil {
+		return nil, err
+	}
+	if !s.fromMemory(q.opts, q.exact) {
+		return nil, errGate
+	}
+	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: pred.Limit, store: s, request: q, selector: s.view.selector(*pred)}
+	r.Start, r.End = q.bounds()
+	if q.opts.ResourceVersion == "0" && q.exact == 0 && pred.Continue == "" {
 		r.Limit = 0 // KEP-2340: resource version 0 ignores the limit
 	}
-	if exact == 0 {
+	snap, err := s.snapshot(ctx, q.opts, q.exact)
+	switch {
+	case errors.Is(err, mirror.ErrCompacted):
+		err = s.readPast(ctx, r) // etcd has it, or knows that it is gone
+	case errors.Is(err, mirror.ErrNotReady):
+		err = s.notReady()
+	case err == nil:
+		r.Snapshot, r.Rev = snap, snap.Rev
 		s.useIndex(ctx, r)
+		if !snap.Present() {
+			r.release = s.resource.Hold(snap)
+		}
 	}
+	if err != nil {
+		return nil, s.lists.failed(err)
+	}
+	s.lists.read(r)
 	return r, nil
 }
 
-// useIndex narrows a reading of the present to what an index finds. The index may
-// be a little newer than the snapshot, which then follows it: the request asked for
-// a revision or later.
+// readPast makes the reading one of etcd, when its turn has come.
+func (s *Store) readPast(ctx context.Context, r *Reading) error {
+	select {
+	case s.cluster.lists <- struct{}{}:
+	case <-ctx.Done():
+		return storage.NewTimeoutError(r.request.key, "too many lists wait for etcd")
+	}
+	most := r.Limit
+	if r.Selective() {
+		most = 0
+	}
+	var err error
+	if r.past, err = s.openPast(ctx, r.Start, r.End, r.Rev, most); err != nil {
+		<-s.cluster.lists
+		return s.pastError(ctx, r.request, err)
+	}
+	r.release = sync.OnceFunc(func() { <-s.cluster.lists })
+	return nil
+}
+
+// pastError words for the client why etcd does not tell of a revision. That it is compacted is
+// said by upstream's store, with the token that goes on in the present.
+func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
+	switch {
+	case errors.Is(err, mirror.ErrCompacted):
+		opts := q.opts
+		opts.Predicate.Limit = 1
+		if told := s.etcd.GetList(ctx, q.key, opts, s.newListFunc()); told != nil {
+			return s.pages.sealError(ctx, q.scope, told)
+		}
+		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", q.exact))
+	case errors.Is(err, mirror.ErrRestored):
+		return s.notReady()
+	case ctx.Err() != nil:
+		return storage.NewTimeoutError(q.key, "request did not complete within requested timeout")
+	}
+	return err
+}
+
+// listFromEtcd has upstream's store answer a list.
+func (s *Store) listFromEtcd(ctx context.Context, q listRequest, why error, listObj runtime.Object) error {
+	reason := reasonNoProgress
+	var read *readEtcd
+	if errors.As(why, &read) {
+		reason = read.reason
+	}
+	s.lists.fromEtcd(q.opts, reason)
+	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.scope, q.opts, listObj))
+}
+
+// useIndex narrows a reading of memory to what an index finds. For a list of the present the
+// index may be a little newer than the snapshot, which then follows it: the request asked for
+// a revision or later. For one of the past it is the index of the present, and the keys that
+// have changed since.
 func (s *Store) useIndex(ctx context.Context, r *Reading) {
 	x, value := s.indexFor(r.selector.pred)
 	if x == nil {
 		return
 	}
-	cur, err := x.at(ctx, r.Snapshot.Rev)
+	cur, err := x.at(ctx, r.Rev)
 	if err != nil {
 		return // the walk over everything meets the same error and words it
 	}
-	if snap, err := s.resource.At(cur.rev); err == nil {
-		r.Snapshot, r.index, r.value = snap, cur, value
+	if r.request.exact == 0 {
+		if snap, err := s.resource.At(cur.rev); err == nil {
+			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.rev, cur, x.name, value
+		}
+		return
 	}
+	if changed, ok := s.changedSince(r); ok {
+		r.index, r.name, r.value, r.changed = cur, x.name, value, changed
+	}
+}
+
+// maxChanged is how many changes may lie between a revision and the present for the index of
+// the present to be of use for it: more cost as much as looking at some hundred objects.
+const maxChanged = 4096
+
+// changedSince returns the keys of the reading that have changed since its revision, ascending;
+// false if there are many.
+func (s *Store) changedSince(r *Reading) (keys []string, ok bool) {
+	cursor := r.Snapshot.Cursor(r.Start, r.End)
+	for events := make([]*mirror.Event, 0, readAtOnce); ; {
+		var err error
+		if events, err = cursor.Next(events[:0], readAtOnce); err != nil || len(keys) > maxChanged {
+			return nil, false
+		}
+		if len(events) == 0 {
+			break
+		}
+		for _, ev := range events {
+			keys = append(keys, ev.Key())
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys), true
 }

@@ -414,6 +414,12 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 }
 
+// AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd): what
+// is made of it is not kept.
+func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
+	return p.build(ctx, spans, r.Leaf, false)
+}
+
 // claim reports whether the caller is to build the leaf; otherwise the channel is
 // closed when somebody else has.
 func (p *Representation) claim(l *mirror.Leaf) (built <-chan struct{}, mine bool) {

@@ -25,21 +25,22 @@ type Store struct {
 	cluster *cluster
 	etcd    storage.Interface // upstream's store: writes, and what memory cannot answer
 
-	mirror         *mirror.Mirror
-	resource       *mirror.Resource
-	view           *view
-	pathPrefix     string // of every key in etcd, with a slash at both ends
-	resourcePrefix string
-	newFunc        func() runtime.Object
-	newListFunc    func() runtime.Object
-	versioner      storage.Versioner
-	group          groupResource
-	decorated      bool // see Options.Decorated; written before the store is used
+	mirror      *mirror.Mirror
+	resource    *mirror.Resource
+	view        *view
+	keys        keys
+	newFunc     func() runtime.Object
+	newListFunc func() runtime.Object
+	versioner   storage.Versioner
+	group       groupResource
+	decorated   bool // see Options.Decorated; written before the store is used
 	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
 	present   present
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
+	pages     pages
 	metrics   readMetrics
+	lists     listMetrics
 	streams   watchMetrics
 
 	indexMu sync.Mutex // leaf; guards indexes
@@ -57,22 +58,23 @@ var _ storage.Interface = (*Store)(nil)
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
 	s := &Store{
-		cluster:        c,
-		etcd:           etcd,
-		mirror:         c.mirror,
-		resource:       r,
-		view:           v,
-		pathPrefix:     c.prefix,
-		resourcePrefix: cfg.ResourcePrefix,
-		newFunc:        cfg.NewFunc,
-		newListFunc:    cfg.NewListFunc,
-		versioner:      storage.APIObjectVersioner{},
-		group:          cfg.GroupResource,
-		present:        c.present,
-		pastLists:      c.opts.enabled(ListFromCacheSnapshot),
-		bookmarks:      c.opts.enabled(WatchBookmark),
-		metrics:        newReadMetrics(cfg.GroupResource),
-		streams:        newWatchMetrics(cfg.GroupResource),
+		cluster:     c,
+		etcd:        etcd,
+		mirror:      c.mirror,
+		resource:    r,
+		view:        v,
+		keys:        keys{c.prefix, cfg.ResourcePrefix},
+		newFunc:     cfg.NewFunc,
+		newListFunc: cfg.NewListFunc,
+		versioner:   storage.APIObjectVersioner{},
+		group:       cfg.GroupResource,
+		present:     c.present,
+		pastLists:   c.opts.enabled(ListFromCacheSnapshot),
+		bookmarks:   c.opts.enabled(WatchBookmark),
+		pages:       c.pages(cfg.GroupResource),
+		metrics:     newReadMetrics(cfg.GroupResource),
+		lists:       newListMetrics(cfg.GroupResource),
+		streams:     newWatchMetrics(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, s.endStreams)
@@ -100,18 +102,6 @@ func (s *Store) endStreams() {
 	})
 }
 
-// prepareKey turns a key of storage.Interface into one of etcd.
-func (s *Store) prepareKey(key string, recursive bool) (string, error) {
-	key, err := storage.PrepareKey(s.resourcePrefix, key, recursive)
-	if err != nil {
-		return "", err
-	}
-	if key[0] == '/' {
-		key = key[1:]
-	}
-	return s.pathPrefix + key, nil
-}
-
 // parseRevision returns the revision that a client has sent, 0 for none and "0". A
 // number that no revision can reach is the highest there is: always in the future.
 // Error: 400.
@@ -124,7 +114,7 @@ func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
 }
 
 // ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.
-func (s *Store) ResourcePrefix() string { return s.resourcePrefix }
+func (s *Store) ResourcePrefix() string { return s.keys.resourcePrefix }
 
 // NewFunc returns an empty object of the kind that the store holds, as the registry
 // knows it: of the internal version for built-in resources.
@@ -163,7 +153,7 @@ func (s *Store) GuaranteedUpdate(ctx context.Context, key string, destination ru
 // codec that will encode it again, or nil if there is none that can be decoded:
 // then etcd is read, and reports what is wrong.
 func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
-	key, err := s.prepareKey(key, false)
+	key, err := s.keys.prepare(key, false)
 	if err != nil {
 		return nil
 	}
@@ -223,13 +213,6 @@ func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 
 // CompactRevision implements storage.Interface.
 func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
-
-// followCompaction lets the mirror forget what etcd was compacted to.
-func (s *Store) followCompaction() {
-	if rev := s.etcd.CompactRevision(); rev > s.mirror.Compacted() {
-		s.mirror.Compact(rev)
-	}
-}
 
 // notReady is the answer to a read that has to wait until the resource is loaded
 // (KEP-4568): 429 with a pause.
@@ -401,17 +384,6 @@ func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOpt
 	}
 }
 
-// listPast lists from etcd what is older than memory, waiting while too many do (D7).
-func (s *Store) listPast(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
-	select {
-	case s.cluster.lists <- struct{}{}:
-		defer func() { <-s.cluster.lists }()
-		return s.etcd.GetList(ctx, key, opts, listObj)
-	case <-ctx.Done():
-		return storage.NewTimeoutError(key, "too many lists wait for etcd")
-	}
-}
-
 // Get implements storage.Interface. Without a resource version the answer is
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
@@ -451,7 +423,7 @@ func HasWaited(ctx context.Context) context.Context {
 // there is no resource version, else at that revision or a later one. Errors:
 // ErrReadEtcd if memory cannot answer soon, and those of storage.Interface's Get.
 func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror.Entry, error) {
-	etcdKey, err := s.prepareKey(key, false)
+	etcdKey, err := s.keys.prepare(key, false)
 	if err != nil {
 		return nil, err
 	}

@@ -142,7 +142,7 @@ func (b *Batch) Empty() bool {
 // its owner has to Close it. Errors: API errors for the client (400, 429). Those that
 // upstream reports as an event of the watch, such as 410, are returned by Next.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
-	prefix, err := s.prepareKey(key, opts.Recursive)
+	prefix, err := s.keys.prepare(key, opts.Recursive)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +256,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		return err
 	}
 	if list {
-		r := &Reading{Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
+		r := &Reading{Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
 		s.useIndex(ctx, r)
 		snap = r.Snapshot
 		st.listing, st.from, st.at = true, st.start, snap.Rev

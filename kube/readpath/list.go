@@ -49,6 +49,9 @@ func (r *read) listOrWatch() reason {
 	if passOnError(err) {
 		return reasonEtcd
 	}
+	if err == nil {
+		defer p.reading.Close()
+	}
 	span.AddEvent("About to write a response")
 	r.instrument(func() {
 		if err != nil {
@@ -146,31 +149,70 @@ type page struct {
 }
 
 // page finds what the request asks for. What was not encoded before is now, so that an
-// object that cannot be is an error that the client is told.
+// object that cannot be is an error that the client is told. Whoever writes the page closes
+// its reading.
 func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
-	ctx := r.req.Context()
-	reading, err := r.resource.Store.Read(ctx, key, opts)
+	reading, err := r.resource.Store.Read(r.req.Context(), key, opts)
 	if err != nil {
 		return nil, err
 	}
 	p := &page{reading: reading, start: reading.Start, end: reading.End}
-	total := reading.Count()
-	var last string
-	var more bool
-	if reading.Selective() {
-		last, more, err = r.selectPage(p, total)
-	} else {
-		last, more = cutPage(p, total)
-		p.bytes, err = r.size(p)
-	}
-	if err != nil {
-		return nil, err
-	}
-	p.meta.resourceVersion = strconv.FormatInt(reading.Snapshot.Rev, 10)
-	if p.meta.token, p.meta.remaining, err = reading.NextPage(last, total, more); err != nil {
+	if err := r.measure(p); err != nil {
+		reading.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+// measure finds the page's objects, and what they and its metadata come to.
+func (r *read) measure(p *page) (err error) {
+	reading := p.reading
+	total := reading.Count()
+	var last string
+	var more bool
+	walked := -1
+	switch {
+	case reading.Selective():
+		walked, last, more, err = r.selectPage(p)
+	case reading.FromEtcd():
+		last, err = r.encodeOnce(p)
+		more = p.count < total
+	default:
+		last, more = cutPage(p, total)
+		p.bytes, err = r.size(p)
+	}
+	if err == nil {
+		err = reading.Err()
+	}
+	if err != nil {
+		return err
+	}
+	p.meta.resourceVersion = strconv.FormatInt(reading.Rev, 10)
+	if p.meta.token, p.meta.remaining, err = reading.NextPage(r.req.Context(), last, total, more); err != nil {
+		return err
+	}
+	if walked < 0 {
+		walked = p.count
+	}
+	reading.Served(walked, p.count)
+	return nil
+}
+
+// encodeOnce measures what is read from etcd, and returns the last key.
+func (r *read) encodeOnce(p *page) (last string, err error) {
+	var spans kubestorage.Spans
+	for run := range p.reading.Runs() {
+		w := itemWriter{read: r, once: true}
+		items := run.Items()
+		last = items[len(items)-1].Key()
+		p.count += len(items)
+		n, err := w.measure(run, &spans)
+		if err != nil {
+			return "", err
+		}
+		p.bytes += n
+	}
+	return last, nil
 }
 
 // cutPage ends the page where its limit is, and returns its last key if there is more.
@@ -204,43 +246,48 @@ func (r *read) size(p *page) (int64, error) {
 	return rep.Prepare(r.req.Context(), snap.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
 }
 
-// maxSelected bounds the selected objects that a request holds.
-const maxSelected = 4096
+// Bounds of what a request holds of the objects that it selects: those that memory has cost a
+// pointer, those that are read from etcd all of their bytes.
+const (
+	maxSelected      = 4096
+	maxSelectedBytes = 16 << 20
+)
 
-// selectPage walks the objects until the limit is reached, and returns the last one's key.
-func (r *read) selectPage(p *page, total int) (last string, more bool, err error) {
+// selectPage walks the objects until the limit is reached, and returns how many it has looked
+// at, the key of the last one selected, and whether there are others to look at.
+func (r *read) selectPage(p *page) (walked int, last string, more bool, err error) {
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
 	var buf []byte
-	walked := 0
 	for e := range p.reading.Candidates() {
+		if limit := p.reading.Limit; limit > 0 && int64(p.count) >= limit {
+			more = true
+			break
+		}
 		if walked%1024 == 0 && ctx.Err() != nil {
-			return "", false, ctx.Err()
+			return 0, "", false, ctx.Err()
 		}
 		walked++
 		if ok, err := p.reading.Matches(ctx, e); err != nil {
-			return "", false, err
+			return 0, "", false, err
 		} else if !ok {
 			continue
 		}
 		item, err := r.enc.rep.ItemIn(ctx, e, &buf)
 		if err != nil {
-			return "", false, err
+			return 0, "", false, err
 		}
 		p.count++
 		p.bytes += int64(len(item))
-		if len(p.selected) < maxSelected {
+		last = e.Key()
+		if len(p.selected) < maxSelected && (p.bytes <= maxSelectedBytes || !p.reading.FromEtcd()) {
 			p.selected = append(p.selected, e)
-		}
-		if limit := p.reading.Limit; limit > 0 && int64(p.count) >= limit {
-			last, more = e.Key(), walked < total
-			break
 		}
 	}
 	if p.count > len(p.selected) {
 		p.selected = nil
 	}
-	return last, more, nil
+	return walked, last, more, nil
 }
 
 // last returns the key of the last object of a page without a selector.
@@ -266,7 +313,7 @@ func (r *read) writePage(p *page) {
 	b := newBody(r, int64(len(head))+p.bytes-int64(trailing)+int64(len(tail)))
 	defer b.free()
 	b.write(head)
-	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing}
+	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing, once: p.reading.FromEtcd()}
 	switch {
 	case p.count == 0:
 	case p.selected != nil:
@@ -275,11 +322,16 @@ func (r *read) writePage(p *page) {
 		}
 	case p.reading.Selective():
 		w.selected(p.reading)
+	case w.once:
+		w.each(p.reading.Runs())
 	default:
 		if trailing > 0 {
 			w.last = p.last()
 		}
 		w.runs(p.reading.Snapshot.Runs(p.start, p.end))
+	}
+	if err := p.reading.Err(); err != nil {
+		w.fail(err)
 	}
 	b.write(tail)
 	b.close()
@@ -292,6 +344,7 @@ type itemWriter struct {
 	left     int    // items
 	last     string // the key of the last one, if something of it is not shown
 	trailing int
+	once     bool // what is made of the items is not kept: they are read from etcd
 	spans    kubestorage.Spans
 	buf      []byte // for single items
 }
@@ -350,10 +403,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 		}
 	}
 	if missing <= cap(readying) {
-		for run := range all {
-			p := w.ready(run, &w.spans)
-			w.piece(&p)
-		}
+		w.each(all)
 		return
 	}
 	ctx, cancel := context.WithCancel(w.read.req.Context())
@@ -400,6 +450,14 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	}
 }
 
+// each makes one run after the other ready, and writes it.
+func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
+	for run := range all {
+		p := w.ready(run, &w.spans)
+		w.piece(&p)
+	}
+}
+
 var (
 	// readying bounds how many leaves are made ready at the same time, for all requests.
 	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
@@ -428,7 +486,7 @@ func (w *itemWriter) kept(run mirror.Run) bool {
 // compresses reports whether the run is sent as it is compressed on its own: not if it
 // is cut by the borders of the list, or too short for that.
 func (w *itemWriter) compresses(run mirror.Run) bool {
-	if w.body.gz == nil || !run.Whole() || run.Items()[len(run.Items())-1].Key() == w.last {
+	if w.once || w.body.gz == nil || !run.Whole() || run.Items()[len(run.Items())-1].Key() == w.last {
 		return false
 	}
 	n, ok := w.read.enc.rep.Size(run)
@@ -449,8 +507,34 @@ func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
 	}
 	p.spans = spans
 	spans.Reset()
-	p.err = rep.AppendRun(ctx, spans, run)
+	if w.once {
+		p.err = rep.AppendOnce(ctx, spans, run)
+	} else {
+		p.err = rep.AppendRun(ctx, spans, run)
+	}
 	return p
+}
+
+// measure returns the bytes of a run's items, which have to be made for that.
+func (w *itemWriter) measure(run mirror.Run, spans *kubestorage.Spans) (n int64, err error) {
+	p := w.ready(run, spans)
+	if p.large {
+		for _, e := range run.Items() {
+			item, err := w.read.enc.rep.ItemIn(w.read.req.Context(), e, &w.buf)
+			if err != nil {
+				return 0, err
+			}
+			n += int64(len(item))
+		}
+		return n, nil
+	}
+	if p.err != nil {
+		return 0, p.err
+	}
+	for _, data := range spans.All {
+		n += int64(len(data))
+	}
+	return n, nil
 }
 
 // piece writes a run.

@@ -1,0 +1,135 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// direct is a storage that reads etcd. It keeps probes from doing that, its lists and
+// continue tokens are like those of resources in memory, and its watches end with theirs.
+type direct struct {
+	storage.Interface
+	pages pages
+	lists listMetrics
+
+	keys    keys
+	running *running
+}
+
+func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
+	return direct{
+		Interface: etcd,
+		pages:     c.pages(cfg.GroupResource),
+		lists:     newListMetrics(cfg.GroupResource),
+		keys:      keys{c.prefix, cfg.ResourcePrefix},
+		running:   &c.watches,
+	}
+}
+
+func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	endProbe(ctx, nil, key, nil)
+	return d.Interface.Get(ctx, key, opts, out)
+}
+
+func (d direct) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
+	endProbe(ctx, nil, key, nil)
+	prefix, err := d.keys.prepare(key, opts.Recursive)
+	if err != nil {
+		return err
+	}
+	if opts, err = d.pages.open(ctx, prefix, opts); err != nil {
+		return d.lists.failed(err)
+	}
+	d.lists.fromEtcd(opts, reasonUncached)
+	return d.lists.failed(d.pages.list(ctx, d.Interface, key, prefix, opts, out))
+}
+
+func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	endProbe(ctx, nil, key, nil)
+	return d.running.watchDirectly(ctx, d.Interface, key, opts)
+}
+
+// keys are those of one resource in etcd.
+type keys struct {
+	pathPrefix     string // of every key in etcd, with a slash at both ends
+	resourcePrefix string // begins with a slash
+}
+
+// prepare turns a key of storage.Interface into one of etcd.
+func (k keys) prepare(key string, recursive bool) (string, error) {
+	key, err := storage.PrepareKey(k.resourcePrefix, key, recursive)
+	if err != nil {
+		return "", err
+	}
+	return k.pathPrefix + strings.TrimPrefix(key, "/"), nil
+}
+
+// pages is what lists of a resource do with limits and continue tokens, whoever answers them.
+type pages struct {
+	group    groupResource
+	tokens   *tokens
+	chunking bool // the gate APIListChunking
+}
+
+func (c *cluster) pages(resource groupResource) pages {
+	return pages{group: resource, tokens: c.tokens, chunking: c.opts.enabled(APIListChunking)}
+}
+
+// open returns the options with the token in upstream's plain form. prefix is that of the
+// request's keys. Errors are for the client.
+func (p *pages) open(ctx context.Context, prefix string, opts storage.ListOptions) (storage.ListOptions, error) {
+	if !p.chunking {
+		opts.Predicate.Limit, opts.Predicate.Continue = 0, ""
+	}
+	if opts.Predicate.Continue == "" || !opts.Recursive {
+		return opts, nil
+	}
+	var err error
+	opts.Predicate.Continue, err = p.tokens.open(ctx, p.group, prefix, opts.Predicate.Continue)
+	return opts, err
+}
+
+// seal gives a token of upstream's plain form the one that clients are sent. scope is the prefix
+// of the keys that the client asked for, with or without the slash at its end.
+func (p *pages) seal(ctx context.Context, scope, plain string) (string, error) {
+	return p.tokens.seal(ctx, p.group, strings.TrimSuffix(scope, "/")+"/", plain)
+}
+
+// list has upstream's store answer, and seals the token.
+func (p *pages) list(ctx context.Context, etcd storage.Interface, key, scope string, opts storage.ListOptions, out runtime.Object) error {
+	if err := etcd.GetList(ctx, key, opts, out); err != nil {
+		return p.sealError(ctx, scope, err)
+	}
+	list, err := meta.ListAccessor(out)
+	if err != nil || list.GetContinue() == "" {
+		return err
+	}
+	token, err := p.seal(ctx, scope, list.GetContinue())
+	if err != nil {
+		return err
+	}
+	list.SetContinue(token)
+	return nil
+}
+
+// sealError seals the token of a 410.
+func (p *pages) sealError(ctx context.Context, scope string, err error) error {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || status.ErrStatus.Continue == "" {
+		return err
+	}
+	token, sealErr := p.seal(ctx, scope, status.ErrStatus.Continue)
+	if sealErr != nil {
+		return sealErr
+	}
+	told := status.ErrStatus.DeepCopy()
+	told.Continue = token
+	return &apierrors.StatusError{ErrStatus: *told}
+}

@@ -1,0 +1,398 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+// olderThanMemory returns the options of a list at the revision of the present, which memory
+// forgets: etcd is not compacted.
+func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
+	t.Helper()
+	f.catchUp(t)
+	rev := f.cluster.mirror.Clock()
+	f.create(t, newPod("later"))
+	f.catchUp(t)
+	f.cluster.mirror.Compact(f.cluster.mirror.Clock())
+	eventually(t, "memory forgets", func() bool { return f.cluster.mirror.Stats().Compacted > rev })
+	opts := everything()
+	opts.ResourceVersion, opts.ResourceVersionMatch = fmt.Sprint(rev), metav1.ResourceVersionMatchExact
+	return opts
+}
+
+// pastPods creates pods of which a part is changed or deleted after the revision of the
+// options returned, which is older than memory; want is what there was.
+func pastPods(t testing.TB, f *fixture, n int, pad string) (opts storage.ListOptions, want map[string]*example.Pod) {
+	t.Helper()
+	want = map[string]*example.Pod{}
+	for i := range n {
+		pod := withLabel(newPod(fmt.Sprintf("pod-%04d", i)), "i", fmt.Sprint(i%7))
+		pod.Annotations = map[string]string{"pad": pad}
+		want[pod.Name] = f.create(t, pod)[0]
+	}
+	opts = f.olderThanMemory(t)
+	for i, name := range slices.Sorted(maps.Keys(want)) {
+		switch i % 5 {
+		case 0:
+			f.update(t, want[name], "later")
+		case 1:
+			f.remove(t, want[name])
+		}
+	}
+	f.catchUp(t)
+	return opts, want
+}
+
+// TestListsOlderThanMemory reads a revision that etcd has and memory has not: all of it, in
+// pages, with selectors; what has not changed since is not decoded again.
+func TestListsOlderThanMemory(t *testing.T) {
+	for name, pad := range map[string]string{"kept": "x", "read twice": strings.Repeat("x", pastKeep/50)} {
+		t.Run(name, func(t *testing.T) {
+			const n = 150 // of which three fifths are shared with memory
+			f := setup(t)
+			opts, want := pastPods(t, f, n, pad)
+			s := f.engine(t)
+			check := func(t *testing.T, list *example.PodList, from, to int, every int) {
+				t.Helper()
+				var names []string
+				for i := from; i < to; i += every {
+					names = append(names, fmt.Sprintf("pod-%04d", i))
+				}
+				if got := podNames(list); got != strings.Join(names, " ") {
+					t.Fatalf("list has %q, want %q", got, names)
+				}
+				for i := range list.Items {
+					got, want := &list.Items[i], want[list.Items[i].Name]
+					if got.ResourceVersion != want.ResourceVersion || got.Annotations["pad"] != pad || got.Annotations["value"] != "" {
+						t.Errorf("%s is of %s, want %s", got.Name, got.ResourceVersion, want.ResourceVersion)
+					}
+				}
+				if list.ResourceVersion != opts.ResourceVersion {
+					t.Errorf("list is of %s, want %s", list.ResourceVersion, opts.ResourceVersion)
+				}
+			}
+			t.Run("all", func(t *testing.T) {
+				list := f.list(t, opts)
+				check(t, list, 0, n, 1)
+				if list.Continue != "" || list.RemainingItemCount != nil {
+					t.Errorf("continue %q, %v remain", list.Continue, list.RemainingItemCount)
+				}
+			})
+			t.Run("pages", func(t *testing.T) {
+				page, from := opts, 0
+				page.ResourceVersionMatch, page.Predicate.Limit = "", 17 // the legacy form
+				for {
+					list := f.list(t, page)
+					to := min(n, from+17)
+					check(t, list, from, to, 1)
+					if from = to; from == n {
+						if list.Continue != "" {
+							t.Error("a token after the last page")
+						}
+						break
+					}
+					if list.RemainingItemCount == nil || *list.RemainingItemCount != int64(n-to) {
+						t.Fatalf("%v remain after %d of %d", list.RemainingItemCount, to, n)
+					}
+					page.ResourceVersion, page.Predicate.Continue = "", list.Continue
+				}
+			})
+			t.Run("selected pages", func(t *testing.T) {
+				page, from := opts, 3
+				page.Predicate = storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"i": "3"}), Field: fields.Everything(), GetAttrs: podAttrs, Limit: 4}
+				for {
+					list := f.list(t, page)
+					to := min(from+4*7, n)
+					check(t, list, from, to, 7)
+					if list.RemainingItemCount != nil {
+						t.Errorf("%d remain, which nobody can know", *list.RemainingItemCount)
+					}
+					if from = to; list.Continue == "" {
+						break
+					}
+					page.ResourceVersion, page.ResourceVersionMatch, page.Predicate.Continue = "", "", list.Continue
+				}
+				if from != n {
+					t.Errorf("the walk ended at %d of %d", from, n)
+				}
+			})
+			t.Run("bytes", func(t *testing.T) {
+				// As the read path does: what is measured is what is written.
+				rep := s.NewRepresentation(nameEncoder, nil)
+				r, err := s.Read(contextFor(t), "/pods", opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer r.Close()
+				if !r.FromEtcd() || r.Count() != n {
+					t.Fatalf("from etcd: %t, %d objects", r.FromEtcd(), r.Count())
+				}
+				var passes [2]string
+				for i := range passes {
+					var spans Spans
+					for run := range r.Runs() {
+						spans.Reset()
+						if err := rep.AppendOnce(contextFor(t), &spans, run); err != nil {
+							t.Fatal(err)
+						}
+						for _, span := range spans.All {
+							passes[i] += string(span)
+						}
+					}
+					if err := r.Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if passes[0] != passes[1] || strings.Count(passes[0], "\n") != n {
+					t.Errorf("the passes differ, or have not %d items: %d, %d", n, strings.Count(passes[0], "\n"), strings.Count(passes[1], "\n"))
+				}
+				if over := r.past.own > pastKeep; over != (name == "read twice") || over != (len(r.past.kept) == 0) {
+					t.Errorf("%d bytes of its own, %d runs kept", r.past.own, len(r.past.kept))
+				}
+			})
+			if len(f.cluster.lists) != 0 {
+				t.Errorf("%d places are still taken", len(f.cluster.lists))
+			}
+		})
+	}
+}
+
+// nameEncoder makes a line of an object's name and resource version.
+func nameEncoder(dst []byte, obj runtime.Object) ([]byte, error) {
+	pod := obj.(*example.Pod)
+	return fmt.Appendf(dst, "%s %s\n", pod.Name, pod.ResourceVersion), nil
+}
+
+// TestListsOlderThanMemoryShareEntries: an object that has not changed since is not decoded for
+// a list of the past if it was for another.
+func TestListsOlderThanMemoryShareEntries(t *testing.T) {
+	f := setup(t)
+	opts, _ := pastPods(t, f, 50, "")
+	f.list(t, everything())
+	decoded := f.codec.during(func() { f.list(t, opts) })
+	if len(decoded) != 20 {
+		t.Errorf("decoded %d objects, want the 20 that have changed since", len(decoded))
+	}
+}
+
+// TestCompactionOvertakesAList: etcd is compacted between two pages of one list from etcd, and
+// before one.
+func TestCompactionOvertakesAList(t *testing.T) {
+	f := setup(t)
+	opts, _ := pastPods(t, f, 600, "") // more than etcd is asked for at first
+	s, ctx := f.engine(t), contextFor(t)
+	r, err := s.Read(ctx, "/pods", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Clock()))
+	for range r.Runs() {
+	}
+	if err := r.Err(); !apierrors.IsResourceExpired(err) {
+		t.Errorf("in the middle: %v, want 410", err)
+	}
+	r.Close()
+	r.Close() // does nothing
+	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
+		t.Errorf("afterwards: %v, want 410", err)
+	}
+	if len(f.cluster.lists) != 0 {
+		t.Errorf("%d places are still taken", len(f.cluster.lists))
+	}
+}
+
+// TestAListOlderThanMemoryEndsWithItsRequest: it asks etcd for nothing more.
+func TestAListOlderThanMemoryEndsWithItsRequest(t *testing.T) {
+	f := setup(t)
+	opts, _ := pastPods(t, f, 600, "")
+	ctx, cancel := context.WithCancel(contextFor(t))
+	r, err := f.engine(t).Read(ctx, "/pods", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cancel()
+	for range r.Runs() {
+	}
+	if err := r.Err(); err == nil {
+		t.Error("the list went on without its request")
+	}
+}
+
+// TestIndexOfThePast: a list of the past with a selector that an index helps with looks at what
+// the index finds and at what has changed since, and returns what a walk over everything does.
+func TestIndexOfThePast(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	nodes := []string{"n1", "n2", "n3"}
+	pods := map[int]*example.Pod{}
+	revs := []int64{}
+	for round := range 4 {
+		for i := range 60 {
+			switch {
+			case round == 0 || pods[i] == nil && (i+round)%3 == 0:
+				pod := newPod(fmt.Sprintf("pod-%02d", i))
+				pod.Spec.NodeName = nodes[i%3]
+				pods[i] = f.create(t, pod)[0]
+			case pods[i] != nil && (i+round)%4 == 0:
+				f.remove(t, pods[i])
+				pods[i] = nil
+			case pods[i] != nil && (i+round)%5 == 0:
+				pod := &example.Pod{}
+				node := nodes[(i+round)%3]
+				err := f.GuaranteedUpdate(contextFor(t), podKey(pods[i]), pod, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+					obj.(*example.Pod).Spec.NodeName = node
+					return obj, nil
+				}), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pods[i] = pod
+			}
+		}
+		f.catchUp(t)
+		revs = append(revs, f.cluster.mirror.Clock())
+	}
+	for _, rev := range revs {
+		for _, node := range nodes {
+			opts := everything()
+			opts.ResourceVersion, opts.ResourceVersionMatch = fmt.Sprint(rev), metav1.ResourceVersionMatchExact
+			opts.Predicate = storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("spec.nodeName", node), GetAttrs: podAttrs}
+			want := f.list(t, opts)
+			if want.Items == nil || want.ResourceVersion != opts.ResourceVersion {
+				t.Fatalf("list at %d: %d objects of %s", rev, len(want.Items), want.ResourceVersion)
+			}
+			opts.Predicate.IndexFields = []string{"spec.nodeName"}
+			r, err := s.Read(contextFor(t), "/pods", opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.index == nil {
+				t.Error("no index is used")
+			}
+			all := r.Count()
+			walked := 0
+			for range r.Candidates() {
+				walked++
+			}
+			if walked >= all && rev == revs[3] {
+				t.Errorf("%d of %d looked at", walked, all)
+			}
+			r.Close()
+			if got := f.list(t, opts); podNames(got) != podNames(want) {
+				t.Errorf("at %d on %s: %q, want %q", rev, node, podNames(got), podNames(want))
+			}
+			// In pages.
+			var names []string
+			for opts.Predicate.Limit = 3; ; {
+				page := f.list(t, opts)
+				if n := podNames(page); n != "" {
+					names = append(names, n)
+				}
+				if opts.ResourceVersion, opts.ResourceVersionMatch, opts.Predicate.Continue = "", "", page.Continue; page.Continue == "" {
+					break
+				}
+			}
+			if strings.Join(names, " ") != podNames(want) {
+				t.Errorf("at %d on %s in pages: %q, want %q", rev, node, names, podNames(want))
+			}
+		}
+	}
+}
+
+// TestWithoutChunking: limit and continue are ignored, and no token is returned.
+func TestWithoutChunking(t *testing.T) {
+	for name, where := range map[string][]func(*options){"memory": nil, "etcd": {fromEtcd}, "uncached": {uncached}} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t, append(where, withGates(gates(t, Gates(), "APIListChunking=false")))...)
+			first := f.create(t, newPod("a"))[0]
+			f.create(t, newPod("b"), newPod("c"))
+			f.catchUp(t)
+			token, err := storage.EncodeContinue("/pods/b", "/pods", parseRevision(t, first.ResourceVersion))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, change := range map[string]func(*storage.ListOptions){
+				"limit":            func(o *storage.ListOptions) { o.Predicate.Limit = 1 },
+				"continue":         func(o *storage.ListOptions) { o.Predicate.Continue = token },
+				"both":             func(o *storage.ListOptions) { o.Predicate.Limit, o.Predicate.Continue = 1, token },
+				"garbage":          func(o *storage.ListOptions) { o.Predicate.Continue = "garbage" },
+				"limit at version": func(o *storage.ListOptions) { o.Predicate.Limit, o.ResourceVersion = 1, first.ResourceVersion },
+			} {
+				opts := everything()
+				change(&opts)
+				if list := f.list(t, opts); podNames(list) != "a b c" || list.Continue != "" || list.RemainingItemCount != nil {
+					t.Errorf("%s: %q, continue %q, %v remain", name, podNames(list), list.Continue, list.RemainingItemCount)
+				}
+			}
+		})
+	}
+}
+
+// TestListsAreCounted by where they come from, and why.
+func TestListsAreCounted(t *testing.T) {
+	f := setup(t)
+	f.create(t, newPod("a"), newPod("b"), newPod("c"))
+	f.catchUp(t)
+	count := func(source, reason string) float64 {
+		n, err := testutil.GetCounterMetricValue(listsTotal.WithLabelValues("", "pods", source, reason))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	pages := func(continued string) float64 {
+		n, err := testutil.GetCounterMetricValue(listPages.WithLabelValues("", "pods", continued))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	list := func(source, reason string, change func(*storage.ListOptions)) *example.PodList {
+		t.Helper()
+		opts := everything()
+		change(&opts)
+		before := count(source, reason)
+		list := f.list(t, opts)
+		if n := count(source, reason) - before; n != 1 {
+			t.Errorf("%s, %s: %v lists counted, want 1", source, reason, n)
+		}
+		return list
+	}
+	present := f.cluster.mirror.Clock()
+	exactly := func(o *storage.ListOptions) {
+		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(present), metav1.ResourceVersionMatchExact
+	}
+	list(sourcePresent, reasonConsistent, func(o *storage.ListOptions) {})
+	list(sourcePresent, reasonAny, func(o *storage.ListOptions) { o.ResourceVersion = "0" })
+	list(sourcePresent, reasonNotOlder, func(o *storage.ListOptions) { o.ResourceVersion = "1" })
+	list(sourcePresent, reasonExact, exactly)
+	first := list(sourcePresent, reasonConsistent, func(o *storage.ListOptions) { o.Predicate.Limit = 1 })
+	f.create(t, newPod("d"))
+	f.catchUp(t)
+	list(sourcePast, reasonExact, exactly)
+	list(sourcePast, reasonLegacy, func(o *storage.ListOptions) { o.ResourceVersion, o.Predicate.Limit = fmt.Sprint(present), 1 })
+	before := pages("true")
+	list(sourcePast, reasonContinue, func(o *storage.ListOptions) { o.Predicate.Limit, o.Predicate.Continue = 1, first.Continue })
+	if n := pages("true") - before; n != 1 {
+		t.Errorf("%v pages counted, want 1", n)
+	}
+	f.olderThanMemory(t)
+	list(sourceEtcd, reasonPast, exactly)
+	if st := f.engine(t).resource.Stats(); st.Readers != 0 {
+		t.Errorf("%d readers of the past are counted after the last has ended", st.Readers)
+	}
+}
