@@ -2,11 +2,25 @@ package kubestorage
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/continuetoken"
 )
+
+// tokenKeys is where the keys of continue tokens are stored, below the prefix of a cluster. No
+// API shows it: built-in resources are stored below names of their own, and custom ones below a
+// group, which has a dot.
+const tokenKeys = "strata/continue-token-keys"
 
 // tokenOptions configures the continue tokens of a cluster.
 type tokenOptions struct {
@@ -14,31 +28,101 @@ type tokenOptions struct {
 	refusePlain bool          // plain tokens from clients are refused
 	transformer transformer   // of secrets, for the keys in etcd; nil stores them as they are
 	rotation    time.Duration // how long a key seals; 0: for ever
-	keep        time.Duration // how long it still opens after that
+	keep        time.Duration // how long it still opens after that, see continuetoken.Options
 	logger      *slog.Logger
 }
 
-// tokens gives continue tokens the form that clients see, and reads it (D8).
+// tokens gives continue tokens the form that clients see, and reads it (D8). Inside the engine
+// they have upstream's plain form, whose checks (path traversal, contradictions with other options)
+// so hold for every token. All methods may be called concurrently.
 type tokens struct {
-	opts tokenOptions
+	opts   tokenOptions
+	prefix string // of every key in etcd, with a slash at both ends
+	keeper *continuetoken.Keeper
 }
 
 // newTokens returns the tokens of the etcd cluster that kv talks to, whose keys begin with keyPrefix.
-// With opts.seal it begins to read the keys, or makes them, in the background.
+// With opts.seal it begins to read the keys, or makes them, in the background. Without it etcd is
+// asked when a client sends a sealed token.
 func newTokens(kv clientv3.KV, keyPrefix string, opts tokenOptions) *tokens {
-	return &tokens{opts: opts}
+	return &tokens{opts: opts, prefix: keyPrefix, keeper: continuetoken.NewKeeper(continuetoken.Options{
+		KV:          kv,
+		Key:         keyPrefix + tokenKeys,
+		Transformer: opts.transformer,
+		Seal:        opts.seal,
+		Rotation:    opts.rotation,
+		Keep:        opts.keep,
+		Logger:      opts.logger,
+	})}
 }
 
 // close ends everything and waits for it.
-func (t *tokens) close() {}
+func (t *tokens) close() { t.keeper.Close() }
+
+// scope is the list of the keys below a prefix in etcd, with or without the slash at its end.
+func (t *tokens) scope(resource groupResource, prefix string) continuetoken.Scope {
+	return continuetoken.Scope{
+		Group:    resource.Group,
+		Resource: resource.Resource,
+		Prefix:   strings.TrimSuffix(strings.TrimPrefix(prefix, t.prefix), "/"),
+	}
+}
 
 // open returns upstream's plain form of a token that a client has sent for a list of the keys
-// below prefix, which is a prefix in etcd as in Reading. Errors are for the client: 400, 410, 429.
+// below prefix, which is a prefix in etcd as in Reading. What is wrong with a plain token, those who
+// decode it find. Errors: 400, 410, 429, ctx's.
 func (t *tokens) open(ctx context.Context, resource groupResource, prefix, token string) (plain string, err error) {
+	switch {
+	case token == "":
+		return "", nil
+	case !continuetoken.Sealed(token):
+		if t.opts.refusePlain {
+			return "", apierrors.NewBadRequest("continue key is not valid: this server takes sealed ones only; start the list over")
+		}
+		return token, nil
+	}
+	c, err := t.keeper.Open(ctx, t.scope(resource, prefix), token)
+	if err != nil {
+		return "", tokenError(ctx, err)
+	}
+	// The prefix is what EncodeContinue takes away again.
+	return storage.EncodeContinue(prefix+c.Start, prefix, c.Revision)
+}
+
+// seal returns what a client is sent for upstream's plain form of a token for the list of the keys
+// below prefix: the same if sealing is off. "" stays "". Errors: 429, ctx's.
+func (t *tokens) seal(ctx context.Context, resource groupResource, prefix, plain string) (string, error) {
+	if plain == "" || !t.opts.seal {
+		return plain, nil
+	}
+	// DecodeContinue would return a key, cleaned, in place of what is to be kept.
+	data, err := base64.RawURLEncoding.DecodeString(plain)
+	var c struct {
+		Revision int64  `json:"rv"`
+		Start    string `json:"start"`
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err != nil {
+		return "", fmt.Errorf("seal a continue token: %w", err)
+	}
+	token, err := t.keeper.Seal(ctx, t.scope(resource, prefix), continuetoken.Token{Revision: c.Revision, Start: c.Start})
+	if err != nil {
+		return "", tokenError(ctx, err)
+	}
 	return token, nil
 }
 
-// seal returns what a client is sent for upstream's plain form of a token; "" stays "". Error: 429.
-func (t *tokens) seal(ctx context.Context, resource groupResource, prefix, plain string) (string, error) {
-	return plain, nil
+// tokenError turns an error of continuetoken into one for the client.
+func tokenError(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, continuetoken.ErrInvalid):
+		return apierrors.NewBadRequest(err.Error())
+	case errors.Is(err, continuetoken.ErrExpired):
+		return apierrors.NewResourceExpired(err.Error() + "; start the list over without it")
+	case errors.Is(err, continuetoken.ErrUnavailable) && ctx.Err() == nil:
+		return apierrors.NewTooManyRequests(err.Error(), tooHighRetrySeconds)
+	}
+	return err
 }

@@ -1,0 +1,304 @@
+package kubestorage
+
+import (
+	"crypto/aes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
+	"pgregory.net/rapid"
+)
+
+var (
+	podsGroup    = schema.GroupResource{Resource: "pods"}
+	widgetsGroup = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+const tokenKey = testPrefix + tokenKeys
+
+// aesTransformer encrypts as a provider of secrets does, with a prefix that names the key.
+func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
+	t.Helper()
+	block, err := aes.NewCipher(fmt.Appendf(nil, "%-32s", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	transformer, err := aestransformer.NewGCMTransformer(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value.PrefixTransformer{Prefix: []byte("k8s:enc:aesgcm:v1:" + name + ":"), Transformer: transformer}
+}
+
+// startTokens starts the tokens of one replica.
+func startTokens(t testing.TB, kv clientv3.KV, change ...func(*tokenOptions)) *tokens {
+	opts := tokenOptions{seal: true, transformer: value.NewPrefixTransformers(nil, aesTransformer(t, "key1")), logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	for _, f := range change {
+		f(&opts)
+	}
+	tokens := newTokens(kv, testPrefix, opts)
+	t.Cleanup(tokens.close)
+	return tokens
+}
+
+func withoutSealing(o *tokenOptions) { o.seal = false }
+func withoutPlain(o *tokenOptions)   { o.refusePlain = true }
+
+func plainToken(t rapid.TB, prefix, start string, rev int64) string {
+	t.Helper()
+	token, err := storage.EncodeContinue(prefix+start, prefix, rev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+// requireStatus fails unless the error is a Status with this code and reason that has the words in its message.
+func requireStatus(t testing.TB, what string, err error, code int32, reason metav1.StatusReason, words string) {
+	t.Helper()
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Code != code || status.Status().Reason != reason || !strings.Contains(err.Error(), words) {
+		t.Errorf("%s: got %v, want %d %s with %q", what, err, code, reason, words)
+	}
+}
+
+// TestTokensComeBackAsTheyWere: what is sealed on one replica is opened on another as upstream's plain form, byte by byte.
+func TestTokensComeBackAsTheyWere(t *testing.T) {
+	client := startEtcd(t, nil)
+	a, b := startTokens(t, client.KV), startTokens(t, client.KV, withoutSealing)
+	ctx := contextFor(t)
+	rapid.Check(t, func(t *rapid.T) {
+		prefix := testPrefix + rapid.SampledFrom([]string{"pods/", "pods/ns/", "example.com/widgets/", "pods"}).Draw(t, "prefix")
+		start := rapid.StringMatching(`[/<>&"a-zé]{1,80}\x00?`).Draw(t, "start")
+		rev := rapid.OneOf(rapid.Just(int64(-1)), rapid.Int64Min(1)).Draw(t, "revision")
+		plain := plainToken(t, prefix, start, rev)
+		sealed, err := a.seal(ctx, podsGroup, prefix, plain)
+		if err != nil || sealed == plain {
+			t.Fatalf("sealed as %q, %v", sealed, err)
+		}
+		for _, asked := range []string{prefix, strings.TrimSuffix(prefix, "/"), strings.TrimSuffix(prefix, "/") + "/"} {
+			if got, err := b.open(ctx, podsGroup, asked, sealed); err != nil || got != plain {
+				t.Fatalf("opened with prefix %s as %q, %v, want %q", asked, got, err, plain)
+			}
+		}
+		if _, _, err := storage.DecodeContinue(sealed, prefix); err == nil {
+			t.Fatal("upstream takes a sealed token for a plain one")
+		}
+	})
+}
+
+// TestTokensOfOtherLists: 400 with a message that says why, and no name in it.
+func TestTokensOfOtherLists(t *testing.T) {
+	client, elsewhere := startEtcd(t, nil), startEtcd(t, nil)
+	a := startTokens(t, client.KV)
+	ctx := contextFor(t)
+	const prefix = testPrefix + "pods/ns/"
+	plain := plainToken(t, prefix, "very-secret\x00", 7)
+	sealed, err := a.seal(ctx, podsGroup, prefix, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const other = "not made for this list"
+	for what, test := range map[string]struct {
+		tokens   *tokens
+		resource groupResource
+		prefix   string
+		token    string
+		words    string
+	}{
+		"another namespace":  {a, podsGroup, testPrefix + "pods/ns2/", sealed, other},
+		"all namespaces":     {a, podsGroup, testPrefix + "pods/", sealed, other},
+		"another resource":   {a, schema.GroupResource{Resource: "secrets"}, prefix, sealed, other},
+		"another group":      {a, schema.GroupResource{Group: "example.com", Resource: "pods"}, prefix, sealed, other},
+		"another etcd":       {startTokens(t, elsewhere.KV), podsGroup, prefix, sealed, "not sealed by this cluster"},
+		"changed":            {a, podsGroup, prefix, sealed[:len(sealed)-3] + "AAA", other},
+		"cut off":            {a, podsGroup, prefix, sealed[:47], "cut off"},
+		"another version":    {a, podsGroup, prefix, "s9" + sealed[2:], "version"},
+		"plain, and refused": {startTokens(t, client.KV, withoutPlain), podsGroup, prefix, plain, "sealed ones only"},
+	} {
+		got, err := test.tokens.open(ctx, test.resource, test.prefix, test.token)
+		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "continue key is not valid: ")
+		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, test.words)
+		if got != "" || strings.Contains(err.Error(), "secret\x00") || strings.Contains(err.Error(), "very") {
+			t.Errorf("%s: %q, %v", what, got, err)
+		}
+	}
+	if got, err := a.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+		t.Errorf("a plain token: %q, %v", got, err)
+	}
+	if got, err := a.open(ctx, podsGroup, prefix, ""); got != "" || err != nil {
+		t.Errorf("no token: %q, %v", got, err)
+	}
+	if got, err := a.seal(ctx, podsGroup, prefix, ""); got != "" || err != nil {
+		t.Errorf("sealed nothing: %q, %v", got, err)
+	}
+}
+
+// TestReplicasMakeOneRing: many start at once on an empty etcd; what etcd then has is encrypted for its key.
+func TestReplicasMakeOneRing(t *testing.T) {
+	client := startEtcd(t, nil)
+	ctx := contextFor(t)
+	var all []*tokens
+	for range 10 {
+		all = append(all, startTokens(t, client.KV))
+	}
+	const prefix = testPrefix + "pods/"
+	plain := plainToken(t, prefix, "a\x00", 7)
+	sealed := make([]string, len(all))
+	var done sync.WaitGroup
+	for i, tokens := range all {
+		done.Go(func() {
+			var err error
+			if sealed[i], err = tokens.seal(ctx, podsGroup, prefix, plain); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	done.Wait()
+	for _, tokens := range all {
+		for _, token := range sealed {
+			if got, err := tokens.open(ctx, podsGroup, prefix, token); err != nil || got != plain {
+				t.Fatalf("%q, %v", got, err)
+			}
+		}
+	}
+	resp, err := client.KV.Get(ctx, testPrefix, clientv3.WithPrefix())
+	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Version != 1 || string(resp.Kvs[0].Key) != tokenKey {
+		t.Fatalf("etcd has %v, %v, want one key, written once", resp.Kvs, err)
+	}
+	stored := resp.Kvs[0].Value
+	if !strings.HasPrefix(string(stored), "k8s:enc:aesgcm:v1:key1:") || strings.Contains(string(stored), "secret") {
+		t.Errorf("stored as %.60q", stored)
+	}
+	transformer := value.NewPrefixTransformers(nil, aesTransformer(t, "key1"))
+	if _, _, err := transformer.TransformFromStorage(ctx, stored, value.DefaultContext(tokenKey)); err != nil {
+		t.Errorf("not bound to its key in etcd: %v", err)
+	}
+}
+
+// TestTokensWithoutSealing cost nothing and open what others have sealed.
+func TestTokensWithoutSealing(t *testing.T) {
+	client := startEtcd(t, nil)
+	counted := &requests{KV: client.KV}
+	ctx := contextFor(t)
+	const prefix = testPrefix + "pods/"
+	plain := plainToken(t, prefix, "a\x00", 7)
+	off := startTokens(t, counted, withoutSealing)
+	if got, err := off.seal(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+		t.Errorf("sealed as %q, %v", got, err)
+	}
+	if got, err := off.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+		t.Errorf("opened as %q, %v", got, err)
+	}
+	if gets, writes := counted.gets.Load(), counted.writes.Load(); gets+writes != 0 {
+		t.Errorf("%d reads, %d writes", gets, writes)
+	}
+	sealed, err := startTokens(t, client.KV).seal(ctx, podsGroup, prefix, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := off.open(ctx, podsGroup, prefix, sealed); got != plain || err != nil {
+		t.Errorf("opened as %q, %v", got, err)
+	}
+}
+
+// TestARingThatCannotBeHad: 429 with a pause for what needs it, and nothing plain instead.
+func TestARingThatCannotBeHad(t *testing.T) {
+	client := startEtcd(t, nil)
+	ctx := contextFor(t)
+	const prefix = testPrefix + "pods/"
+	plain := plainToken(t, prefix, "a\x00", 7)
+	sealed, err := startTokens(t, client.KV).seal(ctx, podsGroup, prefix, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := startTokens(t, client.KV, func(o *tokenOptions) {
+		o.transformer = value.NewPrefixTransformers(nil, aesTransformer(t, "another"))
+	})
+	got, err := k.seal(ctx, podsGroup, prefix, plain)
+	requireStatus(t, "seal", err, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not available")
+	if _, pause := apierrors.SuggestsClientDelay(err); got != "" || !pause {
+		t.Errorf("sealed as %q, pause %v", got, pause)
+	}
+	_, err = k.open(ctx, podsGroup, prefix, sealed)
+	requireStatus(t, "open", err, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not available")
+	if got, err := k.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+		t.Errorf("a plain token: %q, %v", got, err)
+	}
+}
+
+// TestARemovedRing: tokens sealed before are 410 where they are known, so that clients start over.
+func TestARemovedRing(t *testing.T) {
+	client := startEtcd(t, nil)
+	ctx := contextFor(t)
+	const prefix = testPrefix + "pods/"
+	plain := plainToken(t, prefix, "a\x00", 7)
+	k := startTokens(t, client.KV)
+	sealed, err := k.seal(ctx, podsGroup, prefix, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.KV.Delete(ctx, tokenKey); err != nil {
+		t.Fatal(err)
+	}
+	// A token that nobody has made lets it look again.
+	made := sealed[:5] + "zzzz" + sealed[9:]
+	_, err = k.open(ctx, podsGroup, prefix, made)
+	requireStatus(t, "made up", err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "not sealed by this cluster")
+	_, err = k.open(ctx, podsGroup, prefix, sealed)
+	requireStatus(t, "of before", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
+	fresh, err := k.seal(ctx, podsGroup, prefix, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	another := startTokens(t, client.KV)
+	if got, err := another.open(ctx, podsGroup, prefix, fresh); err != nil || got != plain {
+		t.Errorf("%q, %v", got, err)
+	}
+	_, err = another.open(ctx, podsGroup, prefix, sealed)
+	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
+}
+
+// FuzzTokens sends anything: an error for the client, or a token that upstream's checks will see.
+func FuzzTokens(f *testing.F) {
+	client := startEtcd(f, nil)
+	k := startTokens(f, client.KV)
+	const prefix = testPrefix + "pods/ns/"
+	plain := plainToken(f, prefix, "a\x00", 7)
+	sealed, err := k.seal(contextFor(f), podsGroup, prefix, plain)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{"", plain, sealed, sealed[:len(sealed)-1], "s1.", "s2.AAAA", "garbage", "!!!", "."} {
+		f.Add(seed, prefix)
+		f.Add(seed, testPrefix+"secrets/")
+	}
+	f.Fuzz(func(t *testing.T, token, at string) {
+		ctx := t.Context()
+		got, err := k.open(ctx, podsGroup, at, token)
+		switch {
+		case err != nil:
+			if !apierrors.IsBadRequest(err) || got != "" {
+				t.Fatalf("%q: %q, %v", token, got, err)
+			}
+		case strings.Contains(token, "."):
+			if token != sealed || k.scope(podsGroup, at) != k.scope(podsGroup, prefix) || got != plain {
+				t.Fatalf("%q opens with prefix %q as %q", token, at, got)
+			}
+		case got != token:
+			t.Fatalf("%q became %q", token, got)
+		}
+	})
+}
