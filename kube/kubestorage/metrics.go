@@ -16,9 +16,12 @@ var (
 	descReady = clusterDesc("ready", "1 when the first list of etcd is in place.")
 	descClock = clusterDesc("revision", "Revision that readers see.")
 	descBytes = clusterDesc("history_bytes", "Stored bytes that only history keeps in memory.")
-	descLimit = clusterDesc("history_limit_bytes", "Bound of strata_mirror_history_bytes.")
+	descTrees = clusterDesc("version_bytes", "Bytes of versions of the past that they do not share with the present; the objects are in strata_mirror_history_bytes.")
+	descLimit = clusterDesc("history_limit_bytes", "Bound of strata_mirror_history_bytes and strata_mirror_version_bytes together.")
 	descFloor = clusterDesc("history_floor_revision", "Revision that history reaches back to.")
 	descGone  = clusterDesc("compacted_revision", "Revision below which versions were dropped because etcd was compacted.")
+	descLists = clusterDesc("etcd_lists", "Lists of revisions older than memory that are being read from etcd.")
+	descListL = clusterDesc("etcd_lists_limit", "Bound of strata_mirror_etcd_lists; others wait.")
 	descIdle  = clusterDesc("unclaimed_bytes", "Values kept for resources that nobody has asked for.")
 	descIdleL = clusterDesc("unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.")
 
@@ -45,6 +48,20 @@ var (
 	descLoaded      = resourceDesc("resource_ready", "1 when the resource can be read from memory.")
 	descWatchLag    = metrics.NewDesc("strata_watch_lag_events", "Of the running watches that have something to deliver: the largest number of events of the resource that one has still to read. Watches that wait for an event count as 0.", []string{"group", "resource"}, nil, metrics.ALPHA, "")
 	descLog         = resourceDesc("resource_log_events", "Events that a watch can resume over.")
+	descVersions    = resourceDesc("resource_versions", "Versions of the past that are kept, those made for readers included; revisions between two of them are put together from events.")
+	descTreeBytes   = resourceDesc("resource_version_bytes", "Bytes of strata_mirror_resource_versions that the present does not share.")
+	descOldest      = resourceDesc("resource_oldest_revision", "Oldest revision that a list can be answered at from memory.")
+	descReaders     = resourceDesc("resource_past_readers", "Lists of the past that are being read from memory, each of which keeps its version alive.")
+	descOldestRead  = resourceDesc("resource_past_readers_oldest_revision", "Oldest revision of strata_mirror_resource_past_readers, 0 if there is none.")
+
+	descCompactRev   = compactionDesc("revision", "Revision that etcd is known to be compacted to, or is about to be.")
+	descCompactKept  = compactionDesc("kept_revisions", "Revisions of history that etcd keeps: how far it is ahead of strata_compaction_revision.")
+	descCompactFeed  = compactionDesc("following", "1 while compactions are followed (compact_rev_key is watched).")
+	descCompactDone  = compactionDesc("compactions_total", "Compactions that this server has made.")
+	descCompactFail  = compactionDesc("failures_total", "Turns of this server to compact that have failed.")
+	descCompactLost  = compactionDesc("watch_losses_total", "Times the watch of compact_rev_key was lost.")
+	descCompactDoubt = compactionDesc("doubted_writes_total", "Writes to compact_rev_key that were not believed.")
+	descCompactFound = compactionDesc("unannounced_total", "Compactions found that nobody had written to compact_rev_key.")
 )
 
 // What representations keep, of all engines of the process together.
@@ -57,6 +74,10 @@ var (
 
 func keptDesc(name, help string) *metrics.Desc {
 	return metrics.NewDesc("strata_representation_"+name, help, nil, nil, metrics.ALPHA, "")
+}
+
+func compactionDesc(name, help string) *metrics.Desc {
+	return metrics.NewDesc("strata_compaction_"+name, help, []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
 }
 
 func clusterDesc(name, help string) *metrics.Desc {
@@ -163,7 +184,10 @@ func (c *collector) remove(cl *cluster) {
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
-		descReady, descClock, descBytes, descLimit, descFloor, descGone, descIdle, descIdleL,
+		descReady, descClock, descBytes, descTrees, descLimit, descLists, descListL,
+		descVersions, descTreeBytes, descOldest, descReaders, descOldestRead,
+		descCompactRev, descCompactKept, descCompactFeed, descCompactDone, descCompactFail, descCompactLost, descCompactDoubt, descCompactFound,
+		 descFloor, descGone, descIdle, descIdleL,
 		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
 		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
@@ -220,7 +244,10 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	gauge(descReady, oneIf(st.Ready))
 	gauge(descClock, st.Clock)
 	gauge(descBytes, st.HistoryBytes)
+	gauge(descTrees, st.VersionBytes)
 	gauge(descLimit, st.HistoryLimit)
+	gauge(descLists, int64(len(c.lists)))
+	gauge(descListL, int64(cap(c.lists)))
 	gauge(descFloor, st.HistoryFloor)
 	gauge(descGone, st.Compacted)
 	gauge(descIdle, st.UnclaimedBytes)
@@ -243,6 +270,20 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	gauge(descLag, max(0, st.EtcdRevision-st.Clock))
 	counter(descSharers, st.RevisionReadWaiters)
 
+	if c.compactor != nil {
+		st := c.compactor.Stats()
+		gauge(descCompactRev, st.Revision)
+		if st.Revision > 0 {
+			gauge(descCompactKept, max(0, st.EtcdRevision-st.Revision))
+		}
+		gauge(descCompactFeed, oneIf(st.Following))
+		counter(descCompactDone, st.Compactions)
+		counter(descCompactFail, st.Failures)
+		counter(descCompactLost, st.Losses)
+		counter(descCompactDoubt, st.Doubts)
+		counter(descCompactFound, st.Unannounced)
+	}
+
 	for _, r := range c.mirror.Resources() {
 		labels = []string{c.endpoints(), c.prefix, r.Prefix()}
 		st := r.Stats()
@@ -250,6 +291,11 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 		gauge(descObjects, int64(st.Entries))
 		gauge(descObjectBytes, st.Bytes)
 		gauge(descLog, int64(st.Events))
+		gauge(descVersions, int64(st.Versions))
+		gauge(descTreeBytes, st.VersionBytes)
+		gauge(descOldest, st.OldestRevision)
+		gauge(descReaders, int64(st.Readers))
+		gauge(descOldestRead, st.OldestRead)
 	}
 }
 

@@ -56,6 +56,7 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		Decorated:      decorated,
 		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		Replay:         replay,
+		EtcdLists:      limits.etcdLists,
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
 
 		RepresentationBytes: limits.keptBytes.Value(),

@@ -21,6 +21,7 @@ const minProgressInterval = 100 * time.Millisecond
 type engineLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
+	etcdLists      int
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
 
@@ -38,6 +39,7 @@ func defaultEngineLimits() engineLimits {
 	return engineLimits{
 		historyAge:     mirror.DefaultWindow.MaxAge,
 		historyBytes:   bytes(mirror.DefaultWindow.MaxBytes),
+		etcdLists:      kubestorage.DefaultEtcdLists,
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
 
@@ -52,8 +54,11 @@ func defaultEngineLimits() engineLimits {
 func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&l.historyAge, "strata-history-age", l.historyAge, "How long a change stays in memory for watches "+
 		"that resume and lists of the past; what is older is read from etcd, or gone (metric strata_mirror_history_floor_revision).")
-	fs.Var(&l.historyBytes, "strata-history-bytes", "Bound of the replaced and deleted values that are kept for those, "+
-		"for each etcd cluster (metric strata_mirror_history_bytes). Whichever bound is reached first holds.")
+	fs.Var(&l.historyBytes, "strata-history-bytes", "Bound of what is kept for those beside the present, "+
+		"for each etcd cluster: replaced and deleted values, and versions of the past (metrics strata_mirror_history_bytes, strata_mirror_version_bytes). "+
+		"Whichever bound is reached first holds.")
+	fs.IntVar(&l.etcdLists, "strata-etcd-lists", l.etcdLists, "How many lists of revisions older than memory are read from etcd at once, "+
+		"for each etcd cluster (metric strata_mirror_etcd_lists); others wait. Each holds up to 24 MiB here.")
 	fs.Var(&l.unclaimedBytes, "strata-unclaimed-bytes", "Bound of the values kept for resources that nobody has asked for, "+
 		"such as custom resources that are not served yet, for each etcd cluster (metric strata_mirror_unclaimed_bytes); "+
 		"what is beyond is read from etcd when it is asked for.")
@@ -80,6 +85,9 @@ func (l *engineLimits) validate() error {
 	}
 	if l.historyBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-history-bytes must be positive, is %s", l.historyBytes.String())
+	}
+	if l.etcdLists <= 0 {
+		return fmt.Errorf("--strata-etcd-lists must be positive, is %d", l.etcdLists)
 	}
 	if l.unclaimedBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-unclaimed-bytes must be positive, is %s", l.unclaimedBytes.String())
