@@ -45,7 +45,7 @@ type cluster struct {
 // reads of etcd (D6, D7). A GET beyond it is refused with 429, a list waits.
 const (
 	maxEtcdGets = 100
-	// DefaultEtcdLists is few, because each holds up to 24 MiB and etcd as much again.
+	// DefaultEtcdLists is few, because each holds about 32 MiB, and etcd a page of 8 MiB.
 	DefaultEtcdLists = 4
 )
 

@@ -187,7 +187,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 		descReady, descClock, descBytes, descTrees, descLimit, descLists, descListL,
 		descVersions, descTreeBytes, descOldest, descReaders, descOldestRead,
 		descCompactRev, descCompactKept, descCompactFeed, descCompactDone, descCompactFail, descCompactLost, descCompactDoubt, descCompactFound,
-		 descFloor, descGone, descIdle, descIdleL,
+		descFloor, descGone, descIdle, descIdleL,
 		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
 		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,

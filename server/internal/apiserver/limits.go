@@ -58,7 +58,7 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"for each etcd cluster: replaced and deleted values, and versions of the past (metrics strata_mirror_history_bytes, strata_mirror_version_bytes). "+
 		"Whichever bound is reached first holds.")
 	fs.IntVar(&l.etcdLists, "strata-etcd-lists", l.etcdLists, "How many lists of revisions older than memory are read from etcd at once, "+
-		"for each etcd cluster (metric strata_mirror_etcd_lists); others wait. Each holds up to 24 MiB here.")
+		"for each etcd cluster (metric strata_mirror_etcd_lists); others wait. Each holds about 32 MiB here.")
 	fs.Var(&l.unclaimedBytes, "strata-unclaimed-bytes", "Bound of the values kept for resources that nobody has asked for, "+
 		"such as custom resources that are not served yet, for each etcd cluster (metric strata_mirror_unclaimed_bytes); "+
 		"what is beyond is read from etcd when it is asked for.")
