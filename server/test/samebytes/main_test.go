@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 
 // world is the filled etcd and the two servers on it.
 type world struct {
+	etcd    *harness.Etcd
 	kv      *clientv3.Client
 	engines [2]*engine // strata first
 	// resources are all that discovery offers for listing.
@@ -71,7 +72,7 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 		return nil, err
 	}
 
-	w := &world{kv: kv, compacted: compacted}
+	w := &world{etcd: etcd, kv: kv, compacted: compacted}
 	var starting sync.WaitGroup
 	for i, name := range []string{harness.Strata, harness.Upstream} {
 		starting.Go(func() { w.engines[i] = newEngine(name, env.APIServer(etcd, append(flags, "--engine="+name)...)) })
