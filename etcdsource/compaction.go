@@ -185,7 +185,7 @@ func (c *Compactor) takeTurns(ctx context.Context) {
 
 // turn compacts etcd if it is this one's turn.
 func (c *Compactor) turn(ctx context.Context, l *ledger) error {
-	now, err := c.read(ctx)
+	now, err := c.read(ctx, compactionReadTries)
 	if err != nil {
 		return err
 	}
@@ -304,7 +304,7 @@ func (c *Compactor) follow(ctx context.Context) {
 // watch reads the key and then watches it; it calls began when the watch has begun. It
 // returns why that has ended.
 func (c *Compactor) watch(ctx context.Context, began func()) error {
-	now, err := c.read(ctx)
+	now, err := c.read(ctx, 1) // the next try comes soon
 	if err != nil {
 		return err
 	}
@@ -363,7 +363,7 @@ func (c *Compactor) keepChecking(ctx context.Context) {
 // check asks etcd whether it still has what memory can serve: an operator, or etcd's own
 // --auto-compaction-mode, announces nothing.
 func (c *Compactor) check(ctx context.Context) error {
-	now, err := c.read(ctx)
+	now, err := c.read(ctx, compactionReadTries)
 	if err != nil || c.opts.Oldest == nil {
 		return err
 	}
@@ -381,7 +381,7 @@ func (c *Compactor) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%d is compacted; the oldest revision: %w", oldest, err)
 	}
-	if _, err := c.read(ctx); err != nil { // it may have been announced meanwhile
+	if _, err := c.read(ctx, compactionReadTries); err != nil { // it may have been announced meanwhile
 		return err
 	}
 	if floor > c.CompactRevision() {
@@ -409,11 +409,11 @@ func (c *Compactor) floor(ctx context.Context, gone mirror.Revision) (mirror.Rev
 }
 
 // read reads the key, linearizably, and learns what the answer says.
-func (c *Compactor) read(ctx context.Context) (*clientv3.GetResponse, error) {
+func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse, error) {
 	c.mu.Lock()
 	cluster, before := c.mu.cluster, c.mu.revision
 	c.mu.Unlock()
-	resp, err := attempts(ctx, compactionReadWait, compactionReadTries, func(ctx context.Context) (*clientv3.GetResponse, error) {
+	resp, err := attempts(ctx, compactionReadWait, tries, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return c.client.Get(ctx, CompactionKey)
 	})
 	if err != nil {

@@ -1,0 +1,308 @@
+package enginetest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/utils/clock"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// replica is a mirror and the compactor that tells it what to forget.
+type replica struct {
+	*etcdsource.Compactor
+	mirror   *mirror.Mirror
+	resource *mirror.Resource
+}
+
+// replicate starts a replica; its resource is that of all keys of prefix/things/.
+func replicate(t *testing.T, client *clientv3.Client, prefix string, interval, check time.Duration) *replica {
+	t.Helper()
+	r := &replica{}
+	var err error
+	r.mirror, err = mirror.New(mirror.Options{Prefix: prefix, Source: etcdsource.New(client, t.Name(), prefix+"probe"), Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.mirror.Close)
+	if r.resource, err = r.mirror.Claim(prefix + "things/"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.resource.WaitReady(contextFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	r.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
+		Interval:      interval,
+		Forget:        r.mirror.Compact,
+		Oldest:        r.oldest,
+		CheckInterval: check,
+		Logger:        quiet(),
+	})
+	t.Cleanup(r.Stop)
+	return r
+}
+
+// oldest returns the oldest revision that the replica can read, 0 if it can read none.
+func (r *replica) oldest() mirror.Revision {
+	oldest, _, err := r.resource.Oldest()
+	if err != nil {
+		return 0 // it is being listed anew
+	}
+	return oldest
+}
+
+// until polls the condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx := contextFor(t)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// newRunning returns an etcd of the test's own, since a compaction concerns all keys, and a client.
+func newRunning(t *testing.T) (*etcd, *clientv3.Client) {
+	t.Helper()
+	e := newEtcd(t)
+	e.run(t)
+	return e, connect(t, e.socket())
+}
+
+// compactedTo reports whether etcd still has exactly what begins with rev.
+func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) bool {
+	t.Helper()
+	_, below := client.Get(contextFor(t), "k", clientv3.WithRev(rev-1))
+	_, at := client.Get(contextFor(t), "k", clientv3.WithRev(rev))
+	if at != nil && !errors.Is(at, rpctypes.ErrCompacted) {
+		t.Fatal(at)
+	}
+	return errors.Is(below, rpctypes.ErrCompacted) && at == nil
+}
+
+// TestVersionsGoWhenTheKeyIsWritten by somebody else: the compacted revision itself stays, the log
+// stays, and all that within a second of the write.
+func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
+	_, client := newRunning(t)
+	r := replicate(t, client, "/r/", 0, -1)
+	first := put(t, client, "/r/things/a", "1")
+	var took []time.Duration
+	for i := range 50 {
+		rev := put(t, client, "/r/things/a", fmt.Sprint(i))
+		put(t, client, "/r/things/b", fmt.Sprint(i)) // so that rev is of the past
+		put(t, client, etcdsource.CompactionKey, fmt.Sprint(rev))
+		wrote := time.Now() // etcd has answered: the event may have come before
+		until(t, "the versions below are gone", func() bool { return r.oldest() == rev })
+		took = append(took, time.Since(wrote))
+		if s, err := r.resource.At(rev); err != nil || s.Rev != rev {
+			t.Fatalf("the compacted revision itself: %v", err)
+		} else if e, ok := s.Get("/r/things/a"); !ok || string(e.Value()) != fmt.Sprint(i) {
+			t.Fatalf("at %d: %v, %v", rev, e, ok)
+		}
+		if _, err := r.resource.At(rev - 1); !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatalf("below the compacted revision: %v", err)
+		}
+	}
+	slices.Sort(took)
+	t.Logf("from the answer to the write to the drop: median %s, longest %s", took[len(took)/2], took[len(took)-1])
+	if longest := took[len(took)-1]; longest > time.Second {
+		t.Errorf("the versions went after %s", longest)
+	}
+	if _, err := r.resource.CursorAfter(first, "/r/things/", ""); err != nil {
+		t.Errorf("the history of watches is shorter: %v", err)
+	}
+}
+
+// TestCompactorsShareAnEtcd: two of ours, and one of upstream's beside one of ours. Together they
+// compact as one would; each knows what the other has done; etcd agrees.
+func TestCompactorsShareAnEtcd(t *testing.T) {
+	const interval = 300 * time.Millisecond
+	for _, upstream := range []bool{false, true} {
+		t.Run(fmt.Sprintf("upstream=%v", upstream), func(t *testing.T) {
+			_, client := newRunning(t)
+			r := replicate(t, client, "/r/", interval, -1)
+			// The other one's way is that of the process it runs in.
+			other := connect(t, client.Endpoints()[0][len("unix://"):])
+			var rival interface{ CompactRevision() int64 }
+			var stop func()
+			if upstream {
+				c := etcd3.NewCompactor(other, interval, clock.RealClock{}, nil)
+				rival, stop = c, sync.OnceFunc(c.Stop)
+			} else {
+				c := replicate(t, other, "/other/", interval, -1)
+				rival, stop = c, c.Stop
+			}
+			defer stop()
+			rev := put(t, client, "/r/things/a", "1")
+			until(t, "both compact, or know", func() bool {
+				put(t, client, "/r/things/a", "2")
+				return r.CompactRevision() > rev+10 && rival.CompactRevision() > rev+10
+			})
+			if f := r.Stats().Failures; f != 0 {
+				t.Errorf("%d turns have failed", f)
+			}
+
+			// When one ends the other goes on, whichever it was.
+			stop()
+			rev = put(t, client, "/r/things/a", "3")
+			until(t, "the one that is left compacts", func() bool {
+				put(t, client, "/r/things/a", "4")
+				return r.CompactRevision() > rev
+			})
+			r.Stop()
+			last := r.CompactRevision()
+			if !compactedTo(t, client, last) {
+				t.Errorf("%d is the oldest that is known, and not that of etcd", last)
+			}
+			until(t, "the mirror agrees with etcd", func() bool { return r.oldest() == last })
+		})
+	}
+}
+
+// TestFollowingUpstreamsCompactor, which alone compacts: what it compacts memory forgets.
+func TestFollowingUpstreamsCompactor(t *testing.T) {
+	_, client := newRunning(t)
+	other := connect(t, client.Endpoints()[0][len("unix://"):])
+	c := etcd3.NewCompactor(other, 100*time.Millisecond, clock.RealClock{}, nil)
+	defer c.Stop()
+	r := replicate(t, client, "/r/", 0, -1)
+	rev := put(t, client, "/r/things/a", "1")
+	until(t, "what upstream's compacts is forgotten", func() bool {
+		put(t, client, "/r/things/a", "2")
+		return r.oldest() > rev
+	})
+	// Upstream's writes the key, then compacts.
+	until(t, "memory and etcd agree", func() bool { return compactedTo(t, client, r.oldest()) })
+}
+
+// TestCompactionOutlivesTheKey: it is deleted by hand again and again.
+func TestCompactionOutlivesTheKey(t *testing.T) {
+	_, client := newRunning(t)
+	a := replicate(t, client, "/r/", 100*time.Millisecond, -1)
+	b := replicate(t, client, "/r/", 150*time.Millisecond, -1)
+	for range 5 {
+		known := a.CompactRevision()
+		if _, err := client.Delete(contextFor(t), etcdsource.CompactionKey); err != nil {
+			t.Fatal(err)
+		}
+		rev := put(t, client, "/r/things/a", "1")
+		until(t, "compactions go on", func() bool {
+			put(t, client, "/r/things/a", "2")
+			if got := a.CompactRevision(); got < known {
+				t.Fatalf("%d was known, now %d", known, got)
+			}
+			return a.CompactRevision() > rev && b.CompactRevision() > rev
+		})
+	}
+	if f := a.Stats().Failures + b.Stats().Failures; f != 0 {
+		t.Errorf("%d turns have failed", f)
+	}
+}
+
+// TestCompactionByHand announces nothing, and is noticed by the next check.
+func TestCompactionByHand(t *testing.T) {
+	_, client := newRunning(t)
+	r := replicate(t, client, "/r/", 0, 100*time.Millisecond)
+	for i := range 3 {
+		put(t, client, "/r/things/a", "1")
+		rev := put(t, client, "/r/things/a", "2")
+		put(t, client, "/r/things/a", "3")
+		if _, err := client.Compact(contextFor(t), rev); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "what was compacted by hand is forgotten", func() bool { return r.oldest() == rev })
+		if n := r.Stats().Unannounced; n != int64(i+1) {
+			t.Errorf("%d compactions were found, want %d", n, i+1)
+		}
+	}
+}
+
+// TestCompactorOutlivesAnOutage of etcd, and learns what happened meanwhile.
+func TestCompactorOutlivesAnOutage(t *testing.T) {
+	e, client := newRunning(t)
+	r := replicate(t, client, "/r/", 100*time.Millisecond, -1)
+	rev := put(t, client, "/r/things/a", "1")
+	until(t, "the first compaction", func() bool { return r.CompactRevision() > rev })
+	e.stop()
+	until(t, "the loss is noticed", func() bool { return !r.Stats().Following })
+	e.run(t)
+	rev = put(t, client, "/r/things/a", "2")
+	until(t, "compactions go on", func() bool {
+		put(t, client, "/r/things/a", "3")
+		return r.CompactRevision() > rev && r.oldest() > rev && r.Stats().Following
+	})
+}
+
+// TestCompactorOfARestoredEtcd: the state of before is put back while the compactor remembers
+// revisions that have never been. None of them is written or compacted, and what is learned is of
+// the etcd that there is.
+func TestCompactorOfARestoredEtcd(t *testing.T) {
+	e, client := newRunning(t)
+	for range 10 {
+		put(t, client, "/r/things/a", "before")
+	}
+	r := replicate(t, client, "/r/", 200*time.Millisecond, 200*time.Millisecond)
+	backup := filepath.Join(e.dir, "backup")
+	e.stop()
+	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
+		t.Fatal(err)
+	}
+	e.run(t)
+	for range 300 {
+		put(t, client, "/r/things/a", "lost")
+	}
+	rev := put(t, client, "/r/things/a", "lost")
+	until(t, "etcd is compacted", func() bool {
+		put(t, client, "/r/things/a", "lost")
+		return r.CompactRevision() > rev
+	})
+	lost := r.CompactRevision()
+	e.stop()
+	if err := os.RemoveAll(e.data()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(e.data(), os.DirFS(backup)); err != nil {
+		t.Fatal(err)
+	}
+	done := r.Stats().Compactions
+	e.run(t)
+	after := put(t, client, "/r/things/a", "after")
+	if after >= lost {
+		t.Fatalf("etcd is at %d, was compacted to %d: it is not restored", after, lost)
+	}
+	until(t, "compactions go on, and the mirror follows", func() bool {
+		known := r.CompactRevision()
+		return known > after && known < lost && r.mirror.Compacted() == known && r.oldest() == known
+	})
+	if r.Stats().Compactions == done {
+		t.Error("nothing was compacted")
+	}
+	r.Stop()
+	now := put(t, client, "/r/things/a", "after")
+	if last := r.CompactRevision(); !compactedTo(t, client, last) {
+		t.Errorf("%d is known, and not what etcd is compacted to", last)
+	}
+	resp, err := client.Get(contextFor(t), etcdsource.CompactionKey)
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if got := string(resp.Kvs[0].Value); len(got) > len(fmt.Sprint(now)) {
+		t.Errorf("announced is %s, etcd is at %d", got, now)
+	}
+}
