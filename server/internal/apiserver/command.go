@@ -70,11 +70,13 @@ type settings struct {
 	engine engineKind
 	gates  featuregate.MutableFeatureGate
 	limits engineLimits
+	tokens tokenSettings
 }
 
 func newCommand(onReady func(Info)) *cobra.Command {
 	gates := newGates()
-	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates, limits: defaultEngineLimits()}
+	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates,
+		limits: defaultEngineLimits(), tokens: defaultTokenSettings()}
 
 	cmd := &cobra.Command{
 		Use:   "apiserver",
@@ -112,6 +114,7 @@ Kubernetes ships: to compare the two, and as the way back.`,
 		"upstream (the watch cache that Kubernetes ships).")
 	own.Var(gates, "strata-feature-gates", gatesUsage(gates))
 	s.limits.addFlags(own)
+	s.tokens.addFlags(own)
 	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // what is new comes first in --help
 	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}
 	for _, fs := range sets.FlagSets {

@@ -7,6 +7,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -37,8 +38,9 @@ func (k *engineKind) Set(s string) error {
 }
 
 // newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
-// The caller closes it after the last storage has been destroyed.
-func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits) (*kubestorage.Engine, error) {
+// The transformer encrypts the keys of continue tokens. The caller closes the engine after the last storage has been destroyed.
+func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, tokens tokenSettings,
+	transformer value.Transformer) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
 		return nil, err
@@ -61,6 +63,10 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 
 		RepresentationBytes: limits.keptBytes.Value(),
 		ProgressInterval:    progress,
+
+		TokenTransformer:  transformer,
+		TokenKeyRotation:  tokens.keyRotation,
+		RefusePlainTokens: tokens.refusePlain,
 
 		Gates:  gates,
 		Logger: slog.New(logr.ToSlogHandler(klog.Background())),

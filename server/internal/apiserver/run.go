@@ -32,6 +32,9 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(I
 	if err := s.limits.validate(); err != nil {
 		return err
 	}
+	if err := s.tokens.validate(s.gates); err != nil {
+		return err
+	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := registry.Set(); err != nil {
 		return err
@@ -84,7 +87,11 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		return err
 	}
 	if s.engine == engineStrata {
-		engine, err := newEngine(completed.Etcd, s.gates, s.limits)
+		transformer, err := secretsTransformer(config)
+		if err != nil {
+			return err
+		}
+		engine, err := newEngine(completed.Etcd, s.gates, s.limits, s.tokens, transformer)
 		if err != nil {
 			return err
 		}

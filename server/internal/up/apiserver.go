@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/pki"
 )
@@ -123,6 +124,8 @@ func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string
 			args = append(args, "--"+f.name+"="+f.value)
 		}
 	}
+	// A gate more, whatever gates extra sets; what it says of this one wins.
+	args = append(args, "--strata-feature-gates="+string(kubestorage.SealedContinueTokens)+"=true")
 	return append(args, extra...)
 }
 

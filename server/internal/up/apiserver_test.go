@@ -24,6 +24,17 @@ func TestServerFlagsOfTheUserWin(t *testing.T) {
 	}
 }
 
+func TestContinueTokensAreSealed(t *testing.T) {
+	const gate = "--strata-feature-gates=SealedContinueTokens="
+	addr := address{net.IPv4(127, 0, 0, 1), 6443}
+	extra := []string{"--strata-feature-gates=WatchBookmark=false", gate + "false"}
+	args := serverFlags("unix:///etcd.sock", addr, &pki.Files{}, "", extra)
+	ours, theirs := slices.Index(args, gate+"true"), slices.Index(args, gate+"false")
+	if ours < 0 || theirs < ours || !slices.Contains(args, extra[0]) {
+		t.Errorf("ours at %d, the user's at %d in %q: the last one wins", ours, theirs, args)
+	}
+}
+
 func TestOnlyReachableServersAreAdvertised(t *testing.T) {
 	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "0.0.0.0": true, "192.0.2.1": true} {
 		args := serverFlags("", address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)

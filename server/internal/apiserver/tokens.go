@@ -1,0 +1,59 @@
+package apiserver
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	api "k8s.io/kubernetes/pkg/apis/core"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// minTokenKeyRotation is the shortest time for which a key seals continue tokens. Replicas learn of a new one within a
+// minute, and there is room for as many as that makes in an hour.
+const minTokenKeyRotation = time.Minute
+
+// tokenSettings are the flags of continue tokens.
+type tokenSettings struct {
+	keyRotation time.Duration // 0: never
+	refusePlain bool
+}
+
+// A week is a guess: far below what a random nonce of 24 bytes allows, and often enough that a key that has leaked with an
+// old backup opens nothing.
+func defaultTokenSettings() tokenSettings { return tokenSettings{keyRotation: 7 * 24 * time.Hour} }
+
+func (s *tokenSettings) addFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&s.keyRotation, "strata-continue-token-key-rotation", s.keyRotation, "How long a key seals continue tokens before another one is made, "+
+		"if the feature gate SealedContinueTokens is on; at least 1m, 0 means for ever. A key that has been replaced still opens tokens for twice --strata-history-age, "+
+		"at least for 10 minutes. The keys are in etcd, encrypted like secrets.")
+	fs.BoolVar(&s.refusePlain, "strata-refuse-plain-continue-tokens", s.refusePlain, "Refuse continue tokens that are not sealed, with 400. "+
+		"Only when all servers of the cluster seal theirs; needs the feature gate SealedContinueTokens.")
+}
+
+// validate returns an error that names the flag.
+func (s *tokenSettings) validate(gates featuregate.FeatureGate) error {
+	if s.keyRotation != 0 && s.keyRotation < minTokenKeyRotation {
+		return fmt.Errorf("--strata-continue-token-key-rotation must be 0 or at least %s, is %s", minTokenKeyRotation, s.keyRotation)
+	}
+	if s.refusePlain && !gates.Enabled(kubestorage.SealedContinueTokens) {
+		return fmt.Errorf("--strata-refuse-plain-continue-tokens needs --strata-feature-gates=%s=true: the server would refuse its own tokens", kubestorage.SealedContinueTokens)
+	}
+	return nil
+}
+
+// secretsTransformer returns what encrypts Secrets in etcd, nil if nothing does. It follows the encryption configuration
+// when that is reloaded.
+func secretsTransformer(config *app.Config) (value.Transformer, error) {
+	secrets := schema.GroupResource{Resource: "secrets"}
+	opts, err := config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter.GetRESTOptions(secrets, &api.Secret{})
+	if err != nil {
+		return nil, fmt.Errorf("encryption of secrets: %w", err)
+	}
+	return opts.StorageConfig.Transformer, nil
+}
