@@ -1,0 +1,285 @@
+// Package chunks looks at lists in pages and at exact revisions, over HTTP, in all forms that clients ask for: on several
+// servers of one etcd, while some are killed and start again, and while etcd is compacted.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_LONG  1: history under churn is of 150,000 objects and 1,000 writes a second for 5 minutes
+package chunks
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 3 * time.Minute
+
+// long says whether the long forms of tests run.
+func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		etcd := e.Etcd()
+		shared = &scene{env: e, etcd: etcd, client: etcd.Client()}
+		var starting sync.WaitGroup
+		shared.replicas = make([]*replica, 3)
+		for i := range shared.replicas {
+			starting.Go(func() { shared.replicas[i] = shared.start() })
+		}
+		starting.Wait()
+	})
+}
+
+// shared is a control plane of three servers, which tests kill and start again.
+var shared *scene
+
+// scene is an etcd and servers on it.
+type scene struct {
+	env      *harness.Env
+	etcd     *harness.Etcd
+	client   *clientv3.Client // past the servers
+	replicas []*replica
+
+	things sync.Once // the custom resource is defined
+}
+
+// replica is a server and the proxy before etcd that only it uses.
+type replica struct {
+	*harness.Server
+	api   *harness.API
+	proxy *harness.Proxy
+}
+
+// start starts another server.
+func (s *scene) start(flags ...string) *replica {
+	proxy := s.env.Proxy(s.etcd)
+	server := s.env.APIServer(proxy.Etcd(), append([]string{"--disable-admission-plugins=ServiceAccount", "--etcd-compaction-interval=0"}, flags...)...)
+	return &replica{server, server.API(), proxy}
+}
+
+// killAll kills all servers at once and starts them again.
+func (s *scene) killAll(t *testing.T, ctx context.Context) {
+	t.Helper()
+	for _, r := range s.replicas {
+		r.Kill()
+	}
+	for _, r := range s.replicas {
+		r.StartAgain()
+	}
+	for _, r := range s.replicas {
+		check(t, r.Await(ctx, "/readyz"))
+	}
+}
+
+// reset forgets what etcd was asked for.
+func (s *scene) reset() {
+	for _, r := range s.replicas {
+		r.proxy.Reset()
+	}
+}
+
+// requireNoObjectReads fails the test if any server has asked etcd for objects of the resource since reset.
+func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
+	t.Helper()
+	for i, r := range s.replicas {
+		if keys := r.objectReads(k); len(keys) > 0 {
+			t.Errorf("server %d asked etcd for objects %d times: %q", i, len(keys), keys[:min(5, len(keys))])
+		}
+	}
+}
+
+// objectReads returns the keys of the reads of objects of the resource.
+func (r *replica) objectReads(k kind) (keys []string) {
+	for _, request := range r.proxy.Ranges() {
+		key := string(request.Key)
+		if !request.CountOnly && strings.HasPrefix(key, k.prefix) && (len(request.RangeEnd) > 0 || key != k.prefix) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// kind is a resource, in the API and in etcd.
+type kind struct {
+	group, plural, apiVersion, kind string
+	prefix                          string // of its keys
+}
+
+const thingsGroup = "chunks.example.com"
+
+var (
+	maps      = kind{"", "configmaps", "v1", "ConfigMap", "/registry/configmaps/"}
+	templates = kind{"", "podtemplates", "v1", "PodTemplate", "/registry/podtemplates/"}
+	things    = kind{thingsGroup, "things", thingsGroup + "/v1", "Thing", "/registry/" + thingsGroup + "/things/"}
+)
+
+// path returns the path of the lists of a namespace, of all if it is "".
+func (k kind) path(namespace string) string {
+	root := "/api/v1"
+	if k.group != "" {
+		root = "/apis/" + k.apiVersion
+	}
+	if namespace != "" {
+		root += "/namespaces/" + namespace
+	}
+	return root + "/" + k.plural
+}
+
+// put returns the write of an object to etcd: in JSON, which servers read as well as what they write themselves.
+func (k kind) put(namespace, name, value string) clientv3.Op {
+	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q,"uid":%q,"creationTimestamp":"2026-01-01T00:00:00Z","labels":{"shard":"%d"}},"data":{"value":%q}}`,
+		k.apiVersion, k.kind, name, namespace, namespace+"-"+name, len(name+value)%3, value)
+	return clientv3.OpPut(k.prefix+namespace+"/"+name, stored)
+}
+
+func (k kind) delete(namespace, name string) clientv3.Op {
+	return clientv3.OpDelete(k.prefix + namespace + "/" + name)
+}
+
+// fill writes n objects named 0000.. in few transactions, and returns the revision and their names.
+func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value string, n int) (revision int64, names []string) {
+	t.Helper()
+	for i := 0; i < n; {
+		var ops []clientv3.Op
+		for ; i < n && len(ops) < 100; i++ {
+			names = append(names, fmt.Sprintf("object-%06d", i))
+			ops = append(ops, k.put(namespace, names[i], value))
+		}
+		revision = s.commit(t, ctx, ops...)
+	}
+	return revision, names
+}
+
+// commit writes to etcd in one transaction, that is at one revision, which it returns.
+func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
+	t.Helper()
+	r, err := s.client.Txn(ctx).Then(ops...).Commit()
+	check(t, err)
+	return r.Header.Revision
+}
+
+// compact compacts etcd as an API server's compactor does: the revision is written to a key that servers follow.
+func (s *scene) compact(t *testing.T, ctx context.Context, revision int64) {
+	t.Helper()
+	_, err := s.client.Put(ctx, "compact_rev_key", fmt.Sprint(revision))
+	check(t, err)
+	_, err = s.client.Compact(ctx, revision)
+	check(t, err)
+}
+
+// defineThings defines a custom resource, and returns when all servers serve it.
+func (s *scene) defineThings(t *testing.T, ctx context.Context) {
+	t.Helper()
+	s.things.Do(func() {
+		_, err := s.replicas[0].api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
+			"metadata": object{"name": "things." + thingsGroup},
+			"spec": object{
+				"group": thingsGroup, "scope": "Namespaced",
+				"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
+				"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
+					"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+			},
+		})
+		check(t, err)
+	})
+	for _, r := range s.replicas {
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			_, err := r.api.List(ctx, things.path(""), "")
+			return err == nil, err
+		}))
+	}
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+var namespaces struct {
+	sync.Mutex
+	n int
+}
+
+// newNamespace returns the name of a namespace that nobody else uses. Reading needs none that exists.
+func newNamespace() string {
+	namespaces.Lock()
+	defer namespaces.Unlock()
+	namespaces.n++
+	return fmt.Sprintf("ns-%d", namespaces.n)
+}
+
+func newContext(t *testing.T) context.Context { return contextOf(t, testTimeout) }
+
+func contextOf(t *testing.T, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		check(t, err)
+		return v
+	}
+}
+
+// onlyStrata skips what upstream's engine does not do.
+func onlyStrata(t *testing.T) {
+	t.Helper()
+	if harness.Engine() != harness.Strata {
+		t.Skip("of this engine only")
+	}
+}
+
+func revisionOf(t *testing.T, resourceVersion string) int64 {
+	t.Helper()
+	return must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
+}
+
+// requireEqual compares what a list has with what it should, and shows the first difference.
+func requireEqual(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if slices.Equal(got, want) {
+		return
+	}
+	i := 0
+	for i < len(got) && i < len(want) && got[i] == want[i] {
+		i++
+	}
+	t.Errorf("%s: %d items, want %d; from number %d %.200v, want %.200v", what, len(got), len(want), i, got[i:min(i+2, len(got))], want[i:min(i+2, len(want))])
+}
+
+// get sends a GET whose answer may be an error.
+func get(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Response {
+	t.Helper()
+	return must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+}
+
+// awaitExpiry returns when the server refuses a revision that was compacted.
+func (r *replica) awaitExpiry(ctx context.Context, path string, revision int64) error {
+	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		resp, err := r.api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", revision), nil)
+		if err != nil {
+			return false, err
+		}
+		return resp.Code == http.StatusGone, fmt.Errorf("a compacted revision: %d", resp.Code)
+	})
+}
