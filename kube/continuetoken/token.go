@@ -84,16 +84,20 @@ func (s Scope) associated(id keyID) []byte {
 
 // seal makes a token with a fresh nonce.
 func (k *key) seal(scope Scope, t Token) string {
+	var nonce [nonceSize]byte
+	_, _ = rand.Read(nonce[:]) // never fails
+	return k.sealWith(nonce, scope, t)
+}
+
+func (k *key) sealWith(nonce [nonceSize]byte, scope Scope, t Token) string {
 	plain := make([]byte, (headSize+len(t.Start)+padding-1)/padding*padding)
 	binary.BigEndian.PutUint64(plain, uint64(t.Revision))
 	binary.BigEndian.PutUint32(plain[8:], uint32(len(t.Start)))
 	copy(plain[headSize:], t.Start)
 
-	sealed := make([]byte, idSize+nonceSize, idSize+nonceSize+len(plain)+tagSize)
-	copy(sealed, k.id[:])
-	nonce := sealed[idSize : idSize+nonceSize]
-	_, _ = rand.Read(nonce) // never fails
-	sealed = k.aead.Seal(sealed, nonce, plain, scope.associated(k.id))
+	sealed := make([]byte, 0, idSize+nonceSize+len(plain)+tagSize)
+	sealed = append(append(sealed, k.id[:]...), nonce[:]...)
+	sealed = k.aead.Seal(sealed, nonce[:], plain, scope.associated(k.id))
 	return version + separator + encoding.EncodeToString(sealed)
 }
 
