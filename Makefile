@@ -36,7 +36,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage \
-        bench bench-read bench-consistent bench-watch bench-profiles \
+        bench bench-read bench-consistent bench-watch bench-profiles conformance \
         lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
@@ -115,6 +115,21 @@ bench-watch: ## the same for watches, with restarts on a long history
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
+
+# Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module
+# conformance stands outside the workspace: what they need is none of the server's business.
+ENGINE ?= strata
+COMPACTION_INTERVAL ?= 1m
+REPORTS ?= bin/conformance-$(ENGINE)
+KUBERNETES = $(shell cd conformance && $(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
+E2E_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES)
+
+conformance: build ## run Kubernetes' tests of chunks, watches and tables: make conformance ENGINE=upstream ARGS='-focus Watchers'
+	cd conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test .
+	cd conformance && $(ALONE) $(GO) build -o ../bin/conformance .
+	cd conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
+	cd conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../bin/e2e.test k8s.io/kubernetes/test/e2e
+	exec bin/conformance -engine '$(ENGINE)' -compaction-interval '$(COMPACTION_INTERVAL)' -reports '$(REPORTS)' $(ARGS)
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin

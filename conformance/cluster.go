@@ -1,0 +1,261 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// controllers are those of kube-controller-manager that the tests need: the framework waits for the first two in each namespace that it
+// makes, the next two let what tests delete go, the others turn the deployment of a webhook into a pod and an endpoint. The node lifecycle
+// controller is not among them: our node sends no heartbeats.
+var controllers = []string{
+	"serviceaccount-controller",
+	"root-ca-certificate-publisher-controller",
+	"namespace-controller",
+	"garbage-collector-controller",
+	"deployment-controller",
+	"replicaset-controller",
+	"endpointslice-controller",
+}
+
+// cluster is an etcd, an API server, controllers and a node, with their data in a directory.
+type cluster struct {
+	options options
+	dir     string // data, gone with the cluster; the files below are in it
+
+	kubeconfig string // of a user in system:masters
+	ca         string // what the API server's certificate is verified with
+	saKey      string // what service accounts' tokens are signed with
+
+	node      *node
+	nodeLog   *os.File
+	stopNode  func()
+	processes []*process
+}
+
+// startCluster starts a cluster. Its data are in dir, its logs in o.reports. What was started is in the cluster that it returns, also with
+// an error.
+func startCluster(ctx context.Context, o options, dir string) (*cluster, error) {
+	c := &cluster{
+		options:    o,
+		dir:        dir,
+		kubeconfig: filepath.Join(dir, "kubeconfig"),
+		ca:         filepath.Join(dir, "certs", "apiserver.crt"),
+		saKey:      filepath.Join(dir, "service-accounts.key"),
+	}
+	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		return c, err
+	}
+	if err := os.WriteFile(c.saKey, keyPEM, 0o600); err != nil {
+		return c, err
+	}
+	etcd, err := c.startEtcd(ctx)
+	if err != nil {
+		return c, err
+	}
+	client, err := c.startServer(ctx, etcd)
+	if err != nil {
+		return c, err
+	}
+	nodeCtx, cancel := context.WithCancel(context.Background()) // it serves until the servers stop
+	wait, err := c.node.run(nodeCtx, client)
+	c.stopNode = func() {
+		cancel()
+		if wait != nil {
+			wait()
+		}
+	}
+	if err != nil {
+		return c, err
+	}
+	return c, c.startControllers(ctx, client)
+}
+
+// start starts a process of the cluster.
+func (c *cluster) start(name, path string, args ...string) (*process, error) {
+	p, err := start(c.options.reports, name, nil, path, args...)
+	if err == nil {
+		c.processes = append(c.processes, p)
+	}
+	return p, err
+}
+
+// startEtcd starts an etcd and returns its URL when it serves.
+func (c *cluster) startEtcd(ctx context.Context) (url string, err error) {
+	port, err := freePort()
+	if err != nil {
+		return "", err
+	}
+	url = fmt.Sprintf("http://127.0.0.1:%d", port)
+	etcd, err := c.start("etcd", c.options.strata,
+		"etcd", "--data-dir="+filepath.Join(c.dir, "etcd"), "--listen-client-url="+url, "--unsafe-no-fsync")
+	if err != nil {
+		return "", err
+	}
+	return url, etcd.await(ctx, func(context.Context) error {
+		if !bytes.Contains(etcd.output(), []byte("ready ")) {
+			return errors.New("it has not said so")
+		}
+		return nil
+	})
+}
+
+// startServer starts the API server and the way to the node's pods, writes the kubeconfig, and returns when the server is ready.
+func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Clientset, error) {
+	socket, egressConfig, tokens := filepath.Join(c.dir, "node.sock"), filepath.Join(c.dir, "egress.yaml"), filepath.Join(c.dir, "tokens.csv")
+	var err error
+	if c.nodeLog, err = os.Create(filepath.Join(c.options.reports, "node.log")); err != nil {
+		return nil, err
+	}
+	if c.node, err = newNode(socket, c.nodeLog); err != nil {
+		return nil, err
+	}
+	if err := egress(egressConfig, socket); err != nil {
+		return nil, err
+	}
+	token := rand.Text()
+	if err := os.WriteFile(tokens, []byte(token+",admin,admin,system:masters\n"), 0o600); err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	config := &rest.Config{
+		Host:            fmt.Sprintf("https://127.0.0.1:%d", port),
+		BearerToken:     token,
+		TLSClientConfig: rest.TLSClientConfig{CAFile: c.ca},
+	}
+	if err := writeKubeconfig(c.kubeconfig, config); err != nil {
+		return nil, err
+	}
+	server, err := c.start("apiserver", c.options.strata, append([]string{
+		"apiserver",
+		"--engine=" + c.options.engine,
+		"--etcd-servers=" + etcd,
+		"--etcd-compaction-interval=" + c.options.compaction.String(),
+		"--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none", // which refuses a loopback address
+		fmt.Sprintf("--secure-port=%d", port),
+		"--cert-dir=" + filepath.Dir(c.ca), // where it writes a certificate, with the authority that signed it
+		"--token-auth-file=" + tokens,
+		"--authorization-mode=RBAC",
+		"--egress-selector-config-file=" + egressConfig,
+		"--enable-aggregator-routing=true", // webhooks are called at their pod's address: there is no kube-proxy
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + c.saKey,
+		"--service-account-signing-key-file=" + c.saKey,
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for clients that watch
+		"--shutdown-watch-termination-grace-period=1s",
+	}, c.options.serverArgs...)...)
+	if err != nil {
+		return nil, err
+	}
+	var client *kubernetes.Clientset
+	err = server.await(ctx, func(ctx context.Context) (err error) {
+		if client == nil {
+			if client, err = kubernetes.NewForConfig(config); err != nil { // the certificate is not written yet
+				return err
+			}
+		}
+		return client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+	return client, err
+}
+
+// startControllers starts kube-controller-manager and returns when there is what the tests' framework reads before it waits for anything.
+func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interface) error {
+	manager, err := c.start("controller-manager", c.options.controllerManager,
+		"--kubeconfig="+c.kubeconfig,
+		"--controllers="+strings.Join(controllers, ","),
+		"--root-ca-file="+c.ca,
+		"--leader-elect=false",
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file="+c.saKey,
+		"--secure-port=0") // nobody asks for its metrics
+	if err != nil {
+		return err
+	}
+	return manager.await(ctx, func(ctx context.Context) error {
+		_, err := client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+		for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+			if err == nil {
+				_, err = client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+			}
+			if err == nil {
+				_, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+			}
+		}
+		return err
+	})
+}
+
+// stop stops what has been started, last started first.
+func (c *cluster) stop() error {
+	if c.stopNode != nil {
+		c.stopNode()
+	}
+	var errs []error
+	for _, p := range slices.Backward(c.processes) {
+		errs = append(errs, p.stop(syscall.SIGTERM, stopTimeout))
+	}
+	if c.node != nil {
+		c.node.close()
+	}
+	if c.nodeLog != nil {
+		errs = append(errs, c.nodeLog.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func writeKubeconfig(path string, config *rest.Config) error {
+	const name = "conformance"
+	out := clientcmdapi.NewConfig()
+	out.Clusters[name] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthority: config.CAFile}
+	out.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
+	out.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	out.CurrentContext = name
+	return clientcmd.WriteToFile(*out, path)
+}
+
+// freePort returns a port of loopback that was free a moment ago.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// firstEnd returns a channel that gets the error of the first process of the cluster to end.
+func (c *cluster) firstEnd() <-chan error {
+	ends := make(chan error, len(c.processes))
+	for _, p := range c.processes {
+		go func() { <-p.done; ends <- p.ended() }()
+	}
+	return ends
+}
+
+// interruptTimeout is what a run of tests gets to clean up after an interrupt.
+const interruptTimeout = 30 * time.Second
