@@ -11,11 +11,11 @@ type Bound struct {
 	Measure string  // the name of the row
 	Of      string  // label of the engine it is divided by; "" means the value itself
 	AtMost  float64 // 0 if there is only AtLeast
-	AtLeast float64
-	Or      bool // it is enough that this or the bound before it holds
+	AtLeast float64 // if both are 0, the value is to be 0
+	Or      bool    // it is enough that this or the bound before it holds
 }
 
-// toLimit, toUpstream and absolute are the bounds that there are.
+// toLimit, toUpstream, absolute and none are the bounds that most workloads have.
 func toLimit(measure string, atMost float64) Bound {
 	return Bound{Measure: measure, Of: "limit", AtMost: atMost}
 }
@@ -26,8 +26,16 @@ func toUpstream(measure string, atMost float64) Bound {
 
 func absolute(measure string, atMost float64) Bound { return Bound{Measure: measure, AtMost: atMost} }
 
+func none(measure string) Bound { return Bound{Measure: measure} }
+
+// isNone says that the value is to be 0.
+func (b Bound) isNone() bool { return b.AtMost == 0 && b.AtLeast == 0 }
+
 // text says what is wanted, for example "≤ 1/8 × upstream".
 func (b Bound) text(unit Unit) string {
+	if b.isNone() {
+		return "0"
+	}
 	sign, value := "≤", b.AtMost
 	if value == 0 {
 		sign, value = "≥", b.AtLeast
@@ -51,6 +59,9 @@ func (b Bound) holds(values map[string]float64, engine string) (holds, known boo
 			return false, false
 		}
 		value /= other
+	}
+	if b.isNone() {
+		return value == 0, known
 	}
 	if b.AtMost != 0 {
 		return value <= b.AtMost, known

@@ -21,10 +21,14 @@ func TestBounds(t *testing.T) {
 		{[]Bound{toUpstream("m", 1), absolute("m", 1)}, false, "≤ 1 × upstream: yes; ≤ 1.00 s: NO"},
 		{[]Bound{toUpstream("m", 0.01), {Measure: "m", Of: "limit", AtMost: 3, Or: true}}, false, "≤ 1/100 × upstream: NO or ≤ 3 × limit: yes"},
 		{[]Bound{{Measure: "m", Of: "nobody", AtMost: 1}}, false, "≤ 1 × nobody"},
+		{[]Bound{none("m")}, false, "0: NO"},
 	} {
 		if got := wanted(c.bounds, row, "strata", c.quick); got != c.want {
 			t.Errorf("%+v: got %q, want %q", c.bounds, got, c.want)
 		}
+	}
+	if got := wanted([]Bound{none("m")}, Row{Name: "m", Values: map[string]float64{"strata": 0}}, "strata", false); got != "0: yes" {
+		t.Errorf("of nothing: %q", got)
 	}
 	if got := wanted([]Bound{absolute("m", 1)}, Row{Name: "m", Unit: Seconds}, "strata", false); got != "≤ 1.00 s" {
 		t.Errorf("without a value: %q", got)
@@ -35,7 +39,7 @@ func TestBounds(t *testing.T) {
 func TestBoundsNameEngines(t *testing.T) {
 	for _, w := range workloads {
 		for _, b := range w.Wanted {
-			if b.Of != "" && b.Of != "upstream" && b.Of != "limit" || b.AtMost == 0 && b.AtLeast == 0 || b.Measure == "" || w.Alone && b.Of == "limit" {
+			if b.Of != "" && b.Of != "upstream" && b.Of != "limit" || b.Of != "" && b.isNone() || b.Measure == "" || w.Alone && b.Of == "limit" {
 				t.Errorf("%s: %+v", w.Name, b)
 			}
 		}

@@ -43,6 +43,7 @@ about an hour, the workloads of the read path half of that, -quick some minutes.
   make bench-read                              those of the read path
   make bench-consistent                        those of consistent reads
   make bench-watch                             those of watches
+  make bench-lists                             those of lists by pages and of the past
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'

@@ -73,7 +73,7 @@ func measureHighest(ctx context.Context, s *Sample) error {
 	// An engine that is taken by surprise, as a process that has just begun to follow a rate is, has another chance.
 	try := func(rate float64) (r rung, err error) {
 		for range 2 {
-			if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+			if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 				return rung{}, err
 			}
 			if _, r, err = changes.climb(ctx, s, rate); err != nil {
@@ -99,6 +99,8 @@ func measureHighest(ctx context.Context, s *Sample) error {
 			ended = "etcd takes no more"
 		case r.sustained && tooHigh > 0: // the search began too high
 			ended = why
+		case r.sustained && s.Sizes.LoneMost > 0 && rate*rateFactor > s.Sizes.LoneMost:
+			ended = "no higher one was tried"
 		case r.sustained:
 			rate *= rateFactor
 		case best.rate > 0:

@@ -37,7 +37,7 @@ var fewWorkloads = []Workload{
 
 // rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime gives memory back in the background.
 func (s *Sample) rest(ctx context.Context) error {
-	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
 	}
 	if !waitUntil(ctx, time.Now().Add(s.Sizes.Rest)) {

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stratakube/strata/server/bench/internal/dataset"
+	"github.com/stratakube/strata/server/bench/internal/stats"
 	"github.com/stratakube/strata/server/bench/internal/target"
 	"github.com/stratakube/strata/server/bench/internal/wire"
 )
@@ -41,6 +43,7 @@ var (
 const (
 	latency        = "latency p50"
 	cpuPerList     = "server CPU per LIST"
+	sentPerList    = "etcd sent per LIST"
 	compressedSize = "compressed size"
 	peakAbove      = "peak above before"
 )
@@ -96,7 +99,13 @@ var listWorkloads = []Workload{
 	{
 		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
 		Run:    pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
-		Wanted: []Bound{toUpstream(cpuPerList, 1./8)},
+		Wanted: []Bound{toUpstream(cpuPerList, 1./8), none(objectReads), absolute(sentPerList, idleSent)},
+	},
+	{
+		Name: "list-pages-past", Title: "LIST all by pages at an old revision, JSON, 1 % changed since", Op: "LIST", Dataset: configMaps, Dear: true,
+		Prepare: changeAfterMark,
+		Run:     pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat, past: true}.run,
+		Wanted:  []Bound{toUpstream(cpuPerList, 1./8), none(objectReads), absolute(sentPerList, idleSent)},
 	},
 	{
 		Name: "list-crowd", Title: "LISTs of all at once, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
@@ -231,6 +240,25 @@ func changeSome(ctx context.Context, s *Surroundings) error {
 	}())
 }
 
+// pastKey is written before the changes that follow a revision that is listed: its own revision is that.
+const pastKey = "/bench/past"
+
+// changeAfterMark changes Sizes.Changed ConfigMaps after a revision that markedRevision returns.
+func changeAfterMark(ctx context.Context, s *Surroundings) error {
+	if _, err := s.Etcd.Client.Put(ctx, pastKey, ""); err != nil {
+		return fmt.Errorf("write %s: %w", pastKey, err)
+	}
+	return changeSome(ctx, s)
+}
+
+func (s *Surroundings) markedRevision(ctx context.Context) (int64, error) {
+	mark, err := s.Etcd.Client.Get(ctx, pastKey)
+	if err != nil || len(mark.Kvs) != 1 {
+		return 0, fmt.Errorf("read %s: %d keys: %w", pastKey, len(mark.Kvs), err)
+	}
+	return mark.Kvs[0].ModRevision, nil
+}
+
 func putLarge(ctx context.Context, s *Surroundings) error {
 	return putAll(ctx, s, s.Sizes.LargeObjects, func(i int) (string, []byte, error) {
 		cm := dataset.LargeConfigMap(i, s.Sizes.LargeBytes)
@@ -288,8 +316,12 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	if l.gzip {
 		return l.runGzip(ctx, s, conn, want)
 	}
+	least := 0
+	if s.Engine.IsLimit() && s.Thorough {
+		least = drawsEach * max(s.nodes(), s.Data.Namespaces) // it must know all that later samples draw
+	}
 	return s.Measure(ctx, func(ctx context.Context) error {
-		for deadline := time.Now().Add(s.Sizes.Loop); ; {
+		for deadline := time.Now().Add(s.Sizes.Loop); ; least-- {
 			path := l.path(s)
 			began := time.Now()
 			list, err := doList(ctx, conn, path, l.format)
@@ -301,12 +333,15 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 				return fmt.Errorf("LIST %s has %d objects, want %d", path, list.Objects, want)
 			}
 			s.Detail("%s objects, %s", grouped(list.Objects), Bytes.Format(float64(list.Bytes)))
-			if !l.repeat || time.Now().After(deadline) {
+			if !l.repeat || time.Now().After(deadline) && least <= 0 {
 				return nil
 			}
 		}
 	})
 }
+
+// drawsEach is how many draws at random there are for each thing that is drawn from, so that all of a hundred are met but once in 30,000 times.
+const drawsEach = 15
 
 // doList sends a LIST and reads the answer to its end.
 func doList(ctx context.Context, conn *target.Conn, path string, format format) (wire.List, error) {
@@ -394,6 +429,7 @@ type pagesLoad struct {
 	path   string // without a query
 	want   count
 	format format
+	past   bool // at markedRevision; otherwise as it is
 	repeat bool // for Sizes.Loop, one after the other; otherwise once
 }
 
@@ -402,15 +438,24 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
+	query := ""
+	if l.past {
+		revision, err := s.markedRevision(ctx)
+		if err != nil {
+			return err
+		}
+		query = fmt.Sprintf("&resourceVersion=%d&resourceVersionMatch=Exact", revision)
+	}
 	conn := s.Engine.Dial()
 	defer conn.Close()
 	if err := conn.Open(ctx); err != nil {
 		return err
 	}
-	return s.Measure(ctx, func(ctx context.Context) error {
+	var pages []time.Duration
+	err = s.Measure(ctx, func(ctx context.Context) error {
 		for deadline := time.Now().Add(s.Sizes.Loop); ; {
-			began := time.Now()
-			objects, pages, err := l.pages(ctx, s, conn)
+			began, before := time.Now(), len(pages)
+			objects, err := l.pages(ctx, s, conn, query, func(took time.Duration) { pages = append(pages, took) })
 			if err != nil {
 				return err
 			}
@@ -418,34 +463,47 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 			if objects != want {
 				return fmt.Errorf("the pages of %s have %d objects, want %d", l.path, objects, want)
 			}
-			s.Detail("%s objects on %s pages", grouped(objects), grouped(pages))
+			s.Detail("%s objects on %s pages", grouped(objects), grouped(len(pages)-before))
 			if !l.repeat || time.Now().After(deadline) {
 				return nil
 			}
 		}
 	})
+	if err != nil {
+		return err
+	}
+	slices.Sort(pages)
+	s.Report("page p50", Seconds, stats.Percentile(pages, 0.5).Seconds())
+	s.Report("page p99", Seconds, stats.Percentile(pages, 0.99).Seconds())
+	if l.path == allConfigMaps && !s.Engine.IsLimit() {
+		s.Report(objectReads, Count, s.observed.ObjectReads)
+	}
+	return nil
 }
 
-// pages reads one page after the other.
-func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn) (objects, pages int, err error) {
-	first := fmt.Sprintf("%s?limit=%d", l.path, s.Sizes.Page)
-	for path := first; path != ""; {
+// pages reads one page after the other, the first with a further query, and calls each, if not nil, with how long each took.
+func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, query string, each func(time.Duration)) (objects int, err error) {
+	limited := fmt.Sprintf("%s?limit=%d", l.path, s.Sizes.Page)
+	for path := limited + query; path != ""; {
+		began := time.Now()
 		if err := conn.Read(ctx, target.Request{Path: path, Accept: l.format.accept}, s.Body); err != nil {
-			return objects, pages, err
+			return objects, err
+		}
+		if each != nil {
+			each(time.Since(began))
 		}
 		page := s.Body.Bytes()
 		next := wire.Continue(page)
 		list, err := l.format.read(bytes.NewReader(page))
 		if err != nil {
-			return objects, pages, fmt.Errorf("LIST %s: %w", path, err)
+			return objects, fmt.Errorf("LIST %s: %w", path, err)
 		}
 		objects += list.Objects
-		pages++
 		if path = ""; next != "" {
-			path = first + "&continue=" + next
+			path = limited + "&continue=" + next
 		}
 	}
-	return objects, pages, nil
+	return objects, nil
 }
 
 // crowdLoad is Sizes.Crowd clients, each with a connection of its own, that LIST at the same moment.

@@ -26,7 +26,7 @@ type memoryUse struct {
 // memoryAtRest waits until the engines that run are at rest, and begins with what they hold then.
 func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
 	b.progress.step("rest")
-	if err := process.WaitQuiet(ctx, quietLimit, b.children()...); err != nil {
+	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
 		return nil, err
 	}
 	select {

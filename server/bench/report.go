@@ -115,8 +115,8 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 		}
 		return stats.Median(values)
 	}
-	for i, figure := range runs[0].Figures {
-		set(figure.Name, figure.Unit, median(func(o Observation) float64 { return o.Figures[i].Value }))
+	for _, figure := range figuresOf(runs) {
+		set(figure.Name, figure.Unit, figure.Value)
 	}
 	if broken || runs[0].ops() == 0 {
 		return
@@ -152,10 +152,29 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	}
 }
 
+// figuresOf returns the medians of what a workload reports itself, in its order. A run that broke may have fewer of them than others.
+func figuresOf(runs []Observation) []Figure {
+	var figures []Figure
+	values := map[string][]float64{}
+	for _, run := range runs {
+		for _, figure := range run.Figures {
+			if len(values[figure.Name]) == 0 {
+				figures = append(figures, figure)
+			}
+			values[figure.Name] = append(values[figure.Name], figure.Value)
+		}
+	}
+	for i := range figures {
+		figures[i].Value = stats.Median(values[figures[i].Name])
+	}
+	return figures
+}
+
 // summarizeEtcd calls set for what an engine asked of etcd.
 func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
 	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
 	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
+	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
 	methods := map[string]bool{}
 	for _, run := range runs {
 		for method := range run.EtcdRequests {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -245,5 +246,16 @@ func TestWhatIsPassedOnIsShown(t *testing.T) {
 	last := result.Rows[len(result.Rows)-1]
 	if _, has := last.Values["upstream"]; last.Name != passedOn || last.Values["strata"] != 7 || has {
 		t.Errorf("last row is %+v", last)
+	}
+}
+
+func TestRunsThatBrokeHaveFewerFigures(t *testing.T) {
+	got := figuresOf([]Observation{
+		{Figures: []Figure{{"a", Seconds, 1}}},
+		{Figures: []Figure{{"a", Seconds, 3}, {"b", Bytes, 7}}},
+		{Figures: []Figure{{"a", Seconds, 2}, {"b", Bytes, 9}}},
+	})
+	if want := []Figure{{"a", Seconds, 2}, {"b", Bytes, 8}}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -291,7 +291,7 @@ func (b *bench) change(ctx context.Context, w Workload) error {
 	if err := w.Change(ctx, b.surroundings()); err != nil {
 		return err
 	}
-	if err := process.WaitQuiet(ctx, quietLimit, b.children()...); err != nil {
+	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
 		return err
 	}
 	for _, e := range b.engines {

@@ -38,6 +38,8 @@ type Observation struct {
 	ServerCPU    time.Duration
 	EtcdCPU      time.Duration
 	EtcdRequests target.Requests
+	EtcdSent     float64        // bytes
+	ObjectReads  float64        // of ConfigMaps from etcd, as the server counts them
 	Before       process.Memory // of the server; the peak is that since the measured time of the sample before
 	Memory       process.Memory // of the server; the peak is that of the measured time
 
@@ -57,13 +59,13 @@ type Figure struct {
 	Value float64
 }
 
-// quietLimit bounds the wait for quiet: a process that never rests is measured all the same.
-const quietLimit = 10 * time.Second
+// measuredResource is what most workloads are about.
+const measuredResource = "configmaps"
 
 // Measure does the operations and measures meanwhile: time, the CPU time of server and etcd, the requests that etcd got, and the peak of the
 // server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
 func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
-	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
 	}
 	o := &s.observed
@@ -84,7 +86,13 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	if s.profile != nil {
 		s.profile.begin(ctx)
 	}
-	requests, err := s.Etcd.Requests(ctx)
+	reads := 0.0
+	if !s.Engine.IsLimit() {
+		if reads, err = s.Engine.ObjectReads(ctx, measuredResource); err != nil {
+			return err
+		}
+	}
+	usage, err := s.Etcd.Usage(ctx)
 	if err != nil {
 		return err
 	}
@@ -111,7 +119,7 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	if err != nil {
 		return err
 	}
-	requestsAfter, err := s.Etcd.Requests(ctx)
+	usageAfter, err := s.Etcd.Usage(ctx)
 	if err != nil {
 		return err
 	}
@@ -120,7 +128,15 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	}
 	o.ServerCPU = serverCPUAfter - serverCPU
 	o.EtcdCPU = etcdCPUAfter - etcdCPU
-	o.EtcdRequests = requestsAfter.Since(requests)
+	o.EtcdRequests = usageAfter.Requests.Since(usage.Requests)
+	o.EtcdSent = usageAfter.Sent - usage.Sent
+	if !s.Engine.IsLimit() {
+		readsAfter, err := s.Engine.ObjectReads(ctx, measuredResource)
+		if err != nil {
+			return err
+		}
+		o.ObjectReads = readsAfter - reads
+	}
 	delete(o.EtcdRequests, "Put") // the benchmark's own: API servers write in transactions
 	if s.profile != nil {
 		if err := s.profile.end(); err != nil {

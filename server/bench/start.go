@@ -18,7 +18,7 @@ var startWorkloads = []Workload{{
 // measureStart reports how the engine started, which the runner did a moment ago after it had ended its predecessor on the same etcd, and
 // what it holds at rest: when all is loaded and nobody has asked for a LIST.
 func measureStart(ctx context.Context, s *Sample) error {
-	if err := process.WaitQuiet(ctx, quietLimit, s.children...); err != nil {
+	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
 	}
 	select {

@@ -102,9 +102,9 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 // workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
 // behind in an engine, such as other objects, last.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
-	highestWorkloads, stalledWorkloads, restoreWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
+	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
-	fewWorkloads)
+	fewWorkloads, churnWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -162,6 +162,11 @@ type Sizes struct {
 	Stalled      int // clients that do not read what they asked for
 	StalledDear  int // the same for an engine that holds for each of them all that it does not read
 
+	Past      int // objects that have changed since the revision that is listed
+	Churned   int // objects whose history grows
+	ChurnRate int // revisions per second that make it grow
+
+	Quieten       time.Duration // how long is waited for quiet at most: a process that never rests is measured all the same
 	Rest          time.Duration // how long a started engine is left alone before what it holds counts as "at rest"
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
@@ -169,6 +174,7 @@ type Sizes struct {
 	NodeDuration  time.Duration // the same for watchers of nodes: at their low rate, long enough for the collector to have its share
 	LoneRate      int           // events per second for the lone watcher
 	LoneStep      time.Duration // how long each of its rates lasts where the highest is looked for
+	LoneMost      float64       // the highest of these rates that is tried; 0 means all
 	Watchers      int           // watchers of one collection
 	SharedRate    int           // events per second for them
 	NodeWatchers  int           // watchers of the pods of one node each
@@ -176,11 +182,14 @@ type Sizes struct {
 	Idle          time.Duration // how long idle watchers are looked at
 	Beside        time.Duration // how long others write beside what is measured, per sample or phase
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
+	Churn         time.Duration // how long history grows
+	PastInterval  time.Duration // between two reads of the past meanwhile
 }
 
 // fullSizes are the sizes that figures are quoted for.
 func fullSizes() Sizes {
 	s := Sizes{
+		Quieten:       10 * time.Second,
 		Rest:          10 * time.Second,
 		Writes:        1_000,
 		Loop:          2 * time.Second,
@@ -212,6 +221,10 @@ func fullSizes() Sizes {
 		Pairs:         6,
 		Beside:        5 * time.Second,
 		ListInterval:  time.Second,
+		Churned:       150_000,
+		ChurnRate:     1_000,
+		Churn:         5 * time.Minute,
+		PastInterval:  time.Second,
 	}
 	s.setObjects(300_000)
 	return s
@@ -220,11 +233,13 @@ func fullSizes() Sizes {
 // podsPerNamespace is how many pods there are in each namespace.
 const podsPerNamespace = 1000
 
-// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs; a third as many pods
+// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs, one in twenty after the
+// revision that is listed; a third as many pods
 // where these are what is measured, 20 on each node.
 func (s *Sizes) setObjects(n int) {
 	s.Objects = n
 	s.Changed = max(1, n/100)
+	s.Past = max(1, n/20)
 	s.Namespaces = max(1, n/3/podsPerNamespace)
 	s.Pods = s.Namespaces * podsPerNamespace
 	s.Nodes = s.Pods / podsPerNode
@@ -256,6 +271,8 @@ func quickSizes() Sizes {
 	s.Lists /= 4
 	s.Pairs /= 3
 	s.Beside = 2 * time.Second
+	s.Churned /= 10
+	s.Churn /= 10
 	return s
 }
 
@@ -268,6 +285,9 @@ func configMaps(s Sizes) dataset.Spec {
 
 // fewConfigMaps is the data of workloads that are about watches, not about what they are of.
 func fewConfigMaps(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Few, Namespaces: 1} }
+
+// churned is the data of workloads on what history takes.
+func churned(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Churned, Namespaces: 1} }
 
 // pods is the data of workloads on many pods, which have more fields and more selectors than ConfigMaps.
 func pods(s Sizes) dataset.Spec {

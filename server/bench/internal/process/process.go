@@ -180,7 +180,7 @@ func (c *Child) LimitMemory(ctx context.Context, limitBytes uint64) {
 }
 
 // WaitQuiet returns when all children together use less than a tenth of a core, or when limit has passed or ctx is done: what ran before
-// then no longer disturbs what is measured next. It takes a quarter of a second at least.
+// then no longer disturbs what is measured next. It takes a quarter of a second at least, or limit if that is less.
 func WaitQuiet(ctx context.Context, limit time.Duration, children ...*Child) error {
 	const window = 250 * time.Millisecond
 	deadline := time.Now().Add(limit)
@@ -192,7 +192,7 @@ func WaitQuiet(ctx context.Context, limit time.Duration, children ...*Child) err
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(window):
+		case <-time.After(min(window, limit)):
 		}
 		now, err := totalCPU(children)
 		if err != nil {

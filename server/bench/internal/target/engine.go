@@ -2,6 +2,7 @@ package target
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -20,6 +21,9 @@ type EngineSpec struct {
 	Variant     string   // tells processes of one label with different flags apart; "" is the usual one
 	Args        []string // further flags
 	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
+
+	// Grace is how long it may take to end by itself once it is asked to; 0 means 20 s.
+	Grace time.Duration
 }
 
 // Startup is how long an engine took to start, from before its process was made.
@@ -109,7 +113,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 
 // Stop ends the engine and returns when it is gone.
 func (e *Engine) Stop() {
-	e.Child.Stop(stopGrace)
+	e.Child.Stop(cmp.Or(e.Grace, stopGrace))
 	e.release()
 }
 

@@ -109,47 +109,56 @@ type Requests map[string]float64
 // streams are the methods whose calls last: their messages are what etcd has to do.
 var streams = map[string]bool{"Watch": true, "LeaseKeepAlive": true}
 
-// Requests reads etcd's own counters.
-func (e *Etcd) Requests(ctx context.Context) (Requests, error) {
+// Usage is what etcd's clients made it do since it started.
+type Usage struct {
+	Requests Requests
+	Sent     float64 // bytes of its answers and of the events of its watches
+}
+
+// Usage reads etcd's own counters.
+func (e *Etcd) Usage(ctx context.Context) (Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Endpoint+"/metrics", nil)
 	if err != nil {
-		return nil, fmt.Errorf("etcd metrics: %w", err)
+		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
+		return Usage{}, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("etcd metrics: %s", response.Status)
+		return Usage{}, fmt.Errorf("etcd metrics: %s", response.Status)
 	}
-	return parseRequests(response.Body)
+	return parseUsage(response.Body)
 }
 
-// parseRequests reads the counters of the gRPC server from a Prometheus exposition.
-func parseRequests(r io.Reader) (Requests, error) {
+// parseUsage reads the counters of the gRPC server from a Prometheus exposition.
+func parseUsage(r io.Reader) (Usage, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(r)
 	if err != nil {
-		return nil, fmt.Errorf("etcd metrics: %w", err)
+		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
 	}
-	const unary, messages = "grpc_server_handled_total", "grpc_server_msg_received_total"
-	if families[unary] == nil || families[messages] == nil {
-		return nil, fmt.Errorf("etcd metrics have no %s or %s", unary, messages)
+	const unary, messages, sent = "grpc_server_handled_total", "grpc_server_msg_received_total", "etcd_network_client_grpc_sent_bytes_total"
+	if families[unary] == nil || families[messages] == nil || families[sent] == nil {
+		return Usage{}, fmt.Errorf("etcd metrics lack one of %s, %s and %s", unary, messages, sent)
 	}
-	requests := Requests{}
+	usage := Usage{Requests: Requests{}}
 	for _, name := range []string{unary, messages} {
 		for _, metric := range families[name].GetMetric() {
 			for _, label := range metric.GetLabel() {
 				if method := label.GetValue(); label.GetName() == "grpc_method" && streams[method] == (name == messages) {
-					requests[method] += metric.GetCounter().GetValue()
+					usage.Requests[method] += metric.GetCounter().GetValue()
 				}
 			}
 		}
 	}
-	return requests, nil
+	for _, metric := range families[sent].GetMetric() {
+		usage.Sent += metric.GetCounter().GetValue()
+	}
+	return usage, nil
 }
 
 // Since returns what was asked after earlier, without the methods that were not called.

@@ -16,13 +16,20 @@ grpc_server_handled_total{grpc_code="OK",grpc_method="Watch",grpc_service="etcds
 # TYPE grpc_server_msg_received_total counter
 grpc_server_msg_received_total{grpc_method="Range",grpc_service="etcdserverpb.KV",grpc_type="unary"} 12
 grpc_server_msg_received_total{grpc_method="Watch",grpc_service="etcdserverpb.Watch",grpc_type="bidi_stream"} 7
+# HELP etcd_network_client_grpc_sent_bytes_total The total number of bytes sent to grpc clients.
+# TYPE etcd_network_client_grpc_sent_bytes_total counter
+etcd_network_client_grpc_sent_bytes_total 1.5e+06
 `
 
 func TestRequestsAreCountedByMethod(t *testing.T) {
-	got, err := parseRequests(strings.NewReader(exposition))
+	usage, err := parseUsage(strings.NewReader(exposition))
 	if err != nil {
 		t.Fatal(err)
 	}
+	if usage.Sent != 1.5e6 {
+		t.Errorf("%v bytes sent, want 1.5e6", usage.Sent)
+	}
+	got := usage.Requests
 	if want := (Requests{"Range": 12, "Txn": 5, "Watch": 7}); !maps.Equal(got, want) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
@@ -37,7 +44,7 @@ func TestRequestsAreCountedByMethod(t *testing.T) {
 
 func TestMetricsOfSomethingElseAreAnError(t *testing.T) {
 	for _, body := range []string{"", "<html>", "# TYPE up gauge\nup 1\n"} {
-		if got, err := parseRequests(strings.NewReader(body)); err == nil {
+		if got, err := parseUsage(strings.NewReader(body)); err == nil {
 			t.Errorf("%q counts as %v", body, got)
 		}
 	}

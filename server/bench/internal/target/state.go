@@ -13,6 +13,7 @@ import (
 // State is what the Go runtime of an engine says of itself after garbage was collected.
 type State struct {
 	Heap       uint64 // bytes in spans that hold objects
+	Live       uint64 // bytes of the objects
 	Stacks     uint64 // bytes of goroutines' stacks
 	Goroutines int
 }
@@ -26,7 +27,7 @@ func (e *Engine) State(ctx context.Context) (State, error) {
 		if err != nil {
 			return s, err
 		}
-		if s.Heap, s.Stacks, err = parseHeap(bytes.NewReader(profile)); err != nil {
+		if err := s.parseHeap(bytes.NewReader(profile)); err != nil {
 			return s, fmt.Errorf("state of %s: %w", e.Label, err)
 		}
 	}
@@ -41,28 +42,30 @@ func (e *Engine) State(ctx context.Context) (State, error) {
 }
 
 // parseHeap reads the statistics behind a heap profile in text: lines such as "# HeapInuse = 123" and "# Stack = 123 / 456".
-func parseHeap(r io.Reader) (heap, stacks uint64, err error) {
+func (s *State) parseHeap(r io.Reader) error {
+	statistics := map[string]*uint64{"# HeapInuse = ": &s.Heap, "# HeapAlloc = ": &s.Live, "# Stack = ": &s.Stacks}
 	found := 0
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		for prefix, value := range map[string]*uint64{"# HeapInuse = ": &heap, "# Stack = ": &stacks} {
+		for prefix, value := range statistics {
 			text, ok := strings.CutPrefix(lines.Text(), prefix)
 			if !ok {
 				continue
 			}
 			text, _, _ = strings.Cut(text, " ")
+			var err error
 			if *value, err = strconv.ParseUint(text, 10, 64); err != nil {
-				return 0, 0, fmt.Errorf("heap profile: %q: %w", lines.Text(), err)
+				return fmt.Errorf("heap profile: %q: %w", lines.Text(), err)
 			}
 			found++
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return 0, 0, fmt.Errorf("heap profile: %w", err)
+		return fmt.Errorf("heap profile: %w", err)
 	}
-	if found != 2 {
-		return 0, 0, fmt.Errorf("heap profile has %d of the two statistics wanted", found)
+	if found != len(statistics) {
+		return fmt.Errorf("heap profile has %d of the %d statistics wanted", found, len(statistics))
 	}
-	return heap, stacks, nil
+	return nil
 }

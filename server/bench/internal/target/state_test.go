@@ -12,16 +12,16 @@ func TestStateIsReadFromWhatTheRuntimeWrites(t *testing.T) {
 	if err := pprof.Lookup("heap").WriteTo(&profile, 1); err != nil {
 		t.Fatal(err)
 	}
-	heap, stacks, err := parseHeap(&profile)
-	if err != nil || heap == 0 || stacks == 0 {
-		t.Fatalf("%d, %d, %v", heap, stacks, err)
+	var s State
+	if err := s.parseHeap(&profile); err != nil || s.Heap == 0 || s.Live == 0 || s.Stacks == 0 || s.Live > s.Heap {
+		t.Fatalf("%+v, %v", s, err)
 	}
-	heap, stacks, err = parseHeap(strings.NewReader("# Stack = 12 / 34\n# HeapIdle = 5\n# HeapInuse = 67\n"))
-	if err != nil || heap != 67 || stacks != 12 {
-		t.Fatalf("%d, %d, %v", heap, stacks, err)
+	err := s.parseHeap(strings.NewReader("# Stack = 12 / 34\n# HeapAlloc = 56\n# HeapIdle = 5\n# HeapInuse = 67\n"))
+	if err != nil || s.Heap != 67 || s.Live != 56 || s.Stacks != 12 {
+		t.Fatalf("%+v, %v", s, err)
 	}
-	for _, broken := range []string{"", "# HeapInuse = 67\n", "# Stack = 12 / 34\n# HeapInuse = x\n"} {
-		if _, _, err := parseHeap(strings.NewReader(broken)); err == nil {
+	for _, broken := range []string{"", "# HeapInuse = 67\n", "# Stack = 12 / 34\n# HeapAlloc = 5\n# HeapInuse = x\n"} {
+		if err := s.parseHeap(strings.NewReader(broken)); err == nil {
 			t.Errorf("%q is accepted", broken)
 		}
 	}
