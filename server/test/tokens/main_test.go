@@ -1,0 +1,171 @@
+// Package tokens looks at continue tokens from outside: who opens which, and what a client can read in them.
+package tokens
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const testTimeout = 5 * time.Minute
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// requireStrata skips a test of what upstream does not have.
+func requireStrata(t *testing.T) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		t.Skip("upstream's tokens are plain")
+	}
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	sealing     = "--strata-feature-gates=SealedContinueTokens=true"
+	notSealing  = "--strata-feature-gates=SealedContinueTokens=false"
+	refusePlain = "--strata-refuse-plain-continue-tokens"
+
+	ringKey = "/registry/strata/continue-token-keys"
+
+	// secretName begins all names of objects: no token may show it.
+	secretName = "very-secret-name-"
+)
+
+type object = map[string]any
+
+// encryption is the file of an encryption configuration for Secrets.
+type encryption string
+
+// newEncryption encrypts with the first key; all decrypt.
+func newEncryption(t *testing.T, keys ...string) encryption {
+	t.Helper()
+	e := encryption(filepath.Join(t.TempDir(), "encryption.json"))
+	e.write(t, keys...)
+	return e
+}
+
+func (e encryption) write(t *testing.T, keys ...string) {
+	t.Helper()
+	var list []any
+	for _, name := range keys {
+		secret := fmt.Sprintf("%-32s", name)
+		list = append(list, object{"name": name, "secret": base64.StdEncoding.EncodeToString([]byte(secret))})
+	}
+	data := must[[]byte](t)(json.Marshal(object{
+		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
+		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{object{"aescbc": object{"keys": list}}}}},
+	}))
+	check(t, os.WriteFile(string(e)+".new", data, 0o600))
+	check(t, os.Rename(string(e)+".new", string(e)))
+}
+
+func (e encryption) flag() string { return "--encryption-provider-config=" + string(e) }
+
+// fill creates objects of a resource in a namespace.
+func fill(t *testing.T, ctx context.Context, api *harness.API, path string, n int, more object) {
+	t.Helper()
+	for i := range n {
+		o := object{"metadata": object{"name": fmt.Sprintf("%s%03d", secretName, i)}}
+		for k, v := range more {
+			o[k] = v
+		}
+		_, err := api.Create(ctx, path, o)
+		check(t, err)
+	}
+}
+
+func get(t *testing.T, ctx context.Context, api *harness.API, path, query, accept string) *harness.Response {
+	t.Helper()
+	return must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, path, query, "", accept, nil))
+}
+
+// page is what a page of a list, or of a table, has in common.
+type page struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+		Continue        string `json:"continue"`
+	} `json:"metadata"`
+	Items []json.RawMessage `json:"items"`
+	Rows  []json.RawMessage `json:"rows"`
+}
+
+// readPage asks for a page; a token of "" is for the first.
+func readPage(t *testing.T, ctx context.Context, api *harness.API, path, token string, limit int, accept string) page {
+	t.Helper()
+	r := get(t, ctx, api, path, query(limit, token), accept)
+	if r.Code != http.StatusOK {
+		t.Fatalf("page of %s with token %q: %v", path, token, r.Err())
+	}
+	var p page
+	check(t, json.Unmarshal(r.Body, &p))
+	return p
+}
+
+func query(limit int, token string) string {
+	return fmt.Sprintf("limit=%d&continue=%s", limit, url.QueryEscape(token))
+}
+
+// requireSealed fails unless a token has the sealed form, and shows no name in any reading.
+func requireSealed(t *testing.T, token string) {
+	t.Helper()
+	body, ok := strings.CutPrefix(token, "s1.")
+	if !ok {
+		t.Fatalf("the token %q is not sealed", token)
+	}
+	data, err := base64.RawURLEncoding.DecodeString(body)
+	if err != nil {
+		t.Fatalf("the token %q: %v", token, err)
+	}
+	for _, text := range []string{token, string(data)} {
+		if strings.Contains(text, "secret") || strings.Contains(text, "default") {
+			t.Fatalf("the token %q shows a name", token)
+		}
+	}
+}
+
+func requirePlain(t *testing.T, token string) {
+	t.Helper()
+	data, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil || !strings.Contains(string(data), `"meta.k8s.io/v1"`) {
+		t.Fatalf("the token %q is not plain: %v", token, err)
+	}
+}
+
+// requireRefused fails unless the answer is this code with the words in its message, and no name of an object.
+func requireRefused(t *testing.T, what string, r *harness.Response, code int, words string) {
+	t.Helper()
+	status := r.Status()
+	if r.Code != code || !strings.Contains(status.Message, words) || strings.Contains(status.Message, secretName) {
+		t.Errorf("%s: got %v, want %d with %q", what, r.Err(), code, words)
+	}
+}

@@ -1,0 +1,325 @@
+package tokens
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	maps   = "/api/v1/namespaces/default/configmaps"
+	events = "/api/v1/namespaces/default/events"
+
+	table    = "application/json;as=Table;v=v1;g=meta.k8s.io"
+	metadata = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+)
+
+// TestSealedTokensOfAFleet: what one replica seals all open, whoever dies meanwhile; nobody else makes one.
+func TestSealedTokensOfAFleet(t *testing.T) {
+	requireStrata(t)
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	config := newEncryption(t, "key1")
+	flags := []string{config.flag(), "--disable-admission-plugins=ServiceAccount"}
+	start := func(more ...string) *harness.Server { return env.StartAPIServer(etcd, append(flags, more...)...) }
+	servers := []*harness.Server{start(sealing), start(sealing)} // at the same time, on an empty etcd
+	for _, s := range servers {
+		check(t, s.Await(ctx, "/readyz"))
+	}
+	a, b := servers[0].API(), servers[1].API()
+	const objects, limit = 40, 7
+	fill(t, ctx, a, maps, objects, nil)
+	fill(t, ctx, a, events, objects, object{"involvedObject": object{"kind": "ConfigMap", "name": "a", "namespace": "default"}, "reason": "Test", "type": "Normal"})
+
+	// Pages from either in turn, of what is in memory and what is not, in every form.
+	for _, path := range []string{maps, "/api/v1/configmaps", events, "/apis/events.k8s.io/v1/events"} {
+		for _, accept := range []string{"application/json", table, metadata} {
+			token, revision, seen := "", "", 0
+			for i := 0; i == 0 || token != ""; i++ {
+				p := readPage(t, ctx, servers[i%2].API(), path, token, limit, accept)
+				if revision == "" {
+					revision = p.Metadata.ResourceVersion
+				}
+				if p.Metadata.ResourceVersion != revision {
+					t.Errorf("%s as %s: page %d has revision %s, the first had %s", path, accept, i, p.Metadata.ResourceVersion, revision)
+				}
+				seen += len(p.Items) + len(p.Rows)
+				if token = p.Metadata.Continue; token != "" {
+					requireSealed(t, token)
+				}
+			}
+			if seen < objects {
+				t.Errorf("%s as %s: %d objects in pages, want at least %d", path, accept, seen, objects)
+			}
+		}
+	}
+
+	client := etcd.Client()
+	resp := must[*clientv3.GetResponse](t)(client.Get(ctx, "/registry/strata/", clientv3.WithPrefix()))
+	if len(resp.Kvs) != 1 || string(resp.Kvs[0].Key) != ringKey || resp.Kvs[0].Version != 1 {
+		t.Fatalf("etcd has %d keys of ours, want one ring, written once: %v", len(resp.Kvs), resp.Kvs)
+	}
+	if stored := string(resp.Kvs[0].Value); !strings.HasPrefix(stored, "k8s:enc:aescbc:v1:key1:") || strings.Contains(stored, `"keys"`) {
+		t.Errorf("the ring is stored as %.40q...", stored)
+	}
+
+	sealed := readPage(t, ctx, a, maps, "", limit, "")
+	token := sealed.Metadata.Continue
+	t.Run("other lists", func(t *testing.T) {
+		for _, path := range []string{"/api/v1/configmaps", "/api/v1/namespaces/kube-system/configmaps", "/api/v1/namespaces/default/secrets",
+			events, "/apis/apps/v1/namespaces/default/deployments", "/api/v1/nodes"} {
+			for _, accept := range []string{"application/json", table} {
+				requireRefused(t, path, get(t, ctx, b, path, query(limit, token), accept), http.StatusBadRequest, "continue key is not valid")
+			}
+		}
+		requireRefused(t, "with a revision", get(t, ctx, b, maps, query(limit, token)+"&resourceVersion=1", ""), http.StatusBadRequest, "resource version")
+	})
+	t.Run("forged", func(t *testing.T) { forge(t, ctx, b, token) })
+
+	plain := ""
+	t.Run("sealing off", func(t *testing.T) {
+		s := start(notSealing)
+		check(t, s.Await(ctx, "/readyz"))
+		p := readPage(t, ctx, s.API(), maps, token, limit, "")
+		if p.Metadata.ResourceVersion != sealed.Metadata.ResourceVersion || len(p.Items) != limit {
+			t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, sealed.Metadata.ResourceVersion)
+		}
+		plain = p.Metadata.Continue
+		requirePlain(t, plain)
+		// And those that seal read plain ones.
+		requireSealed(t, readPage(t, ctx, a, maps, plain, limit, "").Metadata.Continue)
+		check(t, s.Stop())
+	})
+	t.Run("plain refused", func(t *testing.T) {
+		s := start(sealing, refusePlain)
+		check(t, s.Await(ctx, "/readyz"))
+		for _, path := range []string{maps, events} {
+			requireRefused(t, path, get(t, ctx, s.API(), path, query(limit, plain), ""), http.StatusBadRequest, "sealed ones only")
+		}
+		requireSealed(t, readPage(t, ctx, s.API(), maps, token, limit, "").Metadata.Continue)
+		check(t, s.Stop())
+	})
+	t.Run("keys that cannot be read", func(t *testing.T) {
+		// A server whose encryption configuration does not have the key: pages are refused for a while, all else works.
+		wrong := newEncryption(t, "another")
+		s := start(sealing, wrong.flag())
+		api := s.API()
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			r, err := api.Do(ctx, http.MethodGet, maps, "", nil)
+			return err == nil && r.Code == http.StatusOK, err
+		}))
+		for what, q := range map[string]string{"seal": "limit=7", "open": query(limit, token)} {
+			r := get(t, ctx, api, maps, q, "")
+			requireRefused(t, what, r, http.StatusTooManyRequests, "not available")
+			if r.Header.Get("Retry-After") == "" {
+				t.Errorf("%s: no Retry-After", what)
+			}
+		}
+		if p := readPage(t, ctx, api, maps, "", 500, ""); len(p.Items) < objects || p.Metadata.Continue != "" {
+			t.Errorf("a list that needs no token: %d items", len(p.Items))
+		}
+		s.Kill()
+	})
+	t.Run("an expired token goes on in the present", func(t *testing.T) {
+		latest := readPage(t, ctx, a, maps, "", limit, "")
+		old := latest.Metadata.Continue
+		at := must[*clientv3.PutResponse](t)(client.Put(ctx, "/other", "x")).Header.Revision
+		must[*clientv3.CompactResponse](t)(client.Compact(ctx, at))
+		must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", fmt.Sprint(at)))
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			r, err := b.Do(ctx, http.MethodGet, maps, query(limit, old), nil)
+			if err != nil || r.Code != http.StatusGone {
+				return false, err
+			}
+			next := r.Status().Continue
+			requireSealed(t, next)
+			p := readPage(t, ctx, a, maps, next, limit, "")
+			requireSealed(t, p.Metadata.Continue)
+			if len(p.Items) != limit {
+				t.Errorf("%d items", len(p.Items))
+			}
+			return true, nil
+		}))
+	})
+	t.Run("killed and started again", func(t *testing.T) {
+		first := readPage(t, ctx, a, maps, "", limit, "")
+		for _, s := range servers {
+			s.Kill()
+		}
+		for _, s := range servers {
+			s.StartAgain()
+		}
+		for _, s := range servers {
+			check(t, s.Await(ctx, "/readyz"))
+			p := readPage(t, ctx, s.API(), maps, first.Metadata.Continue, limit, "")
+			if p.Metadata.ResourceVersion != first.Metadata.ResourceVersion || len(p.Items) != limit {
+				t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, first.Metadata.ResourceVersion)
+			}
+		}
+		if n := must[*clientv3.GetResponse](t)(client.Get(ctx, ringKey)); n.Kvs[0].Version != 1 {
+			t.Errorf("the ring was written %d times", n.Kvs[0].Version)
+		}
+	})
+	t.Run("keys taken away", func(t *testing.T) { takeAway(t, ctx, client, servers) })
+}
+
+// forge sends a thousand tokens that nobody has made.
+func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
+	random := mathrand.New(mathrand.NewPCG(1, 2))
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	bytes := func(n int) []byte {
+		b := make([]byte, n)
+		_, _ = rand.Read(b)
+		return b
+	}
+	known := must[[]byte](t)(base64.RawURLEncoding.DecodeString(token[3:]))[:8]
+	var forged []string
+	for i := range 1000 {
+		changed := []byte(token)
+		switch i % 8 {
+		case 0: // one character is another
+			at := 3 + random.IntN(len(token)-3)
+			for changed[at] == token[at] {
+				changed[at] = alphabet[random.IntN(len(alphabet))]
+			}
+		case 1:
+			changed = changed[:random.IntN(len(token)-1)+1]
+		case 2: // of a key that there is
+			changed = []byte("s1." + base64.RawURLEncoding.EncodeToString(append(known[:8:8], bytes(24+32*(1+i%3)+16)...)))
+		case 3: // of a key that there is not
+			changed = []byte("s1." + base64.RawURLEncoding.EncodeToString(bytes(80+i%64)))
+		case 4:
+			changed = bytes(1 + i%100)
+		case 5:
+			changed = []byte(base64.RawURLEncoding.EncodeToString(bytes(1 + i%100)))
+		case 6:
+			changed = append([]byte("s"+fmt.Sprint(2+i%50)), changed[2:]...)
+		case 7:
+			changed = append(changed, alphabet[i%64])
+		}
+		forged = append(forged, string(changed))
+	}
+	work := make(chan string)
+	var all sync.WaitGroup
+	began := time.Now()
+	for range 8 {
+		all.Go(func() {
+			for bad := range work {
+				r, err := api.Do(ctx, http.MethodGet, maps, query(7, bad), nil)
+				if err != nil {
+					t.Error(err)
+				} else if r.Code != http.StatusBadRequest || !strings.Contains(r.Status().Message, "continue key is not valid") {
+					t.Errorf("token %q: %v", bad, r.Err())
+				}
+			}
+		})
+	}
+	for _, bad := range forged {
+		work <- bad
+	}
+	close(work)
+	all.Wait()
+	t.Logf("%d forged tokens in %v", len(forged), time.Since(began))
+}
+
+// takeAway removes the ring while a pager of client-go walks: it starts over, and has everything at the end.
+func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, servers []*harness.Server) {
+	config := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(servers[0].Config)).CoreV1().ConfigMaps("default")
+	want := must[*harness.List](t)(servers[0].API().List(ctx, maps, ""))
+	before := readPage(t, ctx, servers[0].API(), maps, "", 7, "").Metadata.Continue
+	pages, expired := 0, 0
+	p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		if pages++; pages == 3 {
+			if _, err := client.Delete(ctx, ringKey); err != nil {
+				return nil, err
+			}
+			// A made-up token makes the servers look: they would by themselves, within a minute.
+			for _, s := range servers {
+				r, err := s.API().Do(ctx, http.MethodGet, maps, query(7, "s1."+strings.Repeat("A", 120)), nil)
+				if err != nil || r.Code != http.StatusBadRequest {
+					t.Errorf("a made-up token: %v, %v", r, err)
+				}
+			}
+		}
+		list, err := config.List(ctx, opts)
+		if err != nil {
+			expired++
+		}
+		return list, err
+	})
+	p.PageSize = 7
+	list, full, err := p.List(ctx, metav1.ListOptions{})
+	check(t, err)
+	items := meta.LenList(list)
+	if expired != 1 || !full || items != len(want.Items) {
+		t.Errorf("%d refusals, full list %v, %d items, want one, a full list, %d", expired, full, items, len(want.Items))
+	}
+	fresh := readPage(t, ctx, servers[0].API(), maps, "", 7, "").Metadata.Continue
+	for _, s := range servers {
+		requireRefused(t, "a token of before", get(t, ctx, s.API(), maps, query(7, before), ""), http.StatusGone, "too old")
+		readPage(t, ctx, s.API(), maps, fresh, 7, "")
+	}
+}
+
+// TestTheRingFollowsTheEncryptionConfiguration while the server runs: the file has a new key, then the old one is gone.
+func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
+	t.Parallel()
+	requireStrata(t)
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	config := newEncryption(t, "key1")
+	s := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true", sealing, "--disable-admission-plugins=ServiceAccount")
+	fill(t, ctx, s.API(), maps, 10, nil)
+	token := readPage(t, ctx, s.API(), maps, "", 3, "").Metadata.Continue
+	requireSealed(t, token)
+	client := etcd.Client()
+	stored := func(with string) {
+		t.Helper()
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			resp, err := client.Get(ctx, ringKey)
+			if err != nil {
+				return false, err
+			}
+			value := string(resp.Kvs[0].Value)
+			return strings.HasPrefix(value, "k8s:enc:aescbc:v1:"+with+":"), fmt.Errorf("the ring is stored as %.30q", value)
+		}))
+	}
+	stored("key1")
+	config.write(t, "key2", "key1")
+	stored("key2")
+	check(t, s.Stop())
+	config.write(t, "key2")
+	s.Restart()
+	readPage(t, ctx, s.API(), maps, token, 3, "")
+}
+
+// TestUpSeals: the tokens of strata up are sealed, whatever other gates are set, and can be plain.
+func TestUpSeals(t *testing.T) {
+	t.Parallel()
+	requireStrata(t)
+	ctx := newContext(t)
+	env := harness.New(t)
+	s := env.Up("--", "--strata-feature-gates=WatchBookmark=false")
+	token := readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", "", 5, "").Metadata.Continue
+	requireSealed(t, token)
+	readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", token, 5, "")
+	check(t, s.Stop())
+}
