@@ -1,6 +1,8 @@
 package mirror
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -9,7 +11,7 @@ import (
 // on the writer. Cost is O(everything); for tests.
 func (m *Mirror) check() error {
 	now := m.clock.rev.Load()
-	unclaimed, history := int64(0), int64(0)
+	unclaimed, history, versions := int64(0), int64(0), int64(0)
 	for prefix, r := range m.byPrefix {
 		if err := r.check(now); err != nil {
 			return fmt.Errorf("%s: %w", prefix, err)
@@ -18,10 +20,12 @@ func (m *Mirror) check() error {
 			unclaimed += r.bytes
 		}
 		history += r.history.bytes
+		versions += r.versionBytes.Load()
 	}
-	// I7: what is counted as history is what the logs hold, and is bounded.
-	if counted := m.stats.historyBytes.Load(); counted != history || history > m.opts.Window.MaxBytes {
-		return fmt.Errorf("counts %d bytes of history, holds %d, limit %d", counted, history, m.opts.Window.MaxBytes)
+	// I7: what is counted as history is what is held, and is bounded.
+	if st := m.Stats(); st.HistoryBytes != history || st.VersionBytes != versions || history+versions > m.opts.Window.MaxBytes {
+		return fmt.Errorf("counts %d bytes of history and %d of versions, holds %d and %d, limit %d",
+			st.HistoryBytes, st.VersionBytes, history, versions, m.opts.Window.MaxBytes)
 	}
 	if unclaimed > m.opts.UnclaimedBytes {
 		return fmt.Errorf("%d bytes held for nobody, limit %d", unclaimed, m.opts.UnclaimedBytes) // I7
@@ -73,24 +77,42 @@ func (r *Resource) check(now Revision) error {
 	if bytes != r.bytes || missing != r.missing || history != r.history.bytes {
 		return fmt.Errorf("counts %d bytes, %d without value, %d of history; holds %d, %d, %d", r.bytes, r.missing, r.history.bytes, bytes, missing, history)
 	}
-	// The log leads from the oldest version, through every checkpoint, to the head.
-	cps := *lin.checkpoints.Load()
-	if cps[0].rev < lin.log.Floor() {
-		return fmt.Errorf("oldest version %d is below the floor %d", cps[0].rev, lin.log.Floor())
+	// The log leads from the head back to every version, and to the oldest; from there it
+	// leads to every version again.
+	if lin.oldest() < lin.log.Floor() {
+		return fmt.Errorf("oldest version %d is below the floor %d", lin.oldest(), lin.log.Floor())
 	}
-	for _, to := range append(slices.Clone(cps[1:]), head) {
-		if to.rev < cps[0].rev {
-			continue // the oldest was made of the head
+	if lin.oldest() < r.m.stats.compacted.Load() {
+		return fmt.Errorf("oldest version %d, etcd is compacted to %d", lin.oldest(), r.m.stats.compacted.Load())
+	}
+	if n := len(*lin.made.Load()); n > maxMade {
+		return fmt.Errorf("%d versions are kept for readers", n)
+	}
+	if !slices.IsSortedFunc(*lin.checkpoints.Load(), func(a, b *version) int { return cmp.Compare(a.seq, b.seq) }) {
+		return errors.New("checkpoints do not ascend")
+	}
+	seq := lin.log.After(lin.oldest())
+	t, ok := lin.roll(head, seq)
+	if !ok {
+		return fmt.Errorf("cannot roll from %d back to %d", head.rev, lin.oldest())
+	}
+	first := &version{tree: t, seq: seq}
+	for _, v := range append(lin.past(), head) {
+		if v.seq < seq || v.seq > head.seq {
+			return fmt.Errorf("version %d continues at %d, outside %d to %d", v.rev, v.seq, seq, head.seq)
 		}
-		v, ok := lin.roll(cps[0], to.rev)
-		if !ok {
-			return fmt.Errorf("cannot roll %d to %d", cps[0].rev, to.rev)
+		if err := v.tree.Check(); err != nil {
+			return fmt.Errorf("version %d: %w", v.rev, err)
 		}
-		if got, want := slices.Collect(v.tree.All("", "")), slices.Collect(to.tree.All("", "")); !slices.Equal(got, want) {
-			return fmt.Errorf("rolled from %d, version %d differs", cps[0].rev, to.rev)
-		}
-		if to.seq != v.seq {
-			return fmt.Errorf("version %d continues at %d, want %d", to.rev, to.seq, v.seq)
+		want := slices.Collect(v.tree.All("", ""))
+		for _, from := range []*version{first, head} {
+			got, ok := lin.roll(from, v.seq)
+			if !ok {
+				return fmt.Errorf("cannot roll from event %d to %d", from.seq, v.seq)
+			}
+			if !slices.Equal(slices.Collect(got.All("", "")), want) {
+				return fmt.Errorf("rolled from event %d, version %d differs", from.seq, v.rev)
+			}
 		}
 	}
 	return nil

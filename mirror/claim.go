@@ -72,22 +72,11 @@ func (r *Resource) show() {
 	if lin == nil || !lin.private {
 		return
 	}
-	shown := newLineage((*lin.checkpoints.Load())[0], lin.log, false)
+	shown := newLineage(lin.first(), lin.log, false)
 	shown.head.Store(lin.head.Load())
 	shown.addCheckpoints(r.m.opts.CheckpointEvents)
 	r.cur.Store(shown)
 	r.changed.wake()
-}
-
-// addCheckpoints keeps a version after every so many events since the last one.
-func (l *lineage) addCheckpoints(events int) {
-	cps := *l.checkpoints.Load()
-	last, end := cps[len(cps)-1], l.log.End()
-	for last.seq+uint64(events) < end {
-		last, _ = l.roll(last, l.log.At(last.seq+uint64(events)).Rev)
-		cps = thin(append(slices.Clone(cps), last), events)
-	}
-	l.checkpoints.Store(&cps)
 }
 
 // drop empties a resource.
@@ -110,6 +99,7 @@ func (r *Resource) reset() {
 func (r *Resource) end() {
 	if old := r.cur.Swap(nil); old != nil {
 		old.log.Abandon()
+		old.retire()
 		r.forget()
 	}
 	r.changed.wake()
@@ -143,12 +133,12 @@ func (m *Mirror) abandon(r *Resource) {
 func (m *Mirror) carve(parent, r *Resource) {
 	start, end := r.prefix, prefixEnd(r.prefix)
 	from := parent.cur.Load()
-	oldest, present := (*from.checkpoints.Load())[0], from.head.Load()
+	oldest, present := from.first(), from.head.Load()
 	was := parent.history
 
 	var own, rest part
-	own.begin(from, between(oldest.tree, start, end))
-	rest.begin(from, without(oldest.tree, start, end))
+	own.begin(from, oldest.rev, between(oldest.tree, start, end))
+	rest.begin(from, oldest.rev, without(oldest.tree, start, end))
 	missing := 0
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
 		e := from.log.At(seq)
@@ -204,8 +194,8 @@ type part struct {
 	bytes int64    // of history
 }
 
-func (p *part) begin(from *lineage, base tree) {
-	p.base = &version{rev: (*from.checkpoints.Load())[0].rev, tree: base}
+func (p *part) begin(from *lineage, oldest Revision, base tree) {
+	p.base = &version{rev: oldest, tree: base}
 	p.log = eventlog.New[Event](from.log.Floor())
 }
 

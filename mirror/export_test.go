@@ -28,7 +28,7 @@ func (m *Mirror) HoldWriter() (release func()) {
 func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 
 // Versions returns how many versions of the past are held.
-func (r *Resource) Versions() int { return len(*r.cur.Load().checkpoints.Load()) }
+func (r *Resource) Versions() int { return r.cur.Load().versions() }
 
 // Pending returns how many changes wait until the resource is listed.
 func (m *Mirror) Pending(r *Resource) int {

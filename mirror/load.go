@@ -340,7 +340,7 @@ func (r *Resource) grow(l *load) (*lineage, error) {
 	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
 	for i := range l.changes {
 		c := &l.changes[i]
-		if n := len(t.events); n >= distance(len(l.changes)-i, r.m.opts.CheckpointEvents) && c.rev != t.events[n-1].Rev {
+		if n := len(t.events); n >= distance(uint64(len(l.changes)-i), r.m.opts.CheckpointEvents) && c.rev != t.events[n-1].Rev {
 			t.commit()
 			t = &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
 		}
@@ -378,7 +378,9 @@ func (r *Resource) found(entries []*Entry, rev Revision) *version {
 func newLineage(v *version, log *eventLog, private bool) *lineage {
 	lin := &lineage{log: log, private: private}
 	lin.head.Store(v)
+	lin.readable.Store(v.rev)
 	lin.checkpoints.Store(&[]*version{v})
+	lin.made.Store(&[]*version{})
 	return lin
 }
 
@@ -387,8 +389,11 @@ func (r *Resource) begin(lin *lineage) {
 	r.sinceCheckpoint = 0
 	if old := r.cur.Swap(lin); old != nil {
 		old.log.Abandon()
+		old.retire()
 		r.forget()
 	}
+	// It may have been loaded at a revision that etcd has been compacted past since.
+	r.raise(lin, r.m.stats.compacted.Load())
 	r.changed.wake()
 }
 

@@ -255,8 +255,9 @@ func TestCompactionOvertakesTheRestore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				md := past("/registry/a/", "/registry/b/")
 				store := md.store
-				compactions := 0
+				compactions, begin := 0, make(chan struct{})
 				compact := func(on string) {
+					<-begin
 					if on == during && compactions < 3 {
 						compactions++
 						store.Compact(mirror.Revision(10 * compactions))
@@ -279,8 +280,10 @@ func TestCompactionOvertakesTheRestore(t *testing.T) {
 				if !m.Restoring() {
 					t.Error("history is not being restored")
 				}
+				close(begin)
 				reach(t, m, store.Revision(), r)
 				requireFloor(t, r, 30)
+				synctest.Wait()
 				if m.Restoring() {
 					t.Error("history is still being restored")
 				}

@@ -53,6 +53,9 @@ type Mirror struct {
 	byPrefix map[string]*Resource
 	touched  []*txn
 
+	weighs     bool // versions are being weighed
+	weighAgain time.Time
+
 	doubted       *Resource // the last one that contradicted the feed, since the last list
 	doubtedAt     time.Time
 	contradiction error // the whole feed contradicts what is held
@@ -531,7 +534,6 @@ func (t *txn) commit() {
 	}
 	if t.r.sinceCheckpoint += len(t.events); t.r.sinceCheckpoint >= t.r.m.opts.CheckpointEvents {
 		t.r.sinceCheckpoint = 0
-		next := thin(append(slices.Clone(*t.lin.checkpoints.Load()), v), t.r.m.opts.CheckpointEvents)
-		t.lin.checkpoints.Store(&next)
+		t.lin.checkpoint(v, t.r.m.opts.CheckpointEvents)
 	}
 }

@@ -11,9 +11,10 @@ import (
 type Window struct {
 	// MaxAge is how long an event stays readable.
 	MaxAge time.Duration
-	// MaxBytes bounds the stored bytes that only history keeps alive (superseded
-	// and deleted values), over all resources of the mirror together. The resource
-	// that holds the most is the first to lose its oldest.
+	// MaxBytes bounds what only history keeps alive, over all resources of the mirror
+	// together: superseded and deleted values as stored, and the trees of past versions, which
+	// are measured about once a second. The resource that holds the most is the first to lose its
+	// oldest. Whatever the bound, the present is kept, and what a reader holds.
 	MaxBytes int64
 }
 
@@ -39,9 +40,10 @@ type Options struct {
 	// when the resource is claimed. Default: DefaultUnclaimedBytes.
 	UnclaimedBytes int64
 	// CheckpointEvents is the number of events of a resource between two versions
-	// that are kept for reads of the newest past, which thin with age: more costs
-	// such reads time (about a microsecond per event), fewer costs memory (about
-	// 1 KB per distinct leaf written in between). Default 128.
+	// that are kept for reads of the newest past. Older ones are further apart, as far as
+	// they are old, up to 256 times this: more costs the first read of a revision time (less
+	// than a microsecond for each event), fewer costs memory (a version of which every leaf
+	// was written since takes 12 to 14 bytes for each key). Default 128.
 	CheckpointEvents int
 	// IdleProgress is how often etcd is asked for progress while no events come
 	// and somebody wants it to move (WantProgress). etcd's own interval is 10 minutes

@@ -3,11 +3,12 @@ package mirror
 import "testing"
 
 // TestThinKeepsFewAndNoneTooFar: the first and the last stay, the distance between
-// neighbours is bounded by their age, and the number grows with the logarithm.
+// neighbours is bounded by their age, no two of three could do without the one between them, and
+// the number grows with the logarithm until the distance is the largest.
 func TestThinKeepsFewAndNoneTooFar(t *testing.T) {
-	const events = 10
+	const events, total = 10, 200_000
 	cps := []*version{{}}
-	for n := uint64(1); n <= 200_000/events; n++ {
+	for n := uint64(1); n <= total/events; n++ {
 		newest := &version{rev: Revision(n * events), seq: n * events}
 		oldest := cps[0]
 		cps = thin(append(cps, newest), events)
@@ -15,18 +16,20 @@ func TestThinKeepsFewAndNoneTooFar(t *testing.T) {
 			t.Fatalf("after %d: the first or the last is gone", n)
 		}
 		for i := len(cps) - 1; i > 0; i-- {
-			distance := cps[i].seq - cps[i-1].seq
-			if cps[i].seq <= cps[i-1].seq {
-				t.Fatalf("after %d: out of order", n)
+			newer, older := cps[i].seq, cps[i-1].seq
+			limit := min(max(newest.seq-newer, events), events<<thinLimit)
+			if newer <= older || newer-older > limit {
+				t.Fatalf("after %d: versions at %d and %d, limit %d", n, older, newer, limit)
 			}
-			// Neighbours were judged when they were younger, so one step more is allowed.
-			if limit := uint64(events) << min((len(cps)-i)/thinSteps+1, thinLimit); distance > limit {
-				t.Fatalf("after %d: %d events between versions %d and %d from the end, limit %d", n, distance, len(cps)-i, len(cps)-i+1, limit)
+			if i < len(cps)-1 {
+				limit := min(max(newest.seq-cps[i+1].seq, events), events<<thinLimit)
+				if cps[i+1].seq-older <= limit {
+					t.Fatalf("after %d: the version at %d between %d and %d could go, limit %d", n, newer, older, cps[i+1].seq, limit)
+				}
 			}
 		}
 	}
-	// Of 20,000 versions: eight for each of six distances, then one for 640 events.
-	if got := len(cps); got < 200_000/(events<<thinLimit) || got > 2*200_000/(events<<thinLimit) {
-		t.Errorf("%d versions are kept", got)
+	if got, most := len(cps), 2*total/(events<<thinLimit)+2*thinLimit; got > most {
+		t.Errorf("%d versions are kept, want %d at most", got, most)
 	}
 }

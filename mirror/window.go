@@ -7,7 +7,7 @@ type history struct {
 	// marks are revisions with the time by which everything up to them had been
 	// applied, ascending; history is cut at marks only.
 	marks []mark
-	bytes int64 // held by the log
+	bytes int64 // held by the log; what versions take is counted by itself
 	fresh int64 // of them, taken in since the last mark
 }
 
@@ -40,10 +40,12 @@ func (m *Mirror) remember(r *Resource, through Revision, events []*Event) {
 	m.bound()
 }
 
+// held returns the bytes that the window bounds.
+func (m *Mirror) held() int64 { return m.stats.historyBytes.Load() + m.stats.versionBytes.Load() }
+
 // bound drops what is more than the window may hold. Writer only.
 func (m *Mirror) bound() {
-	for m.stats.historyBytes.Load() > m.opts.Window.MaxBytes {
-		m.shed()
+	for m.held() > m.opts.Window.MaxBytes && m.shed() {
 	}
 }
 
@@ -80,24 +82,37 @@ func (h *history) mark(rev Revision, now time.Time) {
 	}
 }
 
-// shed drops the oldest history of the resource that holds the most. Writer only.
-func (m *Mirror) shed() {
+// shed drops the oldest history of the resource that holds the most, and reports whether
+// there was any. Writer only.
+func (m *Mirror) shed() bool {
 	var most *Resource
 	for _, r := range m.byPrefix {
-		if most == nil || r.history.bytes > most.history.bytes {
+		if most == nil || r.historyBytes() > most.historyBytes() {
 			most = r
 		}
 	}
-	rev := m.clock.rev.Load()
-	if marks := most.history.marks; len(marks) > 0 {
+	if most.cur.Load() == nil {
+		return false
+	}
+	rev, before, marks := m.clock.rev.Load(), m.held(), most.history.marks
+	if len(marks) > 0 {
 		rev = marks[0].rev
 	}
 	most.trim(rev)
+	return len(marks) > 0 || m.held() < before
 }
 
-// age drops what has become too old. Writer only.
+// historyBytes is what the resource keeps beside its present: values and versions.
+func (r *Resource) historyBytes() int64 { return r.history.bytes + r.versionBytes.Load() }
+
+// age drops what has become too old, and what readers have not asked for for a while.
+// Writer only.
 func (m *Mirror) age(now time.Time) {
+	idle := Now() - int64(madeIdle)
 	for _, r := range m.byPrefix {
+		if lin := r.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
+			r.countVersionBytes(lin)
+		}
 		h := &r.history
 		h.mark(m.clock.rev.Load(), now)
 		n := 0
@@ -108,6 +123,7 @@ func (m *Mirror) age(now time.Time) {
 			r.trim(h.marks[n-1].rev)
 		}
 	}
+	m.weigh(now)
 }
 
 // trim raises the floor of the resource's log, and its oldest readable version, to
@@ -118,7 +134,7 @@ func (r *Resource) trim(rev Revision) {
 		h.marks = h.marks[1:]
 	}
 	lin := r.cur.Load()
-	r.dropVersions(lin, rev)
+	r.raise(lin, rev)
 	lin.log.Drop(rev, func(e *Event) {
 		h.bytes -= e.historyBytes()
 		r.m.stats.historyBytes.Add(-e.historyBytes())
@@ -133,72 +149,7 @@ func (r *Resource) trim(rev Revision) {
 func (r *Resource) forget() {
 	r.m.stats.historyBytes.Add(-r.history.bytes)
 	r.history = history{}
-}
-
-// dropVersions makes rev the oldest version that can be read. It needs the events
-// up to rev still in the log.
-func (r *Resource) dropVersions(lin *lineage, rev Revision) {
-	cps := *lin.checkpoints.Load()
-	if cps[0].rev >= rev {
-		return
-	}
-	i := 0
-	for i+1 < len(cps) && cps[i+1].rev <= rev {
-		i++
-	}
-	from := cps[i]
-	if head := lin.head.Load(); head.rev <= rev {
-		from = head
-	}
-	oldest, ok := lin.roll(from, rev)
-	if !ok {
-		// I3: the log reaches back to the oldest checkpoint, whose floor is moved
-		// by this goroutine only.
-		panic("mirror: the log ends above the oldest version of " + r.prefix)
-	}
-	next := append([]*version{oldest}, cps[i+1:]...)
-	lin.checkpoints.Store(&next)
-}
-
-// The distance between two versions of the past doubles after every thinSteps of
-// them, up to 1<<thinLimit times the one between the newest. A version shares less
-// with its neighbour the more events lie between, so distance is what saves memory:
-// with 100,000 objects, versions cost 0.9 KB for each of 50,000 events without
-// thinning and 0.35 KB with it, less for each of more (BenchmarkMemory). A read of
-// the oldest past rolls at most 8,192 events forward by default.
-const (
-	thinSteps = 8
-	thinLimit = 6
-)
-
-// distance returns how many events lie between two versions that thin leaves, so many events
-// before the newest; events is the distance between new ones.
-func distance(before, events int) int {
-	d := events
-	for before > thinSteps*d && d < events<<thinLimit {
-		before -= thinSteps * d
-		d *= 2
-	}
-	return d
-}
-
-// thin drops versions that are closer to their neighbours than their age asks for,
-// never the first or the last; events is the distance between new ones. It may
-// write to cps.
-func thin(cps []*version, events int) []*version {
-	kept := len(cps) - 1 // cps[kept:] are the ones that stay
-	for i := len(cps) - 2; i > 0; i-- {
-		distance := uint64(events) << min((len(cps)-kept)/thinSteps, thinLimit)
-		if cps[kept].seq-cps[i-1].seq > distance {
-			kept--
-			cps[kept] = cps[i]
-		}
-	}
-	if len(cps) > 1 {
-		kept--
-		cps[kept] = cps[0]
-	}
-	return cps[kept:]
+	r.countVersionBytes(nil)
 }
 
 // Compact makes rev the oldest revision that can be read with At, as etcd does
@@ -231,7 +182,7 @@ func (m *Mirror) applyCompaction() {
 	m.stats.compacted.Store(rev)
 	for _, r := range m.byPrefix {
 		if lin := r.cur.Load(); lin != nil {
-			r.dropVersions(lin, rev)
+			r.raise(lin, rev)
 		}
 	}
 }

@@ -232,8 +232,8 @@ func TestVersionsOfThePastAreSparse(t *testing.T) {
 			md.txn(memory.Op{Key: fmt.Sprintf("/registry/a/%d", i*7%31), Value: fmt.Sprint(i), Delete: i%5 == 4})
 		}
 		reach(t, m, store.Revision())
-		if got := r.Versions(); got < 15 || got > 21 {
-			t.Errorf("%d versions of about 1000 events, want one for about 50", got)
+		if got := r.Versions(); got < 4 || got > 10 {
+			t.Errorf("%d versions of about 1000 events, want one for 50, and one for each doubling", got)
 		}
 		for rev := mirror.Revision(1); rev <= store.Revision(); rev++ {
 			s, err := r.At(rev)
@@ -256,8 +256,8 @@ func TestVersionsOfThePastAreSparse(t *testing.T) {
 		if _, err := r.CursorAfter(1, "", ""); err != nil {
 			t.Errorf("compaction has ended a watch: %v", err) // KEP-4988
 		}
-		if got := r.Versions(); got > 4 {
-			t.Errorf("%d versions after compaction", got)
+		if st := r.Stats(); st.OldestRevision != 900 || st.Versions != r.Versions() || st.Versions > 16+3 {
+			t.Errorf("after compaction to 900: %d versions, oldest %d", st.Versions, st.OldestRevision)
 		}
 	})
 }

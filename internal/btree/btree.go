@@ -78,6 +78,8 @@ type node[T Item] struct {
 	count int   // items below
 	bytes int64 // sum of their sizes
 
+	weighed uint64 // see Weigh; nobody else looks at it
+
 	leaf *Leaf[T]            // leaf only
 	sums atomic.Pointer[sum] // inner node only; see Measure
 

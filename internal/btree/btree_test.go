@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sort"
 	"testing"
@@ -346,4 +347,87 @@ func TestSumsEndWithTheirNames(t *testing.T) {
 	if length > 2 || tree.root.sums.Load().find(kept) == nil {
 		t.Errorf("%d sums are kept, want that of the open name, and at most one more", length)
 	}
+}
+
+// nodes returns the nodes of a tree.
+func nodes(n *node[*item], into map[*node[*item]]bool) {
+	if n == nil {
+		return
+	}
+	into[n] = true
+	for _, kid := range n.kids {
+		nodes(kid, into)
+	}
+}
+
+// TestWeighCountsEachNodeOnce: with the first tree that contains it, whatever the order.
+func TestWeighCountsEachNodeOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		trees := []Tree[*item]{{}, Build(benchItems(rnd.IntN(3000)))}
+		for range 8 { // each made of any of those before
+			e := trees[rnd.IntN(len(trees))].Edit()
+			for range rnd.IntN(200) {
+				it := &item{key: fmt.Sprintf("%08d", rnd.IntN(4000)), size: 1}
+				if rnd.IntN(3) == 0 {
+					e.Delete(it.key)
+				} else {
+					e.Set(it)
+				}
+			}
+			trees = append(trees, e.Tree())
+		}
+		rnd.Shuffle(len(trees), func(i, j int) { trees[i], trees[j] = trees[j], trees[i] })
+		for range 2 { // marks of the first time mean nothing the second
+			got := Weigh(trees)
+			seen := map[*node[*item]]bool{}
+			for i, tree := range trees {
+				all := map[*node[*item]]bool{}
+				nodes(tree.root, all)
+				want := int64(0)
+				for n := range all {
+					if !seen[n] {
+						seen[n] = true
+						want += n.memory()
+					}
+				}
+				if got[i] != want {
+					t.Fatalf("tree %d of %d weighs %d, want %d", i, len(trees), got[i], want)
+				}
+			}
+		}
+	})
+}
+
+// TestWeighIsWhatTheHeapSays within a few percent.
+func TestWeighIsWhatTheHeapSays(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var ms runtime.MemStats
+		runtime.ReadMemStats(&ms)
+		return int64(ms.HeapAlloc)
+	}
+	items := benchItems(50_000)
+	updates := benchItems(50_000)
+	before := heap()
+	trees := []Tree[*item]{Build(items)}
+	for i := range 20 {
+		e := trees[i].Edit()
+		for range 500 {
+			e.Set(updates[rand.IntN(len(updates))])
+		}
+		trees = append(trees, e.Tree())
+	}
+	held := heap() - before
+	var weighed int64
+	for _, bytes := range Weigh(trees) {
+		weighed += bytes
+	}
+	if weighed < held*95/100 || weighed > held*105/100 {
+		t.Errorf("trees weigh %d bytes, the heap has grown by %d", weighed, held)
+	}
+	runtime.KeepAlive(trees)
+	runtime.KeepAlive(items)
+	runtime.KeepAlive(updates)
 }

@@ -1,0 +1,329 @@
+package mirror
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/stratakube/strata/internal/btree"
+)
+
+// at returns the version whose future begins where that of rev does: the one that is kept if
+// there is one, or else one that it makes and keeps. All readers of revisions between the
+// same two events get the same tree for as long as it is kept. It reports false
+// if the window has moved past rev. The clock has reached rev.
+func (l *lineage) at(rev Revision) (*version, bool) {
+	seq := l.log.After(rev)
+	if rev < l.oldest() { // what the log has dropped may be missing in seq
+		return nil, false
+	}
+	v := l.nearest(seq)
+	if v.seq == seq {
+		v.touch()
+		return v, true
+	}
+	tree, ok := l.roll(v, seq)
+	if !ok {
+		return nil, false
+	}
+	v = l.keep(&version{rev: rev, tree: tree, seq: seq})
+	switch {
+	case l.log.Dead():
+		l.forget(func(*version) bool { return true })
+	case rev < l.oldest(): // whoever moved it has not seen v
+		seq := l.log.After(l.oldest())
+		l.forget(func(v *version) bool { return v.seq < seq })
+	}
+	return v, true
+}
+
+// nearest returns the version that has the fewest events between it and the number.
+func (l *lineage) nearest(seq uint64) *version {
+	away := func(v *version) uint64 { return max(v.seq, seq) - min(v.seq, seq) }
+	best := l.head.Load()
+	cps := *l.checkpoints.Load()
+	i, _ := slices.BinarySearchFunc(cps, seq, bySeq)
+	for _, v := range cps[max(i-1, 0):min(i+1, len(cps))] {
+		if away(v) < away(best) {
+			best = v
+		}
+	}
+	for _, v := range *l.made.Load() {
+		if away(v) < away(best) {
+			best = v
+		}
+	}
+	return best
+}
+
+func bySeq(v *version, seq uint64) int { return cmp.Compare(v.seq, seq) }
+
+// roll returns the tree after the events below the number: those from v on are applied, or
+// those up to v taken back. Cost is about a microsecond for each. It reports false if the log
+// has dropped one of them.
+func (l *lineage) roll(v *version, seq uint64) (tree, bool) {
+	if v.seq == seq {
+		return v.tree, true
+	}
+	edit := v.tree.Edit()
+	for at := v.seq; at < seq; at++ {
+		e := l.log.At(at)
+		if e == nil {
+			return tree{}, false
+		}
+		replace(edit, e.Prev, e.Entry)
+	}
+	for at := v.seq; at > seq; at-- {
+		e := l.log.At(at - 1)
+		if e == nil {
+			return tree{}, false
+		}
+		replace(edit, e.Entry, e.Prev)
+	}
+	return edit.Tree(), true
+}
+
+// replace puts an entry in the place of another one with its key; one of them may be nil.
+func replace(edit *btree.Edit[*Entry], old, new *Entry) {
+	if new != nil {
+		edit.Set(new)
+	} else {
+		edit.Delete(old.Key())
+	}
+}
+
+const (
+	// maxMade is how many versions of a resource are kept for readers beside the
+	// checkpoints: enough that lists in pages of a few revisions roll once each. A guess.
+	maxMade = 16
+	// madeIdle is how long one is kept that nobody asks for: longer than a client that
+	// reads page by page needs for one of them. A guess.
+	madeIdle = 30 * time.Second
+)
+
+// touch takes note that a reader has been given the version.
+func (v *version) touch() {
+	if now := Now(); now-v.used.Load() > int64(time.Millisecond) {
+		v.used.Store(now)
+	}
+}
+
+// keep keeps a version that was made for a reader, or returns the one that another reader
+// has kept in the meantime. The one that was not asked for the longest makes room.
+func (l *lineage) keep(v *version) *version {
+	v.used.Store(Now())
+	for {
+		cur := l.made.Load()
+		if i := slices.IndexFunc(*cur, func(o *version) bool { return o.seq == v.seq }); i >= 0 {
+			(*cur)[i].touch()
+			return (*cur)[i]
+		}
+		next := slices.Clone(*cur)
+		if len(next) == maxMade {
+			oldest := slices.MinFunc(next, func(a, b *version) int { return cmp.Compare(a.used.Load(), b.used.Load()) })
+			next = slices.DeleteFunc(next, func(o *version) bool { return o == oldest })
+		}
+		next = append(next, v)
+		if l.made.CompareAndSwap(cur, &next) {
+			return v
+		}
+	}
+}
+
+// forget drops the versions made for readers that which selects, and reports whether
+// there were any.
+func (l *lineage) forget(which func(*version) bool) bool {
+	for {
+		cur := l.made.Load()
+		next := slices.DeleteFunc(slices.Clone(*cur), which)
+		if len(next) == len(*cur) {
+			return false
+		}
+		if l.made.CompareAndSwap(cur, &next) {
+			return true
+		}
+	}
+}
+
+// retire lets go of the versions of the past of a lineage whose log has been abandoned:
+// cursors may hold it for as long as their clients please.
+func (l *lineage) retire() {
+	l.checkpoints.Store(&[]*version{})
+	l.forget(func(*version) bool { return true })
+}
+
+// past returns the versions of the past that are kept, newest first.
+func (l *lineage) past() []*version {
+	all := slices.Concat(*l.checkpoints.Load(), *l.made.Load())
+	slices.SortFunc(all, func(a, b *version) int { return cmp.Compare(b.seq, a.seq) })
+	return all
+}
+
+// checkpoint keeps the newest version. Writer only.
+func (l *lineage) checkpoint(v *version, events int) {
+	next := thin(append(slices.Clone(*l.checkpoints.Load()), v), events)
+	l.checkpoints.Store(&next)
+}
+
+// addCheckpoints keeps the versions that would have been kept if it had been done from
+// the beginning. The lineage is not published yet.
+func (l *lineage) addCheckpoints(events int) {
+	end, last := l.log.End(), l.first()
+	cps := []*version{last}
+	for {
+		left := end - last.seq
+		d := uint64(distance(left/2, events))
+		if d >= left {
+			break
+		}
+		rev := l.log.At(last.seq + d - 1).Rev
+		seq := l.log.After(rev) // whole revisions
+		t, _ := l.roll(last, seq)
+		last = &version{rev: rev, tree: t, seq: seq}
+		cps = append(cps, last)
+	}
+	l.checkpoints.Store(&cps)
+}
+
+// first returns the oldest version that can be read, and does not keep it. Writer only.
+func (l *lineage) first() *version {
+	rev := l.oldest()
+	seq := l.log.After(rev)
+	t, ok := l.roll(l.nearest(seq), seq)
+	if !ok {
+		// I3: the log reaches back to the oldest revision, which only the writer moves.
+		panic("mirror: the log ends above the oldest version")
+	}
+	return &version{rev: rev, tree: t, seq: seq}
+}
+
+// Two versions of the past are as far apart as the newer one is old, counted in events, but
+// neither closer than Options.CheckpointEvents nor further apart than that
+// times 1<<thinLimit. A version shares the less with its neighbour the more events lie between,
+// so it is the distance that saves memory: with 150,000 objects and 300,000 events, versions
+// cost less than 100 bytes for each event (TestMemoryOfHistory). A read rolls at most half the distance,
+// 16,384 events by default, and twice that before the oldest version.
+const thinLimit = 8
+
+// distance returns how many events may lie between two versions if so many have happened
+// since the newer one.
+func distance(age uint64, events int) int {
+	return int(min(max(uint64(events), age), uint64(events)<<thinLimit))
+}
+
+// thin drops versions that are closer to their neighbours than their age asks for,
+// never the first or the last; events is the distance between new ones. It may
+// write to cps.
+func thin(cps []*version, events int) []*version {
+	end := cps[len(cps)-1].seq
+	kept := len(cps) - 1 // cps[kept:] are the ones that stay
+	for i := len(cps) - 2; i >= 0; i-- {
+		if newer := cps[kept].seq; i > 0 && newer-cps[i-1].seq <= uint64(distance(end-newer, events)) {
+			continue
+		}
+		kept--
+		cps[kept] = cps[i]
+	}
+	return slices.Clip(slices.Delete(cps, 0, kept))
+}
+
+// raise makes rev the oldest revision that can be read. It needs the events
+// after rev still in the log. Writer only.
+func (r *Resource) raise(lin *lineage, rev Revision) {
+	if rev <= lin.oldest() {
+		return
+	}
+	lin.readable.Store(rev) // before the versions go, see lineage.at
+	seq := lin.log.After(rev)
+	cps := *lin.checkpoints.Load()
+	if i, _ := slices.BinarySearchFunc(cps, seq, bySeq); i > 0 {
+		left := slices.Clone(cps[i:])
+		lin.checkpoints.Store(&left)
+	}
+	lin.forget(func(v *version) bool { return v.seq < seq })
+	r.countVersionBytes(lin)
+}
+
+// countVersionBytes adds up what the versions of the past weigh that are still kept.
+// Writer only.
+func (r *Resource) countVersionBytes(lin *lineage) {
+	var bytes int64
+	if lin != nil {
+		head := lin.head.Load().seq
+		for _, v := range lin.past() {
+			if v.seq != head { // or it is the present
+				bytes += v.bytes
+			}
+		}
+	}
+	before := r.versionBytes.Swap(bytes)
+	r.m.stats.versionBytes.Add(bytes - before)
+}
+
+// weighed is what a resource's versions were when they were weighed.
+type weighed struct {
+	head              *version
+	checkpoints, made *[]*version
+}
+
+// weighing is the versions of a resource, from the present back.
+type weighing struct {
+	r        *Resource
+	lin      *lineage
+	versions []*version
+	trees    []tree
+	bytes    []int64
+}
+
+// weigh finds out what the versions of the past take that the present does not, of every
+// resource where that has changed, on a goroutine of its own: it walks the trees. That is
+// done every second, or so rarely that it takes a hundredth of a core. Versions made since
+// do not count yet, so the bound of the window is as exact as that. Writer only.
+func (m *Mirror) weigh(now time.Time) {
+	if m.weighs || now.Before(m.weighAgain) {
+		return
+	}
+	var all []*weighing
+	for _, r := range m.byPrefix {
+		lin := r.cur.Load()
+		if lin == nil {
+			continue
+		}
+		is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.made.Load()}
+		if is == r.weighed {
+			continue
+		}
+		r.weighed = is
+		w := &weighing{r: r, lin: lin}
+		for _, v := range append([]*version{is.head}, lin.past()...) {
+			w.versions = append(w.versions, v)
+			w.trees = append(w.trees, v.tree)
+		}
+		if len(w.versions) > 1 {
+			all = append(all, w)
+		} else {
+			r.countVersionBytes(lin)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	m.weighs = true
+	m.wg.Go(func() {
+		began := time.Now()
+		for _, w := range all {
+			w.bytes = btree.Weigh(w.trees)
+		}
+		took := time.Since(began)
+		m.do(func() {
+			m.weighs, m.weighAgain = false, time.Now().Add(99*took)
+			for _, w := range all {
+				for i, v := range w.versions[1:] {
+					v.bytes = w.bytes[i+1]
+				}
+				w.r.countVersionBytes(w.r.cur.Load())
+			}
+			m.bound()
+		})
+	})
+}

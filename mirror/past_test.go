@@ -1,0 +1,178 @@
+package mirror
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// lineageOf returns a lineage of n keys to which so many events were applied, one per revision
+// after the first: writes, deletions and creations in turn. want tells what each revision
+// holds.
+func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]*Entry) {
+	t.Helper()
+	name := func(i int) []byte { return []byte{'/', byte('a' + i/26), byte('a' + i%26)} }
+	held := make([]*Entry, keys)
+	for i := range held {
+		held[i] = newEntry(&KV{Key: name(i), CreateRevision: 1, ModRevision: 1, Version: 1}, true)
+	}
+	first := &version{rev: 1, tree: btree.Build(held)}
+	l = newLineage(first, eventlog.New[Event](1), false)
+	present := func() (all []*Entry) {
+		for _, e := range held {
+			if e != nil {
+				all = append(all, e)
+			}
+		}
+		return all
+	}
+	want = map[Revision][]*Entry{1: present()}
+	tree := first.tree
+	for n := range events {
+		rev, i := Revision(n+2), n*7%keys
+		e := &Event{Rev: rev, Prev: held[i]}
+		if n%3 != 0 || held[i] == nil {
+			e.Entry = newEntry(&KV{Key: name(i), CreateRevision: 1, ModRevision: rev, Version: int64(n)}, true)
+		}
+		held[i] = e.Entry
+		edit := tree.Edit()
+		replace(edit, e.Prev, e.Entry)
+		tree = edit.Tree()
+		l.log.Append(e)
+		want[rev] = present()
+	}
+	l.head.Store(&version{rev: Revision(events + 1), tree: tree, seq: l.log.End()})
+	return l, want
+}
+
+func entriesOf(v *version) []*Entry { return slices.Collect(v.tree.All("", "")) }
+
+// TestRollingLeadsToEveryRevisionFromEveryOther, forward and backward; and shows that the
+// comparison can fail: with a wrong Prev, what is rolled backward differs.
+func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
+	const events = 100
+	l, want := lineageOf(t, 60, events)
+	all := map[uint64]*version{}
+	for rev := Revision(1); rev <= events+1; rev++ {
+		v, ok := l.at(rev)
+		if !ok || !slices.Equal(entriesOf(v), want[rev]) || v.seq != uint64(rev-1) {
+			t.Fatalf("revision %d differs", rev)
+		}
+		all[v.seq] = v
+	}
+	for _, from := range all {
+		for _, to := range all {
+			got, ok := l.roll(from, to.seq)
+			if !ok || !slices.Equal(slices.Collect(got.All("", "")), entriesOf(to)) {
+				t.Fatalf("rolled from %d, %d differs", from.seq, to.seq)
+			}
+			if err := got.Check(); err != nil {
+				t.Fatalf("rolled from %d to %d: %v", from.seq, to.seq, err)
+			}
+		}
+	}
+	head := l.head.Load()
+	for name, plant := range map[string]func(*Event){
+		"an older Prev": func(e *Event) { e.Prev = want[1][e.Rev%10] },
+		"no Prev":       func(e *Event) { e.Prev = nil },
+	} {
+		seq := uint64(50)
+		for l.log.At(seq).Prev == nil || l.log.At(seq).Entry == nil {
+			seq++
+		}
+		e := l.log.At(seq)
+		right := e.Prev
+		plant(e)
+		got, _ := l.roll(head, seq)
+		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq+1)]) {
+			t.Errorf("%s is not noticed", name)
+		}
+		e.Prev = right
+	}
+}
+
+// TestReadersOfAStateShareItsTree: who asks for any revision between the same two events gets
+// the same tree, and so do readers that race.
+func TestReadersOfAStateShareItsTree(t *testing.T) {
+	l, want := lineageOf(t, 100, 500)
+	for rev := Revision(100); rev < 110; rev++ {
+		const readers = 8
+		got := make(chan *version, readers)
+		for range readers {
+			go func() {
+				v, _ := l.at(rev)
+				got <- v
+			}()
+		}
+		v := <-got
+		for range readers - 1 {
+			if o := <-got; o != v {
+				t.Fatalf("two readers of %d have different trees", rev)
+			}
+		}
+		if !slices.Equal(entriesOf(v), want[rev]) {
+			t.Fatalf("revision %d differs", rev)
+		}
+		if n := testing.AllocsPerRun(10, func() { l.at(rev) }); n != 0 {
+			t.Errorf("the next read of %d costs %v allocations", rev, n)
+		}
+	}
+	if n := l.versions(); n != 11 {
+		t.Errorf("%d versions for ten revisions that were read and the first", n)
+	}
+}
+
+// TestVersionsForReadersAreFew: the one that nobody has asked for the longest makes room.
+func TestVersionsForReadersAreFew(t *testing.T) {
+	l, want := lineageOf(t, 100, 500)
+	made := func(v *version) bool { return slices.Contains(*l.made.Load(), v) }
+	pager, _ := l.at(50)
+	var last *version
+	for rev := Revision(100); rev < 400; rev += 2 {
+		last, _ = l.at(rev)
+		if !slices.Equal(entriesOf(last), want[rev]) {
+			t.Fatalf("revision %d differs", rev)
+		}
+		pager.used.Store(Now() + int64(rev)) // it was asked for just now
+		if n := len(*l.made.Load()); n > maxMade {
+			t.Fatalf("%d versions are kept", n)
+		}
+		if !made(pager) || !made(last) {
+			t.Fatalf("at %d, one that was just read is gone", rev)
+		}
+	}
+	l.readable.Store(200)
+	if _, ok := l.at(199); ok {
+		t.Error("a revision below the oldest is served")
+	}
+	if n := len(*l.made.Load()); n != maxMade {
+		t.Errorf("%d versions are kept, want %d", n, maxMade)
+	}
+	l.log.Abandon()
+	l.retire()
+	l.at(300) // a reader that has begun before
+	if n := l.versions(); n != 0 {
+		t.Errorf("a lineage that has ended keeps %d versions", n)
+	}
+}
+
+// TestCheckpointsOfWhatWasKeptForNobody: as far apart as if they had been made in time.
+func TestCheckpointsOfWhatWasKeptForNobody(t *testing.T) {
+	const events, total = 4, 5000
+	l, want := lineageOf(t, 100, total)
+	l.addCheckpoints(events)
+	cps := *l.checkpoints.Load()
+	for i, v := range cps {
+		if !slices.Equal(entriesOf(v), want[v.rev]) {
+			t.Fatalf("the version at %d differs", v.rev)
+		}
+		if i > 0 && int(v.seq-cps[i-1].seq) > distance(total-v.seq, events) {
+			t.Errorf("%d events between %d and %d", v.seq-cps[i-1].seq, cps[i-1].seq, v.seq)
+		}
+	}
+	if last := cps[len(cps)-1]; total-last.seq > 2*events || len(cps) > total/(events<<thinLimit)+2*thinLimit {
+		t.Errorf("%d versions, the last at %d", len(cps), last.seq)
+	}
+}
