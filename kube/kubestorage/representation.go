@@ -415,9 +415,15 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 }
 
 // AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd): what
-// is made of it is not kept.
+// is made of it makes no other bytes go.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
-	return p.build(ctx, spans, r.Leaf, false)
+	return p.build(ctx, spans, r.Leaf, p.budget.roomy())
+}
+
+// MeasureOnce is Prepare for runs that no version has: it makes their items and returns their size
+// in bytes.
+func (p *Representation) MeasureOnce(ctx context.Context, all iter.Seq[mirror.Run]) (int64, error) {
+	return p.prepare(ctx, all, false, p.AppendOnce)
 }
 
 // claim reports whether the caller is to build the leaf; otherwise the channel is
@@ -632,6 +638,10 @@ var encoders = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 // Afterwards the runs can be written without an error, unless they exceed the budget.
 // Errors are those of Item.
 func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool) (int64, error) {
+	return p.prepare(ctx, all, deflated, p.AppendRun)
+}
+
+func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool, appendRun func(context.Context, *Spans, mirror.Run) error) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var total atomic.Int64
@@ -659,7 +669,7 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 			total.Add(n)
 			return
 		}
-		if err := p.AppendRun(ctx, spans, r); err != nil {
+		if err := appendRun(ctx, spans, r); err != nil {
 			cancel(err)
 			return
 		}

@@ -200,19 +200,17 @@ func (r *read) measure(p *page) (err error) {
 
 // encodeOnce measures what is read from etcd, and returns the last key.
 func (r *read) encodeOnce(p *page) (last string, err error) {
-	var spans kubestorage.Spans
-	for run := range p.reading.Runs() {
-		w := itemWriter{read: r, once: true}
-		items := run.Items()
-		last = items[len(items)-1].Key()
-		p.count += len(items)
-		n, err := w.measure(run, &spans)
-		if err != nil {
-			return "", err
+	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
+		for run := range p.reading.Runs() {
+			items := run.Items()
+			last = items[len(items)-1].Key()
+			p.count += len(items)
+			if !yield(run) {
+				return
+			}
 		}
-		p.bytes += n
-	}
-	return last, nil
+	})
+	return last, err
 }
 
 // cutPage ends the page where its limit is, and returns its last key if there is more.
@@ -513,28 +511,6 @@ func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
 		p.err = rep.AppendRun(ctx, spans, run)
 	}
 	return p
-}
-
-// measure returns the bytes of a run's items, which have to be made for that.
-func (w *itemWriter) measure(run mirror.Run, spans *kubestorage.Spans) (n int64, err error) {
-	p := w.ready(run, spans)
-	if p.large {
-		for _, e := range run.Items() {
-			item, err := w.read.enc.rep.ItemIn(w.read.req.Context(), e, &w.buf)
-			if err != nil {
-				return 0, err
-			}
-			n += int64(len(item))
-		}
-		return n, nil
-	}
-	if p.err != nil {
-		return 0, p.err
-	}
-	for _, data := range spans.All {
-		n += int64(len(data))
-	}
-	return n, nil
 }
 
 // piece writes a run.
