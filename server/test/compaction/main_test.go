@@ -1,0 +1,171 @@
+// Package compaction looks at servers on an etcd that is compacted: by one of them, by all, by a stock kube-apiserver's
+// engine, and by hand. What etcd no longer has is refused by every server with 410, what it has is served, and nobody
+// stumbles over what stands in the key that announces compactions.
+package compaction
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// testTimeout bounds a test that has failed.
+const testTimeout = 3 * time.Minute
+
+const (
+	key  = "compact_rev_key"
+	maps = "/api/v1/namespaces/default/configmaps"
+)
+
+// onlyStrata skips what upstream's engine does not do.
+func onlyStrata(t *testing.T) {
+	t.Helper()
+	if harness.Engine() != harness.Strata {
+		t.Skip("of this engine only")
+	}
+}
+
+func newContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// every is the flag for the time between compactions.
+func every(interval time.Duration) string { return "--etcd-compaction-interval=" + interval.String() }
+
+// create writes a ConfigMap and returns its revision.
+func create(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
+	t.Helper()
+	var o harness.Object
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not be there yet
+		var err error
+		o, err = api.Create(ctx, maps, map[string]any{"metadata": map[string]any{"name": name}})
+		return err == nil, err
+	}))
+	rev, err := strconv.ParseInt(o.Metadata.ResourceVersion, 10, 64)
+	check(t, err)
+	return rev
+}
+
+// listAt lists exactly at a revision.
+func listAt(t *testing.T, ctx context.Context, api *harness.API, rev int64) *harness.Response {
+	t.Helper()
+	r, err := api.Do(ctx, http.MethodGet, maps, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", rev), nil)
+	check(t, err)
+	return r
+}
+
+// gone reports whether the response is the refusal of a revision that etcd no longer has.
+func gone(r *harness.Response) bool {
+	return r.Code == http.StatusGone && r.Status().Reason == metav1.StatusReasonExpired
+}
+
+// awaitGone returns when a list at the revision is refused.
+func awaitGone(t *testing.T, ctx context.Context, api *harness.API, rev int64) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r := listAt(t, ctx, api, rev)
+		return gone(r), fmt.Errorf("a list at %d, which was compacted: code %d", rev, r.Code)
+	}))
+}
+
+// announcement is a write of the key.
+type announcement struct {
+	rev int64
+	at  time.Time // when it was heard
+}
+
+// announcements returns the revisions that are announced from now on, 0 left out.
+func announcements(t *testing.T, ctx context.Context, client *clientv3.Client) <-chan announcement {
+	t.Helper()
+	now, err := client.Get(ctx, key)
+	check(t, err)
+	out := make(chan announcement, 1000)
+	watch := client.Watch(ctx, key, clientv3.WithRev(now.Header.Revision+1))
+	go func() {
+		defer close(out)
+		for resp := range watch {
+			for _, e := range resp.Events {
+				if rev, err := strconv.ParseInt(string(e.Kv.Value), 10, 64); err == nil && rev > 0 && e.Type == mvccpb.PUT {
+					out <- announcement{rev, time.Now()}
+				}
+			}
+		}
+	}()
+	return out
+}
+
+// next returns the next announcement of a revision above the one given.
+func next(t *testing.T, ctx context.Context, from <-chan announcement, above int64) announcement {
+	t.Helper()
+	for {
+		select {
+		case a, ok := <-from:
+			if !ok {
+				t.Fatal("the watch of the key has ended")
+			}
+			if a.rev > above {
+				return a
+			}
+		case <-ctx.Done():
+			t.Fatalf("no compaction above %d: %v", above, context.Cause(ctx))
+		}
+	}
+}
+
+// requireCompacted fails unless etcd is compacted to the revision or beyond, or is so within a moment.
+func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client, rev int64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, errors.New("not within 5 s"))
+	defer cancel()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		_, err := client.Get(ctx, key, clientv3.WithRev(rev-1))
+		return errors.Is(err, rpctypes.ErrCompacted), fmt.Errorf("etcd still has %d: %v", rev-1, err)
+	}))
+}
+
+// requireInconsistentContinue fails unless the token, whose revision is gone, is answered with one that continues in the
+// present.
+func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness.API, token string, want []string) {
+	t.Helper()
+	r, err := api.Do(ctx, http.MethodGet, maps, "limit=2&continue="+url.QueryEscape(token), nil)
+	check(t, err)
+	if !gone(r) || r.Status().Continue == "" {
+		t.Errorf("the token of a compacted revision: %d %s", r.Code, r.Body)
+		return
+	}
+	var names []string
+	version := ""
+	for token := r.Status().Continue; token != ""; {
+		page, err := api.List(ctx, maps, "limit=2&continue="+url.QueryEscape(token))
+		check(t, err)
+		if version != "" && page.Metadata.ResourceVersion != version {
+			t.Errorf("a page at %s after one at %s", page.Metadata.ResourceVersion, version)
+		}
+		version, token = page.Metadata.ResourceVersion, page.Metadata.Continue
+		names = append(names, page.Names()...)
+	}
+	if fmt.Sprint(names) != fmt.Sprint(want) {
+		t.Errorf("the rest is %v, want %v", names, want)
+	}
+}
