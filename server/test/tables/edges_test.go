@@ -1,0 +1,231 @@
+package tables
+
+import (
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// Tokens that no server has made for what they are sent with.
+const (
+	traversal  = "traversal"   // begins outside the request's prefix
+	noStart    = "no start"    // has no key
+	noRevision = "no revision" // has none, or 0
+	otherForm  = "other form"  // of a version of the format that there is not
+	notText    = "not text"    // is not base64
+	latest     = "latest"      // has a revision below 0, which means the present
+	elsewhere  = "elsewhere"   // of a list of all namespaces for one, and the other way round
+)
+
+// none are those that are refused.
+var none = []string{traversal, noStart, noRevision, otherForm, notText}
+
+// craft makes those tokens.
+func (h *history) craft() {
+	plain := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
+	at := h.revisions[old]
+	for i, s := range scopes {
+		t := h.tokens[s.name]
+		t[traversal] = token{value: plain(fmt.Sprintf(`{"v":"meta.k8s.io/v1","rv":%d,"start":"../../configmaps/default/a\u0000"}`, at))}
+		t[noStart] = token{value: plain(fmt.Sprintf(`{"v":"meta.k8s.io/v1","rv":%d,"start":""}`, at))}
+		t[noRevision] = token{value: plain(`{"v":"meta.k8s.io/v1","rv":0,"start":"a\u0000"}`)}
+		t[otherForm] = token{value: plain(fmt.Sprintf(`{"v":"meta.k8s.io/v0","rv":%d,"start":"a\u0000"}`, at))}
+		t[notText] = token{value: "&%/"}
+		start, after := "a\\u0000", "table/a"
+		if i == everywhere {
+			start = "table/a\\u0000"
+		}
+		t[latest] = token{value: plain(`{"v":"meta.k8s.io/v1","rv":-5,"start":"` + start + `"}`), after: after}
+		if i == everywhere { // all keys behind a
+			t[elsewhere] = token{h.tokens[scopes[namespace].name][old].value, at, "a"}
+		} else { // there is no table/table
+			t[elsewhere] = token{h.tokens[scopes[everywhere].name][old].value, at, "table/" + h.tokens[scopes[everywhere].name][old].after}
+		}
+	}
+}
+
+// edgeRequests returns lists with such tokens, and with limits that are none.
+func edgeRequests() (all []request) {
+	for _, s := range scopes[:oneName] {
+		for _, from := range append(slices.Clone(none), latest, elsewhere) {
+			for _, version := range []string{unset, old} {
+				for _, limit := range []int{0, 1, large} {
+					all = append(all, request{verb: list, scope: s, version: version, from: from, limit: limit})
+				}
+			}
+		}
+		for _, limit := range []int{-1, math.MinInt64, math.MaxInt64} {
+			for _, version := range []string{unset, zero, compacted, distant, old, future} {
+				for _, match := range []string{unset, exact, notOlderThan} {
+					for _, from := range []string{unset, compacted, old, inconsistent} {
+						all = append(all, request{verb: list, scope: s, version: version, match: match, from: from, limit: limit})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// edge says what is expected of one of them.
+func (h *history) edge(r request, memory bool) expectation {
+	if slices.Contains(none, r.from) && r.version == unset {
+		return refused("a token that is none", http.StatusBadRequest, metav1.StatusReasonBadRequest)
+	}
+	same := r
+	same.limit = max(0, r.limit) // below 0 is as if there were none
+	if r.from == latest {
+		same.from = inconsistent
+	}
+	e := h.list(same, memory)
+	if r.from == latest && e.aspects[code] == fmt.Sprint(http.StatusOK) {
+		e = h.listNow(e.row, r, h.tokens[r.scope.name][latest].after, r.limit, consistent(memory))
+	}
+	return e
+}
+
+// looked are the aspects in which all engines are the same at the edges; byDesign is about others.
+var looked = []aspect{code, reason, items, version, more, remaining}
+
+// compareLooked compares the answers of all servers with what is expected of each, and with those of the last.
+func compareLooked(t *testing.T, servers []*server, requests []request, want expect, got map[*server]answers) {
+	t.Helper()
+	rows := map[string][]request{}
+	for _, r := range requests {
+		row := want(r, servers[0]).row
+		rows[row] = append(rows[row], r)
+	}
+	last := servers[len(servers)-1]
+	for _, row := range slices.Sorted(maps.Keys(rows)) {
+		t.Run(row, func(t *testing.T) {
+			for _, r := range rows[row] {
+				for _, s := range servers {
+					e := want(r, s)
+					if e.rule != (rule{}) {
+						e.aspects[version] = e.rule.String()
+					}
+					if s.flags[len(s.flags)-1] != "--engine="+harness.Upstream {
+						e.aspects[etcd] = e.reads.String()
+					}
+					for _, text := range differences(got[s][r].aspects, e.aspects) {
+						t.Errorf("%s, %s: %s", r, s.name, text)
+					}
+					for about, text := range differences(got[s][r].aspects, got[last][r].aspects) {
+						if d := designed(r, s, about); slices.Contains(looked, about) && d == nil {
+							t.Errorf("%s, %s, and %s: %s", r, s.name, last.name, text)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestListTableEdges sends tokens that no server has made, or for something else, and limits that are none.
+func TestListTableEdges(t *testing.T) {
+	ctx := newContext(t)
+	w := open(t, ctx)
+	w.craft()
+	want := func(r request, s *server) expectation { return w.edge(r, s.memory) }
+	requests := edgeRequests()
+	got, err := w.askAll(ctx, w.servers, requests, want)
+	check(t, err)
+	compareLooked(t, w.servers, requests, want, got)
+}
+
+// someListRequests returns the combinations for a LIST, without those that are refused whatever the server is.
+func someListRequests() (all []request) {
+	for _, r := range listRequests() {
+		switch {
+		case r.initial != unset, r.match == nonsense, r.scope == scopes[noName], r.from == present, r.limit == large && r.from != unset:
+		default:
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// uncached says what is expected of a LIST of a resource that is not cached: etcd answers it, and the limit always holds.
+func (h *history) uncached(r request) expectation {
+	e := h.list(r, false)
+	if e.aspects[code] != fmt.Sprint(http.StatusOK) {
+		if c := e.aspects[code]; c == fmt.Sprint(http.StatusGatewayTimeout) {
+			e.reads = values
+		}
+		return e
+	}
+	e.reads = values
+	switch row := listRow(r); row {
+	case "L6", "L9", "L11", "L16", "L17":
+		limit := r.limit
+		if r.scope.one != "" {
+			limit = 0
+		}
+		e = h.listNow(row, r, "", limit, values)
+	}
+	return e
+}
+
+// TestListTableUncached sends LISTs of a resource that neither engine caches.
+func TestListTableUncached(t *testing.T) {
+	ctx := newContext(t)
+	const off = "--watch-cache-sizes=secrets#0"
+	servers := []*server{
+		{name: "strata, uncached", watchList: true, flags: []string{off, "--engine=" + harness.Strata}},
+		{name: "upstream, uncached", watchList: true, flags: []string{off, "--engine=" + harness.Upstream}},
+	}
+	w := open(t, ctx, servers...)
+	want := func(r request, _ *server) expectation { return w.uncached(r) }
+	requests := someListRequests()
+	got, err := w.askAll(ctx, servers, requests, want)
+	check(t, err)
+	compareLooked(t, servers, requests, want, got)
+	for _, r := range requests {
+		for about, text := range differences(got[servers[0]][r].aspects, got[servers[1]][r].aspects) {
+			t.Errorf("%s: %s, and upstream: %s", r, about, text) // nothing differs by design
+		}
+	}
+}
+
+// whole says what is expected of a LIST when limit and continue are ignored. The API itself still refuses combinations.
+func (h *history) whole(r request, memory bool) expectation {
+	if refusal := h.list(r, memory); refusal.aspects[code] == fmt.Sprint(http.StatusUnprocessableEntity) {
+		return refusal
+	}
+	all := r
+	all.limit, all.from = 0, unset
+	return h.list(all, memory)
+}
+
+// TestListTableWithoutChunking sends LISTs to servers whose gate APIListChunking is off. There never is a token.
+func TestListTableWithoutChunking(t *testing.T) {
+	ctx := newContext(t)
+	const off = "APIListChunking=false"
+	servers := []*server{
+		{name: "strata", memory: true, watchList: true, flags: []string{"--engine=" + harness.Strata, "--strata-feature-gates=" + off}},
+		{name: "strata, through upstream's handlers", memory: true, watchList: true,
+			flags: []string{"--engine=" + harness.Strata, "--strata-feature-gates=ByteReadPath=false," + off}},
+		{name: "strata, gates off", watchList: true, flags: []string{"--engine=" + harness.Strata, gatesOff + "," + off}},
+	}
+	w := open(t, ctx, servers...)
+	want := func(r request, s *server) expectation { return w.whole(r, s.memory) }
+	requests := slices.DeleteFunc(someListRequests(), func(r request) bool { return r.limit == large })
+	got, err := w.askAll(ctx, servers, requests, want)
+	check(t, err)
+	compareLooked(t, servers, requests, want, got)
+	for _, s := range servers {
+		for r, a := range got[s] {
+			if a.aspects[more] == "true" {
+				t.Errorf("%s, %s: a token", r, s.name)
+			}
+		}
+	}
+}
