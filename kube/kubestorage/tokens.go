@@ -95,23 +95,46 @@ func (t *tokens) seal(ctx context.Context, resource groupResource, prefix, plain
 	if plain == "" || !t.opts.seal {
 		return plain, nil
 	}
-	// DecodeContinue would return a key, cleaned, in place of what is to be kept.
-	data, err := base64.RawURLEncoding.DecodeString(plain)
-	var c struct {
-		Revision int64  `json:"rv"`
-		Start    string `json:"start"`
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &c)
-	}
+	c, err := decodePlain(plain)
 	if err != nil {
 		return "", fmt.Errorf("seal a continue token: %w", err)
 	}
-	token, err := t.keeper.Seal(ctx, t.scope(resource, prefix), continuetoken.Token{Revision: c.Revision, Start: c.Start})
+	token, err := t.keeper.Seal(ctx, t.scope(resource, prefix), c)
 	if err != nil {
 		return "", tokenError(ctx, err)
 	}
 	return token, nil
+}
+
+// decodePlain reads a plain token that we have made; DecodeContinue would return a key, cleaned,
+// in place of what is to be kept.
+func decodePlain(plain string) (continuetoken.Token, error) {
+	var c struct {
+		Revision int64  `json:"rv"`
+		Start    string `json:"start"`
+	}
+	data, err := base64.RawURLEncoding.DecodeString(plain)
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	return continuetoken.Token{Revision: c.Revision, Start: c.Start}, err
+}
+
+// rebase makes a plain token for the keys below prefix one for the keys below scope, which is
+// shorter or equal; either is with or without the slash at its end. "" stays "".
+//
+// Upstream's store makes tokens relative to what it read. When a field selector for one namespace
+// has narrowed that, the next page comes for what the client asked for, all namespaces.
+func rebase(plain, prefix, scope string) (string, error) {
+	prefix, scope = strings.TrimSuffix(prefix, "/")+"/", strings.TrimSuffix(scope, "/")+"/"
+	if plain == "" || prefix == scope {
+		return plain, nil
+	}
+	c, err := decodePlain(plain)
+	if err != nil {
+		return "", fmt.Errorf("rebase a continue token: %w", err)
+	}
+	return storage.EncodeContinue(prefix+strings.TrimPrefix(c.Start, "/"), scope, c.Revision)
 }
 
 // tokenError turns an error of continuetoken into one for the client.

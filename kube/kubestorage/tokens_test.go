@@ -21,10 +21,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-var (
-	podsGroup    = schema.GroupResource{Resource: "pods"}
-	widgetsGroup = schema.GroupResource{Group: "example.com", Resource: "widgets"}
-)
+var podsGroup = schema.GroupResource{Resource: "pods"}
 
 const tokenKey = testPrefix + tokenKeys
 
@@ -97,6 +94,30 @@ func TestTokensComeBackAsTheyWere(t *testing.T) {
 			t.Fatal("upstream takes a sealed token for a plain one")
 		}
 	})
+}
+
+// TestRebasedTokens start at the same key.
+func TestRebasedTokens(t *testing.T) {
+	const narrow, wide = testPrefix + "pods/ns/", testPrefix + "pods/"
+	plain := plainToken(t, narrow, "name\x00", 7)
+	for _, prefix := range []string{narrow, strings.TrimSuffix(narrow, "/")} {
+		for _, scope := range []string{wide, strings.TrimSuffix(wide, "/"), narrow} {
+			got, err := rebase(plain, prefix, scope)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start, rev, err := storage.DecodeContinue(got, strings.TrimSuffix(scope, "/")+"/")
+			if err != nil || rev != 7 || start != narrow+"name\x00" {
+				t.Errorf("from %s to %s: starts at %q, revision %d, %v", prefix, scope, start, rev, err)
+			}
+		}
+	}
+	if got, err := rebase("", narrow, wide); got != "" || err != nil {
+		t.Errorf("no token: %q, %v", got, err)
+	}
+	if got, err := rebase(plain, narrow, testPrefix+"secrets/"); err == nil {
+		t.Errorf("for other keys: %q", got)
+	}
 }
 
 // TestTokensOfOtherLists: 400 with a message that says why, and no name in it.
