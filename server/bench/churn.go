@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"slices"
 	"sync"
 	"time"
@@ -101,8 +102,8 @@ func (c *churn) run(ctx context.Context, conn *target.Conn) error {
 	all.Go(func() error {
 		return reads.run(ctx, func(ctx context.Context, _ int) error {
 			at, _ := c.draw(random)
-			path := exactPath(allConfigMaps, at) + fmt.Sprintf("&limit=%d", c.s.Sizes.Page)
-			return c.read(ctx, conn, path, at, min(c.s.Sizes.Page, c.s.Data.ConfigMaps), &c.pages)
+			page := exactPath(allConfigMaps, at) + fmt.Sprintf("&limit=%d", c.s.Sizes.Page)
+			return c.read(ctx, conn, page, at, min(c.s.Sizes.Page, c.s.Data.ConfigMaps), &c.pages)
 		})
 	})
 	all.Go(func() error {
@@ -144,18 +145,18 @@ func (c *churn) draw(random *rand.Rand) (revision int64, name string) {
 }
 
 // read reads so many objects at a revision, and notes what it has seen, or that it failed, and how long it took.
-func (c *churn) read(ctx context.Context, conn *target.Conn, path string, at int64, want int, took *[]time.Duration) error {
+func (c *churn) read(ctx context.Context, conn *target.Conn, url string, at int64, want int, took *[]time.Duration) error {
 	var body bytes.Buffer
 	began := time.Now()
-	err := conn.Read(ctx, target.Request{Path: path}, &body)
+	err := conn.Read(ctx, target.Request{Path: url}, &body)
 	elapsed := time.Since(began)
 	var page pastPage
 	if err == nil {
-		if page, err = parsePast(path, body.Bytes()); err != nil {
+		if page, err = parsePast(url, body.Bytes()); err != nil {
 			return err
 		}
 		if page.Metadata.ResourceVersion != at || len(page.Items) != want {
-			return fmt.Errorf("LIST %s has %d objects at revision %d, want %d", path, len(page.Items), page.Metadata.ResourceVersion, want)
+			return fmt.Errorf("LIST %s has %d objects at revision %d, want %d", url, len(page.Items), page.Metadata.ResourceVersion, want)
 		}
 	}
 	c.mu.Lock()
@@ -198,11 +199,12 @@ func (c *churn) verify() error {
 
 // Metrics of Strata about its history. Engines that do not have one have no row of it.
 const (
-	historyBytes    = "strata_mirror_history_bytes"
-	versions        = "strata_mirror_resource_versions"
-	versionBytes    = "strata_mirror_resource_version_bytes"
-	oldestRevision  = "strata_mirror_resource_oldest_revision"
-	representations = "strata_representation_bytes"
+	historyBytes        = "strata_mirror_history_bytes"
+	clusterVersionBytes = "strata_mirror_version_bytes"
+	versions            = "strata_mirror_resource_versions"
+	versionBytes        = "strata_mirror_resource_version_bytes"
+	oldestRevision      = "strata_mirror_resource_oldest_revision"
+	representations     = "strata_representation_bytes"
 )
 
 // historyHeld is what an engine holds when it has settled, and what it says itself about that.
@@ -223,13 +225,14 @@ func (s *Sample) historyHeld(ctx context.Context, conn *target.Conn) (historyHel
 	if err != nil {
 		return historyHeld{}, err
 	}
-	all, err := s.Engine.Series(ctx, historyBytes, versions, versionBytes, oldestRevision, representations)
+	all, err := s.Engine.Series(ctx, historyBytes, clusterVersionBytes, versions, versionBytes, oldestRevision, representations)
 	if err != nil {
 		return historyHeld{}, err
 	}
 	metrics := map[string]float64{}
 	for _, series := range all {
-		if resource, ok := series.Labels["resource"]; !ok || resource == "configmaps" {
+		// Resources are named by their prefix below that of the API server.
+		if resource, ok := series.Labels["resource"]; !ok || path.Base(resource) == measuredResource {
 			metrics[series.Name] += series.Value
 		}
 	}
@@ -259,9 +262,10 @@ func (c *churn) report(before, after historyHeld) {
 	for _, metric := range []struct {
 		name string
 		unit Unit
-	}{{historyBytes, Bytes}, {versions, Count}, {versionBytes, Bytes}} {
+	}{{historyBytes, Bytes}, {clusterVersionBytes, Bytes}, {versions, Count}, {versionBytes, Bytes}} {
 		if now, ok := after.metrics[metric.name]; ok {
-			s.Report(metric.name+", more", metric.unit, now-before.metrics[metric.name])
+			s.Report(metric.name+", before", metric.unit, before.metrics[metric.name])
+			s.Report(metric.name+", after", metric.unit, now)
 		}
 	}
 	if oldest, ok := after.metrics[oldestRevision]; ok {
