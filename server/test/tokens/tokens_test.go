@@ -7,6 +7,7 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -70,6 +71,22 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 			}
 		}
 	}
+
+	t.Run("a field selector for one namespace", func(t *testing.T) {
+		const everywhere, selector = "/api/v1/configmaps", "&fieldSelector=metadata.namespace%3Ddefault"
+		want := must[*harness.List](t)(a.List(ctx, maps, ""))
+		var names []string
+		for token, i := "", 0; i == 0 || token != ""; i++ {
+			p := must[*harness.List](t)(servers[i%2].API().List(ctx, everywhere, query(limit, token)+selector))
+			names = append(names, p.Names()...)
+			if token = p.Metadata.Continue; token != "" {
+				requireSealed(t, token)
+			}
+		}
+		if !slices.Equal(names, want.Names()) {
+			t.Errorf("got %d names %v, want %d", len(names), names, len(want.Names()))
+		}
+	})
 
 	client := etcd.Client()
 	resp := must[*clientv3.GetResponse](t)(client.Get(ctx, "/registry/strata/", clientv3.WithPrefix()))
