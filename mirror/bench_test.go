@@ -101,7 +101,7 @@ func (s *benchSource) batch(n int, pick func() int) mirror.Batch {
 }
 
 // startBench runs a mirror in which the resources are claimed.
-func startBench(b *testing.B, s *benchSource, resources int, change func(*mirror.Options)) (*mirror.Mirror, []*mirror.Resource) {
+func startBench(b testing.TB, s *benchSource, resources int, change func(*mirror.Options)) (*mirror.Mirror, []*mirror.Resource) {
 	b.Helper()
 	opts := mirror.Options{Prefix: root, Source: s, Logger: quiet()}
 	if change != nil {
@@ -384,6 +384,51 @@ func BenchmarkMemory(b *testing.B) {
 				m.Close()
 			}
 		})
+	}
+}
+
+// historyMemory is what random updates of objects of 1 KB cost for each revision, in bytes of
+// the heap beyond the superseded keys and values themselves; versions is the part of it that
+// the mirror counts as versions.
+func historyMemory(t testing.TB, objects, revisions int) (perRevision, versions float64) {
+	const size = 1024
+	s := newBenchSource(objects, 1, size)
+	before := heap()
+	m, claimed := startBench(t, s, 1, func(o *mirror.Options) {
+		o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 40}
+	})
+	present := heap() - before
+	rnd := rand.New(rand.NewPCG(1, 2))
+	superseded := int64(0)
+	for range revisions {
+		s.feed <- s.batch(1, func() int {
+			k := rnd.IntN(len(s.keys))
+			superseded += int64(len(s.keys[k]) + size)
+			return k
+		})
+	}
+	if err := m.Wait(context.Background(), s.rev); err != nil {
+		t.Fatal(err)
+	}
+	m.Weigh()
+	history := heap() - before - present - superseded
+	st := claimed[0].Stats()
+	if st.Events != revisions || st.OldestRevision != 1 {
+		t.Fatalf("%d events, the oldest revision is %d", st.Events, st.OldestRevision)
+	}
+	runtime.KeepAlive(s)
+	return float64(history) / float64(revisions), float64(st.VersionBytes) / float64(revisions)
+}
+
+// BenchmarkHistoryMemory is what history may cost: 300 bytes for each revision at most.
+func BenchmarkHistoryMemory(b *testing.B) {
+	for b.Loop() {
+		all, versions := historyMemory(b, 150_000, 300_000)
+		b.ReportMetric(all, "B/revision")
+		b.ReportMetric(versions, "versions-B/revision")
+		if all > 300 {
+			b.Errorf("%.0f bytes for each revision beyond keys and values", all)
+		}
 	}
 }
 

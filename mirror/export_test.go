@@ -1,6 +1,10 @@
 package mirror
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+	"time"
+)
 
 // Check runs the invariant check on the writer and returns its finding. It also
 // is a barrier: commands given before it have been obeyed.
@@ -22,6 +26,25 @@ func (m *Mirror) HoldWriter() (release func()) {
 	m.do(func() { close(held); <-gate })
 	<-held
 	return sync.OnceFunc(func() { close(gate) })
+}
+
+// Weigh weighs the versions of the past now, and returns when that is done.
+func (m *Mirror) Weigh() {
+	for {
+		begun := make(chan bool)
+		m.do(func() {
+			busy := m.weighs
+			if !busy {
+				m.weighAgain = time.Time{}
+				m.weigh(time.Now())
+			}
+			begun <- !busy && !m.weighs // there was nothing to weigh
+		})
+		if <-begun {
+			return
+		}
+		runtime.Gosched()
+	}
 }
 
 // ReadyChanged returns a channel that is closed when the resource changes.

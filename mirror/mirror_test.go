@@ -274,6 +274,31 @@ func TestMirrorIsEtcdAtEveryRevision(t *testing.T) {
 						}
 					}
 				},
+				"read the past": func(t *rapid.T) { // the same revisions, again and again, in any order
+					if lossy || !settle() {
+						return
+					}
+					for p, r := range claimed {
+						oldest, _, err := r.Oldest()
+						if err != nil {
+							t.Fatal(err)
+						}
+						revs := rapid.SliceOfN(rapid.Int64Range(oldest, m.Clock()), 1, 25).Draw(t, "revisions")
+						for _, rev := range append(revs, revs...) {
+							s, err := r.At(rev)
+							if errors.Is(err, mirror.ErrCompacted) {
+								continue // the window moved
+							} else if err != nil {
+								t.Fatal(err)
+							}
+							if got, want := read(s), want(rev, p); !maps.Equal(got, want) {
+								t.Fatalf("%s at %d: %s", p, rev, diff(got, want))
+							}
+							frozen = append(frozen, s)
+							frozenWant = append(frozenWant, read(s))
+						}
+					}
+				},
 				"follow": func(t *rapid.T) {
 					for p, r := range claimed {
 						s, err := r.Latest()

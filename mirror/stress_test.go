@@ -126,6 +126,39 @@ func TestReadersAmongWriters(t *testing.T) {
 			compared.Add(1)
 		}
 	})
+	// Pagers: several at one revision get the same tree, which holds what the first page showed,
+	// also when the version is dropped between two pages; what is compacted stays away.
+	var pages atomic.Int64
+	var paged atomic.Int64 // the revision
+	for range 3 {
+		reader(func(rnd *rand.Rand) {
+			r := all[rnd.IntN(resources)]
+			rev := mirror.Revision(paged.Load())
+			if now := m.Clock(); rev == 0 || now-rev > 300 || rnd.IntN(10) == 0 {
+				rev = now - mirror.Revision(rnd.IntN(200))
+				paged.Store(int64(rev))
+			}
+			var first mirror.Snapshot
+			for i := range 5 {
+				compacted := m.Stats().Compacted
+				s, err := r.At(rev)
+				if gone(err) {
+					return
+				}
+				if rev < compacted {
+					fail("%d is served, etcd is compacted to %d", rev, compacted)
+				}
+				release := r.Hold(s)
+				if i == 0 {
+					first = s
+				} else if got, want := read(s), read(first); !maps.Equal(got, want) {
+					fail("page %d at %d:%s", i, rev, diff(got, want))
+				}
+				pages.Add(1)
+				release()
+			}
+		})
+	}
 	// A snapshot stays as it is, and its counts are those of what it holds.
 	reader(func(rnd *rand.Rand) {
 		s, err := all[rnd.IntN(resources)].Latest()
@@ -297,7 +330,12 @@ func TestReadersAmongWriters(t *testing.T) {
 	if st.Divergences+st.Relists > 0 {
 		t.Error("the mirror distrusted a faultless feed")
 	}
-	if compared.Load() == 0 || followed.Load() == 0 {
+	for _, r := range all {
+		if st := r.Stats(); st.Readers != 0 || st.OldestRead != 0 {
+			t.Errorf("%d readers are left, at %d", st.Readers, st.OldestRead)
+		}
+	}
+	if compared.Load() == 0 || followed.Load() == 0 || pages.Load() == 0 {
 		t.Error("the readers saw nothing")
 	}
 }

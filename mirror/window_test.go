@@ -261,3 +261,19 @@ func TestVersionsOfThePastAreSparse(t *testing.T) {
 		}
 	})
 }
+
+// TestMemoryOfHistory is BenchmarkHistoryMemory in small: everything that history costs beside the
+// superseded keys and values (events, entries, what the allocator rounds up, versions).
+func TestMemoryOfHistory(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector's heap is another")
+	}
+	all, versions := historyMemory(t, 20_000, 60_000)
+	t.Logf("%.0f bytes for each revision, %.0f of them versions", all, versions)
+	if all > 300 {
+		t.Errorf("%.0f bytes for each revision beyond keys and values, want 300 at most", all)
+	}
+	if versions == 0 || versions > all {
+		t.Errorf("%.0f of %.0f bytes are said to be versions", versions, all)
+	}
+}

@@ -1,0 +1,292 @@
+package mirror_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// requireGone returns if nothing below oldest can be read, and oldest can.
+func requireGone(t *testing.T, r *mirror.Resource, md *model, oldest mirror.Revision) {
+	t.Helper()
+	if s, err := r.At(oldest); err != nil {
+		t.Errorf("at %d: %v", oldest, err)
+	} else {
+		requireState(t, s, md, r.Prefix())
+	}
+	if _, err := r.At(oldest - 1); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("at %d, below the oldest: %v", oldest-1, err)
+	}
+	if got := r.Stats().OldestRevision; got != oldest {
+		t.Errorf("the oldest revision is %d, want %d", got, oldest)
+	}
+}
+
+// TestCompactionTakesWhatReadersWereGiven: at once, though nothing else happens; what a
+// reader holds stays.
+func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		m := start(t, md.store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), r)
+		for i := range 10 {
+			put(md, "/registry/a/", fmt.Sprint(i), 10)
+		}
+		reach(t, m, md.store.Revision())
+		var held []mirror.Snapshot
+		for rev := mirror.Revision(20); rev <= 90; rev += 10 {
+			s, err := r.At(rev)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, s)
+		}
+		synctest.Wait()
+		before := r.Stats().Versions
+		m.Compact(55)
+		synctest.Wait() // no time passes
+		requireGone(t, r, md, 55)
+		// Those at 20 to 50 are gone, and the first; one was made for the read of 55.
+		if got := r.Stats().Versions; got != before-5+1 {
+			t.Errorf("%d versions after compaction, there were %d", got, before)
+		}
+		if _, err := r.CursorAfter(20, "", ""); err != nil {
+			t.Errorf("compaction has ended a watch: %v", err) // KEP-4988
+		}
+		for _, s := range held {
+			requireState(t, s, md, "/registry/a/")
+		}
+		m.Compact(54) // goes nowhere
+		m.Compact(md.store.Revision())
+		synctest.Wait()
+		requireGone(t, r, md, md.store.Revision())
+		if st := r.Stats(); st.Versions > 1 || st.VersionBytes != 0 {
+			t.Errorf("%d versions of %d bytes when only the present is left", st.Versions, st.VersionBytes)
+		}
+		barrier(t, m)
+	})
+}
+
+// TestCompactionAheadWaitsForTheClock, and for nothing else: no event need come.
+func TestCompactionAheadWaitsForTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		m := start(t, md.store, nil)
+		r := claim(t, m, "/registry/a/")
+		put(md, "/registry/a/", "1", 10)
+		reach(t, m, md.store.Revision(), r)
+		now := md.store.Revision()
+		m.Compact(now + 3)
+		synctest.Wait()
+		requireGone(t, r, md, now) // as far as the clock has come
+		if m.Compacted() != now+3 || m.Stats().Compacted != now {
+			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.Compacted())
+		}
+		for range 5 {
+			md.txn(memory.Op{Key: elsewhere + "x", Value: "1"})
+		}
+		reach(t, m, now+5)
+		synctest.Wait()
+		requireGone(t, r, md, now+3)
+		barrier(t, m)
+	})
+}
+
+// TestCompactionStartsOverWithEtcd: a restored etcd has compactions of its own.
+func TestCompactionStartsOverWithEtcd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		put(md, "/registry/a/", "first", 20)
+		m := start(t, md.store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, 21, r)
+		m.Compact(15)
+		synctest.Wait()
+		requireGone(t, r, md, 15)
+
+		md.store.Restore(9, map[string]string{"/registry/a/x": "restored"})
+		for m.Clock() > 9 {
+			time.Sleep(time.Millisecond)
+		}
+		reach(t, m, 9, r)
+		if m.Compacted() != 0 || m.Stats().Compacted != 0 {
+			t.Errorf("compacted to %d, told %d, by an etcd that is no more", m.Stats().Compacted, m.Compacted())
+		}
+		for i := range 20 {
+			md.store.Put("/registry/a/x", fmt.Sprint(i))
+		}
+		reach(t, m, 29, r)
+		at := func(rev mirror.Revision) string {
+			s, err := r.At(rev)
+			if err != nil {
+				return "compacted"
+			}
+			return read(s)["/registry/a/x"]
+		}
+		if got := at(11); got != "1@11" {
+			t.Errorf("at 11: %s", got)
+		}
+		m.Compact(12) // lower than the other's
+		synctest.Wait()
+		if at(11) != "compacted" || at(12) != "2@12" {
+			t.Errorf("compacted to 12: at 11 %s, at 12 %s", at(11), at(12))
+		}
+		barrier(t, m)
+	})
+}
+
+// TestWhatIsLoadedLaterIsCompactedToo: etcd was compacted past the history that a resource was
+// loaded with while that was on its way.
+func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		put(md, "/registry/a/", "1", 5)
+		m := start(t, md.store, nil)
+		excluded, err := m.Exclude("/registry/b/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := claim(t, m, "/registry/a/")
+		put(md, "/registry/b/", "1", 10)
+		reach(t, m, md.store.Revision(), a)
+		compacted := md.store.Revision() - 4
+		m.Compact(compacted) // the store still has it all
+		synctest.Wait()
+		excluded.Release()
+		b := claim(t, m, "/registry/b/")
+		reach(t, m, md.store.Revision(), b)
+		if _, floor, err := b.Oldest(); err != nil || floor >= compacted {
+			t.Fatalf("the history that was loaded begins at %d, %v; the test shows nothing", floor, err)
+		}
+		requireGone(t, b, md, compacted)
+		barrier(t, m)
+	})
+}
+
+// TestVersionsForReadersGoWhenNobodyAsks, and their bytes are known meanwhile.
+func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		m := start(t, md.store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), r)
+		for i := range 10 {
+			put(md, "/registry/a/", fmt.Sprint(i), 10)
+		}
+		reach(t, m, md.store.Revision())
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		rest := r.Stats()
+		asked := func() {
+			t.Helper()
+			s, err := r.At(50)
+			if err != nil {
+				t.Fatal(err)
+			}
+			requireState(t, s, md, "/registry/a/")
+		}
+		for range 6 { // two minutes
+			asked()
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			if st := r.Stats(); st.Versions != rest.Versions+1 || st.VersionBytes <= rest.VersionBytes {
+				t.Fatalf("%d versions of %d bytes while one is read, %d of %d before", st.Versions, st.VersionBytes, rest.Versions, rest.VersionBytes)
+			}
+			if st, all := r.Stats(), m.Stats(); all.VersionBytes != st.VersionBytes || all.Versions < st.Versions {
+				t.Errorf("the mirror tells %d versions of %d bytes", all.Versions, all.VersionBytes)
+			}
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if st := r.Stats(); st.Versions != rest.Versions || st.VersionBytes != rest.VersionBytes {
+			t.Errorf("%d versions of %d bytes, want %d of %d", st.Versions, st.VersionBytes, rest.Versions, rest.VersionBytes)
+		}
+		asked()
+		barrier(t, m)
+	})
+}
+
+// TestVersionsCountInTheWindow: their bytes and those of values together stay below the bound.
+func TestVersionsCountInTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 400_000
+		md := newModel()
+		var ops []memory.Op
+		for i := range 2000 {
+			ops = append(ops, memory.Op{Key: fmt.Sprintf("/registry/a/%04d", i), Value: "0"})
+		}
+		md.txn(ops...)
+		m := start(t, md.store, func(o *mirror.Options) {
+			o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: limit}
+			o.CheckpointEvents = 1
+		})
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), r)
+		highest, versions := int64(0), int64(0)
+		for i := range 5000 {
+			md.store.Put(ops[i*7%len(ops)].Key, fmt.Sprint(i))
+			if i%50 == 0 {
+				reach(t, m, md.store.Revision())
+				time.Sleep(1100 * time.Millisecond) // they are weighed
+				barrier(t, m)
+				if st := m.Stats(); st.HistoryBytes+st.VersionBytes > limit {
+					t.Fatalf("%d bytes of values and %d of versions, limit %d", st.HistoryBytes, st.VersionBytes, limit)
+				} else {
+					highest, versions = max(highest, st.HistoryBytes+st.VersionBytes), max(versions, st.VersionBytes)
+				}
+			}
+		}
+		if highest < limit*3/4 || versions < limit/20 || r.Stats().OldestRevision < 100 {
+			t.Errorf("at most %d bytes, %d of them versions, of %d; the oldest revision is %d", highest, versions, limit, r.Stats().OldestRevision)
+		}
+	})
+}
+
+// TestReadersKeepAVersionOnlyWhileTheyRead: nothing else does, once the window has passed it.
+func TestReadersKeepAVersionOnlyWhileTheyRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })
+		r := claim(t, m, "/registry/a/")
+		first := store.Put("/registry/a/x", "first")
+		reach(t, m, first, r)
+		for i := range 100 {
+			store.Put("/registry/a/x", fmt.Sprint(i))
+		}
+		reach(t, m, store.Revision())
+		s, err := r.At(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release := r.Hold(s)
+		e, _ := s.Get("/registry/a/x")
+		value := weak.Make(e)
+		e = nil
+		time.Sleep(3 * time.Minute)
+		barrier(t, m)
+		if _, err := r.At(first); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("older than the window: %v", err)
+		}
+		runtime.GC()
+		if value.Value() == nil {
+			t.Error("a reader has lost what it reads")
+		}
+		if st := r.Stats(); st.Readers != 1 || st.OldestRead != first {
+			t.Errorf("%d readers, the oldest at %d", st.Readers, st.OldestRead)
+		}
+		release()
+		s = mirror.Snapshot{}
+		runtime.GC()
+		if value.Value() != nil {
+			t.Error("a version outlives its last reader")
+		}
+	})
+}
