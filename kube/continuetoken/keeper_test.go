@@ -151,8 +151,16 @@ const (
 
 // cluster is an etcd and a KMS that replicas share, in a bubble of synctest.
 type cluster struct {
-	etcd fakeEtcd
-	kms  fakeKMS
+	etcd     fakeEtcd
+	kms      fakeKMS
+	replicas []*Keeper
+}
+
+// stop ends all replicas.
+func (c *cluster) stop() {
+	for _, k := range c.replicas {
+		k.Close()
+	}
 }
 
 func (c *cluster) start(t *testing.T, seal bool) *Keeper {
@@ -161,6 +169,7 @@ func (c *cluster) start(t *testing.T, seal bool) *Keeper {
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}, &c.etcd)
 	t.Cleanup(k.Close)
+	c.replicas = append(c.replicas, k)
 	return k
 }
 
@@ -265,8 +274,9 @@ func TestRotation(t *testing.T) {
 		requireOpens(t, c.start(t, true), first, ErrExpired)
 		requireOpens(t, c.start(t, false), first, ErrExpired)
 		requireOpens(t, c.start(t, false), second, nil)
-		time.Sleep(rememberDropped + 2*testRotation)
-		requireOpens(t, a, first, ErrInvalid)
+		c.stop()
+		time.Sleep(rememberDropped)
+		requireOpens(t, c.start(t, true), first, ErrInvalid)
 	})
 }
 
@@ -621,7 +631,7 @@ func TestManyReplicasUnderChange(t *testing.T) {
 		for range 4 {
 			replicas = append(replicas, c.start(t, true))
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 3*testRotation)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*testRotation+time.Hour)
 		defer cancel()
 		var all sync.WaitGroup
 		for i := range 8 {
@@ -643,7 +653,7 @@ func TestManyReplicasUnderChange(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if _, puts := c.etcd.counts(); puts < 4 || puts > 12 {
+		if _, puts := c.etcd.counts(); puts < 3 || puts > 8 {
 			t.Errorf("%d writes, want one for the ring, and two for each rotation", puts)
 		}
 	})
