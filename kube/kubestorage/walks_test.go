@@ -31,7 +31,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/kube/continuetoken"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -218,8 +220,9 @@ type walksWorld struct {
 	turn   int64           // of compact_rev_key
 	pagers []*pager
 	writes int
+	rounds int
 
-	complete, continued, expired, exact, refused, compactions, restarts, pages atomic.Int64
+	complete, continued, expired, exact, refused, compactions, restarts, pages, sealed, plain atomic.Int64
 }
 
 var walkNamespaces = []string{"ns", "ns-1", "ns-10"} // not in the order of their keys
@@ -276,7 +279,8 @@ func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error
 			target = min(target, p.pin)
 		}
 	}
-	compacts := rnd.IntN(4) == 0 && target > w.floor
+	w.rounds++
+	compacts := (rnd.IntN(4) == 0 || w.rounds%16 == 0) && target > w.floor
 	w.floorC = w.floor
 	if compacts {
 		w.floorC = w.floor + 1 + rnd.Int64N(target-w.floor)
@@ -309,7 +313,7 @@ func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error
 	if compacts {
 		start("compact", func() error { return w.compact(ctx) })
 	}
-	if r, seed := w.replicas[rnd.IntN(2)], rnd.Uint64(); rnd.IntN(10) == 0 {
+	if r, seed := w.replicas[rnd.IntN(2)], rnd.Uint64(); rnd.IntN(10) == 0 || w.rounds%20 == 0 {
 		start("restart", func() error { return w.restart(r, seed) })
 	}
 	group.Wait()
@@ -345,6 +349,17 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 	case 1:
 		opts.Replay = mirror.ReplayBounds{Revisions: -1}
 	}
+	gates := featuregate.NewFeatureGate()
+	// Of replicas that seal tokens and those that do not, each reads what the other has made.
+	seal := rnd.IntN(2) == 0
+	if r.opens == 0 {
+		seal = r == w.replicas[0]
+	}
+	seal = seal && w.wrap == nil // faults change tokens
+	if err := errors.Join(gates.Add(Gates()), gates.SetFromMap(map[string]bool{string(SealedContinueTokens): seal})); err != nil {
+		return err
+	}
+	opts.Gates = gates
 	r.engine = New(opts)
 	config := &storagebackend.ConfigForResource{
 		GroupResource: schema.GroupResource{Resource: "pods"},
@@ -675,6 +690,11 @@ func (p *pager) page(ctx context.Context) error {
 	}
 	p.opts.ResourceVersion, p.opts.ResourceVersionMatch = "", ""
 	if p.opts.Predicate.Continue = list.Continue; list.Continue != "" {
+		if continuetoken.Sealed(list.Continue) {
+			w.sealed.Add(1)
+		} else {
+			w.plain.Add(1)
+		}
 		return nil
 	}
 	p.done = true
@@ -720,7 +740,7 @@ func (p *pager) expire(err error) error {
 }
 
 // TestWalksEqualEtcd lets pods be written, deleted and changed together, etcd be compacted, and replicas be restarted,
-// while lists are walked in pages, each page from any replica, and read at exact revisions. Each of them is what etcd has
+// while lists are walked in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each of them is what etcd has
 // at its revision; a walk that is overtaken by a compaction is told so and goes on in the present.
 //
 // -walks.seed repeats what was drawn, up to the order of what happens at the same time; STRATA_TEST_LONG=1 lets it run
@@ -734,11 +754,12 @@ func TestWalksEqualEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d walks complete, of which %d after an expiry; %d pages, %d expired, %d exact reads, %d of compacted revisions; %d compactions, %d restarts",
-		w.complete.Load(), w.continued.Load(), w.pages.Load(), w.expired.Load(), w.exact.Load(), w.refused.Load(), w.compactions.Load(), w.restarts.Load())
+	t.Logf("%d walks complete, of which %d after an expiry; %d pages (%d tokens sealed, %d plain), %d expired, %d exact reads, %d of compacted revisions; %d compactions, %d restarts",
+		w.complete.Load(), w.continued.Load(), w.pages.Load(), w.sealed.Load(), w.plain.Load(), w.expired.Load(), w.exact.Load(), w.refused.Load(), w.compactions.Load(), w.restarts.Load())
 	for what, n := range map[string]*atomic.Int64{
 		"walk completed": &w.complete, "walk expired": &w.expired, "walk completed after an expiry": &w.continued,
 		"exact read": &w.exact, "read of a compacted revision": &w.refused, "restart": &w.restarts,
+		"sealed token": &w.sealed, "plain token": &w.plain,
 	} {
 		if n.Load() == 0 {
 			t.Errorf("no %s", what)

@@ -36,13 +36,15 @@ func TestMain(m *testing.M) {
 		var starting sync.WaitGroup
 		shared.replicas = make([]*replica, 3)
 		for i := range shared.replicas {
-			starting.Go(func() { shared.replicas[i] = shared.start() })
+			// As while tokens that are sealed are rolled out: each server takes what the others have made.
+			seals := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t", i == 2)
+			starting.Go(func() { shared.replicas[i] = shared.start(seals) })
 		}
 		starting.Wait()
 	})
 }
 
-// shared is a control plane of three servers, which tests kill and start again.
+// shared is a control plane of three servers, which tests kill and start again. The last seals its continue tokens.
 var shared *scene
 
 // scene is an etcd and servers on it.
