@@ -452,15 +452,16 @@ func (c *Compactor) believe(kv *mvccpb.KeyValue) {
 	}
 }
 
-// learned: etcd is compacted to the revision, or is about to be.
+// learned: etcd is compacted to the revision, or is about to be. Whoever sees it in
+// CompactRevision finds it forgotten.
 func (c *Compactor) learned(rev mirror.Revision) {
-	c.mu.Lock()
-	if rev > c.mu.compacted {
-		c.mu.compacted, c.mu.at = rev, time.Now()
-	}
-	c.mu.Unlock()
 	if c.opts.Forget != nil {
 		c.opts.Forget(rev)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rev > c.mu.compacted {
+		c.mu.compacted, c.mu.at = rev, time.Now()
 	}
 }
 
