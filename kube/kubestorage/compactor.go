@@ -17,6 +17,7 @@ import (
 type compactor struct {
 	*etcdsource.Compactor
 	mirror atomic.Pointer[mirror.Mirror]
+	early  atomic.Int64 // the last revision that was learned, for the mirror that is still to come
 }
 
 var _ etcd3.Compactor = (*compactor)(nil)
@@ -37,10 +38,11 @@ func startCompactor(client *clientv3.Client, interval time.Duration, logger *slo
 // tell makes the mirror forget from now on what etcd is compacted to.
 func (c *compactor) tell(m *mirror.Mirror) {
 	c.mirror.Store(m)
-	m.Compact(c.CompactRevision()) // what was learned before
+	m.Compact(c.early.Load())
 }
 
 func (c *compactor) forget(rev mirror.Revision) {
+	c.early.Store(rev) // before the mirror is looked for, which tell has set before it reads this
 	if m := c.mirror.Load(); m != nil {
 		m.Compact(rev)
 	}
