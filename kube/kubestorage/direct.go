@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 )
 
@@ -48,7 +49,7 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 		return d.lists.failed(err)
 	}
 	d.lists.fromEtcd(opts, reasonUncached)
-	return d.lists.failed(d.pages.list(ctx, d.Interface, key, prefix, opts, out))
+	return d.lists.failed(d.pages.list(ctx, d.Interface, key, prefix, d.keys.scope(ctx, prefix, opts), opts, out))
 }
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
@@ -69,6 +70,17 @@ func (k keys) prepare(key string, recursive bool) (string, error) {
 		return "", err
 	}
 	return k.pathPrefix + strings.TrimPrefix(key, "/"), nil
+}
+
+// scope returns what the tokens of a list of the keys below prefix are relative to: what the
+// client has asked for. A field selector for one namespace narrows the first page to the keys of
+// the namespace, but not the following ones.
+func (k keys) scope(ctx context.Context, prefix string, opts storage.ListOptions) string {
+	info, ok := request.RequestInfoFrom(ctx)
+	if ok && info.Namespace == "" && opts.Recursive && opts.Predicate.Continue == "" {
+		return k.pathPrefix + strings.Trim(k.resourcePrefix, "/") + "/"
+	}
+	return prefix
 }
 
 // pages is what lists of a resource do with limits and continue tokens, whoever answers them.
@@ -102,8 +114,9 @@ func (p *pages) seal(ctx context.Context, scope, plain string) (string, error) {
 	return p.tokens.seal(ctx, p.group, strings.TrimSuffix(scope, "/")+"/", plain)
 }
 
-// list has upstream's store answer, and seals the token.
-func (p *pages) list(ctx context.Context, etcd storage.Interface, key, scope string, opts storage.ListOptions, out runtime.Object) error {
+// list has upstream's store answer, whose tokens are relative to prefix, and makes the token one
+// for scope.
+func (p *pages) list(ctx context.Context, etcd storage.Interface, key, prefix, scope string, opts storage.ListOptions, out runtime.Object) error {
 	if err := etcd.GetList(ctx, key, opts, out); err != nil {
 		return p.sealError(ctx, scope, err)
 	}
@@ -111,7 +124,10 @@ func (p *pages) list(ctx context.Context, etcd storage.Interface, key, scope str
 	if err != nil || list.GetContinue() == "" {
 		return err
 	}
-	token, err := p.seal(ctx, scope, list.GetContinue())
+	token, err := rebase(list.GetContinue(), prefix, scope)
+	if err == nil {
+		token, err = p.seal(ctx, scope, token)
+	}
 	if err != nil {
 		return err
 	}

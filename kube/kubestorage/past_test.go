@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/component-base/metrics/testutil"
 )
@@ -394,5 +395,49 @@ func TestListsAreCounted(t *testing.T) {
 	list(sourceEtcd, reasonPast, exactly)
 	if st := f.engine(t).resource.Stats(); st.Readers != 0 {
 		t.Errorf("%d readers of the past are counted after the last has ended", st.Readers)
+	}
+}
+
+// TestPagesThatASelectorNarrows: a list of all namespaces with a field selector for one is narrowed
+// to its keys, for the first page only, whoever answers.
+func TestPagesThatASelectorNarrows(t *testing.T) {
+	for name, where := range map[string][]func(*options){
+		"memory":   nil,
+		"etcd":     {fromEtcd},
+		"uncached": {uncached},
+		"gates":    {withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t, where...)
+			want := ""
+			for i := range 20 {
+				pod := newPod(fmt.Sprintf("pod-%02d", i))
+				f.create(t, pod)
+				pod.Namespace = "other"
+				f.create(t, pod)
+				want += " " + pod.Name
+			}
+			f.catchUp(t)
+			ctx := request.WithRequestInfo(contextFor(t), &request.RequestInfo{Resource: "pods"})
+			opts := everything()
+			opts.Predicate = storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.namespace", "other"), GetAttrs: podAttrs, Limit: 7}
+			got, key := "", "/pods/other" // as registries narrow it
+			for {
+				list := &example.PodList{}
+				if err := f.GetList(ctx, key, opts, list); err != nil {
+					t.Fatal(err)
+				}
+				for i := range list.Items {
+					got += " " + list.Items[i].Name
+				}
+				if opts.Predicate.Continue = list.Continue; list.Continue == "" {
+					break
+				}
+				key = "/pods"
+			}
+			if got != want {
+				t.Errorf("the walk has%s, want%s", got, want)
+			}
+		})
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/mirror"
@@ -219,13 +218,7 @@ func (s *Store) request(ctx context.Context, key string, opts storage.ListOption
 	if q.exact < 0 { // beyond what a revision can reach
 		q.exact = math.MaxInt64
 	}
-	q.scope = q.prefix
-	if info, ok := request.RequestInfoFrom(ctx); ok && info.Namespace == "" && opts.Recursive && q.start == "" {
-		// A field selector for one namespace narrows the first page, but not the
-		// following ones, to the keys of the namespace: their tokens are relative
-		// to what the client asked for.
-		q.scope = s.resource.Prefix()
-	}
+	q.scope = s.keys.scope(ctx, q.prefix, q.opts)
 	if !strings.HasSuffix(key, "/") {
 		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
 		// from one that ends with a slash. Both read either; ours are the cacher's.
@@ -340,7 +333,7 @@ func (s *Store) listFromEtcd(ctx context.Context, q listRequest, why error, list
 		reason = read.reason
 	}
 	s.lists.fromEtcd(q.opts, reason)
-	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.scope, q.opts, listObj))
+	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
 }
 
 // useIndex narrows a reading of memory to what an index finds. For a list of the present the
