@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -698,10 +697,10 @@ func (p *pager) page(ctx context.Context) error {
 		return nil
 	}
 	p.done = true
-	state, err := w.state(ctx, p.walk.rev)
-	if p.lazy && errors.Is(err, rpctypes.ErrCompacted) {
-		return nil // overtaken after the last page
+	if p.walk.rev < w.floorC {
+		return nil // overtaken after the last page, perhaps
 	}
+	state, err := w.state(ctx, p.walk.rev)
 	if err != nil {
 		return err
 	}
