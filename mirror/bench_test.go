@@ -202,15 +202,24 @@ func BenchmarkRead(b *testing.B) {
 			}
 		}
 	})
-	for _, back := range []mirror.Revision{0, 1, 500, 5000, 35_000} {
-		b.Run(fmt.Sprintf("At/back=%d", back), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := r.At(s.rev - back); err != nil {
-					b.Fatal(err)
-				}
+	for _, back := range []mirror.Revision{0, 1, 500, 5000, 20_000, 35_000, s.rev - 1} {
+		for _, again := range []bool{false, true} {
+			name := fmt.Sprintf("At/back=%d", back)
+			if again {
+				name += "/again" // it has been read before
 			}
-		})
+			b.Run(name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if !again {
+						r.ForgetPast()
+					}
+					if _, err := r.At(s.rev - back); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 	b.Run("All", func(b *testing.B) {
 		b.ReportAllocs()

@@ -21,8 +21,8 @@ type Entry struct {
 	memos   atomic.Pointer[memo]
 }
 
-// entryOverhead is what an entry costs beside its bytes: the struct (56 bytes,
-// size class 64), its place in a leaf, and its share of the tree.
+// entryOverhead is what an entry costs beside its bytes: the struct (48 bytes), and about what
+// the allocator adds to those by rounding up.
 const entryOverhead = 80
 
 const noValue = 1 << 31 // flag in keyLen: the value was not kept
@@ -100,7 +100,8 @@ func (e *Event) Key() string {
 	return e.Prev.Key()
 }
 
-// historyBytes is what the log keeps alive by holding the event.
+// historyBytes is what the log keeps alive by holding the event: its struct (48 bytes), its
+// place, and the entry before it.
 func (e *Event) historyBytes() int64 {
 	n := int64(64)
 	if e.Prev != nil {

@@ -53,6 +53,9 @@ func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 // Versions returns how many versions of the past are held.
 func (r *Resource) Versions() int { return r.cur.Load().versions() }
 
+// ForgetPast forgets what was made for readers of the past.
+func (r *Resource) ForgetPast() { r.cur.Load().forget(func(*version) bool { return true }) }
+
 // Pending returns how many changes wait until the resource is listed.
 func (m *Mirror) Pending(r *Resource) int {
 	n := make(chan int)

@@ -181,6 +181,7 @@ func TestHistoryIsRestored(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			m.Weigh()
 			if err := m.Check(); err != nil { // and the window has been trimmed
 				t.Fatal(err)
 			}

@@ -179,10 +179,10 @@ func (m *Mirror) applyCompaction() {
 	if rev <= m.stats.compacted.Load() {
 		return
 	}
-	m.stats.compacted.Store(rev)
 	for _, r := range m.byPrefix {
 		if lin := r.cur.Load(); lin != nil {
 			r.raise(lin, rev)
 		}
 	}
+	m.stats.compacted.Store(rev) // now that it is so
 }
