@@ -241,6 +241,7 @@ func (r *Resource) raise(lin *lineage, rev Revision) {
 		lin.checkpoints.Store(&left)
 	}
 	lin.forget(func(v *version) bool { return v.seq < seq })
+	r.weighed = weighed{}
 	r.countVersionBytes(lin)
 }
 
@@ -260,7 +261,8 @@ func (r *Resource) countVersionBytes(lin *lineage) {
 	r.m.stats.versionBytes.Add(bytes - before)
 }
 
-// weighed is what a resource's versions were when they were weighed.
+// weighed is what a resource's versions were when they were weighed. It keeps them alive, until
+// the next time or until the window drops some.
 type weighed struct {
 	head              *version
 	checkpoints, made *[]*version

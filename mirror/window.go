@@ -148,7 +148,7 @@ func (r *Resource) trim(rev Revision) {
 // forget is for a resource whose log has been abandoned. Writer only.
 func (r *Resource) forget() {
 	r.m.stats.historyBytes.Add(-r.history.bytes)
-	r.history = history{}
+	r.history, r.weighed = history{}, weighed{}
 	r.countVersionBytes(nil)
 }
 
