@@ -3,9 +3,12 @@ package apiserver
 import (
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
@@ -101,14 +104,41 @@ func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResou
 //
 // Not resources, and left as upstream has them, straight on etcd: the allocators of service addresses and node
 // ports, and the leases of API server endpoints (generic.NewRawStorage and reconcilers.NewLeases).
-func wrapStorage(config *app.Config, engine *kubestorage.Engine) {
+func wrapStorage(config *app.Config, engine *kubestorage.Engine, interval time.Duration) {
+	wrap := func(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {
+		return engine.RESTOptionsGetter(compacted{inner, interval})
+	}
 	kube := config.KubeAPIs.ControlPlane.Generic
-	kube.RESTOptionsGetter = engine.RESTOptionsGetter(kube.RESTOptionsGetter)
+	kube.RESTOptionsGetter = wrap(kube.RESTOptionsGetter)
 
 	aggregator := config.Aggregator.GenericConfig
-	aggregator.RESTOptionsGetter = engine.RESTOptionsGetter(aggregator.RESTOptionsGetter)
+	aggregator.RESTOptionsGetter = wrap(aggregator.RESTOptionsGetter)
 
 	extensions := config.ApiExtensions
-	extensions.GenericConfig.RESTOptionsGetter = engine.RESTOptionsGetter(extensions.GenericConfig.RESTOptionsGetter)
-	extensions.ExtraConfig.CRDRESTOptionsGetter = engine.RESTOptionsGetter(extensions.ExtraConfig.CRDRESTOptionsGetter)
+	extensions.GenericConfig.RESTOptionsGetter = wrap(extensions.GenericConfig.RESTOptionsGetter)
+	extensions.ExtraConfig.CRDRESTOptionsGetter = wrap(extensions.ExtraConfig.CRDRESTOptionsGetter)
+}
+
+// takeCompaction returns how often etcd is to be compacted, and makes that never for everything but what compacted
+// wraps: each storage that upstream opens by itself would start upstream's compactor, beside the engine's.
+func takeCompaction(etcd *genericoptions.EtcdOptions) time.Duration {
+	interval := etcd.StorageConfig.CompactionInterval
+	etcd.StorageConfig.CompactionInterval = 0
+	return interval
+}
+
+// compacted gives storages the interval back that takeCompaction has taken.
+type compacted struct {
+	inner    generic.RESTOptionsGetter
+	interval time.Duration
+}
+
+func (c compacted) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	opts, err := c.inner.GetRESTOptions(resource, example)
+	if err == nil {
+		config := *opts.StorageConfig
+		config.CompactionInterval = c.interval
+		opts.StorageConfig = &config
+	}
+	return opts, err
 }

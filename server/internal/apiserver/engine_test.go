@@ -42,6 +42,7 @@ func TestEngines(t *testing.T) {
 			t.Run("serves custom resources", func(t *testing.T) { checkCustomResources(t, s) })
 			t.Run("opens no etcd connection for a resource", func(t *testing.T) { checkConnections(t, s, engine, proxy) })
 			t.Run("touches no upstream cacher", func(t *testing.T) { checkCacher(t, s, engine) })
+			t.Run("runs no upstream compactor", func(t *testing.T) { checkCompactor(t, s, engine) })
 			t.Run("counts reads of the present", func(t *testing.T) {
 				if !slices.ContainsFunc(cacherSample.FindAllString(s.get(t, "/metrics"), -1), sharedSample.MatchString) {
 					t.Errorf("none of the metrics that both engines record is there: %v", sharedSample)
@@ -276,7 +277,7 @@ const cacherFrame = "k8s.io/apiserver/pkg/storage/cacher."
 var cacherSample = regexp.MustCompile(
 	`(?m)^apiserver_(watch_cache_|cache_list_|init_events_total|terminated_watchers_total|storage_consistency_checks_total)[^\n]*`)
 
-var sharedSample = regexp.MustCompile(`^apiserver_watch_cache_(read_wait_seconds|consistent_read_total)`)
+var sharedSample = regexp.MustCompile(`^apiserver_(watch_cache_(read_wait_seconds|consistent_read_total)|cache_list_)`)
 
 // checkCacher lists every resource there is, then looks for traces of upstream's cacher.
 func checkCacher(t *testing.T, s *server, engine engineKind) {
@@ -288,12 +289,7 @@ func checkCacher(t *testing.T, s *server, engine engineKind) {
 	}
 
 	samples := cacherSample.FindAllString(s.get(t, "/metrics"), -1)
-	var frames []string
-	for stack := range strings.SplitSeq(s.get(t, "/debug/pprof/goroutine?debug=2"), "\n\n") {
-		if strings.Contains(stack, cacherFrame) {
-			frames = append(frames, stack)
-		}
-	}
+	frames := stacks(t, s, cacherFrame)
 	switch engine {
 	case engineStrata:
 		samples = slices.DeleteFunc(samples, sharedSample.MatchString)
@@ -308,6 +304,30 @@ func checkCacher(t *testing.T, s *server, engine engineKind) {
 			t.Errorf("found %d metrics and %d goroutines of upstream's cacher, which is in use: this test finds nothing",
 				len(samples), len(frames))
 		}
+	}
+}
+
+// stacks returns the stacks of the server's goroutines that contain the text.
+func stacks(t *testing.T, s *server, text string) (found []string) {
+	t.Helper()
+	for stack := range strings.SplitSeq(s.get(t, "/debug/pprof/goroutine?debug=2"), "\n\n") {
+		if strings.Contains(stack, text) {
+			found = append(found, stack)
+		}
+	}
+	return found
+}
+
+// checkCompactor looks for the goroutines of the engines' compactors: the allocators of service addresses and ports have
+// storages too, which do not belong to the engine.
+func checkCompactor(t *testing.T, s *server, engine engineKind) {
+	upstream := stacks(t, s, "k8s.io/apiserver/pkg/storage/etcd3.(*compactor).")
+	own := stacks(t, s, "etcdsource.(*Compactor).takeTurns")
+	if engine == engineStrata && (len(upstream) > 0 || len(own) != 1) {
+		t.Errorf("%d goroutines of upstream's compactor, want none; %d of the engine's that compact, want 1: %v", len(upstream), len(own), upstream)
+	}
+	if engine == engineUpstream && (len(upstream) == 0 || len(own) > 0) {
+		t.Errorf("%d goroutines of upstream's compactor, which is in use; %d of the engine's, which is not", len(upstream), len(own))
 	}
 }
 

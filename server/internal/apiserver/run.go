@@ -79,6 +79,10 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		}
 	}
 
+	var compaction time.Duration
+	if s.engine == engineStrata {
+		compaction = takeCompaction(completed.Etcd)
+	}
 	config, err := app.NewConfig(completed)
 	if listener := completed.SecureServing.Listener; listener != nil {
 		defer listener.Close() // serving closes it too; this is for errors before that
@@ -97,7 +101,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		}
 		defer engine.Close() // after Run, which destroys the storages
 		gcpolicy.Start(ctx)
-		wrapStorage(config, engine)
+		wrapStorage(config, engine, compaction)
 		if s.gates.Enabled(kubestorage.ByteReadPath) {
 			if err := mountReadPath(config, engine); err != nil {
 				return err

@@ -1,0 +1,57 @@
+package compaction
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestKeyIsWrittenByHand: it is deleted, and nonsense is put into it. Servers live on, believe nothing of it, forget
+// nothing, and compact.
+func TestKeyIsWrittenByHand(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	client := etcd.Client()
+	announced := announcements(t, ctx, client)
+	servers := []*harness.Server{env.APIServer(etcd, every(time.Second)), env.APIServer(etcd, every(time.Second))}
+	rev := create(t, ctx, servers[0].API(), "first")
+	next(t, ctx, announced, rev)
+	for i, write := range []clientv3.Op{
+		clientv3.OpDelete(key),
+		clientv3.OpDelete(key),
+		clientv3.OpPut(key, "nonsense"),
+		clientv3.OpPut(key, "999999999"),
+		clientv3.OpPut(key, ""),
+		clientv3.OpPut(key, "-7"),
+		clientv3.OpDelete(key),
+	} {
+		old := rev
+		_, err := client.Do(ctx, write)
+		check(t, err)
+		rev = create(t, ctx, servers[0].API(), fmt.Sprint("map-", i))
+		for {
+			a := next(t, ctx, announced, rev)
+			if a.rev != 999999999 {
+				requireCompacted(t, ctx, client, a.rev)
+				break
+			}
+		}
+		for _, s := range servers {
+			awaitGone(t, ctx, s.API(), old)
+			awaitGone(t, ctx, s.API(), rev)
+			newest := create(t, ctx, s.API(), fmt.Sprintf("map-%d-%s", i, s.URL[len(s.URL)-5:]))
+			if r := listAt(t, ctx, s.API(), newest); r.Code != http.StatusOK {
+				t.Errorf("after write %d by hand: a list at %d, the newest: %v", i, newest, r.Err())
+			}
+			check(t, s.Await(ctx, "/readyz"))
+		}
+	}
+}
