@@ -167,18 +167,36 @@ func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
 // Memo returns what is kept for the entry under s, nil if nothing is.
 func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
-// Retirer is what readers keep that wants to know when it has become old: Retired
-// is called by the writer, once, after an entry was replaced or deleted, or a leaf
-// is no longer part of the newest version. It must not block. Readers of the past
-// may still come.
+// Retirer is what readers keep for the present only: when an entry was replaced or deleted, or
+// a leaf is no longer part of the newest version, the writer takes it away and calls
+// Retired, once. That must not block. Readers of the past may still come, and keep it anew.
 type Retirer interface{ Retired() }
 
-// retire tells what readers have kept on the entry that it is of the past.
+// retire takes what wants to know that from the entry, which is of the past now, and tells it.
 func (e *Entry) retire() {
-	for m := e.memos.Load(); m != nil; m = m.next {
-		if r, ok := m.value.(Retirer); ok {
-			r.Retired()
+	for {
+		cur := e.memos.Load()
+		var left *memo
+		retired := false
+		for m := cur; m != nil; m = m.next {
+			if _, ok := m.value.(Retirer); ok {
+				retired = true
+			} else {
+				left = &memo{slot: m.slot, value: m.value, next: left}
+			}
 		}
+		if !retired {
+			return
+		}
+		if !e.memos.CompareAndSwap(cur, left) {
+			continue
+		}
+		for m := cur; m != nil; m = m.next {
+			if r, ok := m.value.(Retirer); ok {
+				r.Retired()
+			}
+		}
+		return
 	}
 }
 

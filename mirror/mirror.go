@@ -464,7 +464,8 @@ func (m *Mirror) commit(through Revision, progress bool) {
 	m.touched = m.touched[:0]
 }
 
-// retire tells what readers have kept on replaced entries and leaves that it is of the past.
+// retire lets go of what readers have kept on replaced entries and leaves: history would keep
+// it, of which there is much, for readers of whom there are few.
 func (t *txn) retire() {
 	for _, ev := range t.events {
 		if ev.Prev != nil {
@@ -472,8 +473,10 @@ func (t *txn) retire() {
 		}
 	}
 	for _, leaf := range t.old {
-		if r, ok := (*leaf.Memo.Load()).(Retirer); ok {
-			r.Retired()
+		if m := leaf.Memo.Swap(nil); m != nil {
+			if r, ok := (*m).(Retirer); ok {
+				r.Retired()
+			}
 		}
 	}
 }
