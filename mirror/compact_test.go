@@ -283,6 +283,7 @@ func TestReadersKeepAVersionOnlyWhileTheyRead(t *testing.T) {
 			t.Errorf("%d readers, the oldest at %d", st.Readers, st.OldestRead)
 		}
 		release()
+		runtime.KeepAlive(s)
 		s = mirror.Snapshot{}
 		runtime.GC()
 		if value.Value() != nil {

@@ -2,53 +2,55 @@ package mirror
 
 import "sync"
 
-// holds are the snapshots of a resource's past that are being read.
+// holds are the snapshots of a resource that are being read by those who say so.
 type holds struct {
-	mu   sync.Mutex // leaf; readers of the present do not take it
-	held map[Revision]int
-	n    int
+	mu   sync.Mutex // leaf
+	held map[held]int
 }
 
-// Hold counts the snapshot among those that are being read, until release, which is to be
-// called once: ResourceStats.Readers and OldestRead tell of it. It keeps nothing alive
-// that the snapshot does not: what a version holds is free as soon as the last reader has
-// let go of its snapshot. A snapshot of the present is not counted, also when the present
-// moves on while it is read; that costs two loads and no allocation. One of the past takes
-// a lock that only other calls for the past of the same resource, and Stats, take.
+// held is a revision of a state of a resource.
+type held struct {
+	lin *lineage
+	seq uint64
+	rev Revision
+}
+
+// Hold tells that a snapshot is being read, until release, which is to be called once. When it
+// is, or has become, one of the past, ResourceStats.Readers and OldestRead tell of it.
+// It keeps nothing alive that the snapshot does not: what a version holds is free as soon as the
+// last reader has let go of its snapshot. It takes a lock that only other calls for the
+// same resource, and Stats, take: for reads that last.
 func (r *Resource) Hold(s Snapshot) (release func()) {
-	if s.lin == nil || s.seq == s.lin.log.End() && s.lin == r.cur.Load() {
-		return nothingHeld
-	}
-	h := &r.holds
+	h, key := &r.holds, held{s.lin, s.seq, s.Rev}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.held == nil {
-		h.held = map[Revision]int{}
+		h.held = map[held]int{}
 	}
-	h.held[s.Rev]++
-	h.n++
+	h.held[key]++
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.n--; h.held[s.Rev] == 1 {
-			delete(h.held, s.Rev)
-		} else {
-			h.held[s.Rev]--
+		if h.held[key]--; h.held[key] == 0 {
+			delete(h.held, key)
 		}
 	}
 }
 
-func nothingHeld() {}
-
-// read returns how many snapshots are held and the oldest of their revisions, 0 if there
-// is none. Cost is O(revisions held).
-func (h *holds) read() (n int, oldest Revision) {
+// past returns how many snapshots of the past are held and the oldest of their revisions, 0
+// if there is none; present is the lineage that is read, which may be nil. Cost is
+// O(revisions held).
+func (h *holds) past(present *lineage) (n int, oldest Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for rev := range h.held {
-		if oldest == 0 || rev < oldest {
-			oldest = rev
+	for k, readers := range h.held {
+		if k.lin == nil || k.lin == present && k.seq == present.log.End() {
+			continue
+		}
+		n += readers
+		if oldest == 0 || k.rev < oldest {
+			oldest = k.rev
 		}
 	}
-	return h.n, oldest
+	return n, oldest
 }

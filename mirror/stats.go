@@ -119,7 +119,7 @@ type ResourceStats struct {
 // Stats returns a reading of the resource. Cost is a few loads, and O(Readers).
 func (r *Resource) Stats() ResourceStats {
 	var st ResourceStats
-	st.Readers, st.OldestRead = r.holds.read()
+	st.Readers, st.OldestRead = r.holds.past(r.readable())
 	lin := r.readable()
 	if lin == nil {
 		return st

@@ -275,8 +275,8 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	case err == nil:
 		r.Snapshot, r.Rev = snap, snap.Rev
 		s.useIndex(ctx, r)
-		if !snap.Present() {
-			r.release = s.resource.Hold(snap)
+		if !snap.Present() || r.Limit == 0 && r.Count() > longReading {
+			r.release = s.resource.Hold(r.Snapshot)
 		}
 	}
 	if err != nil {
@@ -285,6 +285,10 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	s.lists.read(r)
 	return r, nil
 }
+
+// longReading is from how many objects on a list may take so long that what was the present
+// becomes the past meanwhile.
+const longReading = 1000
 
 // readPast makes the reading one of etcd, when its turn has come.
 func (s *Store) readPast(ctx context.Context, r *Reading) error {
