@@ -2,9 +2,12 @@ package etcdsource
 
 import (
 	"context"
+	"slices"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -20,8 +23,10 @@ const (
 	pageBytes     = 8 << 20
 )
 
-// Pager reads a range of keys as it stands at one revision, in pages of bounded size, 8 MiB
-// or a single key. It is not safe for concurrent use; a copy reads on independently.
+// Pager reads a range of keys as it stands at one revision, in pages of about 8 MiB, or a
+// single key. How many keys that are is estimated from the page before; what is larger than expected
+// arrives all the same, unless the client is one of Bounded. It is not safe for concurrent use; a
+// copy reads on independently.
 type Pager struct {
 	client clientv3.KV
 	key    string // the next to be read
@@ -47,8 +52,10 @@ func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager 
 // Done reports whether the range has been read to its end.
 func (p *Pager) Done() bool { return p.done }
 
-// Key returns where the next page begins.
-func (p *Pager) Key() string { return p.key }
+// Expect tells about how many bytes a value has, for the first page.
+func (p *Pager) Expect(bytes int64) {
+	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
+}
 
 // Next reads the next page, of at most so many keys if most is above 0. A member that does
 // not answer is given up for another one. Errors: mirror.ErrCompacted, and
@@ -63,7 +70,7 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 			return p.client.Get(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev))
 		})
 		if status.Code(err) == codes.ResourceExhausted && limit > 1 {
-			// Larger than gRPC's limit for a message: small values came first.
+			// Larger than what the client takes: small values came first.
 			p.limit = max(1, limit/4)
 			continue
 		}
@@ -87,6 +94,22 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		}
 		return page, nil
 	}
+}
+
+// maxResponse is what a client of Bounded takes: twice a page, and room for the largest value
+// that an etcd is likely to be configured to take.
+const maxResponse = 2*pageBytes + 10<<20
+
+// Bounded returns a KV of the client that refuses a response of more than 26 MiB, before it
+// is in memory: a Pager then asks for less.
+func Bounded(client *clientv3.Client) clientv3.KV {
+	return clientv3.NewKVFromKVClient(bounded{clientv3.RetryKVClient(client)}, client)
+}
+
+type bounded struct{ pb.KVClient }
+
+func (b bounded) Range(ctx context.Context, in *pb.RangeRequest, opts ...grpc.CallOption) (*pb.RangeResponse, error) {
+	return b.KVClient.Range(ctx, in, append(slices.Clip(opts), grpc.MaxCallRecvMsgSize(maxResponse))...)
 }
 
 // nextLimit aims at pages of pageBytes, judging by the last one, and at most

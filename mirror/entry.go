@@ -25,7 +25,13 @@ type Entry struct {
 // the allocator adds to those by rounding up.
 const entryOverhead = 80
 
-const noValue = 1 << 31 // flag in keyLen: the value was not kept
+// Flags in keyLen.
+const (
+	noValue   = 1 << 31 // the value was not kept
+	isForeign = 1 << 30 // it was read from the source for one reader, see Snapshot.Foreign
+
+	keyLenMask = isForeign - 1
+)
 
 func newEntry(kv *KV, keep bool) *Entry {
 	n := len(kv.Key)
@@ -49,16 +55,20 @@ func (e *Entry) withoutValue() *Entry {
 }
 
 // Key returns the etcd key.
-func (e *Entry) Key() string { return e.data[:e.keyLen&^noValue] }
+func (e *Entry) Key() string { return e.data[:e.keyLen&keyLenMask] }
 
 // Value returns the stored value. Do not write to it.
 func (e *Entry) Value() []byte {
-	v := e.data[e.keyLen&^noValue:]
+	v := e.data[e.keyLen&keyLenMask:]
 	return unsafe.Slice(unsafe.StringData(v), len(v))
 }
 
 // hasValue is false for an entry of an unclaimed resource beyond the bound.
 func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
+
+// Foreign reports whether the entry is in no version of the resource: nobody who comes later
+// will find it, so what is kept on it is of use for its reader only.
+func (e *Entry) Foreign() bool { return e.keyLen&isForeign != 0 }
 
 // ModRevision returns the revision that wrote this value.
 func (e *Entry) ModRevision() Revision { return e.mod }
@@ -67,7 +77,7 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 func (e *Entry) CreateRevision() Revision { return e.create }
 
 // Size returns the bytes of the value as stored, 0 if it was not kept.
-func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&^noValue) }
+func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&keyLenMask) }
 
 // footprint is what holding the entry costs.
 func (e *Entry) footprint() int64 { return int64(len(e.data)) + entryOverhead }

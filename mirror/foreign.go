@@ -13,6 +13,7 @@ func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
 		e, ok := s.Get(string(kv.Key))
 		if !ok || e.mod != kv.ModRevision || !e.hasValue() {
 			e = newEntry(kv, true)
+			e.keyLen |= isForeign
 			bytes += e.footprint()
 		}
 		entries[i] = e

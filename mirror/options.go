@@ -41,7 +41,7 @@ type Options struct {
 	UnclaimedBytes int64
 	// CheckpointEvents is the number of events of a resource between two versions
 	// that are kept for reads of the newest past. Older ones are further apart, as far as
-	// they are old, up to 256 times this: more costs the first read of a revision time (less
+	// they are old, up to 512 times this: more costs the first read of a revision time (less
 	// than a microsecond for each event), fewer costs memory (a version of which every leaf
 	// was written since takes 12 to 14 bytes for each key). Default 128.
 	CheckpointEvents int

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -35,6 +36,23 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 		l.forget(func(v *version) bool { return v.seq < seq })
 	}
 	return v, true
+}
+
+// Near returns the version that is kept nearest to rev, which At would begin with, for those
+// who only estimate. Cost is O(log n). Errors: those of At.
+func (r *Resource) Near(rev Revision) (Snapshot, error) {
+	now, err := r.Latest()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	switch oldest := now.lin.oldest(); {
+	case rev > now.Rev:
+		return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
+	case rev < oldest:
+		return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
+	}
+	v := now.lin.nearest(now.lin.log.After(rev))
+	return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
 }
 
 // nearest returns the version that has the fewest events between it and the number.
@@ -202,8 +220,8 @@ func (l *lineage) first() *version {
 // times 1<<thinLimit. A version shares the less with its neighbour the more events lie between,
 // so it is the distance that saves memory: with 150,000 objects and 300,000 events, versions
 // cost less than 100 bytes for each event (TestMemoryOfHistory). A read rolls at most half the distance,
-// 16,384 events by default, and twice that before the oldest version.
-const thinLimit = 8
+// 32,768 events by default, and twice that before the oldest version.
+const thinLimit = 9
 
 // distance returns how many events may lie between two versions if so many have happened
 // since the newer one.

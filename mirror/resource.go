@@ -153,7 +153,7 @@ func (r *Resource) Latest() (Snapshot, error) {
 // that has been read shortly before: the version that was made then is kept for the next reader,
 // who is given the same leaves. Else it is O(e log n), where e events are rolled, forward or
 // backward, from the nearest version that is kept: about a third as many as have happened since
-// rev, and at most 16,384 (twice that close to Oldest) with default options. Errors:
+// rev, and at most 32,768 (twice that close to Oldest) with default options. Errors:
 // ErrCompacted if rev is below Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {

@@ -43,9 +43,33 @@ func (m *Mirror) remember(r *Resource, through Revision, events []*Event) {
 // held returns the bytes that the window bounds.
 func (m *Mirror) held() int64 { return m.stats.historyBytes.Load() + m.stats.versionBytes.Load() }
 
+// dropMade drops the version that was made for readers and has not been asked for the longest, of
+// all resources, and reports whether there was one: it is made anew in milliseconds, while
+// events are gone for good. Writer only.
+func (m *Mirror) dropMade() bool {
+	var owner *Resource
+	var idle *version
+	for _, r := range m.byPrefix {
+		if lin := r.cur.Load(); lin != nil {
+			for _, v := range *lin.made.Load() {
+				if idle == nil || v.used.Load() < idle.used.Load() {
+					owner, idle = r, v
+				}
+			}
+		}
+	}
+	if idle == nil {
+		return false
+	}
+	lin := owner.cur.Load()
+	lin.forget(func(v *version) bool { return v == idle })
+	owner.countVersionBytes(lin)
+	return true
+}
+
 // bound drops what is more than the window may hold. Writer only.
 func (m *Mirror) bound() {
-	for m.held() > m.opts.Window.MaxBytes && m.shed() {
+	for m.held() > m.opts.Window.MaxBytes && (m.dropMade() || m.shed()) {
 	}
 }
 

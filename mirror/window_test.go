@@ -277,3 +277,40 @@ func TestMemoryOfHistory(t *testing.T) {
 		t.Errorf("%.0f of %.0f bytes are said to be versions", versions, all)
 	}
 }
+
+// TestReadersOfThePastDoNotShortenHistory: what is made for them is what makes room for them.
+func TestReadersOfThePastDoNotShortenHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		var ops []memory.Op
+		for i := range 20000 {
+			ops = append(ops, memory.Op{Key: fmt.Sprintf("/registry/a/%06d", i), Value: "0"})
+		}
+		md.txn(ops...)
+		m := start(t, md.store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 6 << 20} })
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), r)
+		for i := range 16000 {
+			md.store.Put(ops[i*7919%len(ops)].Key, fmt.Sprint(i))
+			if i%2000 == 0 {
+				reach(t, m, md.store.Revision())
+				time.Sleep(1100 * time.Millisecond)
+			}
+		}
+		reach(t, m, md.store.Revision())
+		m.Weigh()
+		barrier(t, m)
+		_, before, _ := r.Oldest()
+		now := md.store.Revision()
+		for i := range 16 {
+			if _, err := r.At(now - mirror.Revision(900*(i+1)) + 450); err != nil {
+				t.Log(i, err)
+			}
+		}
+		m.Weigh()
+		barrier(t, m)
+		if _, after, _ := r.Oldest(); after > before {
+			t.Errorf("16 lists of the past have moved the floor of watches from %d to %d of %d", before, after, now)
+		}
+	})
+}

@@ -1,12 +1,12 @@
 package kubestorage
 
 import (
-	"cmp"
 	"fmt"
 	"path"
 	"strings"
 	"sync"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -39,6 +40,7 @@ type cluster struct {
 
 	// Places for reads that memory cannot answer: one key each, and lists.
 	gets, lists chan struct{}
+	ranges      clientv3.KV // for those lists: no response is larger than they may hold
 }
 
 // Bounds of what a stall of the feed, or lists of the distant past, can make of
@@ -85,9 +87,13 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 // startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
+	lists := opts.EtcdLists
+	if lists <= 0 {
+		lists = DefaultEtcdLists
+	}
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
 		present: f.present, eventsOnly: f.eventsOnly,
-		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, cmp.Or(opts.EtcdLists, DefaultEtcdLists))}
+		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, lists), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = newTokens(client.KV, prefix, tokenOptions{
 		seal:        opts.enabled(SealedContinueTokens),
 		refusePlain: opts.RefusePlainTokens,

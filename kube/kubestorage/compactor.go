@@ -42,7 +42,9 @@ func (c *compactor) tell(m *mirror.Mirror) {
 }
 
 func (c *compactor) forget(rev mirror.Revision) {
-	c.early.Store(rev) // before the mirror is looked for, which tell has set before it reads this
+	// Before the mirror is looked for, which tell has set before it reads this.
+	for old := c.early.Load(); rev > old && !c.early.CompareAndSwap(old, rev); old = c.early.Load() {
+	}
 	if m := c.mirror.Load(); m != nil {
 		m.Compact(rev)
 	}

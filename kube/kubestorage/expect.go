@@ -9,26 +9,30 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Expect returns the range of keys, and the newest revision here to look at them in, that Read
-// would read for the same options: for estimates, before a request has waited for
-// anything. It waits for nothing itself, and costs O(log n). ok is false if memory may not
-// be what answers: the resource is not loaded, the revision is older than memory, not
-// yet here, or not to be had from memory.
-func (s *Store) Expect(key string, opts storage.ListOptions) (snap mirror.Snapshot, start, end string, ok bool) {
+// Expectation is what a list will be about, as far as can be told at once.
+type Expectation struct {
+	Snapshot   mirror.Snapshot // of the revision, or one near it
+	Start, End string          // keys
+	Limit      int64           // of objects, 0 for all
+}
+
+// Expect returns what Read would read for the same options: for estimates, before a request has
+// waited for anything. It waits for nothing itself, makes no version of the past, and costs
+// O(log n). ok is false if memory may not be what answers: the resource is not loaded,
+// the revision is older than memory, not yet here, or not to be had from memory.
+func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok bool) {
 	q, err := s.request(noWait, key, opts)
 	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !s.fromMemory(q.opts, q.exact) {
-		return snap, "", "", false
+		return x, false
 	}
 	if q.exact > 0 {
-		snap, err = s.resource.At(q.exact)
+		x.Snapshot, err = s.resource.Near(q.exact)
 	} else {
-		snap, err = s.resource.Latest()
+		x.Snapshot, err = s.resource.Latest()
 	}
-	if err != nil {
-		return snap, "", "", false
-	}
-	start, end = q.bounds()
-	return snap, start, end, true
+	x.Start, x.End = q.bounds()
+	x.Limit = q.limit()
+	return x, err == nil
 }
 
 // noWait is the context of those who wait for nothing.

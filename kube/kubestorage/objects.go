@@ -38,6 +38,9 @@ func (v *view) shared(ctx context.Context, e *mirror.Entry) (runtime.Object, err
 	if err != nil {
 		return nil, err
 	}
+	if e.Foreign() {
+		return obj, nil
+	}
 	if k := v.budget.addObject(obj, objectFactor*e.Size()+objectBase); k != nil {
 		var before any
 		if old != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apiserver/pkg/endpoints/request"
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 
 	"github.com/stratakube/strata/etcdsource"
@@ -26,7 +27,6 @@ type past struct {
 	held  mirror.Snapshot // to share entries with
 	most  int64           // keys wanted, 0 for all
 	count int64           // keys in the range
-	bytes int64           // of their values, estimated from the first page
 
 	first *etcdsource.Pager // begins anew
 	next  *etcdsource.Pager // goes on after kept
@@ -42,7 +42,10 @@ func (s *Store) openPast(ctx context.Context, start, end string, rev mirror.Revi
 	if err != nil {
 		return nil, s.notReady()
 	}
-	pager := etcdsource.NewPager(s.cluster.client.Client, start, end, rev)
+	pager := etcdsource.NewPager(s.cluster.ranges, start, end, rev)
+	if n, bytes := held.Count(start, end); n > 0 {
+		pager.Expect(bytes / int64(n)) // as large as they are now
+	}
 	p := &past{store: s, ctx: ctx, held: held, most: most, next: pager}
 	again := *pager
 	p.first = &again
@@ -51,30 +54,16 @@ func (s *Store) openPast(ctx context.Context, start, end string, rev mirror.Revi
 		return nil, err
 	}
 	p.count = page.Count
-	var bytes int64
-	for i := range page.KVs {
-		bytes += int64(len(page.KVs[i].Value))
-	}
-	if n := int64(len(page.KVs)); n > 0 {
-		p.bytes = bytes / n * p.wanted()
-	}
 	runs, own := p.cut(page)
 	p.keep(runs, len(page.KVs), own)
 	return p, nil
-}
-
-// wanted is how many keys the range has, of those wanted.
-func (p *past) wanted() int64 {
-	if p.most > 0 {
-		return min(p.most, p.count)
-	}
-	return p.count
 }
 
 func (p *past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, error) {
 	began := time.Now()
 	page, err := pager.Next(p.ctx, most)
 	etcdmetrics.RecordEtcdRequest("list", p.store.group, err, began)
+	request.TrackStorageLatency(p.ctx, time.Since(began))
 	if err == nil && page.Header.ClusterID != p.store.mirror.Cluster() {
 		err = mirror.ErrRestored
 	}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/etcdsource"
 )
 
 // olderThanMemory returns the options of a list at the revision of the present, which memory
@@ -184,7 +186,8 @@ func TestListsOlderThanMemoryShareEntries(t *testing.T) {
 	opts, _ := pastPods(t, f, 50, "")
 	f.list(t, everything())
 	decoded := f.codec.during(func() { f.list(t, opts) })
-	if len(decoded) != 20 {
+	// One more tells that etcd is not compacted, as memory was made to believe.
+	if len(decoded) != 21 {
 		t.Errorf("decoded %d objects, want the 20 that have changed since", len(decoded))
 	}
 }
@@ -202,8 +205,27 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Clock()))
 	for range r.Runs() {
 	}
-	if err := r.Err(); !apierrors.IsResourceExpired(err) {
-		t.Errorf("in the middle: %v, want 410", err)
+	before, err := testutil.GetCounterMetricValue(listsExpired.WithLabelValues("", "pods"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := r.Err(); !apierrors.IsResourceExpired(err) {
+			t.Errorf("in the middle: %v, want 410", err)
+		}
+	}
+	if n, _ := testutil.GetCounterMetricValue(listsExpired.WithLabelValues("", "pods")); n != before+1 {
+		t.Errorf("%v lists counted as expired, want 1", n-before)
+	}
+	// Who asks for what is gone does not wait for those who read.
+	for range cap(f.cluster.lists) - 1 {
+		f.cluster.lists <- struct{}{}
+	}
+	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
+		t.Errorf("without a place: %v, want 410", err)
+	}
+	for range cap(f.cluster.lists) - 1 {
+		<-f.cluster.lists
 	}
 	r.Close()
 	r.Close() // does nothing
@@ -289,8 +311,8 @@ func TestIndexOfThePast(t *testing.T) {
 			for range r.Candidates() {
 				walked++
 			}
-			if walked >= all && rev == revs[3] {
-				t.Errorf("%d of %d looked at", walked, all)
+			if most := len(r.changed) + len(want.Items); walked > most || len(r.changed) < 5 && walked >= all {
+				t.Errorf("%d of %d looked at, want %d at most", walked, all, most)
 			}
 			r.Close()
 			if got := f.list(t, opts); podNames(got) != podNames(want) {
@@ -437,6 +459,100 @@ func TestPagesThatASelectorNarrows(t *testing.T) {
 			}
 			if got != want {
 				t.Errorf("the walk has%s, want%s", got, want)
+			}
+		})
+	}
+}
+
+// TestPagesOfLargeValuesAreBounded: whatever the values before were like, a response from etcd stays
+// small, and no key is missed.
+func TestPagesOfLargeValuesAreBounded(t *testing.T) {
+	f := setup(t)
+	ctx := contextFor(t)
+	large, small := strings.Repeat("v", 1<<20), strings.Repeat("v", 100)
+	const n = 120
+	for i := range n {
+		value := large
+		if i >= 40 && i < 80 {
+			value = small
+		}
+		if _, err := f.client.Client.Put(ctx, fmt.Sprintf("/x/%03d", i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, expected := range []int64{0, 100, 1 << 20} {
+		pager := etcdsource.NewPager(f.cluster.ranges, "/x/", "/x0", 0)
+		if expected > 0 {
+			pager.Expect(expected)
+		}
+		keys := 0
+		for !pager.Done() {
+			page, err := pager.Next(ctx, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes := 0
+			for _, kv := range page.KVs {
+				if want := fmt.Sprintf("/x/%03d", keys); string(kv.Key) != want {
+					t.Fatalf("key %s, want %s", kv.Key, want)
+				}
+				keys++
+				bytes += len(kv.Value)
+			}
+			if bytes > 26<<20 {
+				t.Errorf("a page of %d keys has %d MiB", len(page.KVs), bytes>>20)
+			}
+		}
+		if keys != n {
+			t.Errorf("%d keys, want %d", keys, n)
+		}
+	}
+}
+
+// TestWhatEtcdTellsIsNotKept: nobody would find it again.
+func TestWhatEtcdTellsIsNotKept(t *testing.T) {
+	for name, pad := range map[string]string{"kept": strings.Repeat("x", 2000), "read twice": strings.Repeat("x", pastKeep/50)} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t)
+			opts, _ := pastPods(t, f, 150, pad)
+			s, ctx := f.engine(t), contextFor(t)
+			rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+				return fmt.Appendf(dst, "%s %s\n", obj.(*example.Pod).Name, obj.(*example.Pod).Annotations["pad"]), nil
+			}, nil)
+			var first int64
+			for round := range 4 {
+				r, err := s.Read(ctx, "/pods", opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := rep.MeasureOnce(ctx, r.Runs()); err != nil {
+					t.Fatal(err)
+				}
+				var spans Spans
+				var buf []byte
+				for run := range r.Runs() {
+					spans.Reset()
+					if err := rep.AppendOnce(ctx, &spans, run); err != nil {
+						t.Fatal(err)
+					}
+					for _, e := range run.Items() { // as a list with a selector does
+						if _, err := rep.ItemIn(ctx, e, &buf); err != nil {
+							t.Fatal(err)
+						}
+						if _, err := s.view.shared(ctx, e); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				r.Close()
+				used := f.cluster.budget.used.Load()
+				if round == 0 {
+					first = used // of objects that memory has too
+				}
+				// Two fifths of the objects have changed.
+				if most := int64(150*3/5) * (6*int64(len(pad)) + 5000); used != first || used > most {
+					t.Errorf("round %d: %d bytes are kept, %d after the first, %d are those of memory", round, used, first, most)
+				}
 			}
 		})
 	}

@@ -69,6 +69,7 @@ type Reading struct {
 	value    string   // to look up in it
 	changed  []string // keys that have changed between Rev and what the index knows, ascending
 	past     *past    // nil: memory has it
+	err      error    // see Err
 	release  func()   // nil: nothing is held
 }
 
@@ -92,7 +93,10 @@ func (r *Reading) Err() error {
 	if r.past == nil || r.past.err == nil {
 		return nil
 	}
-	return r.store.pastError(r.past.ctx, r.request, r.past.err)
+	if r.err == nil {
+		r.err = r.store.lists.failed(r.store.pastError(r.past.ctx, r.request, r.past.err))
+	}
+	return r.err
 }
 
 // Close ends the reading. Nothing may be read afterwards.
@@ -238,6 +242,14 @@ func (q *listRequest) bounds() (start, end string) {
 	return q.prefix, after(q.prefix)
 }
 
+// limit returns how many selected objects are asked for, 0 for all.
+func (q *listRequest) limit() int64 {
+	if q.opts.ResourceVersion == "0" && q.exact == 0 && q.opts.Predicate.Continue == "" {
+		return 0 // KEP-2340: resource version 0 ignores the limit
+	}
+	return q.opts.Predicate.Limit
+}
+
 // Read resolves a LIST: it waits for the revision that the options ask for and
 // returns it. What each combination of resource version, match, limit and continue
 // means is KEP-2340's table and KEP-4988; see Store.snapshot. The caller closes the reading.
@@ -261,11 +273,8 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	if !s.fromMemory(q.opts, q.exact) {
 		return nil, errGate
 	}
-	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: pred.Limit, store: s, request: q, selector: s.view.selector(*pred)}
+	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.selector(*pred)}
 	r.Start, r.End = q.bounds()
-	if q.opts.ResourceVersion == "0" && q.exact == 0 && pred.Continue == "" {
-		r.Limit = 0 // KEP-2340: resource version 0 ignores the limit
-	}
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
@@ -292,10 +301,16 @@ const longReading = 1000
 
 // readPast makes the reading one of etcd, when its turn has come.
 func (s *Store) readPast(ctx context.Context, r *Reading) error {
+	if r.Rev < s.mirror.Compacted() {
+		// One object tells whether it is gone, which is not worth a turn.
+		if err := s.compacted(ctx, r.request); err != nil {
+			return err
+		}
+	}
 	select {
 	case s.cluster.lists <- struct{}{}:
 	case <-ctx.Done():
-		return storage.NewTimeoutError(r.request.key, "too many lists wait for etcd")
+		return apierrors.NewTimeoutError("too many lists wait for etcd", tooHighRetrySeconds)
 	}
 	most := r.Limit
 	if r.Selective() {
@@ -315,10 +330,8 @@ func (s *Store) readPast(ctx context.Context, r *Reading) error {
 func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		opts := q.opts
-		opts.Predicate.Limit = 1
-		if told := s.etcd.GetList(ctx, q.key, opts, s.newListFunc()); told != nil {
-			return s.pages.sealError(ctx, q.scope, told)
+		if told := s.compacted(ctx, q); told != nil {
+			return told
 		}
 		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", q.exact))
 	case errors.Is(err, mirror.ErrRestored):
@@ -327,6 +340,15 @@ func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
 		return storage.NewTimeoutError(q.key, "request did not complete within requested timeout")
 	}
 	return err
+}
+
+// compacted has upstream's store read one object at the revision, and returns its error.
+func (s *Store) compacted(ctx context.Context, q listRequest) error {
+	q.opts.Predicate.Limit = 1
+	if err := s.etcd.GetList(ctx, q.key, q.opts, s.newListFunc()); err != nil {
+		return s.pages.sealError(ctx, q.scope, err)
+	}
+	return nil
 }
 
 // listFromEtcd has upstream's store answer a list.

@@ -146,6 +146,9 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 		return data, nil
 	}
 	data = slices.Clip(data)
+	if e.Foreign() {
+		return data, nil
+	}
 	if k := p.budget.add(payload{data: data}, int64(cap(data))); k != nil {
 		p.keep(e, old, &item{block: k, to: uint32(len(data))})
 		k.unref()
@@ -414,10 +417,10 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 }
 
-// AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd): what
-// is made of it makes no other bytes go.
+// AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd). What
+// is made of it is kept only if all of its entries are those of a version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
-	return p.build(ctx, spans, r.Leaf, p.budget.roomy())
+	return p.build(ctx, spans, r.Leaf, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Foreign))
 }
 
 // MeasureOnce is Prepare for runs that no version has: it makes their items and returns their size

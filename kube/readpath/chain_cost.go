@@ -43,17 +43,16 @@ func (s *Server) Cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		o = storage.ListOptions{ResourceVersion: "0", Recursive: o.Recursive}
 		o.Predicate = storage.Everything
 	}
-	snap, start, end, ok := resource.Store.Expect(key, o)
+	x, ok := resource.Store.Expect(key, o)
 	if !ok {
 		return 0, false
 	}
-	objects, bytes := snap.Count(start, end)
-	if encoded, ok := enc.rep.Measure(snap, start, end); ok {
+	objects, bytes := x.Snapshot.Count(x.Start, x.End)
+	if encoded, ok := enc.rep.Measure(x.Snapshot, x.Start, x.End); ok {
 		bytes = encoded
 	}
-	// Resource version 0 ignores the limit (KEP-2340).
-	if limit := o.Predicate.Limit; 0 < limit && limit < int64(objects) && (o.ResourceVersion != "0" || o.Predicate.Continue != "") {
-		bytes = int64(float64(bytes) / float64(objects) * float64(limit))
+	if 0 < x.Limit && x.Limit < int64(objects) {
+		bytes = int64(float64(bytes) / float64(objects) * float64(x.Limit))
 	}
 	return bytes, true
 }

@@ -157,10 +157,16 @@ func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
 		return nil, err
 	}
 	p := &page{reading: reading, start: reading.Start, end: reading.End}
+	measured := false
+	defer func() {
+		if !measured { // an error, or a panic of a decoder or a conversion
+			reading.Close()
+		}
+	}()
 	if err := r.measure(p); err != nil {
-		reading.Close()
 		return nil, err
 	}
+	measured = true
 	return p, nil
 }
 

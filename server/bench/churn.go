@@ -20,7 +20,7 @@ import (
 
 // Measures that bounds name.
 const (
-	heapBeyond   = "live heap more per revision, beyond the values"
+	heapBeyond   = "live heap more per revision, beyond keys and values"
 	pastFailures = "reads of the past that failed"
 )
 
@@ -48,7 +48,7 @@ type churn struct {
 	mu      sync.Mutex
 	written []int64            // revisions, in no order
 	of      map[string][]int64 // the same, by the object's name
-	bytes   int                // of the values, each of which has replaced one as long
+	bytes   int                // of keys and values, each of which has replaced one as long
 	writes  []time.Duration
 	pages   []time.Duration
 	objects []time.Duration
@@ -133,7 +133,7 @@ func (c *churn) write(ctx context.Context, i int) error {
 	c.writes = append(c.writes, time.Since(began))
 	c.written = append(c.written, response.Header.Revision)
 	c.of[cm.Name] = append(c.of[cm.Name], response.Header.Revision)
-	c.bytes += len(value)
+	c.bytes += len(dataset.ConfigMapKey(cm.Name)) + len(value)
 	return nil
 }
 
@@ -248,12 +248,12 @@ func (c *churn) report(before, after historyHeld) {
 	heap, resident := per(after.Live, before.Live), per(after.resident, before.resident)
 	s.Detail("%s objects, %s writes in %v; Strata with %s", grouped(s.Data.ConfigMaps), grouped(len(c.writes)), s.Sizes.Churn, churnFlag)
 	s.Report("revisions", Count, n)
-	s.Report("value that each has replaced", Bytes, value)
+	s.Report("key and value that each has replaced", Bytes, value)
 	s.Report("live heap more per revision", Bytes, heap)
 	s.Report("  of this encoded for readers", Bytes, kept)
 	s.Report(heapBeyond, Bytes, heap-kept-value)
 	s.Report("resident more per revision", Bytes, resident)
-	s.Report("resident more per revision, beyond the values", Bytes, resident-kept-value)
+	s.Report("resident more per revision, beyond keys and values", Bytes, resident-kept-value)
 	s.Report("live heap before", Bytes, float64(before.Live))
 	s.Report("live heap after", Bytes, float64(after.Live))
 	s.Report("resident before", Bytes, float64(before.resident))
