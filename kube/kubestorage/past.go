@@ -15,8 +15,8 @@ import (
 
 // pastKeep is how many bytes of objects that memory does not hold a list from etcd keeps
 // until it is written; with more, what was read is read again to be written. An object
-// that has not changed since is memory's own and costs a pointer.
-const pastKeep = 16 << 20
+// that has not changed since is memory's own and costs a pointer. A variable for tests.
+var pastKeep int64 = 16 << 20
 
 // past is a range of keys at a revision that is older than memory but not compacted, read
 // from etcd page by page (D7, I7): it holds one page and pastKeep at most, however long

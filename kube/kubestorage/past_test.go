@@ -62,8 +62,10 @@ func pastPods(t testing.TB, f *fixture, n int, pad string) (opts storage.ListOpt
 // TestListsOlderThanMemory reads a revision that etcd has and memory has not: all of it, in
 // pages, with selectors; what has not changed since is not decoded again.
 func TestListsOlderThanMemory(t *testing.T) {
-	for name, pad := range map[string]string{"kept": "x", "read twice": strings.Repeat("x", pastKeep/50)} {
+	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 16 << 10} {
 		t.Run(name, func(t *testing.T) {
+			keepPast(t, keep)
+			const pad = "0123456789012345678901234567890123456789"
 			const n = 150 // of which three fifths are shared with memory
 			f := setup(t)
 			opts, want := pastPods(t, f, n, pad)
@@ -171,6 +173,13 @@ func TestListsOlderThanMemory(t *testing.T) {
 			}
 		})
 	}
+}
+
+// keepPast has lists from etcd hold so much until the test has ended.
+func keepPast(t *testing.T, bytes int64) {
+	before := pastKeep
+	pastKeep = bytes
+	t.Cleanup(func() { pastKeep = before })
 }
 
 // nameEncoder makes a line of an object's name and resource version.
@@ -511,8 +520,10 @@ func TestPagesOfLargeValuesAreBounded(t *testing.T) {
 
 // TestWhatEtcdTellsIsNotKept: nobody would find it again.
 func TestWhatEtcdTellsIsNotKept(t *testing.T) {
-	for name, pad := range map[string]string{"kept": strings.Repeat("x", 2000), "read twice": strings.Repeat("x", pastKeep/50)} {
+	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 64 << 10} {
 		t.Run(name, func(t *testing.T) {
+			keepPast(t, keep)
+			pad := strings.Repeat("x", 2000)
 			f := setup(t)
 			opts, _ := pastPods(t, f, 150, pad)
 			s, ctx := f.engine(t), contextFor(t)
