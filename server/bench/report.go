@@ -174,7 +174,6 @@ func figuresOf(runs []Observation) []Figure {
 func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
 	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
 	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
-	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
 	methods := map[string]bool{}
 	for _, run := range runs {
 		for method := range run.EtcdRequests {
@@ -187,6 +186,7 @@ func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation)
 			set("  of these "+method, Count, each)
 		}
 	}
+	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
 }
 
 func firstLine(err error) string {

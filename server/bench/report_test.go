@@ -102,6 +102,7 @@ LIST all, JSON (3 objects, 30 B)
   etcd CPU per LIST      50.0 ms    500 ms               0.10
   etcd requests per LIST    1.00      1.00               1.00
     of these Range          1.00      1.00               1.00
+  etcd sent per LIST         0 B       0 B                  -
   resident afterwards    1.00 GB   1.00 GB               1.00
   peak memory            2.00 GB   2.00 GB               1.00
   peak above before      1.10 GB   1.10 GB               1.00
@@ -114,6 +115,7 @@ one watcher (3 objects, 30 B)
   etcd CPU per event      100 µs         -                  -
   etcd requests per event   1.00         -                  -
     of these Range          1.00         -                  -
+  etcd sent per event        0 B         -                  -
   resident afterwards    1.00 GB         -                  -
   peak memory            2.00 GB         -                  -
   peak above before      1.10 GB         -                  -
