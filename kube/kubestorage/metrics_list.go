@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/storage"
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
-	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
@@ -100,17 +99,12 @@ func (m listMetrics) failed(err error) error {
 	return err
 }
 
-// served feeds upstream's metrics of what lists cost, for those who watch them.
+// served feeds upstream's metrics of what lists from a cache cost, for those who watch them. What
+// counts lists from etcd differs between its releases.
 func (m listMetrics) served(r *Reading, walked, returned int) {
-	if r.FromEtcd() {
-		evaluated := 0
-		if r.Selective() {
-			evaluated = walked
-		}
-		etcdmetrics.RecordStorageListMetrics(m.group, walked, evaluated, returned)
-		return
+	if !r.FromEtcd() {
+		cachermetrics.RecordListCacheMetrics(m.group, r.name, walked, returned)
 	}
-	cachermetrics.RecordListCacheMetrics(m.group, r.name, walked, returned)
 }
 
 // reason says which revision the list is about.
