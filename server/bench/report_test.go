@@ -190,7 +190,7 @@ func TestRowsKeepTheirOrderWhicheverEngineHasThem(t *testing.T) {
 	second := listRun(time.Second)
 	second.EtcdRequests = target.Requests{"Watch": 2, "Range": 1}
 	result := summarize(Workload{Op: "LIST"}, []string{"a", "b"}, map[string][]Observation{"a": {listRun(time.Second)}, "b": {second}}, nil)
-	if got := rowNames(result); !strings.Contains(got, "  of these Range,  of these Watch,resident") {
+	if got := rowNames(result); !strings.Contains(got, "  of these Range,  of these Watch,etcd sent per LIST") {
 		t.Errorf("rows are %s", got)
 	}
 }
