@@ -27,9 +27,10 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 		return s.lists.failed(err)
 	}
 	r, err := s.read(ctx, q)
+	var etcd *readEtcd
 	switch {
-	case errors.Is(err, ErrReadEtcd):
-		return s.listFromEtcd(ctx, q, err, listObj)
+	case errors.As(err, &etcd):
+		return s.listFromEtcd(ctx, q, etcd.reason, listObj)
 	case err != nil:
 		return err
 	}

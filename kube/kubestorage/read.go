@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -321,7 +320,7 @@ func (s *Store) readPast(ctx context.Context, r *Reading) error {
 		<-s.cluster.lists
 		return s.pastError(ctx, r.request, err)
 	}
-	r.release = sync.OnceFunc(func() { <-s.cluster.lists })
+	r.release = func() { <-s.cluster.lists }
 	return nil
 }
 
@@ -342,9 +341,12 @@ func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
 	return err
 }
 
-// compacted has upstream's store read one object at the revision, and returns its error.
+// compacted has upstream's store read one object at the revision, whatever the list selects, and
+// returns its error.
 func (s *Store) compacted(ctx context.Context, q listRequest) error {
-	q.opts.Predicate.Limit = 1
+	token := q.opts.Predicate.Continue
+	q.opts.Predicate = storage.Everything
+	q.opts.Predicate.Limit, q.opts.Predicate.Continue = 1, token
 	if err := s.etcd.GetList(ctx, q.key, q.opts, s.newListFunc()); err != nil {
 		return s.pages.sealError(ctx, q.scope, err)
 	}
@@ -352,12 +354,7 @@ func (s *Store) compacted(ctx context.Context, q listRequest) error {
 }
 
 // listFromEtcd has upstream's store answer a list.
-func (s *Store) listFromEtcd(ctx context.Context, q listRequest, why error, listObj runtime.Object) error {
-	reason := reasonNoProgress
-	var read *readEtcd
-	if errors.As(why, &read) {
-		reason = read.reason
-	}
+func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, listObj runtime.Object) error {
 	s.lists.fromEtcd(q.opts, reason)
 	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
 }
