@@ -20,9 +20,3 @@ func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
 	}
 	return btree.NewRun(entries), bytes
 }
-
-// Present reports whether nothing has changed since the snapshot. Cost is O(1).
-func (s Snapshot) Present() bool { return s.lin != nil && s.lin.head.Load().seq == s.seq }
-
-// Cluster returns the ID of the etcd cluster that is mirrored, 0 before the first list.
-func (m *Mirror) Cluster() uint64 { return m.cluster.Load() }

@@ -100,6 +100,9 @@ func (m *Mirror) Close() {
 	m.wg.Wait()
 }
 
+// Cluster returns the ID of the etcd cluster that is mirrored, 0 before the first list.
+func (m *Mirror) Cluster() uint64 { return m.cluster.Load() }
+
 // Done returns a channel that is closed when the mirror is closed.
 func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
 

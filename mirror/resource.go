@@ -217,6 +217,9 @@ func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry,
 	return entries, header.Revision, err
 }
 
+// Present reports whether nothing has changed since the snapshot. Cost is O(1).
+func (s Snapshot) Present() bool { return s.lin != nil && s.lin.head.Load().seq == s.seq }
+
 // Get returns the entry with the key. Cost is O(log n), no allocation.
 func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
 
