@@ -106,7 +106,7 @@ func TestStorageSuites(t *testing.T) {
 	for _, s := range waiting {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
-			s.run(contextFor(t), t, createAndSee{f.engine(t)})
+			s.run(contextFor(t), t, writeAndSee{f.engine(t)})
 		})
 	}
 
@@ -186,7 +186,7 @@ func TestListSuites(t *testing.T) {
 				}
 				suite(t, "List", func(t *testing.T) {
 					f := setup(t, opts...)
-					storagetesting.RunTestList(contextFor(t), t, f.engine(t), f.compact, true, f.lists)
+					storagetesting.RunTestList(contextFor(t), t, writeAndSee{f.engine(t)}, f.compact, true, f.lists)
 				})
 				suite(t, "ConsistentList", func(t *testing.T) {
 					f := setup(t, opts...)
@@ -249,7 +249,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 		swap := newSwappable(identity.NewEncryptCheckTransformer())
 		f := setup(t, withTransformer(swap))
-		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, corruptibleStore{createAndSee{f.engine(t)}, swap})
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, corruptibleStore{writeAndSee{f.engine(t)}, swap})
 	})
 }
 
@@ -305,10 +305,10 @@ func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) (
 	return nil, false, errors.New("bits flipped")
 }
 
-// createAndSee is a storage that returns from Create when memory has the object.
-type createAndSee struct{ *Store }
+// writeAndSee is a storage whose writes return when memory has them.
+type writeAndSee struct{ *Store }
 
-func (s createAndSee) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+func (s writeAndSee) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	if err := s.Store.Create(ctx, key, obj, out, ttl); err != nil {
 		return err
 	}
@@ -324,6 +324,30 @@ func (s createAndSee) Create(ctx context.Context, key string, obj, out runtime.O
 		return fmt.Errorf("memory has %+v, created %+v", seen, out)
 	}
 	return nil
+}
+
+func (s writeAndSee) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+	if err := s.Store.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, cached); err != nil {
+		return err
+	}
+	return s.see(ctx, out)
+}
+
+func (s writeAndSee) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	if err := s.Store.Delete(ctx, key, out, preconditions, validate, cached, opts); err != nil {
+		return err
+	}
+	return s.see(ctx, out)
+}
+
+func (s writeAndSee) see(ctx context.Context, written runtime.Object) error {
+	rev, err := s.versioner.ObjectResourceVersion(written)
+	if err != nil {
+		return err
+	}
+	return s.mirror.Wait(ctx, int64(rev))
 }
 
 // checkStored returns a check of the value in etcd: it decodes and holds nothing that
