@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stratakube/strata/server/test/internal/harness"
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
 )
 
 // etcdRequests is what the proxy has seen in a span of time.
@@ -39,7 +39,7 @@ func (s *scene) seen(since time.Time) etcdRequests {
 	for _, n := range methods {
 		e.all += n
 	}
-	e.txns, e.watch = methods[harness.MethodTxn], methods[harness.MethodWatch]
+	e.txns, e.watch = methods[etcdproxy.MethodTxn], methods[etcdproxy.MethodWatch]
 	return e
 }
 

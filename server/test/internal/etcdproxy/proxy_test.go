@@ -1,4 +1,4 @@
-package harness
+package etcdproxy_test
 
 import (
 	"context"
@@ -11,12 +11,15 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-func proxied(t *testing.T) (p *Proxy, direct, through *clientv3.Client, ctx context.Context) {
+func proxied(t *testing.T) (p *harness.Proxy, direct, through *clientv3.Client, ctx context.Context) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
-	e := New(t)
+	e := harness.New(t)
 	etcd := e.Etcd()
 	p = e.Proxy(etcd)
 	return p, etcd.Client(), p.Etcd().Client(), ctx
@@ -56,8 +59,8 @@ func TestProxyPassesAndCounts(t *testing.T) {
 	if len(ranges) != 2 || string(ranges[0].Key) != "a" || !ranges[0].CountOnly || ranges[1].Revision != rev+100 {
 		t.Errorf("ranges: %v", ranges)
 	}
-	if err := Poll(ctx, func(context.Context) (bool, error) { // the client does not wait for a progress request
-		got, want := p.Requests(), map[string]int64{MethodRange: 2, MethodWatch: 3}
+	if err := harness.Poll(ctx, func(context.Context) (bool, error) { // the client does not wait for a progress request
+		got, want := p.Requests(), map[string]int64{etcdproxy.MethodRange: 2, etcdproxy.MethodWatch: 3}
 		return fmt.Sprint(got) == fmt.Sprint(want), fmt.Errorf("requests %v, want %v", got, want)
 	}); err != nil {
 		t.Error(err)
@@ -154,7 +157,7 @@ func TestProxyHoldsReadsOfValues(t *testing.T) {
 		_, err := client.Get(ctx, "k")
 		read <- err
 	}()
-	if err := Poll(ctx, func(context.Context) (bool, error) { return len(p.Ranges()) == 1, nil }); err != nil {
+	if err := harness.Poll(ctx, func(context.Context) (bool, error) { return len(p.Ranges()) == 1, nil }); err != nil {
 		t.Fatal(err)
 	}
 	for range 50 {
@@ -178,13 +181,13 @@ func TestProxyStalledClientsMayLeave(t *testing.T) {
 	p.Stall(true)
 	start := func(ctx context.Context) (done chan struct{}) {
 		t.Helper()
-		before := p.Requests()[MethodWatch]
+		before := p.Requests()[etcdproxy.MethodWatch]
 		done = make(chan struct{})
 		go func() {
 			defer close(done)
 			client.Watch(ctx, "k")
 		}()
-		if err := Poll(ctx, func(context.Context) (bool, error) { return p.Requests()[MethodWatch] > before, nil }); err != nil {
+		if err := harness.Poll(ctx, func(context.Context) (bool, error) { return p.Requests()[etcdproxy.MethodWatch] > before, nil }); err != nil {
 			t.Fatal(err)
 		}
 		return done

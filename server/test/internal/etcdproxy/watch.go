@@ -1,0 +1,256 @@
+package etcdproxy
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+)
+
+// watchStream is a stream of a client's watches.
+type watchStream struct {
+	proxy  *Proxy
+	client grpc.ServerStream
+
+	mu struct { // before the proxy's; held while the client is sent something
+		sync.Mutex
+		asked   []keyRange         // watches that etcd has not confirmed, in the order in which it will
+		watches map[int64]keyRange // those that it has
+		header  *pb.ResponseHeader // of the last message without events; nil before it
+		parts   []*pb.WatchResponse
+		open    bool  // the client has some fragments of a response, and will get the others
+		late    []raw // to send when it has them
+		held    []raw // see HoldEvents
+		closed  bool  // the call has ended
+	}
+}
+
+// keyRange is what a watch is of: one key if end is nil.
+type keyRange struct{ key, end []byte }
+
+func (r keyRange) contains(key string) bool {
+	switch {
+	case len(r.end) == 0:
+		return string(r.key) == key
+	case len(r.end) == 1 && r.end[0] == 0: // everything from key on
+		return string(r.key) <= key
+	}
+	return string(r.key) <= key && key < string(r.end)
+}
+
+// note takes notice of what the client sends.
+func (s *watchStream) note(message raw) {
+	request := &pb.WatchRequest{}
+	if request.Unmarshal(message) != nil {
+		return // etcd refuses it
+	}
+	if create := request.GetCreateRequest(); create != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.mu.asked = append(s.mu.asked, keyRange{create.Key, create.RangeEnd})
+	}
+}
+
+// deliver sends a message of etcd to the client, or what the rules leave of it.
+func (s *watchStream) deliver(message raw) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	hasEvents, isFragment := shape(message)
+	if !hasEvents && !isFragment {
+		r := &pb.WatchResponse{}
+		if err := r.Unmarshal(message); err != nil {
+			return err
+		}
+		s.confirmedLocked(r)
+		return s.sendLocked(message, false)
+	}
+	rules := slices.DeleteFunc(slices.Clone(*s.proxy.rules.Load()), func(r *Rule) bool { return r.event == nil })
+	if s.mu.open || len(rules) == 0 && len(s.mu.held) == 0 && len(s.mu.parts) == 0 {
+		return s.sendLocked(message, isFragment) // rules apply to responses as a whole
+	}
+	r := &pb.WatchResponse{}
+	if err := r.Unmarshal(message); err != nil {
+		return err
+	}
+	s.mu.parts = append(s.mu.parts, r)
+	if isFragment {
+		return nil
+	}
+	parts, hold, err := remaining(s.mu.parts, rules)
+	s.mu.parts = nil
+	if err != nil {
+		return err
+	}
+	if len(parts) > 0 && (hold || len(s.mu.held) > 0) {
+		s.mu.held = append(s.mu.held, parts...)
+		return nil
+	}
+	for i, part := range parts {
+		if err := s.sendLocked(part, i < len(parts)-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shape says what a WatchResponse is, without decoding its events. Of what cannot be decoded it says no to both.
+func shape(message raw) (hasEvents, isFragment bool) {
+	const fragment, events = 7, 11
+	for len(message) > 0 {
+		tag, n := binary.Uvarint(message)
+		if n <= 0 {
+			return false, false
+		}
+		message = message[n:]
+		value, n := binary.Uvarint(message)
+		skip := n
+		switch tag & 7 { // how the field is encoded
+		case 0:
+		case 1:
+			skip = 8
+		case 2:
+			skip += int(min(value, math.MaxInt32))
+		case 5:
+			skip = 4
+		default:
+			return false, false
+		}
+		if n <= 0 || skip > len(message) {
+			return false, false
+		}
+		switch tag >> 3 {
+		case fragment:
+			isFragment = value != 0
+		case events:
+			hasEvents = true
+		}
+		message = message[skip:]
+	}
+	return hasEvents, isFragment
+}
+
+// remaining returns what rules leave of the fragments of a response, and whether it is to be held.
+func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold bool, err error) {
+	var left []*pb.WatchResponse
+	for _, part := range parts {
+		kept := part.Events[:0]
+		for _, e := range part.Events {
+			if slices.ContainsFunc(rules, func(r *Rule) bool { return !r.holds && r.event(e) && r.take() }) {
+				continue
+			}
+			hold = slices.ContainsFunc(rules, func(r *Rule) bool { return r.holds && r.event(e) && r.take() }) || hold
+			kept = append(kept, e)
+		}
+		if part.Events = kept; len(kept) > 0 {
+			left = append(left, part)
+		}
+	}
+	for i, part := range left {
+		part.Fragment = i < len(left)-1
+		message, err := part.Marshal()
+		if err != nil {
+			return nil, false, err
+		}
+		messages = append(messages, message)
+	}
+	return messages, hold, nil
+}
+
+// confirmedLocked takes notice of a message without events.
+func (s *watchStream) confirmedLocked(r *pb.WatchResponse) {
+	s.mu.header = r.Header
+	if r.Created && len(s.mu.asked) > 0 {
+		s.mu.watches[r.WatchId] = s.mu.asked[0]
+		s.mu.asked = s.mu.asked[1:]
+	}
+	if r.Canceled {
+		delete(s.mu.watches, r.WatchId)
+	}
+}
+
+func (s *watchStream) sendLocked(message raw, more bool) error {
+	s.proxy.answered(Watches, len(message))
+	if err := s.client.SendMsg(&message); err != nil {
+		return err
+	}
+	if s.mu.open = more; more {
+		return nil
+	}
+	late := s.mu.late
+	s.mu.late = nil
+	for _, message := range late {
+		s.proxy.answered(Watches, len(message))
+		if err := s.client.SendMsg(&message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush sends what was held if no rule holds events any longer.
+func (s *watchStream) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.ContainsFunc(*s.proxy.rules.Load(), func(r *Rule) bool { return r.event != nil && r.holds }) {
+		return
+	}
+	held := s.mu.held
+	s.mu.held = nil
+	if s.mu.closed {
+		return
+	}
+	for _, message := range held {
+		_, more := shape(message)
+		if s.sendLocked(message, more) != nil {
+			return // the client is gone
+		}
+	}
+}
+
+// SendProgress tells the watches of a key, on every stream with such a watch that etcd has confirmed, that everything up to
+// the revision was sent: a progress notification that etcd has not sent. It returns on how many streams.
+func (p *Proxy) SendProgress(key string, revision int64) (streams int, err error) {
+	p.mu.Lock()
+	all := slices.Clone(p.mu.streams)
+	p.mu.Unlock()
+	for _, s := range all {
+		sent, err := s.progress(key, revision)
+		if err != nil {
+			return streams, fmt.Errorf("send progress: %w", err)
+		}
+		if sent {
+			streams++
+		}
+	}
+	return streams, nil
+}
+
+func (s *watchStream) progress(key string, revision int64) (sent bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	watches := false
+	for _, r := range s.mu.watches {
+		watches = watches || r.contains(key)
+	}
+	if !watches || s.mu.header == nil || s.mu.closed {
+		return false, nil
+	}
+	header := *s.mu.header
+	header.Revision = revision
+	var message raw
+	// A notification of the whole stream, as etcd sends them to those who ask.
+	message, err = (&pb.WatchResponse{Header: &header, WatchId: clientv3.InvalidWatchID}).Marshal()
+	if err != nil {
+		return false, err
+	}
+	if s.mu.open { // the client would take it for a fragment
+		s.mu.late = append(s.mu.late, message)
+		return true, nil
+	}
+	return true, s.sendLocked(message, false)
+}
