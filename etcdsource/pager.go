@@ -33,6 +33,7 @@ type Pager struct {
 	end    string
 	rev    mirror.Revision // 0: that of the first page
 	limit  int64           // of the next page
+	opts   []clientv3.OpOption
 	done   bool
 }
 
@@ -47,6 +48,14 @@ type Page struct {
 // if that is 0.
 func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
 	return &Pager{client: client, key: start, end: end, rev: at, limit: firstPageKeys}
+}
+
+// newKeysPager returns a pager that reads no values. How many keys a page has is up to the
+// caller of Next, up to maxPageKeys.
+func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
+	p := NewPager(client, start, end, at)
+	p.limit, p.opts = maxPageKeys, []clientv3.OpOption{clientv3.WithKeysOnly()}
+	return p
 }
 
 // Done reports whether the range has been read to its end.
@@ -67,7 +76,8 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 			limit = min(limit, most)
 		}
 		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return p.client.Get(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev))
+			opts := append(slices.Clip(p.opts), clientv3.WithRange(p.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev))
+			return p.client.Get(ctx, p.key, opts...)
 		})
 		if status.Code(err) == codes.ResourceExhausted && limit > 1 {
 			// Larger than what the client takes: small values came first.

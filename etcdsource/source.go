@@ -101,6 +101,30 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 	return header, ctx.Err()
 }
 
+// Keys implements mirror.Source.
+func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (header mirror.Header, err error) {
+	for pager := newKeysPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
+		p, err := pager.Next(ctx, int64(most(pager.key)))
+		if err == nil {
+			err = page(p.KVs)
+		}
+		if err != nil {
+			return mirror.Header{}, fmt.Errorf("keys of %s: %w", prefix, err)
+		}
+		header = p.Header
+	}
+	return header, nil
+}
+
+// Get implements mirror.Source.
+func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+	page, err := NewPager(s.client, key, key+"\x00", at).Next(ctx, 1)
+	if err != nil || len(page.KVs) == 0 {
+		return mirror.KV{}, false, err
+	}
+	return page.KVs[0], true, nil
+}
+
 // verify returns ErrRestored if etcd is not the cluster of the header, or an older
 // state of it: a member that was restored from a backup may have kept its cluster ID.
 func (s *Source) verify(ctx context.Context, after mirror.Header) error {

@@ -1,6 +1,7 @@
 package mirror_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -15,12 +16,13 @@ import (
 // benchSource lists keys that were made beforehand and delivers the batches that
 // it is handed. Values are shared, as the mirror copies them.
 type benchSource struct {
-	keys     [][]byte
-	versions []int64
-	value    []byte
-	rev      mirror.Revision
-	past     []mirror.Batch // what Replay delivers: revisions after 1
-	feed     chan mirror.Batch
+	mirror.Source // nil: what is not here is not called
+	keys          [][]byte
+	versions      []int64
+	value         []byte
+	rev           mirror.Revision
+	past          []mirror.Batch // what Replay delivers: revisions after 1
+	feed          chan mirror.Batch
 }
 
 // newBenchSource has n keys of several resources, in key order, with values of so many bytes.
@@ -79,6 +81,21 @@ func (s *benchSource) Replay(_ context.Context, _ string, _ mirror.Header, _ mir
 		}
 	}
 	return nil
+}
+
+// Keys tells all keys, of the resource whose they are.
+func (s *benchSource) Keys(_ context.Context, _ string, _ mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	for left := s.keys; len(left) > 0; {
+		kvs := make([]mirror.KV, min(len(left), most(string(left[0]))))
+		for i, k := range left[:len(kvs)] {
+			kvs[i] = mirror.KV{Key: bytes.Clone(k), CreateRevision: 1, ModRevision: 1, Version: 1}
+		}
+		if err := page(kvs); err != nil {
+			return mirror.Header{}, err
+		}
+		left = left[len(kvs):]
+	}
+	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
 func (s *benchSource) RequestProgress(context.Context) error { return nil }
@@ -471,5 +488,17 @@ func BenchmarkClaim(b *testing.B) {
 		}
 		m.Close()
 		b.StartTimer()
+	}
+}
+
+// BenchmarkCheck compares 300,000 keys with what a source tells, whose part is to copy them.
+func BenchmarkCheck(b *testing.B) {
+	s := newBenchSource(300_000, 1, 16)
+	_, resources := startBench(b, s, 1, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		if c, err := resources[0].Check(context.Background(), nil); err != nil || c.Count != 0 {
+			b.Fatalf("%+v, %v", c, err)
+		}
 	}
 }

@@ -225,6 +225,11 @@ func (m *Mirror) diverged(r *Resource, err error) {
 	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
 	m.stats.divergences.Add(1)
 	m.reload(r, delay, false)
+	m.doubt(r)
+}
+
+// doubt takes note that a resource was found not to be what etcd has.
+func (m *Mirror) doubt(r *Resource) {
 	if now := time.Now(); m.doubted != nil && m.doubted != r && now.Sub(m.doubtedAt) < doubtFor {
 		// One lost event concerns one resource. Two resources at odds with the feed
 		// mean that it is not the continuation of what is held, for example because

@@ -51,6 +51,9 @@ type lineage struct {
 	private bool
 	log     *eventLog
 	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment
+	// suspect: a check has found what came before to differ from etcd, and none has found that
+	// this does not.
+	suspect atomic.Bool
 	// readable is the oldest revision that can be read. The log reaches back to it.
 	readable atomic.Int64
 	// checkpoints are versions kept so that the past can be read, from one of them or from

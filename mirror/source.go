@@ -57,6 +57,16 @@ type Source interface {
 	// error ends the list and is returned. Errors: ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. most
+	// says how many keys a page may have that begins at a key: a source that reads values in
+	// order to leave them out needs to know. Errors: ErrCompacted; ErrRestored if etcd has not come
+	// to the revision.
+	Keys(ctx context.Context, prefix string, at Revision, most func(start string) int, page func([]KV) error) (Header, error)
+
+	// Get returns one key as it stands at a revision that exists, false if it is not there.
+	// Errors: those of Keys.
+	Get(ctx context.Context, key string, at Revision) (KV, bool, error)
+
 	// Oldest returns the oldest revision from which Replay can deliver the history of
 	// the prefix up to now, within the bounds. etcd has not compacted it, so List
 	// works there. It is now's own if there is no history to be had. Errors:

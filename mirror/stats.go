@@ -24,6 +24,7 @@ type counters struct {
 	compacted           atomic.Int64
 	unclaimed           atomic.Int64
 	restores            atomic.Int64
+	repairs             atomic.Int64
 	replays             atomic.Int64
 	replayedEvents      atomic.Int64
 	replayFloor         atomic.Int64
@@ -58,6 +59,7 @@ type Stats struct {
 	Reconnects          int64    // times the feed was resumed
 	SilentFeeds         int64    // of those, times it was left because it told nothing though etcd had moved on
 	Divergences         int64    // times something was listed anew because the feed contradicted what was held
+	Repairs             int64    // times keys were read again because a check had found them to differ from etcd
 	RevisionReads       int64    // linearizable reads of etcd's revision
 	RevisionReadWaiters int64    // calls that shared those: calls of Current
 	ProgressRequests    int64    // progress requests sent
@@ -91,6 +93,7 @@ func (m *Mirror) Stats() Stats {
 		Reconnects:          c.reconnects.Load(),
 		SilentFeeds:         c.silentFeeds.Load(),
 		Divergences:         c.divergences.Load(),
+		Repairs:             c.repairs.Load(),
 		RevisionReads:       c.revisionReads.Load(),
 		RevisionReadWaiters: c.revisionReadWaiters.Load(),
 		ProgressRequests:    c.progressRequests.Load(),

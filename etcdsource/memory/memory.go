@@ -223,6 +223,37 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 	return header, ctx.Err()
 }
 
+// Keys implements mirror.Source.
+func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	var all []mirror.KV
+	header, err := s.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+		for _, kv := range kvs {
+			kv.Value = nil
+			all = append(all, kv)
+		}
+		return nil
+	})
+	for start := prefix; err == nil && len(all) > 0; {
+		n := min(most(start), len(all))
+		err = page(all[:n:n])
+		start, all = string(all[n-1].Key)+"\x00", all[n:]
+	}
+	return header, err
+}
+
+// Get implements mirror.Source.
+func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found mirror.KV, ok bool, err error) {
+	_, err = s.List(ctx, key, at, func(kvs []mirror.KV) error {
+		for _, kv := range kvs {
+			if string(kv.Key) == key {
+				found, ok = kv, true
+			}
+		}
+		return nil
+	})
+	return found, ok, err
+}
+
 // Oldest implements mirror.Source.
 func (s *Store) Oldest(_ context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
 	s.mu.Lock()

@@ -1,0 +1,290 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stratakube/strata/mirror/internal/eventlog"
+)
+
+// Check is what a comparison of a resource with etcd has come to.
+type Check struct {
+	// Snapshot is what was compared, at its revision.
+	Snapshot Snapshot
+	// Differences are keys that etcd has otherwise, ascending; none if memory is right. At most
+	// maxDifferences are told, Count is the number of all.
+	Differences []Difference
+	Count       int
+	// Mended: the keys of Differences were read again, and memory is right now. If it is
+	// false though there are differences, the resource is being listed anew.
+	Mended bool
+}
+
+// Difference is a key that memory and etcd disagree about.
+type Difference struct {
+	Key string
+	// Held and Etcd are the revisions that wrote the key last, 0 if it is not there.
+	Held, Etcd Revision
+}
+
+const (
+	// maxDifferences bounds the keys that are read again one by one. More say that it was
+	// no single event that was lost, and the resource is listed anew. A guess.
+	maxDifferences = 1000
+	// Bounds of a page of keys. etcd reads the values of a page too, although it does not
+	// send them, so their sizes count: memory knows them. Where it does not, a page is small.
+	checkPageBytes = 8 << 20
+	checkPageKeys  = 10_000
+	checkPageBlind = 500
+)
+
+// Check compares the resource as it is now with what etcd has at the same revision, which is
+// that of the clock: keys and mod revisions, never a value (D11, KEP-4988). each, if it is
+// not nil, is told of every key of etcd, in order. Cost is O(n) here and at etcd, in
+// pages of at most 10,000 keys; readers and the writer are not held up.
+//
+// If they differ, what memory has told of the past cannot be relied on: the versions and the log
+// of the resource are dropped, so that cursors end with ErrCompacted, the keys in question
+// are read again, and Suspect reports true until the next check finds no difference. It is
+// never a compaction, a restart or a list that makes them differ: those end the check with
+// an error. Errors: ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile,
+// ErrRestored, ErrSuperseded, those of Source.Keys.
+func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision)) (*Check, error) {
+	snap, err := r.Latest()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Hold(snap)()
+	c := &comparison{r: r, snap: snap, inner: r.inner(), next: r.prefix, end: prefixEnd(r.prefix), each: each}
+	header, err := r.m.opts.Source.Keys(ctx, r.prefix, snap.Rev, c.page, c.compare)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("check %s at %d: %w", r.prefix, snap.Rev, err)
+	case header.ClusterID != r.m.cluster.Load():
+		return nil, fmt.Errorf("check %s at %d: %w: cluster %x", r.prefix, snap.Rev, ErrRestored, header.ClusterID)
+	}
+	c.rest()
+	if r.cur.Load() != snap.lin {
+		return nil, fmt.Errorf("check %s at %d: %w", r.prefix, snap.Rev, ErrSuperseded)
+	}
+	check := &Check{Snapshot: snap, Differences: c.found, Count: c.count}
+	if c.count == 0 {
+		snap.lin.suspect.Store(false)
+		return check, nil
+	}
+	check.Mended, err = r.repair(ctx, check)
+	return check, err
+}
+
+// ErrSuperseded: the resource was listed anew while it was compared.
+var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
+
+// Suspect reports whether the last check has found the resource to differ from etcd: what it
+// tells of the past may be as wrong, so whoever can read that elsewhere should.
+func (r *Resource) Suspect() bool {
+	lin := r.readable()
+	return lin != nil && lin.suspect.Load()
+}
+
+// inner returns the prefixes of the resources that lie in this one: their keys are not its.
+func (r *Resource) inner() (prefixes []string) {
+	r.m.mu.Lock()
+	defer r.m.mu.Unlock()
+	for p := range r.m.mu.resources {
+		if p != r.prefix && strings.HasPrefix(p, r.prefix) {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// comparison walks over a snapshot and what etcd tells, both in key order.
+type comparison struct {
+	r     *Resource
+	snap  Snapshot
+	inner []string
+	next  string // what memory has from here on was not compared yet
+	end   string
+	each  func(key []byte, mod Revision)
+
+	found []Difference
+	count int
+}
+
+// page returns how many keys from start on etcd may be asked for at once.
+func (c *comparison) page(start string) int {
+	keys, bytes := 0, int64(0)
+	for e := range c.snap.All(start, c.end) {
+		if bytes += int64(len(e.Key())) + e.Size(); keys > 0 && bytes > checkPageBytes || keys == checkPageKeys {
+			return keys
+		}
+		keys++
+	}
+	return max(keys, checkPageBlind)
+}
+
+// compare takes the next keys that etcd has.
+func (c *comparison) compare(page []KV) error {
+	if len(page) == 0 {
+		return nil
+	}
+	next := string(page[len(page)-1].Key) + "\x00"
+	if len(c.inner) > 0 {
+		page = slices.DeleteFunc(page, func(kv KV) bool { return c.foreign(string(kv.Key)) })
+	}
+	if c.each != nil {
+		for i := range page {
+			c.each(page[i].Key, page[i].ModRevision)
+		}
+	}
+	lacks := func(kv *KV) { c.differ(Difference{Key: string(kv.Key), Etcd: kv.ModRevision}) }
+	for e := range c.snap.All(c.next, next) {
+		key := e.Key()
+		for ; len(page) > 0 && string(page[0].Key) < key; page = page[1:] {
+			lacks(&page[0])
+		}
+		switch {
+		case len(page) > 0 && string(page[0].Key) == key:
+			if etcd := page[0].ModRevision; e.mod != etcd {
+				c.differ(Difference{Key: key, Held: e.mod, Etcd: etcd})
+			}
+			page = page[1:]
+		case !c.foreign(key):
+			c.differ(Difference{Key: key, Held: e.mod})
+		}
+	}
+	for i := range page {
+		lacks(&page[i])
+	}
+	c.next = next
+	return nil
+}
+
+// rest takes what memory has after the last key that etcd has.
+func (c *comparison) rest() {
+	for e := range c.snap.All(c.next, c.end) {
+		if !c.foreign(e.Key()) {
+			c.differ(Difference{Key: e.Key(), Held: e.mod})
+		}
+	}
+}
+
+// foreign reports whether the key is of a resource that lies in this one.
+func (c *comparison) foreign(key string) bool {
+	return slices.ContainsFunc(c.inner, func(p string) bool { return strings.HasPrefix(key, p) })
+}
+
+func (c *comparison) differ(d Difference) {
+	if c.count++; c.count <= maxDifferences {
+		c.found = append(c.found, d)
+	}
+}
+
+// mended is a key as etcd has it.
+type mended struct {
+	key   string
+	entry *Entry // nil if it is not there
+}
+
+// repair gives the resource the keys that a check has found to be different, as a new lineage
+// that begins at the clock, and reports whether it has; else the resource is listed anew.
+// Error: it was not even tried, because ctx or the mirror has ended, or the resource was
+// listed anew meanwhile.
+func (r *Resource) repair(ctx context.Context, check *Check) (bool, error) {
+	var keys []mended
+	var err error
+	if check.Count > len(check.Differences) {
+		err = fmt.Errorf("%d keys", check.Count)
+	}
+	for _, d := range check.Differences {
+		if err != nil {
+			break
+		}
+		var fix mended
+		fix, err = r.fetch(ctx, d, check.Snapshot.Rev)
+		keys = append(keys, fix)
+	}
+	done := make(chan error, 1)
+	r.m.do(func() { done <- r.mend(check.Snapshot, keys, err) })
+	select {
+	case err := <-done:
+		if errors.Is(err, ErrDiverged) {
+			return false, nil
+		}
+		return err == nil, err
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-r.m.ctx.Done():
+		return false, ErrClosed
+	}
+}
+
+// fetch reads a key as it was at the revision of the check.
+func (r *Resource) fetch(ctx context.Context, d Difference, at Revision) (mended, error) {
+	if d.Etcd == 0 {
+		return mended{key: d.Key}, nil
+	}
+	kv, ok, err := r.m.opts.Source.Get(ctx, d.Key, at)
+	if err == nil && (!ok || kv.ModRevision != d.Etcd) {
+		err = fmt.Errorf("%w: etcd has %q of %d at %d, told of %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
+	}
+	if err != nil {
+		return mended{}, err
+	}
+	return mended{d.Key, newEntry(&kv, true)}, nil
+}
+
+// mend is the writer's half of repair. With an error, or where a key has changed since it was
+// compared, it gives up and has the resource listed anew: ErrDiverged. Error: ErrSuperseded.
+func (r *Resource) mend(snap Snapshot, keys []mended, err error) error {
+	m := r.m
+	if r.cur.Load() != snap.lin || !r.owned {
+		return ErrSuperseded
+	}
+	head := snap.lin.head.Load()
+	edit := head.tree.Edit()
+	var gone []*Event // what is replaced
+	t := &txn{r: r}
+	for _, k := range keys {
+		if err != nil {
+			break
+		}
+		was, held := snap.Get(k.key)
+		now, _ := head.tree.Get(k.key)
+		if was != now {
+			err = fmt.Errorf("%q has changed since", k.key)
+			break
+		}
+		if held {
+			gone = append(gone, &Event{Prev: was})
+		}
+		replace(edit, was, k.entry)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
+		m.diverged(r, err)
+		return err
+	}
+	for i, k := range keys {
+		if was, held := snap.Get(k.key); held {
+			t.count(was, -1)
+		}
+		if keys[i].entry != nil {
+			t.count(k.entry, 1)
+		}
+	}
+	rev := m.clock.rev.Load()
+	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, eventlog.New[Event](rev), false)
+	lin.suspect.Store(true)
+	r.begin(lin)
+	// A history that is restored must not reach back to where clients were told otherwise.
+	m.since.Store(max(rev, m.since.Load()))
+	m.stats.repairs.Add(1)
+	t.events, t.old = gone, edit.Replaced()
+	t.retire()
+	m.doubt(r)
+	return nil
+}

@@ -1,0 +1,424 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// lose applies the writes, of which watches are told nothing.
+func lose(t *testing.T, m *mirror.Mirror, store *memory.Store, ops ...memory.Op) {
+	t.Helper()
+	reach(t, m, store.Revision())
+	store.DropIf(func(mirror.Change) bool { return true })
+	rev := store.Txn(ops...)
+	reach(t, m, rev)
+	store.DropIf(nil)
+}
+
+// present returns what the store has below the prefix, as describe prints it.
+func present(t *testing.T, store *memory.Store, prefix string) state {
+	t.Helper()
+	out := state{}
+	_, err := store.List(context.Background(), prefix, 0, func(kvs []mirror.KV) error {
+		for _, kv := range kvs {
+			out[string(kv.Key)] = fmt.Sprintf("%s@%d", kv.Value, kv.ModRevision)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func requirePresent(t *testing.T, store *memory.Store, r *mirror.Resource) {
+	t.Helper()
+	if got, want := read(latest(t, r)), present(t, store, r.Prefix()); !maps.Equal(got, want) {
+		t.Fatalf("%s: %s", r.Prefix(), diff(got, want))
+	}
+}
+
+// check checks a resource and returns the keys that differ.
+func check(t *testing.T, r *mirror.Resource) []string {
+	t.Helper()
+	c, err := r.Check(context.Background(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, d := range c.Differences {
+		keys = append(keys, fmt.Sprintf("%s %d %d", d.Key, d.Held, d.Etcd))
+	}
+	if c.Count != len(keys) || len(keys) > 0 && !c.Mended {
+		t.Fatalf("%d differences, of which are told: %v; mended: %t", c.Count, keys, c.Mended)
+	}
+	return keys
+}
+
+// TestCheckFindsAndMendsWhatWasLost: a creation, an update, a deletion and a renewed key of which
+// memory was not told. The keys alone are read again, whoever was told of them has to
+// start over, and nobody else notices.
+func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		for i := range 20 {
+			store.Put(fmt.Sprintf("/registry/a/%02d", i), "v")
+			store.Put(fmt.Sprintf("/registry/b/%02d", i), "v")
+		}
+		keys, values := 0, map[string]int{}
+		source := &counted{script: script{Source: store}, keys: &keys, values: values}
+		m := start(t, source, nil)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		reach(t, m, store.Revision(), a, b)
+		if got := check(t, a); got != nil || a.Suspect() {
+			t.Fatalf("nothing was lost, and differs: %v", got)
+		}
+		followers := map[*mirror.Resource]*mirror.Cursor{}
+		for _, r := range []*mirror.Resource{a, b} {
+			followers[r] = latest(t, r).Cursor("", "")
+		}
+		lose(t, m, store, memory.Op{Key: "/registry/a/001", Value: "new"}, memory.Op{Key: "/registry/a/07", Value: "w"},
+			memory.Op{Key: "/registry/a/19", Delete: true}, memory.Op{Key: "/registry/a/zz", Value: "last"})
+		lost := store.Revision()
+		store.Put("/registry/b/later", "v")
+		store.Put("/registry/a/10", "seen")
+		reach(t, m, store.Revision())
+		old := latest(t, a)
+		oldest, _, err := a.Oldest()
+		if err != nil || oldest >= lost {
+			t.Fatalf("the past begins at %d, %v", oldest, err)
+		}
+		keys = 0
+		clear(values)
+		bytes := func() int64 { return a.Stats().Bytes }
+		want := []string{fmt.Sprintf("/registry/a/001 0 %d", lost), fmt.Sprintf("/registry/a/07 %d %d", modOf(old, "/registry/a/07"), lost),
+			fmt.Sprintf("/registry/a/19 %d 0", modOf(old, "/registry/a/19")), fmt.Sprintf("/registry/a/zz 0 %d", lost)}
+		if got := check(t, a); !slices.Equal(got, want) {
+			t.Fatalf("differ %v, want %v", got, want)
+		}
+		if keys != 21 || len(values) != 3 || values["/registry/a/19"] != 0 {
+			t.Errorf("%d keys and the values of %v were read, want 21 and those that etcd has of the keys that differ", keys, values)
+		}
+		requirePresent(t, store, a)
+		if want := int64(len("v")*17 + len("new") + len("w") + len("seen") + len("last")); bytes() != want {
+			t.Errorf("%d bytes are held, want %d", bytes(), want)
+		}
+		if !a.Suspect() || b.Suspect() || m.Stats().Repairs != 1 || m.Stats().Divergences != 0 {
+			t.Errorf("suspect: %t and %t, %+v", a.Suspect(), b.Suspect(), m.Stats())
+		}
+		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.Clock() || floor != m.Clock() {
+			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.Clock())
+		}
+		if _, err := followers[a].Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("a cursor on what was wrong goes on: %v", err)
+		}
+		if evs, err := followers[b].Next(nil, 100); err != nil || len(evs) != 1 {
+			t.Errorf("a cursor on another resource: %d events, %v", len(evs), err)
+		}
+		barrier(t, m)
+		if got := check(t, a); got != nil || a.Suspect() {
+			t.Fatalf("after the repair differ %v, suspect: %t", got, a.Suspect())
+		}
+		// What comes then follows what was read.
+		for _, k := range []string{"001", "07", "19", "zz"} {
+			store.Put("/registry/a/"+k, "next")
+		}
+		reach(t, m, store.Revision())
+		requirePresent(t, store, a)
+		if st := m.Stats(); st.Divergences != 0 {
+			t.Errorf("%+v", st)
+		}
+		barrier(t, m)
+	})
+}
+
+func modOf(s mirror.Snapshot, key string) mirror.Revision {
+	e, _ := s.Get(key)
+	return e.ModRevision()
+}
+
+// counted counts the keys that were asked for without, and the keys with their values.
+type counted struct {
+	script
+	keys   *int
+	values map[string]int
+}
+
+func (c *counted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	return c.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+		for _, kv := range kvs {
+			if kv.Value != nil {
+				return errors.New("a value was sent")
+			}
+		}
+		*c.keys += len(kvs)
+		return page(kvs)
+	})
+}
+
+func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+	c.values[key]++
+	return c.Source.Get(ctx, key, at)
+}
+
+// TestCheckTellsEveryKey: what each is told of is what etcd has, but for resources that lie
+// inside, which are nobody's difference either.
+func TestCheckTellsEveryKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		var want []string
+		for i := range 25 {
+			want = append(want, fmt.Sprintf("/registry/a/%02d %d", i, store.Put(fmt.Sprintf("/registry/a/%02d", i), "v")))
+			store.Put(fmt.Sprintf("/registry/a/11/%d", i), "v")
+		}
+		m := start(t, store, nil)
+		outer, inner := claim(t, m, "/registry/a/"), claim(t, m, "/registry/a/11/")
+		reach(t, m, store.Revision(), outer, inner)
+		var got []string
+		c, err := outer.Check(context.Background(), func(key []byte, mod mirror.Revision) { got = append(got, fmt.Sprintf("%s %d", key, mod)) })
+		if err != nil || c.Count != 0 || !slices.Equal(got, want) {
+			t.Errorf("told %v, want %v; %+v, %v", got, want, c, err)
+		}
+		if got := check(t, inner); got != nil {
+			t.Errorf("inside differ %v", got)
+		}
+	})
+}
+
+// TestCheckIsCutShort: what goes on around a check ends it with an error, and is never taken for
+// a difference.
+func TestCheckIsCutShort(t *testing.T) {
+	lists := func(store *memory.Store) *script { return &script{Source: store} }
+	for _, c := range []struct {
+		name string
+		want error
+		when func(store *memory.Store, m *mirror.Mirror, r *mirror.Resource) // after the first page
+	}{
+		{"compacted", mirror.ErrCompacted, func(store *memory.Store, m *mirror.Mirror, _ *mirror.Resource) {
+			store.Put("/registry/b/x", "v")
+			store.Compact(store.Revision())
+		}},
+		{"restored", mirror.ErrRestored, func(store *memory.Store, m *mirror.Mirror, _ *mirror.Resource) {
+			store.Restore(3, map[string]string{"/registry/a/1": "other"})
+		}},
+		{"overtaken", mirror.ErrSuperseded, func(store *memory.Store, m *mirror.Mirror, r *mirror.Resource) {
+			r.Release() // and claimed again: another lineage
+			_ = m.Check()
+			_, _ = m.Claim("/registry/a/")
+			_ = m.Check()
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				for i := range 30 {
+					store.Put(fmt.Sprintf("/registry/a/%02d", i), "v")
+				}
+				source := &interrupted{script: lists(store)}
+				m := start(t, source, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), r)
+				source.between = func() { c.when(store, m, r) }
+				check, err := r.Check(context.Background(), nil)
+				if !errors.Is(err, c.want) {
+					t.Errorf("%+v, %v, want %v", check, err, c.want)
+				}
+				if m.Stats().Repairs != 0 {
+					t.Error("something was mended")
+				}
+			})
+		})
+	}
+	t.Run("not ready", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			store := memory.New()
+			store.FailLists(errors.New("no"))
+			m := start(t, store, nil)
+			if _, err := claim(t, m, "/registry/a/").Check(context.Background(), nil); !errors.Is(err, mirror.ErrNotReady) {
+				t.Errorf("error %v", err)
+			}
+		})
+	})
+}
+
+// interrupted asks for the second page again after something has happened.
+type interrupted struct {
+	*script
+	between func()
+}
+
+func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	all, n := []mirror.KV{}, 0
+	if _, err := s.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error { all = append(all, kvs...); return nil }); err != nil {
+		return mirror.Header{}, err
+	}
+	n = len(all) / 2
+	if err := page(all[:n:n]); err != nil {
+		return mirror.Header{}, err
+	}
+	s.between()
+	header, err := s.Source.Keys(ctx, prefix, at, most, func([]mirror.KV) error { return nil })
+	if err != nil {
+		return mirror.Header{}, err
+	}
+	return header, page(all[n:])
+}
+
+// TestCheckListsAnewWhatCannotBeMended: more keys than are read one by one, and a key whose value
+// etcd does not give.
+func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
+	for _, many := range []bool{true, false} {
+		t.Run(fmt.Sprintf("many=%t", many), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				store.Put("/registry/a/first", "v")
+				source := &unreadable{script{Source: store}}
+				m := start(t, source, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), r)
+				ops := []memory.Op{{Key: "/registry/a/unreadable", Value: "v"}}
+				for i := range 1000 {
+					if many {
+						ops = append(ops, memory.Op{Key: fmt.Sprintf("/registry/a/%04d", i), Value: "v"})
+					}
+				}
+				lose(t, m, store, ops...)
+				c, err := r.Check(context.Background(), nil)
+				if err != nil || c.Count != len(ops) || len(c.Differences) != min(1000, len(ops)) || c.Mended {
+					t.Fatalf("%d of %d differences, mended %t, %v", len(c.Differences), c.Count, c.Mended, err)
+				}
+				reach(t, m, store.Revision(), r)
+				requirePresent(t, store, r)
+				if st := m.Stats(); st.Divergences != 1 || st.Repairs != 0 {
+					t.Errorf("%+v", st)
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}
+
+// unreadable is a source that does not give away the value of a single key.
+type unreadable struct{ script }
+
+func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+	return mirror.KV{}, false, errors.New("no")
+}
+
+// TestMendedKeyThatChanges: an event of the key arrives between the comparison and the repair.
+// Whatever comes first, memory ends up as etcd is.
+func TestMendedKeyThatChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/k", "v")
+		source := &during{script: script{Source: store}}
+		m := start(t, source, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		lose(t, m, store, memory.Op{Key: "/registry/a/k", Delete: true})
+		source.get = func() {
+			rev := store.Put("/registry/a/k", "again")
+			if err := m.Wait(context.Background(), rev); err != nil {
+				t.Error(err)
+			}
+		}
+		lose(t, m, store, memory.Op{Key: "/registry/a/other", Value: "v"})
+		if _, err := r.Check(context.Background(), nil); err != nil && !errors.Is(err, mirror.ErrSuperseded) {
+			t.Fatal(err)
+		}
+		reach(t, m, store.Revision(), r)
+		requirePresent(t, store, r)
+		barrier(t, m)
+	})
+}
+
+type during struct {
+	script
+	get func()
+}
+
+func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+	if d.get != nil {
+		d.get()
+	}
+	return d.Source.Get(ctx, key, at)
+}
+
+// TestTwoResourcesThatDifferAreAllListedAnew: one lost event concerns one resource; two
+// resources that differ are the sign of something wider, such as an etcd that was restored to
+// an older state and written to since.
+func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		for i := range 10 {
+			store.Put(fmt.Sprintf("/registry/%c/%d", 'a'+i%3, i), "v")
+		}
+		m := start(t, store, presentOnly)
+		a, b, c := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/"), claim(t, m, "/registry/c/")
+		reach(t, m, store.Revision(), a, b, c)
+		lose(t, m, store, memory.Op{Key: "/registry/a/0", Delete: true}, memory.Op{Key: "/registry/b/1", Value: "w"},
+			memory.Op{Key: "/registry/c/2", Value: "w"})
+		for _, r := range []*mirror.Resource{a, b} {
+			if len(check(t, r)) == 0 {
+				t.Fatalf("%s does not differ", r.Prefix())
+			}
+		}
+		// With what the feed tells next, the mirror finds that it cannot go on.
+		store.Put("/registry/d/x", "v")
+		for m.Stats().Relists == 0 {
+			time.Sleep(time.Second)
+		}
+		reach(t, m, store.Revision(), a, b, c)
+		for _, r := range []*mirror.Resource{a, b, c} {
+			requirePresent(t, store, r)
+		}
+	})
+}
+
+// TestPagesOfKeysAreBounded: a page has as many keys as etcd reads 8 MiB for.
+func TestPagesOfKeysAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		for i := range 30 {
+			size := 10
+			if i >= 10 && i < 20 {
+				size = 3 << 20
+			}
+			store.Put(fmt.Sprintf("/registry/a/%02d", i), strings.Repeat("x", size))
+		}
+		source := &sized{script: script{Source: store}}
+		m := start(t, source, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), r)
+		if got := check(t, r); got != nil {
+			t.Fatalf("differ %v", got)
+		}
+		// Ten small and two large ones, then two at a time, then all that is left, of which the
+		// source is free to have more.
+		if want := []int{12, 2, 2, 2, 12}; !slices.Equal(source.pages, want) {
+			t.Errorf("pages of %v, want %v", source.pages, want)
+		}
+	})
+}
+
+type sized struct {
+	script
+	pages []int
+}
+
+func (s *sized) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	return s.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+		s.pages = append(s.pages, len(kvs))
+		return page(kvs)
+	})
+}
