@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/server/test/internal/etcdcluster"
+	"github.com/stratakube/strata/server/test/internal/faulty"
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
@@ -18,7 +19,7 @@ import (
 type single struct {
 	env    *harness.Env
 	etcd   *etcdcluster.Member
-	link   *link
+	link   *faulty.Link
 	server *harness.Server
 	api    *harness.API
 	client *clientv3.Client // past the link
@@ -28,7 +29,7 @@ func newSingle(t *testing.T, flags ...string) *single {
 	t.Helper()
 	e := harness.New(t)
 	s := &single{env: e, etcd: etcdcluster.Start(t, e, 1).Members[0]}
-	s.link = newLink(t, e, s.etcd.URL)
+	s.link = faulty.NewLink(t, e, s.etcd.URL)
 	s.server = e.APIServer(through(s.etcd.Etcd, s.link.URL), append([]string{noServiceAccounts}, flags...)...)
 	s.api, s.client = s.server.API(), s.etcd.Client()
 	return s
@@ -61,17 +62,17 @@ func TestTheFeedIsResumed(t *testing.T) {
 		fail     func()
 		stopping bool // etcd cannot be written meanwhile
 	}{
-		{"connections are reset", s.link.reset, false},
+		{"connections are reset", s.link.Reset, false},
 		{"and again, again and again", func() {
 			for range 5 {
-				s.link.reset()
+				s.link.Reset()
 				time.Sleep(30 * time.Millisecond) // some have come back, some have not
 			}
 		}, false},
 		{"connections are refused for a while", func() {
-			s.link.refuse(true)
+			s.link.Refuse(true)
 			time.Sleep(500 * time.Millisecond)
-			s.link.refuse(false)
+			s.link.Refuse(false)
 		}, false},
 		{"etcd is stopped and started", func() { s.etcd.Stop(); s.etcd.Start() }, true},
 		{"etcd is killed and started", func() { s.etcd.Kill(); s.etcd.Start() }, true},
@@ -142,7 +143,7 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 		}
 		floorBefore := metric(t, ctx, s.api, "history_floor_revision")
 
-		s.link.refuse(true)
+		s.link.Refuse(true)
 		put := func(n int) (last int64) {
 			for i := range n {
 				last = commit(t, ctx, s.client, maps.put("one", fmt.Sprint(i)), secrets.put("one", fmt.Sprint(i)))
@@ -163,7 +164,7 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 			record(t, ctx, other, secrets.path, "allowWatchBookmarks=true", compacted): secrets,
 		}
 		put(10)
-		s.link.refuse(false)
+		s.link.Refuse(false)
 		put(10)
 
 		for _, r := range below {

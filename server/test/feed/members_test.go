@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/server/test/internal/etcdcluster"
+	"github.com/stratakube/strata/server/test/internal/faulty"
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
@@ -27,7 +28,7 @@ const (
 // members is a server on an etcd of three members, each behind a link of its own.
 type members struct {
 	*etcdcluster.Cluster
-	links  []*link
+	links  []*faulty.Link
 	server *harness.Server
 	api    *harness.API
 	client *clientv3.Client // of all members, past the links
@@ -42,7 +43,7 @@ func newMembers(t *testing.T, ctx context.Context) *members {
 	s := &members{Cluster: etcdcluster.Start(t, e, 3), recordings: map[*recording]kind{}}
 	var urls []string
 	for _, m := range s.Members {
-		l := newLink(t, e, m.URL)
+		l := faulty.NewLink(t, e, m.URL)
 		s.links, urls = append(s.links, l), append(urls, l.URL)
 	}
 	s.server = e.APIServer(through(s.Etcd(), urls...), noServiceAccounts)
@@ -64,7 +65,7 @@ func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
 	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var before [3]int64
 		for i, l := range s.links {
-			before[i] = l.down.Load()
+			before[i] = l.Down()
 		}
 		if _, err := s.client.Put(ctx, "/registry/nobodys/value", strings.Repeat("x", size)); err != nil {
 			return false, err
@@ -73,7 +74,7 @@ func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
 		defer cancel()
 		return true, harness.Poll(ctx, func(context.Context) (bool, error) {
 			for i = range s.links {
-				if s.links[i].down.Load()-before[i] > size {
+				if s.links[i].Down()-before[i] > size {
 					return true, nil
 				}
 			}
@@ -170,7 +171,7 @@ func TestTheFeedsMemberFails(t *testing.T) {
 				s.Members[i].Continue()
 			}
 		}},
-		{"half-open", "silent_feeds_total", func(i int, on bool) { s.links[i].silence(on) }},
+		{"half-open", "silent_feeds_total", func(i int, on bool) { s.links[i].Silence(on) }},
 		{"without peers", "reconnects_total", func(i int, on bool) { s.Cut(s.Members[i], on) }},
 	} {
 		for range 2 {
@@ -279,7 +280,7 @@ func TestNoMemberAnswers(t *testing.T) {
 		}},
 		{"half-open", func(on bool) {
 			for _, l := range s.links {
-				l.silence(on)
+				l.Silence(on)
 			}
 		}},
 	} {

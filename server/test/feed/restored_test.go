@@ -52,7 +52,7 @@ func TestEtcdIsRestored(t *testing.T) {
 		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
 			backup := snapshot(t, ctx, s.env, s.client)
 			return func() {
-				s.link.refuse(true)
+				s.link.Refuse(true)
 				lostAt := commit(t, ctx, s.client, leases.put(lost, lost))
 				s.etcd.Stop()
 				s.etcd = etcdcluster.Start(t, s.env, 1).Members[0]
@@ -62,8 +62,8 @@ func TestEtcdIsRestored(t *testing.T) {
 				s.client = s.etcd.Client()
 				for commit(t, ctx, s.client, leases.put("one", "restored")) < lostAt+100 {
 				}
-				s.link.lead(t, s.etcd.URL)
-				s.link.refuse(false)
+				check(t, s.link.Lead(s.etcd.URL))
+				s.link.Refuse(false)
 			}
 		})
 	})

@@ -141,15 +141,22 @@ func (e *Env) check(err error) {
 }
 
 // start starts the strata command as a process of this environment.
-func (e *Env) start(name string, args ...string) *Process {
+func (e *Env) start(name string, args ...string) *Process { return e.startCommand(name, nil, args...) }
+
+// startCommand is start with a function to call before the process runs, which may be nil.
+func (e *Env) startCommand(name string, prepare func(pid int) error, args ...string) *Process {
 	path, err := Binary()
 	e.check(err)
-	return e.startProgram(name, path, args...)
+	return e.startProcess(name, path, prepare, args...)
 }
 
 // startProgram starts any program as a process of this environment.
 func (e *Env) startProgram(name, path string, args ...string) *Process {
-	p, err := start(e.dir, name, path, e.environ(), args...)
+	return e.startProcess(name, path, nil, args...)
+}
+
+func (e *Env) startProcess(name, path string, prepare func(pid int) error, args ...string) *Process {
+	p, err := start(e.dir, name, path, e.environ(), prepare, args...)
 	e.check(err)
 	e.mu.Lock()
 	e.mu.processes = append(e.mu.processes, p)

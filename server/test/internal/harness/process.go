@@ -37,8 +37,9 @@ type Process struct {
 	}
 }
 
-// start starts a process; logs go to a new file in dir. The kernel kills it when this process dies (on Linux).
-func start(dir, name, path string, env []string, args ...string) (*Process, error) {
+// start starts a process; logs go to a new file in dir. The kernel kills it when this process dies (on Linux). A function
+// prepare is called before it runs; see Env.StartAPIServerPrepared.
+func start(dir, name, path string, env []string, prepare func(pid int) error, args ...string) (*Process, error) {
 	log, err := os.CreateTemp(dir, name+"-*.log")
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func start(dir, name, path string, env []string, args ...string) (*Process, erro
 		// The kernel ties "die with the parent" to the thread that started the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		err := startPrepared(p.cmd, prepare)
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()
@@ -85,6 +86,17 @@ func start(dir, name, path string, env []string, args ...string) (*Process, erro
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p, nil
+}
+
+// RunPrepared runs a command to its end and calls prepare before the process has run its first instruction.
+func RunPrepared(cmd *exec.Cmd, prepare func(pid int) error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	dieWithParent(cmd)
+	if err := startPrepared(cmd, prepare); err != nil {
+		return err
+	}
+	return cmd.Wait()
 }
 
 func (p *Process) addLine(line string) {

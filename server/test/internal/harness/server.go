@@ -27,8 +27,9 @@ type Server struct {
 	Config     *rest.Config // system:masters, without a rate limit
 	Kubeconfig string       // path of a kubeconfig for the same user
 
-	env  *Env
-	args []string // of `strata apiserver`
+	env     *Env
+	args    []string            // of `strata apiserver`
+	prepare func(pid int) error // may be nil
 }
 
 // Up starts `strata up` in a new data directory with the engine under test and returns when it says that it is up.
@@ -77,6 +78,12 @@ func (e *Env) APIServer(etcd *Etcd, flags ...string) *Server {
 
 // StartAPIServer is APIServer without the wait.
 func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
+	return e.StartAPIServerPrepared(nil, etcd, flags...)
+}
+
+// StartAPIServerPrepared is StartAPIServer with a function that is called with the process, and with each that StartAgain
+// starts, before it has run its first instruction. Other platforms than Linux know no such moment.
+func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	dir := e.Dir("apiserver")
 	port := e.freePort()
 	args := append([]string{"apiserver", "--engine=" + Engine()}, etcd.ServerFlags()...)
@@ -88,8 +95,9 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	serving := ca.Issue("apiserver")
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
-		Process: e.start("apiserver", args...),
+		Process: e.startCommand("apiserver", prepare, args...),
 		args:    args,
+		prepare: prepare,
 		URL:     fmt.Sprintf("https://127.0.0.1:%d", port),
 		CAFile:  ca.CertFile,
 		env:     e,
@@ -111,7 +119,7 @@ func (s *Server) Restart(more ...string) {
 // StartAgain is Restart without the wait.
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
-	s.Process = s.env.start("apiserver", s.args...)
+	s.Process = s.env.startCommand("apiserver", s.prepare, s.args...)
 }
 
 // serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.

@@ -1,48 +1,59 @@
-package feed
+package faulty
 
 import (
+	"fmt"
+	"hash/fnv"
 	"net"
 	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// link is a way over TCP to an etcd, which can be broken in the ways in which networks break. Its methods may be called
-// concurrently.
-type link struct {
+// Link is a way over TCP to a server, such as a member of etcd, which can be broken in the ways in which networks break. Its
+// methods may be called concurrently.
+type Link struct {
 	URL string
 
 	listener net.Listener
 	group    sync.WaitGroup
-	down     atomic.Int64 // bytes that have passed from etcd to clients
+	down     atomic.Int64 // bytes that have passed from the server to clients
+	opened   atomic.Int64 // connections
 
 	mu struct {
 		sync.Mutex // leaf
 		target     string
 		conns      map[*conn]struct{}
-		refuse     bool // connections are reset
-		silent     bool // all bytes are swallowed
+		refuse     bool          // connections are reset
+		silent     bool          // all bytes are swallowed
+		delay      time.Duration // at most
 	}
 }
 
 // conn is a connection through a link.
 type conn struct {
 	client, server net.Conn
+	share          float64       // of the link's delay that is this connection's
+	delay          atomic.Int64  // time.Duration
 	lossy          atomic.Bool   // bytes are swallowed, and may have been when it is reset
 	dead           chan struct{} // closed when it has been reset
 }
 
-// newLink opens a link to an etcd that lasts as long as the environment's processes.
-func newLink(t *testing.T, e *harness.Env, target string) *link {
+// NewLink opens a link to a URL that lasts as long as the environment's processes.
+func NewLink(t testing.TB, e *harness.Env, target string) *Link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	l := &link{URL: "http://" + listener.Addr().String(), listener: listener}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &Link{URL: "http://" + listener.Addr().String(), listener: listener}
 	l.mu.conns = map[*conn]struct{}{}
-	l.lead(t, target)
+	if err := l.Lead(target); err != nil {
+		t.Fatal(err)
+	}
 	l.group.Go(func() {
 		for {
 			client, err := listener.Accept()
@@ -53,41 +64,60 @@ func newLink(t *testing.T, e *harness.Env, target string) *link {
 		}
 	})
 	e.AtEnd(func() {
-		l.refuse(true)
+		l.Refuse(true)
 		_ = listener.Close()
 		l.group.Wait()
 	})
 	return l
 }
 
-// lead makes new connections lead to an etcd; it need not run.
-func (l *link) lead(t *testing.T, target string) {
-	t.Helper()
+// Lead makes new connections lead to a URL; its server need not run.
+func (l *Link) Lead(target string) error {
 	u, err := url.Parse(target)
-	check(t, err)
+	if err != nil {
+		return fmt.Errorf("lead a link elsewhere: %w", err)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.target = u.Host
+	return nil
 }
 
-// refuse resets all connections and every new one, until it is called with false.
-func (l *link) refuse(on bool) {
+// Down returns how many bytes have passed from the server to clients.
+func (l *Link) Down() int64 { return l.down.Load() }
+
+// Refuse resets all connections and every new one, until it is called with false.
+func (l *Link) Refuse(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.refuse = on
 	l.resetLocked(func(*conn) bool { return on })
 }
 
-// reset resets all connections once.
-func (l *link) reset() {
+// Reset resets all connections once.
+func (l *Link) Reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.resetLocked(func(*conn) bool { return true })
 }
 
-// silence makes all connections half-open: they are accepted and stay open, and all bytes are swallowed. When it ends they
+// Delay holds everything that passes for up to most, until it is called with 0. How long is the same for all bytes of one
+// connection, and differs between connections, so that what was sent later over one may come before what was sent earlier
+// over another. A connection carries at most 64 KiB meanwhile.
+func (l *Link) Delay(most time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mu.delay = most
+	for c := range l.mu.conns {
+		c.setDelay(most)
+	}
+}
+
+func (c *conn) setDelay(most time.Duration) { c.delay.Store(int64(c.share * float64(most))) }
+
+// Silence makes all connections half-open: they are accepted and stay open, and all bytes are swallowed. When it ends they
 // are reset, as what was lost cannot be had again.
-func (l *link) silence(on bool) {
+func (l *Link) Silence(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.silent = on
@@ -100,7 +130,7 @@ func (l *link) silence(on bool) {
 }
 
 // resetLocked resets some connections; the caller holds mu.
-func (l *link) resetLocked(which func(*conn) bool) {
+func (l *Link) resetLocked(which func(*conn) bool) {
 	for c := range l.mu.conns {
 		if !which(c) {
 			continue
@@ -115,7 +145,7 @@ func (l *link) resetLocked(which func(*conn) bool) {
 }
 
 // carry passes what comes over one connection until either end closes it.
-func (l *link) carry(client net.Conn) {
+func (l *Link) carry(client net.Conn) {
 	defer client.Close()
 	l.mu.Lock()
 	target := l.mu.target
@@ -125,10 +155,11 @@ func (l *link) carry(client net.Conn) {
 		return
 	}
 	defer server.Close()
-	c := &conn{client: client, server: server, dead: make(chan struct{})}
+	c := &conn{client: client, server: server, share: share(l.opened.Add(1)), dead: make(chan struct{})}
 	l.mu.Lock()
 	l.mu.conns[c] = struct{}{}
 	c.lossy.Store(l.mu.silent)
+	c.setDelay(l.mu.delay)
 	l.resetLocked(func(o *conn) bool { return o == c && l.mu.refuse })
 	l.mu.Unlock()
 
@@ -141,11 +172,24 @@ func (l *link) carry(client net.Conn) {
 	l.mu.Unlock()
 }
 
+// share returns a number between 0 and 1 that depends on n alone and looks random.
+func share(n int64) float64 {
+	h := fnv.New32a()
+	fmt.Fprint(h, n)
+	return float64(h.Sum32()%1000) / 1000
+}
+
 // pass copies bytes, and counts them, until one end closes the connection; then it closes the other.
 func (c *conn) pass(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
+		if held := time.Duration(c.delay.Load()); held > 0 {
+			select {
+			case <-time.After(held):
+			case <-c.dead:
+			}
+		}
 		if c.lossy.Load() {
 			if err != nil {
 				<-c.dead // that one end has closed it is swallowed too

@@ -1,0 +1,15 @@
+//go:build !(linux && amd64)
+
+package faulty
+
+import (
+	"errors"
+	"time"
+)
+
+// ClockError returns why clocks of processes cannot be set here; nil if they can.
+func ClockError() error { return errors.New("clocks of processes can be set on Linux on x86-64 only") }
+
+func plant(int) (offset, error) { return offset{}, ClockError() }
+
+func (o offset) set(time.Duration) error { return ClockError() }
