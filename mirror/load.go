@@ -55,29 +55,48 @@ func omit(key []byte, excluded []string, left *[]string) bool {
 }
 
 // list reads a prefix, but for what is excluded, as it stands at a revision, the newest
-// if that is 0. The entries are built while the next page is on its way.
+// if that is 0. The entries are built while the next page is on its way. A list that cannot
+// be one of that revision is ErrDiverged.
 func (m *Mirror) list(ctx context.Context, prefix string, at Revision) *load {
 	l := &load{}
+	var last []byte
+	var newest Revision
 	l.header, l.err = m.opts.Source.List(ctx, prefix, at, func(page []KV) error {
 		excluded := *m.excluded.Load()
 		for i := range page {
-			if !omit(page[i].Key, excluded, &l.left) {
-				l.entries = append(l.entries, newEntry(&page[i], true))
+			kv := &page[i]
+			if last != nil && bytes.Compare(last, kv.Key) >= 0 {
+				return fmt.Errorf("%w: %q is listed after %q", ErrDiverged, kv.Key, last)
+			}
+			last, newest = kv.Key, max(newest, kv.ModRevision)
+			if !omit(kv.Key, excluded, &l.left) {
+				l.entries = append(l.entries, newEntry(kv, true))
 			}
 		}
 		m.stats.listedKeys.Add(int64(len(page)))
 		return ctx.Err()
 	})
+	if l.err == nil && newest > l.header.Revision {
+		l.err = fmt.Errorf("%w: a list at %d has a key of %d", ErrDiverged, l.header.Revision, newest)
+	}
 	l.through = l.header.Revision
 	return l
 }
 
-// replay reads what happened to a prefix, but for what is excluded, after the list.
+// replay reads what happened to a prefix, but for what is excluded, after the list. What is not
+// in the order of revisions is ErrDiverged.
 func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Header, through Revision) error {
+	last := after.Revision
 	return m.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
 		excluded := *m.excluded.Load()
+		begin := last
+		defer func() { last = max(last, b.Through) }()
 		for i := range b.Changes {
 			c := &b.Changes[i]
+			if c.ModRevision <= begin || c.ModRevision < last || c.ModRevision > min(b.Through, through) {
+				return fmt.Errorf("%w: history has %d at %q after %d, up to %d", ErrDiverged, c.ModRevision, c.Key, last, through)
+			}
+			last = c.ModRevision
 			if omit(c.Key, excluded, &l.left) {
 				continue
 			}
