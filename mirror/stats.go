@@ -108,6 +108,7 @@ func (m *Mirror) Stats() Stats {
 // ResourceStats is a reading of one resource.
 type ResourceStats struct {
 	Ready   bool
+	Suspect bool  // see Resource.Suspect
 	Entries int   // keys held
 	Bytes   int64 // stored size of their values
 	Events  int   // events a cursor can start at
@@ -129,6 +130,7 @@ func (r *Resource) Stats() ResourceStats {
 	}
 	t := lin.head.Load().tree
 	st.Ready, st.Entries, st.Bytes, st.Events = true, t.Len(), t.Bytes(), lin.log.Len()
+	st.Suspect = lin.suspect.Load()
 	st.Versions, st.OldestRevision = lin.versions(), lin.oldest()
 	st.VersionBytes = r.versionBytes.Load()
 	return st

@@ -30,6 +30,7 @@ type cluster struct {
 	// etcd, as the one clear line in the log says.
 	mirror    *mirror.Mirror
 	compactor *compactor // nil: compactions go unnoticed
+	checker   *checker   // nil without a mirror
 	budget    *budget    // of the engine
 	tokens    *tokens
 	watches   running
@@ -121,6 +122,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		return nil, err
 	}
 	c.mirror = m
+	c.checker = newChecker(c)
 	if compactor != nil {
 		compactor.tell(m)
 	}
@@ -134,6 +136,9 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 // close ends everything and waits for it.
 func (c *cluster) close() {
 	clusters.remove(c)
+	if c.checker != nil {
+		c.checker.close()
+	}
 	if c.compactor != nil {
 		c.compactor.Stop()
 	}
@@ -211,7 +216,8 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
-	return s, func() { once.Do(func() { s.stop(); etcd.Close() }) }, nil
+	unchecked := c.checker.add(resource, cfg.GroupResource)
+	return s, func() { once.Do(func() { unchecked(); s.stop(); etcd.Close() }) }, nil
 }
 
 // replay returns the bounds of the history that is restored.

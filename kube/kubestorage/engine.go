@@ -55,6 +55,10 @@ type Options struct {
 	// come and there are watches that want bookmarks; 0 means
 	// mirror.DefaultIdleProgress, a negative one never.
 	ProgressInterval time.Duration
+	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
+	// up to a half is added at random. 0 means DefaultConsistencyCheckInterval, a negative
+	// one that it is done on demand only; see CheckConsistency.
+	ConsistencyCheckInterval time.Duration
 	// EtcdLists bounds the lists of revisions older than memory that are read from etcd at
 	// once, per etcd cluster; others wait. 0 means DefaultEtcdLists.
 	EtcdLists int

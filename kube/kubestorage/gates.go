@@ -20,6 +20,9 @@ const (
 	// cannot be forged. A server that does not know the form refuses them, and this one accepts
 	// them whatever the gate says.
 	SealedContinueTokens featuregate.Feature = "SealedContinueTokens"
+	// DetectCacheInconsistency compares memory with etcd, on a schedule and on demand, and mends what
+	// differs (KEP-4988).
+	DetectCacheInconsistency featuregate.Feature = "DetectCacheInconsistency"
 	// WatchBookmark sends bookmarks to watches that ask for them: now and then, shortly before
 	// the server ends a watch, and when it shuts down (KEP-956). The bookmark that closes
 	// initial events is sent in any case.
@@ -44,6 +47,7 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 		ConsistentGetFromCache:   {Default: true, PreRelease: featuregate.Beta},
 		APIListChunking:          {Default: true, PreRelease: featuregate.Beta},
 		ListFromCacheSnapshot:    {Default: true, PreRelease: featuregate.Beta},
+		DetectCacheInconsistency: {Default: true, PreRelease: featuregate.Beta},
 		SealedContinueTokens:     {Default: false, PreRelease: featuregate.Beta},
 		WatchBookmark:            {Default: true, PreRelease: featuregate.Beta},
 		EfficientWatchResumption: {Default: true, PreRelease: featuregate.Beta},

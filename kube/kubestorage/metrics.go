@@ -32,6 +32,7 @@ var (
 	descReconnects = clusterDesc("reconnects_total", "Times the feed was resumed after a loss.")
 	descSilent     = clusterDesc("silent_feeds_total", "Times, of strata_mirror_reconnects_total, that the feed was left because it told nothing though etcd had moved on.")
 	descDiverged   = clusterDesc("divergences_total", "Resources listed anew because the feed contradicted what was held.")
+	descRepairs    = clusterDesc("repairs_total", "Times keys were read again because a consistency check had found that memory differs from etcd.")
 	descEtcd       = clusterDesc("etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.")
 	descLag        = clusterDesc("revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.")
 	descSharers    = clusterDesc("revision_read_waiters_total", "Requests that waited for one of strata_mirror_revision_reads_total, each with others or alone.")
@@ -50,6 +51,7 @@ var (
 	descLog         = resourceDesc("resource_log_events", "Events that a watch can resume over.")
 	descVersions    = resourceDesc("resource_versions", "Versions of the past that are kept, those made for readers included; revisions between two of them are put together from events.")
 	descTreeBytes   = resourceDesc("resource_version_bytes", "Bytes of strata_mirror_resource_versions that the present does not share.")
+	descSuspect     = resourceDesc("resource_suspect", "1 from when a consistency check finds that memory differs from etcd until one finds no difference: lists of the past are read from etcd.")
 	descOldest      = resourceDesc("resource_oldest_revision", "Oldest revision that a list can be answered at from memory.")
 	descReaders     = resourceDesc("resource_past_readers", "Lists of the past that are being read from memory, each of which keeps its version alive.")
 	descOldestRead  = resourceDesc("resource_past_readers_oldest_revision", "Oldest revision of strata_mirror_resource_past_readers, 0 if there is none.")
@@ -185,11 +187,11 @@ func (c *collector) remove(cl *cluster) {
 func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{
 		descReady, descClock, descBytes, descTrees, descLimit, descLists, descListL,
-		descVersions, descTreeBytes, descOldest, descReaders, descOldestRead,
+		descVersions, descTreeBytes, descSuspect, descOldest, descReaders, descOldestRead,
 		descCompactRev, descCompactKept, descCompactFeed, descCompactDone, descCompactFail, descCompactLost, descCompactDoubt, descCompactFound,
 		descFloor, descGone, descIdle, descIdleL,
 		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
-		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descReads, descProgress, descEtcd, descLag, descSharers,
+		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descRepairs, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
 		descKept, descKeptLimit, descEvicted, descRefused,
 	} {
@@ -259,6 +261,7 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	counter(descReconnects, st.Reconnects)
 	counter(descSilent, st.SilentFeeds)
 	counter(descDiverged, st.Divergences)
+	counter(descRepairs, st.Repairs)
 	counter(descRestores, st.Restores)
 	counter(descReplays, st.Replays)
 	counter(descReplayed, st.ReplayedEvents)
@@ -293,6 +296,7 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 		gauge(descLog, int64(st.Events))
 		gauge(descVersions, int64(st.Versions))
 		gauge(descTreeBytes, st.VersionBytes)
+		gauge(descSuspect, oneIf(st.Suspect))
 		gauge(descOldest, st.OldestRevision)
 		gauge(descReaders, int64(st.Readers))
 		gauge(descOldestRead, st.OldestRead)

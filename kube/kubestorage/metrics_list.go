@@ -30,6 +30,7 @@ const (
 	reasonInconsistent = "inconsistent"   // a token that goes on in the present
 
 	reasonPast       = "older_than_memory"
+	reasonSuspect    = "suspect"    // a check has found memory to differ from etcd
 	reasonGate       = "gate"       // a gate is off
 	reasonNotLoaded  = "not_loaded" // a small page, before memory is ready
 	reasonNoProgress = "no_progress"
@@ -42,7 +43,7 @@ var (
 		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists, and pages of lists, by source (memory_present, memory_past, etcd) and reason: consistent (no resource version), any (resource version 0), " +
 			"not_older_than, exact, limit (a resource version with a limit), continue, inconsistent (a token that goes on in the present); of those from etcd " +
-			"older_than_memory, gate (one is off), not_loaded, no_progress (etcd's cannot be believed), uncached.",
+			"older_than_memory, suspect (a consistency check has found a difference), gate (one is off), not_loaded, no_progress (etcd's cannot be believed), uncached.",
 	}, []string{"group", "resource", "source", "reason"})
 	listPages = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
@@ -71,6 +72,8 @@ func newListMetrics(r groupResource) listMetrics {
 func (m listMetrics) read(r *Reading) {
 	source, reason := sourcePresent, r.request.reason()
 	switch {
+	case r.suspect:
+		source, reason = sourceEtcd, reasonSuspect
 	case r.FromEtcd():
 		source, reason = sourceEtcd, reasonPast
 	case !r.Snapshot.Present():

@@ -68,6 +68,7 @@ type Reading struct {
 	value    string   // to look up in it
 	changed  []string // keys that have changed between Rev and what the index knows, ascending
 	past     *past    // nil: memory has it
+	suspect  bool     // memory has it too, and may be wrong
 	err      error    // see Err
 	release  func()   // nil: nothing is held
 }
@@ -275,6 +276,9 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
+	if r.suspect = q.exact > 0 && s.resource.Suspect() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
+		err = mirror.ErrCompacted // D11: nobody has checked yet what memory tells of the past now
+	}
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
 		err = s.readPast(ctx, r) // etcd has it, or knows that it is gone

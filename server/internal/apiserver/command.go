@@ -70,13 +70,14 @@ type settings struct {
 	engine engineKind
 	gates  featuregate.MutableFeatureGate
 	limits engineLimits
+	checks checkSettings
 	tokens tokenSettings
 }
 
 func newCommand(onReady func(Info)) *cobra.Command {
 	gates := newGates()
 	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates,
-		limits: defaultEngineLimits(), tokens: defaultTokenSettings()}
+		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings()}
 
 	cmd := &cobra.Command{
 		Use:   "apiserver",
@@ -114,6 +115,7 @@ Kubernetes ships: to compare the two, and as the way back.`,
 		"upstream (the watch cache that Kubernetes ships).")
 	own.Var(gates, "strata-feature-gates", gatesUsage(gates))
 	s.limits.addFlags(own)
+	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
 	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // what is new comes first in --help
 	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}

@@ -42,7 +42,7 @@ func (k *engineKind) Set(s string) error {
 
 // newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
 // The transformer encrypts the keys of continue tokens. The caller closes the engine after the last storage has been destroyed.
-func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, tokens tokenSettings,
+func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, checks checkSettings, tokens tokenSettings,
 	transformer value.Transformer) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
@@ -57,11 +57,14 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		replay.Revisions = -1 // none
 	}
 	return kubestorage.New(kubestorage.Options{
-		Uncached:       uncached,
-		Decorated:      decorated,
-		Window:         mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
-		Replay:         replay,
-		EtcdLists:      limits.etcdLists,
+		Uncached:  uncached,
+		Decorated: decorated,
+		Window:    mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
+		Replay:    replay,
+		EtcdLists: limits.etcdLists,
+
+		ConsistencyCheckInterval: checks.orNever(),
+
 		UnclaimedBytes: limits.unclaimedBytes.Value(),
 
 		RepresentationBytes: limits.keptBytes.Value(),

@@ -32,6 +32,9 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(I
 	if err := s.limits.validate(); err != nil {
 		return err
 	}
+	if err := s.checks.validate(); err != nil {
+		return err
+	}
 	if err := s.tokens.validate(s.gates); err != nil {
 		return err
 	}
@@ -90,12 +93,13 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 	if err != nil {
 		return err
 	}
+	var engine *kubestorage.Engine // nil: upstream's
 	if s.engine == engineStrata {
 		transformer, err := secretsTransformer(config)
 		if err != nil {
 			return err
 		}
-		engine, err := newEngine(completed.Etcd, s.gates, s.limits, s.tokens, transformer)
+		engine, err = newEngine(completed.Etcd, s.gates, s.limits, s.checks, s.tokens, transformer)
 		if err != nil {
 			return err
 		}
@@ -117,6 +121,9 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
 		return err
+	}
+	if engine != nil {
+		mountConsistency(chain, engine)
 	}
 	prepared, err := chain.PrepareRun()
 	if err != nil {

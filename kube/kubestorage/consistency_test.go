@@ -1,0 +1,356 @@
+package kubestorage
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// lossy is a source whose watches lose, from now on and while it is armed, every change.
+type lossy struct {
+	mirror.Source
+	armed atomic.Bool
+	keys  atomic.Int64 // that were asked for without values
+	each  func()       // before a page of those; nil: nothing
+}
+
+func (l *lossy) through(o *options) {
+	o.source = func(etcd mirror.Source) mirror.Source { l.Source = etcd; return l }
+}
+
+func (l *lossy) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+	return l.Source.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+		if l.armed.Load() {
+			b.Changes = nil
+		}
+		return deliver(b)
+	})
+}
+
+func (l *lossy) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+	if l.each != nil {
+		l.each()
+	}
+	return l.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+		l.keys.Add(int64(len(kvs)))
+		return page(kvs)
+	})
+}
+
+// lose does something of which memory is not told, and returns when memory has come further.
+func (l *lossy) lose(t *testing.T, f *fixture, do func()) {
+	t.Helper()
+	f.catchUp(t)
+	l.armed.Store(true)
+	do()
+	f.catchUp(t)
+	l.armed.Store(false)
+}
+
+// counts returns how the checks of a resource have ended.
+func counts(t *testing.T, r schema.GroupResource) (success, failure, failed int) {
+	t.Helper()
+	for status, n := range map[string]*int{"success": &success, "failure": &failure, "error": &failed} {
+		v, err := testutil.GetCounterMetricValue(cachermetrics.StorageConsistencyCheckTotal.WithLabelValues(r.Group, r.Resource, status))
+		if err != nil {
+			t.Fatal(err)
+		}
+		*n = int(v)
+	}
+	return
+}
+
+// asEngine returns an engine that has the fixture's cluster, for what it tells.
+func asEngine(f *fixture) *Engine { return &Engine{clusters: map[string]*cluster{"": f.cluster}} }
+
+// onDemand has nothing checked by itself.
+func onDemand(o *options) { o.engine.ConsistencyCheckInterval = -1 }
+
+// TestConsistencyCheck: what was lost is found, told, counted and mended; lists of the past come
+// from etcd until the next check finds nothing.
+func TestConsistencyCheck(t *testing.T) {
+	l := &lossy{}
+	var log bytes.Buffer
+	of := schema.GroupResource{Group: "consistency", Resource: "checked"}
+	f := setup(t, l.through, onDemand, func(o *options) {
+		o.store.GroupResource = of
+		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	k := f.cluster.checker
+	ctx := contextFor(t)
+	check := func() ConsistencyCheck {
+		t.Helper()
+		all, err := k.demand(ctx, &of)
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		return all[0]
+	}
+	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))
+	f.catchUp(t)
+	success, failure, failed := counts(t, of)
+	if got := check(); got.Status != checkSuccess || got.Keys != 3 || got.Hash == "" || got.EtcdHash != "" || got.Resource != "checked" {
+		t.Fatalf("%+v", got)
+	}
+	w := f.watchPods(t, storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: pods[2].ResourceVersion})
+	l.lose(t, f, func() {
+		f.create(t, newPod("lost"))
+		if err := f.Delete(ctx, podKey(pods[0]), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.update(t, pods[1], "1")
+	})
+	if got := podNames(f.list(t, everything())); got != "a b c" {
+		t.Fatalf("nothing was lost: %s", got)
+	}
+	got := check()
+	ns := pods[0].Namespace + "/"
+	if got.Status != checkFailure || !got.Mended || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
+		!slices.Equal(got.Extra, []string{ns + "a"}) || !slices.Equal(got.Differing, []string{ns + "b"}) || got.Hash == got.EtcdHash || got.EtcdHash == "" {
+		t.Fatalf("%+v", got)
+	}
+	for _, want := range []string{ns + "lost", ns + "a", ns + "b", "level=ERROR", got.EtcdHash} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %q: %s", want, log.String())
+		}
+	}
+	if s, fail, e := counts(t, of); s != success+1 || fail != failure+1 || e != failed {
+		t.Errorf("counted %d, %d, %d", s, fail, e)
+	}
+	for ev := range w.ResultChan() { // closed when there is nothing more
+		if st, ok := ev.Object.(*metav1.Status); ev.Type == watch.Error && (!ok || st.Reason != metav1.StatusReasonExpired) {
+			t.Errorf("the watch ended with %v", ev.Object)
+		} else if ev.Type != watch.Error {
+			t.Errorf("the watch was told of %v", ev.Object)
+		}
+	}
+	if got := podNames(f.list(t, everything())); got != "b c lost" {
+		t.Fatalf("the list has %s", got)
+	}
+	b := &example.Pod{}
+	if err := f.Get(ctx, podKey(pods[1]), storage.GetOptions{ResourceVersion: "0"}, b); err != nil || b.Annotations["value"] != "1" {
+		t.Errorf("%v, %v", b.Annotations, err)
+	}
+
+	// Lists of the past, old and new, come from etcd; the present does not.
+	now := f.list(t, everything()).ResourceVersion
+	suspect := func() (n float64) {
+		n, err := testutil.GetCounterMetricValue(listsTotal.WithLabelValues(of.Group, of.Resource, sourceEtcd, reasonSuspect))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	exactly := func(rv string) (names string, fromEtcd bool) {
+		opts := everything()
+		opts.ResourceVersion, opts.ResourceVersionMatch = rv, metav1.ResourceVersionMatchExact
+		before := suspect()
+		names = podNames(f.list(t, opts))
+		return names, suspect() == before+1
+	}
+	for _, c := range []struct{ rv, names string }{{pods[2].ResourceVersion, "a b c"}, {now, "b c lost"}} {
+		if names, fromEtcd := exactly(c.rv); names != c.names || !fromEtcd {
+			t.Errorf("at %s: %s, from etcd: %t", c.rv, names, fromEtcd)
+		}
+	}
+	if asked := f.requests.during(func() { f.list(t, everything()) }); asked.Ranges != 0 {
+		t.Errorf("the present asked of etcd: %+v", asked)
+	}
+	if got := check(); got.Status != checkSuccess {
+		t.Fatalf("%+v", got)
+	}
+	if names, fromEtcd := exactly(now); names != "b c lost" || fromEtcd {
+		t.Errorf("after a clean check: %s, from etcd: %t", names, fromEtcd)
+	}
+}
+
+// TestConsistencyHash: the hash is KEP-4988's, of the objects of a list.
+func TestConsistencyHash(t *testing.T) {
+	f := setup(t, onDemand)
+	f.create(t, newPod("a"), newPod("b"), newPod("c"))
+	f.catchUp(t)
+	before := f.list(t, everything())
+	f.update(t, &before.Items[0], "1")
+	after := f.list(t, everything())
+	for _, list := range []*example.PodList{before, after} {
+		h := fnv.New64()
+		for _, p := range list.Items {
+			fmt.Fprintf(h, "%s/%s/%s", p.Namespace, p.Name, p.ResourceVersion)
+		}
+		rev, err := f.engine(t).parseRevision(list.ResourceVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := f.cluster.checker.hashes(rev, nil)
+		if want := fmt.Sprintf("%x", h.Sum64()); len(got) != 1 || got[0].Hash != want || got[0].Keys != 3 || got[0].Revision != rev {
+			t.Errorf("at %d: %+v, want the hash %s", rev, got, want)
+		}
+	}
+	d := newDigest("/registry/nodes/")
+	d.add("/registry/nodes/n1", 7)
+	h := fnv.New64()
+	fmt.Fprintf(h, "%s/%s/%s", "", "n1", "7")
+	if want := fmt.Sprintf("%x", h.Sum64()); d.sum() != want {
+		t.Errorf("without a namespace: %s, want %s", d.sum(), want)
+	}
+}
+
+// TestConsistencyChecksAreScheduled: each resource once, however many storages it has, until the
+// last one has gone; and not at all if the gate is off.
+func TestConsistencyChecksAreScheduled(t *testing.T) {
+	f := setup(t, func(o *options) { o.engine.ConsistencyCheckInterval = 20 * time.Millisecond })
+	s := f.engine(t)
+	second := f.cluster.checker.add(s.resource, s.group)
+	k := f.cluster.checker
+	if n := len(k.selected(nil)); n != 1 {
+		t.Errorf("%d resources are checked", n)
+	}
+	before, _, _ := counts(t, s.group)
+	eventually(t, "three checks", func() bool { n, _, _ := counts(t, s.group); return n >= before+3 })
+	second()
+	if n := len(k.selected(nil)); n != 1 {
+		t.Errorf("%d resources are checked, though one storage is left", n)
+	}
+	f.destroy()
+	if n := len(k.selected(nil)); n != 0 {
+		t.Errorf("%d resources are checked after the last storage has gone", n)
+	}
+	k.close() // returns
+
+	gates := featuregate.NewFeatureGate()
+	if err := gates.Add(Gates()); err != nil {
+		t.Fatal(err)
+	}
+	if err := gates.SetFromMap(map[string]bool{string(DetectCacheInconsistency): false}); err != nil {
+		t.Fatal(err)
+	}
+	l := &lossy{}
+	off := setup(t, l.through, withGates(gates), func(o *options) { o.engine.ConsistencyCheckInterval = time.Millisecond })
+	if _, err := off.cluster.checker.demand(contextFor(t), nil); err != errChecksOff {
+		t.Errorf("error %v", err)
+	}
+	off.create(t, newPod("a"))
+	off.catchUp(t)
+	if n := l.keys.Load(); n != 0 {
+		t.Errorf("%d keys were asked for", n)
+	}
+}
+
+// TestConsistencyCheckIsNoFalseAlarm: compaction in the middle of a check makes it an error, and a
+// change of everything meanwhile makes no difference.
+func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
+	l := &lossy{}
+	f := setup(t, l.through, onDemand)
+	k := f.cluster.checker
+	pods := f.create(t, newPod("a"), newPod("b"))
+	f.catchUp(t)
+	change := func() {
+		f.update(t, pods[0], fmt.Sprint(time.Now()))
+		f.create(t, newPod(fmt.Sprintf("n%d", time.Now().UnixNano())))
+	}
+	var once sync.Once
+	l.each = func() { once.Do(change) }
+	all, err := k.demand(contextFor(t), nil)
+	if err != nil || len(all) != 1 || all[0].Status != checkSuccess || all[0].Keys != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	f.catchUp(t)
+	once = sync.Once{}
+	l.each = func() {
+		once.Do(func() {
+			change()
+			f.compact(contextFor(t), t, f.list(t, everything()).ResourceVersion)
+		})
+	}
+	all, err = k.demand(contextFor(t), nil)
+	if err != nil || len(all) != 1 || all[0].Status != checkError || !strings.Contains(all[0].Error, "compacted") {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if f.engine(t).resource.Suspect() {
+		t.Error("the resource is suspect")
+	}
+}
+
+// TestConsistencyFailurePanics if the process was told so.
+func TestConsistencyFailurePanics(t *testing.T) {
+	l := &lossy{}
+	f := setup(t, l.through, onDemand)
+	k := f.cluster.checker
+	k.panics = true
+	l.lose(t, f, func() { f.create(t, newPod("lost")) })
+	x := k.selected(nil)[0]
+	defer func() {
+		if p := fmt.Sprint(recover()); !strings.Contains(p, "KUBE_WATCHCACHE_CONSISTENCY_CHECKER") || !strings.Contains(p, "/lost") {
+			t.Errorf("panic: %s", p)
+		}
+	}()
+	k.check(contextFor(t), x)
+	t.Error("nothing has happened")
+}
+
+// TestConsistencyHandler: what operators and tests ask of a server.
+func TestConsistencyHandler(t *testing.T) {
+	f := setup(t, onDemand)
+	f.create(t, newPod("a"))
+	f.catchUp(t)
+	rv := f.list(t, everything()).ResourceVersion
+	h := asEngine(f).ConsistencyHandler()
+	ask := func(method, query string, want int) (items []ConsistencyCheck) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, ConsistencyPath+query, nil))
+		if w.Code != want {
+			t.Fatalf("%s %s: %d %s", method, query, w.Code, w.Body)
+		}
+		if want != http.StatusOK {
+			return nil
+		}
+		var answer struct{ Items []ConsistencyCheck }
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Items == nil {
+			t.Fatalf("%s %s: %s: %v", method, query, w.Body, err)
+		}
+		return answer.Items
+	}
+	if got := ask("GET", "", 200); len(got) != 0 {
+		t.Errorf("before the first check: %+v", got)
+	}
+	made := ask("POST", "?resource=pods", 200)
+	if len(made) != 1 || made[0].Status != checkSuccess || made[0].Keys != 1 {
+		t.Errorf("%+v", made)
+	}
+	if got := ask("GET", "?resource=pods", 200); len(got) != 1 || got[0].Hash != made[0].Hash || got[0].Status != checkSuccess {
+		t.Errorf("the last: %+v", got)
+	}
+	if got := ask("GET", "?revision="+rv, 200); len(got) != 1 || got[0].Hash != made[0].Hash || got[0].Status != "" {
+		t.Errorf("the hash at %s: %+v", rv, got)
+	}
+	if got := ask("GET", "?revision=9999999", 200); len(got) != 1 || got[0].Hash != "" || got[0].Error == "" {
+		t.Errorf("the hash of the future: %+v", got)
+	}
+	ask("GET", "?resource=unknown.group", 404)
+	ask("GET", "?revision=x", 400)
+	ask("GET", "?revision=0", 400)
+	ask("DELETE", "", 405)
+}

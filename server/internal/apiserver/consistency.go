@@ -1,0 +1,50 @@
+package apiserver
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// minCheckInterval is how often a resource is compared with etcd at most.
+const minCheckInterval = time.Second
+
+// checkSettings are the flags of consistency checks.
+type checkSettings struct {
+	interval time.Duration // 0: on demand only
+}
+
+func defaultCheckSettings() checkSettings {
+	return checkSettings{interval: kubestorage.DefaultConsistencyCheckInterval}
+}
+
+func (s *checkSettings) addFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&s.interval, "strata-consistency-check-interval", s.interval, "How often each resource in memory is compared with etcd, keys and revisions only "+
+		"(metrics apiserver_storage_consistency_checks_total, strata_consistency_check_seconds); up to a half is added at random. What differs is mended. "+
+		"At least 1s, 0 leaves only checks on demand (POST "+kubestorage.ConsistencyPath+"). The feature gate "+string(kubestorage.DetectCacheInconsistency)+" turns both off.")
+}
+
+// validate returns an error that names the flag.
+func (s *checkSettings) validate() error {
+	if s.interval != 0 && s.interval < minCheckInterval {
+		return fmt.Errorf("--strata-consistency-check-interval must be 0 or at least %s, is %s", minCheckInterval, s.interval)
+	}
+	return nil
+}
+
+// orNever returns the interval as the engine wants it.
+func (s *checkSettings) orNever() time.Duration {
+	if s.interval == 0 {
+		return -1
+	}
+	return s.interval
+}
+
+// mountConsistency offers the checks at the outermost server, behind authentication and authorization.
+func mountConsistency(server *aggregatorapiserver.APIAggregator, engine *kubestorage.Engine) {
+	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(kubestorage.ConsistencyPath, engine.ConsistencyHandler())
+}
