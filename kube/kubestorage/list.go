@@ -30,12 +30,19 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	var etcd *readEtcd
 	switch {
 	case errors.As(err, &etcd):
+		if err := decodedListOf(ctx).admitEtcd(ctx, s, q); err != nil {
+			return s.lists.failed(err)
+		}
 		return s.listFromEtcd(ctx, q, etcd.reason, listObj)
 	case err != nil:
 		return err
 	}
 	defer r.Close()
-	return s.fill(ctx, r, listObj)
+	held := decodedListOf(ctx)
+	if err := held.admit(ctx, r); err != nil {
+		return s.lists.failed(err)
+	}
+	return s.fill(ctx, r, held, listObj)
 }
 
 // fromMemory reports whether the gates let memory answer the list.
@@ -111,8 +118,8 @@ func (s *Store) outOfReach(rev mirror.Revision) bool {
 	return s.cluster.eventsOnly && rev > s.mirror.Clock()
 }
 
-// fill decodes what was read into listObj.
-func (s *Store) fill(ctx context.Context, r *Reading, listObj runtime.Object) error {
+// fill decodes what was read into listObj. What is selected counts as held.
+func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj runtime.Object) error {
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err
@@ -142,6 +149,11 @@ func (s *Store) fill(ctx context.Context, r *Reading, listObj runtime.Object) er
 		}
 		walked++
 		ok, err := r.Matches(ctx, e)
+		if err == nil && ok && r.Selective() {
+			if err := held.grow(e.Size()); err != nil {
+				return s.lists.failed(err)
+			}
+		}
 		var obj runtime.Object
 		if err == nil && ok {
 			obj, err = s.view.shared(ctx, e)

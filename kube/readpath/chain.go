@@ -35,6 +35,9 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 		if s.minRequestTimeout == 0 {
 			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
 		}
+		if s.decodedLists != nil {
+			apiHandler = BoundDecodedLists(apiHandler, s.decodedLists)
+		}
 		return BuildHandlerChain(apiHandler, c, ChainOptions{Full: full, Mount: s.Handler, Cost: s.Cost})
 	}
 }

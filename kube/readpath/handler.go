@@ -61,18 +61,21 @@ type Config struct {
 	// its own ends; each lasts up to twice as long, at random. 0 means that of the API
 	// server that the server is mounted in (Mount); without one, the watch ends at once.
 	MinRequestTimeout time.Duration
+	// DecodedLists bounds what lists hold that are passed on (Mount); nil is no bound.
+	DecodedLists *kubestorage.DecodedLists
 }
 
 // Server answers reads from memory. Safe for concurrent use.
 type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
+	decodedLists      *kubestorage.DecodedLists
 }
 
 // New returns a server of reads.
 func New(c Config) *Server {
 	registerMetrics()
-	return &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout}
+	return &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, decodedLists: c.DecodedLists}
 }
 
 // Handler returns a handler that answers GET, LIST and WATCH from memory and passes

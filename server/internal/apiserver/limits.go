@@ -24,6 +24,7 @@ type engineLimits struct {
 	etcdLists      int
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
+	decodedBytes   resource.QuantityValue // 0: a share of the memory
 
 	replayRevisions int64 // 0: nothing is restored
 	replayBytes     resource.QuantityValue
@@ -42,6 +43,7 @@ func defaultEngineLimits() engineLimits {
 		etcdLists:      kubestorage.DefaultEtcdLists,
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
+		decodedBytes:   bytes(0),
 
 		replayRevisions: mirror.DefaultReplay.Revisions,
 		replayBytes:     bytes(mirror.DefaultReplay.Bytes),
@@ -65,6 +67,9 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
 		"what is beyond is encoded at each use.")
+	fs.Var(&l.decodedBytes, "strata-decoded-list-bytes", "Bound of what lists hold at the same time that are made from decoded objects: tables, YAML, indented JSON "+
+		"(metric strata_decoded_list_bytes), by an estimate. A list waits 3 s for others, and is then answered with 429; one that would not fit alone with 413. "+
+		"0 is a quarter of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
 	fs.Int64Var(&l.replayRevisions, "strata-replay-revisions", l.replayRevisions, "How many of etcd's last revisions are read again when the server "+
 		"starts, so that watches and lists of revisions from before are answered (metrics strata_mirror_replayed_events_total, "+
 		"strata_mirror_replay_floor_revision, strata_mirror_replay_seconds); what etcd has compacted is left out, 0 restores nothing.")
@@ -94,6 +99,9 @@ func (l *engineLimits) validate() error {
 	}
 	if l.keptBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
+	}
+	if l.decodedBytes.Value() < 0 {
+		return fmt.Errorf("--strata-decoded-list-bytes must not be negative, is %s", l.decodedBytes.String())
 	}
 	if l.replayRevisions < 0 {
 		return fmt.Errorf("--strata-replay-revisions must not be negative, is %d", l.replayRevisions)

@@ -104,12 +104,15 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 			return err
 		}
 		defer engine.Close() // after Run, which destroys the storages
+		lists := s.limits.decodedLists(followMemoryLimit())
 		gcpolicy.Start(ctx)
 		wrapStorage(config, engine, compaction)
 		if s.gates.Enabled(kubestorage.ByteReadPath) {
-			if err := mountReadPath(config, engine); err != nil {
+			if err := mountReadPath(config, engine, lists); err != nil {
 				return err
 			}
+		} else {
+			boundDecodedLists(&config.Aggregator.GenericConfig.Config, lists)
 		}
 		readpath.DrainOnShutdown(&config.Aggregator.GenericConfig.Config, engine, s.limits.progressTimeout)
 	}

@@ -1,0 +1,202 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"pgregory.net/rapid"
+)
+
+const decodedLimit = 64 << 20
+
+// begin returns what a request holds whose objects count once.
+func beginDecoded(l *DecodedLists) (*decodedList, func()) {
+	ctx, end := l.Begin(context.Background(), 1)
+	return decodedListOf(ctx), end
+}
+
+func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
+	l := NewDecodedLists(decodedLimit)
+	all, end := beginDecoded(l)
+	defer end()
+	if err := all.take(t.Context(), 0, decodedLimit); err != nil {
+		t.Fatal(err)
+	}
+	small, end := beginDecoded(l)
+	defer end()
+	if err := small.take(t.Context(), 500, 1<<20); err != nil {
+		t.Errorf("a page of 500 objects beside a list that holds everything: %v", err)
+	}
+}
+
+func TestADecodedListWaitsForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewDecodedLists(decodedLimit)
+		first, end := beginDecoded(l)
+		if err := first.take(t.Context(), 0, decodedLimit/2+1); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(decodedWait-time.Second, end)
+		second, end := beginDecoded(l)
+		if err := second.take(t.Context(), 0, decodedLimit/2+1); err != nil {
+			t.Fatalf("the first has ended after %v, and the second: %v", decodedWait-time.Second, err)
+		}
+		third, endThird := beginDecoded(l)
+		defer endThird()
+		began := time.Now()
+		err := third.take(t.Context(), 0, decodedLimit/2+1)
+		if !apierrors.IsTooManyRequests(err) {
+			t.Errorf("a list that finds no room: %v, want 429", err)
+		}
+		if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds <= 0 {
+			t.Errorf("the 429 does not say when to come again: %v", err)
+		}
+		if waited := time.Since(began); waited != decodedWait {
+			t.Errorf("it has waited for %v, want %v", waited, decodedWait)
+		}
+		end()
+		if used := l.used.Load(); used != 0 {
+			t.Errorf("%d bytes are in use when all lists have ended", used)
+		}
+	})
+}
+
+func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
+	l := NewDecodedLists(decodedLimit)
+	d, end := beginDecoded(l)
+	defer end()
+	if err := d.take(t.Context(), 0, decodedLimit+1); !apierrors.IsRequestEntityTooLargeError(err) {
+		t.Errorf("a list of more than the bound: %v, want 413", err)
+	}
+	if _, tooLarge := l.Refused(); tooLarge != 1 {
+		t.Errorf("%d lists were counted as too large, want 1", tooLarge)
+	}
+}
+
+// What lists hold together never exceeds the bound, whatever they take at once or object by object, covers what each needs beyond what is
+// free, and comes back.
+func TestDecodedListsStayWithinTheirBound(t *testing.T) {
+	gone, cancel := context.WithCancel(t.Context())
+	cancel() // nobody waits
+	rapid.Check(t, func(t *rapid.T) {
+		l := NewDecodedLists(decodedLimit)
+		var lists []*decodedList
+		draw := func() *decodedList {
+			if len(lists) == 0 || rapid.Bool().Draw(t, "new") {
+				d, _ := beginDecoded(l)
+				lists = append(lists, d)
+				return d
+			}
+			return lists[rapid.IntRange(0, len(lists)-1).Draw(t, "which")]
+		}
+		known := func(err error) {
+			if err != nil && !apierrors.IsTooManyRequests(err) && !apierrors.IsRequestEntityTooLargeError(err) {
+				t.Fatal(err)
+			}
+		}
+		granted := map[*decodedList]int64{} // bytes asked for with success; a list ends with the first refusal
+		ask := func(d *decodedList, bytes int64, ask func() error) {
+			if err := ask(); err != nil {
+				known(err)
+				d.end()
+				d.needed, granted[d] = 0, 0
+				return
+			}
+			granted[d] += bytes + decodedOverhead
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"take": func(t *rapid.T) {
+				d, bytes := draw(), rapid.Int64Range(0, decodedLimit+1).Draw(t, "bytes")
+				ask(d, bytes, func() error { return d.take(gone, 1, bytes) })
+			},
+			"grow": func(t *rapid.T) {
+				d, bytes := draw(), rapid.Int64Range(0, 3<<20).Draw(t, "bytes")
+				ask(d, bytes, func() error { return d.grow(bytes) })
+			},
+			"end": func(t *rapid.T) {
+				d := draw()
+				d.end()
+				d.needed, granted[d] = 0, 0
+			},
+			"": func(t *rapid.T) {
+				var held int64
+				for _, d := range lists {
+					held += d.held
+					if granted[d] > freeDecodedBytes && granted[d] > d.held {
+						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.held)
+					}
+				}
+				if held > decodedLimit || held != l.used.Load() {
+					t.Fatalf("lists hold %d bytes, %d by the metric, of %d", held, l.used.Load(), decodedLimit)
+				}
+			},
+		})
+		for _, d := range lists {
+			d.end()
+		}
+		if !l.room.TryAcquire(decodedLimit) {
+			t.Fatal("not all has come back")
+		}
+	})
+}
+
+func TestGetListTakesWhatItWillHold(t *testing.T) {
+	f := setup(t)
+	var pods []*example.Pod
+	for i := range 40 {
+		pod := newPod(fmt.Sprintf("large-%d", i))
+		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB together
+		pods = append(pods, pod)
+	}
+	pods[0].Labels = map[string]string{"chosen": "yes"}
+	f.create(t, pods...)
+	list := func(limitBytes int64, pred storage.SelectionPredicate) error {
+		t.Helper()
+		l := NewDecodedLists(limitBytes)
+		ctx, end := l.Begin(contextFor(t), 1)
+		err := f.GetList(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: pred}, newExamplePodList())
+		if used := l.used.Load(); err == nil && pred.Limit == 0 && pred.Empty() && used < 4e6 {
+			t.Errorf("a list of 4 MB holds %d bytes until its request ends", used)
+		}
+		end()
+		if used := l.used.Load(); used != 0 {
+			t.Errorf("%d bytes are held after a list", used)
+		}
+		return err
+	}
+	page, one, none := storage.Everything, storage.Everything, storage.Everything
+	page.Limit = 10
+	one.Label = labels.SelectorFromSet(labels.Set{"chosen": "yes"})
+	one.GetAttrs, none.GetAttrs = podAttrs, podAttrs
+	none.Label = labels.SelectorFromSet(labels.Set{"chosen": "no"})
+	all := storage.Everything
+	all.Label, all.GetAttrs = must(labels.Parse("chosen!=maybe")), podAttrs
+	if err := list(decodedLimit, storage.Everything); err != nil {
+		t.Errorf("a list of 4 MB where 64 are allowed: %v", err)
+	}
+	for what, pred := range map[string]storage.SelectionPredicate{"a list": storage.Everything, "a list with a selector": all} {
+		if err := list(3<<20, pred); !apierrors.IsRequestEntityTooLargeError(err) {
+			t.Errorf("%s of 4 MB where 3 are allowed: %v, want 413", what, err)
+		}
+	}
+	for what, pred := range map[string]storage.SelectionPredicate{"a page of 1 MB": page, "a list that selects one object": one, "a list that selects none": none} {
+		if err := list(3<<20, pred); err != nil {
+			t.Errorf("%s where 3 MB are allowed: %v", what, err)
+		}
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -1,0 +1,87 @@
+package apiserver
+
+import (
+	"math"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
+)
+
+const (
+	// decodedShare is the part of the memory that lists of decoded objects may hold, unless a flag says otherwise.
+	decodedShare = 4
+	// runtimeShare in tenths is the part of a control group's memory that the Go runtime is told to stay below: the rest is for what it
+	// does not count, the pages of the executable above all.
+	runtimeShare = 9
+)
+
+// cgroupFiles hold the limit of the control group that the process is in, as a container sees its own.
+var cgroupFiles = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
+
+// followMemoryLimit makes the collector work harder as the process comes near the limit of its control group (see
+// debug.SetMemoryLimit), unless GOMEMLIMIT says something else. It returns how many bytes the process may hold: that
+// limit, or GOMEMLIMIT if it is lower, or what the machine has.
+func followMemoryLimit() int64 {
+	group := cgroupLimit(cgroupFiles)
+	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(group / 10 * runtimeShare)
+		klog.InfoS("The Go runtime stays below the memory limit of the control group", "limit", group)
+	}
+	return min(group, debug.SetMemoryLimit(-1), machineMemory())
+}
+
+// cgroupLimit returns the first limit that one of the files holds; math.MaxInt64 for none.
+func cgroupLimit(files []string) int64 {
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && limit < math.MaxInt64&^0xfffff {
+			return limit // version 1 says "none" with the highest number of pages
+		}
+	}
+	return math.MaxInt64
+}
+
+// machineMemory returns math.MaxInt64 where there is no /proc.
+func machineMemory() int64 {
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		return math.MaxInt64
+	}
+	info, err := proc.Meminfo()
+	if err != nil || info.MemTotalBytes == nil {
+		return math.MaxInt64
+	}
+	return int64(*info.MemTotalBytes)
+}
+
+// decodedLists returns the bound of lists of decoded objects, for a process that may hold so many bytes.
+func (l *engineLimits) decodedLists(memory int64) *kubestorage.DecodedLists {
+	bytes := l.decodedBytes.Value()
+	if bytes == 0 {
+		bytes = memory / decodedShare
+	}
+	return kubestorage.NewDecodedLists(bytes)
+}
+
+// boundDecodedLists puts the bound into a chain of handlers that has no byte read path, which would.
+func boundDecodedLists(config *genericapiserver.Config, lists *kubestorage.DecodedLists) {
+	build := config.BuildHandlerChainFunc
+	if build == nil {
+		build = genericapiserver.DefaultBuildHandlerChain
+	}
+	config.BuildHandlerChainFunc = func(apiHandler http.Handler, config *genericapiserver.Config) http.Handler {
+		return build(readpath.BoundDecodedLists(apiHandler, lists), config)
+	}
+}
