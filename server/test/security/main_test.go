@@ -12,7 +12,6 @@ package security
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -93,7 +92,6 @@ type engine struct {
 	name     string
 	auditLog string
 	wires    chan *wire // connections that are not in use
-	client   *http.Client
 }
 
 // world is an etcd with objects of several namespaces, and servers on it.
