@@ -38,7 +38,11 @@ type Member struct {
 }
 
 // Start starts an empty cluster of n members that lasts as long as the environment, and returns when it answers reads.
-func Start(t testing.TB, e *harness.Env, n int) *Cluster {
+func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota(t, e, n, 0) }
+
+// StartWithQuota is Start of a cluster that takes no writes once the database of a member has more bytes than quota; 0 for
+// etcd's own bound.
+func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
 	program, err := os.Executable()
 	check(t, err)
@@ -54,7 +58,7 @@ func Start(t testing.TB, e *harness.Env, n int) *Cluster {
 	for i, m := range c.Members {
 		name, url := fmt.Sprintf("member-%d", i), e.FreeURL()
 		m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url,
-			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","))
+			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, fmt.Sprintf("-quota=%d", quota), "-initial-cluster="+strings.Join(initial, ","))
 		m.Launch()
 		all = append(all, m.Etcd)
 	}

@@ -40,6 +40,7 @@ func runMember(args []string) error {
 	flags.StringVar(&config.InitialCluster, "initial-cluster", "", "all members: name=advertised URL for peers")
 	flags.StringVar(&client, "client", "", "URL to serve clients on")
 	flags.StringVar(&listen, "listen-peer", "", "URL to serve peers on")
+	flags.Int64Var(&config.QuotaBackendBytes, "quota", config.QuotaBackendBytes, "size of the database beyond which it takes no writes")
 	flags.StringVar(&advertise, "advertise-peer", "", "URL on which peers find it")
 	if err := flags.Parse(args); err != nil {
 		return err

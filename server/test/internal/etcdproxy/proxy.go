@@ -51,6 +51,7 @@ type Proxy struct {
 	watches gate                    // for what watches deliver
 	values  gate                    // for requests for values
 	rules   atomic.Pointer[[]*Rule] // never nil, never written again; see setRulesLocked
+	delay   atomic.Pointer[func(method string) time.Duration]
 
 	mu struct { // leaf
 		sync.Mutex
@@ -119,6 +120,30 @@ func (p *Proxy) Stall(on bool) { p.watches.set(on) }
 // Hold holds back requests to KV/Range for values, not for counts alone, until it is called with false. They are counted
 // when they come.
 func (p *Proxy) Hold(on bool) { p.values.set(on) }
+
+// Delay holds each message of etcd for as long as f says, which is called with the full gRPC method; nil ends it. Messages of
+// one call stay in order, while what belongs to different calls overtakes each other.
+func (p *Proxy) Delay(f func(method string) time.Duration) {
+	if f == nil {
+		p.delay.Store(nil)
+		return
+	}
+	p.delay.Store(&f)
+}
+
+// delayed returns when a message of the method has been held for as long as it is to be.
+func (p *Proxy) delayed(ctx context.Context, method string) error {
+	delay := p.delay.Load()
+	if delay == nil {
+		return nil
+	}
+	select {
+	case <-time.After((*delay)(method)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 // SetVersion sets the server version that Maintenance/Status reports; "" for etcd's own.
 func (p *Proxy) SetVersion(version string) {
@@ -268,6 +293,9 @@ func (p *Proxy) responses(ctx context.Context, c *call) error {
 			return err
 		}
 		if err := p.stalled(ctx, c.method); err != nil {
+			return err
+		}
+		if err := p.delayed(ctx, c.method); err != nil {
 			return err
 		}
 		if err := p.response(c, message); err != nil {

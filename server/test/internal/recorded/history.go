@@ -8,12 +8,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,10 +25,16 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Object is what selectors look at in a stored object.
+// Object is what selectors, and tests, look at in a stored object.
 type Object struct {
-	Labels map[string]string
-	Node   string // spec.nodeName of a pod
+	UID         string
+	Labels      map[string]string
+	Annotations map[string]string
+	Node        string // spec.nodeName of a pod
+}
+
+func newObject(m metav1.ObjectMeta) *Object {
+	return &Object{UID: string(m.UID), Labels: m.Labels, Annotations: m.Annotations}
 }
 
 // Item is an object as it is stored.
@@ -92,15 +100,31 @@ func follow(ctx context.Context, client *clientv3.Client, prefix string) (*Histo
 	for key, item := range base {
 		h.mu.history.Base[key] = item.Object
 	}
-	// A stream of its own: requests for progress concern nobody else's watches.
-	watch := client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
 	go func() {
 		defer close(h.done)
-		for r := range watch {
-			h.add(r)
+		for ctx.Err() == nil && h.Err() == nil {
+			// A stream of its own: requests for progress concern nobody else's watches. It ends when the member that it is on
+			// has lost its leader, and the next is on another member, or comes when there is a leader.
+			for r := range client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(h.Through()+1)) {
+				h.add(r)
+			}
 		}
 	}()
 	return h, nil
+}
+
+// Through returns the revision up to which the history is known.
+func (h *History) Through() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.history.Through
+}
+
+// Err returns why the history is incomplete, if it is.
+func (h *History) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.err
 }
 
 // add adds what etcd sent. The client hands over whole revisions, in order.
@@ -108,8 +132,13 @@ func (h *History) add(r clientv3.WatchResponse) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := r.Err(); err != nil {
-		h.mu.err = err
+		if !errors.Is(err, rpctypes.ErrNoLeader) {
+			h.mu.err = err
+		}
 		return
+	}
+	if len(r.Events) == 0 && r.Header.Revision < h.mu.history.Through {
+		return // of a member that is behind
 	}
 	for _, e := range r.Events {
 		c := watchcheck.Change{Revision: e.Kv.ModRevision, Key: string(e.Kv.Key)}
@@ -170,7 +199,7 @@ func decode(key, value []byte) (*Object, error) {
 		if err := json.Unmarshal(value, &partial); err != nil {
 			return &Object{}, nil // not an object, such as the revision up to which etcd is compacted
 		}
-		return &Object{Labels: partial.Labels}, nil
+		return newObject(partial.ObjectMeta), nil
 	}
 	var unknown runtime.Unknown
 	if err := unknown.Unmarshal(encoded); err != nil {
@@ -181,11 +210,13 @@ func decode(key, value []byte) (*Object, error) {
 		if err := pod.Unmarshal(unknown.Raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
-		return &Object{Labels: pod.Labels, Node: pod.Spec.NodeName}, nil
+		o := newObject(pod.ObjectMeta)
+		o.Node = pod.Spec.NodeName
+		return o, nil
 	}
 	// All objects begin with their metadata.
 	if err := partial.Unmarshal(unknown.Raw); err != nil {
 		return &Object{}, nil // an allocation bitmap and the like
 	}
-	return &Object{Labels: partial.Labels}, nil
+	return newObject(partial.ObjectMeta), nil
 }
