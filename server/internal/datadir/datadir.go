@@ -39,12 +39,16 @@ type Dir struct {
 	Path string
 	// New says that Open made the directory, or found it empty.
 	New bool
+	// Closed are the files and directories in it that other users might have been able to reach, sorted, relative to Path;
+	// they cannot any more.
+	Closed []string
 
 	lock *fileutil.LockedFile
 }
 
-// Open locks the directory at path, which it makes with mode 0700 if there is none. A directory that holds other things than ours is
-// refused, so that a mistyped path damages nothing. Errors name the path and are complete sentences for a person.
+// Open locks the directory at path, which it makes with mode 0700 if there is none, and takes from other users what they may do with
+// anything in it. A directory that holds other things than ours is refused, so that a mistyped path damages nothing. Errors name the path
+// and are complete sentences for a person.
 func Open(path string) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -115,11 +119,38 @@ func (d *Dir) prepare() error {
 	if err := os.Chmod(d.Path, 0o700); err != nil {
 		return err
 	}
+	if err := d.close(); err != nil {
+		return err
+	}
 	if err := d.lock.Truncate(0); err != nil {
 		return err
 	}
 	_, err := d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	return err
+}
+
+// close closes what is in the directory to other users: keys may have been copied here with whatever mode. What belongs to somebody else
+// is an error, unless we may change it. Links are not followed.
+func (d *Dir) close() error {
+	return filepath.WalkDir(d.Path, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() && !entry.Type().IsRegular() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		const others = 0o077
+		if info.Mode().Perm()&others == 0 {
+			return nil
+		}
+		rel, err := filepath.Rel(d.Path, path)
+		if err != nil {
+			return err
+		}
+		d.Closed = append(d.Closed, rel)
+		return os.Chmod(path, info.Mode().Perm()&^others)
+	})
 }
 
 // holder returns " (process 123)" if the lock file says who holds it.

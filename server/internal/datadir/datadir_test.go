@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -38,6 +39,44 @@ func TestEmptyDirectoryIsNew(t *testing.T) {
 	defer d.Close()
 	if !d.New {
 		t.Error("an empty directory is not new")
+	}
+}
+
+func TestWhatOthersReachedIsClosed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data")
+	d := open(t, path)
+	outside := filepath.Join(t.TempDir(), "outside")
+	for name, mode := range map[string]os.FileMode{outside: 0o644, d.join("private"): 0o600, d.Kubeconfig(): 0o644} {
+		if err := os.WriteFile(name, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(d.PKI(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(d.PKI(), "key")
+	if err := os.WriteFile(key, nil, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, d.join("link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]string{{"kubeconfig", "pki", "pki/key"}, nil} {
+		d := open(t, path)
+		if !slices.Equal(d.Closed, want) {
+			t.Errorf("open %d: closed %q, want %q", i, d.Closed, want)
+		}
+		for name, mode := range map[string]os.FileMode{path: 0o700, d.PKI(): 0o700, key: 0o600, d.Kubeconfig(): 0o600, d.join("private"): 0o600, outside: 0o644} {
+			if info, err := os.Stat(name); err != nil || info.Mode().Perm() != mode {
+				t.Errorf("open %d: %s has mode %v (%v), want %v", i, name, info.Mode(), err, mode)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

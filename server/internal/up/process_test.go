@@ -36,12 +36,13 @@ type process struct {
 	output bytes.Buffer // standard output and error
 }
 
-// start calls `strata up` on a free port in dir and returns at once. When the test ends the process is killed if it still runs.
+// start calls `strata up` on a free port in dir and returns at once, with an umask that takes nothing from anybody. When the test ends the
+// process is killed if it still runs.
 func start(t *testing.T, dir string, args ...string) *process {
 	t.Helper()
 	p := &process{
 		dir:  dir,
-		cmd:  exec.Command(testbin.Strata(t), append([]string{"up", "--secure-port=0"}, args...)...),
+		cmd:  exec.Command("sh", append([]string{"-c", `umask 000; exec "$0" "$@"`, testbin.Strata(t), "up", "--secure-port=0"}, args...)...),
 		up:   make(chan struct{}),
 		done: make(chan struct{}),
 	}

@@ -79,6 +79,7 @@ func run(ctx context.Context, s settings) (err error) {
 		}
 	}
 
+	closeFilesToOthers()
 	dir, err := datadir.Open(s.dataDir)
 	if err != nil {
 		return err
@@ -93,6 +94,9 @@ func run(ctx context.Context, s settings) (err error) {
 		show.step("data directory: %s (new)", dir.Path)
 	} else {
 		show.step("data directory: %s", dir.Path)
+	}
+	if n := len(dir.Closed); n > 0 {
+		show.step("data directory: other users might have reached %s (%d such files and directories in all); closed to them", dir.Closed[0], n)
 	}
 
 	files, err := pki.Ensure(dir.PKI(), addr.hosts(s.tlsSANs), time.Now())

@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -33,8 +35,31 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 		t.Error("the end was not shown")
 	}
 
+	data := filepath.Join(dir, "strata-data")
+	open := 0 // as after a copy to another disk
+	err = filepath.WalkDir(data, func(path string, entry os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir():
+			open++
+			return os.Chmod(path, 0o755)
+		case entry.Type().IsRegular():
+			open++
+			return os.Chmod(path, 0o644)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
 	second := start(t, dir)
 	second.requireUp(t)
+	requirePrivate(t, data)
+	if want := fmt.Sprintf("(%d such files and directories in all); closed to them", open-1); !strings.Contains(second.printed(), want) {
+		t.Errorf("nothing says %q", want) // all but the data directory itself
+	}
 	if got := second.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid} {.data.k}"); got != uid+" v" {
 		t.Errorf("the object is %q, want %q", got, uid+" v")
 	}
@@ -55,6 +80,33 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 		t.Error("the kubeconfig has changed")
 	}
 	second.requireStop(t, interrupt)
+}
+
+// requirePrivate demands that nobody but the user reaches anything in dir.
+func requirePrivate(t *testing.T, dir string) {
+	t.Helper()
+	files := 0
+	err := filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() && !entry.Type().IsRegular() {
+			return err
+		}
+		want := os.FileMode(0o600)
+		if entry.IsDir() {
+			want = 0o700
+		}
+		info, err := entry.Info()
+		if errors.Is(err, os.ErrNotExist) { // etcd renames files
+			return nil
+		}
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: mode %v (%v), want %v", path, info.Mode(), err, want)
+		}
+		files++
+		return nil
+	})
+	if err != nil || files < 15 {
+		t.Errorf("%d files: %v", files, err)
+	}
 }
 
 func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
@@ -114,22 +166,7 @@ func TestFirstMinutesOfANewUser(t *testing.T) {
 	})
 
 	t.Run("only the user reads the files", func(t *testing.T) {
-		data := filepath.Join(p.dir, "strata-data")
-		if info, err := os.Stat(data); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("%s: mode %v (%v), want 0700", data, info.Mode(), err)
-		}
-		err := filepath.WalkDir(data, func(path string, entry os.DirEntry, err error) error {
-			if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(path, filepath.Join(data, "etcd")) {
-				return err // etcd's files are behind a directory of mode 0700
-			}
-			if info, err := entry.Info(); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("%s: mode %v (%v), want 0600", path, info.Mode(), err)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
+		requirePrivate(t, filepath.Join(p.dir, "strata-data"))
 	})
 
 	t.Run("nobody is anonymous", func(t *testing.T) {
@@ -259,9 +296,15 @@ func TestKubeconfigElsewhere(t *testing.T) {
 	first.kubectl(t, "--kubeconfig="+path, "config", "set-context", "--current", "--namespace=kube-system")
 	first.kubectl(t, "--kubeconfig="+path, "config", "set-context", "another")
 	first.requireStop(t, terminate)
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
 
 	second := start(t, dir, "--kubeconfig="+path)
 	second.requireUp(t)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%s: %v (%v), want mode 0600 again", path, info, err)
+	}
 	if got := second.kubectl(t, "--kubeconfig="+path, "config", "view", "--minify", "-o", "jsonpath={..namespace}"); got != "kube-system" {
 		t.Errorf("the namespace that the user chose became %q", got)
 	}

@@ -1,0 +1,6 @@
+//go:build !unix
+
+package up
+
+// closeFilesToOthers does nothing: there is no umask.
+func closeFilesToOthers() {}
