@@ -102,11 +102,11 @@ func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	}
 }
 
-// objectReads returns the keys of the reads of objects of the resource.
+// objectReads returns the keys of the reads of objects of the resource. Keys alone are what consistency checks read.
 func (r *replica) objectReads(k kind) (keys []string) {
 	for _, request := range r.proxy.Ranges() {
 		key := string(request.Key)
-		if !request.CountOnly && strings.HasPrefix(key, k.prefix) && (len(request.RangeEnd) > 0 || key != k.prefix) {
+		if !request.CountOnly && !request.KeysOnly && strings.HasPrefix(key, k.prefix) && (len(request.RangeEnd) > 0 || key != k.prefix) {
 			keys = append(keys, key)
 		}
 	}

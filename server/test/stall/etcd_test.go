@@ -13,6 +13,7 @@ type etcdRequests struct {
 	counts    int64    // ranges, counted
 	keys      int64    // one key with its value
 	ranges    []string // ranges with their values, in words
+	checks    int64    // ranges of keys alone: consistency checks
 	txns      int64
 	watch     int64 // messages of clients on watch streams: requests for progress, if no watch is opened or ended
 	all       int64
@@ -29,6 +30,8 @@ func (s *scene) seen(since time.Time) etcdRequests {
 			e.revisions++
 		case r.CountOnly:
 			e.counts++
+		case r.KeysOnly:
+			e.checks++
 		case len(r.RangeEnd) == 0:
 			e.keys++
 		default:
@@ -45,6 +48,6 @@ func (s *scene) seen(since time.Time) etcdRequests {
 
 func (e etcdRequests) String() string {
 	rate := func(n int64) string { return fmt.Sprintf("%.1f", float64(n)/e.span.Seconds()) }
-	return fmt.Sprintf("%s a second: %s of the revision, %s of one key, %s of a range, %s counts, %s transactions, %s for progress",
-		rate(e.all), rate(e.revisions), rate(e.keys), rate(int64(len(e.ranges))), rate(e.counts), rate(e.txns), rate(e.watch))
+	return fmt.Sprintf("%s a second: %s of the revision, %s of one key, %s of a range, %s of keys alone, %s counts, %s transactions, %s for progress",
+		rate(e.all), rate(e.revisions), rate(e.keys), rate(int64(len(e.ranges))), rate(e.checks), rate(e.counts), rate(e.txns), rate(e.watch))
 }

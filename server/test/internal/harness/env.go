@@ -28,6 +28,7 @@ type Env struct {
 	mu struct {
 		sync.Mutex
 		processes []*Process
+		servers   []*Server
 		ends      []func()
 		checks    []func() error
 		observe   func(server, path, query string) func(Event)
@@ -93,11 +94,24 @@ func (e *Env) BeforeEnd(f func() error) {
 	e.mu.checks = append(e.mu.checks, f)
 }
 
+// runChecks is called when the tests have run and the processes still do. Servers are asked whether they are consistent
+// with etcd first, before checks of tests can change anything.
 func (e *Env) runChecks() (errs []error) {
 	e.mu.Lock()
-	checks := e.mu.checks
-	e.mu.checks = nil
+	checks, servers := e.mu.checks, e.mu.servers
+	e.mu.checks, e.mu.servers = nil, nil
 	e.mu.Unlock()
+	found := make([]error, len(servers))
+	var group sync.WaitGroup
+	for i, s := range servers {
+		group.Go(func() { found[i] = s.requireConsistent() })
+	}
+	group.Wait()
+	for _, err := range found {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for _, f := range checks {
 		if err := f(); err != nil {
 			errs = append(errs, err)
@@ -141,22 +155,31 @@ func (e *Env) check(err error) {
 }
 
 // start starts the strata command as a process of this environment.
-func (e *Env) start(name string, args ...string) *Process { return e.startCommand(name, nil, args...) }
-
-// startCommand is start with a function to call before the process runs, which may be nil.
-func (e *Env) startCommand(name string, prepare func(pid int) error, args ...string) *Process {
+func (e *Env) start(name string, args ...string) *Process {
 	path, err := Binary()
 	e.check(err)
-	return e.startProcess(name, path, prepare, args...)
+	return e.startProgram(name, path, args...)
+}
+
+// startServer is start for an API server, with a function to call before the process runs, which may be nil. What its
+// memory tells must not differ from etcd, unless it is unchecked: it then panics.
+func (e *Env) startServer(name string, unchecked bool, prepare func(pid int) error, args []string) *Process {
+	path, err := Binary()
+	e.check(err)
+	environ := e.environ()
+	if !unchecked && engineOf(args) == Strata {
+		environ = append(environ, panicEnv+"=true")
+	}
+	return e.startProcess(name, path, environ, prepare, args)
 }
 
 // startProgram starts any program as a process of this environment.
 func (e *Env) startProgram(name, path string, args ...string) *Process {
-	return e.startProcess(name, path, nil, args...)
+	return e.startProcess(name, path, e.environ(), nil, args)
 }
 
-func (e *Env) startProcess(name, path string, prepare func(pid int) error, args ...string) *Process {
-	p, err := start(e.dir, name, path, e.environ(), prepare, args...)
+func (e *Env) startProcess(name, path string, environ []string, prepare func(pid int) error, args []string) *Process {
+	p, err := start(e.dir, name, path, environ, prepare, args...)
 	e.check(err)
 	e.mu.Lock()
 	e.mu.processes = append(e.mu.processes, p)
@@ -164,12 +187,18 @@ func (e *Env) startProcess(name, path string, prepare func(pid int) error, args 
 	return p
 }
 
+func (e *Env) addServer(s *Server) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mu.servers = append(e.mu.servers, s)
+}
+
 // environ returns the environment of children: kubectl keeps its caches in the environment's directory, and finds no
 // kubeconfig but what it is told.
 func (e *Env) environ() []string {
 	environ := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
-		return name == "KUBECONFIG" || name == "STRATA_DATA" || name == "HOME"
+		return name == "KUBECONFIG" || name == "STRATA_DATA" || name == "HOME" || name == panicEnv
 	})
 	return append(environ, "HOME="+e.dir)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -13,30 +14,43 @@ import (
 // Metric returns the sum of all series of /metrics whose text begins with prefix, as in `name{label="value"`. That there
 // is none is an error.
 func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
+	sum, found, err := a.sum(ctx, func(series string) bool { return strings.HasPrefix(series, prefix) })
+	if err == nil && !found {
+		err = fmt.Errorf("metrics: no series begins with %s", prefix)
+	}
+	return sum, err
+}
+
+// Sum returns the sum of the series of a metric that have all of the labels, as in `label="value"`; 0 if there is none.
+func (a *API) Sum(ctx context.Context, metric string, labels ...string) (float64, error) {
+	sum, _, err := a.sum(ctx, func(series string) bool {
+		name, rest, _ := strings.Cut(series, "{")
+		return name == metric && !slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(rest, label) })
+	})
+	return sum, err
+}
+
+func (a *API) sum(ctx context.Context, match func(series string) bool) (sum float64, found bool, err error) {
 	r, err := a.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	if r.Code != http.StatusOK {
-		return 0, fmt.Errorf("metrics: %w", r.Err())
+		return 0, false, fmt.Errorf("metrics: %w", r.Err())
 	}
-	sum, found := 0.0, false
 	lines := bufio.NewScanner(bytes.NewReader(r.Body))
 	lines.Buffer(nil, len(r.Body)+1)
 	for lines.Scan() {
 		line := lines.Text()
 		i := strings.LastIndexByte(line, ' ')
-		if i < 0 || !strings.HasPrefix(line, prefix) {
+		if i < 0 || !match(line[:i]) {
 			continue
 		}
 		value, err := strconv.ParseFloat(line[i+1:], 64)
 		if err != nil {
-			return 0, fmt.Errorf("metrics: %q: %w", line, err)
+			return 0, false, fmt.Errorf("metrics: %q: %w", line, err)
 		}
 		sum, found = sum+value, true
 	}
-	if !found {
-		return 0, fmt.Errorf("metrics: no series begins with %s", prefix)
-	}
-	return sum, nil
+	return sum, found, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/client-go/rest"
@@ -27,9 +28,10 @@ type Server struct {
 	Config     *rest.Config // system:masters, without a rate limit
 	Kubeconfig string       // path of a kubeconfig for the same user
 
-	env     *Env
-	args    []string            // of `strata apiserver`
-	prepare func(pid int) error // may be nil
+	env       *Env
+	args      []string            // of `strata apiserver`, or of `strata up`
+	prepare   func(pid int) error // may be nil
+	unchecked bool                // see Unchecked
 }
 
 // Up starts `strata up` in a new data directory with the engine under test and returns when it says that it is up.
@@ -37,7 +39,12 @@ func (e *Env) Up(args ...string) *Server {
 	ctx, cancel := ready()
 	defer cancel()
 	dataDir := filepath.Join(e.Dir("up"), "data")
-	p := e.start("up", append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0", "--engine=" + Engine()}, args...)...)
+	args = append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0", "--engine=" + Engine()}, args...)
+	if !slices.Contains(args, "--") {
+		args = append(args, "--")
+	}
+	args = append(args, checkFlags(args, false)...)
+	p := e.startServer("up", false, nil, args)
 	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
 		e.fail(fmt.Errorf("%w\n%s", err, tail(filepath.Join(dataDir, "strata.log"))))
 	}
@@ -51,7 +58,9 @@ func (e *Env) Up(args ...string) *Server {
 		Config:     unlimited(config),
 		Kubeconfig: kubeconfig,
 		env:        e,
+		args:       args,
 	}
+	e.addServer(s)
 	return s
 }
 
@@ -86,8 +95,10 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	dir := e.Dir("apiserver")
 	port := e.freePort()
+	flags, unchecked := withoutUnchecked(flags)
 	args := append([]string{"apiserver", "--engine=" + Engine()}, etcd.ServerFlags()...)
 	args = append(args, e.requiredFlags(dir)...)
+	args = append(args, checkFlags(flags, unchecked)...)
 	args = append(args, fmt.Sprintf("--secure-port=%d", port))
 	args = append(args, flags...)
 
@@ -95,15 +106,17 @@ func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, fl
 	serving := ca.Issue("apiserver")
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
-		Process: e.startCommand("apiserver", prepare, args...),
-		args:    args,
-		prepare: prepare,
-		URL:     fmt.Sprintf("https://127.0.0.1:%d", port),
-		CAFile:  ca.CertFile,
-		env:     e,
+		Process:   e.startServer("apiserver", unchecked, prepare, args),
+		args:      args,
+		prepare:   prepare,
+		unchecked: unchecked,
+		URL:       fmt.Sprintf("https://127.0.0.1:%d", port),
+		CAFile:    ca.CertFile,
+		env:       e,
 	}
 	s.Config = unlimited(&rest.Config{Host: s.URL, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca.CertFile}})
 	s.Kubeconfig = s.KubeconfigFor(adminToken)
+	e.addServer(s)
 	return s
 }
 
@@ -119,7 +132,7 @@ func (s *Server) Restart(more ...string) {
 // StartAgain is Restart without the wait.
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
-	s.Process = s.env.startCommand("apiserver", s.prepare, s.args...)
+	s.Process = s.env.startServer("apiserver", s.unchecked, s.prepare, s.args)
 }
 
 // serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.

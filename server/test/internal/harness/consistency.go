@@ -1,0 +1,174 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// checkInterval is how often servers compare what they hold with etcd: short, so that even short tests see some checks.
+	checkInterval = 4 * time.Second
+	// checkTimeout bounds the last check of a server, and answerTimeout the question whether it still serves.
+	checkTimeout  = time.Minute
+	answerTimeout = 5 * time.Second
+
+	consistencyPath = "/debug/strata/consistency"
+	// panicEnv makes a server panic when a check fails. It is upstream's name, and upstream's checker heeds it too.
+	panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
+
+	uncheckedFlag = "unchecked: "
+)
+
+// Unchecked is a flag for servers whose memory a test makes wrong on purpose, or which cannot be asked at the end. It says
+// why. Such a server does not panic, and checks nothing by itself: the test decides when it does.
+func Unchecked(why string) string { return uncheckedFlag + why }
+
+// withoutUnchecked takes Unchecked out of flags, and says whether it was there.
+func withoutUnchecked(flags []string) (left []string, unchecked bool) {
+	left = slices.DeleteFunc(slices.Clone(flags), func(flag string) bool { return strings.HasPrefix(flag, uncheckedFlag) })
+	return left, len(left) < len(flags)
+}
+
+// checkFlags returns the flags with which an API server checks itself; none for upstream's engine.
+func checkFlags(flags []string, unchecked bool) []string {
+	switch {
+	case engineOf(flags) != Strata:
+		return nil
+	case unchecked:
+		return []string{"--strata-consistency-check-interval=0"}
+	}
+	return []string{"--strata-consistency-check-interval=" + checkInterval.String()}
+}
+
+// engineOf returns the engine that flags choose.
+func engineOf(flags []string) string {
+	engine := Engine()
+	for _, flag := range flags {
+		if chosen, ok := strings.CutPrefix(flag, "--engine="); ok {
+			engine = chosen
+		}
+	}
+	return engine
+}
+
+// Consistency is what a server tells of the last check of a resource.
+type Consistency struct {
+	Group, Resource           string
+	Revision                  int64
+	Keys                      int64
+	Hash, EtcdHash            string
+	Status                    string // success, failure or error
+	Error                     string
+	Differences               int      // of a failure
+	Missing, Extra, Differing []string // the first of them, as namespace/name
+	Mended                    bool     // they were read again
+	Time                      time.Time
+}
+
+// Consistent compares memory with etcd now and returns what it has come to. The resource, as in configmaps or
+// leases.coordination.k8s.io, is "" for all.
+func (a *API) Consistent(ctx context.Context, resource string) ([]Consistency, error) {
+	return a.consistency(ctx, http.MethodPost, url.Values{"resource": {resource}})
+}
+
+// LastConsistent returns what the last check of the resource has come to, or that of each if it is "".
+func (a *API) LastConsistent(ctx context.Context, resource string) ([]Consistency, error) {
+	return a.consistency(ctx, http.MethodGet, url.Values{"resource": {resource}})
+}
+
+// HashAt returns the hash of what memory holds of a resource at a revision.
+func (a *API) HashAt(ctx context.Context, resource string, revision int64) (Consistency, error) {
+	all, err := a.consistency(ctx, http.MethodGet, url.Values{"resource": {resource}, "revision": {strconv.FormatInt(revision, 10)}})
+	if err == nil && len(all) != 1 {
+		err = fmt.Errorf("hash of %s at %d: %d items", resource, revision, len(all))
+	}
+	if err != nil {
+		return Consistency{}, err
+	}
+	return all[0], nil
+}
+
+func (a *API) consistency(ctx context.Context, method string, query url.Values) ([]Consistency, error) {
+	if query.Get("resource") == "" {
+		query.Del("resource")
+	}
+	r, err := a.Do(ctx, method, consistencyPath, query.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	if r.Code != http.StatusOK {
+		return nil, fmt.Errorf("%s %s?%s: %w", method, consistencyPath, query.Encode(), r.Err())
+	}
+	var body struct{ Items []Consistency }
+	if err := json.Unmarshal(r.Body, &body); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, consistencyPath, err)
+	}
+	return body.Items, nil
+}
+
+// Checks returns how many checks have come to a status (success, failure or error): those of a resource, such as
+// configmaps, or of all if it is "".
+func (a *API) Checks(ctx context.Context, resource, status string) (int, error) {
+	labels := []string{fmt.Sprintf("status=%q", status)}
+	if resource != "" {
+		labels = append(labels, fmt.Sprintf("resource=%q", resource))
+	}
+	n, err := a.Sum(ctx, "apiserver_storage_consistency_checks_total", labels...)
+	return int(n), err
+}
+
+// requireConsistent returns an error unless the server, if it still answers, has made checks, one more among them, and no
+// check has failed.
+func (s *Server) requireConsistent() error {
+	if s.unchecked || engineOf(s.args) != Strata {
+		return nil
+	}
+	select {
+	case <-s.Done():
+		return nil
+	default:
+	}
+	api := s.API()
+	if !answers(api) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), checkTimeout, fmt.Errorf("no answer after %v", checkTimeout))
+	defer cancel()
+	items, err := api.Consistent(ctx, "")
+	if err != nil {
+		return fmt.Errorf("the last check of %s: %w", s.URL, err)
+	}
+	var errs []error
+	for _, c := range items {
+		if c.Status == "failure" {
+			errs = append(errs, fmt.Errorf("%s.%s at %d is not what etcd has: %+v", c.Resource, c.Group, c.Revision, c))
+		}
+	}
+	success, err := api.Checks(ctx, "", "success")
+	errs = append(errs, err)
+	failure, err := api.Checks(ctx, "", "failure")
+	errs = append(errs, err)
+	if err == nil && (success == 0 || failure != 0) {
+		errs = append(errs, fmt.Errorf("%d checks have succeeded and %d failed, want some and none; the last are %+v", success, failure, items))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("consistency of %s: %w", s.URL, err)
+	}
+	return nil
+}
+
+// answers says whether somebody is there to be asked: a test may have killed the server, or taken its etcd away.
+func answers(api *API) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	r, err := api.Do(ctx, http.MethodGet, "/readyz/etcd", "", nil)
+	return err == nil && r.Code == http.StatusOK
+}
