@@ -1,0 +1,248 @@
+package checker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// asked starts a comparison that the proxy holds at its request for keys after a key, and returns when it does. What it
+// comes to is sent when the rule is removed.
+func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.Rule, chan harness.Consistency) {
+	t.Helper()
+	rule := proxy.HoldRequests(func(r etcdproxy.Request) bool {
+		return etcdproxy.KeysOf(k.prefix)(r) && string(r.Range.Key) > after
+	}, 1)
+	t.Cleanup(rule.Remove)
+	done := make(chan harness.Consistency, 1)
+	go func() {
+		all, err := lossy.API().Consistent(ctx, k.name)
+		if err != nil || len(all) != 1 {
+			all = []harness.Consistency{{Error: fmt.Sprint(err), Status: fmt.Sprintf("%d items", len(all))}}
+		}
+		done <- all[0]
+	}()
+	check(t, rule.Await(ctx, 1))
+	return rule, done
+}
+
+// noAlarm returns a function that requires that no check of the lossy server has failed since.
+func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
+	t.Helper()
+	count := func() int {
+		t.Helper()
+		n, err := lossy.API().Checks(ctx, "", "failure")
+		check(t, err)
+		return n
+	}
+	before := count()
+	return func() {
+		t.Helper()
+		if n := count(); n != before {
+			t.Errorf("%d checks failed, and %d before", n, before)
+		}
+	}
+}
+
+// TestCompactionIsNoAlarm compacts etcd while keys are being compared, before the first page and between two.
+func TestCompactionIsNoAlarm(t *testing.T) {
+	ctx := newContext(t)
+	for i := range 12 { // two pages, as values are counted
+		commit(t, ctx, routes.put(fmt.Sprintf("page-%02d", i), strings.Repeat("v", 1<<20)))
+	}
+	t.Cleanup(func() {
+		_, err := client.Delete(context.WithoutCancel(ctx), routes.key("page-"), clientv3.WithPrefix())
+		check(t, err)
+	})
+	start := commit(t, ctx, routes.put("fence", "0"))
+	list(t, ctx, lossy, routes, exactly(start)+"&limit=1")
+	for _, after := range []string{"", routes.prefix} {
+		verify := noAlarm(t, ctx)
+		watch := watched(t, ctx, lossy, routes, start)
+		mistakes := checks(t, ctx, lossy, routes, "error")
+		rule, done := asked(t, ctx, routes, after)
+		commit(t, ctx, routes.put("page-00", ""), clientv3.OpDelete(routes.key("page-01")))
+		last := commit(t, ctx, routes.put("fence", "1"))
+		_, err := client.Compact(ctx, last, clientv3.WithCompactPhysical())
+		check(t, err)
+		rule.Remove()
+		if c := <-done; c.Status != "error" || !strings.Contains(c.Error, "compacted") {
+			t.Errorf("a check that is overtaken by a compaction is %+v, want an error", c)
+		}
+		if n := checks(t, ctx, lossy, routes, "error"); n != mistakes+1 {
+			t.Errorf("%d errors are counted, and were %d before", n, mistakes)
+		}
+		requireStatus(t, ctx, lossy, routes, "success")
+		until(t, ctx, watch, "fence", last)
+		start = last
+		verify()
+	}
+}
+
+// TestRestartsAreNoAlarm stops and starts etcd, and both servers, while they compare.
+func TestRestartsAreNoAlarm(t *testing.T) {
+	ctx := newContext(t)
+	before := requireStatus(t, ctx, lossy, maps, "success")
+	verify := noAlarm(t, ctx)
+	rule, done := asked(t, ctx, maps, "")
+	etcd.Kill()
+	rule.Remove()
+	etcd.Start()
+	if c := <-done; c.Status != "success" && c.Status != "error" {
+		t.Errorf("a check while etcd is started again is %+v", c)
+	}
+	for _, k := range []kind{maps, things, routes} {
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			c := compare(t, ctx, lossy, k)
+			return c.Status == "success", fmt.Errorf("%+v", c)
+		}))
+	}
+	verify()
+
+	// A server that is told to end does not wait for a check that hangs.
+	rule, done = asked(t, ctx, maps, "")
+	check(t, lossy.Stop())
+	rule.Remove()
+	if c := <-done; c.Status == "failure" {
+		t.Errorf("a check whose server ends is %+v", c)
+	}
+	var group sync.WaitGroup
+	group.Go(func() { lossy.Restart() })
+	check(t, strict.Stop())
+	strict.Restart()
+	group.Wait()
+	for _, s := range []*harness.Server{lossy, strict} {
+		for _, k := range []kind{maps, things, routes} {
+			list(t, ctx, s, k, "")
+			requireStatus(t, ctx, s, k, "success")
+		}
+		// History was restored: the hash is what it was.
+		if at, err := s.API().HashAt(ctx, maps.name, before.Revision); err != nil || at.Hash != before.Hash {
+			t.Errorf("after the restart %+v at %d, %v, want %+v", at, before.Revision, err, before)
+		}
+	}
+}
+
+// TestGarbageIsNoAlarm writes values that nobody can decode: keys are compared all the same.
+func TestGarbageIsNoAlarm(t *testing.T) {
+	ctx := newContext(t)
+	for _, k := range []kind{maps, leases, things, routes} {
+		revision := commit(t, ctx, clientv3.OpPut(k.key("garbage"), "garbage"), k.put("beside", ""))
+		for _, s := range []*harness.Server{lossy, strict} {
+			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				r, err := s.API().Do(ctx, http.MethodGet, k.in("default")+"/garbage", "", nil)
+				return err == nil && r.Code == http.StatusInternalServerError, errors.Join(err, fmt.Errorf("garbage is answered with %d", r.Code))
+			}))
+			c := requireStatus(t, ctx, s, k, "success")
+			want, _ := stored(t, ctx, k.prefix, c.Revision)
+			if c.Revision < revision || c.Hash != hashOf(want) || c.Keys != int64(len(want)) {
+				t.Errorf("%s with garbage: %+v, want the hash %s of %d keys at %d or later", k.name, c, hashOf(want), len(want), revision)
+			}
+		}
+		commit(t, ctx, clientv3.OpDelete(k.key("garbage")))
+		for _, s := range []*harness.Server{lossy, strict} {
+			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				_, err := s.API().List(ctx, k.path, "")
+				return err == nil, err
+			}))
+			requireStatus(t, ctx, s, k, "success")
+		}
+	}
+}
+
+// TestTooLargeAPageIsNoAlarm answers the first request for keys as a client does that is sent more than it takes.
+func TestTooLargeAPageIsNoAlarm(t *testing.T) {
+	ctx := newContext(t)
+	for i := range 20 {
+		commit(t, ctx, things.put(fmt.Sprintf("large-%d", i), ""))
+	}
+	list(t, ctx, lossy, things, exactly(commit(t, ctx, things.put("fence", "large"))))
+	verify := noAlarm(t, ctx)
+	rule := proxy.FailRequests(etcdproxy.KeysOf(things.prefix), 1, status.Error(codes.ResourceExhausted, "grpc: received message larger than max"))
+	t.Cleanup(rule.Remove)
+	proxy.Reset()
+	c := requireStatus(t, ctx, lossy, things, "success")
+	if want, _ := stored(t, ctx, things.prefix, c.Revision); c.Hash != hashOf(want) {
+		t.Errorf("%+v, want the hash %s", c, hashOf(want))
+	}
+	limits := []int64{}
+	for _, r := range proxy.Ranges() {
+		if r.KeysOnly && strings.HasPrefix(string(r.Key), things.prefix) {
+			limits = append(limits, r.Limit)
+		}
+	}
+	if rule.Hits() != 1 || len(limits) < 2 || limits[1] >= limits[0] {
+		t.Errorf("pages of %v keys, want the second request for fewer", limits)
+	}
+	verify()
+}
+
+// TestWritesAreNoAlarm compares, again and again and on both servers, while all kinds are written as fast as that goes.
+func TestWritesAreNoAlarm(t *testing.T) {
+	ctx := newContext(t)
+	kinds := []kind{maps, secrets, things, routes}
+	verify := noAlarm(t, ctx)
+	writing, stop := context.WithCancel(ctx)
+	defer stop()
+	var writers sync.WaitGroup
+	start := commit(t, ctx, maps.put("fence", "writes"))
+	for w := range 4 {
+		writers.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(w), 1))
+			for n := 0; writing.Err() == nil; n++ {
+				var ops []clientv3.Op
+				for i, key := range r.Perm(50)[:1+r.IntN(5)] {
+					k, name := kinds[(n+i)%len(kinds)], fmt.Sprintf("write-%d", key)
+					if r.IntN(3) == 0 {
+						ops = append(ops, clientv3.OpDelete(k.key(name)))
+					} else {
+						ops = append(ops, k.put(name, fmt.Sprint(n)))
+					}
+				}
+				if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	const rounds = 15
+	succeeded := 0
+	for round := range rounds {
+		for _, k := range kinds {
+			s := []*harness.Server{lossy, strict}[round%2]
+			c := requireStatus(t, ctx, s, k, "success")
+			if c.Status == "success" {
+				succeeded++
+			}
+			if want, _ := stored(t, ctx, k.prefix, c.Revision); c.Hash != hashOf(want) {
+				t.Errorf("%s at %d: hash %s, want %s of %d keys", k.name, c.Revision, c.Hash, hashOf(want), len(want))
+			}
+		}
+	}
+	stop()
+	writers.Wait()
+	end := commit(t, ctx, maps.put("fence", "written"))
+	t.Logf("%d checks succeeded during %d writes", succeeded, end-start-1)
+	if end-start < 200 {
+		t.Errorf("%d writes, want many", end-start)
+	}
+	var ops []clientv3.Op
+	for _, k := range kinds {
+		ops = append(ops, clientv3.OpDelete(k.key("write-"), clientv3.WithPrefix()))
+	}
+	commit(t, ctx, ops...)
+	verify()
+}

@@ -1,0 +1,328 @@
+package checker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// watched is a watch of a kind, of the namespace default, from a revision on.
+func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after int64) *harness.Watch {
+	t.Helper()
+	w, refused, err := s.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
+	check(t, err)
+	if refused != nil {
+		t.Fatalf("watch %s after %d: %v", k.name, after, refused.Err())
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// until reads a watch until an event of an object, and returns it and those before in words.
+func until(t *testing.T, ctx context.Context, w *harness.Watch, name string, revision int64) (events []string) {
+	t.Helper()
+	for {
+		e, err := w.Next(ctx)
+		check(t, err)
+		if e.Type == "ERROR" {
+			t.Fatalf("a watch ends with %d %s, want %s", e.Status.Code, e.Status.Message, name)
+		}
+		events = append(events, fmt.Sprintf("%s %s@%s", e.Type, e.Object.Metadata.Name, e.Object.Metadata.ResourceVersion))
+		if e.Object.Metadata.Name == name && e.Object.Metadata.ResourceVersion == fmt.Sprint(revision) {
+			return events
+		}
+	}
+}
+
+// requireGone requires that a watch ends with 410 and shows nothing more.
+func requireGone(t *testing.T, ctx context.Context, what string, w *harness.Watch) {
+	t.Helper()
+	e, err := w.Next(ctx)
+	if err != nil || e.Type != "ERROR" || e.Status.Code != http.StatusGone {
+		t.Errorf("%s: %+v, %v, want the end with 410", what, e, err)
+		return
+	}
+	if e, err := w.Next(ctx); !errors.Is(err, harness.ErrEnded) {
+		t.Errorf("%s: after its 410 %+v, %v", what, e, err)
+	}
+}
+
+// lists returns how many lists of a kind a server has answered from a source.
+func lists(t *testing.T, ctx context.Context, s *harness.Server, k kind, source string) int {
+	t.Helper()
+	resource, _, _ := strings.Cut(k.name, ".")
+	n, err := s.API().Sum(ctx, "strata_lists_total", fmt.Sprintf("resource=%q", resource), fmt.Sprintf("source=%q", source))
+	check(t, err)
+	return int(n)
+}
+
+// valuesRead returns the keys of a kind whose values were asked of the lossy server's etcd, not those of other namespaces
+// than default.
+func valuesRead(k kind) (keys []string) {
+	for _, r := range proxy.Ranges() {
+		if key := string(r.Key); !r.KeysOnly && !r.CountOnly && strings.HasPrefix(key, k.prefix) {
+			keys = append(keys, key)
+			if end := string(r.RangeEnd); end != "" && end != key+"\x00" {
+				keys = append(keys, "up to "+end)
+			}
+		}
+	}
+	return keys
+}
+
+// TestLostEvents loses events of ConfigMaps on their way to the lossy server, in turn: creations, updates, deletions, and
+// some of each. A check finds it, and mends it.
+func TestLostEvents(t *testing.T) {
+	ctx := newContext(t)
+	const value = "this is nobody's business"
+	for _, c := range []struct {
+		what     string
+		before   []clientv3.Op
+		lost     []clientv3.Op
+		missing  []string // names of the namespace default
+		differ   []string
+		extra    []string
+		readKeys []string
+	}{
+		{what: "a creation",
+			lost:    []clientv3.Op{maps.put("created", value)},
+			missing: []string{"created"}},
+		{what: "an update",
+			before: []clientv3.Op{maps.put("updated", "before")},
+			lost:   []clientv3.Op{maps.put("updated", value)},
+			differ: []string{"updated"}},
+		{what: "a deletion",
+			before: []clientv3.Op{maps.put("deleted", value)},
+			lost:   []clientv3.Op{clientv3.OpDelete(maps.key("deleted"))},
+			extra:  []string{"deleted"}},
+		{what: "some of each",
+			before:  []clientv3.Op{maps.put("a", ""), maps.put("d", ""), maps.put("e", ""), maps.put("y", "")},
+			lost:    []clientv3.Op{clientv3.OpDelete(maps.key("a")), maps.put("b", value), maps.put("c", value), maps.put("d", value), maps.put("e", value), clientv3.OpDelete(maps.key("y")), maps.put("z", value)},
+			missing: []string{"b", "c", "z"}, differ: []string{"d", "e"}, extra: []string{"a", "y"}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			start := commit(t, ctx, append(c.before, maps.put("fence", "0"), secrets.put("fence", "0"))...)
+			list(t, ctx, lossy, maps, exactly(start))
+			for range 2 { // what a case before has left is forgiven by now
+				requireStatus(t, ctx, lossy, maps, "success")
+			}
+			watch, whole, beside := watched(t, ctx, lossy, maps, start), watched(t, ctx, lossy, things, start), watched(t, ctx, lossy, secrets, start)
+
+			bad := map[string]bool{}
+			for _, op := range c.lost {
+				bad[string(op.KeyBytes())] = true
+			}
+			rule := proxy.DropEvents(func(e *mvccpb.Event) bool { return bad[string(e.Kv.Key)] }, len(c.lost))
+			t.Cleanup(rule.Remove)
+			lost := commit(t, ctx, c.lost...)
+			fence := commit(t, ctx, maps.put("fence", "1"), secrets.put("fence", "1"), things.put("fence", "1"))
+			check(t, rule.Await(ctx, len(c.lost)))
+			if events := until(t, ctx, watch, "fence", fence); len(events) != 1 {
+				t.Fatalf("%v, want the events lost", events)
+			}
+			until(t, ctx, beside, "fence", fence)
+			until(t, ctx, whole, "fence", fence)
+			truth, _ := stored(t, ctx, maps.prefix, fence)
+			if items, _ := list(t, ctx, lossy, maps, exactly(fence)); slices.Equal(items, truth) {
+				t.Fatal("nothing was lost")
+			}
+
+			failures, fromEtcd := checks(t, ctx, lossy, maps, "failure"), lists(t, ctx, lossy, maps, "etcd")
+			logged := len(lossy.Output())
+			proxy.Reset()
+			found := requireStatus(t, ctx, lossy, maps, "failure")
+			inDefault := func(names []string) (keys []string) {
+				for _, name := range names {
+					keys = append(keys, "default/"+name)
+				}
+				return keys
+			}
+			if !slices.Equal(found.Missing, inDefault(c.missing)) || !slices.Equal(found.Differing, inDefault(c.differ)) || !slices.Equal(found.Extra, inDefault(c.extra)) ||
+				found.Differences != len(c.lost) || !found.Mended {
+				t.Errorf("found %+v, want missing %v, differing %v, extra %v, and all mended", found, c.missing, c.differ, c.extra)
+			}
+			atThat, _ := stored(t, ctx, maps.prefix, found.Revision)
+			if found.EtcdHash != hashOf(atThat) || found.Hash == found.EtcdHash {
+				t.Errorf("found %+v, want etcd's hash to be %s, and another one in memory", found, hashOf(atThat))
+			}
+			if n := checks(t, ctx, lossy, maps, "failure"); n != failures+1 {
+				t.Errorf("%d failures are counted, and were %d before", n, failures)
+			}
+			log := lossy.Output()[logged:]
+			line := ""
+			for l := range strings.Lines(log) {
+				if strings.Contains(l, "memory differs from etcd") {
+					line = l
+				}
+			}
+			for _, key := range slices.Concat(inDefault(c.missing), inDefault(c.differ), inDefault(c.extra)) {
+				if !strings.Contains(line, key) {
+					t.Errorf("the log does not name %s: %q", key, line)
+				}
+			}
+			if strings.Contains(log, value) {
+				t.Errorf("the log has a value: %s", log)
+			}
+
+			// The keys in question were read again, and nothing else.
+			want := []string{}
+			for _, name := range slices.Concat(c.missing, c.differ) {
+				want = append(want, maps.key(name))
+			}
+			got := valuesRead(maps)
+			slices.Sort(want)
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("values of %v were read, want those of %v", got, want)
+			}
+
+			// The present is right at once, and clients are told to start over.
+			items, now := list(t, ctx, lossy, maps, "")
+			truth, _ = stored(t, ctx, maps.prefix, now)
+			requireSame(t, "the present after the check", items, truth)
+			for _, name := range slices.Concat(c.missing, c.differ, c.extra) {
+				r, err := lossy.API().Do(ctx, http.MethodGet, maps.in("default")+"/"+name, "", nil)
+				check(t, err)
+				if isThere := r.Code == http.StatusOK; isThere == slices.Contains(c.extra, name) || isThere && !strings.Contains(string(r.Body), value) {
+					t.Errorf("get of %s: %v", name, r.Err())
+				}
+			}
+			requireGone(t, ctx, "a watch that ran", watch)
+			for _, after := range []int64{start, lost, fence} {
+				if after < found.Revision {
+					requireRefusedOrGone(t, ctx, maps, after)
+				}
+			}
+			resumed := watched(t, ctx, lossy, maps, now)
+
+			// Of the past etcd is asked, until a check has found no difference; of what is older, always.
+			if n := lists(t, ctx, lossy, maps, "etcd"); n != fromEtcd {
+				t.Errorf("%d lists from etcd, and %d before the past was asked for", n, fromEtcd)
+			}
+			last := commit(t, ctx, maps.put("fence", "2"), secrets.put("fence", "2"), things.put("fence", "2"))
+			past := func(revision int64, source string) {
+				t.Helper()
+				before := lists(t, ctx, lossy, maps, source)
+				items, _ := list(t, ctx, lossy, maps, exactly(revision))
+				truth, _ := stored(t, ctx, maps.prefix, revision)
+				requireSame(t, fmt.Sprintf("the past at %d, from %s", revision, source), items, truth)
+				if n := lists(t, ctx, lossy, maps, source); n != before+1 {
+					t.Errorf("at %d: %d lists from %s, and %d before", revision, n, source, before)
+				}
+			}
+			for _, revision := range []int64{start, lost, fence, found.Revision} {
+				past(revision, "etcd")
+			}
+			requireStatus(t, ctx, lossy, maps, "success")
+			past(found.Revision, "memory_past")
+			past(start, "etcd")
+
+			// Other resources, and who has started over, never noticed.
+			for k, w := range map[kind]*harness.Watch{maps: resumed, secrets: beside, things: whole} {
+				if events := until(t, ctx, w, "fence", last); len(events) != 1 {
+					t.Errorf("%s: a watch shows %v, want the last write alone", k.name, events)
+				}
+			}
+			for _, k := range []kind{secrets, things, routes} {
+				requireStatus(t, ctx, lossy, k, "success")
+			}
+			if n := checks(t, ctx, lossy, maps, "failure"); n != failures+1 {
+				t.Errorf("%d failures are counted in the end, and were %d before", n, failures)
+			}
+		})
+	}
+	if n, err := lossy.API().Checks(ctx, "", "error"); err != nil || n != 0 {
+		t.Errorf("%d checks ended with an error, %v", n, err)
+	}
+}
+
+// requireRefusedOrGone requires that a watch after a revision is answered with 410, at once or as its first event.
+func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64) {
+	t.Helper()
+	w, refused, err := lossy.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
+	check(t, err)
+	if refused == nil {
+		requireGone(t, ctx, fmt.Sprintf("a new watch after %d", after), w)
+		w.Close()
+	} else if refused.Code != http.StatusGone {
+		t.Errorf("a new watch after %d: %v, want 410", after, refused.Err())
+	}
+}
+
+// TestLostEventIsNoticedByTheNext loses an update, and then nothing: the next update of the same object does not continue
+// what is held, which shows without a check.
+func TestLostEventIsNoticedByTheNext(t *testing.T) {
+	ctx := newContext(t)
+	start := commit(t, ctx, maps.put("twice", "0"))
+	list(t, ctx, lossy, maps, exactly(start))
+	watch := watched(t, ctx, lossy, maps, start)
+	rule := proxy.DropEvents(etcdproxy.Key(maps.key("twice")), 1)
+	t.Cleanup(rule.Remove)
+	diverged := func() float64 {
+		t.Helper()
+		n, err := lossy.API().Sum(ctx, "strata_mirror_divergences_total")
+		check(t, err)
+		return n
+	}
+	before, failures := diverged(), checks(t, ctx, lossy, maps, "failure")
+	commit(t, ctx, maps.put("twice", "1"))
+	check(t, rule.Await(ctx, 1))
+	commit(t, ctx, maps.put("twice", "2"))
+	requireGone(t, ctx, "a watch that ran", watch)
+	items, now := list(t, ctx, lossy, maps, "")
+	truth, _ := stored(t, ctx, maps.prefix, now)
+	requireSame(t, "the present", items, truth)
+	if after := diverged(); after != before+1 {
+		t.Errorf("strata_mirror_divergences_total is %v, and was %v before", after, before)
+	}
+	requireStatus(t, ctx, lossy, maps, "success")
+	if n := checks(t, ctx, lossy, maps, "failure"); n != failures {
+		t.Errorf("%d checks failed, and %d before", n, failures)
+	}
+}
+
+// TestDifferencePanics loses an event of a custom resource on the way to a server that is told to panic.
+func TestDifferencePanics(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	const lost, value = "lost-before-the-panic", "this is nobody's business"
+	proxy := env.Proxy(etcd)
+	s := env.APIServer(proxy.Etcd(), noServiceAccounts, "--strata-consistency-check-interval=0")
+	list(t, ctx, s, routes, "")
+	rule := proxy.DropEvents(etcdproxy.Key(routes.key(lost)), 1)
+	commit(t, ctx, routes.put(lost, value))
+	check(t, rule.Await(ctx, 1))
+	t.Cleanup(func() { commit(t, context.WithoutCancel(ctx), clientv3.OpDelete(routes.key(lost))) })
+	requireStatus(t, ctx, s, maps, "success")
+	list(t, ctx, s, maps, exactly(commit(t, ctx, maps.put("fence", "panic")))) // it has come past what was lost
+	if all, err := s.API().Consistent(ctx, routes.name); err == nil {
+		t.Errorf("a check that has to panic is answered: %+v", all)
+	}
+	code, err := s.Wait(ctx)
+	check(t, err)
+	log := s.Output()
+	_, message, _ := strings.Cut(log, "panic: ")
+	message, _, _ = strings.Cut(message, "\n")
+	if code != 2 || !strings.Contains(message, "default/"+lost) || !strings.Contains(message, "routes") || !strings.Contains(message, "KUBE_WATCHCACHE_CONSISTENCY_CHECKER") {
+		t.Errorf("it ended with code %d and %q, want 2 and a message that names %s", code, message, lost)
+	}
+	if strings.Contains(log, value) {
+		t.Error("the log has a value")
+	}
+	// It starts with what etcd has.
+	s.Restart()
+	items, now := list(t, ctx, s, routes, "")
+	truth, _ := stored(t, ctx, routes.prefix, now)
+	requireSame(t, "after the restart", items, truth)
+	requireStatus(t, ctx, s, routes, "success")
+}
