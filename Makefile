@@ -36,7 +36,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage \
-        bench bench-read bench-consistent bench-watch bench-lists bench-profiles conformance \
+        bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
         lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
 
 help: ## list the targets
@@ -118,6 +118,9 @@ LISTS := list-pages.*,list-exact.*,history-.*
 
 bench-lists: ## the same for lists by pages and at old revisions, and what history takes
 	$(GO) run ./server/bench -workloads '$(LISTS)' $(ARGS)
+
+bench-check: ## the same for consistency checks; it waits for upstream's, which cannot be asked for
+	$(GO) run ./server/bench -workloads check $(ARGS)
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)

@@ -62,9 +62,10 @@ type exactLists struct {
 	past    []listCost
 }
 
-// listCost is what one LIST took.
+// listCost is what one LIST, or a check, took.
 type listCost struct {
 	took, cpu time.Duration
+	etcdCPU   time.Duration
 	above     float64 // peak of the server's resident memory above that at rest, bytes
 	reads     float64 // of objects from etcd
 	sent      float64 // by etcd, bytes
@@ -235,7 +236,12 @@ func exactPath(collection string, revision int64) string {
 }
 
 // costOfList does one LIST. rest is what was resident at rest.
-func (s *Sample) costOfList(ctx context.Context, conn *target.Conn, list exactList, rest uint64) (cost listCost, err error) {
+func (s *Sample) costOfList(ctx context.Context, conn *target.Conn, list exactList, rest uint64) (listCost, error) {
+	return s.costOf(ctx, rest, func() error { return list.do(ctx, conn) })
+}
+
+// costOf does something once all is quiet. rest is what was resident at rest; 0 is for what is resident just before.
+func (s *Sample) costOf(ctx context.Context, rest uint64, do func() error) (cost listCost, err error) {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return cost, err
 	}
@@ -250,16 +256,23 @@ func (s *Sample) costOfList(ctx context.Context, conn *target.Conn, list exactLi
 	if err := s.Engine.ResetPeak(); err != nil {
 		return cost, err
 	}
-	cpu, err := s.Engine.CPU()
+	if rest == 0 {
+		memory, err := s.Engine.Memory()
+		if err != nil {
+			return cost, err
+		}
+		rest = memory.Resident
+	}
+	cpu, err := cpuOf([]*process.Child{s.Engine.Child, s.Etcd.Child})
 	if err != nil {
 		return cost, err
 	}
 	began := time.Now()
-	if err := list.do(ctx, conn); err != nil {
+	if err := do(); err != nil {
 		return cost, err
 	}
 	cost.took = time.Since(began)
-	cpuAfter, err := s.Engine.CPU()
+	cpuAfter, err := cpuOf([]*process.Child{s.Engine.Child, s.Etcd.Child})
 	if err != nil {
 		return cost, err
 	}
@@ -275,15 +288,18 @@ func (s *Sample) costOfList(ctx context.Context, conn *target.Conn, list exactLi
 	if err != nil {
 		return cost, err
 	}
-	cost.cpu = cpuAfter - cpu
+	cost.cpu, cost.etcdCPU = cpuAfter[0]-cpu[0], cpuAfter[1]-cpu[1]
 	cost.above = float64(memory.Peak - min(rest, memory.Peak))
 	cost.reads = readsAfter - readsBefore
 	cost.sent = after.Sent - before.Sent
 	return cost, nil
 }
 
-func (c listCost) seconds() float64    { return c.took.Seconds() }
-func (c listCost) cpuSeconds() float64 { return c.cpu.Seconds() }
+func (c listCost) seconds() float64     { return c.took.Seconds() }
+func (c listCost) cpuSeconds() float64  { return c.cpu.Seconds() }
+func (c listCost) aboveRest() float64   { return c.above }
+func (c listCost) sentBytes() float64   { return c.sent }
+func (c listCost) etcdSeconds() float64 { return c.etcdCPU.Seconds() }
 
 func medianCost(costs []listCost, of func(listCost) float64) float64 {
 	values := make([]float64, len(costs))

@@ -2,7 +2,7 @@
 // on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md holds its results.
 //
 // What is measured stands in the files list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, write.go, watch.go, highest.go, idle.go,
-// stalled.go, resume.go, restore.go, exact.go, churn.go and start.go; Workload says how to add to it.
+// stalled.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload says how to add to it.
 package main
 
 import (

@@ -102,7 +102,7 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 // workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
 // behind in an engine, such as other objects, last.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
-	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
+	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
 	fewWorkloads, churnWorkloads)
 
@@ -184,6 +184,7 @@ type Sizes struct {
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 	Churn         time.Duration // how long history grows
 	PastInterval  time.Duration // between two reads of the past meanwhile
+	CheckWait     time.Duration // for a check of an engine that cannot be asked for one; 0 means that it is not waited for
 }
 
 // fullSizes are the sizes that figures are quoted for.
@@ -225,6 +226,7 @@ func fullSizes() Sizes {
 		ChurnRate:     1_000,
 		Churn:         5 * time.Minute,
 		PastInterval:  time.Second,
+		CheckWait:     9 * time.Minute, // upstream's first check is 5 to 7.5 minutes after the start
 	}
 	s.setObjects(300_000)
 	return s
@@ -273,6 +275,7 @@ func quickSizes() Sizes {
 	s.Beside = 2 * time.Second
 	s.Churned /= 10
 	s.Churn /= 10
+	s.CheckWait = 0
 	return s
 }
 
