@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"sync"
 	"time"
 
@@ -368,20 +369,44 @@ func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOpt
 	select {
 	case s.cluster.gets <- struct{}{}:
 		defer func() { <-s.cluster.gets }()
-		// The next attempt probably goes to another member; one that hangs would hold the
-		// request until its connection is given up.
+		// A member that hangs would hold the request until its connection is given up. The
+		// client takes members in turn, so that of two requests at once one goes elsewhere.
+		requests := 1
 		for patience := getPatience; ; patience *= 2 {
-			attempt, cancel := context.WithTimeout(ctx, patience)
-			err := s.etcd.Get(attempt, key, opts, out)
-			late := attempt.Err() != nil
-			cancel()
+			late, err := s.getWithin(ctx, patience, requests, key, opts, out)
 			if err == nil || !late || ctx.Err() != nil {
 				return err
 			}
+			requests = 2
 		}
 	default:
 		return apierrors.NewTooManyRequests("too many reads wait for etcd", tooHighRetrySeconds)
 	}
+}
+
+// getWithin reads one key from etcd with so many requests at once, of which the first answer
+// counts. late: there was none within the time.
+func (s *Store) getWithin(ctx context.Context, patience time.Duration, requests int, key string, opts storage.GetOptions, out runtime.Object) (late bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	type answer struct {
+		obj runtime.Object
+		err error
+	}
+	answers := make(chan answer, requests)
+	for range requests {
+		obj := out.DeepCopyObject()
+		go func() { answers <- answer{obj, s.etcd.Get(ctx, key, opts, obj)} }()
+	}
+	for range requests {
+		a := <-answers
+		if a.err == nil || ctx.Err() == nil {
+			reflect.ValueOf(out).Elem().Set(reflect.ValueOf(a.obj).Elem())
+			return false, a.err
+		}
+		err = a.err
+	}
+	return true, err
 }
 
 // Get implements storage.Interface. Without a resource version the answer is

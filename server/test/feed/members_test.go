@@ -58,10 +58,12 @@ func newMembers(t *testing.T, ctx context.Context) *members {
 	return s
 }
 
-// feeding returns the member over which the feed runs: the one whose link carries a value that nobody reads.
-func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
+// feeding returns the member over which the feed runs: the one whose link carries a value that nobody reads, twice and
+// alone, since now and then another link carries as much.
+func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	t.Helper()
 	const size = 1 << 20
+	found, times := -1, 0
 	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var before [3]int64
 		for i, l := range s.links {
@@ -72,16 +74,27 @@ func (s *members) feeding(t *testing.T, ctx context.Context) (i int) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		return true, harness.Poll(ctx, func(context.Context) (bool, error) {
-			for i = range s.links {
+		var carried []int
+		err := harness.Poll(ctx, func(context.Context) (bool, error) {
+			carried = carried[:0]
+			for i := range s.links {
 				if s.links[i].Down()-before[i] > size {
-					return true, nil
+					carried = append(carried, i)
 				}
 			}
-			return false, errors.New("no link has carried the value")
+			return len(carried) > 0, errors.New("no link has carried the value")
 		})
+		switch {
+		case err != nil || len(carried) > 1:
+			found, times = -1, 0
+		case carried[0] != found:
+			found, times = carried[0], 1
+		default:
+			times++
+		}
+		return times == 2, fmt.Errorf("member %d has carried the value %d times in turn: %w", found, times, err)
 	}))
-	return i
+	return found
 }
 
 // write changes a ConfigMap and a Secret, in one transaction, again and again until it is told to stop. No write is given up:

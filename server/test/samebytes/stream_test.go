@@ -138,6 +138,16 @@ func isBookmark(frame []byte) bool {
 	return bytes.Contains(head, []byte("BOOKMARK")) && !endOfInitialEvents(frame)
 }
 
+// events returns how many frames there are that are no bookmarks.
+func (s *stream) events() (n int) {
+	for _, f := range s.frames {
+		if !isBookmark(f) {
+			n++
+		}
+	}
+	return n
+}
+
 // sameStreams fails the test unless two streams are the same. Bookmarks are no part of this: see byDesign.
 func sameStreams(t *testing.T, r request, got, want *stream) {
 	t.Helper()
@@ -169,7 +179,16 @@ func sameStreams(t *testing.T, r request, got, want *stream) {
 // sameWatch watches on both servers and fails the test unless they send the same.
 func (w *world) sameWatch(t *testing.T, ctx context.Context, r request, until func() func([]byte) bool) {
 	t.Helper()
-	var streams [2]*stream
+	streams, err := w.watchBoth(ctx, r, until)
+	if err != nil {
+		t.Errorf("%s: %v", r, err)
+		return
+	}
+	sameStreams(t, r, streams[0], streams[1])
+}
+
+// watchBoth watches on both servers.
+func (w *world) watchBoth(ctx context.Context, r request, until func() func([]byte) bool) (streams [2]*stream, err error) {
 	errs := make(chan error)
 	for i, e := range w.engines {
 		go func() {
@@ -181,11 +200,7 @@ func (w *world) sameWatch(t *testing.T, ctx context.Context, r request, until fu
 		}()
 	}
 	for range w.engines {
-		if err := <-errs; err != nil {
-			t.Errorf("%s: %v", r, err)
-		}
+		err = errors.Join(err, <-errs)
 	}
-	if streams[0] != nil && streams[1] != nil {
-		sameStreams(t, r, streams[0], streams[1])
-	}
+	return streams, err
 }
