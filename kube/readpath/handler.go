@@ -227,11 +227,11 @@ func asksForPretty(req *http.Request) bool {
 }
 
 // negotiateAnew negotiates. In front of upstream's handlers of built-in resources stand
-// routes, which refuse what they do not know in words of their own, and ranges of media
-// types other than all, which the handlers know.
+// routes, which refuse in words of their own what they do not know, such as ranges of media
+// types other than all, which the handlers do know.
 func (r *read) negotiateAnew() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
-	if err != nil || !r.resource.Custom && acceptsRange(r.req) {
+	if err != nil || !r.resource.Custom && !routed(r.req) {
 		return negotiated{why: reasonMediaType}
 	}
 	f := format{media: media(info.MediaType)}
@@ -257,11 +257,18 @@ func (r *read) negotiateAnew() negotiated {
 	return negotiated{format: f}
 }
 
-// acceptsRange reports whether the client accepts a range of media types like
-// application/*; not so */*.
-func acceptsRange(req *http.Request) bool {
-	for _, accept := range req.Header["Accept"] {
-		if strings.Contains(strings.ReplaceAll(accept, "*/*", ""), "/*") {
+// routed reports whether upstream's routes let the request pass to the handlers of a built-in
+// resource: the client accepts everything, or names a media type exactly. They look at the
+// first header only.
+func routed(req *http.Request) bool {
+	accept := req.Header.Get("Accept")
+	if accept == "" {
+		return true
+	}
+	for accepted := range strings.SplitSeq(accept, ",") {
+		accepted, _, _ = strings.Cut(accepted, ";")
+		switch strings.Trim(accepted, " ") {
+		case "*/*", string(mediaJSON), string(mediaProtobuf):
 			return true
 		}
 	}

@@ -50,6 +50,7 @@ import (
 // with the header Engine, by upstream's handlers.
 type watched struct {
 	resource *Resource
+	engine   *kubestorage.Engine
 	codec    runtime.Codec
 	destroy  func()
 	server   *httptest.Server
@@ -105,7 +106,11 @@ func watchedWidgets(t testing.TB) *watched {
 		u := &unstructured.Unstructured{}
 		u.SetGroupVersionKind(kind)
 		return u
-	}, func() runtime.Object { return &unstructured.UnstructuredList{} })
+	}, func() runtime.Object {
+		u := &unstructured.UnstructuredList{}
+		u.SetGroupVersionKind(kind.GroupVersion().WithKind("WidgetList"))
+		return u
+	})
 }
 
 func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
@@ -114,7 +119,7 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 	forgetful := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
 	etcd := newResolving(t, append([]func(*kubestorage.Options){forgetful}, options...)...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
-	w := &watched{resource: res, codec: codec, minimum: time.Hour}
+	w := &watched{resource: res, engine: etcd.engine, codec: codec, minimum: time.Hour}
 	config := &storagebackend.ConfigForResource{
 		Config: storagebackend.Config{
 			Prefix:      "/registry",

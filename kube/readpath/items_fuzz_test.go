@@ -1,0 +1,251 @@
+package readpath
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+)
+
+// itemTargets are the forms of objects: whole, or their metadata.
+var itemTargets = []schema.GroupVersion{{}, metav1.SchemeGroupVersion, metav1beta1.SchemeGroupVersion}
+
+// fuzzedItems is a resource of which whatever is stored is encoded.
+type fuzzedItems struct {
+	*watched
+	codec   runtime.Codec
+	newFunc func() runtime.Object
+}
+
+// decode decodes what is stored as upstream's store does; nil if it cannot be.
+func (w *fuzzedItems) decode(stored []byte, rev int64) runtime.Object {
+	obj := w.newFunc()
+	if err := etcd3.NewDefaultDecoder(w.codec, storage.APIObjectVersioner{}).Decode(stored, obj, rev); err != nil {
+		return nil
+	}
+	return obj
+}
+
+// list returns a list of the objects as upstream's handlers encode it.
+func (w *fuzzedItems) list(m listMeta, target schema.GroupVersion, objs []runtime.Object) (runtime.Object, error) {
+	var list runtime.Object
+	switch target {
+	case metav1.SchemeGroupVersion:
+		l := &metav1.PartialObjectMetadataList{}
+		for _, obj := range objs {
+			l.Items = append(l.Items, *obj.(*metav1.PartialObjectMetadata))
+		}
+		list = l
+	case metav1beta1.SchemeGroupVersion:
+		l := &metav1beta1.PartialObjectMetadataList{}
+		for _, obj := range objs {
+			l.Items = append(l.Items, *obj.(*metav1.PartialObjectMetadata))
+		}
+		list = l
+	default:
+		list = w.resource.Store.NewListFunc()
+		if err := meta.SetList(list, objs); err != nil {
+			return nil, err
+		}
+	}
+	acc, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, err
+	}
+	acc.SetResourceVersion(m.resourceVersion)
+	acc.SetContinue(m.token)
+	return list, nil
+}
+
+// FuzzItems stores anything as an object. What can be decoded is put together, alone, in lists and
+// in watch events, from an item that was cut out of its encoding: the bytes are those of upstream's
+// encoder. What is made from stored protobuf without decoding it is that item, whenever what
+// is stored is as upstream stores it.
+func FuzzItems(f *testing.F) {
+	pods := &fuzzedItems{watched: watchedPods(f), codec: resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), newFunc: func() runtime.Object { return &example.Pod{} }}
+	widgets := &fuzzedItems{watched: watchedWidgets(f)}
+	widgets.codec, widgets.newFunc = widgets.watched.codec, widgets.resource.Store.NewFunc
+	protobuf := protobufCodec()
+	for i, pod := range []*example.Pod{
+		{},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", Labels: map[string]string{"a": "<&>\u2028", "b": ""}}},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "with-all", UID: "5", Generation: -1, GenerateName: "g",
+			CreationTimestamp: metav1.Unix(1e9, 0), Finalizers: []string{"f", ""}, Annotations: map[string]string{"items": `"items":[]`},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", Name: "o"}},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "m", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:x":{}}`)}}},
+			Spec: example.PodSpec{NodeName: "node", NodeSelector: map[string]string{"z": "\xff", "y": "é"}}},
+	} {
+		for _, codec := range []runtime.Codec{pods.codec, protobuf} {
+			data, err := runtime.Encode(codec, pod)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(data, int64(i*1000+1), false)
+		}
+	}
+	for _, text := range []string{
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","namespace":"ns"},"spec":{"odd<&>":[null,1.5,"",1e400,12345678901234567890]}}`,
+		`{"kind":"Widget","apiVersion":"example.com/v1","items":[],"metadata":{"resourceVersion":"77","continue":"x","managedFields":[{"fieldsV1":{"f:x":{}}}]}}`,
+		`{"kind":"Widget","kind":"Other","apiVersion":"example.com/v1","metadata":{"name":"twice","name":"twice"},"metadata":{}}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"labels":{"a":1},"creationTimestamp":"x"}}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":null,"\u0000":"\ud800"}`,
+		`{"apiVersion":"example.com/v1","kind":"WidgetList","items":[{"apiVersion":"v1","kind":"X"}]}`,
+		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"<script>","labels":{"\u2028":"\u0000"}}}`,
+		"k8s\x00\n\x00\x12\x02\n\x00", "k8s\x00", "", "null", "{}", "[]",
+	} {
+		f.Add([]byte(text), int64(1<<62), true)
+		f.Add([]byte(text), int64(5), false)
+	}
+	f.Fuzz(func(t *testing.T, stored []byte, rev int64, custom bool) {
+		if rev <= 0 {
+			return
+		}
+		w := pods
+		if custom {
+			w = widgets
+		}
+		// Whatever it is, splicing ends, leaves alone what it appends to, and does the same again.
+		before := []byte("before")
+		spliced, ok := spliceItem(before, stored, rev)
+		again, okAgain := spliceItem(slices.Clone(before), stored, rev)
+		if ok != okAgain || !bytes.Equal(spliced, again) || !bytes.HasPrefix(spliced, before) || !ok && len(spliced) != len(before) {
+			t.Fatalf("spliced %v %q, then %v %q", ok, spliced, okAgain, again)
+		}
+		if ok && protobufItemLen(spliced[len(before):]) != len(spliced)-len(before) {
+			t.Fatalf("an item of %d bytes says that it has %d", len(spliced)-len(before), protobufItemLen(spliced[len(before):]))
+		}
+		if w.decode(stored, rev) == nil {
+			return
+		}
+		for _, m := range []media{mediaJSON, mediaProtobuf} {
+			for _, target := range itemTargets {
+				if custom && m == mediaProtobuf && target.Empty() {
+					continue
+				}
+				if err := w.compare(format{m, target}, stored, rev); err != nil {
+					t.Errorf("%s %s: %v", m, target, err)
+				}
+			}
+		}
+		if custom {
+			return
+		}
+		stored, err := runtime.Encode(protobuf, w.decode(stored, 0))
+		if err != nil {
+			return
+		}
+		enc, err := w.resource.encodings.get(w.resource, format{media: mediaProtobuf})
+		if err != nil {
+			t.Fatal(err)
+		}
+		item, err := enc.appendItem(nil, w.decode(stored, rev))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if spliced, ok := spliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
+			t.Fatalf("spliced %v %q, encoded %q", ok, spliced, item)
+		}
+	})
+}
+
+// compare compares what is put together with what upstream encodes.
+func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
+	enc, err := w.resource.encodings.get(w.resource, form)
+	if err != nil {
+		return err
+	}
+	object := func() runtime.Object {
+		obj := w.decode(stored, rev)
+		if form.target.Empty() {
+			return obj
+		}
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return nil
+		}
+		partial := meta.AsPartialObjectMetadata(m)
+		partial.SetGroupVersionKind(form.target.WithKind("PartialObjectMetadata"))
+		return partial
+	}
+	want, wantErr := runtime.Encode(enc.encoder, object())
+	item, err := enc.appendItem(nil, w.decode(stored, rev))
+	if (err != nil) != (wantErr != nil) {
+		return fmt.Errorf("an item has %v, the object has %v", err, wantErr)
+	}
+	if err != nil {
+		return nil
+	}
+	if got := bytes.Join(enc.object(item), nil); !bytes.Equal(got, want) {
+		return fmt.Errorf("an object is\n%q, want\n%q", got, want)
+	}
+	// Watch events.
+	frames := enc.framer()
+	got, body, _ := frames.begin(nil, watch.Modified, item)
+	got = frames.end(append(got, body...))
+	if want, _ := frames.whole(nil, watch.Modified, want); !bytes.Equal(got, want) {
+		return fmt.Errorf("an event is\n%q, want\n%q", got, want)
+	}
+	if form.media == mediaJSON {
+		var event struct {
+			Type   string
+			Object json.RawMessage
+		}
+		if err := json.Unmarshal(got, &event); err != nil || event.Type != "MODIFIED" || !bytes.Equal(event.Object, bytes.TrimSpace(want)) {
+			return fmt.Errorf("an event is %v %q", err, got)
+		}
+	}
+	// Lists.
+	m := listMeta{resourceVersion: "12345", token: "token"}
+	for n := range 3 {
+		var objs []runtime.Object
+		var items []byte
+		for range n {
+			objs, items = append(objs, object()), append(items, item...)
+		}
+		list, err := w.list(m, form.target, objs)
+		if err != nil {
+			return err
+		}
+		if n == 0 && form.target.Empty() { // upstream has no null here
+			if err := meta.SetList(list, []runtime.Object{}); err != nil {
+				return err
+			}
+		}
+		want, err := runtime.Encode(enc.encoder, list)
+		if err != nil {
+			return err
+		}
+		head, tail, err := enc.envelope(m, n, int64(len(items)))
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			items = items[:len(items)-enc.trailing()]
+		}
+		if got := slices.Concat(head, items, tail); !bytes.Equal(got, want) {
+			return fmt.Errorf("a list of %d is\n%q, want\n%q", n, got, want)
+		}
+	}
+	return nil
+}
+
+// protobufCodec is what built-in resources are stored by.
+func protobufCodec() runtime.Codec {
+	info, ok := runtime.SerializerInfoForMediaType(resolveCodecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		panic("no protobuf")
+	}
+	return resolveCodecs.CodecForVersions(info.Serializer, resolveCodecs.UniversalDeserializer(), examplev1.SchemeGroupVersion, example.SchemeGroupVersion)
+}
