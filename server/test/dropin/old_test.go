@@ -374,7 +374,7 @@ func TestEtcdWithoutProgress(t *testing.T) {
 	ctx := newContext(t)
 	env := harness.New(t)
 	without := startGRPCProxy(t, env, env.Etcd())
-	s := env.APIServer(without, engine(harness.Strata))
+	s := env.APIServer(without, engine(harness.Strata), harness.Unchecked("it holds nothing in memory"))
 	exercise(t, ctx, s.API())
 	requireSaid(t, s, "does not answer progress requests", without.URL)
 }
