@@ -37,7 +37,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage \
         bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
-        lint gofmt vet staticcheck boundaries tidy check-docs compile-0.37 clean
+        lint gofmt vet staticcheck boundaries tidy check-docs vulncheck compile-0.37 clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -88,6 +88,12 @@ tidy: ## fail if a go.mod is not what go mod tidy would write
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
+
+# Where govulncheck's database is: also a file:// URL of a copy.
+VULNDB ?= https://vuln.go.dev
+
+vulncheck: ## look for known vulnerabilities in what the three modules call, if the database of them can be reached
+	VULNDB='$(VULNDB)' .ci/vulncheck
 
 compile-0.37: ## compile kube/ against the next minor version of k8s.io/apiserver
 	.ci/compile-against k8s.io/apiserver $(APISERVER_NEXT)
