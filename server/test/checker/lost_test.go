@@ -291,6 +291,84 @@ func TestLostEventIsNoticedByTheNext(t *testing.T) {
 	}
 }
 
+// TestProgressAheadOfItsEvent tells the lossy server of progress before an event that it covers, which etcd never does: a
+// check finds what is missing, and what comes late does no harm.
+func TestProgressAheadOfItsEvent(t *testing.T) {
+	ctx := newContext(t)
+	const name = "overtaken"
+	list(t, ctx, lossy, maps, exactly(commit(t, ctx, maps.put("fence", "before"))))
+	rule := proxy.HoldEvents(etcdproxy.Key(maps.key(name)))
+	t.Cleanup(rule.Remove)
+	overtaken := commit(t, ctx, maps.put(name, "1"))
+	check(t, rule.Await(ctx, 1))
+	// A list of the present has the server ask for progress, which passes.
+	items, now := list(t, ctx, lossy, maps, "")
+	truth, _ := stored(t, ctx, maps.prefix, now)
+	if now < overtaken || slices.Equal(items, truth) {
+		t.Fatalf("the list at %d shows what was held back at %d", now, overtaken)
+	}
+	found := requireStatus(t, ctx, lossy, maps, "failure")
+	if !slices.Equal(found.Missing, []string{"default/" + name}) || found.Differences != 1 {
+		t.Errorf("found %+v, want %s missing", found, name)
+	}
+	items, now = list(t, ctx, lossy, maps, "")
+	truth, _ = stored(t, ctx, maps.prefix, now)
+	requireSame(t, "the present after the check", items, truth)
+	rule.Remove()
+	for i := range 3 {
+		last := commit(t, ctx, maps.put(name, fmt.Sprint(i)), secrets.put("fence", "late"))
+		items, now = list(t, ctx, lossy, maps, exactly(last))
+		truth, _ = stored(t, ctx, maps.prefix, last)
+		requireSame(t, "after the late event", items, truth)
+		if now != last {
+			t.Errorf("a list at %d is of %d", last, now)
+		}
+	}
+	for _, k := range []kind{maps, secrets, things, routes} {
+		list(t, ctx, lossy, k, "")
+		requireStatus(t, ctx, lossy, k, "success")
+	}
+}
+
+// TestLostEventIsMendedOnSchedule loses an event, and leaves the rest to the server: it finds it, mends it, and answers lists of
+// the past from memory again.
+func TestLostEventIsMendedOnSchedule(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	proxy := env.Proxy(etcd)
+	s := env.APIServer(proxy.Etcd(), noServiceAccounts, harness.Unchecked("it loses an event"), often)
+	list(t, ctx, s, things, "")
+	rule := proxy.DropEvents(etcdproxy.Key(things.key("lost-unseen")), 1)
+	lost := commit(t, ctx, things.put("lost-unseen", ""))
+	check(t, rule.Await(ctx, 1))
+	commit(t, ctx, things.put("fence", "unseen"))
+	suspect := func() int {
+		t.Helper()
+		n, err := s.API().Sum(ctx, "strata_mirror_resource_suspect")
+		check(t, err)
+		return int(n)
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		n := checks(t, ctx, s, things, "failure")
+		return n == 1 && suspect() == 0, fmt.Errorf("%d failures, %d suspects", n, suspect())
+	}))
+	now := commit(t, ctx, things.put("fence", "seen"))
+	commit(t, ctx, things.put("fence", "past"))
+	before := lists(t, ctx, s, things, "memory_past")
+	for _, revision := range []int64{lost, now} {
+		items, _ := list(t, ctx, s, things, exactly(revision))
+		truth, _ := stored(t, ctx, things.prefix, revision)
+		requireSame(t, fmt.Sprintf("the past at %d", revision), items, truth)
+	}
+	if n := lists(t, ctx, s, things, "memory_past"); n == before {
+		t.Error("lists of the past still go to etcd")
+	}
+	if all, err := s.API().Checks(ctx, "", "failure"); err != nil || all != 1 {
+		t.Errorf("%d failures in all, %v, want 1", all, err)
+	}
+	check(t, s.Stop())
+}
+
 // TestDifferencePanics loses an event of a custom resource on the way to a server that is told to panic.
 func TestDifferencePanics(t *testing.T) {
 	t.Parallel()
