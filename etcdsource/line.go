@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
@@ -205,6 +207,8 @@ func (l *line) part() (*pb.WatchResponse, error) {
 	l.heard.Store(time.Now().UnixNano())
 	l.told.Store(true)
 	switch {
+	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):
+		return nil, errors.New("etcd sent a watch response without a header, or an event without a key")
 	case r.Header.ClusterId != l.cluster:
 		return nil, fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
 	case r.CompactRevision != 0:

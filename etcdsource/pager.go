@@ -2,6 +2,7 @@ package etcdsource
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -87,6 +88,9 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		if err != nil {
 			return Page{}, translate(err)
 		}
+		if err := p.expected(resp.Kvs); err != nil {
+			return Page{}, err
+		}
 		if p.rev == 0 {
 			p.rev = resp.Header.Revision // every page is of the first one's revision
 		}
@@ -104,6 +108,18 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		}
 		return page, nil
 	}
+}
+
+// expected returns an error unless the keys are of the range that was asked for, in order: what
+// follows them could otherwise be asked for without end.
+func (p *Pager) expected(kvs []*mvccpb.KeyValue) error {
+	for i, kv := range kvs {
+		if string(kv.Key) < p.key || i > 0 && string(kv.Key) <= string(kvs[i-1].Key) ||
+			p.end != "" && p.end != "\x00" && string(kv.Key) >= p.end {
+			return fmt.Errorf("etcd lists %q among the keys from %q to %q, out of order or not asked for", kv.Key, p.key, p.end)
+		}
+	}
+	return nil
 }
 
 // maxResponse is what a client of Bounded takes: twice a page, and room for the largest value
