@@ -40,9 +40,10 @@ type cluster struct {
 	options options
 	dir     string // data, gone with the cluster; the files below are in it
 
-	kubeconfig string // of a user in system:masters
-	ca         string // what the API server's certificate is verified with
-	saKey      string // what service accounts' tokens are signed with
+	client     kubernetes.Interface // of a user in system:masters
+	kubeconfig string               // of the same
+	ca         string               // what the API server's certificate is verified with
+	saKey      string               // what service accounts' tokens are signed with
 
 	node      *node
 	nodeLog   *os.File
@@ -75,6 +76,7 @@ func startCluster(ctx context.Context, o options, dir string) (*cluster, error) 
 	if err != nil {
 		return c, err
 	}
+	c.client = client
 	nodeCtx, cancel := context.WithCancel(context.Background()) // it serves until the servers stop
 	wait, err := c.node.run(nodeCtx, client)
 	c.stopNode = func() {
@@ -147,6 +149,10 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 	if err := writeKubeconfig(c.kubeconfig, config); err != nil {
 		return nil, err
 	}
+	checks, err := c.options.checks()
+	if err != nil {
+		return nil, err
+	}
 	server, err := c.start("apiserver", c.options.strata, append([]string{
 		"apiserver",
 		"--engine=" + c.options.engine,
@@ -167,7 +173,7 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for clients that watch
 		"--shutdown-watch-termination-grace-period=1s",
-	}, c.options.serverArgs...)...)
+	}, append(checks, c.options.serverArgs...)...)...)
 	if err != nil {
 		return nil, err
 	}

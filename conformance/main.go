@@ -120,6 +120,13 @@ func run(ctx context.Context, o options) (err error) {
 	if len(v.problems) > 0 {
 		testErr = errors.Join(testErr, fmt.Errorf("%d of %d specs passed; %d problems", v.passed, len(v.lines), len(v.problems)))
 	}
+	if o.engine == "strata" {
+		resources, err := c.requireConsistent(ctx)
+		if testErr = errors.Join(testErr, err); err != nil {
+			return testErr
+		}
+		fmt.Printf("memory of %d resources was compared with etcd every %s and a little more, and is what etcd has\n", resources, checkInterval)
+	}
 	if testErr != nil {
 		return testErr
 	}

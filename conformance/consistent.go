@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// checkInterval is how often the server compares what it holds with etcd: some checks meet each of the tests.
+const checkInterval = "5s"
+
+// checks are flags with which a server of the engine compares its memory with etcd, again and again. A difference ends it, as the
+// environment that it inherits says.
+func (o options) checks() ([]string, error) {
+	if o.engine != "strata" {
+		return nil, nil
+	}
+	return []string{"--strata-consistency-check-interval=" + checkInterval}, os.Setenv("KUBE_WATCHCACHE_CONSISTENCY_CHECKER", "true")
+}
+
+// requireConsistent has the server compare everything once more, and returns in how many resources there was nothing that differs.
+func (c *cluster) requireConsistent(ctx context.Context) (resources int, err error) {
+	body, err := c.client.CoreV1().RESTClient().Post().AbsPath("/debug/strata/consistency").Do(ctx).Raw()
+	if err != nil {
+		return 0, fmt.Errorf("compare memory with etcd: %w", err)
+	}
+	var checks struct {
+		Items []struct{ Group, Resource, Status, Error string }
+	}
+	if err := json.Unmarshal(body, &checks); err != nil {
+		return 0, fmt.Errorf("compare memory with etcd: %w", err)
+	}
+	var errs []error
+	for _, check := range checks.Items {
+		switch check.Status { // an error says neither: it was overtaken by a compaction, or the resource is gone
+		case "success":
+			resources++
+		case "failure":
+			errs = append(errs, fmt.Errorf("memory differs from etcd: %s.%s", check.Resource, check.Group))
+		}
+	}
+	if resources == 0 {
+		errs = append(errs, fmt.Errorf("compare memory with etcd: no check has succeeded: %s", body))
+	}
+	return resources, errors.Join(errs...)
+}
