@@ -111,7 +111,7 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 type line struct {
 	stream  pb.Watch_WatchClient
 	cluster uint64
-	heard   *atomic.Int64 // when anything came last, in nanoseconds of the Unix epoch; may be shared
+	heard   *atomic.Int64 // when anything came last, as mirror.Now counts; may be shared
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	told    atomic.Bool   // something came since progress was asked for last
@@ -204,7 +204,7 @@ func (l *line) part() (*pb.WatchResponse, error) {
 	if err != nil {
 		return nil, translate(rpctypes.Error(err))
 	}
-	l.heard.Store(time.Now().UnixNano())
+	l.heard.Store(mirror.Now())
 	l.told.Store(true)
 	switch {
 	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):
