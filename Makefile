@@ -36,7 +36,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage \
-        bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
+        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
         lint gofmt vet staticcheck boundaries tidy check-docs vulncheck compile-0.37 clean
 
 help: ## list the targets
@@ -64,6 +64,14 @@ test-race: test-engine test-kube ## the race detector on engine and kube
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
+
+# How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
+# every later run of the tests; what is merely interesting, in the build cache.
+FUZZTIME ?= 20s
+FUZZ ?= ^Fuzz
+
+fuzz: ## run every fuzz target, one after another: make fuzz FUZZTIME=10m FUZZ='FuzzStored|FuzzItems'
+	.ci/fuzz '$(FUZZTIME)' '$(FUZZ)'
 
 lint: gofmt boundaries tidy check-docs vet staticcheck ## all static checks
 

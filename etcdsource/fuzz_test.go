@@ -56,7 +56,7 @@ func FuzzCompactionKey(f *testing.F) {
 	})
 }
 
-var threeNumbers = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-[0-9A-Za-z.]+)?$`)
+var threeNumbers = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-rc\.\d{1,3})?$`)
 
 // FuzzCheckVersion has etcd say anything of its version.
 func FuzzCheckVersion(f *testing.F) {

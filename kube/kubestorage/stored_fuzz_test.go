@@ -1,0 +1,286 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// storedCodecs store as JSON, protobuf or CBOR, and decode all of them.
+func storedCodecs() map[string]runtime.Codec {
+	factory := serializer.NewCodecFactory(scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+	made := map[string]runtime.Codec{}
+	for _, info := range factory.SupportedMediaTypes() {
+		made[info.MediaType] = factory.CodecForVersions(info.Serializer, factory.UniversalDeserializer(), examplev1.SchemeGroupVersion, example.SchemeGroupVersion)
+	}
+	return made
+}
+
+// storedIn is a storage of which upstream's store reads the same keys.
+type storedIn struct {
+	*fixture
+	key     string
+	newFunc func() runtime.Object
+	newList func() runtime.Object
+}
+
+func storedPods(f *testing.F, codec runtime.Codec, change ...func(*options)) *storedIn {
+	s := &storedIn{key: "/pods/ns/fuzzed", newFunc: newExamplePod, newList: newExamplePodList}
+	s.fixture = setup(f, append([]func(*options){func(o *options) {
+		o.store.Codec = codec
+		o.engine.Window = mirror.Window{MaxBytes: 1 << 20}
+	}}, change...)...)
+	return s
+}
+
+func storedWidgets(f *testing.F) *storedIn {
+	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
+	s := storedPods(f, unstructured.UnstructuredJSONScheme, func(o *options) {
+		o.store.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+		o.store.ResourcePrefix = "/example.com/widgets"
+		o.store.NewFunc = func() runtime.Object {
+			u := &unstructured.Unstructured{}
+			u.SetGroupVersionKind(kind)
+			return u
+		}
+		o.store.NewListFunc = func() runtime.Object {
+			u := &unstructured.UnstructuredList{}
+			u.SetGroupVersionKind(kind.GroupVersion().WithKind("WidgetList"))
+			return u
+		}
+		o.store.GetAttrs = storage.DefaultNamespaceScopedAttr
+	})
+	store := s.engine(f)
+	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.newFunc, store.newListFunc
+	return s
+}
+
+// answer is what a read has come to, for comparison.
+type answer struct {
+	obj runtime.Object
+	err error
+}
+
+func (a answer) differs(b answer) string {
+	switch {
+	case (a.err == nil) != (b.err == nil), a.err != nil && a.err.Error() != b.err.Error():
+		return fmt.Sprintf("error %v, upstream's %v", a.err, b.err)
+	case a.err == nil && !equality.Semantic.DeepEqual(a.obj, b.obj):
+		return fmt.Sprintf("%+v, upstream's %+v", a.obj, b.obj)
+	}
+	return ""
+}
+
+func (s *storedIn) get(from storage.Interface) answer {
+	obj := s.newFunc()
+	err := from.Get(context.Background(), s.key, storage.GetOptions{}, obj)
+	return answer{obj, err}
+}
+
+func (s *storedIn) list(from storage.Interface, opts storage.ListOptions) answer {
+	list := s.newList()
+	opts.Recursive = true
+	err := from.GetList(context.Background(), strings.TrimSuffix(s.key, "ns/fuzzed"), opts, list)
+	return answer{list, err}
+}
+
+// FuzzStored puts anything into etcd where an object should be: JSON, protobuf, CBOR, encrypted, or
+// garbage. What memory answers, errors included, is what upstream's store answers from etcd, also
+// when it is asked again and has kept something; selectors see the object's own labels and fields.
+func FuzzStored(f *testing.F) {
+	codecs := storedCodecs()
+	encrypted := aesTransformer(f, "fuzz")
+	sealer := value.NewPrefixTransformers(errors.New("no key fits"), encrypted)
+	kinds := []*storedIn{
+		storedPods(f, codecs[runtime.ContentTypeJSON]),
+		storedPods(f, codecs[runtime.ContentTypeProtobuf], withTransformer(sealer)),
+		storedWidgets(f),
+	}
+	pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fuzzed", UID: "u", ResourceVersion: "", Labels: map[string]string{"a": "b", "": "\xff"},
+		CreationTimestamp: metav1.Unix(1e9, 0), Annotations: map[string]string{"x": strings.Repeat("y", 200)}}, Spec: example.PodSpec{NodeName: "n"}}
+	for _, codec := range codecs {
+		data, err := runtime.Encode(codec, pod)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, byte(0), false)
+		f.Add(data, byte(1), true)
+		f.Add(data[:len(data)-1], byte(0), false)
+		f.Add(data[:len(data)/2], byte(1), true)
+		f.Add(append([]byte(encrypted.Prefix), data...), byte(1), false)
+	}
+	for _, text := range []string{
+		"", "null", "{}", "[]", "\x00", "k8s\x00", "\xd9\xd9\xf7", "\xd9\xd9\xf7\xa0", "k8s:enc:aesgcm:v1:fuzz:", "k8s:enc:aesgcm:v1:other:x", "k8s:enc:aescbc:v1:x:",
+		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"other","resourceVersion":"7","uid":"u"}}`,
+		`{"kind":"PodList","apiVersion":"example.apiserver.k8s.io/v1","items":[{}]}`,
+		`{"kind":"Pod","apiVersion":"nowhere/v7","metadata":{}}`,
+		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","METADATA":{"labels":{"a":"b"}},"metadata":{"labels":{"a":null},"creationTimestamp":5}}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"fuzzed","labels":{"a":"b"}},"spec":{"n":1e30,"m":[1,1.0,-0]}}`,
+		`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"labels":{"a":5}}}`,
+		`{"apiVersion":"example.com/v1","kind":"WidgetList","items":[{"apiVersion":"example.com/v1","kind":"Widget"}]}`,
+		`{"apiVersion":"v1","kind":"X","metadata":"none"}`, `{"kind":5}`, `{"apiVersion":"example.com/v1","kind":"Widget"} {}`,
+	} {
+		for kind := range kinds {
+			f.Add([]byte(text), byte(kind), false)
+		}
+	}
+	f.Fuzz(func(t *testing.T, stored []byte, kind byte, encrypt bool) {
+		if len(stored) > 1<<20 {
+			return
+		}
+		createdAt(stored)
+		s := kinds[int(kind)%len(kinds)]
+		store := s.engine(t)
+		key := testPrefix + strings.TrimPrefix(s.key, "/")
+		if encrypt && kind%3 == 1 {
+			sealed, err := sealer.TransformToStorage(context.Background(), stored, value.DefaultContext(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored = sealed
+		}
+		if _, err := s.client.Put(context.Background(), key, string(stored)); err != nil {
+			t.Fatal(err)
+		}
+		s.catchUp(t)
+		everything := storage.ListOptions{Predicate: storage.Everything}
+		got, want := s.get(store), s.get(store.etcd)
+		if d := got.differs(want); d != "" {
+			t.Fatalf("%q: GET %s", stored, d)
+		}
+		for range 2 {
+			if d := s.list(store, everything).differs(s.list(store.etcd, everything)); d != "" {
+				t.Fatalf("%q: LIST %s", stored, d)
+			}
+		}
+		if again := s.get(store); again.differs(want) != "" {
+			t.Fatalf("%q: GET, again: %s", stored, again.differs(want))
+		}
+		if got.err != nil {
+			return
+		}
+		m, err := meta.Accessor(want.obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		selections := []storage.SelectionPredicate{{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", m.GetName())},
+			{Label: labels.Everything(), Field: fields.OneTermNotEqualSelector("metadata.namespace", m.GetNamespace())}}
+		for name, value := range m.GetLabels() {
+			selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: value}), Field: fields.Everything()})
+		}
+		for _, pred := range selections[:min(4, len(selections))] {
+			pred.GetAttrs = store.view.getAttrs
+			opts := storage.ListOptions{Predicate: pred}
+			if d := s.list(store, opts).differs(s.list(store.etcd, opts)); d != "" {
+				t.Fatalf("%q: LIST of %s %s: %s", stored, pred.Label, pred.Field, d)
+			}
+		}
+	})
+}
+
+// FuzzSelectors sends any selectors, limit and order of pages, over objects whose labels and fields
+// are odd. Memory selects what upstream's store selects, with the indexes that a registry declares and without
+// them, page by page.
+func FuzzSelectors(f *testing.F) {
+	fix := setup(f)
+	store := fix.engine(f)
+	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
+	for i, v := range values {
+		for j := range 3 {
+			pod := newPod(fmt.Sprintf("p-%02d-%d", i, j))
+			pod.Namespace = []string{"ns", "other", "ns-2"}[j]
+			pod.Labels = map[string]string{"zone": v, "n": fmt.Sprint(i * j)}
+			if j == 1 {
+				delete(pod.Labels, "zone")
+			}
+			pod.Spec.NodeName = values[(i+j)%len(values)]
+			fix.create(f, pod)
+		}
+	}
+	fix.catchUp(f)
+	for _, label := range []string{"", "zone=a", "zone=", "zone!=a", "zone in (a,b,)", "zone notin (a)", "zone", "!zone", "n>3,n<20", "zone==a,zone==b", "zone=a,n=0", "x=y",
+		"zone=node-1", "zone in ()", "n>x", "=", ",", "zone=a b", "in", "notin in (in)"} {
+		for _, field := range []string{"", "spec.nodeName=node-1", "spec.nodeName!=a,metadata.namespace=ns", "metadata.name=p-01-0", "spec.nodeName=", `spec.nodeName=a\,b`, "spec.nodeName=a,spec.nodeName=b", "x=y", "=", "spec.nodeName"} {
+			f.Add(label, field, int64(len(label)%7), len(field)%2 == 0)
+		}
+	}
+	f.Fuzz(func(t *testing.T, label, field string, limit int64, indexed bool) {
+		pred := storage.SelectionPredicate{GetAttrs: podAttrs, Limit: max(0, limit)}
+		var err error
+		if pred.Label, err = labels.Parse(label); err != nil {
+			return
+		}
+		if pred.Field, err = fields.ParseSelector(field); err != nil {
+			return
+		}
+		if indexed {
+			pred.IndexFields, pred.IndexLabels = []string{"spec.nodeName"}, []string{"zone"}
+		}
+		// How many of the pages are empty is not the same: an index knows when nothing follows.
+		walk := func(from storage.Interface) answer {
+			all, pred := &example.PodList{}, pred
+			for range 100 {
+				page := &example.PodList{}
+				if err := from.GetList(context.Background(), "/pods/", storage.ListOptions{Predicate: pred, Recursive: true}, page); err != nil {
+					return answer{err: err}
+				}
+				if n := len(page.Items); pred.Limit > 0 && int64(n) > pred.Limit {
+					t.Fatalf("%q %q: %d objects, limit %d", label, field, n, pred.Limit)
+				}
+				all.ResourceVersion = page.ResourceVersion
+				all.Items = append(all.Items, page.Items...)
+				if pred.Continue = page.Continue; pred.Continue == "" {
+					return answer{obj: all}
+				}
+			}
+			t.Fatalf("%q %q, limit %d: no end of pages", label, field, pred.Limit)
+			return answer{}
+		}
+		if d := walk(store).differs(walk(store.etcd)); d != "" {
+			t.Fatalf("%q %q, limit %d, indexed %v: %s", label, field, limit, indexed, d)
+		}
+	})
+}
+
+// FuzzSet keeps any map: it is read as it was.
+func FuzzSet(f *testing.F) {
+	f.Add("a", "b", "", "", "c", "")
+	f.Add("", "", "a", "a", "aa", strings.Repeat("v", 200))
+	f.Add(strings.Repeat("k", 128), "x", "k", strings.Repeat("v", 20_000), "\x00", "\xff")
+	f.Fuzz(func(t *testing.T, k1, v1, k2, v2, k3, v3 string) {
+		m := map[string]string{k1: v1, k2: v2, k3: v3}
+		for range 4 {
+			s := newSet(m)
+			for _, key := range []string{k1, k2, k3, "", "a", k1 + k2, v1, k1 + "\x00"} {
+				want, held := m[key]
+				got, ok := s.Lookup(key)
+				if got != want || ok != held || s.Has(key) != held || s.Get(key) != want {
+					t.Fatalf("%q of %q: %q, %v", key, m, got, ok)
+				}
+			}
+			for key := range m {
+				delete(m, key)
+				break
+			}
+		}
+	})
+}
