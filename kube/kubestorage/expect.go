@@ -35,6 +35,21 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 	return x, err == nil
 }
 
+// Expected returns about how many stored bytes a list has to look at: those of its candidates, and
+// of a page the share that its limit has. Cost is O(log n). 0 if it is read from etcd, where
+// other bounds hold.
+func (r *Reading) Expected() int64 {
+	if r.FromEtcd() {
+		return 0
+	}
+	n, bytes := r.Snapshot.Count(r.Start, r.End)
+	if r.index != nil {
+		_, bytes = pageShare(n, bytes, int64(max(r.estimate(), 1)))
+	}
+	_, bytes = pageShare(n, bytes, r.Limit)
+	return bytes
+}
+
 // noWait is the context of those who wait for nothing.
 var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -80,9 +80,12 @@ func BuildHandlerChain(apiHandler http.Handler, c *genericapiserver.Config, o Ch
 type chain struct {
 	full, lean http.Handler // lean is nil if every request takes the full chain
 
-	requestInfo  request.RequestInfoResolver
-	leanWatches  bool
-	shuttingDown <-chan struct{} // closed when shutdown begins
+	requestInfo request.RequestInfoResolver
+	longRunning request.LongRunningRequestCheck
+	// requestTimeout is that of a request that is not longRunning.
+	requestTimeout time.Duration
+	leanWatches    bool
+	shuttingDown   <-chan struct{} // closed when shutdown begins
 	// complete: a request has passed the full chain after the mux was complete. It
 	// is never reset.
 	complete atomic.Bool
@@ -94,9 +97,11 @@ func newChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOption
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
 	h := &chain{
-		requestInfo:  c.RequestInfoResolver,
-		leanWatches:  c.ShutdownWatchTerminationGracePeriod <= 0,
-		shuttingDown: c.ShutdownInitiatedNotify(),
+		requestInfo:    c.RequestInfoResolver,
+		longRunning:    c.LongRunningFunc,
+		requestTimeout: c.RequestTimeout,
+		leanWatches:    c.ShutdownWatchTerminationGracePeriod <= 0,
+		shuttingDown:   c.ShutdownInitiatedNotify(),
 	}
 	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
 	if builtByUpstream(build) && c.FlowControl != nil {
@@ -134,6 +139,7 @@ func (h *chain) noteComplete(inner http.Handler) http.Handler {
 
 func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	received := time.Now()
+	h.boundBody(w, req)
 	info := h.leanRead(req)
 	if info == nil {
 		h.full.ServeHTTP(w, req)

@@ -63,6 +63,9 @@ type Config struct {
 	MinRequestTimeout time.Duration
 	// DecodedLists bounds what lists hold that are passed on (Mount); nil is no bound.
 	DecodedLists *kubestorage.DecodedLists
+	// InFlightBytes bounds the bytes of lists that are encoded and sent at the same time; 0
+	// is 256 MiB for each processor.
+	InFlightBytes int64
 }
 
 // Server answers reads from memory. Safe for concurrent use.
@@ -70,12 +73,18 @@ type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
 	decodedLists      *kubestorage.DecodedLists
+	inFlight          *inFlight
 }
 
 // New returns a server of reads.
 func New(c Config) *Server {
 	registerMetrics()
-	return &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, decodedLists: c.DecodedLists}
+	return &Server{
+		resolver:          c.Resolver,
+		minRequestTimeout: c.MinRequestTimeout,
+		decodedLists:      c.DecodedLists,
+		inFlight:          newInFlight(c.InFlightBytes),
+	}
 }
 
 // Handler returns a handler that answers GET, LIST and WATCH from memory and passes

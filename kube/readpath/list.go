@@ -51,6 +51,7 @@ func (r *read) listOrWatch() reason {
 	}
 	if err == nil {
 		defer p.reading.Close()
+		defer p.share.leave()
 	}
 	span.AddEvent("About to write a response")
 	r.instrument(func() {
@@ -138,6 +139,7 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 // readable, and how large it is.
 type page struct {
 	reading    *kubestorage.Reading
+	share      *inFlightShare
 	start, end string // the keys walked
 	meta       listMeta
 	count      int   // of objects
@@ -150,7 +152,7 @@ type page struct {
 
 // page finds what the request asks for. What was not encoded before is now, so that an
 // object that cannot be is an error that the client is told. Whoever writes the page closes
-// its reading.
+// its reading, and leaves its share.
 func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
 	reading, err := r.resource.Store.Read(r.req.Context(), key, opts)
 	if err != nil {
@@ -160,14 +162,37 @@ func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
 	measured := false
 	defer func() {
 		if !measured { // an error, or a panic of a decoder or a conversion
+			p.share.leave()
 			reading.Close()
 		}
 	}()
+	if p.share, err = r.server.inFlight.enter(r.req.Context(), r.expected(reading)); err != nil {
+		return nil, err
+	}
 	if err := r.measure(p); err != nil {
 		return nil, err
 	}
 	measured = true
 	return p, nil
+}
+
+// lookingShare is how much more it costs to encode and send an object than to look at it. A guess;
+// what a selector has been asked before is known, and costs less.
+const lookingShare = 8
+
+// expected returns about how many bytes the list will have.
+func (r *read) expected(reading *kubestorage.Reading) int64 {
+	stored := reading.Expected()
+	if reading.Selective() {
+		return stored / lookingShare
+	}
+	if stored <= freeInFlightBytes || reading.Limit > 0 {
+		return stored
+	}
+	if encoded, ok := r.enc.rep.Measure(reading.Snapshot, reading.Start, reading.End); ok {
+		return encoded
+	}
+	return stored
 }
 
 // measure finds the page's objects, and what they and its metadata come to.
@@ -314,6 +339,7 @@ func (r *read) writePage(p *page) {
 	if p.count > 0 {
 		trailing = r.enc.trailing()
 	}
+	r.w = p.share.writer(r.w)
 	b := newBody(r, int64(len(head))+p.bytes-int64(trailing)+int64(len(tail)))
 	defer b.free()
 	b.write(head)

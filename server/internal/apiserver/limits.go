@@ -25,6 +25,7 @@ type engineLimits struct {
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
 	decodedBytes   resource.QuantityValue // 0: a share of the memory
+	inFlightBytes  resource.QuantityValue // 0: so much for each processor
 
 	replayRevisions int64 // 0: nothing is restored
 	replayBytes     resource.QuantityValue
@@ -44,6 +45,7 @@ func defaultEngineLimits() engineLimits {
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
 		decodedBytes:   bytes(0),
+		inFlightBytes:  bytes(0),
 
 		replayRevisions: mirror.DefaultReplay.Revisions,
 		replayBytes:     bytes(mirror.DefaultReplay.Bytes),
@@ -66,10 +68,12 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"what is beyond is read from etcd when it is asked for.")
 	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
-		"what is beyond is encoded at each use.")
+		"what is beyond is encoded at each use. Unless it is set it is no more than an eighth of the memory, as for --strata-decoded-list-bytes.")
 	fs.Var(&l.decodedBytes, "strata-decoded-list-bytes", "Bound of what lists hold at the same time that are made from decoded objects: tables, YAML, indented JSON "+
 		"(metric strata_decoded_list_bytes), by an estimate. A list waits 3 s for others, and is then answered with 429; one that would not fit alone with 413. "+
-		"0 is a quarter of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
+		"0 is an eighth of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
+	fs.Var(&l.inFlightBytes, "strata-list-bytes-in-flight", "Bound of the bytes of lists that are encoded and sent from memory at the same time (metric strata_readpath_in_flight_bytes); "+
+		"others wait, for half of the time that they have left and at most 30 s, and are then answered with 429. Clients that do not read do not count. 0 is 256Mi for each processor.")
 	fs.Int64Var(&l.replayRevisions, "strata-replay-revisions", l.replayRevisions, "How many of etcd's last revisions are read again when the server "+
 		"starts, so that watches and lists of revisions from before are answered (metrics strata_mirror_replayed_events_total, "+
 		"strata_mirror_replay_floor_revision, strata_mirror_replay_seconds); what etcd has compacted is left out, 0 restores nothing.")
@@ -102,6 +106,9 @@ func (l *engineLimits) validate() error {
 	}
 	if l.decodedBytes.Value() < 0 {
 		return fmt.Errorf("--strata-decoded-list-bytes must not be negative, is %s", l.decodedBytes.String())
+	}
+	if l.inFlightBytes.Value() < 0 {
+		return fmt.Errorf("--strata-list-bytes-in-flight must not be negative, is %s", l.inFlightBytes.String())
 	}
 	if l.replayRevisions < 0 {
 		return fmt.Errorf("--strata-replay-revisions must not be negative, is %d", l.replayRevisions)

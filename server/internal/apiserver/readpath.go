@@ -21,7 +21,7 @@ import (
 // mountReadPath puts the byte read path into the chain of handlers of config's outermost server, the aggregator, which
 // all requests pass: behind its filters, and in front of its choice between itself, the servers behind it and those that
 // APIServices name.
-func mountReadPath(config *app.Config, engine *kubestorage.Engine, lists *kubestorage.DecodedLists) error {
+func mountReadPath(config *app.Config, engine *kubestorage.Engine, lists *kubestorage.DecodedLists, inFlightBytes int64) error {
 	decorators, err := readDecorators(config.KubeAPIs.Extra)
 	if err != nil {
 		return err
@@ -30,7 +30,8 @@ func mountReadPath(config *app.Config, engine *kubestorage.Engine, lists *kubest
 	follow.install(config)
 	generic := &config.Aggregator.GenericConfig.Config
 	reads := readpath.New(readpath.Config{
-		DecodedLists: lists,
+		DecodedLists:  lists,
+		InFlightBytes: inFlightBytes,
 		Resolver: readpath.NewResolver(readpath.ResolverConfig{
 			Engine: engine,
 			BuiltIn: []readpath.Kinds{

@@ -61,6 +61,9 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(I
 	}
 	gate.(featuregate.MutableFeatureGate).AddMetrics()
 	registry.AddMetrics()
+	if s.engine == engineStrata {
+		s.limits.fit(flags, followMemoryLimit())
+	}
 	return s.serve(ctx, completed, onReady)
 }
 
@@ -104,11 +107,11 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 			return err
 		}
 		defer engine.Close() // after Run, which destroys the storages
-		lists := s.limits.decodedLists(followMemoryLimit())
+		lists := kubestorage.NewDecodedLists(s.limits.decodedBytes.Value())
 		gcpolicy.Start(ctx)
 		wrapStorage(config, engine, compaction)
 		if s.gates.Enabled(kubestorage.ByteReadPath) {
-			if err := mountReadPath(config, engine, lists); err != nil {
+			if err := mountReadPath(config, engine, lists, s.limits.inFlightBytes.Value()); err != nil {
 				return err
 			}
 		} else {

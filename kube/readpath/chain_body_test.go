@@ -1,0 +1,110 @@
+package readpath
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+)
+
+// A body that never ends is waited for as long as the request may take; only a request without an end of its own may wait longer.
+func TestABodyHasToComeInTime(t *testing.T) {
+	read := make(chan error, 1)
+	h := &chain{
+		full: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			_, err := io.Copy(io.Discard, req.Body)
+			read <- err
+		}),
+		requestInfo:    &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
+		longRunning:    genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch", "proxy"), sets.NewString("proxy")),
+		requestTimeout: time.Millisecond,
+	}
+	server := httptest.NewServer(h)
+	defer server.Close()
+	for _, c := range []struct {
+		line  string
+		bound bool
+	}{
+		{"POST /api/v1/namespaces/ns/configmaps", true},
+		{"GET /api/v1/namespaces/ns/configmaps", true},
+		{"GET /api/v1/namespaces/ns/configmaps?watch=true", true},
+		{"POST /healthz", true},
+		{"POST /api/v1/namespaces/ns/services/s/proxy/path", false},
+	} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", c.line); err != nil {
+			t.Fatal(err)
+		}
+		if c.bound {
+			if err := <-read; !isTimeout(err) {
+				t.Errorf("%s: reading the body ended with %v, want a timeout", c.line, err)
+			}
+			if _, err := io.Copy(io.Discard, conn); err != nil {
+				t.Errorf("%s: the connection: %v, want it closed", c.line, err)
+			}
+			continue
+		}
+		select {
+		case err := <-read:
+			t.Errorf("%s: reading the body ended with %v, it was not all there", c.line, err)
+		case <-time.After(2 * (h.requestTimeout + bodyGrace)):
+		}
+		if _, err := io.WriteString(conn, "0\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-read; err != nil {
+			t.Errorf("%s: %v", c.line, err)
+		}
+		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+			t.Errorf("%s: %v", c.line, err)
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := err.(net.Error)
+	return ok && timeout.Timeout()
+}
+
+// A deadline of one request is not one of the next on the same connection.
+func TestTheDeadlineOfABodyEndsWithItsRequest(t *testing.T) {
+	h := &chain{
+		full:           http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _, _ = io.Copy(w, req.Body) }),
+		requestInfo:    &request.RequestInfoFactory{APIPrefixes: sets.NewString("api"), GrouplessAPIPrefixes: sets.NewString("api")},
+		requestTimeout: time.Millisecond,
+	}
+	server := httptest.NewServer(h)
+	defer server.Close()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answers := bufio.NewReader(conn)
+	for range 2 {
+		if _, err := io.WriteString(conn, "POST /api/v1/nodes HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(response.Body); err != nil || string(body) != "ab" {
+			t.Fatalf("%q, %v", body, err)
+		}
+		time.Sleep(h.requestTimeout + bodyGrace + 100*time.Millisecond) // the deadline passes
+	}
+}
