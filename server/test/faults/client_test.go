@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -230,8 +231,10 @@ func (r *round) classify(what string, resp *harness.Response, err error, name st
 			return expired
 		}
 		said = fmt.Sprintf("%d %s", resp.Code, status.Reason)
-		switch resp.Code {
-		case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		switch {
+		case resp.Code == http.StatusTooManyRequests, resp.Code == http.StatusInternalServerError,
+			resp.Code == http.StatusServiceUnavailable, resp.Code == http.StatusGatewayTimeout:
+		case resp.Code == http.StatusForbidden && strings.Contains(status.Message, "not yet ready to handle request"): // admission, at the start
 		default:
 			r.mu.Lock()
 			r.odd = append(r.odd, fmt.Sprintf("%s: %v", what, resp.Err()))

@@ -143,8 +143,10 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 	return v
 }
 
-// requireMirrors compares what each server holds with what etcd holds at the same revision.
+// requireMirrors compares what each server holds with what etcd holds at the same revision, by lists and by the servers' own
+// checks, and what they hold with each other, by their hashes.
 func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64) {
+	hashes := map[string]map[string]int{} // by resource: the replica that has it
 	for _, to := range r.asked {
 		for _, res := range resources {
 			var page *harness.List
@@ -183,7 +185,39 @@ func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64) {
 			for name, at := range held {
 				v.add(mirrored, "replica %d: %s@%s is not in etcd", to.n, name, at)
 			}
+			if harness.Engine() == harness.Strata {
+				r.requireConsistent(ctx, v, to, res, last, hashes)
+			}
 		}
+	}
+}
+
+// requireConsistent asks a server to compare itself with etcd, and for its hash at a revision.
+func (r *round) requireConsistent(ctx context.Context, v *verdict, to *replica, res resource, last int64, hashes map[string]map[string]int) {
+	var checked []harness.Consistency
+	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		checked, err = to.api.Consistent(ctx, res.name)
+		if err == nil && len(checked) == 1 && checked[0].Status == "error" {
+			err = fmt.Errorf("%+v", checked[0])
+		}
+		return err == nil, err
+	})
+	if err != nil || len(checked) != 1 || checked[0].Status != "success" || checked[0].Revision < last {
+		v.add(mirrored, "replica %d: its check of %s after %d is %+v, %v", to.n, res.name, last, checked, err)
+	}
+	at, err := to.api.HashAt(ctx, res.name, last)
+	if err != nil || at.Hash == "" {
+		v.add(mirrored, "replica %d: its hash of %s at %d is %+v, %v", to.n, res.name, last, at, err)
+		return
+	}
+	if hashes[res.name] == nil {
+		hashes[res.name] = map[string]int{}
+	}
+	hashes[res.name][at.Hash] = to.n
+	if len(hashes[res.name]) > 1 {
+		v.add(mirrored, "the hashes of %s at %d differ: %v", res.name, last, hashes[res.name])
 	}
 }
 

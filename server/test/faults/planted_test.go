@@ -34,11 +34,11 @@ var bugs = []bug{
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				return p.DropEvents(etcdproxy.Events(etcdproxy.Creates, etcdproxy.Key(r.planted())), 0)
 			})
+			defer removeAll(rules)
 			_, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
 			check(t, err)
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
-			removeAll(rules)
 		},
 		cure:  touchPlanted,
 		found: map[string]string{watched: "not Reliable", snapshot: "is missing", mirrored: planted},
@@ -52,10 +52,10 @@ var bugs = []bug{
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
 			})
+			defer removeAll(rules)
 			check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
-			removeAll(rules)
 		},
 		cure:  touchPlanted,
 		found: map[string]string{watched: "not Reliable", snapshot: "etcd had no", mirrored: "is not in etcd"},
@@ -65,16 +65,20 @@ var bugs = []bug{
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
 			now, err := r.scene.client.Get(ctx, "now")
 			check(t, err)
+			_, err = at.api.List(ctx, resources[0].path(""), fmt.Sprintf("resourceVersionMatch=NotOlderThan&resourceVersion=%d", now.Header.Revision))
+			check(t, err) // the server has come to that revision, and from here on it is told of no later one
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				p.Stall(true)
 				return p.Backdate(etcdproxy.CountsOf(""), 0, func(revision int64) int64 { return min(revision, now.Header.Revision) })
 			})
+			defer func() {
+				removeAll(rules)
+				for _, p := range at.detour {
+					p.Stall(false)
+				}
+			}()
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
-			removeAll(rules)
-			for _, p := range at.detour {
-				p.Stall(false)
-			}
 		},
 		found: map[string]string{fresh: "had been told", linearizable: "cannot come"},
 	},
@@ -82,6 +86,7 @@ var bugs = []bug{
 		name: "progress comes ahead of its event",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule { return p.HoldEvents(etcdproxy.Key(r.planted())) })
+			defer removeAll(rules)
 			written, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
 			check(t, err)
 			s, err := stateOfObject(written)
@@ -91,7 +96,6 @@ var bugs = []bug{
 				return slices.ContainsFunc(r.watchers, func(w *watcher) bool { return w.bookmarked(s.revision) }), errors.New("no watch has told of progress")
 			}))
 			r.awaitRequests(t, ctx, at)
-			removeAll(rules)
 		},
 		cure:  touchPlanted,
 		found: map[string]string{watched: "not Bookmarkable", snapshot: "is missing"},
@@ -116,10 +120,10 @@ func touchPlanted(t *testing.T, ctx context.Context, r *round) {
 	check(t, err)
 }
 
-// plantBugs plays each bug between etcd and a server that does not compare itself with etcd, and fails the test unless the
-// judges find it.
+// plantBugs plays each bug between etcd and a server that does not compare itself with etcd by itself, and fails the test
+// unless the judges find it.
 func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
-	at := s.newReplica(t, replicas, nil, "--strata-feature-gates=DetectCacheInconsistency=false")
+	at := s.newReplica(t, replicas, nil, harness.Unchecked("bugs are planted"))
 	ready, cancel := context.WithTimeout(ctx, heal)
 	defer cancel()
 	check(t, at.server.Await(ready, "/readyz"))

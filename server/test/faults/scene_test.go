@@ -25,6 +25,9 @@ const (
 	// quota of etcd's database. It is small, so that a disk can be full soon.
 	quota = 48 << 20
 
+	// ahead is by how much the clock of one replica is wrong from its start on.
+	ahead = 72 * time.Hour
+
 	// requestTimeout is when a client gives up. What has become of the request is not known then.
 	requestTimeout = 6 * time.Second
 
@@ -97,6 +100,7 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 		t.Logf("all replicas have the right time: %v", err)
 	} else {
 		s.clock = &faulty.Clock{}
+		s.clock.Shift(ahead)
 		e.AtEnd(s.clock.Close)
 	}
 	for n := range replicas {

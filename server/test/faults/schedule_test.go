@@ -185,9 +185,14 @@ func (s *scene) fillDisk(ctx context.Context, rng *rand.Rand) error {
 		}
 	}
 	pause(ctx, duration(rng))
-	alarms, err := s.client.AlarmList(ctx)
-	if err != nil || len(alarms.Alarms) == 0 || alarms.Alarms[0].Alarm != pb.AlarmType_NOSPACE {
-		return fmt.Errorf("etcd takes no writes, and its alarms are %v, %w", alarms, err)
+	if err := s.again(ctx, func(ctx context.Context) error {
+		alarms, err := s.client.AlarmList(ctx)
+		if err == nil && (len(alarms.Alarms) == 0 || alarms.Alarms[0].Alarm != pb.AlarmType_NOSPACE) {
+			err = fmt.Errorf("etcd takes no writes, and its alarms are %v", alarms.Alarms)
+		}
+		return err
+	}); err != nil {
+		return err
 	}
 	if err := s.again(ctx, func(ctx context.Context) error { _, err := s.client.Delete(ctx, junk); return err }); err != nil {
 		return err
@@ -265,12 +270,23 @@ func (s *scene) killReplica(ctx context.Context, rng *rand.Rand) error {
 	r.boots.Add(1)
 	r.server.Kill()
 	pause(ctx, duration(rng)/4)
-	r.server.StartAgain()
-	if err := r.server.Await(ctx, "/readyz"); err != nil {
-		return err
+	for {
+		r.server.StartAgain()
+		err := r.server.Await(ctx, "/readyz")
+		if err == nil {
+			r.boots.Add(1)
+			return nil
+		}
+		// A server that etcd does not answer at its start ends itself, and is started again by what has started it.
+		select {
+		case <-r.server.Done():
+			if _, err := r.server.Wait(ctx); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
 	}
-	r.boots.Add(1)
-	return nil
 }
 
 func (s *scene) cutConnections(ctx context.Context, rng *rand.Rand) error {
@@ -344,13 +360,13 @@ func (s *scene) silenceAll(ctx context.Context, rng *rand.Rand) error {
 	return nil
 }
 
-// setClock sets the wall clock of a replica forward and back, by less than the certificates that it has made for itself bear.
+// setClock sets the wall clock of a replica forward and back, by less than the certificates bear that it makes for itself.
 func (s *scene) setClock(ctx context.Context, rng *rand.Rand) error {
 	if s.clock == nil {
 		return nil
 	}
 	for range 4 {
-		s.clock.Shift(between(rng, -40*time.Minute, 40*time.Minute))
+		s.clock.Shift(ahead + between(rng, -40*time.Minute, 40*time.Minute))
 		pause(ctx, between(rng, 100*time.Millisecond, 600*time.Millisecond))
 	}
 	return nil
