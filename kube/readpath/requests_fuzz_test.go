@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -136,6 +137,10 @@ func FuzzRequests(f *testing.F) {
 	server := New(Config{Resolver: resolver})
 	bytePath := server.Handler(upstream)
 
+	// What takes the lean chain is what the RequestInfo says that it is; what it costs is asked of any list.
+	chain := &chain{requestInfo: fuzzInfo, lean: bytePath, leanWatches: true}
+	chain.complete.Store(true)
+
 	const path = "/apis/example.apiserver.k8s.io/v1/"
 	for _, target := range []string{
 		"pods", "namespaces/ns/pods", "namespaces/ns/pods/a", "namespaces/ns/pods/large", "namespaces/ns/pods/none", "namespaces/other/pods",
@@ -177,6 +182,14 @@ func FuzzRequests(f *testing.F) {
 				return nil, nil
 			}
 			info, err := fuzzInfo.NewRequestInfo(req)
+			if lean := chain.leanRead(req); lean != nil && (err != nil || !reflect.DeepEqual(lean, info) || strings.Contains(info.Path, "/v1/watch/")) {
+				t.Fatalf("%s takes the lean chain as %+v; it is %+v, %v", req.URL, lean, info, err)
+			}
+			if err == nil && info.IsResourceRequest {
+				if bytes, ok := server.Cost(req, info); ok && bytes < 0 {
+					t.Fatalf("%s costs %d bytes", req.URL, bytes)
+				}
+			}
 			if err != nil || info.Verb == "watch" || req.URL.Query().Get("watch") != "" || !reached(req, newest) {
 				return nil, nil
 			}
