@@ -3,6 +3,7 @@ package readpath
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -138,7 +139,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if len(e.head) > 0 {
 		rest, ok := bytes.CutPrefix(data, e.head)
 		if !ok {
-			return dst, fmt.Errorf("%s is encoded in an unexpected form: %.80q", e.resource.Kind, data)
+			return dst, fmt.Errorf("%s is encoded in an unexpected form", e.resource.Kind) // not in which: it may be a Secret
 		}
 		dst = append(dst, '{')
 		data = rest
@@ -185,7 +186,7 @@ func openUnknown(data []byte) (raw, before, after []byte, err error) {
 		}
 		rest = rest[n+m+len(field):]
 	}
-	return nil, nil, nil, fmt.Errorf("not a protobuf message of Kubernetes: %.40q", data)
+	return nil, nil, nil, errors.New("not a protobuf message of Kubernetes") // not what it is: it may be a Secret
 }
 
 // Tags of the fields that a resource version stands in, in the messages of all kinds.

@@ -1,0 +1,27 @@
+package readpath
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestErrorsOfEncodingsQuoteNothing: what is not as it should be may be a Secret, and an error reaches clients and logs.
+func TestErrorsOfEncodingsQuoteNothing(t *testing.T) {
+	const text = "correct horse battery staple"
+	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {
+		if _, _, _, err := openUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {
+			t.Errorf("%q: %v", data, err)
+		}
+	}
+	w := watchedPodsWith(t)
+	f := format{media: mediaJSON}
+	enc, err := newEncoding(w.resource, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc.head = []byte(`{"kind":"Other",`)
+	obj := w.resource.Store.NewFunc()
+	if _, err := enc.appendItem(nil, obj); err == nil || strings.Contains(err.Error(), "metadata") {
+		t.Errorf("an object without its head: %v", err)
+	}
+}
