@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
@@ -265,6 +266,8 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 			}
 		}
 	}
+	group, reading := errgroup.WithContext(ctx)
+	group.SetLimit(16)
 	for _, form := range forms {
 		for path, queries := range map[string][]string{
 			defaultSecrets + "/secret-1": {"", "resourceVersion=0", "resourceVersion=x", "pretty=true"},
@@ -273,11 +276,15 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 			"/api/v1/secrets": {"", "resourceVersion=1", "resourceVersion=1&resourceVersionMatch=Exact"},
 		} {
 			for _, query := range queries {
-				if _, err := api.DoAs(ctx, http.MethodGet, path, query, "", form, nil); err != nil {
+				group.Go(func() error {
+					_, err := api.DoAs(reading, http.MethodGet, path, query, "", form, nil)
 					return err
-				}
+				})
 			}
 		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	// Pages, so that there are tokens and keys of tokens.
 	if _, _, err := api.ListAll(ctx, defaultSecrets, "", 1); err != nil {
@@ -338,18 +345,26 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 		"empty":         "",
 	}
 	read := func(query string) {
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(16)
 		for name := range values {
 			for _, form := range []string{"", protobuf, table, partial, partialProto} {
 				for _, target := range []string{"/api/v1/namespaces/broken/secrets/" + name + "?", "/api/v1/namespaces/broken/secrets?fieldSelector=metadata.name%3D" + name + "&"} {
-					path, q, _ := strings.Cut(target+query, "?")
-					r, err := api.DoAs(ctx, http.MethodGet, path, q, "", form, nil)
-					check(t, err)
-					if found := n.in(r.Body); found != "" {
-						t.Errorf("GET %s?%s as %s: %d, and shows %s", path, q, form, r.Code, found)
-					}
+					group.Go(func() error {
+						path, q, _ := strings.Cut(target+query, "?")
+						r, err := api.DoAs(ctx, http.MethodGet, path, q, "", form, nil)
+						if err != nil {
+							return err
+						}
+						if found := n.in(r.Body); found != "" {
+							t.Errorf("GET %s?%s as %s: %d, and shows %s", path, q, form, r.Code, found)
+						}
+						return nil
+					})
 				}
 			}
 		}
+		check(t, group.Wait())
 	}
 	// A watch is there when they come, are written again, and go.
 	watching, cancel := context.WithCancel(ctx)
