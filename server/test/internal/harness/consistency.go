@@ -125,12 +125,10 @@ func (a *API) Checks(ctx context.Context, resource, status string) (int, error) 
 	return int(n), err
 }
 
-// requireConsistent returns an error unless the server, if it still answers, has made checks, one more among them, and no
-// check has failed.
-func (s *Server) requireConsistent() error {
-	if s.unchecked || engineOf(s.args) != Strata {
-		return nil
-	}
+// RequireConsistent returns an error unless the server, if it still answers, has made checks, one more among them, and no
+// check has failed since it was started. The environment asks all servers at its end, but those that are Unchecked and those
+// of upstream's engine.
+func (s *Server) RequireConsistent() error {
 	select {
 	case <-s.Done():
 		return nil

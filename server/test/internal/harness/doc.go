@@ -4,6 +4,9 @@
 // Every process is a child of the test, listens on loopback on a port picked at start, logs to a file whose end is shown
 // when something fails, and is stopped by its own process id. Nothing of a server runs inside the test.
 //
+// Every API server of the engine strata compares its memory with etcd every few seconds, panics at a difference
+// (KUBE_WATCHCACHE_CONSISTENCY_CHECKER), and is asked at the end whether it has seen none; see Unchecked.
+//
 // The environment chooses what is tested:
 //
 //	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one

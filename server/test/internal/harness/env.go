@@ -104,7 +104,9 @@ func (e *Env) runChecks() (errs []error) {
 	found := make([]error, len(servers))
 	var group sync.WaitGroup
 	for i, s := range servers {
-		group.Go(func() { found[i] = s.requireConsistent() })
+		if !s.unchecked && engineOf(s.args) == Strata {
+			group.Go(func() { found[i] = s.RequireConsistent() })
+		}
 	}
 	group.Wait()
 	for _, err := range found {
