@@ -1,0 +1,367 @@
+// Package overload looks at what a server does when more is asked of it than it can give: when everybody lists everything at once, and when
+// clients ask and do not read, or send and do not end. The server has to stay below a bound of resident memory, to answer health checks, to
+// refuse with 429 what it has to refuse, and to be as it was when they are gone.
+//
+// The environment chooses, beside what the harness lets it choose:
+//
+//	STRATA_TEST_LONG=1  as many objects and clients as the project promises to bear, and its bounds: minutes, and gigabytes of memory
+package overload
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	mapsPath    = "/api/v1/configmaps"
+	widgetsPath = "/apis/overload.example.com/v1/widgets"
+
+	adminToken  = "admin-token"  // exempt from priority and fairness
+	readerToken = "reader-token" // may do everything too, and is not exempt
+	tokens      = adminToken + ",admin,admin,system:masters\n" + readerToken + ",reader,reader,readers\n"
+)
+
+func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
+
+// pick returns short, or full if STRATA_TEST_LONG=1.
+func pick[T any](short, full T) T {
+	if long() {
+		return full
+	}
+	return short
+}
+
+// scene is a server with an etcd of its own that holds ConfigMaps, and a tenth as many custom resources.
+type scene struct {
+	env     *harness.Env
+	server  *harness.Server
+	api     *harness.API
+	objects int
+	old     int64 // a revision that is older than memory, at which all objects exist
+}
+
+// newScene starts one with so many ConfigMaps of about 1 KB in the form that they are stored in. The objects are there before the server,
+// which restores no history: what was before its start is older than its memory. memoryLimit is what the Go runtime is told (GOMEMLIMIT);
+// 0 for nothing.
+func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64, flags ...string) *scene {
+	t.Helper()
+	env := harness.New(t)
+	etcd := env.Etcd()
+	s := &scene{env: env, objects: objects}
+	s.fill(t, ctx, etcd.Client())
+	if memoryLimit > 0 {
+		t.Setenv("GOMEMLIMIT", strconv.FormatInt(memoryLimit, 10))
+	}
+	all := []string{
+		"--disable-admission-plugins=ServiceAccount",
+		"--token-auth-file=" + env.WriteFile("tokens.csv", []byte(tokens)),
+	}
+	if harness.Engine() == harness.Strata {
+		all = append(all, "--strata-replay-revisions=0")
+	}
+	s.server = env.APIServer(etcd, append(all, flags...)...)
+	s.api = s.server.API()
+	_, err := s.api.Create(ctx, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{
+		"metadata": map[string]any{"name": "readers"},
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+		"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}},
+	})
+	check(t, err)
+	s.define(t, ctx)
+	return s
+}
+
+// fill puts the objects into etcd, many in one transaction: through the API it would take minutes.
+func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
+	t.Helper()
+	const atOnce = 100
+	serializer := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
+	created := metav1.NewTime(time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC))
+	var ops []clientv3.Op
+	put := func(key, value string) {
+		if ops = append(ops, clientv3.OpPut(key, value)); len(ops) < atOnce {
+			return
+		}
+		r, err := etcd.Txn(ctx).Then(ops...).Commit()
+		check(t, err)
+		s.old, ops = r.Header.Revision, ops[:0]
+	}
+	if objects := s.objects + s.objects/10; objects%atOnce != 0 {
+		t.Fatalf("%d objects do not fill transactions of %d", objects, atOnce)
+	}
+	for i := range s.objects {
+		labels := map[string]string{"even": strconv.FormatBool(i%2 == 0)}
+		name, uid := fmt.Sprintf("map-%06d", i), types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i))
+		text := value(i)
+		cm := &corev1.ConfigMap{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: uid, CreationTimestamp: created, Labels: labels},
+			Data:       map[string]string{"value": text},
+		}
+		data, err := runtime.Encode(serializer, cm)
+		check(t, err)
+		put("/registry/configmaps/default/"+name, string(data))
+		if i%10 == 0 {
+			data, err := json.Marshal(map[string]any{
+				"apiVersion": "overload.example.com/v1", "kind": "Widget",
+				"metadata": map[string]any{"name": name, "namespace": "default", "uid": uid, "creationTimestamp": created, "generation": 1, "labels": labels},
+				"spec":     map[string]any{"value": text},
+			})
+			check(t, err)
+			put("/registry/overload.example.com/widgets/default/"+name, string(data))
+		}
+	}
+}
+
+// value returns text of 960 bytes that compresses about as well as what people write.
+func value(i int) string {
+	var b strings.Builder
+	for n := 0; b.Len() < 960; n++ {
+		fmt.Fprintf(&b, "setting-%d = %x\n", n, (i*7919+n*104729)%1000003)
+	}
+	return b.String()[:960]
+}
+
+// define makes the custom resources served.
+func (s *scene) define(t *testing.T, ctx context.Context) {
+	t.Helper()
+	_, err := s.api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", map[string]any{
+		"metadata": map[string]any{"name": "widgets.overload.example.com"},
+		"spec": map[string]any{
+			"group": "overload.example.com", "scope": "Namespaced",
+			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{
+				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	})
+	check(t, err)
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		list, err := s.api.List(ctx, widgetsPath, "limit=1")
+		return err == nil && len(list.Items) == 1, err
+	}))
+}
+
+// held is what the server's runtime says that it holds after a garbage collection, and what the kernel says.
+type held struct {
+	heap, stacks, resident int64 // bytes
+	goroutines             int
+}
+
+func (h held) String() string {
+	return fmt.Sprintf("heap %.1f MB, stacks %.1f MB, resident %.1f MB, %d goroutines",
+		float64(h.heap)/1e6, float64(h.stacks)/1e6, float64(h.resident)/1e6, h.goroutines)
+}
+
+func (s *scene) held(ctx context.Context) (h held, err error) {
+	var profile *harness.Response
+	for range 2 { // the second collection frees what pools kept in the first
+		if profile, err = s.text(ctx, "/debug/pprof/heap", "gc=1&debug=1"); err != nil {
+			return h, err
+		}
+	}
+	lines := bufio.NewScanner(bytes.NewReader(profile.Body))
+	lines.Buffer(nil, len(profile.Body)+1)
+	for lines.Scan() {
+		for prefix, value := range map[string]*int64{"# HeapInuse = ": &h.heap, "# Stack = ": &h.stacks} {
+			if text, ok := strings.CutPrefix(lines.Text(), prefix); ok {
+				text, _, _ = strings.Cut(text, " ")
+				if *value, err = strconv.ParseInt(text, 10, 64); err != nil {
+					return h, fmt.Errorf("heap profile: %w", err)
+				}
+			}
+		}
+	}
+	goroutines, err := s.text(ctx, "/debug/pprof/goroutine", "debug=1")
+	if err != nil {
+		return h, err
+	}
+	if _, err := fmt.Sscanf(string(goroutines.Body), "goroutine profile: total %d", &h.goroutines); err != nil {
+		return h, fmt.Errorf("goroutine profile: %w", err)
+	}
+	if h.heap == 0 || h.stacks == 0 {
+		return h, errors.New("the heap profile does not say what is in use")
+	}
+	h.resident, err = s.server.Resident()
+	return h, err
+}
+
+func (s *scene) text(ctx context.Context, path, query string) (*harness.Response, error) {
+	r, err := s.api.DoAs(ctx, http.MethodGet, path, query, "", "text/plain", nil)
+	if err == nil && r.Code != http.StatusOK {
+		err = fmt.Errorf("%s: %w", path, r.Err())
+	}
+	return r, err
+}
+
+// returned waits until the server holds about as much as before, and says what it still holds if it does not.
+func (s *scene) returned(t *testing.T, ctx context.Context, before held, spareBytes int64, spareGoroutines int) {
+	t.Helper()
+	patience := pick(time.Minute, 2*time.Minute)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not returned within %v", patience))
+	defer cancel()
+	var last held
+	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
+		if last, err = s.held(ctx); err != nil {
+			return false, err
+		}
+		more := last.heap + last.stacks - before.heap - before.stacks
+		return more <= spareBytes && last.goroutines <= before.goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
+	})
+	t.Log("afterwards:", last)
+	if err != nil {
+		t.Error("when the clients are gone:", err)
+	}
+}
+
+// works verifies that reads and writes are served.
+func (s *scene) works(t *testing.T, ctx context.Context) {
+	t.Helper()
+	const path = "/api/v1/namespaces/default/configmaps"
+	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
+	made, err := reader.Create(ctx, path, map[string]any{"metadata": map[string]any{"generateName": "after-"}})
+	check(t, err)
+	list, err := reader.List(ctx, path, "fieldSelector=metadata.name%3D"+made.Metadata.Name)
+	check(t, err)
+	if len(list.Items) != 1 {
+		t.Errorf("a list after the overload has %d items of what was just written, want 1", len(list.Items))
+	}
+	check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
+}
+
+// health asks /livez and /readyz by turns, each on a new connection, until stop, which returns how long the answers took. Anything but a 200
+// within patience fails the test.
+func (s *scene) health(t *testing.T, ctx context.Context, patience time.Duration) (stop func() []time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	var (
+		asking sync.WaitGroup
+		took   []time.Duration
+	)
+	asking.Go(func() {
+		ticker := time.NewTicker(250 * time.Millisecond)
+		defer ticker.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			case <-s.server.Done():
+				t.Error("the server has ended")
+				return
+			}
+			path := [2]string{"/livez", "/readyz"}[i%2]
+			began := time.Now()
+			code, err := s.once(ctx, path, patience)
+			if ctx.Err() != nil {
+				return
+			}
+			took = append(took, time.Since(began))
+			if err != nil || code != http.StatusOK {
+				t.Errorf("%s: %d %v after %v", path, code, err, time.Since(began))
+			}
+		}
+	})
+	return func() []time.Duration {
+		cancel()
+		asking.Wait()
+		return took
+	}
+}
+
+// logHealth logs how long health checks took and returns the longest.
+func (s *scene) logHealth(t *testing.T, took []time.Duration) (longest time.Duration) {
+	t.Helper()
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	longest = took[len(took)-1]
+	t.Logf("%d health checks: median %v, 99%% %v, longest %v", len(took), took[len(took)/2], took[len(took)*99/100], longest)
+	return longest
+}
+
+// once sends a GET over a connection of its own.
+func (s *scene) once(ctx context.Context, path string, patience time.Duration) (code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := s.client(options{token: adminToken})
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	resp, err := c.get(ctx, path, "", "", "")
+	if err != nil {
+		return 0, err
+	}
+	resp.Body.Close()
+	return resp.StatusCode, nil
+}
+
+// watchMemory kills the server when it holds more than most bytes, which fails the test; stop returns the most that it held.
+func (s *scene) watchMemory(t *testing.T, most int64) (stop func() int64) {
+	t.Helper()
+	ended := make(chan struct{})
+	var watching errgroup.Group
+	watching.Go(func() error {
+		ticker := time.NewTicker(20 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+			case <-ended:
+				return nil
+			case <-s.server.Done():
+				return errors.New("the server has ended")
+			}
+			if now, err := s.server.Resident(); err == nil && now > most {
+				s.server.Kill()
+				return fmt.Errorf("the server holds %.1f MB, more than %.1f", float64(now)/1e6, float64(most)/1e6)
+			}
+		}
+	})
+	return func() int64 {
+		peak, err := s.server.Peak()
+		close(ended)
+		if watched := watching.Wait(); watched != nil {
+			t.Fatal(watched)
+		}
+		check(t, err)
+		return peak
+	}
+}
+
+func newContext(t *testing.T, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,555 @@
+package overload
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	// requestTimeout is the server's, short so that tests are.
+	requestTimeout = 8 * time.Second
+	// watchSeconds is what clients ask for of a watch, after which the server ends it.
+	watchSeconds = 8
+	// patience is how much later than its limit says a server may end something: the machine may be busy.
+	patience = time.Minute
+
+	createPath = "/api/v1/namespaces/default/configmaps"
+)
+
+// attack is what a client does to hold the server up. run returns nil when the server has put an end to it, at latest when ctx ends.
+type attack struct {
+	name  string
+	limit time.Duration // when the server ends it
+	run   func(ctx context.Context, s *scene) error
+}
+
+var attacks = []attack{
+	{"a LIST that is never read, HTTP/1.1", requestTimeout, stalledList(true, 0)},
+	{"a LIST that is never read, HTTP/2", requestTimeout, stalledList(false, 0)},
+	{"a LIST at a byte a second, HTTP/1.1", requestTimeout, stalledList(true, 1)},
+	{"a LIST at a byte a second, HTTP/2", requestTimeout, stalledList(false, 1)},
+	{"initial events that are never read, HTTP/1.1", watchSeconds * time.Second, stalledWatch(true, 0)},
+	{"initial events that are never read, HTTP/2", watchSeconds * time.Second, stalledWatch(false, 0)},
+	{"initial events at a byte a second", watchSeconds * time.Second, stalledWatch(false, 1)},
+	{"a handshake that is never begun", 32 * time.Second, silent("")},
+	{"headers that do not begin", 32 * time.Second, silent("http/1.1")},
+	{"headers at a byte a second", 32 * time.Second, slowHeaders},
+	{"a preface that is never sent", 10 * time.Second, silent("h2")},
+	{"headers without an end, HTTP/1.1", patience, endlessHeaders1},
+	{"headers without an end, HTTP/2", patience, endlessHeaders2},
+	{"a body without an end", patience, endlessBody},
+	{"a body at a byte a second, HTTP/1.1", requestTimeout, slowBody(true)},
+	{"a body at a byte a second, HTTP/2", requestTimeout, slowBody(false)},
+}
+
+// idleAttacks take longer than the short form has time for.
+var idleAttacks = []attack{
+	{"HTTP/2 and no request", 90 * time.Second, idleHTTP2(nil)},
+	{"HTTP/2 and headers that do not end", 90 * time.Second, idleHTTP2(func(f *http2.Framer) error {
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(":method", "GET"), EndHeaders: false})
+	})},
+}
+
+// TestClientsThatHoldTheServerUp: clients that do not read, that read or send a byte a second, that do not begin or do not end. The server
+// ends each of them at a limit; meanwhile it answers others and holds little for each; and when they are ended nothing is left.
+func TestClientsThatHoldTheServerUp(t *testing.T) {
+	t.Parallel()
+	var (
+		each    = pick(6, 100) // clients of each kind
+		most    = 160e3        // bytes for each of them
+		objects = pick(20_000, 100_000)
+	)
+	ctx := newContext(t, pick(4*time.Minute, 12*time.Minute))
+	s := newScene(t, ctx, objects, 0, "--request-timeout="+requestTimeout.String(), "--min-request-timeout=60")
+	all := attacks
+	if long() {
+		all = append(all, idleAttacks...)
+	}
+	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // what is made once is nobody's
+	check(t, err)
+	before, err := s.held(ctx)
+	check(t, err)
+	t.Log("before:", before)
+
+	stopHealth := s.health(t, ctx, 30*time.Second)
+	var (
+		attacking errgroup.Group
+		lasted    longest
+	)
+	for _, a := range all {
+		for range each {
+			attacking.Go(func() error {
+				ctx, cancel := context.WithTimeoutCause(ctx, a.limit+patience, fmt.Errorf("not ended by the server %v after its limit of %v", patience, a.limit))
+				defer cancel()
+				began := time.Now()
+				if err := a.run(ctx, s); err != nil {
+					return fmt.Errorf("%s: %w", a.name, err)
+				}
+				lasted.note(a.name, time.Since(began))
+				return nil
+			})
+		}
+	}
+	meanwhile, err := s.held(ctx)
+	check(t, err)
+	clients := each * len(all)
+	t.Logf("with %d clients: %v", clients, meanwhile)
+	if more := meanwhile.heap + meanwhile.stacks - before.heap - before.stacks; harness.Engine() == harness.Strata && float64(more) > 16e6+float64(clients)*most {
+		t.Errorf("the server holds %.1f MB for %d clients, want at most %.1f each", float64(more)/1e6, clients, most/1e6)
+	}
+	if err := attacking.Wait(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the server has ended them after%v", &lasted)
+	s.logHealth(t, stopHealth())
+	s.works(t, ctx)
+	s.returned(t, ctx, before, 32<<20, 50)
+}
+
+// longest notes the longest time for each name.
+type longest struct {
+	mu sync.Mutex
+	of map[string]time.Duration
+}
+
+func (l *longest) note(name string, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of == nil {
+		l.of = map[string]time.Duration{}
+	}
+	l.of[name] = max(l.of[name], took)
+}
+
+func (l *longest) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(l.of)) {
+		fmt.Fprintf(&b, "\n%-50s %v", name, l.of[name].Round(100*time.Millisecond))
+	}
+	return b.String()
+}
+
+// TestWatchersThatVanish: thousands of watches are opened by clients that then are gone, half of them without a word of TLS or HTTP, half with
+// a reset. Nothing is left of them.
+func TestWatchersThatVanish(t *testing.T) {
+	t.Parallel()
+	const perConnection = 100 // the server's limit
+	var (
+		watches = pick(600, 10_000)
+		most    = 60e3 // bytes for each
+	)
+	ctx := newContext(t, pick(3*time.Minute, 10*time.Minute))
+	s := newScene(t, ctx, 2_000, 0)
+	before, err := s.held(ctx)
+	check(t, err)
+	t.Log("before:", before)
+	stopHealth := s.health(t, ctx, 30*time.Second)
+	var conns []*tls.Conn
+	for range watches / perConnection {
+		conn, err := s.dial(ctx, "h2")
+		check(t, err)
+		conns = append(conns, conn)
+		check(t, openWatches(conn, perConnection))
+	}
+	meanwhile, err := s.held(ctx)
+	check(t, err)
+	t.Logf("with %d watches: %v", watches, meanwhile)
+	if each := float64(meanwhile.heap+meanwhile.stacks-before.heap-before.stacks) / float64(watches); harness.Engine() == harness.Strata && each > most {
+		t.Errorf("the server holds %.1f KB for each watch, want at most %.1f", each/1e3, most/1e3)
+	}
+	for i, conn := range conns {
+		raw := conn.NetConn().(*net.TCPConn)
+		if i%2 == 0 {
+			check(t, raw.SetLinger(0)) // closing sends a reset
+		}
+		check(t, raw.Close())
+	}
+	s.logHealth(t, stopHealth())
+	s.works(t, ctx)
+	s.returned(t, ctx, before, 16<<20, 50)
+}
+
+// dial returns a TLS connection on which protocol was agreed; "" is a connection without a handshake.
+func (s *scene) dial(ctx context.Context, protocol string) (*tls.Conn, error) {
+	config, err := rest.TLSConfigFor(s.server.Config)
+	if err != nil {
+		return nil, err
+	}
+	config.NextProtos = []string{protocol}
+	config.ServerName = "127.0.0.1"
+	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(s.server.URL, "https://"))
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(raw, config)
+	if deadline, ok := ctx.Deadline(); ok {
+		err = conn.SetDeadline(deadline)
+	}
+	if err == nil && protocol != "" {
+		err = conn.HandshakeContext(ctx)
+	}
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// isTimeout reports whether the client's own deadline has passed.
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// silent opens a connection and says nothing more.
+func silent(protocol string) func(ctx context.Context, s *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		conn, err := s.dial(ctx, protocol)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		var r io.Reader = conn
+		if protocol == "" {
+			r = conn.NetConn()
+		}
+		if _, err := io.Copy(io.Discard, r); isTimeout(err) {
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+}
+
+// trickle writes a byte a second until the server closes the connection, which it has to do without having been sent everything.
+func trickle(ctx context.Context, conn net.Conn, text io.Reader) error {
+	closed := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, conn)
+		closed <- err
+	}()
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-closed:
+			if isTimeout(err) {
+				return context.Cause(ctx)
+			}
+			return nil
+		case <-ctx.Done():
+			conn.Close()
+			<-closed
+			return context.Cause(ctx)
+		case <-ticker.C:
+			// An error means that the server has closed it, which is read too.
+			_, _ = io.CopyN(conn, text, 1)
+		}
+	}
+}
+
+// endless repeats text.
+type endless struct {
+	text string
+	at   int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = e.text[e.at%len(e.text)]
+		e.at++
+	}
+	return len(p), nil
+}
+
+func slowHeaders(ctx context.Context, s *scene) error {
+	conn, err := s.dial(ctx, "http/1.1")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return trickle(ctx, conn, io.MultiReader(strings.NewReader("GET / HTTP/1.1\r\n"), &endless{text: "A: b\r\n"}))
+}
+
+// endlessHeaders1 sends headers until the server ends the connection, which it has to do before it has taken 64 MiB.
+func endlessHeaders1(ctx context.Context, s *scene) error {
+	conn, err := s.dial(ctx, "http/1.1")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return flood(ctx, conn, io.MultiReader(strings.NewReader("GET / HTTP/1.1\r\nHost: a\r\n"), &endless{text: "A: 0123456789012345678901234567890123456789\r\n"}))
+}
+
+// flood writes until the server has closed the connection.
+func flood(ctx context.Context, conn net.Conn, text io.Reader) error {
+	const most = 64 << 20
+	n, err := io.CopyN(conn, text, most)
+	switch {
+	case isTimeout(err):
+		return context.Cause(ctx)
+	case err == nil:
+		return fmt.Errorf("the server has taken %d MiB", n>>20)
+	}
+	return nil
+}
+
+func block(names ...string) []byte {
+	var b bytes.Buffer
+	encoder := hpack.NewEncoder(&b)
+	for i := 0; i < len(names); i += 2 {
+		if err := encoder.WriteField(hpack.HeaderField{Name: names[i], Value: names[i+1]}); err != nil {
+			panic(err) // to memory
+		}
+	}
+	return b.Bytes()
+}
+
+// begin sends what an HTTP/2 connection begins with, and reads what the server sends from then on.
+func begin(conn net.Conn) (*http2.Framer, error) {
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		return nil, err
+	}
+	framer := http2.NewFramer(conn, conn)
+	return framer, framer.WriteSettings()
+}
+
+func endlessHeaders2(ctx context.Context, s *scene) error {
+	conn, err := s.dial(ctx, "h2")
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	framer, err := begin(conn)
+	if err != nil {
+		return err
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }() // until it is closed
+	err = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(":method", "GET", ":scheme", "https", ":path", "/", ":authority", "a")})
+	const most = 64 << 20
+	more := bytes.Repeat(block("a", "0123456789012345678901234567890123456789"), 200)
+	for sent := 0; err == nil; sent += len(more) {
+		if sent > most {
+			return fmt.Errorf("the server has taken %d MiB", sent>>20)
+		}
+		err = framer.WriteContinuation(1, false, more)
+	}
+	if isTimeout(err) {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func idleHTTP2(more func(*http2.Framer) error) func(ctx context.Context, s *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		conn, err := s.dial(ctx, "h2")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		framer, err := begin(conn)
+		if err == nil && more != nil {
+			err = more(framer)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, conn); isTimeout(err) {
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+}
+
+// post begins a create whose body is never whole.
+func (s *scene) post(ctx context.Context, http1 bool, body io.Reader) (*http.Response, func(), error) {
+	c, err := s.client(options{token: readerToken, http1: http1})
+	if err != nil {
+		return nil, nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.server.URL+createPath, body)
+	if err != nil {
+		return nil, nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.token)
+	request.Header.Set("Content-Type", jsonType)
+	response, err := c.http.Do(request)
+	return response, c.close, err
+}
+
+func endlessBody(ctx context.Context, s *scene) error {
+	response, done, err := s.post(ctx, false, io.MultiReader(strings.NewReader(`{"data":{"a":"`), &endless{text: "0123456789"}))
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return nil // the stream was reset
+	}
+	defer done()
+	defer response.Body.Close()
+	if code := response.StatusCode; code != http.StatusRequestEntityTooLarge && code != http.StatusTooManyRequests {
+		return fmt.Errorf("%s, want 413, or 429 of a busy server", response.Status)
+	}
+	return nil
+}
+
+// slowly reads a byte a second of what it is about, until its context ends.
+type slowly struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (s slowly) Read(p []byte) (int, error) {
+	select {
+	case <-time.After(time.Second):
+		return s.r.Read(p[:1])
+	case <-s.ctx.Done():
+		return 0, context.Cause(s.ctx)
+	}
+}
+
+func slowBody(http1 bool) func(ctx context.Context, s *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		sending, stop := context.WithCancel(ctx)
+		defer stop()
+		response, done, err := s.post(ctx, http1, slowly{sending, &endless{text: " "}})
+		if err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return nil // the connection was closed
+		}
+		defer done()
+		defer response.Body.Close()
+		if code := response.StatusCode; code != http.StatusGatewayTimeout && code != http.StatusTooManyRequests {
+			return fmt.Errorf("%s, want 504, or 429 of a busy server", response.Status)
+		}
+		return nil
+	}
+}
+
+// stalledList asks for everything and reads so many bytes a second until the request timeout has passed; then it reads what has come.
+func stalledList(http1 bool, rate int) func(ctx context.Context, s *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		n, err := s.stall(ctx, http1, rate, mapsPath, "resourceVersion=0", requestTimeout)
+		if err != nil || n < 0 {
+			return err
+		}
+		return fmt.Errorf("the whole list came, %d bytes, from a server that should have given up", n)
+	}
+}
+
+// stalledWatch asks for initial events in the same way.
+func stalledWatch(http1 bool, rate int) func(ctx context.Context, s *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		query := fmt.Sprintf("watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=%d", watchSeconds)
+		_, err := s.stall(ctx, http1, rate, mapsPath, query, (watchSeconds+6)*time.Second)
+		return err // a watch that has ended in order is as good as one that was broken off
+	}
+}
+
+// stall sends a request, reads so many bytes a second for so long, and then all that there is. It returns how many bytes a whole answer had, -1
+// for one that was refused or broken off.
+func (s *scene) stall(ctx context.Context, http1 bool, rate int, path, query string, slow time.Duration) (int64, error) {
+	c, err := s.client(options{token: adminToken, http1: http1}) // nothing else refuses it
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	response, err := c.get(ctx, path, query, jsonType, "")
+	if err != nil {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		return -1, nil
+	}
+	defer response.Body.Close()
+	over := time.NewTimer(slow)
+	defer over.Stop()
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for reading := response.StatusCode == http.StatusOK; reading; {
+		select {
+		case <-over.C:
+			reading = false
+		case <-ticker.C:
+			if rate > 0 {
+				if _, err := io.CopyN(io.Discard, response.Body, int64(rate)); err != nil {
+					reading = false
+				}
+			}
+		}
+	}
+	n, err := io.Copy(io.Discard, response.Body)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	if err != nil || response.StatusCode != http.StatusOK {
+		return -1, nil
+	}
+	return n, nil
+}
+
+// openWatches opens so many watches on a connection, and returns when the server has answered each.
+func openWatches(conn net.Conn, watches int) error {
+	framer, err := begin(conn)
+	if err != nil {
+		return err
+	}
+	for i := range watches {
+		path := mapsPath + "?watch=true&allowWatchBookmarks=true&timeoutSeconds=3600&resourceVersion=0"
+		if i%2 == 0 {
+			path += fmt.Sprintf("&fieldSelector=metadata.name%%3Dmap-%06d", i)
+		} else {
+			path += "&labelSelector=even%3Dmaybe"
+		}
+		err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(1 + 2*i), EndStream: true, EndHeaders: true, BlockFragment: block(
+			":method", "GET", ":scheme", "https", ":path", path, ":authority", "127.0.0.1", "authorization", "Bearer "+readerToken)})
+		if err != nil {
+			return err
+		}
+	}
+	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	for answered := 0; answered < watches; {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return err
+		}
+		switch frame := frame.(type) {
+		case *http2.MetaHeadersFrame:
+			if status := frame.PseudoValue("status"); status != "200" {
+				return fmt.Errorf("a watch was answered with %s", status)
+			}
+			answered++
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				if err := framer.WriteSettingsAck(); err != nil {
+					return err
+				}
+			}
+		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
+			return fmt.Errorf("instead of an answer: %v", frame)
+		}
+	}
+	return nil
+}
