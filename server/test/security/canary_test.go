@@ -23,7 +23,7 @@ import (
 
 // verbosity of the log. From 8 on client-go, whose clients run in the server as well, prints what it receives.
 func verbosity() int {
-	if long {
+	if long() {
 		return 10
 	}
 	return 7

@@ -7,12 +7,16 @@
 //
 // What a server writes by itself is looked through for a text that was put into secrets (canary_test.go), and what it shows
 // beside the API is asked for by those who may not see it (debug_test.go).
+//
+//	STRATA_TEST_LONG=1  every resource in every form, more users on odd paths, a log at -v=10, and watches that are served
+//	                    when the filters of their requests have returned (APIServingWithRoutine)
 package security
 
 import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -114,7 +118,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	return w, w.fill(ctx)
 })
 
-// startEngine starts a server with the users, which has an audit log. Nothing that it does by itself moves the revision.
+// startEngine starts a server with the users, which has an audit log. Nothing that it does by itself moves the revision. In
+// the long form a watch is served when the filters of its request have returned.
 func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 	e := &engine{name: name, auditLog: filepath.Join(env.Dir(name), "audit.log"), wires: make(chan *wire, 64)}
 	e.Server = env.APIServer(etcd, append([]string{
@@ -126,7 +131,7 @@ func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 		"--audit-policy-file=" + env.WriteFile("audit.yaml", []byte(auditPolicy)),
 		"--audit-log-path=" + e.auditLog,
 		"--audit-log-mode=blocking",
-		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,APIServingWithRoutine=" + strconv.FormatBool(long()),
 		"--etcd-compaction-interval=0",
 	}, more...)...)
 	return e

@@ -71,7 +71,7 @@ func TestPaths(t *testing.T) {
 		"/api/v1/nodes/one/proxy/", "/api/v1/nodes/two/proxy/", "/api/v1/componentstatuses", "/apis/metrics.k8s.io/v1beta1/nodes",
 	)
 	users := []string{stranger, nothing, inA, oneName}
-	if long {
+	if long() {
 		users = append(users, anonymous, inB, getter, lister, watcher, all)
 	}
 	var requests []asked

@@ -79,7 +79,7 @@ func (w *world) forgedRequests() []asked {
 			add(inA, "", "", query)
 			add(inB, "b", "", query+"&limit=1")
 			add(oneName, "a", "one", query+"&fieldSelector=metadata.name%3Done")
-			if long {
+			if long() {
 				add(all, "", "", query)
 				add(all, "a", "", query+"&limit=2&labelSelector=all%3Dtrue")
 			}
