@@ -208,6 +208,7 @@ func (r *reading) take(seq uint64) outcome {
 		return passed
 	}
 	if r.room == 0 {
+		r.pos = max(r.pos, e.Rev-1) // everything before it was looked at
 		return noRoom
 	}
 	r.buf = append(r.buf, e)

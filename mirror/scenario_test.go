@@ -409,14 +409,14 @@ func TestRevisionsInsideABatch(t *testing.T) {
 				}
 			}
 		}
-		// One event at a time: inside a revision the position stays before it (I4).
+		// One event at a time: inside a revision the position stays before it (I4), and no longer.
 		c, err := r.CursorAfter(began, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, want := range []struct{ rev, position mirror.Revision }{
-			{began + 1, began}, {began + 1, began}, {began + 1, began},
-			{began + 2, began + 1}, {began + 2, began + 1},
+			{began + 1, began}, {began + 1, began}, {began + 1, began + 1},
+			{began + 2, began + 1}, {began + 2, began + 2},
 			{began + 3, began + 2}, {began + 3, began + 3}, // nothing is left
 		} {
 			evs, err := c.Next(nil, 1)

@@ -104,7 +104,8 @@ type Stream struct {
 	cursor  *mirror.Cursor
 	changed <-chan struct{} // closed at the next change after what was handed out
 	due     []*mirror.Event
-	behind  bool // events were handed out since the last look at the schedule
+	behind  bool            // events were handed out since the last look at the schedule
+	handed  mirror.Revision // of the last event that was
 
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if it has none
@@ -432,14 +433,17 @@ func (st *Stream) Next() (Batch, error) {
 			return b, nil
 		}
 	}
-	if leaving && st.cursor.Position() >= st.lastRev {
+	// Within a revision a bookmark would be below what was handed out, and the end would
+	// leave the rest of the revision out.
+	whole := st.handed <= st.cursor.Position()
+	if leaving && whole && st.cursor.Position() >= st.lastRev {
 		return st.depart()
 	}
 	if st.behind {
 		// A watch that is always behind, or that selects nothing of what happens, gets
 		// bookmarks too.
 		st.behind = false
-		if !leaving && st.bookmarkDue() {
+		if !leaving && whole && st.bookmarkDue() {
 			return st.bookmark(), nil
 		}
 	}
@@ -458,6 +462,7 @@ func (st *Stream) Next() (Batch, error) {
 	switch {
 	case len(st.due) > 0:
 		st.behind = true
+		st.handed = st.due[len(st.due)-1].Rev
 		st.reading.Store(st.cursor.Position())
 		return Batch{Events: st.due}, nil
 	case err != nil:
