@@ -153,6 +153,8 @@ func (m *Mirror) carve(parent, r *Resource) {
 	}
 	ownLin := own.end(between(present.tree, start, end), true) // shown when no value is missing
 	restLin := rest.end(without(present.tree, start, end), !parent.owned)
+	ownLin.suspect.Store(from.suspect.Load())
+	restLin.suspect.Store(from.suspect.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {
 		if e.hasValue() {
 			r.bytes += e.Size()
@@ -222,8 +224,10 @@ func (p *part) end(present tree, private bool) *lineage {
 // anew: at once, but not again and again if the feed goes on like this.
 func (m *Mirror) diverged(r *Resource, err error) {
 	delay := r.distrust.next(time.Now())
-	m.opts.Logger.Error("an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
+	m.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", r.prefix, "in", delay, "error", err)
 	m.stats.divergences.Add(1)
+	// A history that is restored must not reach back to where clients were told otherwise.
+	m.since.Store(max(m.clock.rev.Load(), m.since.Load()))
 	m.reload(r, delay, false)
 	m.doubt(r)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
@@ -39,6 +40,9 @@ const (
 	checkPageBytes = 8 << 20
 	checkPageKeys  = 10_000
 	checkPageBlind = 500
+	// Bounds of reading them. Beyond, the resource is listed anew, which is as right.
+	repairTimeout = 10 * time.Second
+	repairBytes   = 64 << 20
 )
 
 // Check compares the resource as it is now with what etcd has at the same revision, which is
@@ -57,7 +61,6 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	if err != nil {
 		return nil, err
 	}
-	defer r.Hold(snap)()
 	c := &comparison{r: r, snap: snap, inner: r.inner(), next: r.prefix, end: prefixEnd(r.prefix), each: each}
 	header, err := r.m.opts.Source.Keys(ctx, r.prefix, snap.Rev, c.page, c.compare)
 	switch {
@@ -75,7 +78,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 		snap.lin.suspect.Store(false)
 		return check, nil
 	}
-	check.Mended, err = r.repair(ctx, check)
+	check.Mended, err = r.repair(check)
 	return check, err
 }
 
@@ -190,21 +193,29 @@ type mended struct {
 }
 
 // repair gives the resource the keys that a check has found to be different, as a new lineage
-// that begins at the clock, and reports whether it has; else the resource is listed anew.
-// Error: it was not even tried, because ctx or the mirror has ended, or the resource was
-// listed anew meanwhile.
-func (r *Resource) repair(ctx context.Context, check *Check) (bool, error) {
+// that begins at the clock, and reports whether it has; else the resource is listed anew. Who
+// has asked for the check may have gone: what is known to be wrong is mended all the same.
+// Errors: ErrSuperseded, ErrClosed.
+func (r *Resource) repair(check *Check) (bool, error) {
+	ctx, cancel := context.WithTimeout(r.m.ctx, repairTimeout)
+	defer cancel()
 	var keys []mended
 	var err error
 	if check.Count > len(check.Differences) {
 		err = fmt.Errorf("%d keys", check.Count)
 	}
+	bytes := int64(0)
 	for _, d := range check.Differences {
 		if err != nil {
 			break
 		}
 		var fix mended
-		fix, err = r.fetch(ctx, d, check.Snapshot.Rev)
+		if fix, err = r.fetch(ctx, d, check.Snapshot.Rev); fix.entry != nil {
+			bytes += fix.entry.footprint()
+		}
+		if err == nil && bytes > repairBytes {
+			err = fmt.Errorf("more than %d MiB", repairBytes>>20)
+		}
 		keys = append(keys, fix)
 	}
 	done := make(chan error, 1)
@@ -215,8 +226,6 @@ func (r *Resource) repair(ctx context.Context, check *Check) (bool, error) {
 			return false, nil
 		}
 		return err == nil, err
-	case <-ctx.Done():
-		return false, ctx.Err()
 	case <-r.m.ctx.Done():
 		return false, ErrClosed
 	}
@@ -266,6 +275,7 @@ func (r *Resource) mend(snap Snapshot, keys []mended, err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
 		m.diverged(r, err)
+		r.suspect = true // when it is loaded
 		return err
 	}
 	for i, k := range keys {

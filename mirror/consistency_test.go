@@ -303,9 +303,40 @@ func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
 					t.Errorf("%+v", st)
 				}
 				barrier(t, m)
+				if !r.Suspect() {
+					t.Error("what was listed anew is not suspect")
+				}
+				if got := check(t, r); got != nil || r.Suspect() {
+					t.Errorf("after the list differ %v, suspect: %t", got, r.Suspect())
+				}
+
+				// Nor does a history that is restored reach back to where something was lost.
+				wrong := store.Revision() - 1
+				r.Release()
+				barrier(t, m)
+				if _, err := m.Exclude("/registry/a/"); err != nil {
+					t.Fatal(err)
+				}
+				barrier(t, m)
+				reached, _, err := again(t, m, store).Oldest()
+				if err != nil || reached <= wrong {
+					t.Errorf("history reaches back to %d, which is not after %d: %v", reached, wrong, err)
+				}
 			})
 		})
 	}
+}
+
+// again claims a resource that was excluded, so that it is loaded with its history.
+func again(t *testing.T, m *mirror.Mirror, store *memory.Store) *mirror.Resource {
+	t.Helper()
+	for _, r := range m.Resources() {
+		r.Release()
+	}
+	barrier(t, m)
+	r := claim(t, m, "/registry/a/")
+	reach(t, m, store.Revision(), r)
+	return r
 }
 
 // unreadable is a source that does not give away the value of a single key.

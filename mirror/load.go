@@ -270,6 +270,9 @@ func (m *Mirror) date(changes []replayed) (dated []mark) {
 // the clock.
 func (m *Mirror) installAll(l *load) {
 	m.doubted, m.contradiction = nil, nil
+	for _, r := range m.byPrefix {
+		r.suspect = false
+	}
 	restored := m.replaces(l.header.ClusterID, l.through)
 	if restored {
 		m.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", m.opts.Prefix,
@@ -406,8 +409,12 @@ func newLineage(v *version, log *eventLog, private bool) *lineage {
 // begin replaces the resource's lineage; cursors on the one before learn of it.
 func (r *Resource) begin(lin *lineage) {
 	r.sinceCheckpoint = 0
-	if old := r.cur.Swap(lin); old != nil {
-		old.log.Abandon()
+	old := r.cur.Load()
+	if old != nil {
+		old.log.Abandon() // first: whoever finds the new one finds this one ended
+	}
+	r.cur.Store(lin)
+	if old != nil {
 		old.retire()
 		r.forget()
 	}
@@ -524,6 +531,8 @@ func (m *Mirror) install(r *Resource, l *load) {
 		lin.head.Load().prev.Store(nil)
 		m.stats.events.Add(int64(len(t.events)))
 	}
+	lin.suspect.Store(r.suspect)
+	r.suspect = false
 	// Only now: a reader takes the lineage for complete up to the clock (I8).
 	r.begin(lin)
 	r.recount(l.dated)

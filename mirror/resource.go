@@ -93,6 +93,7 @@ type Resource struct {
 	stopLoading     context.CancelFunc // set while loading
 	pending         []Change           // arrived while loading
 	distrust        backoff            // between lists that a divergence asks for
+	suspect         bool               // what is being loaded will be, see lineage.suspect
 	missing         int                // entries and events whose value was not kept
 	bytes           int64              // of entries with value
 	sinceCheckpoint int

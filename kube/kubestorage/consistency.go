@@ -38,6 +38,10 @@ const (
 // environment variable, and what it does, are upstream's.
 var panicOnInconsistency, _ = strconv.ParseBool(os.Getenv("KUBE_WATCHCACHE_CONSISTENCY_CHECKER"))
 
+// checkTimeout bounds a check, so that an etcd that hangs does not keep the others waiting: 300,000
+// keys take a second.
+const checkTimeout = time.Minute
+
 // toldKeys is how many keys are named in the log and in a ConsistencyCheck.
 const toldKeys = 20
 
@@ -107,6 +111,7 @@ type checked struct {
 	resource *mirror.Resource
 	group    groupResource
 	last     atomic.Pointer[ConsistencyCheck]
+	failed   chan struct{} // one place: a check has found a difference
 
 	stores int // guarded by checker.mu
 	ctx    context.Context
@@ -126,7 +131,9 @@ func newChecker(c *cluster) *checker {
 
 // close ends the checks and waits for them.
 func (k *checker) close() {
+	k.mu.Lock() // nobody begins one now
 	k.cancel()
+	k.mu.Unlock()
 	k.wg.Wait()
 }
 
@@ -136,7 +143,7 @@ func (k *checker) add(r *mirror.Resource, group groupResource) (remove func()) {
 	defer k.mu.Unlock()
 	x := k.checked[r]
 	if x == nil {
-		x = &checked{resource: r, group: group}
+		x = &checked{resource: r, group: group, failed: make(chan struct{}, 1)}
 		x.ctx, x.cancel = context.WithCancel(k.ctx)
 		k.checked[r] = x
 		if !k.off && k.interval > 0 && k.ctx.Err() == nil {
@@ -155,17 +162,18 @@ func (k *checker) add(r *mirror.Resource, group groupResource) (remove func()) {
 }
 
 // schedule checks a resource at every interval, prolonged at random by up to a half so that
-// servers and resources do not move in step. After a failure the next check comes soon: it is
-// what has lists of the past answered from memory again.
+// servers and resources do not move in step. While it is suspect it is checked ten times as
+// often: a check that finds nothing is what has lists of the past answered from memory again.
 func (k *checker) schedule(x *checked) {
 	for {
 		wait := k.interval + rand.N(k.interval/2+1)
-		if last := x.last.Load(); last != nil && last.Status == checkFailure {
+		if x.resource.Suspect() {
 			wait /= 10
 		}
 		select {
 		case <-time.After(wait):
 			k.check(x.ctx, x)
+		case <-x.failed: // whoever has asked
 		case <-x.ctx.Done():
 			return
 		}
@@ -181,7 +189,9 @@ func (k *checker) check(ctx context.Context, x *checked) *ConsistencyCheck {
 		return nil
 	}
 	began := time.Now()
-	r := k.compare(ctx, x)
+	bound, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("not done after %v", checkTimeout))
+	defer cancel()
+	r := k.compare(bound, x)
 	if ctx.Err() != nil && r.Status == checkError {
 		return nil // it is not the check that has failed
 	}
@@ -189,6 +199,12 @@ func (k *checker) check(ctx context.Context, x *checked) *ConsistencyCheck {
 	checkSeconds.Observe(r.Seconds)
 	cachermetrics.StorageConsistencyCheckTotal.WithLabelValues(x.group.Group, x.group.Resource, r.Status).Inc()
 	x.last.Store(r)
+	if r.Status == checkFailure {
+		select {
+		case x.failed <- struct{}{}:
+		default:
+		}
+	}
 	k.report(r)
 	return r
 }
@@ -298,7 +314,7 @@ func (k *checker) demand(ctx context.Context, only *schema.GroupResource) (all [
 	}
 	for _, x := range k.selected(only) {
 		done := make(chan *ConsistencyCheck, 1)
-		k.mu.Lock() // see close
+		k.mu.Lock()
 		if k.ctx.Err() == nil {
 			// On a goroutine of its own: what panics here is to end the process.
 			k.wg.Go(func() {

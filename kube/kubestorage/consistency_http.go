@@ -39,6 +39,9 @@ func (e *Engine) ConsistencyHandler() http.Handler {
 			Items []ConsistencyCheck `json:"items"`
 		}
 		switch {
+		case r.Method == http.MethodPost && q.Has("revision"):
+			http.Error(w, "a check is of the present: POST without revision, or GET with it", http.StatusBadRequest)
+			return
 		case r.Method == http.MethodPost:
 			var err error
 			if answer.Items, err = e.CheckConsistency(r.Context(), only); err != nil {

@@ -352,5 +352,55 @@ func TestConsistencyHandler(t *testing.T) {
 	ask("GET", "?resource=unknown.group", 404)
 	ask("GET", "?revision=x", 400)
 	ask("GET", "?revision=0", 400)
+	ask("POST", "?revision=1", 400)
 	ask("DELETE", "", 405)
+}
+
+// TestIndexThatIsBuiltDuringARepair: a watch that begins with what an index knows of memory as it
+// was before is not given a cursor on memory as it is now.
+func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
+	f, etcd := inMemory(t, onDemand)
+	s, ctx := f.engine(t), contextFor(t)
+	catchUp := func() {
+		t.Helper()
+		if err := s.mirror.Wait(ctx, etcd.Revision()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, etcd, podOn("seen", "a", 1))
+	catchUp()
+	etcd.DropIf(func(mirror.Change) bool { return true })
+	put(t, etcd, podOn("lost", "a", 1))
+	catchUp()
+	etcd.DropIf(nil)
+	var once sync.Once
+	s.index(storage.FieldIndex("spec.nodeName"), func(a *attrs) string {
+		once.Do(func() { // while the index is built
+			all, err := f.cluster.checker.demand(ctx, nil)
+			if err != nil || len(all) != 1 || !all[0].Mended {
+				t.Errorf("%+v, %v", all, err)
+			}
+		})
+		return a.fields.Get("spec.nodeName")
+	})
+	w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, Predicate: onNode("a", true)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	put(t, etcd, podOn("later", "a", 2))
+	for told := map[string]bool{}; !told["lost"]; {
+		select {
+		case e, ok := <-w.ResultChan():
+			if !ok || e.Type == watch.Error {
+				return // the client lists again
+			}
+			pod := e.Object.(*example.Pod)
+			if told[pod.Name] = true; pod.Name == "later" && !told["lost"] {
+				t.Fatal("the watch goes on and was not told of what was lost")
+			}
+		case <-ctx.Done():
+			t.Fatal("nothing more comes")
+		}
+	}
 }

@@ -377,7 +377,9 @@ func (s *Store) useIndex(ctx context.Context, r *Reading) {
 		return // the walk over everything meets the same error and words it
 	}
 	if r.request.exact == 0 {
-		if snap, err := s.resource.At(cur.rev); err == nil {
+		// The index is asked last: one of a lineage that has ended meanwhile, whose revision
+		// the next one may have too, may not know what that knows.
+		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.rev) {
 			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.rev, cur, x.name, value
 		}
 		return

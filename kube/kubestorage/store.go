@@ -384,11 +384,15 @@ func (s *Store) getFromEtcd(ctx context.Context, key string, opts storage.GetOpt
 	}
 }
 
-// getWithin reads one key from etcd with so many requests at once, of which the first answer
-// counts. late: there was none within the time.
+// getWithin reads one key from etcd with so many requests at once, of which the first that
+// succeeds counts, or else the last. late: there was no answer within the time.
 func (s *Store) getWithin(ctx context.Context, patience time.Duration, requests int, key string, opts storage.GetOptions, out runtime.Object) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	if requests == 1 {
+		err = s.etcd.Get(ctx, key, opts, out)
+		return ctx.Err() != nil, err
+	}
 	type answer struct {
 		obj runtime.Object
 		err error
@@ -396,17 +400,18 @@ func (s *Store) getWithin(ctx context.Context, patience time.Duration, requests 
 	answers := make(chan answer, requests)
 	for range requests {
 		obj := out.DeepCopyObject()
-		go func() { answers <- answer{obj, s.etcd.Get(ctx, key, opts, obj)} }()
+		go func() {
+			answers <- answer{obj, Guard(func() error { return s.etcd.Get(ctx, key, opts, obj) })}
+		}()
 	}
 	for range requests {
 		a := <-answers
-		if a.err == nil || ctx.Err() == nil {
+		if err = a.err; err == nil || storage.IsNotFound(err) {
 			reflect.ValueOf(out).Elem().Set(reflect.ValueOf(a.obj).Elem())
-			return false, a.err
+			return false, err
 		}
-		err = a.err
 	}
-	return true, err
+	return ctx.Err() != nil, err
 }
 
 // Get implements storage.Interface. Without a resource version the answer is
