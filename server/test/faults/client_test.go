@@ -123,6 +123,7 @@ type round struct {
 	namespaces []string
 	began      time.Time
 	asked      []*replica // by clients
+	written    []*replica // by clients
 	watched    []*replica // by watchers
 
 	attempted atomic.Int64
@@ -138,7 +139,7 @@ type round struct {
 }
 
 func newRound(s *scene, seed uint64, namespaces []string) *round {
-	return &round{scene: s, seed: seed, namespaces: namespaces, began: time.Now(), asked: s.replicas, watched: s.replicas,
+	return &round{scene: s, seed: seed, namespaces: namespaces, began: time.Now(), asked: s.replicas, written: s.replicas, watched: s.replicas,
 		seen: map[key]state{}, failures: map[string]int{}}
 }
 
@@ -287,7 +288,7 @@ func body(name, value, half string, want state) object {
 func (r *round) write(rng *rand.Rand, client int, k kind, i int) bool {
 	res, ns, name, key := r.drawKey(rng)
 	o := &op{kind: k, key: key, value: fmt.Sprintf("%d-%d-%d", r.seed, client, i), half: halves[rng.IntN(len(halves))]}
-	to, precondition := r.drawReplica(rng), rng.IntN(4)
+	to, precondition := r.written[rng.IntN(len(r.written))], rng.IntN(4)
 	r.mu.Lock()
 	seen := r.seen[key]
 	r.mu.Unlock()
