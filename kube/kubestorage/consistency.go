@@ -39,8 +39,12 @@ const (
 var panicOnInconsistency, _ = strconv.ParseBool(os.Getenv("KUBE_WATCHCACHE_CONSISTENCY_CHECKER"))
 
 // checkTimeout bounds a check, so that an etcd that hangs does not keep the others waiting: 300,000
-// keys take a second.
-const checkTimeout = time.Minute
+// keys take a second. One on demand ends checkAnswer before its request does, which
+// is told what has come of it.
+const (
+	checkTimeout = 30 * time.Second
+	checkAnswer  = time.Second
+)
 
 // toldKeys is how many keys are named in the log and in a ConsistencyCheck.
 const toldKeys = 20
@@ -180,16 +184,22 @@ func (k *checker) schedule(x *checked) {
 	}
 }
 
-// check compares a resource with etcd when it is its turn, and returns nil if ctx ends before.
+// check compares a resource with etcd when it is its turn, and returns nil if that does not
+// come, or ctx ends.
 func (k *checker) check(ctx context.Context, x *checked) *ConsistencyCheck {
+	inTime, cancel := context.WithCancel(ctx)
+	if end, ok := ctx.Deadline(); ok {
+		inTime, cancel = context.WithDeadline(ctx, end.Add(-checkAnswer))
+	}
+	defer cancel()
 	select {
 	case k.turn <- struct{}{}:
 		defer func() { <-k.turn }()
-	case <-ctx.Done():
+	case <-inTime.Done():
 		return nil
 	}
 	began := time.Now()
-	bound, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("not done after %v", checkTimeout))
+	bound, cancel := context.WithTimeout(inTime, checkTimeout)
 	defer cancel()
 	r := k.compare(bound, x)
 	if ctx.Err() != nil && r.Status == checkError {
@@ -304,8 +314,12 @@ func (k *checker) selected(only *schema.GroupResource) (all []*checked) {
 	return all
 }
 
-// errChecksOff: the gate is off.
-var errChecksOff = errors.New("the feature gate DetectCacheInconsistency is off")
+var (
+	// errChecksOff: the gate is off.
+	errChecksOff = errors.New("the feature gate DetectCacheInconsistency is off")
+	// errChecksLate: ctx has ended, or is about to.
+	errChecksLate = errors.New("checks take longer than the request may; those that have ended were counted")
+)
 
 // demand checks resources now, and returns what has come of it.
 func (k *checker) demand(ctx context.Context, only *schema.GroupResource) (all []ConsistencyCheck, err error) {
@@ -329,8 +343,8 @@ func (k *checker) demand(ctx context.Context, only *schema.GroupResource) (all [
 		k.mu.Unlock()
 		if r := <-done; r != nil {
 			all = append(all, *r)
-		} else if ctx.Err() != nil {
-			return all, ctx.Err()
+		} else if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) <= checkAnswer {
+			return all, errChecksLate
 		}
 	}
 	return all, nil
@@ -384,7 +398,8 @@ func byResource(a, b ConsistencyCheck) int {
 
 // CheckConsistency compares resources with etcd now, all that are served from memory or one: keys
 // and resource versions, never a value (KEP-4988). What differs is mended as a scheduled
-// check would. Resources come in alphabetical order. Error: the gate is off, or ctx has ended.
+// check would. Resources come in alphabetical order. Error: the gate is off, or ctx ends in a
+// second.
 func (e *Engine) CheckConsistency(ctx context.Context, only *schema.GroupResource) (all []ConsistencyCheck, err error) {
 	for _, k := range e.checkers() {
 		some, err := k.demand(ctx, only)

@@ -44,7 +44,11 @@ func (e *Engine) ConsistencyHandler() http.Handler {
 			return
 		case r.Method == http.MethodPost:
 			var err error
-			if answer.Items, err = e.CheckConsistency(r.Context(), only); err != nil {
+			answer.Items, err = e.CheckConsistency(r.Context(), only)
+			if r.Context().Err() != nil {
+				return // nobody is there, or a filter has answered
+			}
+			if err != nil {
 				status := http.StatusServiceUnavailable
 				if errors.Is(err, errChecksOff) {
 					status = http.StatusForbidden

@@ -33,6 +33,7 @@ type lossy struct {
 	mirror.Source
 	armed atomic.Bool
 	keys  atomic.Int64 // that were asked for without values
+	hang  bool         // those requests are not answered
 	each  func()       // before a page of those; nil: nothing
 }
 
@@ -52,6 +53,10 @@ func (l *lossy) Watch(ctx context.Context, prefix string, after mirror.Header, d
 func (l *lossy) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
 	if l.each != nil {
 		l.each()
+	}
+	if l.hang {
+		<-ctx.Done()
+		return mirror.Header{}, ctx.Err()
 	}
 	return l.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
 		l.keys.Add(int64(len(kvs)))
@@ -290,6 +295,30 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	}
 	if f.engine(t).resource.Suspect() {
 		t.Error("the resource is suspect")
+	}
+}
+
+// TestConsistencyCheckOfAnEtcdThatHangs: whoever asks is told in time, and the outcome is counted.
+func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
+	l := &lossy{}
+	of := schema.GroupResource{Group: "consistency", Resource: "hanging"}
+	f := setup(t, l.through, onDemand, func(o *options) { o.store.GroupResource = of })
+	k := f.cluster.checker
+	f.create(t, newPod("a"))
+	f.catchUp(t)
+	ctx, cancel := context.WithTimeout(t.Context(), checkAnswer+200*time.Millisecond)
+	defer cancel()
+	l.hang = true
+	_, _, before := counts(t, of)
+	all, err := k.demand(ctx, nil)
+	if err != nil || len(all) != 1 || all[0].Status != checkError || ctx.Err() != nil {
+		t.Errorf("%+v, %v, %v", all, err, ctx.Err())
+	}
+	if _, _, n := counts(t, of); n != before+1 {
+		t.Errorf("counted %d", n-before)
+	}
+	if all, err = k.demand(ctx, nil); err != errChecksLate || len(all) != 0 {
+		t.Errorf("in what is left: %+v, %v", all, err)
 	}
 }
 
