@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stratakube/strata/internal/watchcheck"
@@ -63,13 +65,13 @@ var bugs = []bug{
 	{
 		name: "reads of the present are stale",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
-			now, err := r.scene.client.Get(ctx, "now")
-			check(t, err)
-			_, err = at.api.List(ctx, resources[0].path(""), fmt.Sprintf("resourceVersionMatch=NotOlderThan&resourceVersion=%d", now.Header.Revision))
-			check(t, err) // the server has come to that revision, and from here on it is told of no later one
+			// The server stays where it is, and from there on it is told of no later revision, nor of an earlier one,
+			// which it would take for that of an etcd that was restored.
+			var end atomic.Int64
+			end.Store(math.MaxInt64)
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				p.Stall(true)
-				return p.Backdate(etcdproxy.CountsOf(""), 0, func(revision int64) int64 { return min(revision, now.Header.Revision) })
+				return p.Backdate(etcdproxy.CountsOf(""), 0, func(revision int64) int64 { return min(revision, end.Load()) })
 			})
 			defer func() {
 				removeAll(rules)
@@ -77,6 +79,7 @@ var bugs = []bug{
 					p.Stall(false)
 				}
 			}()
+			end.Store(at.standsAt(t, ctx))
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
@@ -163,6 +166,24 @@ func (r *replica) eachDetour(add func(*harness.Proxy) *etcdproxy.Rule) (rules []
 		rules = append(rules, add(p))
 	}
 	return rules
+}
+
+// standsAt returns the revision of a server that is told of nothing more, when what was on its way to it has arrived.
+func (r *replica) standsAt(t *testing.T, ctx context.Context) int64 {
+	t.Helper()
+	const enough = 10 // readings in a row that are the same
+	last, times := int64(0), 0
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		at, err := r.api.Metric(ctx, "strata_mirror_revision{")
+		if err != nil {
+			return false, err
+		}
+		if times++; int64(at) != last {
+			last, times = int64(at), 1
+		}
+		return times == enough, fmt.Errorf("it is at %d", last)
+	}))
+	return last
 }
 
 func removeAll(rules []*etcdproxy.Rule) {
