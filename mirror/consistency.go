@@ -278,11 +278,11 @@ func (r *Resource) mend(snap Snapshot, keys []mended, err error) error {
 		r.suspect = true // when it is loaded
 		return err
 	}
-	for i, k := range keys {
+	for _, k := range keys {
 		if was, held := snap.Get(k.key); held {
 			t.count(was, -1)
 		}
-		if keys[i].entry != nil {
+		if k.entry != nil {
 			t.count(k.entry, 1)
 		}
 	}

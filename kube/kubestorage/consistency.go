@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -187,11 +188,12 @@ func (k *checker) schedule(x *checked) {
 // check compares a resource with etcd when it is its turn, and returns nil if that does not
 // come, or ctx ends.
 func (k *checker) check(ctx context.Context, x *checked) *ConsistencyCheck {
-	inTime, cancel := context.WithCancel(ctx)
+	inTime := ctx
 	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
 		inTime, cancel = context.WithDeadline(ctx, end.Add(-checkAnswer))
+		defer cancel()
 	}
-	defer cancel()
 	select {
 	case k.turn <- struct{}{}:
 		defer func() { <-k.turn }()
@@ -224,7 +226,7 @@ func (k *checker) compare(ctx context.Context, x *checked) *ConsistencyCheck {
 	r := &ConsistencyCheck{Group: x.group.Group, Resource: x.group.Resource, Status: checkSuccess}
 	prefix := x.resource.Prefix()
 	etcd := newDigest(prefix)
-	c, err := x.resource.Check(ctx, func(key []byte, mod mirror.Revision) { etcd.add(string(key), mod) })
+	c, err := x.resource.Check(ctx, etcd.add)
 	if c != nil {
 		r.hash(prefix, c.Snapshot)
 		if c.Count > 0 {
@@ -272,7 +274,8 @@ func (k *checker) report(r *ConsistencyCheck) {
 func (r *ConsistencyCheck) hash(prefix string, s mirror.Snapshot) {
 	d := newDigest(prefix)
 	for e := range s.All("", "") {
-		d.add(e.Key(), e.ModRevision())
+		d.key = append(d.key[:0], e.Key()...)
+		d.add(d.key, e.ModRevision())
 		r.Keys++
 	}
 	r.Revision, r.Hash = s.Rev, d.sum()
@@ -284,15 +287,16 @@ type digest struct {
 	hash   hash.Hash64
 	prefix int
 	buf    []byte
+	key    []byte // of whoever has strings
 }
 
 func newDigest(prefix string) *digest { return &digest{hash: fnv.New64(), prefix: len(prefix)} }
 
 // add adds an object to the hash. Cost is O(length of the key), no allocation.
-func (d *digest) add(key string, mod mirror.Revision) {
+func (d *digest) add(key []byte, mod mirror.Revision) {
 	key = key[d.prefix:]
 	d.buf = d.buf[:0]
-	if strings.IndexByte(key, '/') < 0 {
+	if bytes.IndexByte(key, '/') < 0 {
 		d.buf = append(d.buf, '/') // no namespace
 	}
 	d.buf = append(append(d.buf, key...), '/')

@@ -214,7 +214,7 @@ func TestConsistencyHash(t *testing.T) {
 		}
 	}
 	d := newDigest("/registry/nodes/")
-	d.add("/registry/nodes/n1", 7)
+	d.add([]byte("/registry/nodes/n1"), 7)
 	h := fnv.New64()
 	fmt.Fprintf(h, "%s/%s/%s", "", "n1", "7")
 	if want := fmt.Sprintf("%x", h.Sum64()); d.sum() != want {
