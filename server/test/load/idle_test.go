@@ -23,17 +23,17 @@ func TestIdleWatchersHoldLittle(t *testing.T) {
 	first, err := s.idle(t, ctx, 10, perConnection) // what is made once is no watcher's
 	check(t, err)
 	first()
-	before, err := s.held(ctx)
+	before, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Log("before:", before)
 
 	gone, err := s.idle(t, ctx, watchers, perConnection)
 	check(t, err)
-	meanwhile, err := s.held(ctx)
+	meanwhile, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Logf("with %d watchers: %v", watchers, meanwhile)
 	if harness.Engine() == harness.Strata {
-		if each := float64(meanwhile.heap+meanwhile.stacks-before.heap-before.stacks) / float64(watchers); each > bytesEach {
+		if each := float64(meanwhile.Heap+meanwhile.Stacks-before.Heap-before.Stacks) / float64(watchers); each > bytesEach {
 			t.Errorf("the server holds %.1f KB for each idle watcher, want at most %.1f", each/1e3, bytesEach/1e3)
 		}
 	}

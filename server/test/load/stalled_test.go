@@ -25,20 +25,20 @@ func TestStalledClientsHoldLittle(t *testing.T) {
 	first, err := s.stall(t, ctx, 4) // what is made once is no client's
 	check(t, err)
 	first()
-	before, err := s.held(ctx)
+	before, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Log("before:", before)
 
 	gone, err := s.stall(t, ctx, clients)
 	check(t, err)
-	meanwhile, err := s.held(ctx)
+	meanwhile, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Logf("with %d clients: %v", clients, meanwhile)
 	if harness.Engine() == harness.Strata {
-		if more := meanwhile.heap + meanwhile.stacks - before.heap - before.stacks; more > bound {
+		if more := meanwhile.Heap + meanwhile.Stacks - before.Heap - before.Stacks; more > bound {
 			t.Errorf("the server holds %.1f MB for %d clients that do not read, want at most %.1f", float64(more)/1e6, clients, float64(bound)/1e6)
 		}
-		if more := meanwhile.resident - before.resident; long() && more > bound {
+		if more := meanwhile.Resident - before.Resident; long() && more > bound {
 			t.Errorf("the server's memory has grown by %.1f MB, want at most %.1f", float64(more)/1e6, float64(bound)/1e6)
 		}
 	}

@@ -118,7 +118,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	list, err := s.api.List(ctx, mapsPath, "limit=1")
 	check(t, err)
 	all := kinds(list.Metadata.ResourceVersion, s.old)
-	before, err := s.held(ctx)
+	before, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Log("before:", before)
 

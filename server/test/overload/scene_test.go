@@ -8,8 +8,6 @@
 package overload
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,71 +162,19 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// held is what the server's runtime says that it holds after a garbage collection, and what the kernel says.
-type held struct {
-	heap, stacks, resident int64 // bytes
-	goroutines             int
-}
-
-func (h held) String() string {
-	return fmt.Sprintf("heap %.1f MB, stacks %.1f MB, resident %.1f MB, %d goroutines",
-		float64(h.heap)/1e6, float64(h.stacks)/1e6, float64(h.resident)/1e6, h.goroutines)
-}
-
-func (s *scene) held(ctx context.Context) (h held, err error) {
-	var profile *harness.Response
-	for range 2 { // the second collection frees what pools kept in the first
-		if profile, err = s.text(ctx, "/debug/pprof/heap", "gc=1&debug=1"); err != nil {
-			return h, err
-		}
-	}
-	lines := bufio.NewScanner(bytes.NewReader(profile.Body))
-	lines.Buffer(nil, len(profile.Body)+1)
-	for lines.Scan() {
-		for prefix, value := range map[string]*int64{"# HeapInuse = ": &h.heap, "# Stack = ": &h.stacks} {
-			if text, ok := strings.CutPrefix(lines.Text(), prefix); ok {
-				text, _, _ = strings.Cut(text, " ")
-				if *value, err = strconv.ParseInt(text, 10, 64); err != nil {
-					return h, fmt.Errorf("heap profile: %w", err)
-				}
-			}
-		}
-	}
-	goroutines, err := s.text(ctx, "/debug/pprof/goroutine", "debug=1")
-	if err != nil {
-		return h, err
-	}
-	if _, err := fmt.Sscanf(string(goroutines.Body), "goroutine profile: total %d", &h.goroutines); err != nil {
-		return h, fmt.Errorf("goroutine profile: %w", err)
-	}
-	if h.heap == 0 || h.stacks == 0 {
-		return h, errors.New("the heap profile does not say what is in use")
-	}
-	h.resident, err = s.server.Resident()
-	return h, err
-}
-
-func (s *scene) text(ctx context.Context, path, query string) (*harness.Response, error) {
-	r, err := s.api.DoAs(ctx, http.MethodGet, path, query, "", "text/plain", nil)
-	if err == nil && r.Code != http.StatusOK {
-		err = fmt.Errorf("%s: %w", path, r.Err())
-	}
-	return r, err
-}
-
 // returned waits until the server holds about as much as before, and says what it still holds if it does not.
-func (s *scene) returned(t *testing.T, ctx context.Context, before held, spareBytes int64, spareGoroutines int) {
+func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
 	patience := pick(time.Minute, 2*time.Minute)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not returned within %v", patience))
 	defer cancel()
-	var last held
+	var last harness.Held
 	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
-		if last, err = s.held(ctx); err != nil {
+		if last, err = s.server.Held(ctx, s.api); err != nil {
 			return false, err
 		}
-		more := last.heap + last.stacks - before.heap - before.stacks
-		return more <= spareBytes && last.goroutines <= before.goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
+		more := last.Heap + last.Stacks - before.Heap - before.Stacks
+		return more <= spareBytes && last.Goroutines <= before.Goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
 	})
 	t.Log("afterwards:", last)
 	if err != nil {

@@ -86,7 +86,7 @@ func TestClientsThatHoldTheServerUp(t *testing.T) {
 	}
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // what is made once is nobody's
 	check(t, err)
-	before, err := s.held(ctx)
+	before, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Log("before:", before)
 
@@ -109,11 +109,11 @@ func TestClientsThatHoldTheServerUp(t *testing.T) {
 			})
 		}
 	}
-	meanwhile, err := s.held(ctx)
+	meanwhile, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	clients := each * len(all)
 	t.Logf("with %d clients: %v", clients, meanwhile)
-	if more := meanwhile.heap + meanwhile.stacks - before.heap - before.stacks; harness.Engine() == harness.Strata && float64(more) > 16e6+float64(clients)*most {
+	if more := meanwhile.Heap + meanwhile.Stacks - before.Heap - before.Stacks; harness.Engine() == harness.Strata && float64(more) > 16e6+float64(clients)*most {
 		t.Errorf("the server holds %.1f MB for %d clients, want at most %.1f each", float64(more)/1e6, clients, most/1e6)
 	}
 	if err := attacking.Wait(); err != nil {
@@ -161,7 +161,7 @@ func TestWatchersThatVanish(t *testing.T) {
 	)
 	ctx := newContext(t, pick(3*time.Minute, 10*time.Minute))
 	s := newScene(t, ctx, 2_000, 0)
-	before, err := s.held(ctx)
+	before, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Log("before:", before)
 	stopHealth := s.health(t, ctx, 30*time.Second)
@@ -172,10 +172,10 @@ func TestWatchersThatVanish(t *testing.T) {
 		conns = append(conns, conn)
 		check(t, openWatches(conn, perConnection))
 	}
-	meanwhile, err := s.held(ctx)
+	meanwhile, err := s.server.Held(ctx, s.api)
 	check(t, err)
 	t.Logf("with %d watches: %v", watches, meanwhile)
-	if each := float64(meanwhile.heap+meanwhile.stacks-before.heap-before.stacks) / float64(watches); harness.Engine() == harness.Strata && each > most {
+	if each := float64(meanwhile.Heap+meanwhile.Stacks-before.Heap-before.Stacks) / float64(watches); harness.Engine() == harness.Strata && each > most {
 		t.Errorf("the server holds %.1f KB for each watch, want at most %.1f", each/1e3, most/1e3)
 	}
 	for i, conn := range conns {

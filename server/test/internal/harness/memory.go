@@ -1,22 +1,22 @@
 package harness
 
 import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
 
 	"github.com/prometheus/procfs"
 )
 
 // Resident returns how many bytes of memory the process holds (VmRSS). It is an error where there is no /proc.
 func (p *Process) Resident() (bytes int64, err error) {
-	proc, err := procfs.NewProc(p.cmd.Process.Pid)
-	if err != nil {
-		return 0, fmt.Errorf("memory of %s: %w", p.name, err)
-	}
-	status, err := proc.NewStatus()
-	if err != nil {
-		return 0, fmt.Errorf("memory of %s: %w", p.name, err)
-	}
-	return int64(status.VmRSS), nil
+	status, err := p.memory()
+	return int64(status.VmRSS), err
 }
 
 // Resident is Process.Resident of the etcd's process.
@@ -24,13 +24,71 @@ func (e *Etcd) Resident() (bytes int64, err error) { return e.p.Resident() }
 
 // Peak returns the most memory that the process has ever held (VmHWM), which the kernel keeps. It is an error where there is no /proc.
 func (p *Process) Peak() (bytes int64, err error) {
+	status, err := p.memory()
+	return int64(status.VmHWM), err
+}
+
+func (p *Process) memory() (procfs.ProcStatus, error) {
 	proc, err := procfs.NewProc(p.cmd.Process.Pid)
 	if err != nil {
-		return 0, fmt.Errorf("memory of %s: %w", p.name, err)
+		return procfs.ProcStatus{}, fmt.Errorf("memory of %s: %w", p.name, err)
 	}
 	status, err := proc.NewStatus()
 	if err != nil {
-		return 0, fmt.Errorf("memory of %s: %w", p.name, err)
+		return procfs.ProcStatus{}, fmt.Errorf("memory of %s: %w", p.name, err)
 	}
-	return int64(status.VmHWM), nil
+	return status, nil
+}
+
+// Held is what a server's runtime says that it holds after a garbage collection, and what the kernel says.
+type Held struct {
+	Heap, Stacks, Resident int64 // bytes
+	Goroutines             int
+}
+
+func (h Held) String() string {
+	return fmt.Sprintf("heap %.1f MB, stacks %.1f MB, resident %.1f MB, %d goroutines",
+		float64(h.Heap)/1e6, float64(h.Stacks)/1e6, float64(h.Resident)/1e6, h.Goroutines)
+}
+
+// Held has the server collect its garbage, as api's user, and returns what it holds then.
+func (s *Server) Held(ctx context.Context, api *API) (h Held, err error) {
+	var profile *Response
+	for range 2 { // the second collection frees what pools kept in the first
+		if profile, err = debugPage(ctx, api, "/debug/pprof/heap", "gc=1&debug=1"); err != nil {
+			return h, err
+		}
+	}
+	lines := bufio.NewScanner(bytes.NewReader(profile.Body))
+	lines.Buffer(nil, len(profile.Body)+1)
+	for lines.Scan() {
+		for prefix, value := range map[string]*int64{"# HeapInuse = ": &h.Heap, "# Stack = ": &h.Stacks} {
+			if text, ok := strings.CutPrefix(lines.Text(), prefix); ok {
+				text, _, _ = strings.Cut(text, " ")
+				if *value, err = strconv.ParseInt(text, 10, 64); err != nil {
+					return h, fmt.Errorf("heap profile: %w", err)
+				}
+			}
+		}
+	}
+	goroutines, err := debugPage(ctx, api, "/debug/pprof/goroutine", "debug=1")
+	if err != nil {
+		return h, err
+	}
+	if _, err := fmt.Sscanf(string(goroutines.Body), "goroutine profile: total %d", &h.Goroutines); err != nil {
+		return h, fmt.Errorf("goroutine profile: %w", err)
+	}
+	if h.Heap == 0 || h.Stacks == 0 {
+		return h, errors.New("the heap profile does not say what is in use")
+	}
+	h.Resident, err = s.Resident()
+	return h, err
+}
+
+func debugPage(ctx context.Context, api *API, path, query string) (*Response, error) {
+	r, err := api.DoAs(ctx, http.MethodGet, path, query, "", "text/plain", nil)
+	if err == nil && r.Code != http.StatusOK {
+		err = fmt.Errorf("%s: %w", path, r.Err())
+	}
+	return r, err
 }
