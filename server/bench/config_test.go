@@ -96,8 +96,8 @@ func TestOnlyTheFirstEngineIsProfiledUnlessAskedFor(t *testing.T) {
 }
 
 func TestVersionsFitOneLine(t *testing.T) {
-	const output = "strata      v0.1.0-dev\nkubernetes  v1.36.3\ngo          go1.26.8 linux/amd64\n"
-	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.36.3" {
+	const output = "strata      v0.1.0-dev\nkubernetes  v1.37.1\ngo          go1.26.8 linux/amd64\n"
+	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.37.1" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -109,7 +109,7 @@ func TestVersionNamesAllParts(t *testing.T) {
 		if code != 0 || stderr != "" {
 			t.Errorf("strata %v: exit code %d, standard error %q", args, code, stderr)
 		}
-		for _, want := range []string{"strata ", "kubernetes  v1.36.3\n", "etcd        v3.", "go          go1."} {
+		for _, want := range []string{"strata ", "kubernetes  v1.37.1\n", "etcd        v3.", "go          go1."} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("strata %v prints %q without %q", args, stdout, want)
 			}
@@ -119,8 +119,8 @@ func TestVersionNamesAllParts(t *testing.T) {
 
 func TestApiserverVersionIsThatOfKubernetes(t *testing.T) {
 	stdout, _, code := strata(t, "apiserver", "--version")
-	if code != 0 || !strings.HasPrefix(stdout, "Kubernetes v1.36.3+strata.") {
-		t.Errorf("exit code %d, output %q, want 0 and Kubernetes v1.36.3+strata.*", code, stdout)
+	if code != 0 || !strings.HasPrefix(stdout, "Kubernetes v1.37.1+strata.") {
+		t.Errorf("exit code %d, output %q, want 0 and Kubernetes v1.37.1+strata.*", code, stdout)
 	}
 }
 

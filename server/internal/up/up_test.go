@@ -159,7 +159,7 @@ func TestFirstMinutesOfANewUser(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
-			if !strings.HasPrefix(got, "v1.36.3+strata") {
+			if !strings.HasPrefix(got, "v1.37.1+strata") {
 				t.Errorf("version %q", got)
 			}
 		}

@@ -20,12 +20,12 @@ import (
 var strata = "0.1.0-dev"
 
 // kubernetes is the version of k8s.io/kubernetes in go.mod; a test compares the two.
-const kubernetes = "1.36.3"
+const kubernetes = "1.37.1"
 
 // Info describes the program. All versions carry the leading v, except Go's, which has its own form (go1.26.0).
 type Info struct {
 	Strata     string
-	Kubernetes string // the release whose API is served, for example v1.36.3
+	Kubernetes string // the release whose API is served, for example v1.37.1
 	Etcd       string // client and embedded server
 	Go         string
 	Platform   string // operating system and architecture, for example linux/amd64
@@ -78,6 +78,6 @@ func (i Info) String() string {
 }
 
 // GitVersion is what /version and kubectl report: Kubernetes' version with ours as build metadata, for example
-// v1.36.3+strata.0.1.0. Build metadata does not take part in comparisons, so clients see the release whose API
+// v1.37.1+strata.0.1.0. Build metadata does not take part in comparisons, so clients see the release whose API
 // is served.
 func GitVersion() string { return "v" + kubernetes + "+strata." + strata }

@@ -211,7 +211,7 @@ func TestListOptions(t *testing.T) {
 }
 
 // agents are those for whom responses are indented, and some that look like them.
-var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.36.3 (linux/amd64)", "Mozilla/4.0"}
+var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.1 (linux/amd64)", "Mozilla/4.0"}
 
 // TestListRevisions combines resourceVersion, resourceVersionMatch and limit, valid or not.
 func TestListRevisions(t *testing.T) {
