@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/mirror"
@@ -93,16 +94,15 @@ func (e *oneKey) kvs() []*mvccpb.KeyValue {
 	if e.key == nil {
 		return nil
 	}
-	kv := *e.key
-	return []*mvccpb.KeyValue{&kv}
+	return []*mvccpb.KeyValue{proto.CloneOf(e.key)}
 }
 
-func (e *oneKey) notifyLocked(kind mvccpb.Event_EventType, kv mvccpb.KeyValue) {
+func (e *oneKey) notifyLocked(kind mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
 	for w, hears := range e.watchers {
 		if !hears {
 			continue
 		}
-		w <- clientv3.WatchResponse{Header: *e.header(), Events: []*clientv3.Event{{Type: kind, Kv: &kv}}}
+		w <- clientv3.WatchResponse{Header: e.header(), Events: []*clientv3.Event{{Type: kind, Kv: kv}}}
 	}
 }
 
@@ -115,13 +115,13 @@ func (e *oneKey) put(value string) {
 
 func (e *oneKey) putLocked(value string) {
 	e.rev++
-	kv := mvccpb.KeyValue{Key: []byte(CompactionKey), Value: []byte(value), ModRevision: e.rev, CreateRevision: e.rev, Version: 1}
+	kv := &mvccpb.KeyValue{Key: []byte(CompactionKey), Value: []byte(value), ModRevision: e.rev, CreateRevision: e.rev, Version: 1}
 	if e.key != nil {
 		kv.CreateRevision, kv.Version = e.key.CreateRevision, e.key.Version+1
 	}
-	e.key = &kv
+	e.key = kv
 	e.history = append(e.history, "put "+value)
-	e.notifyLocked(mvccpb.PUT, kv)
+	e.notifyLocked(mvccpb.PUT, proto.CloneOf(kv))
 }
 
 // remove deletes the key.
@@ -131,7 +131,7 @@ func (e *oneKey) remove() {
 	e.rev++
 	e.key = nil
 	e.history = append(e.history, "delete")
-	e.notifyLocked(mvccpb.DELETE, mvccpb.KeyValue{Key: []byte(CompactionKey), ModRevision: e.rev})
+	e.notifyLocked(mvccpb.DELETE, &mvccpb.KeyValue{Key: []byte(CompactionKey), ModRevision: e.rev})
 }
 
 // write is what others do: the revision moves on.
@@ -208,7 +208,7 @@ type oneTxn struct {
 }
 
 func (x *oneTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
-	c := pb.Compare(cs[0])
+	c := cs[0].GetCompare()
 	if len(cs) != 1 || c.Result != pb.Compare_EQUAL || c.Target != pb.Compare_VERSION {
 		panic("another comparison than a kube-apiserver makes")
 	}
@@ -264,11 +264,11 @@ func (e *oneKey) Watch(ctx context.Context, _ string, opts ...clientv3.OpOption)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if from := clientv3.OpGet(CompactionKey, opts...).Rev(); from < e.compacted {
-		w <- clientv3.WatchResponse{Header: *e.header(), Canceled: true, CompactRevision: e.compacted}
+		w <- clientv3.WatchResponse{Header: e.header(), Canceled: true, CompactRevision: e.compacted}
 		close(w)
 		return w
 	}
-	w <- clientv3.WatchResponse{Header: *e.header(), Created: true}
+	w <- clientv3.WatchResponse{Header: e.header(), Created: true}
 	e.watchers[w] = true
 	context.AfterFunc(ctx, func() {
 		e.mu.Lock()

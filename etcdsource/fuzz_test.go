@@ -17,6 +17,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -92,13 +93,13 @@ func (s *saying) Recv() (*pb.WatchResponse, error) {
 		return nil, io.EOF
 	}
 	r := &pb.WatchResponse{}
-	err := r.Unmarshal(s.messages[0])
+	err := proto.Unmarshal(s.messages[0], r)
 	s.messages = s.messages[1:]
 	if err != nil {
 		return nil, err
 	}
 	again := &pb.WatchResponse{} // what the line does with its own is its own business
-	if err := again.Unmarshal(must(r.Marshal())); err == nil {
+	if err := proto.Unmarshal(must(proto.Marshal(r)), again); err == nil {
 		s.heard = append(s.heard, again)
 	}
 	return r, nil
@@ -121,9 +122,9 @@ func cut(input []byte) (messages [][]byte) {
 	return messages
 }
 
-func joined[M interface{ Marshal() ([]byte, error) }](messages ...M) (input []byte) {
+func joined[M proto.Message](messages ...M) (input []byte) {
 	for _, m := range messages {
-		data := must(m.Marshal())
+		data := must(proto.Marshal(m))
 		input = append(append(input, byte(len(data))), data...)
 	}
 	return input
@@ -173,7 +174,7 @@ func FuzzWatchResponses(f *testing.F) {
 					want = append(want, h.Events...)
 				}
 			}
-			if !slices.EqualFunc(r.Events, want, func(a, b *mvccpb.Event) bool { return bytes.Equal(must(a.Marshal()), must(b.Marshal())) }) {
+			if !slices.EqualFunc(r.Events, want, func(a, b *mvccpb.Event) bool { return bytes.Equal(must(proto.Marshal(a)), must(proto.Marshal(b))) }) {
 				t.Fatalf("handed on %v, want %v", r.Events, want)
 			}
 			b := batchOf(r, through)
@@ -205,7 +206,7 @@ func (p *pages) Get(_ context.Context, key string, _ ...clientv3.OpOption) (*cli
 		return nil, errNoMore
 	}
 	r := &pb.RangeResponse{}
-	err := r.Unmarshal(p.messages[0])
+	err := proto.Unmarshal(p.messages[0], r)
 	p.messages = p.messages[1:]
 	if r.Header == nil {
 		r.Header = &pb.ResponseHeader{}

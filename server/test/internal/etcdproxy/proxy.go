@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 )
 
 // The methods that a Proxy knows by name, and thus keys of Requests.
@@ -263,11 +264,11 @@ func decode(method string, message raw, all bool) Request {
 	r := Request{Method: method}
 	switch {
 	case method == MethodRange:
-		if request := (&pb.RangeRequest{}); request.Unmarshal(message) == nil {
+		if request := (&pb.RangeRequest{}); proto.Unmarshal(message, request) == nil {
 			r.Range = request
 		}
 	case method == MethodTxn && all:
-		if request := (&pb.TxnRequest{}); request.Unmarshal(message) == nil {
+		if request := (&pb.TxnRequest{}); proto.Unmarshal(message, request) == nil {
 			r.Txn = request
 		}
 	}
@@ -318,13 +319,13 @@ func (p *Proxy) response(c *call, message raw) error {
 		message = p.status(message)
 	case len(request.changes) > 0 && request.Range != nil:
 		response := &pb.RangeResponse{}
-		if err := response.Unmarshal(message); err != nil {
+		if err := proto.Unmarshal(message, response); err != nil {
 			return err
 		}
 		for _, r := range request.changes {
 			r.change(request.Range, response)
 		}
-		changed, err := response.Marshal()
+		changed, err := proto.Marshal(response)
 		if err != nil {
 			return err
 		}
@@ -366,11 +367,11 @@ func (p *Proxy) status(message raw) raw {
 	version := p.mu.version
 	p.mu.Unlock()
 	response := &pb.StatusResponse{}
-	if version == "" || response.Unmarshal(message) != nil {
+	if version == "" || proto.Unmarshal(message, response) != nil {
 		return message
 	}
 	response.Version = version
-	changed, err := response.Marshal()
+	changed, err := proto.Marshal(response)
 	if err != nil {
 		return message
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
 )
 
 // Kind is what a request is about, as far as its cost is concerned.
@@ -68,9 +69,7 @@ func (p *Proxy) Ranges() []*pb.RangeRequest {
 	defer p.mu.Unlock()
 	ranges := make([]*pb.RangeRequest, 0, len(p.mu.ranges))
 	for _, r := range p.mu.ranges {
-		c := *r
-		c.Key, c.RangeEnd = slices.Clone(r.Key), slices.Clone(r.RangeEnd)
-		ranges = append(ranges, &c)
+		ranges = append(ranges, proto.CloneOf(r))
 	}
 	return ranges
 }

@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
 // watchStream is a stream of a client's watches.
@@ -46,7 +47,7 @@ func (r keyRange) contains(key string) bool {
 // note takes notice of what the client sends.
 func (s *watchStream) note(message raw) {
 	request := &pb.WatchRequest{}
-	if request.Unmarshal(message) != nil {
+	if proto.Unmarshal(message, request) != nil {
 		return // etcd refuses it
 	}
 	if create := request.GetCreateRequest(); create != nil {
@@ -63,7 +64,7 @@ func (s *watchStream) deliver(message raw) error {
 	hasEvents, isFragment := shape(message)
 	if !hasEvents && !isFragment {
 		r := &pb.WatchResponse{}
-		if err := r.Unmarshal(message); err != nil {
+		if err := proto.Unmarshal(message, r); err != nil {
 			return err
 		}
 		s.confirmedLocked(r)
@@ -74,7 +75,7 @@ func (s *watchStream) deliver(message raw) error {
 		return s.sendLocked(message, isFragment) // rules apply to responses as a whole
 	}
 	r := &pb.WatchResponse{}
-	if err := r.Unmarshal(message); err != nil {
+	if err := proto.Unmarshal(message, r); err != nil {
 		return err
 	}
 	s.mu.parts = append(s.mu.parts, r)
@@ -152,7 +153,7 @@ func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold b
 	}
 	for i, part := range left {
 		part.Fragment = i < len(left)-1
-		message, err := part.Marshal()
+		message, err := proto.Marshal(part)
 		if err != nil {
 			return nil, false, err
 		}
@@ -240,11 +241,11 @@ func (s *watchStream) progress(key string, revision int64) (sent bool, err error
 	if !watches || s.mu.header == nil || s.mu.closed {
 		return false, nil
 	}
-	header := *s.mu.header
+	header := proto.CloneOf(s.mu.header)
 	header.Revision = revision
 	var message raw
 	// A notification of the whole stream, as etcd sends them to those who ask.
-	message, err = (&pb.WatchResponse{Header: &header, WatchId: clientv3.InvalidWatchID}).Marshal()
+	message, err = proto.Marshal(&pb.WatchResponse{Header: header, WatchId: clientv3.InvalidWatchID})
 	if err != nil {
 		return false, err
 	}
