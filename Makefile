@@ -64,7 +64,7 @@ test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
 
 test-oldest: ## upstream's storage suites with the oldest supported k8s.io/apiserver, of kube/go.mod
-	cd kube && $(ALONE) $(GO) build ./... && $(ALONE) $(GO) test -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
+	cd kube && $(ALONE) $(GO) vet ./... && $(ALONE) $(GO) test -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
 
 # How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
 # every later run of the tests; what is merely interesting, in the build cache.

@@ -192,7 +192,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj
 	return nil
 }
 
-// maxCorrupt bounds the objects that one LIST reports.
+// maxCorrupt bounds the objects that one LIST reports: the last of them ends it.
 const maxCorrupt = 100
 
 // corruptObjects collects what a LIST cannot read, for AllowUnsafeMalformedObjectDeletion:
@@ -201,27 +201,32 @@ type corruptObjects struct {
 	causes []metav1.StatusCause
 }
 
-// add takes note of an object and reports whether the list goes on.
+// add records an object and reports whether the list continues.
 func (c *corruptObjects) add(key string, err error) bool {
-	if len(c.causes) >= maxCorrupt {
-		c.causes = append(c.causes, metav1.StatusCause{
-			Type:    metav1.CauseTypeTooMany,
-			Message: "too many errors, the list is truncated",
-		})
-		return false
-	}
 	c.causes = append(c.causes, metav1.StatusCause{
 		Type:    metav1.CauseTypeUnexpectedServerResponse,
 		Field:   key,
 		Message: storage.NewCorruptObjError(key, cause(err)).Error(),
 	})
-	return true
+	if len(c.causes) < maxCorrupt {
+		return true
+	}
+	c.causes = append(c.causes, metav1.StatusCause{
+		Type:    metav1.CauseTypeTooMany,
+		Message: "too many errors, the list is truncated",
+	})
+	return false
 }
 
 // orElse returns the error for what was collected, err if nothing was.
 func (c *corruptObjects) orElse(resource groupResource, err error) error {
 	if len(c.causes) == 0 {
 		return err
+	}
+	objects := min(len(c.causes), maxCorrupt)
+	message := fmt.Sprintf("failed to read one or more %s from the storage: %s", resource, c.causes[0].Message)
+	if objects > 1 {
+		message = fmt.Sprintf("%s (and %d more)", message, objects-1)
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure,
@@ -233,6 +238,6 @@ func (c *corruptObjects) orElse(resource groupResource, err error) error {
 			Name:   "list",
 			Causes: c.causes,
 		},
-		Message: fmt.Sprintf("failed to read one or more %s from the storage", resource),
+		Message: message,
 	}}
 }

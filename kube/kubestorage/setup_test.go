@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,7 @@ type options struct {
 	eventsOnly  bool                              // as if etcd were too old
 	beforeReady bool                              // do not wait until the resource is loaded
 	dataBefore  func(*kubernetes.Client)          // called before anything reads etcd
+	prefix      string                            // of all keys, testPrefix unless set
 }
 
 func withTransformer(t transformer) func(*options) {
@@ -106,6 +108,8 @@ func withData(put func(*kubernetes.Client)) func(*options) {
 	return func(o *options) { o.dataBefore = put }
 }
 
+// atRoot stores keys as upstream's own tests do: the path of an object is its key.
+func atRoot(o *options)      { o.prefix = "/" }
 func fromEtcd(o *options)    { o.fromEtcd = true }
 func eventsOnly(o *options)  { o.eventsOnly = true }
 func beforeReady(o *options) { o.beforeReady = true }
@@ -117,6 +121,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
 	o := options{
+		prefix: testPrefix,
 		store: StoreConfig{
 			Codec:          codec,
 			GroupResource:  schema.GroupResource{Resource: "pods"},
@@ -136,9 +141,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	client := startEtcd(t, o.etcd)
 	f := &fixture{client: client, codec: codec}
 	f.requests = &requests{KV: client.KV}
-	f.reads = storagetesting.NewKVRecorder(f.requests)
-	client.KV = f.reads
 	f.lists = storagetesting.NewKubernetesRecorder(client.Kubernetes)
+	f.reads = newKVRecorder(f.requests, f.lists)
+	client.KV = f.reads
 	client.Kubernetes = f.lists
 	if o.dataBefore != nil {
 		o.dataBefore(client)
@@ -147,7 +152,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	var source feed
 	if !o.fromEtcd {
 		var err error
-		if source, err = findFeed(client, testPrefix, o.engine); err != nil || source.source == nil {
+		if source, err = findFeed(client, o.prefix, o.engine); err != nil || source.source == nil {
 			t.Fatalf("the embedded etcd cannot feed a mirror: %v", err)
 		}
 		if o.eventsOnly {
@@ -157,7 +162,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			source.source = o.source(source.source)
 		}
 	}
-	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, testPrefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
+	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, o.prefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,6 +181,18 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	f.requests.reset()
 	f.reads.GetReadsAndReset()
 	return f
+}
+
+// newKVRecorder returns upstream's recorder of reads; since v0.37 it records streamed lists too.
+func newKVRecorder(kv clientv3.KV, lists *storagetesting.KubernetesRecorder) *storagetesting.KVRecorder {
+	switch create := any(storagetesting.NewKVRecorder).(type) {
+	case func(clientv3.KV) *storagetesting.KVRecorder:
+		return create(kv)
+	case func(clientv3.KV, *storagetesting.KubernetesRecorder) *storagetesting.KVRecorder:
+		return create(kv, lists)
+	default:
+		panic(fmt.Sprintf("unknown recorder %T", create))
+	}
 }
 
 // engine returns the fixture's storage, which has to be served from memory.
@@ -288,6 +305,13 @@ func (r *requests) Get(ctx context.Context, key string, opts ...clientv3.OpOptio
 		r.gets.Add(1)
 	}
 	return r.KV.Get(ctx, key, opts...)
+}
+
+func (r *requests) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	if strings.HasPrefix(key, testPrefix) {
+		r.ranges.Add(1)
+	}
+	return r.KV.GetStream(ctx, key, opts...)
 }
 
 func (r *requests) Put(ctx context.Context, key, value string, opts ...clientv3.OpOption) (*clientv3.PutResponse, error) {
@@ -427,6 +451,21 @@ func (f *fixture) remove(t testing.TB, pod *example.Pod) *example.Pod {
 	return out
 }
 
+// rewrite stores all objects again as they are, and returns when memory has that.
+func (f *fixture) rewrite(t testing.TB) {
+	t.Helper()
+	resp, err := f.client.KV.Get(contextFor(t), f.cluster.prefix, clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range resp.Kvs {
+		if _, err := f.client.KV.Put(contextFor(t), string(kv.Key), string(kv.Value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.catchUp(t)
+}
+
 // everything is a list of all pods, linearizable.
 func everything() storage.ListOptions {
 	return storage.ListOptions{Predicate: storage.Everything, Recursive: true}
@@ -522,6 +561,20 @@ func ended(t testing.TB, w watch.Interface) {
 			t.Fatalf("the watch did not end in %s", patience)
 		}
 	}
+}
+
+// expectUnreadable are the options of a deletion of an object that cannot be decoded. The option
+// has another name since v0.37.
+func expectUnreadable() storage.DeleteOptions {
+	var opts storage.DeleteOptions
+	fields := reflect.ValueOf(&opts).Elem()
+	for _, name := range []string{"IgnoreStoreReadError", "ExpectTransformOrDecodeError"} {
+		if f := fields.FieldByName(name); f.IsValid() {
+			f.SetBool(true)
+			return opts
+		}
+	}
+	panic(fmt.Sprintf("no option for unreadable objects in %+v", opts))
 }
 
 // swappable is a transformer that a test replaces while the storage runs.

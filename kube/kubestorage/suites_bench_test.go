@@ -12,14 +12,6 @@ import (
 
 // Upstream's benchmarks of a storage, at a tenth of the sizes that its cacher uses.
 
-func BenchmarkStoreListCreate(b *testing.B) {
-	for _, match := range []metav1.ResourceVersionMatch{metav1.ResourceVersionMatchNotOlderThan, metav1.ResourceVersionMatchExact} {
-		b.Run(fmt.Sprintf("match=%s", match), func(b *testing.B) {
-			storagetesting.RunBenchmarkStoreListCreate(b.Context(), b, setup(b).engine(b), match)
-		})
-	}
-}
-
 func BenchmarkStoreList(b *testing.B) {
 	for _, size := range []struct{ namespaces, podsEach, nodes int }{
 		{1000, 15, 500},
@@ -27,7 +19,7 @@ func BenchmarkStoreList(b *testing.B) {
 		{10, 1100, 100},
 	} {
 		b.Run(fmt.Sprintf("namespaces=%d/pods=%d/nodes=%d", size.namespaces, size.namespaces*size.podsEach, size.nodes), func(b *testing.B) {
-			data := storagetesting.PrepareBenchchmarkData(size.namespaces, size.podsEach, size.nodes)
+			data := benchmarkData(size.namespaces, size.podsEach, size.nodes)
 			f := setup(b)
 			f.createAll(b, data.Pods)
 			for _, useIndex := range []bool{true, false} {
@@ -41,7 +33,7 @@ func BenchmarkStoreList(b *testing.B) {
 
 func BenchmarkStoreStats(b *testing.B) {
 	f := setup(b)
-	f.createAll(b, storagetesting.PrepareBenchchmarkData(50, 300, 500).Pods)
+	f.createAll(b, benchmarkData(50, 300, 500).Pods)
 	storagetesting.RunBenchmarkStoreStats(b.Context(), b, f.engine(b))
 }
 
@@ -65,4 +57,23 @@ func (f *fixture) createAll(b *testing.B, pods []*example.Pod) {
 	close(work)
 	wg.Wait()
 	f.catchUp(b)
+}
+
+// benchmarkData are pods spread over namespaces and nodes.
+func benchmarkData(namespaces, podsEach, nodes int) storagetesting.BenchmarkData {
+	var data storagetesting.BenchmarkData
+	for n := range nodes {
+		data.NodeNames = append(data.NodeNames, fmt.Sprintf("node-%d", n))
+	}
+	for ns := range namespaces {
+		data.NamespaceNames = append(data.NamespaceNames, fmt.Sprintf("namespace-%d", ns))
+		for range podsEach {
+			n := len(data.Pods)
+			data.Pods = append(data.Pods, &example.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: data.NamespaceNames[ns], Name: fmt.Sprintf("pod-%d", n)},
+				Spec:       example.PodSpec{NodeName: data.NodeNames[n%nodes]},
+			})
+		}
+	}
+	return data
 }

@@ -1,0 +1,144 @@
+//go:build apiserver_v0_37
+
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/utils/clock"
+)
+
+// TestMinorSuites runs the suites that only v0.37 exports, or exports in a form of its own.
+func TestMinorSuites(t *testing.T) {
+	unsafeDeletion := func(t *testing.T) {
+		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
+	}
+	corrupt := errors.New("bits flipped")
+
+	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
+		unsafeDeletion(t)
+		f, swap := overridable(t)
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, overrideStore{writeAndSee{f.engine(t)}, swap, func() {}}, corrupt)
+	})
+	suite(t, "GetListWithErrorAggregation", func(t *testing.T) {
+		unsafeDeletion(t)
+		f, swap := overridable(t, atRoot)
+		storagetesting.RunTestGetListWithErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap, func() { f.rewrite(t) }}, corrupt)
+	})
+	suite(t, "GetListWithoutErrorAggregation", func(t *testing.T) {
+		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
+		f, swap := overridable(t, atRoot)
+		storagetesting.RunTestGetListWithoutErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap, func() { f.rewrite(t) }}, corrupt)
+	})
+	suite(t, "DeleteWithConflictAndMissingExpectedTransformOrDecodeError", func(t *testing.T) {
+		unsafeDeletion(t)
+		fail := &failing{transformer: identity.NewEncryptCheckTransformer()}
+		f := setup(t, withTransformer(fail))
+		storagetesting.RunTestDeleteWithConflictAndMissingExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), fail.set)
+	})
+	suite(t, "DeleteExpectedTransformOrDecodeError/transform", func(t *testing.T) {
+		unsafeDeletion(t)
+		fail := &failing{transformer: identity.NewEncryptCheckTransformer()}
+		f := setup(t, withTransformer(fail))
+		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), fail.set)
+	})
+	suite(t, "DeleteExpectedTransformOrDecodeError/decode", func(t *testing.T) {
+		unsafeDeletion(t)
+		etcd3.TestOnlySetFatalOnDecodeError(t, false) // the suite stores what cannot be decoded
+		codec := &failingCodec{Codec: testCodec()}
+		f := setup(t, func(o *options) { o.store.Codec = codec })
+		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), codec.set)
+	})
+	suite(t, "DeleteWithSuggestionAndMissingExpectedTransformOrDecodeError", func(t *testing.T) {
+		unsafeDeletion(t)
+		storagetesting.RunTestDeleteWithSuggestionAndMissingExpectedTransformOrDecodeError(contextFor(t), t, setup(t).engine(t))
+	})
+}
+
+// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports.
+func BenchmarkMinorSuites(b *testing.B) {
+	b.Run("WriteThroughput", func(b *testing.B) {
+		f := setup(b)
+		tracker := storagetesting.NewWatchLatencyTracker(clock.RealClock{})
+		w, err := f.Watch(b.Context(), "/pods/", everything())
+		if err != nil {
+			b.Fatal(err)
+		}
+		done := make(chan struct{})
+		b.Cleanup(func() { w.Stop(); <-done })
+		go func() {
+			defer close(done)
+			for e := range w.ResultChan() {
+				obj := e.Object
+				if shared, ok := obj.(runtime.CacheableObject); ok {
+					obj = shared.GetObject()
+				}
+				tracker.HandleEvent(obj)
+			}
+		}()
+		storagetesting.RunBenchmarkWriteThroughput(b.Context(), b, f.engine(b), storagetesting.PrepareBenchmarkData(5, 300, 500), true, tracker)
+	})
+}
+
+// overridable returns a fixture whose transformer a suite replaces.
+func overridable(t *testing.T, opts ...func(*options)) (*fixture, *swappable) {
+	swap := newSwappable(identity.NewEncryptCheckTransformer())
+	return setup(t, append(opts, withTransformer(swap))...), swap
+}
+
+// overrideStore lets a suite replace the transformer of a storage. The suites that list objects
+// before need them stored again: what was decoded stays valid otherwise.
+type overrideStore struct {
+	storage.Interface
+	swap     *swappable
+	replaced func()
+}
+
+func (s overrideStore) UpdateTransformer(modify storagetesting.TransformerModifier) func() {
+	before := s.swap.get()
+	s.swap.set(modify(before))
+	s.replaced()
+	return func() { s.swap.set(before) }
+}
+
+// failing is a transformer, and failingCodec a codec, that fails on request.
+type failing struct {
+	transformer
+	fails atomic.Bool
+}
+
+func (f *failing) set(fail bool) { f.fails.Store(fail) }
+
+func (f *failing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if f.fails.Load() {
+		return nil, false, errors.New("bits flipped")
+	}
+	return f.transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+type failingCodec struct {
+	runtime.Codec
+	fails atomic.Bool
+}
+
+func (f *failingCodec) set(fail bool) { f.fails.Store(fail) }
+
+func (f *failingCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	if f.fails.Load() {
+		return nil, nil, errors.New("bits flipped")
+	}
+	return f.Codec.Decode(data, defaults, into)
+}
