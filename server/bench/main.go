@@ -231,11 +231,12 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	return report, nil
 }
 
-// parseVersions makes one line of what `strata version` prints, a part and its version per line; the Go version stands in the report anyway.
+// parseVersions makes one line of what `strata version` prints, a part and its version per line. The report names the
+// Go version elsewhere; the versions of k8s.io/apiserver that the module kube supports do not matter to it.
 func parseVersions(output string) string {
 	var parts []string
 	for line := range strings.Lines(output) {
-		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] != "go" {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] != "go" && fields[0] != "apiserver" {
 			parts = append(parts, fields[0]+" "+fields[1])
 		}
 	}

@@ -109,7 +109,7 @@ func TestVersionNamesAllParts(t *testing.T) {
 		if code != 0 || stderr != "" {
 			t.Errorf("strata %v: exit code %d, standard error %q", args, code, stderr)
 		}
-		for _, want := range []string{"strata ", "kubernetes  v1.37.1\n", "etcd        v3.", "go          go1."} {
+		for _, want := range []string{"strata ", "kubernetes  v1.37.1\n", "apiserver   v0.36 and v0.37 ", "etcd        v3.", "go          go1."} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("strata %v prints %q without %q", args, stdout, want)
 			}

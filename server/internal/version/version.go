@@ -22,10 +22,15 @@ var strata = "0.1.0-dev"
 // kubernetes is the version of k8s.io/kubernetes in go.mod; a test compares the two.
 const kubernetes = "1.37.1"
 
+// oldestMinor and newestMinor are the minor versions of k8s.io/apiserver, v0.x, that the module kube supports: those of
+// kube/go.mod and of this program. A test compares them with the two go.mod.
+const oldestMinor, newestMinor = "v0.36", "v0.37"
+
 // Info describes the program. All versions carry the leading v, except Go's, which has its own form (go1.26.0).
 type Info struct {
 	Strata     string
 	Kubernetes string // the release whose API is served, for example v1.37.1
+	Libraries  string // the minor versions of k8s.io/apiserver that the module kube supports
 	Etcd       string // client and embedded server
 	Go         string
 	Platform   string // operating system and architecture, for example linux/amd64
@@ -42,6 +47,7 @@ func Get() Info {
 	info := Info{
 		Strata:     "v" + strata,
 		Kubernetes: "v" + kubernetes,
+		Libraries:  oldestMinor + " and " + newestMinor,
 		Etcd:       "v" + etcdversion.Version,
 		Go:         runtime.Version(),
 		Platform:   runtime.GOOS + "/" + runtime.GOARCH,
@@ -73,8 +79,8 @@ func (i Info) String() string {
 		}
 		own = fmt.Sprintf("%s (commit %.12s of %s%s)", own, i.Commit, i.CommitTime, state)
 	}
-	return fmt.Sprintf("strata      %s\nkubernetes  %s\netcd        %s\ngo          %s %s",
-		own, i.Kubernetes, i.Etcd, i.Go, i.Platform)
+	return fmt.Sprintf("strata      %s\nkubernetes  %s\napiserver   %s (k8s.io/apiserver, supported by the module kube)\netcd        %s\ngo          %s %s",
+		own, i.Kubernetes, i.Libraries, i.Etcd, i.Go, i.Platform)
 }
 
 // GitVersion is what /version and kubectl report: Kubernetes' version with ours as build metadata, for example

@@ -64,3 +64,21 @@ func TestKubernetesVersionMatchesModule(t *testing.T) {
 		t.Errorf("go.mod requires k8s.io/kubernetes %s, this package says %s", got, version.Get().Kubernetes)
 	}
 }
+
+func TestSupportedLibrariesMatchModules(t *testing.T) {
+	minor := func(path string) string {
+		mod, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(`(?m)^\s*k8s\.io/apiserver (v\d+\.\d+)\.`).FindSubmatch(mod)
+		if m == nil {
+			t.Fatalf("%s does not require k8s.io/apiserver", path)
+		}
+		return string(m[1])
+	}
+	want := minor("../../../kube/go.mod") + " and " + minor("../../go.mod")
+	if got := version.Get().Libraries; got != want {
+		t.Errorf("the go.mod files require %s, this package says %s", want, got)
+	}
+}
