@@ -2,7 +2,7 @@
 //
 // The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers.
 // What differs is where reads go: before the configuration is completed, every generic.RESTOptionsGetter in it is
-// wrapped (engine.go), so that each resource, built in or custom, gets a storage.Interface of the engine, and the byte read
+// wrapped (attach.go), so that each resource, built in or custom, gets a storage.Interface of the engine, and the byte read
 // path is put in front of the aggregator's handlers (readpath.go), with what it has to know of upstream's servers.
 //
 //	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ read path ─▶ Complete
@@ -19,7 +19,6 @@ import (
 	"k8s.io/apiserver/pkg/server/flagz"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/cli/globalflag"
-	"k8s.io/component-base/featuregate"
 	"k8s.io/component-base/logs"
 	"k8s.io/component-base/term"
 	"k8s.io/component-base/version/verflag"
@@ -68,16 +67,20 @@ func NewCommand() *cobra.Command { return newCommand(nil) }
 type settings struct {
 	kube   *options.ServerRunOptions
 	engine engineKind
-	gates  featuregate.MutableFeatureGate
+	gates  gateSet
 	limits engineLimits
 	checks checkSettings
 	tokens tokenSettings
 }
 
-func newCommand(onReady func(Info)) *cobra.Command {
-	gates := newGates()
-	s := &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: gates,
+// newSettings returns the defaults.
+func newSettings() *settings {
+	return &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: newGates(),
 		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings()}
+}
+
+func newCommand(onReady func(Info)) *cobra.Command {
+	s := newSettings()
 
 	cmd := &cobra.Command{
 		Use:   "apiserver",
@@ -113,7 +116,7 @@ Kubernetes ships: to compare the two, and as the way back.`,
 	own := sets.FlagSet("strata")
 	own.Var(&s.engine, "engine", "What answers reads and watches: strata (from memory, this program's own engine) or "+
 		"upstream (the watch cache that Kubernetes ships).")
-	own.Var(gates, "strata-feature-gates", gatesUsage(gates))
+	own.Var(s.gates, "strata-feature-gates", gatesUsage(s.gates))
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -99,27 +98,6 @@ func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResou
 		size, given := sizes[gr]
 		return given && size == 0
 	}, nil
-}
-
-// wrapStorage routes every resource of the three servers through engine. These four are all the getters there are:
-// nothing before this point has decorated a storage, and what comes later (group installers, the handler of custom
-// resources) takes them from the configuration when that is completed.
-//
-// Not resources, and left as upstream has them, straight on etcd: the allocators of service addresses and node
-// ports, and the leases of API server endpoints (generic.NewRawStorage and reconcilers.NewLeases).
-func wrapStorage(config *app.Config, engine *kubestorage.Engine, interval time.Duration) {
-	wrap := func(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {
-		return engine.RESTOptionsGetter(compacted{inner, interval})
-	}
-	kube := config.KubeAPIs.ControlPlane.Generic
-	kube.RESTOptionsGetter = wrap(kube.RESTOptionsGetter)
-
-	aggregator := config.Aggregator.GenericConfig
-	aggregator.RESTOptionsGetter = wrap(aggregator.RESTOptionsGetter)
-
-	extensions := config.ApiExtensions
-	extensions.GenericConfig.RESTOptionsGetter = wrap(extensions.GenericConfig.RESTOptionsGetter)
-	extensions.ExtraConfig.CRDRESTOptionsGetter = wrap(extensions.ExtraConfig.CRDRESTOptionsGetter)
 }
 
 // takeCompaction returns how often etcd is to be compacted, and makes that never for everything but what compacted

@@ -39,7 +39,12 @@ func followMemoryLimit() int64 {
 		debug.SetMemoryLimit(group / 10 * runtimeShare)
 		klog.InfoS("The Go runtime stays below the memory limit of the control group", "limit", group)
 	}
-	return min(group, debug.SetMemoryLimit(-1), machineMemory())
+	return memoryLimit()
+}
+
+// memoryLimit returns how many bytes the process may hold.
+func memoryLimit() int64 {
+	return min(cgroupLimit(cgroupFiles), debug.SetMemoryLimit(-1), machineMemory())
 }
 
 // cgroupLimit returns the first limit that one of the files holds; math.MaxInt64 for none.

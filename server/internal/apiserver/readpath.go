@@ -14,38 +14,34 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
-	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// mountReadPath puts the byte read path into the chain of handlers of config's outermost server, the aggregator, which
-// all requests pass: behind its filters, and in front of its choice between itself, the servers behind it and those that
-// APIServices name.
-func mountReadPath(config *app.Config, engine *kubestorage.Engine, lists *kubestorage.DecodedLists, inFlightBytes int64) error {
+// chainResolver returns how the byte read path resolves requests of the chain of servers that is kube-apiserver. The path
+// stands in the chain of handlers of the outermost server, the aggregator: behind its filters, and in front of its choice
+// between itself, the servers behind it and those that APIServices name.
+func chainResolver(config *app.Config) (readpath.ResolverConfig, error) {
 	decorators, err := readDecorators(config.KubeAPIs.Extra)
 	if err != nil {
-		return err
+		return readpath.ResolverConfig{}, err
 	}
 	follow := &followedInformers{remote: newRemoteVersions()}
 	follow.install(config)
-	generic := &config.Aggregator.GenericConfig.Config
-	reads := readpath.New(readpath.Config{
-		DecodedLists:  lists,
-		InFlightBytes: inFlightBytes,
-		Resolver: readpath.NewResolver(readpath.ResolverConfig{
-			Engine: engine,
-			BuiltIn: []readpath.Kinds{
-				kindsOf(legacyscheme.Scheme, legacyscheme.Codecs),
-				kindsOf(apiextensionsapiserver.Scheme, apiextensionsapiserver.Codecs),
-				kindsOf(aggregatorscheme.Scheme, aggregatorscheme.Codecs),
-			},
-			Definition: follow.definition,
-			Local:      follow.remote.local,
-			Decorators: decorators,
-		}),
-	})
-	reads.Mount(generic)
-	return nil
+	return readpath.ResolverConfig{
+		BuiltIn:    builtInKinds(),
+		Definition: follow.definition,
+		Local:      follow.remote.local,
+		Decorators: decorators,
+	}, nil
+}
+
+// builtInKinds returns what upstream's three servers install.
+func builtInKinds() []readpath.Kinds {
+	return []readpath.Kinds{
+		kindsOf(legacyscheme.Scheme, legacyscheme.Codecs),
+		kindsOf(apiextensionsapiserver.Scheme, apiextensionsapiserver.Codecs),
+		kindsOf(aggregatorscheme.Scheme, aggregatorscheme.Codecs),
+	}
 }
 
 // kindsOf returns what upstream's servers install for the kinds of a scheme.

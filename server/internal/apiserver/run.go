@@ -22,8 +22,6 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
-	"github.com/stratakube/strata/kube/kubestorage"
-	"github.com/stratakube/strata/kube/readpath"
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
@@ -85,10 +83,8 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		}
 	}
 
-	var compaction time.Duration
-	if s.engine == engineStrata {
-		compaction = takeCompaction(completed.Etcd)
-	}
+	attachment := s.attachment()
+	attachment.Options(completed.Etcd)
 	config, err := app.NewConfig(completed)
 	if listener := completed.SecureServing.Listener; listener != nil {
 		defer listener.Close() // serving closes it too; this is for errors before that
@@ -96,28 +92,12 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 	if err != nil {
 		return err
 	}
-	var engine *kubestorage.Engine // nil: upstream's
+	defer attachment.Close() // after Run, which destroys the storages
 	if s.engine == engineStrata {
-		transformer, err := secretsTransformer(config)
-		if err != nil {
-			return err
-		}
-		engine, err = newEngine(completed.Etcd, s.gates, s.limits, s.checks, s.tokens, transformer)
-		if err != nil {
-			return err
-		}
-		defer engine.Close() // after Run, which destroys the storages
-		lists := kubestorage.NewDecodedLists(s.limits.decodedBytes.Value())
 		gcpolicy.Start(ctx)
-		wrapStorage(config, engine, compaction)
-		if s.gates.Enabled(kubestorage.ByteReadPath) {
-			if err := mountReadPath(config, engine, lists, s.limits.inFlightBytes.Value()); err != nil {
-				return err
-			}
-		} else {
-			boundDecodedLists(&config.Aggregator.GenericConfig.Config, lists)
-		}
-		readpath.DrainOnShutdown(&config.Aggregator.GenericConfig.Config, engine, s.limits.progressTimeout)
+	}
+	if err := attachment.Chain(config); err != nil {
+		return err
 	}
 
 	complete, err := config.Complete()
@@ -128,9 +108,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 	if err != nil {
 		return err
 	}
-	if engine != nil {
-		mountConsistency(chain, engine)
-	}
+	attachment.Mount(chain)
 	prepared, err := chain.PrepareRun()
 	if err != nil {
 		return err

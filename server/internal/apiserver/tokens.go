@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
-	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	api "k8s.io/kubernetes/pkg/apis/core"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -49,9 +49,9 @@ func (s *tokenSettings) validate(gates featuregate.FeatureGate) error {
 
 // secretsTransformer returns what encrypts Secrets in etcd, nil if nothing does. It follows the encryption configuration
 // when that is reloaded.
-func secretsTransformer(config *app.Config) (value.Transformer, error) {
+func secretsTransformer(getter generic.RESTOptionsGetter) (value.Transformer, error) {
 	secrets := schema.GroupResource{Resource: "secrets"}
-	opts, err := config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter.GetRESTOptions(secrets, &api.Secret{})
+	opts, err := getter.GetRESTOptions(secrets, &api.Secret{})
 	if err != nil {
 		return nil, fmt.Errorf("encryption of secrets: %w", err)
 	}

@@ -1,0 +1,151 @@
+package apiserver
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apiserver/pkg/registry/generic"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/client-go/tools/cache"
+	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/pkg/controlplane"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
+)
+
+// EngineVariable is the environment variable that AttachmentFromEnvironment reads: a value of --engine.
+const EngineVariable = "STRATA_ENGINE"
+
+// Attachment connects an engine to the configuration of one server while other code assembles that server:
+//
+//	Options ─▶ app.NewConfig ─▶ Chain, ControlPlane or Extensions ─▶ Complete ─▶ ... ─▶ Run returns ─▶ Close
+//
+// With --engine=upstream every method does nothing. The methods are called in this order, by one goroutine at a time.
+type Attachment struct {
+	settings   *settings
+	etcd       *genericoptions.EtcdOptions
+	compaction time.Duration
+	engine     *kubestorage.Engine // nil: upstream's, not attached yet, or closed
+}
+
+// AttachmentFromEnvironment returns an Attachment with the default of every flag, but --engine, which is the value of
+// EngineVariable; without that variable it is upstream. Kubernetes' integration tests start their servers with it, so
+// that one test binary runs on both engines.
+func AttachmentFromEnvironment() (*Attachment, error) {
+	s := newSettings()
+	s.engine = engineUpstream
+	if value := os.Getenv(EngineVariable); value != "" {
+		if err := s.engine.Set(value); err != nil {
+			return nil, fmt.Errorf("%s: %w", EngineVariable, err)
+		}
+	}
+	s.limits.fit(&pflag.FlagSet{}, memoryLimit())
+	return s.attachment(), nil
+}
+
+func (s *settings) attachment() *Attachment { return &Attachment{settings: s} }
+
+// Options takes from the completed options what the engine does in place of upstream's storage: compaction.
+func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
+	a.etcd = etcd
+	if a.settings.engine == engineStrata {
+		a.compaction = takeCompaction(etcd)
+	}
+}
+
+// Chain attaches the engine to the chain of servers that is kube-apiserver.
+func (a *Attachment) Chain(config *app.Config) error {
+	getters := []*generic.RESTOptionsGetter{
+		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
+		&config.Aggregator.GenericConfig.RESTOptionsGetter,
+		&config.ApiExtensions.GenericConfig.RESTOptionsGetter,
+		&config.ApiExtensions.ExtraConfig.CRDRESTOptionsGetter,
+	}
+	return a.attach(&config.Aggregator.GenericConfig.Config, getters, func() (readpath.ResolverConfig, error) {
+		return chainResolver(config)
+	})
+}
+
+// ControlPlane attaches the engine to a kube-apiserver without aggregator and custom resources.
+func (a *Attachment) ControlPlane(config *controlplane.Config) error {
+	outermost := config.ControlPlane.Generic
+	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, func() (readpath.ResolverConfig, error) {
+		decorators, err := readDecorators(config.Extra)
+		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators}, err
+	})
+}
+
+// Extensions attaches the engine to a server of custom resources that stands alone. Before the server is run, its
+// informer of definitions must be passed to the function that Extensions returns.
+func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefinitions func(cache.SharedIndexInformer), err error) {
+	outermost := &config.GenericConfig.Config
+	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
+	follow := &followedInformers{}
+	err = a.attach(outermost, getters, func() (readpath.ResolverConfig, error) {
+		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Definition: follow.definition}, nil
+	})
+	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
+}
+
+// attach makes the engine, lets each resource that one of the getters configures have a storage of it, and puts the read
+// path in front of the handlers of outermost, the server that all requests pass first. The getters must be all that the
+// server takes storages from: those of the configuration before it is completed are.
+//
+// Not resources, and left as upstream has them, straight on etcd: the allocators of service addresses and node
+// ports, and the leases of API server endpoints (generic.NewRawStorage and reconcilers.NewLeases).
+func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter,
+	resolver func() (readpath.ResolverConfig, error)) error {
+	s := a.settings
+	if s.engine != engineStrata {
+		return nil
+	}
+	transformer, err := secretsTransformer(*getters[0])
+	if err != nil {
+		return err
+	}
+	a.engine, err = newEngine(a.etcd, s.gates, s.limits, s.checks, s.tokens, transformer)
+	if err != nil {
+		return err
+	}
+	for _, getter := range getters {
+		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
+	}
+	lists := kubestorage.NewDecodedLists(s.limits.decodedBytes.Value())
+	if s.gates.Enabled(kubestorage.ByteReadPath) {
+		config, err := resolver()
+		if err != nil {
+			return err
+		}
+		config.Engine = a.engine
+		readpath.New(readpath.Config{
+			DecodedLists:  lists,
+			InFlightBytes: s.limits.inFlightBytes.Value(),
+			Resolver:      readpath.NewResolver(config),
+		}).Mount(outermost)
+	} else {
+		boundDecodedLists(outermost, lists)
+	}
+	readpath.DrainOnShutdown(outermost, a.engine, s.limits.progressTimeout)
+	return nil
+}
+
+// Mount offers the consistency checks at the outermost server of a chain.
+func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
+	if a.engine != nil {
+		mountConsistency(chain, a.engine)
+	}
+}
+
+// Close closes the engine. The server must have stopped: that destroys its storages. A second call does nothing.
+func (a *Attachment) Close() {
+	if a.engine != nil {
+		a.engine.Close()
+		a.engine = nil
+	}
+}
