@@ -35,7 +35,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage test-oldest \
         fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
-        lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
+        suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -77,23 +77,25 @@ fuzz: ## run every fuzz target, one after another: make fuzz FUZZTIME=10m FUZZ='
 lint: gofmt boundaries tidy check-docs vet staticcheck ## all static checks
 
 gofmt: ## fail if a file is not formatted
-	@files=$$(gofmt -l . ) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
+	@files=$$(find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -l) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
 
 vet: ## go vet in the three modules
 	$(ALONE) $(GO) vet ./...
 	cd kube && $(GO) vet ./...
 	cd server && $(GO) vet ./...
+	cd suites && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the three modules
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
-	for module in . kube server; do echo "staticcheck $$module"; (cd $$module && "$$bin" ./...); done
+	for module in . kube server; do echo "staticcheck $$module"; (cd $$module && "$$bin" ./...); done; \
+	echo "staticcheck suites"; cd suites && $(ALONE) "$$bin" ./...
 
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
 
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server tools; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server tools suites; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
@@ -151,6 +153,16 @@ conformance: build ## run Kubernetes' tests of chunks, watches and tables: make 
 	cd conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
 	cd conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../bin/e2e.test k8s.io/kubernetes/test/e2e
 	exec bin/conformance -engine '$(ENGINE)' -compaction-interval '$(COMPACTION_INTERVAL)' -reports '$(REPORTS)' $(ARGS)
+
+# Test suites of other projects, on upstream's storage layer and on Strata's: docs/conformance.md. What they copy and build
+# is below bin/suites.
+suites: ## run all of them and write docs/conformance.md: make suites ARGS='-units controlplane'
+	cd suites && $(ALONE) $(GO) build -o ../bin/run-suites .
+	exec bin/run-suites -root . $(ARGS)
+
+suites-quick: ## the tests of the tool itself, and the subset that every change must pass
+	cd suites && $(ALONE) $(GO) test .
+	$(MAKE) suites ARGS='-quick $(ARGS)'
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin

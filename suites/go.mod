@@ -1,0 +1,3 @@
+module github.com/stratakube/strata/suites
+
+go 1.26.0

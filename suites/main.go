@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// all are the suites, in the order of the document.
+var all = []Suite{
+	kubernetesSuite,
+	extensionsSuite,
+}
+
+// maxRetries is how often disputed tests are run again.
+const maxRetries = 2
+
+type options struct {
+	suites, units *regexp.Regexp
+	tests         []string // nil: all
+	quick, write  bool
+	document      bool
+	keep          bool
+}
+
+func main() {
+	env := &Env{}
+	o := options{}
+	suites := flag.String("suites", "", "run only the suites whose name this `regexp` matches")
+	units := flag.String("units", "", "run only the units (packages) whose name this `regexp` matches")
+	tests := flag.String("tests", "", "run only these top-level tests, `names` with commas in between, and write nothing")
+	flag.BoolVar(&o.quick, "quick", false, "run only the subset that every change must pass, and write nothing")
+	flag.BoolVar(&o.write, "write", true, "write suites/results.json and docs/conformance.md")
+	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from suites/results.json")
+	flag.BoolVar(&o.keep, "keep", false, "keep the test binaries in bin/suites")
+	flag.StringVar(&env.Root, "root", "..", "the `directory` of the repository")
+	flag.IntVar(&env.Parallel, "parallel", 2, "how many parallel tests of a binary run at once (-test.parallel)")
+	flag.Parse()
+
+	// The first signal ends the run in order, a second one at once.
+	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, restore)
+	if *tests != "" {
+		o.tests = strings.Split(*tests, ",")
+	}
+	o.write = o.write && !o.quick && o.tests == nil
+	err := func() (err error) {
+		if o.suites, err = regexp.Compile(*suites); err != nil {
+			return fmt.Errorf("-suites: %w", err)
+		}
+		if o.units, err = regexp.Compile(*units); err != nil {
+			return fmt.Errorf("-units: %w", err)
+		}
+		if env.Root, err = filepath.Abs(env.Root); err != nil {
+			return err
+		}
+		env.Bin = filepath.Join(env.Root, "bin", "suites")
+		return run(ctx, env, o)
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "suites:", err)
+		os.Exit(1)
+	}
+}
+
+// run runs what o selects. The results of each unit are written when it has ended, so that an interrupted run leaves those
+// of the units before.
+func run(ctx context.Context, env *Env, o options) error {
+	resultsFile, documentFile := filepath.Join(env.Root, "suites", "results.json"), filepath.Join(env.Root, "docs", "conformance.md")
+	r, err := readResults(resultsFile)
+	if err != nil {
+		return err
+	}
+	if o.document {
+		return os.WriteFile(documentFile, []byte(document(all, r)), 0o644)
+	}
+	if err := os.MkdirAll(filepath.Join(env.Bin, "logs"), 0o755); err != nil {
+		return err
+	}
+	started := time.Now()
+	ran := 0
+	var problems []string
+	for _, suite := range all {
+		if !o.suites.MatchString(suite.Name) {
+			continue
+		}
+		fmt.Printf("%s: preparing\n", suite.Name)
+		units, err := suite.Prepare(ctx, env)
+		if err != nil {
+			return fmt.Errorf("%s: %w", suite.Name, err)
+		}
+		for _, unit := range units {
+			if o.quick && unit.Quick == nil || !o.units.MatchString(unit.Name) {
+				continue
+			}
+			ran++
+			result, found, err := runUnit(ctx, env, &suite, unit, o)
+			problems = append(problems, found...)
+			if err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				problems = append(problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
+				continue
+			}
+			if !o.write {
+				continue
+			}
+			if r[suite.Name] == nil {
+				r[suite.Name] = map[string]outcome{}
+			}
+			r[suite.Name][unit.Name] = result
+			if err := errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644)); err != nil {
+				return err
+			}
+		}
+	}
+	if ran == 0 {
+		return errors.New("nothing matches -suites and -units")
+	}
+	for _, p := range problems {
+		fmt.Println("FAILED ", p)
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("%d problems in %d units", len(problems), ran)
+	}
+	fmt.Printf("%d units, no unexplained difference, %.0f s\n", ran, time.Since(started).Seconds())
+	return nil
+}
+
+// runUnit builds and runs a unit on the engines of its suite. An error says that there is no outcome.
+func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
+	building := time.Now()
+	if unit.Build != nil {
+		if err := unit.Build(ctx); err != nil {
+			return outcome{}, nil, err
+		}
+	}
+	if unit.Clean != nil && !o.keep {
+		defer unit.Clean()
+	}
+	fmt.Printf("%s %s: built in %.0f s\n", suite.Name, unit.Name, time.Since(building).Seconds())
+
+	engines := suite.engines()
+	verdicts, seconds := map[Engine]Verdicts{}, map[Engine]time.Duration{}
+	first := map[Engine]Verdicts{}
+	attempt := func(number int, only []string) error {
+		// Most tests wait most of the time, so that the engines run at the same time.
+		errs, done, times := make([]error, len(engines)), make([]Verdicts, len(engines)), make([]time.Duration, len(engines))
+		var running sync.WaitGroup
+		for i, e := range engines {
+			running.Go(func() {
+				log := filepath.Join(env.Bin, "logs", fmt.Sprintf("%s_%s_%s_%d.log", suite.Name, strings.ReplaceAll(unit.Name, "/", "_"), e, number))
+				started := time.Now()
+				v, err := unit.Run(ctx, e, only, log)
+				took := time.Since(started)
+				if err != nil {
+					errs[i] = fmt.Errorf("engine %s: %w", e, err)
+					return
+				}
+				c := count(v)
+				fmt.Printf("%s %s: %s: %d passed, %d failed, %d skipped in %.0f s (%s)\n",
+					suite.Name, unit.Name, e, c.Passed, c.Failed, c.Skipped, took.Seconds(), log)
+				done[i], times[i] = v, took
+			})
+		}
+		running.Wait()
+		for i, e := range engines {
+			if errs[i] != nil {
+				continue
+			}
+			if verdicts[e] == nil {
+				verdicts[e], first[e] = Verdicts{}, done[i]
+			}
+			verdicts[e].merge(done[i])
+			seconds[e] += times[i]
+		}
+		return errors.Join(errs...)
+	}
+	only := o.tests
+	if o.quick {
+		only = unit.Quick
+	}
+	if err := attempt(0, only); err != nil {
+		return outcome{}, nil, err
+	}
+	retried := map[string]bool{}
+	for number := 1; number <= maxRetries; number++ {
+		again := disputed(verdicts)
+		if len(again) == 0 {
+			break
+		}
+		fmt.Printf("%s %s: again: %s\n", suite.Name, unit.Name, strings.Join(again, " "))
+		for _, test := range again {
+			retried[test] = true
+		}
+		if err := attempt(number, again); err != nil {
+			return outcome{}, nil, err
+		}
+	}
+
+	found := differences(unit.Name, verdicts)
+	expected := slices.DeleteFunc(slices.Clone(known), func(k knownDifference) bool { return only != nil && !slices.Contains(only, top(k.Test)) })
+	reasons, problems := judge(expected, suite.Name, unit.Name, found)
+	result := outcome{Source: unit.Source, Date: today(), Engines: map[Engine]counts{}, Failed: failedEverywhere(verdicts), Unstable: map[Engine][]string{}}
+	for _, e := range engines {
+		c := count(verdicts[e])
+		c.Retried, c.Seconds = len(retried), int(seconds[e].Round(time.Second).Seconds())
+		result.Engines[e] = c
+		for test, verdict := range first[e] {
+			if (verdict == Fail || verdict == Absent) && verdicts[e][test] == Pass && test == top(test) {
+				result.Unstable[e] = append(result.Unstable[e], test)
+			}
+		}
+		slices.Sort(result.Unstable[e])
+		if len(engines) == 1 && c.Failed > 0 {
+			problems = append(problems, fmt.Sprintf("%s %s: failed: %s", suite.Name, unit.Name, strings.Join(result.Failed, ", ")))
+		}
+		if c.Passed == 0 {
+			problems = append(problems, fmt.Sprintf("%s %s: no test passed on %s", suite.Name, unit.Name, e))
+		}
+	}
+	for _, d := range found {
+		result.Differences = append(result.Differences, explainedDifference{Test: d.Test, Upstream: d.Upstream, Strata: d.Strata, Reason: reasons[d.Test]})
+	}
+	return result, problems, nil
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// counts are the tests, subtests included, by verdict. Absent tests count as failed.
+type counts struct {
+	Passed  int `json:"passed"`
+	Failed  int `json:"failed"`
+	Skipped int `json:"skipped"`
+	// Retried are the top-level tests that were run again, on both engines.
+	Retried int `json:"retried"`
+	// Seconds is the time of all runs, retries included.
+	Seconds int `json:"seconds"`
+}
+
+// outcome is the result of one unit: a row of the document.
+type outcome struct {
+	Source  string            `json:"source"`
+	Date    string            `json:"date"` // of the run
+	Engines map[Engine]counts `json:"engines"`
+	// Failed names the tests that failed on every engine.
+	Failed []string `json:"failed,omitempty"`
+	// Unstable names the top-level tests that failed and passed when they were run again, by engine.
+	Unstable    map[Engine][]string   `json:"unstable,omitempty"`
+	Differences []explainedDifference `json:"differences,omitempty"`
+}
+
+type explainedDifference struct {
+	Test     string  `json:"test"`
+	Upstream Verdict `json:"upstream"`
+	Strata   Verdict `json:"strata"`
+	Reason   string  `json:"reason,omitempty"` // "": not known
+}
+
+// results are the outcomes by suite and unit, of the last run of each unit.
+type results map[string]map[string]outcome
+
+func readResults(file string) (results, error) {
+	r := results{}
+	text, err := os.ReadFile(file)
+	if os.IsNotExist(err) {
+		return r, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return r, nil
+}
+
+func (r results) write(file string) error {
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
+}
+
+// count returns how many tests have each verdict.
+func count(v Verdicts) counts {
+	var c counts
+	for test, verdict := range v {
+		switch {
+		case test == mainTest && verdict == Pass: // a binary is no test
+		case verdict == Pass:
+			c.Passed++
+		case verdict == Skip:
+			c.Skipped++
+		default:
+			c.Failed++
+		}
+	}
+	return c
+}
+
+// failedEverywhere returns the tests, sorted, that failed on all engines, without those that have a failed subtest.
+func failedEverywhere(byEngine map[Engine]Verdicts) []string {
+	failed := map[string]bool{}
+	for _, verdicts := range byEngine {
+		for test := range verdicts {
+			failed[test] = true
+		}
+	}
+	maps.DeleteFunc(failed, func(test string, _ bool) bool {
+		for _, verdicts := range byEngine {
+			if v, ok := verdicts[test]; ok && v != Fail && v != Absent {
+				return true
+			}
+		}
+		return false
+	})
+	tests := slices.Sorted(maps.Keys(failed))
+	return slices.DeleteFunc(tests, func(test string) bool {
+		return slices.ContainsFunc(tests, func(other string) bool { return strings.HasPrefix(other, test+"/") })
+	})
+}
+
+// total sums the counts of outcomes.
+func total(units map[string]outcome, engine Engine) (sum counts, ok bool) {
+	for _, o := range units {
+		c, has := o.Engines[engine]
+		ok = ok || has
+		sum.Passed += c.Passed
+		sum.Failed += c.Failed
+		sum.Skipped += c.Skipped
+		sum.Retried += c.Retried
+		sum.Seconds += c.Seconds
+	}
+	return sum, ok
+}
+
+// document returns docs/conformance.md.
+func document(suites []Suite, r results) string {
+	var b strings.Builder
+	b.WriteString(`# Test suites of other projects
+
+` + "`make suites`" + ` builds test suites that the authors of Strata did not write, runs each on upstream's storage layer and on Strata's,
+and writes this file and ` + "`suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference that the tables below do not
+explain fails the run, and so does an explained one that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
+a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
+
+Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
+as passed if it passes once; "retried" is how many top-level tests that were. Seconds are of all runs of a package, without its build.
+`)
+	for _, s := range suites {
+		units := r[s.Name]
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.Title, s.About)
+		if len(units) == 0 {
+			b.WriteString("No results yet.\n")
+			continue
+		}
+		b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | retried | seconds: upstream | strata | date |\n")
+		b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+		row := func(name string, engines map[Engine]counts, date string) {
+			cells := func(e Engine) (verdicts, seconds string) {
+				c, ok := engines[e]
+				if !ok {
+					return " | | ", ""
+				}
+				return fmt.Sprintf("%d | %d | %d", c.Passed, c.Failed, c.Skipped), fmt.Sprint(c.Seconds)
+			}
+			upstream, upstreamSeconds := cells(Upstream)
+			strata, strataSeconds := cells(Strata)
+			fmt.Fprintf(&b, "| %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
+		}
+		sources := map[string]bool{}
+		for _, name := range slices.Sorted(maps.Keys(units)) {
+			row(name, units[name].Engines, units[name].Date)
+			sources[units[name].Source] = true
+		}
+		sums := map[Engine]counts{}
+		for _, e := range s.engines() {
+			if sum, ok := total(units, e); ok {
+				sums[e] = sum
+			}
+		}
+		row("**all**", sums, "")
+		fmt.Fprintf(&b, "\nTested: %s.\n", strings.Join(slices.Sorted(maps.Keys(sources)), ", "))
+
+		var differing, failed, unstable []string
+		for _, name := range slices.Sorted(maps.Keys(units)) {
+			for _, d := range units[name].Differences {
+				reason := d.Reason
+				if reason == "" {
+					reason = "not explained: an error"
+				}
+				differing = append(differing, fmt.Sprintf("| %s | %s | %s | %s | %s |", name, d.Test, d.Upstream, d.Strata, reason))
+			}
+			for _, test := range units[name].Failed {
+				failed = append(failed, fmt.Sprintf("- %s: %s", name, test))
+			}
+			for _, e := range s.engines() {
+				if tests := units[name].Unstable[e]; len(tests) > 0 {
+					unstable = append(unstable, fmt.Sprintf("- %s, %s: %s", name, e, strings.Join(tests, ", ")))
+				}
+			}
+		}
+		if len(s.engines()) > 1 {
+			if len(differing) == 0 {
+				b.WriteString("\nNo differences.\n")
+			} else {
+				b.WriteString("\n| package | differing test | upstream | strata | reason |\n| --- | --- | --- | --- | --- |\n" + strings.Join(differing, "\n") + "\n")
+			}
+		}
+		if len(failed) > 0 {
+			b.WriteString("\nFailed on every engine:\n\n" + strings.Join(failed, "\n") + "\n")
+		}
+		if len(unstable) > 0 {
+			b.WriteString("\nFailed at first and passed when run again:\n\n" + strings.Join(unstable, "\n") + "\n")
+		}
+	}
+	return b.String()
+}
+
+// today is the date of a run.
+func today() string { return time.Now().UTC().Format(time.DateOnly) }
