@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -16,6 +15,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/internal/loopback"
 )
 
 // Set in a process that is to be an etcd.
@@ -69,12 +70,12 @@ func startEtcds(t testing.TB, n int) []*etcdProcess {
 	t.Helper()
 	var members []string
 	for i := range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := loopback.Reserve()
 		if err != nil {
 			t.Fatal(err)
 		}
-		members = append(members, fmt.Sprintf("m%d=http://%s", i, l.Addr()))
-		_ = l.Close()
+		t.Cleanup(func() { _ = port.Release() })
+		members = append(members, fmt.Sprintf("m%d=http://%s", i, port.Address()))
 	}
 	ready := make(chan error, n)
 	out := make([]*etcdProcess, n)

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 )
 
@@ -119,22 +120,17 @@ func startServer(t *testing.T, etcdURL string, more ...string) *server {
 	t.Helper()
 	dir := t.TempDir()
 	flags := append(minimalFlags(t, dir, etcdURL), more...)
-	// The port is free when it is picked; should another process take it before the server does, pick again.
-	for attempt := 1; ; attempt++ {
-		p := startProcess(t, dir, append(flags, fmt.Sprintf("--secure-port=%d", freePort(t)))...)
-		select {
-		case url := <-p.ready:
-			t.Cleanup(func() { p.requireCleanStop(t) })
-			return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
-		case <-p.exited:
-			if attempt < 3 && strings.Contains(p.log(), "address already in use") {
-				continue
-			}
-			t.Fatalf("server ended before it was ready: %v\n%s", p.err, p.log())
-		case <-time.After(readyTimeout):
-			t.Fatalf("server not ready after %v\n%s", readyTimeout, p.log())
-		}
+	p := startProcess(t, dir, append(flags, fmt.Sprintf("--secure-port=%d", reservePort(t).Number()))...)
+	select {
+	case url := <-p.ready:
+		t.Cleanup(func() { p.requireCleanStop(t) })
+		return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
+	case <-p.exited:
+		t.Fatalf("server ended before it was ready: %v\n%s", p.err, p.log())
+	case <-time.After(readyTimeout):
+		t.Fatalf("server not ready after %v\n%s", readyTimeout, p.log())
 	}
+	return nil
 }
 
 func newServer(t *testing.T, url, caFile string) *server {
@@ -150,14 +146,15 @@ func newServer(t *testing.T, url, caFile string) *server {
 	return &server{config: config, client: client}
 }
 
-func freePort(t *testing.T) int {
+// reservePort returns a port that is reserved until the test ends.
+func reservePort(t *testing.T) *loopback.Port {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := loopback.Reserve()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Cleanup(func() { _ = port.Release() })
+	return port
 }
 
 // process is this test binary running as a server.

@@ -18,8 +18,8 @@ func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
 	return o
 }
 
-// deadURL returns a URL whose port nobody listens on.
-func deadURL(t *testing.T) string { return fmt.Sprintf("http://127.0.0.1:%d", freePort(t)) }
+// deadURL returns a URL whose port refuses connections.
+func deadURL(t *testing.T) string { return "http://" + reservePort(t).Address() }
 
 func TestEtcdThatAnswersIsEnough(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

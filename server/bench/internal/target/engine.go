@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/server/bench/internal/process"
 )
 
@@ -42,7 +43,7 @@ type Engine struct {
 
 	baseURL     string
 	credentials *Credentials
-	release     context.CancelFunc // ends the supervision of its memory
+	release     func() // ends the supervision of its memory and the reservation of its port
 }
 
 // StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for firstGet, a path; or it runs the limit.
@@ -50,27 +51,30 @@ type Engine struct {
 func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	port, err := freePort()
+	port, err := loopback.Reserve()
 	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
 	var child *process.Child
 	if spec.IsLimit() {
-		child, err = startLimit(spec, port, credentials, logDir)
+		child, err = startLimit(spec, port.Number(), credentials, logDir)
 	} else {
-		child, err = startServer(spec, etcd, port, credentials, logDir)
+		child, err = startServer(spec, etcd, port.Number(), credentials, logDir)
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, port.Release())
 	}
 	limitCtx, release := context.WithCancel(context.Background())
 	e := &Engine{
 		Child:       child,
 		EngineSpec:  spec,
-		baseURL:     fmt.Sprintf("https://127.0.0.1:%d", port),
+		baseURL:     "https://" + port.Address(),
 		credentials: credentials,
-		release:     release,
+		release: func() {
+			release()
+			_ = port.Release() // the engine is gone, and nothing depends on the port
+		},
 	}
 	e.Startup.Began = began
 	if spec.MemoryLimit > 0 {
@@ -199,14 +203,4 @@ func (e *Engine) Profile(ctx context.Context, path string) ([]byte, error) {
 		return nil, fmt.Errorf("profile of %s: %w", e.Label, err)
 	}
 	return body.Bytes(), nil
-}
-
-// freePort returns a port that nobody listened on a moment ago.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

@@ -3,8 +3,6 @@ package harness
 import (
 	"context"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -12,6 +10,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/internal/loopback"
 )
 
 // Etcd is an etcd with a process of its own. It can be stopped and started again: the URL and the data stay.
@@ -43,7 +43,7 @@ func (e *Env) etcd(info transport.TLSInfo, more ...string) *Etcd {
 		scheme = "https"
 	}
 	etcd := &Etcd{
-		URL: fmt.Sprintf("%s://127.0.0.1:%d", scheme, e.freePort()), // a fixed port, for a second start
+		URL: fmt.Sprintf("%s://127.0.0.1:%d", scheme, e.port()), // a fixed port, for a second start
 		env: e,
 		tls: info,
 	}
@@ -150,17 +150,14 @@ func Endpoints(members ...*Etcd) *Etcd {
 	return &all
 }
 
-// FreeURL returns the URL of a port on loopback that was free a moment ago.
-func (e *Env) FreeURL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.freePort()) }
+// FreeURL returns the URL of a port on loopback that is reserved for a server of the environment. Until one listens there,
+// connections are refused.
+func (e *Env) FreeURL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port()) }
 
-// freePort returns a port that was free a moment ago. Servers that are to be found again need one that they do not choose
-// themselves.
-func (e *Env) freePort() int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// port reserves a port until the end of the environment, for a server that is to be found again after a restart.
+func (e *Env) port() int {
+	port, err := loopback.Reserve()
 	e.check(err)
-	defer l.Close()
-	_, port, _ := strings.Cut(l.Addr().String(), ":")
-	n, err := strconv.Atoi(port)
-	e.check(err)
-	return n
+	e.AtEnd(func() { _ = port.Release() })
+	return port.Number()
 }

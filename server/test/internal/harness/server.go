@@ -94,7 +94,7 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 // starts, before it has run its first instruction. Other platforms than Linux know no such moment.
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	dir := e.Dir("apiserver")
-	port := e.freePort()
+	port := e.port()
 	flags, unchecked := withoutUnchecked(flags)
 	args := append([]string{"apiserver", "--engine=" + Engine()}, etcd.ServerFlags()...)
 	args = append(args, e.requiredFlags(dir)...)
