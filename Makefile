@@ -46,19 +46,24 @@ build: ## build bin/strata (several minutes the first time)
 run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 	./$(BIN) up $(ARGS)
 
-test: test-engine test-kube test-server ## run all tests; engine and kube with the race detector
+# Runs modules one after another and prints a summary; see there.
+RUN_TESTS = GO='$(GO)' RACE='$(RACE)' TEST_TIMEOUT='$(TEST_TIMEOUT)' TEST_FLAGS='$(TEST_FLAGS)' .ci/test
+
+test: ## run all tests; engine and kube with the race detector
+	@$(RUN_TESTS) engine kube server
 
 test-engine: ## tests of the engine
-	$(ALONE) $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...
+	@$(RUN_TESTS) engine
 
 test-kube: ## tests of the adapter, on a real embedded etcd
-	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...
+	@$(RUN_TESTS) kube
 
 test-server: ## tests of the command, which start it
-	cd server && $(GO) test -timeout $(TEST_TIMEOUT) ./...
+	@$(RUN_TESTS) server
 
 test-race: RACE := -race
-test-race: test-engine test-kube ## the race detector on engine and kube
+test-race: ## the race detector on engine and kube
+	@$(RUN_TESTS) engine kube
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
