@@ -200,6 +200,9 @@ func (k *checker) check(ctx context.Context, x *checked) *ConsistencyCheck {
 	case <-inTime.Done():
 		return nil
 	}
+	if inTime.Err() != nil {
+		return nil // both were ready: an etcd that is asked too late is not the one that fails
+	}
 	began := time.Now()
 	bound, cancel := context.WithTimeout(inTime, checkTimeout)
 	defer cancel()
