@@ -11,8 +11,6 @@ import (
 	"github.com/stratakube/strata/server/internal/testbin"
 )
 
-func TestMain(m *testing.M) { os.Exit(testbin.Main(m)) }
-
 func TestKubeconfigOfUpIsTheLastChoice(t *testing.T) {
 	t.Chdir(t.TempDir())
 	ours := filepath.Join("strata-data", "kubeconfig")

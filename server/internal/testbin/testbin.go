@@ -6,51 +6,50 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 )
 
 // EnvVar names a binary to test in place of one built from the source.
 const EnvVar = "STRATA_BINARY"
 
-const commandPackage = "github.com/stratakube/strata/server/cmd/strata"
-
-var (
-	buildDir string // set by Main
-	build    = sync.OnceValues(func() (string, error) {
-		if path := os.Getenv(EnvVar); path != "" {
-			return filepath.Abs(path)
-		}
-		path := filepath.Join(buildDir, "strata")
-		if out, err := exec.Command("go", "build", "-o", path, commandPackage).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("go build %s: %w\n%s", commandPackage, err, out)
-		}
-		return path, nil
-	})
-)
-
-// Main is the TestMain of a package whose tests call Strata:
-//
-//	func TestMain(m *testing.M) { os.Exit(testbin.Main(m)) }
-func Main(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "strata-test-")
+// Path returns the path of the command, after the first call of a process has built it, unless EnvVar names one. Linking
+// takes most of a minute of processor time, so all test packages share one file, bin/strata-test: go build leaves it
+// untouched if it is what it would write.
+var Path = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv(EnvVar); path != "" {
+		return filepath.Abs(path)
+	}
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/stratakube/strata/server").Output()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "testbin:", err)
-		return 1
+		return "", fmt.Errorf("find the server module: %w", err)
 	}
-	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // tests may run the command as another user
-		fmt.Fprintln(os.Stderr, "testbin:", err)
-		return 1
+	module := strings.TrimSpace(string(out))
+	dir := filepath.Join(filepath.Dir(module), "bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
 	}
-	buildDir = dir
-	return m.Run()
-}
+	path := filepath.Join(dir, "strata-test")
+	lock, err := fileutil.LockFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return "", fmt.Errorf("lock %s: %w", path, err)
+	}
+	defer lock.Close()
+	build := exec.Command("go", "build", "-o", path, "./cmd/strata")
+	build.Dir = module
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the command: %w\n%s", err, out)
+	}
+	return path, nil
+})
 
-// Strata returns the path of the command. The first call builds it, unless EnvVar names one.
+// Strata is Path for a test, which ends if the command cannot be built.
 func Strata(t testing.TB) string {
 	t.Helper()
-	path, err := build()
+	path, err := Path()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,10 +4,13 @@ import (
 	"maps"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/stratakube/strata/server/internal/testbin"
 )
 
 // requireOneLine demands that a call of strata failed as a user expects: code 1, and one line on standard error that contains want.
@@ -116,8 +119,12 @@ func TestDataDirectoryOfAnotherUser(t *testing.T) {
 	}
 	cmd := prepare(t, dir, "up", "--secure-port=0")
 	if os.Getuid() == 0 {
-		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // nobody has to get as far as dir
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the user nobody has to get as far as dir
 			t.Fatal(err)
+		}
+		cmd.Path = filepath.Join(dir, "strata") // the command may be where only root can read it
+		if out, err := exec.Command("cp", testbin.Strata(t), cmd.Path).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
 		}
 		const nobody = 65534
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}

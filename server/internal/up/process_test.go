@@ -22,8 +22,6 @@ import (
 // timeout bounds every wait that has failed. A start takes 3 s and a stop 2 s on two cores.
 const timeout = 2 * time.Minute
 
-func TestMain(m *testing.M) { os.Exit(testbin.Main(m)) }
-
 // process is a running `strata up`, in a directory of its own.
 type process struct {
 	dir string // where it was called; the data is in strata-data below it
