@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +18,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/stratakube/strata/internal/loopback"
 )
 
 // controllers are those of kube-controller-manager that the tests need: the framework waits for the first two in each namespace that it
@@ -45,6 +45,7 @@ type cluster struct {
 	ca         string               // what the API server's certificate is verified with
 	saKey      string               // what service accounts' tokens are signed with
 
+	port      *loopback.Port // of the API server
 	node      *node
 	nodeLog   *os.File
 	stopNode  func()
@@ -102,22 +103,21 @@ func (c *cluster) start(name, path string, args ...string) (*process, error) {
 
 // startEtcd starts an etcd and returns its URL when it serves.
 func (c *cluster) startEtcd(ctx context.Context) (url string, err error) {
-	port, err := freePort()
-	if err != nil {
-		return "", err
-	}
-	url = fmt.Sprintf("http://127.0.0.1:%d", port)
 	etcd, err := c.start("etcd", c.options.strata,
-		"etcd", "--data-dir="+filepath.Join(c.dir, "etcd"), "--listen-client-url="+url, "--unsafe-no-fsync")
+		"etcd", "--data-dir="+filepath.Join(c.dir, "etcd"), "--listen-client-url=http://127.0.0.1:0", "--unsafe-no-fsync")
 	if err != nil {
 		return "", err
 	}
-	return url, etcd.await(ctx, func(context.Context) error {
-		if !bytes.Contains(etcd.output(), []byte("ready ")) {
-			return errors.New("it has not said so")
+	err = etcd.await(ctx, func(context.Context) error {
+		for line := range strings.Lines(string(etcd.output())) {
+			if ready, ok := strings.CutPrefix(line, "ready "); ok && strings.HasSuffix(ready, "\n") {
+				url = strings.TrimSpace(ready)
+				return nil
+			}
 		}
-		return nil
+		return errors.New("it has not said so")
 	})
+	return url, err
 }
 
 // startServer starts the API server and the way to the node's pods, writes the kubeconfig, and returns when the server is ready.
@@ -137,12 +137,13 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 	if err := os.WriteFile(tokens, []byte(token+",admin,admin,system:masters\n"), 0o600); err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := loopback.Reserve()
 	if err != nil {
 		return nil, err
 	}
+	c.port = port
 	config := &rest.Config{
-		Host:            fmt.Sprintf("https://127.0.0.1:%d", port),
+		Host:            "https://" + port.Address(),
 		BearerToken:     token,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: c.ca},
 	}
@@ -161,7 +162,7 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", // which refuses a loopback address
-		fmt.Sprintf("--secure-port=%d", port),
+		fmt.Sprintf("--secure-port=%d", port.Number()),
 		"--cert-dir=" + filepath.Dir(c.ca), // where it writes a certificate, with the authority that signed it
 		"--token-auth-file=" + tokens,
 		"--authorization-mode=RBAC",
@@ -231,6 +232,9 @@ func (c *cluster) stop() error {
 	if c.nodeLog != nil {
 		errs = append(errs, c.nodeLog.Close())
 	}
+	if c.port != nil {
+		errs = append(errs, c.port.Release())
+	}
 	return errors.Join(errs...)
 }
 
@@ -242,16 +246,6 @@ func writeKubeconfig(path string, config *rest.Config) error {
 	out.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	out.CurrentContext = name
 	return clientcmd.WriteToFile(*out, path)
-}
-
-// freePort returns a port of loopback that was free a moment ago.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // firstEnd returns a channel that gets the error of the first process of the cluster to end.

@@ -6,6 +6,7 @@ godebug default=go1.26
 
 require (
 	github.com/onsi/ginkgo/v2 v2.32.0
+	github.com/stratakube/strata v0.0.0
 	golang.org/x/mod v0.41.0
 	k8s.io/api v0.37.1
 	k8s.io/apimachinery v0.37.1
@@ -190,6 +191,7 @@ require (
 )
 
 replace (
+	github.com/stratakube/strata => ../
 	k8s.io/api => k8s.io/api v0.37.1
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.37.1
 	k8s.io/apimachinery => k8s.io/apimachinery v0.37.1
