@@ -14,29 +14,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/stratakube/strata/server/bench/internal/limit"
-	"github.com/stratakube/strata/server/internal/apiserver"
-	"github.com/stratakube/strata/server/internal/embedetcd"
-	"github.com/stratakube/strata/server/internal/version"
+	"github.com/stratakube/strata/server/internal/testbin"
 )
 
-// TestMain lets the test program be the servers that it measures, so that no other executable has to be built.
+// TestMain lets the test program be the limit, as the benchmark itself is.
 func TestMain(m *testing.M) {
-	root := &cobra.Command{Use: "strata", SilenceUsage: true}
-	root.AddCommand(
-		apiserver.NewCommand(),
-		embedetcd.NewCommand(),
-		&cobra.Command{Use: limit.Command, DisableFlagParsing: true, RunE: func(cmd *cobra.Command, args []string) error {
-			return limit.Run(cmd.Context(), args)
-		}},
-		&cobra.Command{Use: "version", Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version.Get()) }},
-	)
-	if len(os.Args) > 1 && slices.ContainsFunc(root.Commands(), func(c *cobra.Command) bool { return c.Name() == os.Args[1] }) {
+	if len(os.Args) > 1 && os.Args[1] == limit.Command {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		if root.ExecuteContext(ctx) != nil {
+		if err := limit.Run(ctx, os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
@@ -58,13 +46,16 @@ var testSizes = Sizes{
 }
 
 // The whole benchmark with few objects: every kind of workload finds its engines, gets right answers and leaves figures, and nothing stays
-// behind. What the figures are does not matter, so two benchmarks run at once: of what is measured in fresh processes most of the time goes into
-// starting these, of the rest into waiting.
+// behind. What the figures are does not matter, so two benchmarks run at once, and workloads that are measured in fresh processes share them
+// where they can: nearly all of the time would go into starting these.
 func TestBenchmarkEndToEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {
+		if w.Alone && !w.Starts && !w.EtcdOnly {
+			w.Session = "shared"
+		}
 		if w.Alone && w.Dataset(testSizes) == configMaps(testSizes) {
 			fresh = append(fresh, w)
 		} else {
@@ -117,7 +108,7 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 // benchmarkOf runs a benchmark of some workloads in a directory of its own and returns its report, nil if it has failed. It may be called
 // concurrently.
 func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
-	executable, err := os.Executable()
+	binary, err := testbin.Path()
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -134,7 +125,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 	}
 	defer stderr.Close()
 	data, reportFile := filepath.Join(dir, "data"), filepath.Join(dir, "report.json")
-	config, err := parse("-runs=1", "-binary="+executable, "-data="+data, "-out="+reportFile, "-memory-limit=8Gi")
+	config, err := parse("-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile, "-memory-limit=8Gi")
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -186,17 +177,13 @@ func etcdOnly(name string) bool {
 }
 
 func TestInterruptedBenchmarkLeavesNoProcess(t *testing.T) {
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stderr.Close()
 	data := t.TempDir()
-	config, err := parse("-quick", "-objects=500", "-binary="+executable, "-data="+data)
+	config, err := parse("-quick", "-objects=500", "-binary="+testbin.Strata(t), "-data="+data)
 	if err != nil {
 		t.Fatal(err)
 	}
