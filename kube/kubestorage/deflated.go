@@ -2,96 +2,244 @@ package kubestorage
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
 
+// form is what a compressed run holds of the items of a leaf. A list and a watch have different
+// bytes between two objects, and a deflated item refers to the items before it by their distance,
+// so neither form can be made of the other without compressing it again.
+type form int
+
+const (
+	asItems  form = iota // as they stand in a list
+	asFrames             // as the frames of the initial events of a watch
+
+	forms // how many there are
+)
+
+// Framer appends to dst the frame by which a watch sends the object with the item, as an event of
+// the type, and returns the size of the event in bytes as metrics count it. All calls for one
+// representation must give the same.
+type Framer func(dst []byte, t watch.EventType, item []byte) (framed []byte, size int)
+
+// Frames are the items of a leaf as frames of ADDED events, compressed.
+type Frames struct {
+	gzipjoin.Run
+	Sizes []uint32 // of the events, in key order
+}
+
+// Frame is the frame of one event, compressed.
+type Frame struct {
+	gzipjoin.Run
+	Size int // of the event
+}
+
+// deflatingKey is what one reader compresses at a time.
+type deflatingKey struct {
+	leaf *mirror.Leaf
+	form form
+}
+
 // deflating is a leaf that one reader compresses. The others that want it meanwhile
 // wait, and use what comes out of it, whether or not there was room to keep it: readers
 // of the same list would otherwise walk it in step and compress every leaf once each.
 type deflating struct {
-	done chan struct{} // closed when it is over
-	run  gzipjoin.Run
-	made bool // otherwise there was an error, or a panic
+	done   chan struct{} // closed when it is over
+	frames Frames
+	made   bool // otherwise there was an error, or a panic
 }
 
 // Deflated returns the items of a whole leaf compressed. It is made once and
 // kept while the leaf is part of the newest version and there is room. Errors are
 // those of Item.
 func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
+	frames, err := p.deflated(ctx, r, asItems, nil)
+	return frames.Run, err
+}
+
+// WorthFrames reports whether the initial events of a run should be sent as DeflatedFrames.
+// Others are too few bytes, or too many to be held together, or a part of a leaf.
+func (p *Representation) WorthFrames(r mirror.Run) bool { return p.worthApart(r) }
+
+// DeflatedFrames returns for each of the runs, all of which are WorthFrames, the frames of its
+// objects compressed, in the order of runs, appended to dst. Each is made once and kept as
+// Deflated keeps its own. Missing ones are made on several processors. A run of which an object
+// cannot be decoded or encoded has no frames (Len is 0): the caller meets the error again when it
+// writes the objects one by one. Error: that of ctx.
+func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs []mirror.Run, frame Framer) ([]Frames, error) {
+	from := len(dst)
+	var missing []int
+	for i, r := range runs {
+		frames, ok := p.keptDeflated(r.Leaf, asFrames)
+		if dst = append(dst, frames); !ok {
+			missing = append(missing, from+i)
+		}
+	}
+	if len(missing) == 0 {
+		return dst, nil
+	}
+	var next atomic.Int64
+	work := func() {
+		for {
+			n := int(next.Add(1)) - 1
+			if n >= len(missing) || ctx.Err() != nil {
+				return
+			}
+			i := missing[n]
+			_ = Guard(func() (err error) {
+				dst[i], err = p.deflated(ctx, runs[i-from], asFrames, frame)
+				return err
+			})
+		}
+	}
+	var wg sync.WaitGroup
+	for range min(len(missing), cap(encoders)) - 1 {
+		select {
+		case encoders <- struct{}{}:
+			wg.Go(func() {
+				defer func() { <-encoders }()
+				work()
+			})
+		default: // others have them all, perhaps for long: this reader works alone (I9)
+		}
+	}
+	work()
+	wg.Wait()
+	return dst, ctx.Err()
+}
+
+func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
+	key := deflatingKey{r.Leaf, f}
 	for {
-		if run, ok := p.keptDeflated(r.Leaf); ok {
-			return run, nil
+		if frames, ok := p.keptDeflated(r.Leaf, f); ok {
+			return frames, nil
 		}
 		p.mu.Lock()
-		d, found := p.deflating[r.Leaf]
+		d, found := p.deflating[key]
 		if !found {
 			d = &deflating{done: make(chan struct{})}
-			p.deflating[r.Leaf] = d
+			p.deflating[key] = d
 		}
 		p.mu.Unlock()
 		if !found {
-			return p.deflate(ctx, r, d)
+			return p.deflate(ctx, key, frame, d)
 		}
 		select {
 		case <-d.done:
 			if d.made {
-				return d.run, nil
+				return d.frames, nil
 			}
 			// The other's request may have ended, which says nothing about this one.
 		case <-ctx.Done():
-			return gzipjoin.Run{}, ctx.Err()
+			return Frames{}, ctx.Err()
 		}
 	}
 }
 
 // deflate compresses a leaf for the readers that wait for d.
-func (p *Representation) deflate(ctx context.Context, r mirror.Run, d *deflating) (gzipjoin.Run, error) {
+func (p *Representation) deflate(ctx context.Context, key deflatingKey, frame Framer, d *deflating) (Frames, error) {
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.deflating, r.Leaf)
+		delete(p.deflating, key)
 		close(d.done)
 	}()
-	if d.run, d.made = p.keptDeflated(r.Leaf); d.made { // by somebody who has just finished
-		return d.run, nil
+	if d.frames, d.made = p.keptDeflated(key.leaf, key.form); d.made { // by somebody who has just finished
+		return d.frames, nil
 	}
-	// That the items are needed once, to be compressed, is no reason to keep them, or to
-	// keep them for longer, unless there is plenty of room.
+	var err error
+	if key.form == asFrames {
+		d.frames, err = p.deflateFrames(ctx, key.leaf, frame)
+	} else {
+		d.frames.Run, err = p.deflateItems(ctx, key.leaf)
+	}
+	if err != nil {
+		return Frames{}, err
+	}
+	d.made = true
+	p.keepDeflated(key, d.frames)
+	return d.frames, nil
+}
+
+// deflateItems compresses the items of a leaf. That they are needed once, to be compressed, is no
+// reason to keep them, or to keep them for longer, unless there is plenty of room.
+func (p *Representation) deflateItems(ctx context.Context, l *mirror.Leaf) (gzipjoin.Run, error) {
 	var spans Spans
 	var ok bool
-	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+	if kept := leafRuns(l).find(p.slot); kept != nil {
 		spans.All, ok = kept.load(nil, unread)
 	}
 	if !ok {
-		if err := p.build(ctx, &spans, r.Leaf, p.budget.roomy()); err != nil {
+		if err := p.build(ctx, &spans, l, p.budget.roomy()); err != nil {
 			return gzipjoin.Run{}, err
 		}
 	}
-	d.run, d.made = gzipjoin.Compress(nil, spans.All...), true
-	p.keepDeflated(r.Leaf, d.run)
-	return d.run, nil
+	return gzipjoin.Compress(nil, spans.All...), nil
 }
 
-func (p *Representation) keptDeflated(l *mirror.Leaf) (run gzipjoin.Run, ok bool) {
+// frameBuffers are for the frames of a leaf before they are compressed.
+var frameBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// deflateFrames compresses the frames of a leaf; see deflateItems.
+func (p *Representation) deflateFrames(ctx context.Context, l *mirror.Leaf, frame Framer) (Frames, error) {
+	buf := frameBuffers.Get().(*[]byte)
+	defer func() {
+		if cap(*buf) <= 16*blockBytes {
+			frameBuffers.Put(buf)
+		}
+	}()
+	framed := (*buf)[:0]
+	sizes := make([]uint32, 0, len(l.Items()))
+	add := func(item []byte) {
+		var size int
+		framed, size = frame(framed, watch.Added, item)
+		sizes = append(sizes, uint32(size))
+	}
+	kept := leafRuns(l).find(p.slot) != nil
+	for _, e := range l.Items() {
+		it, _ := e.Memo(p.slot).(*item)
+		data := it.load(unread)
+		if kept = kept && data != nil; !kept {
+			break
+		}
+		add(data)
+	}
+	if !kept {
+		framed, sizes = framed[:0], sizes[:0]
+		b, _, err := p.buildLeaf(ctx, l, p.budget.roomy())
+		if err != nil {
+			return Frames{}, err
+		}
+		b.each(add)
+	}
+	*buf = framed
+	return Frames{Run: gzipjoin.Compress(nil, framed), Sizes: sizes}, nil
+}
+
+func (p *Representation) keptDeflated(l *mirror.Leaf, f form) (frames Frames, ok bool) {
 	if kept := leafRuns(l).find(p.slot); kept != nil {
-		if k := kept.deflated.Load(); k != nil {
+		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.load(p.budget.now()); payload != nil {
-				return payload.object.(gzipjoin.Run), true
+				return payload.object.(Frames), true
 			}
 		}
 	}
-	return gzipjoin.Run{}, false
+	return Frames{}, false
 }
 
-func (p *Representation) keepDeflated(l *mirror.Leaf, run gzipjoin.Run) {
-	kept := leafRuns(l).find(p.slot)
+func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
+	kept := leafRuns(key.leaf).find(p.slot)
 	if kept == nil {
 		return
 	}
-	if k := p.budget.add(payload{object: run}, int64(cap(run.Deflated))); k != nil {
-		if old := kept.deflated.Swap(k); old != nil {
+	if k := p.budget.add(payload{object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes))); k != nil {
+		if old := kept.deflated[key.form].Swap(k); old != nil {
 			old.unref()
 		}
 	}

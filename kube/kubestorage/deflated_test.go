@@ -1,16 +1,22 @@
 package kubestorage
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
+	"io"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -98,7 +104,7 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	}
 	f.catchUp(t)
 	eventually(t, "the compressed leaf goes, because the leaf was replaced", func() bool {
-		_, ok := rep.keptDeflated(leaf.Leaf)
+		_, ok := rep.keptDeflated(leaf.Leaf, asItems)
 		return !ok
 	})
 	again, err := rep.Deflated(t.Context(), firstLeaf(t, s))
@@ -147,4 +153,184 @@ func TestReadersDoNotShareErrors(t *testing.T) {
 	started.Wait()
 	close(release)
 	group.Wait()
+}
+
+// podFrame frames items as a line each, with the type in front.
+func podFrame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
+	n := len(dst)
+	dst = append(append(append(append(dst, t...), ' '), item...), '\n')
+	return dst, len(dst) - n
+}
+
+// inflate returns what a run was compressed from.
+func inflate(t testing.TB, run gzipjoin.Run) []byte {
+	t.Helper()
+	var body bytes.Buffer
+	z := gzipjoin.NewWriter(&body)
+	if err := errors.Join(z.WriteRun(run), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := gzip.NewReader(&body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// TestFrames_OfLeaves_AreThoseOfTheirItems, whether items are kept or not, are counted, and are
+// kept beside the items of the same leaf.
+func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
+	for _, kept := range []bool{false, true} {
+		f := setup(t)
+		s := f.engine(t)
+		fillPods(t, f, 300)
+		rep := s.NewRepresentation(podItem, nil)
+		defer rep.Close()
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var runs []mirror.Run
+		for run := range r.Runs() {
+			runs = append(runs, run)
+		}
+		var want []byte
+		var sizes []uint32
+		items := s.NewRepresentation(podItem, nil)
+		defer items.Close()
+		if kept {
+			items = rep
+		}
+		for _, run := range runs {
+			var spans Spans
+			if err := items.AppendRun(t.Context(), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range run.Items() {
+				item, err := items.Item(t.Context(), e)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var size int
+				want, size = podFrame(want, watch.Added, item)
+				sizes = append(sizes, uint32(size))
+			}
+		}
+		before := rep.budget.used.Load()
+		for range 2 {
+			frames, err := rep.DeflatedFrames(t.Context(), nil, runs, podFrame)
+			if err != nil || len(frames) != len(runs) {
+				t.Fatalf("%d frames of %d runs, %v", len(frames), len(runs), err)
+			}
+			var got []byte
+			var gotSizes []uint32
+			for _, f := range frames {
+				got, gotSizes = append(got, inflate(t, f.Run)...), append(gotSizes, f.Sizes...)
+			}
+			if !bytes.Equal(got, want) || !slices.Equal(gotSizes, sizes) {
+				t.Fatalf("items kept %v: the frames are %d bytes in %d events, want %d in %d", kept, len(got), len(gotSizes), len(want), len(sizes))
+			}
+			for _, run := range runs {
+				if _, ok := rep.keptDeflated(run.Leaf, asFrames); !ok {
+					t.Error("the frames of a leaf are not kept")
+				}
+				if rep.KeepsDeflated(run) {
+					t.Error("a list would be sent the frames of a watch")
+				}
+			}
+		}
+		if rep.budget.used.Load() <= before {
+			t.Error("frames are not counted")
+		}
+		if run, err := rep.Deflated(t.Context(), runs[0]); err != nil || bytes.Contains(inflate(t, run), []byte("ADDED")) {
+			t.Errorf("a list gets the frames of a watch (%v)", err)
+		}
+	}
+}
+
+// TestFrames_OfUndecodableObject_AreLeftOut: those of other leaves are there.
+func TestFrames_OfUndecodableObject_AreLeftOut(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 300)
+	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var runs []mirror.Run
+	for run := range r.Runs() {
+		runs = append(runs, run)
+	}
+	bad := runs[1].Items()[0].Key()
+	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+		if strings.HasSuffix(bad, "/"+obj.(*example.Pod).Name) {
+			return nil, errors.New("cannot be encoded")
+		}
+		return podItem(dst, obj)
+	}, nil)
+	defer rep.Close()
+	frames, err := rep.DeflatedFrames(t.Context(), nil, runs, podFrame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range frames {
+		if (f.Len == 0) != (i == 1) {
+			t.Errorf("the frames of run %d have %d bytes", i, f.Len)
+		}
+	}
+}
+
+// TestFrames_OfEvents_AreShared: an event is compressed once for all watches that send it as the
+// same type.
+func TestFrames_OfEvents_AreShared(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	rep := s.NewRepresentation(podItem, nil)
+	defer rep.Close()
+	f.create(t, newPod("a"))
+	f.catchUp(t)
+	snap, err := s.resource.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cursor := snap.Cursor("", "")
+	f.create(t, newPod("b"))
+	if err := f.Delete(t.Context(), "/pods/ns/b", &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.catchUp(t)
+	events, err := cursor.Next(nil, 10)
+	if err != nil || len(events) != 2 {
+		t.Fatalf("%d events, %v", len(events), err)
+	}
+	seen := map[*Frame]bool{}
+	for _, use := range []struct {
+		event int
+		t     watch.EventType
+	}{{0, watch.Added}, {0, watch.Modified}, {1, watch.Deleted}} {
+		first, err := rep.DeflatedEvent(events[use.event], use.t, podFrame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := rep.DeflatedEvent(events[use.event], use.t, podFrame)
+		if err != nil || again != first || seen[first] {
+			t.Errorf("%s: %v, shared %v, of another type %v", use.t, err, again == first, seen[first])
+		}
+		seen[first] = true
+		item := rep.Current
+		if use.t == watch.Deleted {
+			item = rep.Deleted
+		}
+		data, err := item(events[use.event])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, size := podFrame(nil, use.t, data); !bytes.Equal(inflate(t, first.Run), want) || first.Size != size {
+			t.Errorf("%s: the frame is not that of the item", use.t)
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
@@ -49,7 +50,7 @@ type Representation struct {
 
 	mu        sync.Mutex // leaf; guards what follows
 	building  map[*mirror.Leaf]chan struct{}
-	deflating map[*mirror.Leaf]*deflating
+	deflating map[deflatingKey]*deflating
 }
 
 // NewRepresentation returns a representation of the store's objects; splice may be nil.
@@ -63,7 +64,7 @@ func (s *Store) NewRepresentation(encode ItemEncoder, splice Splicer) *Represent
 		slot:      &mirror.Slot{},
 		gone:      &mirror.Slot{},
 		building:  map[*mirror.Leaf]chan struct{}{},
-		deflating: map[*mirror.Leaf]*deflating{},
+		deflating: map[deflatingKey]*deflating{},
 	}
 }
 
@@ -206,8 +207,8 @@ type run struct {
 	bytes int64 // of all items
 	// parts is where the items lie, and empty if there was no room for all of them.
 	parts []part
-	// deflated is the run compressed, once somebody has asked for that.
-	deflated atomic.Pointer[block]
+	// deflated is the run compressed, by form, once a reader has asked for it.
+	deflated [forms]atomic.Pointer[block]
 }
 
 // part is a span of neighbouring items.
@@ -231,8 +232,10 @@ func (r runs) find(s *mirror.Slot) *run {
 // Retired implements mirror.Retirer: the leaf is no longer part of the newest version.
 func (r runs) Retired() {
 	for _, run := range r {
-		if k := run.deflated.Swap(nil); k != nil {
-			k.unref()
+		for i := range run.deflated {
+			if k := run.deflated[i].Swap(nil); k != nil {
+				k.unref()
+			}
 		}
 	}
 }
@@ -268,8 +271,10 @@ func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 					p.varies.Store(true)
 				}
 				// The leaf's entries are the same, so what was compressed still holds.
-				if k := replaced.deflated.Swap(nil); k != nil && !r.deflated.CompareAndSwap(nil, k) {
-					k.unref()
+				for i := range replaced.deflated {
+					if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
+						k.unref()
+					}
 				}
 			}
 			return
@@ -454,7 +459,20 @@ var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); re
 // build makes the missing items of a leaf, keeps what there is room for if it is to keep
 // any, and adds all items to spans.
 func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf, keep bool) error {
-	b := builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
+	b, kept, err := p.buildLeaf(ctx, l, keep)
+	if err != nil {
+		return err
+	}
+	var ok bool
+	if spans.All, ok = kept.load(spans.All, p.budget.now()); !ok {
+		b.spans(spans)
+	}
+	return nil
+}
+
+// buildLeaf is build for a caller that wants the items one by one.
+func (p *Representation) buildLeaf(ctx context.Context, l *mirror.Leaf, keep bool) (*builder, *run, error) {
+	b := &builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.budget.now()
 	splices, missing := true, int64(0)
 	for i, e := range b.entries {
@@ -468,27 +486,23 @@ func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf
 		}
 	}
 	if splices && missing > 0 && !(keep && p.budget.room(missing)) {
-		p.setRun(l, b.run())
-		b.spans(spans)
-		return nil
+		kept := b.run()
+		p.setRun(l, kept)
+		return b, kept, nil
 	}
 	err := b.encode(ctx, func(it *builtItem) bool { return it.data == nil })
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	kept := b.run()
 	if n := len(kept.parts); n > 8 && kept.bytes/int64(n) < partBytes {
 		if err := b.encode(ctx, func(*builtItem) bool { return true }); err != nil {
-			return err
+			return nil, nil, err
 		}
 		kept = b.run()
 	}
 	p.setRun(l, kept)
-	var ok bool
-	if spans.All, ok = kept.load(spans.All, now); !ok {
-		b.spans(spans)
-	}
-	return nil
+	return b, kept, nil
 }
 
 // builder puts the items of one leaf into blocks.
@@ -518,6 +532,20 @@ func (b *builder) spans(spans *Spans) {
 			i++
 		}
 		spans.splice(b.p, b.entries[from:i+1])
+	}
+}
+
+// each calls f with one item after the other. An item that is spliced is good until f returns.
+func (b *builder) each(f func(item []byte)) {
+	buf := scratch.Get().(*[]byte)
+	defer scratch.Put(buf)
+	for i := range b.items {
+		item := b.items[i].data
+		if item == nil {
+			*buf = b.p.appendSpliced((*buf)[:0], b.entries[i])
+			item = *buf
+		}
+		f(item)
 	}
 }
 
@@ -776,7 +804,7 @@ func (p *Representation) Keeps(r mirror.Run) bool {
 
 // KeepsDeflated reports whether Deflated has nothing to do.
 func (p *Representation) KeepsDeflated(r mirror.Run) bool {
-	_, ok := p.keptDeflated(r.Leaf)
+	_, ok := p.keptDeflated(r.Leaf, asItems)
 	return ok
 }
 
@@ -799,7 +827,7 @@ func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
 		return 0, false
 	}
 	if deflated && p.worthApart(r) {
-		run, ok := p.keptDeflated(r.Leaf)
+		run, ok := p.keptDeflated(r.Leaf, asItems)
 		return run.Len, ok
 	}
 	return p.Size(r)
@@ -809,7 +837,10 @@ func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
 // others wait for that. A failure is forgotten, so that a later caller tries again.
 type eventItem struct {
 	data atomic.Pointer[[]byte]
-	mu   sync.Mutex // held by who makes it
+	// frames are the event's frames compressed, of the type MODIFIED and of the other type that
+	// the item is sent as.
+	modified, other atomic.Pointer[Frame]
+	mu              sync.Mutex // held by who makes one of them
 }
 
 func (i *eventItem) get(made func(ctx context.Context) ([]byte, error)) ([]byte, error) {
@@ -859,6 +890,36 @@ func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
 		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
 		return slices.Clip(data), err
 	})
+}
+
+// DeflatedEvent returns the frame of an event as what it is to a watch, compressed, made once for
+// all watchers and kept as its item is. Errors are those of Item.
+func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
+	slot, e, item := p.slot, ev.Entry, p.Current
+	if t == watch.Deleted {
+		slot, e, item = p.gone, ev.Prev, p.Deleted
+	}
+	kept := p.eventItem(slot, ev, e)
+	made := &kept.other
+	if t == watch.Modified {
+		made = &kept.modified
+	}
+	if f := made.Load(); f != nil {
+		return f, nil
+	}
+	data, err := item(ev)
+	if err != nil {
+		return nil, err
+	}
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	if f := made.Load(); f != nil {
+		return f, nil
+	}
+	framed, size := frame(nil, t, data)
+	f := &Frame{Run: gzipjoin.Compress(nil, framed), Size: size}
+	made.Store(f)
+	return f, nil
 }
 
 func (p *Representation) eventItem(slot *mirror.Slot, ev *mirror.Event, e *mirror.Entry) *eventItem {

@@ -66,6 +66,12 @@ func (f *framer) end(dst []byte) []byte {
 	return append(dst, endOfJSON...)
 }
 
+// frame is a kubestorage.Framer.
+func (f *framer) frame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
+	dst, body, size := f.begin(dst, t, item)
+	return f.end(append(dst, body...)), size
+}
+
 // whole appends a frame of an object as its encoder has encoded it.
 func (f *framer) whole(dst []byte, t watch.EventType, object []byte) (framed []byte, size int) {
 	if f.protobuf {

@@ -3,16 +3,37 @@ package readpath
 import (
 	"net/http"
 	"strings"
+	"sync"
 
 	"k8s.io/apiserver/pkg/features"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
 )
 
 // negotiateGzip reports whether the response may be compressed, by upstream's rules:
 // the client's Accept-Encoding names gzip, in its first header, without parameters.
 func negotiateGzip(req *http.Request) bool {
+	return acceptsGzip(req) && utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression)
+}
+
+// watchListCompression is a gate of Kubernetes 1.37 and later, whose constant older releases lack.
+const watchListCompression featuregate.Feature = "WatchListCompression"
+
+// knowsWatchListCompression reports whether this release of k8s.io/apiserver compresses watches.
+var knowsWatchListCompression = sync.OnceValue(func() bool {
+	_, known := utilfeature.DefaultMutableFeatureGate.GetAll()[watchListCompression]
+	return known
+})
+
+// negotiateWatchGzip is negotiateGzip for a watch that begins with initial events and marks their
+// end. Other watches are never compressed.
+func negotiateWatchGzip(req *http.Request) bool {
+	return acceptsGzip(req) && knowsWatchListCompression() && utilfeature.DefaultFeatureGate.Enabled(watchListCompression)
+}
+
+func acceptsGzip(req *http.Request) bool {
 	accepted := req.Header.Get("Accept-Encoding")
-	if accepted == "" || !utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression) {
+	if accepted == "" {
 		return false
 	}
 	for coding := range strings.SplitSeq(accepted, ",") {

@@ -43,7 +43,8 @@ func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage
 // been written.
 func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
 	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(request.WithNamespace(r.req.Context(), r.info.Namespace), opts)}
-	if opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks {
+	watchList := opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks
+	if watchList {
 		s.initial = r.trace("WatchList")
 	}
 	flusher, ok := r.w.(http.Flusher)
@@ -75,6 +76,7 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		framer:    r.enc.framer(),
 		w:         r.w,
 		flusher:   flusher,
+		gzip:      watchList && negotiateWatchGzip(r.req),
 		count:     endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 		sizes:     endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
@@ -112,7 +114,9 @@ type watchServer struct {
 	shutdown <-chan struct{} // nil if nobody will tell
 	out      watchWriter
 	spans    kubestorage.Spans
-	buf      []byte // for single items
+	buf      []byte               // for single items
+	runs     []mirror.Run         // of a batch, that are sent as frames
+	frames   []kubestorage.Frames // of them
 
 	initial *tracing.Span // until the initial events are out, if the client waits for that
 	scope   string        // of the metric of how long that took
@@ -127,6 +131,10 @@ func (s *watchServer) serve() {
 	w := s.read.w
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Transfer-Encoding", "chunked")
+	if s.out.gzip {
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Add("Vary", "Accept-Encoding")
+	}
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
 	defer breakOffStalled(s.stream.Context(), w, stallTimeout)()
@@ -166,10 +174,8 @@ func (s *watchServer) deliverAll() error {
 
 // deliver writes the frames of a batch. The error is what the watch ends with.
 func (s *watchServer) deliver(b *kubestorage.Batch) error {
-	for _, run := range b.Runs {
-		if err := s.run(run); err != nil {
-			return err
-		}
+	if err := s.initialRuns(b.Runs); err != nil {
+		return err
 	}
 	for _, e := range b.Entries {
 		if err := s.entry(e); err != nil {
@@ -177,12 +183,12 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 		}
 	}
 	for _, ev := range b.Events {
-		t, item, err := s.event(ev)
+		e, err := s.event(ev)
 		if err != nil {
-			t, item, err = s.eventLater(ev, err)
+			e, err = s.eventLater(ev, err)
 		}
-		if err == nil && t != "" {
-			err = s.out.item(t, item)
+		if err == nil && e.t != "" {
+			err = s.out.event(e)
 			s.out.arrived(ev.Arrived)
 		}
 		if err != nil {
@@ -191,6 +197,44 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 	}
 	if b.Bookmark != 0 {
 		return s.bookmark(b)
+	}
+	return nil
+}
+
+// initialRuns writes runs of the initial events.
+func (s *watchServer) initialRuns(runs []mirror.Run) error {
+	compressed := s.out.gzip && !s.stream.Selective()
+	s.runs, s.frames = s.runs[:0], s.frames[:0]
+	defer func() {
+		clear(s.runs)
+		clear(s.frames)
+	}()
+	if compressed {
+		rep := s.read.enc.rep
+		for _, run := range runs {
+			if rep.WorthFrames(run) {
+				s.runs = append(s.runs, run)
+			}
+		}
+		var err error
+		if s.frames, err = rep.DeflatedFrames(s.stream.Context(), s.frames, s.runs, s.out.frame); err != nil {
+			return kubestorage.ErrStreamEnded
+		}
+	}
+	next := 0 // of s.runs
+	for _, run := range runs {
+		if next < len(s.runs) && s.runs[next].Leaf == run.Leaf {
+			frames := s.frames[next]
+			if next++; frames.Len > 0 {
+				if err := s.out.frames(frames); err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		if err := s.run(run); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -259,30 +303,40 @@ func (s *watchServer) entry(e *mirror.Entry) error {
 	return s.out.item(watch.Added, item)
 }
 
-// event returns what an event is to the watch, "" if it is nothing.
-func (s *watchServer) event(ev *mirror.Event) (t watch.EventType, item []byte, err error) {
-	t, err = s.stream.Translate(ev)
+// watchEvent is an event as a watch sends it.
+type watchEvent struct {
+	t     watch.EventType // "": not at all
+	item  []byte
+	frame *kubestorage.Frame // instead of the item, if the watch is compressed
+}
+
+// event returns what an event is to the watch.
+func (s *watchServer) event(ev *mirror.Event) (e watchEvent, err error) {
+	e.t, err = s.stream.Translate(ev)
+	rep := s.read.enc.rep
 	switch {
-	case err != nil || t == "":
-	case t == watch.Deleted:
-		item, err = s.read.enc.rep.Deleted(ev)
+	case err != nil || e.t == "":
+	case s.out.gzip:
+		e.frame, err = rep.DeflatedEvent(ev, e.t, s.out.frame)
+	case e.t == watch.Deleted:
+		e.item, err = rep.Deleted(ev)
 	default:
-		item, err = s.read.enc.rep.Current(ev)
+		e.item, err = rep.Current(ev)
 	}
-	return t, item, err
+	return e, err
 }
 
 // eventLater is event for one that has failed with err. What was due before does not
 // wait for it.
-func (s *watchServer) eventLater(ev *mirror.Event, err error) (t watch.EventType, item []byte, _ error) {
+func (s *watchServer) eventLater(ev *mirror.Event, err error) (e watchEvent, _ error) {
 	if err := s.out.flush(); err != nil {
-		return "", nil, err
+		return watchEvent{}, err
 	}
 	err = s.stream.Retry(ev, err, func() (err error) {
-		t, item, err = s.event(ev)
+		e, err = s.event(ev)
 		return err
 	})
-	return t, item, err
+	return e, err
 }
 
 // encodedBookmark is a bookmark in some encoding. It is immutable.

@@ -421,9 +421,12 @@ func TestWatchesAreAsUpstreamSendsThem(t *testing.T) {
 						for _, h := range []http.Header{theirs.Header, ours.Header} {
 							h.Del("Date")
 						}
-						if theirs.StatusCode != ours.StatusCode || fmt.Sprint(theirs.Header, theirs.TransferEncoding) != fmt.Sprint(ours.Header, ours.TransferEncoding) {
-							t.Errorf("got %d %v %v, want %d %v %v", ours.StatusCode, ours.Header, ours.TransferEncoding,
-								theirs.StatusCode, theirs.Header, theirs.TransferEncoding)
+						if theirs.StatusCode != ours.StatusCode || fmt.Sprint(theirs.Header, theirs.TransferEncoding, theirs.Uncompressed) != fmt.Sprint(ours.Header, ours.TransferEncoding, ours.Uncompressed) {
+							t.Errorf("got %d %v %v (compressed: %v), want %d %v %v (compressed: %v)", ours.StatusCode, ours.Header, ours.TransferEncoding, ours.Uncompressed,
+								theirs.StatusCode, theirs.Header, theirs.TransferEncoding, theirs.Uncompressed)
+						}
+						if want := strings.Contains(query, "sendInitialEvents") && knowsWatchListCompression(); ours.Uncompressed != want {
+							t.Errorf("the body is compressed: %v, want %v", ours.Uncompressed, want)
 						}
 						end := `"last"`
 						if strings.HasPrefix(accept, protobufType) {

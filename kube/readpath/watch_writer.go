@@ -2,6 +2,7 @@ package readpath
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics"
 
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -29,12 +31,19 @@ var smallBuffers = sync.Pool{New: func() any {
 // watchWriter gathers frames and writes them together. It holds a buffer only while
 // frames are gathered. A write that fails means that nobody is there any more to be told
 // anything: the error is then kubestorage.ErrStreamEnded.
+//
+// A body that is compressed is a gzip member for each flush, and what a member needs is held
+// until its end.
 type watchWriter struct {
 	framer
 	w       http.ResponseWriter
 	flusher http.Flusher
 	buf     *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
 	written bool    // since the last flush
+
+	gzip   bool
+	member *gzipjoin.Writer // nil: none has begun since the last flush
+	out    gatherWriter     // of the member
 
 	oldest    int64       // when the first event since the last flush arrived, 0 if none did
 	delivered func(int64) // is told that, when it is written
@@ -64,14 +73,88 @@ func (w *watchWriter) item(t watch.EventType, item []byte) error {
 		if err := w.send(); err != nil {
 			return err
 		}
-		if _, err := w.w.Write(body); err != nil {
-			return kubestorage.ErrStreamEnded
+		if err := w.write(body); err != nil {
+			return err
 		}
 	} else {
 		*w.buf = append(*w.buf, body...)
 	}
 	*w.buf = w.end(*w.buf)
 	w.record(size)
+	return nil
+}
+
+// event adds the frame of an event.
+func (w *watchWriter) event(e watchEvent) error {
+	if e.frame == nil {
+		return w.item(e.t, e.item)
+	}
+	if err := w.run(e.frame.Run); err != nil {
+		return err
+	}
+	w.record(e.frame.Size)
+	return nil
+}
+
+// frames adds frames that are compressed.
+func (w *watchWriter) frames(f kubestorage.Frames) error {
+	if err := w.run(f.Run); err != nil {
+		return err
+	}
+	for _, size := range f.Sizes {
+		w.record(int(size))
+	}
+	return nil
+}
+
+// run adds bytes that are compressed.
+func (w *watchWriter) run(run gzipjoin.Run) error {
+	if err := w.send(); err != nil {
+		return err
+	}
+	w.written = true
+	if err := w.begun().WriteRun(run); err != nil {
+		return kubestorage.ErrStreamEnded
+	}
+	return nil
+}
+
+// begun returns the gzip member that is being written.
+func (w *watchWriter) begun() *gzipjoin.Writer {
+	if w.member == nil {
+		w.out.w = w.w
+		w.member = gzipjoin.NewWriter(&w.out)
+	}
+	return w.member
+}
+
+// write writes p, compressed if the body is.
+func (w *watchWriter) write(p []byte) (err error) {
+	w.written = true
+	if w.gzip {
+		_, err = w.begun().Write(p)
+	} else {
+		_, err = w.w.Write(p)
+	}
+	if err != nil {
+		return kubestorage.ErrStreamEnded
+	}
+	return nil
+}
+
+// endMember ends the gzip member, if one was begun.
+func (w *watchWriter) endMember() error {
+	if w.member == nil {
+		return nil
+	}
+	err := w.member.Close()
+	w.member = nil
+	if err == nil {
+		err = w.out.flush()
+	}
+	if err != nil {
+		return kubestorage.ErrStreamEnded
+	}
 	return nil
 }
 
@@ -145,14 +228,12 @@ func (w *watchWriter) send() error {
 	if w.buf == nil || len(*w.buf) == 0 {
 		return nil
 	}
-	_, err := w.w.Write(*w.buf)
+	err := w.write(*w.buf)
 	*w.buf = (*w.buf)[:0]
-	w.written = true
 	if err != nil {
 		w.buf = nil // not to be used again: see body.flush
-		return kubestorage.ErrStreamEnded
 	}
-	return nil
+	return err
 }
 
 // flush writes what is gathered so that the client gets it, and lets go of the buffer.
@@ -161,6 +242,9 @@ func (w *watchWriter) flush() error {
 	if w.buf != nil {
 		free(w.buf)
 		w.buf = nil
+	}
+	if err == nil {
+		err = w.endMember()
 	}
 	if err == nil && w.written {
 		w.written = false
@@ -173,6 +257,55 @@ func (w *watchWriter) flush() error {
 		w.oldest = 0
 	}
 	return err
+}
+
+// gatherWriter gathers small pieces and writes them together. It holds a buffer only meanwhile.
+type gatherWriter struct {
+	w   io.Writer
+	buf *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
+}
+
+// Write writes p, or gathers it.
+func (g *gatherWriter) Write(p []byte) (int, error) {
+	held := 0
+	if g.buf != nil {
+		held = len(*g.buf)
+	}
+	if len(p) >= largePiece || held+len(p) > writeAtOnce {
+		if err := g.flush(); err != nil {
+			return 0, err
+		}
+		if len(p) >= largePiece {
+			return g.w.Write(p)
+		}
+	}
+	switch {
+	case g.buf == nil && len(p) <= smallWrite:
+		g.buf = smallBuffers.Get().(*[]byte)
+	case g.buf == nil:
+		g.buf = writeBuffers.Get().(*[]byte)
+	case len(*g.buf)+len(p) > cap(*g.buf):
+		small := g.buf
+		g.buf = writeBuffers.Get().(*[]byte)
+		*g.buf = append(*g.buf, *small...)
+		free(small)
+	}
+	*g.buf = append(*g.buf, p...)
+	return len(p), nil
+}
+
+// flush writes what is gathered, and releases the buffer.
+func (g *gatherWriter) flush() error {
+	if g.buf == nil {
+		return nil
+	}
+	buf := g.buf
+	g.buf = nil
+	if _, err := g.w.Write(*buf); err != nil {
+		return err // the buffer is not to be used again: see body.flush
+	}
+	free(buf)
+	return nil
 }
 
 // breakOffStalled sees to it that a client that does not read cannot keep a watch that

@@ -20,8 +20,12 @@ const (
 // unknown operating system.
 const header = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 
-// finalBlock is an empty stored block that is the last one.
-const finalBlock = "\x01\x00\x00\xff\xff"
+const (
+	// syncBlock is an empty stored block: compress/flate hands out all that precedes it.
+	syncBlock = "\x00\x00\x00\xff\xff"
+	// finalBlock is an empty stored block that is the last one.
+	finalBlock = "\x01\x00\x00\xff\xff"
+)
 
 // ErrClosed: the Writer was closed; the member is complete.
 var ErrClosed = errors.New("gzipjoin: writer is closed")
@@ -35,6 +39,7 @@ type Writer struct {
 	crc     uint32
 	size    int64 // before compression
 	started bool  // the header is written
+	stored  bool  // the last block is a stored one that is not empty
 	err     error
 	buf     *buffers // nil until there are loose bytes
 }
@@ -59,6 +64,7 @@ func (z *Writer) WriteRun(run Run) error {
 	if z.flush(); z.err != nil || run.Len == 0 {
 		return z.err
 	}
+	z.stored = false
 	z.crc = combine(z.crc, run.CRC, run.Len)
 	z.size += run.Len
 	z.send(run.Deflated)
@@ -92,6 +98,10 @@ func (z *Writer) Write(p []byte) (int, error) {
 
 // Close ends the member. It does not close the underlying writer. Errors are those of
 // the underlying writer; closing again does nothing.
+//
+// All bytes of the member precede an empty stored block and the final block. Package
+// compress/gzip therefore returns them before it reads beyond the member: without the
+// empty block it holds the last bytes back until the header of the next member arrives.
 func (z *Writer) Close() error {
 	if z.err == ErrClosed {
 		return nil
@@ -99,7 +109,11 @@ func (z *Writer) Close() error {
 	if z.flush(); z.err != nil {
 		return z.err
 	}
-	tail := append(make([]byte, 0, len(finalBlock)+8), finalBlock...)
+	tail := make([]byte, 0, len(syncBlock)+len(finalBlock)+8)
+	if z.stored {
+		tail = append(tail, syncBlock...)
+	}
+	tail = append(tail, finalBlock...)
 	tail = binary.LittleEndian.AppendUint32(tail, z.crc)
 	tail = binary.LittleEndian.AppendUint32(tail, uint32(z.size)) // modulo 2^32, says RFC 1952
 	if z.send(tail); z.err != nil {
@@ -120,11 +134,13 @@ func (z *Writer) flush() {
 	}
 	loose, deflated := z.buf.loose, z.buf.deflated[:0]
 	if n := len(loose); n < storeBelow {
+		z.stored = true
 		deflated = append(deflated, 0) // a stored block that is not the last one
 		deflated = binary.LittleEndian.AppendUint16(deflated, uint16(n))
 		deflated = binary.LittleEndian.AppendUint16(deflated, ^uint16(n))
 		deflated = append(deflated, loose...)
 	} else {
+		z.stored = false
 		deflated = appendDeflated(deflated, loose)
 	}
 	z.buf.loose, z.buf.deflated = loose[:0], deflated

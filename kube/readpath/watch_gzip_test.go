@@ -1,0 +1,265 @@
+package readpath
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/watch"
+	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+const watchListQuery = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
+
+// openRaw begins a watch in ns whose body is left as it comes.
+func (w *watched) openRaw(t testing.TB, engine, query, accept, encoding string) *http.Response {
+	t.Helper()
+	gvr := w.resource.GVR
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		fmt.Sprintf("%s/apis/%s/%s/namespaces/ns/%s?watch=1&%s", w.server.URL, gvr.Group, gvr.Version, gvr.Resource, query), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", accept)
+	req.Header.Set("Engine", engine)
+	if encoding != "" {
+		req.Header.Set("Accept-Encoding", encoding)
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableCompression: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+// members reads gzip members one by one.
+type members struct {
+	body *bufio.Reader
+	z    *gzip.Reader
+}
+
+// next returns the content of the next member.
+func (m *members) next(t testing.TB) []byte {
+	t.Helper()
+	var err error
+	if m.z == nil {
+		m.z, err = gzip.NewReader(m.body)
+	} else {
+		err = m.z.Reset(m.body)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.z.Multistream(false)
+	content, err := io.ReadAll(m.z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// compresses skips a test where this release of k8s.io/apiserver does not compress watches.
+func compresses(t testing.TB) {
+	if !knowsWatchListCompression() {
+		t.Skip("k8s.io/apiserver does not know the gate WatchListCompression")
+	}
+}
+
+// TestCompressedWatch_EndsMemberAtEachFlush: the initial events and their bookmark are complete
+// members, and so is each later event, which arrives without anything after it.
+func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
+	compresses(t)
+	for _, accept := range []string{jsonType, protobufType, jsonType + metadataV1, protobufType + metadataV1} {
+		t.Run(accept, func(t *testing.T) {
+			w := watchedPods(t)
+			for i := range 300 {
+				w.put(t, w.object(fmt.Sprintf("at-%03d", i), map[string]string{"i": fmt.Sprint(i), "filler": strings.Repeat("0123456789", 60)}))
+			}
+			w.catchUp(t)
+			plain := w.openRaw(t, "", watchListQuery, accept, "")
+			want := bytes.Join(readFrames(plain).until(t, "initial-events-end"), nil)
+			for range 2 { // the second time from what is kept
+				resp := w.openRaw(t, "", watchListQuery, accept, "gzip")
+				if resp.Header.Get("Content-Encoding") != "gzip" || resp.Header.Get("Vary") != "Accept-Encoding" {
+					t.Fatalf("headers %v", resp.Header)
+				}
+				m := &members{body: bufio.NewReader(resp.Body)}
+				var initial []byte
+				for len(initial) < len(want) {
+					initial = append(initial, m.next(t)...)
+				}
+				if !bytes.Equal(initial, want) {
+					t.Fatalf("%d bytes of initial events differ from the %d that are not compressed", len(initial), len(want))
+				}
+				live := readFrames(plain)
+				for _, name := range []string{"one", "two"} {
+					w.put(t, w.object(name, nil))
+					frame, err := live.next()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := m.next(t); !bytes.Equal(got, frame) {
+						t.Fatalf("the member of one event is %q, want %q", got, frame)
+					}
+					w.delete(t, name)
+					if frame, err = live.next(); err != nil {
+						t.Fatal(err)
+					}
+					if got := m.next(t); !bytes.Equal(got, frame) {
+						t.Fatalf("the member of a deletion is %q, want %q", got, frame)
+					}
+				}
+				resp.Body.Close()
+				plain.Body.Close()
+				plain = w.openRaw(t, "", watchListQuery, accept, "")
+				want = bytes.Join(readFrames(plain).until(t, "initial-events-end"), nil)
+			}
+		})
+	}
+}
+
+// TestCompressedWatch_OnlyAsUpstreamCompresses compares which watches are compressed.
+func TestCompressedWatch_OnlyAsUpstreamCompresses(t *testing.T) {
+	compresses(t)
+	w := watchedPods(t)
+	w.put(t, w.labelled("a", nil))
+	w.catchUp(t)
+	for _, enabled := range []bool{true, false} {
+		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, watchListCompression, enabled)
+		for _, query := range []string{
+			watchListQuery,
+			watchListQuery + "&labelSelector=app%3Dyes",
+			"resourceVersion=0",
+			"allowWatchBookmarks=true",
+			"sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+			"sendInitialEvents=false&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan",
+			watchListQuery + "&resourceVersion=99999999999", // 504
+			watchListQuery + "&resourceVersion=x",           // 400
+		} {
+			for _, encoding := range []string{"", "gzip", "deflate, gzip", "gzip;q=1", "identity", "br"} {
+				want := w.openRaw(t, "upstream", query, jsonType, encoding)
+				got := w.openRaw(t, "", query, jsonType, encoding)
+				for _, name := range []string{"Content-Type", "Content-Encoding", "Vary"} {
+					if g, u := got.Header.Values(name), want.Header.Values(name); fmt.Sprint(g) != fmt.Sprint(u) {
+						t.Errorf("gate %v, %s, Accept-Encoding %q: %s: %q, upstream %q", enabled, query, encoding, name, g, u)
+					}
+				}
+				if got.StatusCode != want.StatusCode {
+					t.Errorf("%s: %d, upstream %d", query, got.StatusCode, want.StatusCode)
+				}
+				want.Body.Close()
+				got.Body.Close()
+			}
+		}
+	}
+}
+
+// TestCompressedWatch_CountsEventsAndSizes as a watch that is not compressed.
+func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
+	compresses(t)
+	endpointmetrics.Register()
+	w := watchedPods(t)
+	for i := range 200 {
+		w.put(t, w.object(fmt.Sprintf("at-%03d", i), map[string]string{"filler": strings.Repeat("0123456789", i)}))
+	}
+	w.catchUp(t)
+	gvr := w.resource.GVR
+	var sums [2]string
+	for i, encoding := range []string{"", "gzip"} {
+		endpointmetrics.WatchEvents.Reset()
+		endpointmetrics.WatchEventsSizes.Reset()
+		resp := w.openRaw(t, "", watchListQuery, jsonType, encoding)
+		body := io.Reader(resp.Body)
+		if encoding != "" {
+			z, err := gzip.NewReader(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body = z
+		}
+		(&frameReader{r: bufio.NewReader(body)}).until(t, "initial-events-end")
+		eventually2(t, "the bookmark is counted", func() bool {
+			n, err := testutil.GetCounterMetricValue(endpointmetrics.WatchEvents.WithLabelValues(gvr.Group, gvr.Version, gvr.Resource))
+			return err == nil && n == 201
+		})
+		h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "apiserver_watch_events_sizes", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[i] = fmt.Sprintf("%d events of %.0f bytes", h.GetAggregatedSampleCount(), h.GetAggregatedSampleSum())
+		resp.Body.Close()
+	}
+	if sums[0] != sums[1] {
+		t.Errorf("counted %s, want %s", sums[1], sums[0])
+	}
+}
+
+// TestCompressedWatch_HoldsNothingWhenIdle, neither a buffer nor a member, whatever was written.
+func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
+	var got bytes.Buffer
+	sink := &countingSink{Buffer: &got, header: http.Header{}}
+	w := &watchWriter{w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}, gzip: true}
+	var want bytes.Buffer
+	rnd := rand.New(rand.NewPCG(1, 2))
+	flushes := 0
+	for i := range 200 {
+		size := []int{2, 100, smallWrite, 10_000, largePiece, 3 * writeAtOnce}[rnd.IntN(6)]
+		item := append(append([]byte(`{"n":"`), bytes.Repeat([]byte{'a' + byte(i%26)}, size)...), `"},`...)
+		framed, n := w.frame(nil, watch.Added, item)
+		var err error
+		switch rnd.IntN(3) {
+		case 0:
+			err = w.item(watch.Added, item)
+		case 1:
+			err = w.event(watchEvent{t: watch.Added, frame: &kubestorage.Frame{Run: gzipjoin.Compress(nil, framed), Size: n}})
+		default:
+			err = w.frames(kubestorage.Frames{Run: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
+			want.Write(framed)
+		}
+		if want.Write(framed); err != nil {
+			t.Fatal(err)
+		}
+		if rnd.IntN(4) == 0 {
+			flushes++
+			if err := w.flush(); err != nil || w.buf != nil || w.member != nil || w.out.buf != nil || w.written {
+				t.Fatalf("after a flush: %v, %+v", err, w)
+			}
+			_ = w.flush() // nothing is due: no member
+		}
+	}
+	if err := w.flush(); err != nil {
+		t.Fatal(err)
+	}
+	body := &members{body: bufio.NewReader(&got)}
+	var content []byte
+	n := 0
+	for ; got.Len() > 0 || body.body.Buffered() > 0; n++ {
+		content = append(content, body.next(t)...)
+	}
+	if !bytes.Equal(content, want.Bytes()) {
+		t.Fatalf("the members have %d bytes, want %d", len(content), want.Len())
+	}
+	if n != flushes && n != flushes+1 {
+		t.Errorf("%d members for %d flushes", n, flushes)
+	}
+}
