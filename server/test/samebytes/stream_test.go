@@ -3,6 +3,7 @@ package samebytes
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -44,12 +45,22 @@ func (o *openStream) read() *stream {
 		s.body, s.err = io.ReadAll(o.resp.Body)
 		return s
 	}
-	next := wholeBody(o.resp.Body)
+	body := io.Reader(o.resp.Body)
+	if s.header.Get("Content-Encoding") == "gzip" {
+		// A member for each flush, none if nothing was sent.
+		if body, s.err = gzip.NewReader(o.resp.Body); s.err != nil {
+			if errors.Is(s.err, io.EOF) {
+				s.err = nil
+			}
+			return s
+		}
+	}
+	next := wholeBody(body)
 	switch mediaType := s.header.Get("Content-Type"); {
 	case strings.HasPrefix(mediaType, protobufType):
-		next = delimitedFrames(o.resp.Body)
+		next = delimitedFrames(body)
 	case strings.HasPrefix(mediaType, jsonType):
-		next = jsonFrames(o.resp.Body)
+		next = jsonFrames(body)
 	}
 	for {
 		frame, err := next()
