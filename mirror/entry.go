@@ -76,6 +76,9 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 // CreateRevision returns the revision that created the key.
 func (e *Entry) CreateRevision() Revision { return e.create }
 
+// Version returns etcd's Version of the key modulo 2^32: the writes since its creation, 1 for the first.
+func (e *Entry) Version() uint32 { return e.version }
+
 // Size returns the bytes of the value as stored, 0 if it was not kept.
 func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&keyLenMask) }
 
