@@ -34,7 +34,7 @@ export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage test-oldest \
-        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance \
+        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness \
         suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
 
 help: ## list the targets
@@ -89,18 +89,19 @@ vet: ## go vet in the three modules
 	cd kube && $(GO) vet ./...
 	cd server && $(GO) vet ./...
 	cd suites && $(ALONE) $(GO) vet ./...
+	cd robustness && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the three modules
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
 	for module in . kube server; do echo "staticcheck $$module"; (cd $$module && "$$bin" ./...); done; \
-	echo "staticcheck suites"; cd suites && $(ALONE) "$$bin" ./...
+	for module in suites robustness; do echo "staticcheck $$module"; (cd $$module && $(ALONE) "$$bin" ./...); done
 
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
 
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server tools suites; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server tools suites robustness; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
@@ -152,12 +153,16 @@ REPORTS ?= bin/conformance-$(ENGINE)
 KUBERNETES = $(shell cd conformance && $(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 E2E_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES)
 
-conformance: build ## run Kubernetes' tests of chunks, watches and tables: make conformance ENGINE=upstream ARGS='-focus Watchers'
+conformance: build ## run Kubernetes' conformance tests that need no containers: make conformance ENGINE=upstream ARGS='-focus Watchers'
 	cd conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test .
 	cd conformance && $(ALONE) $(GO) build -o ../bin/conformance .
 	cd conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
 	cd conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../bin/e2e.test k8s.io/kubernetes/test/e2e
 	exec bin/conformance -engine '$(ENGINE)' -compaction-interval '$(COMPACTION_INTERVAL)' -reports '$(REPORTS)' $(ARGS)
+
+# The validators of etcd's robustness tests. The module robustness stands outside the workspace, as conformance does.
+robustness: ## have etcd's validators of linearizability and watches judge the engine, for a history of 100,000 operations
+	cd robustness && $(ALONE) $(GO) test -count=1 -v -timeout $(TEST_TIMEOUT) .
 
 # Test suites of other projects, on upstream's storage layer and on Strata's: docs/conformance.md. What they copy and build
 # is below bin/suites.

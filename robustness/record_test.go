@@ -1,0 +1,227 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/tests/v3/robustness/client"
+	"go.etcd.io/etcd/tests/v3/robustness/identity"
+	"go.etcd.io/etcd/tests/v3/robustness/model"
+	"go.etcd.io/etcd/tests/v3/robustness/report"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// reader reads a mirror and records each read as etcd's client would have, for etcd's validators. Its methods are for one
+// goroutine.
+type reader struct {
+	mirror   *mirror.Mirror
+	resource *mirror.Resource
+	base     time.Time // that all clients of a run count from
+	id       int
+	defect   *defect // nil: none
+
+	kv      *model.AppendableHistory
+	watches []model.WatchOperation
+	counts  counts
+}
+
+// counts are what a reader recorded.
+type counts struct {
+	present, past   int // reads of the present and of a revision
+	events, marks   int // of watches: events, and progress without events
+	resumed, ended  int // watches that began at a revision of the past, and watches that ended with an error
+	refused, atomic int // operations that the mirror refused as compacted, and revisions of more than one event
+}
+
+func newReader(m *mirror.Mirror, r *mirror.Resource, ids identity.Provider, base time.Time, d *defect) *reader {
+	return &reader{mirror: m, resource: r, base: base, id: ids.NewClientID(), defect: d, kv: model.NewAppendableHistory(ids)}
+}
+
+// report returns all that was recorded.
+func (r *reader) report() report.ClientReport {
+	return report.ClientReport{ClientID: r.id, KeyValue: r.kv.Operations(), Watch: r.watches}
+}
+
+// read reads the keys start <= key < end, or the key start if end is empty, linearizably (I6) at revision 0 and else as they
+// stood at rev; limit 0 means all. The recorded revision of the answer is that of the store, as in etcd's header.
+func (r *reader) read(ctx context.Context, start, end string, rev mirror.Revision, limit int) error {
+	called := time.Since(r.base)
+	current, err := r.mirror.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if !r.defect.is(readsWithoutWait) {
+		if err := r.mirror.Wait(ctx, current); err != nil {
+			return err
+		}
+	}
+	latest, err := r.resource.Latest()
+	if err != nil {
+		return err
+	}
+	snapshot := latest
+	if rev != 0 {
+		at := rev
+		if r.defect.is(readsRevisionBefore) {
+			at--
+		}
+		if snapshot, err = r.resource.At(at); err != nil {
+			return err
+		}
+	}
+	answer := &clientv3.GetResponse{Header: &etcdserverpb.ResponseHeader{Revision: latest.Rev}}
+	if end == "" {
+		if e, ok := snapshot.Get(start); ok {
+			answer.Kvs, answer.Count = []*mvccpb.KeyValue{keyValue(e)}, 1
+		}
+	} else {
+		for e := range snapshot.All(start, end) {
+			if limit > 0 && len(answer.Kvs) == limit {
+				break
+			}
+			answer.Kvs = append(answer.Kvs, keyValue(e))
+		}
+		count, _ := snapshot.Count(start, end)
+		answer.Count = int64(count)
+	}
+	r.kv.AppendRange(start, end, rev, int64(limit), false, called, time.Since(r.base), answer, nil)
+	if rev == 0 {
+		r.counts.present++
+	} else {
+		r.counts.past++
+	}
+	return nil
+}
+
+// keyValue returns an entry as etcd's client does.
+func keyValue(e *mirror.Entry) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{
+		Key:            []byte(e.Key()),
+		Value:          e.Value(),
+		CreateRevision: e.CreateRevision(),
+		ModRevision:    e.ModRevision(),
+		Version:        int64(e.Version()),
+	}
+}
+
+// event returns an event as etcd's client does.
+func event(e *mirror.Event) *clientv3.Event {
+	out := &clientv3.Event{Type: mvccpb.Event_PUT}
+	if e.Entry != nil {
+		out.Kv = keyValue(e.Entry)
+	} else {
+		out.Type, out.Kv = mvccpb.Event_DELETE, &mvccpb.KeyValue{Key: []byte(e.Key()), ModRevision: e.Rev}
+	}
+	if e.Prev != nil {
+		out.PrevKv = keyValue(e.Prev)
+	}
+	return out
+}
+
+// watching is a cursor and the watch operation that is recorded of it.
+type watching struct {
+	*reader
+	cursor    *mirror.Cursor
+	operation model.WatchOperation
+	only      string            // the key of the events that are recorded; empty: all
+	pending   []*clientv3.Event // of a revision of which events are still to come
+}
+
+// watch records a cursor that begins after the revision and selects key, or all keys with that prefix.
+func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func(after mirror.Revision) (*mirror.Cursor, error)) (*watching, error) {
+	request := model.WatchRequest{Key: key, Revision: after + 1, WithPrefix: prefix, WithProgressNotify: true, WithPrevKV: true}
+	if r.defect.is(startsOneLate) {
+		after++
+	}
+	cursor, err := open(after)
+	if err != nil {
+		return nil, err
+	}
+	return &watching{reader: r, cursor: cursor, operation: model.WatchOperation{Request: request}}, nil
+}
+
+// next records the events that are due, at most limit, and the position as progress if that is asked for. Events of one
+// revision are one answer, as in etcd: Cursor.Position says when a revision is complete (I4).
+func (w *watching) next(limit int, progress bool) error {
+	if w.defect.is(announcesClock) {
+		w.answer(w.mirror.Clock(), nil)
+	}
+	events, err := w.cursor.Next(nil, limit)
+	complete := w.cursor.Position()
+	if w.defect.is(splitsRevisions) {
+		complete = max(complete, w.mirror.Clock())
+	}
+	for _, e := range events {
+		if w.only == "" || w.only == e.Key() {
+			w.pending = append(w.pending, event(e))
+		}
+	}
+	n := 0
+	for n < len(w.pending) && w.pending[n].Kv.ModRevision <= complete {
+		n++
+	}
+	due := w.pending[:n:n]
+	w.pending = w.pending[n:]
+	if w.defect != nil && w.defect.events != nil {
+		due = w.defect.events(due)
+	}
+	if len(due) > 0 {
+		w.answer(w.cursor.Position(), due)
+		w.counts.events += len(due)
+		for i := 1; i < len(due); i++ {
+			if due[i].Kv.ModRevision == due[i-1].Kv.ModRevision {
+				w.counts.atomic++
+			}
+		}
+	}
+	if err != nil {
+		w.operation.Responses = append(w.operation.Responses, model.WatchResponse{Time: time.Since(w.base), Error: err.Error()})
+		w.counts.ended++
+		return err
+	}
+	if progress && len(w.pending) == 0 {
+		w.answer(w.cursor.Position(), nil)
+		w.counts.marks++
+	}
+	return nil
+}
+
+// answer records one response; without events it is progress.
+func (w *watching) answer(rev mirror.Revision, events []*clientv3.Event) {
+	response := clientv3.WatchResponse{Header: &etcdserverpb.ResponseHeader{Revision: rev}, Events: events}
+	w.operation.Responses = append(w.operation.Responses, client.ToWatchResponse(response, w.base))
+}
+
+// close ends the watch.
+func (w *watching) close() {
+	w.cursor.Close()
+	w.watches = append(w.watches, w.operation)
+}
+
+// retriable reports whether an operation that failed with err may be repeated: the mirror says so before it answers.
+func retriable(err error) bool {
+	return errors.Is(err, mirror.ErrNotReady) || errors.Is(err, mirror.ErrCompacted) || errors.Is(err, mirror.ErrFutureRevision)
+}
+
+func (c counts) String() string {
+	return fmt.Sprintf("%d reads of the present, %d of a revision; watches: %d events, %d of them in the revision of the event before, "+
+		"%d progress notifications, %d resumed, %d ended early; %d operations refused as compacted",
+		c.present, c.past, c.events, c.atomic, c.marks, c.resumed, c.ended, c.refused)
+}
+
+func (c *counts) add(o counts) {
+	c.present += o.present
+	c.past += o.past
+	c.events += o.events
+	c.marks += o.marks
+	c.resumed += o.resumed
+	c.ended += o.ended
+	c.refused += o.refused
+	c.atomic += o.atomic
+}
