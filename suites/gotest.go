@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,6 +96,15 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 
 // mainTest stands for the binary itself, which fails although no test does.
 const mainTest = "TestMain"
+
+// startedServers counts the API servers that the tests of a log have started: what apiserver.AttachmentFromEnvironment logs.
+func startedServers(log string) int {
+	text, err := os.ReadFile(log)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(text, []byte(`"Starting a server" engine=`))
+}
 
 // list returns the top-level tests of the binary.
 func (g *goTest) list(ctx context.Context) ([]string, error) {

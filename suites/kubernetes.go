@@ -47,7 +47,7 @@ var extensionsSuite = Suite{
 
 // integrationUnits copies the test packages below the roots and returns a unit for each.
 func integrationUnits(ctx context.Context, env *Env, mod string, roots []string) ([]Unit, error) {
-	tree, err := newTree(ctx, env)
+	tree, err := newTree(ctx, env, path.Base(mod))
 	if err != nil {
 		return nil, err
 	}
@@ -96,8 +96,8 @@ func integrationUnits(ctx context.Context, env *Env, mod string, roots []string)
 	return units, nil
 }
 
-// quickTests are the tests of the subset, by package: what reads and watches of all kinds of custom resources return, in
-// all encodings, while their definitions change.
+// quickTests are the tests of the subset, by package: reads, watches and writes of custom resources in all encodings, while
+// their definitions change.
 var quickTests = map[string][]string{
 	"k8s.io/apiextensions-apiserver/test/integration": {
 		"TestCBORServingEnablement", "TestCBORStorageEnablement", "TestChangeCRD", "TestCrossNamespaceListWatch",
@@ -132,8 +132,8 @@ func isCopied(pkg string) bool {
 	return slices.ContainsFunc(copies, func(c string) bool { return pkg == c || strings.HasPrefix(pkg, c+"/") })
 }
 
-func newTree(ctx context.Context, env *Env) (*tree, error) {
-	t := &tree{env: env, dir: filepath.Join(env.Bin, "tree"), modules: map[string]module{}, copied: map[string]bool{}}
+func newTree(ctx context.Context, env *Env, name string) (*tree, error) {
+	t := &tree{env: env, dir: filepath.Join(env.Bin, "tree", name), modules: map[string]module{}, copied: map[string]bool{}}
 	for _, path := range []string{"k8s.io/kubernetes", "k8s.io/apiextensions-apiserver", "k8s.io/api"} {
 		m, err := env.serverModule(ctx, path)
 		if err != nil {
@@ -224,7 +224,7 @@ func (t *tree) prepare(ctx context.Context, packages []string) (etcd string, err
 	if _, err := t.env.goOutput(ctx, t.dir, append([]string{"list", "-mod=mod", "-test", "-deps", "-f", "{{if .Error}}{{.Error}}{{end}}"}, paths...)...); err != nil {
 		return "", err
 	}
-	etcd = filepath.Join(t.env.Bin, "programs", "etcd")
+	etcd = filepath.Join(t.dir, "programs", "etcd")
 	return etcd, t.env.goRun(ctx, t.dir, "build", "-mod=mod", "-ldflags=-s -w", "-o", etcd, treeModule+"/etcd")
 }
 

@@ -30,7 +30,9 @@ type options struct {
 	tests         []string // nil: all
 	quick, write  bool
 	document      bool
-	keep          bool
+	keep, missing bool
+	jobs          int           // units that run at once
+	period        time.Duration // after which no unit is started; 0: no limit
 }
 
 func main() {
@@ -42,6 +44,9 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "run only the subset that every change must pass, and write nothing")
 	flag.BoolVar(&o.write, "write", true, "write suites/results.json and docs/conformance.md")
 	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from suites/results.json")
+	flag.BoolVar(&o.missing, "missing", false, "run only the units that suites/results.json does not have for this version: goes on after an interrupted run")
+	flag.IntVar(&o.jobs, "jobs", 2, "how many units run at once; builds run one by one beside them")
+	flag.DurationVar(&o.period, "for", 0, "start no unit after this `time`; with -missing another run goes on from there")
 	flag.BoolVar(&o.keep, "keep", false, "keep the test binaries in bin/suites")
 	flag.StringVar(&env.Root, "root", "..", "the `directory` of the repository")
 	flag.IntVar(&env.Parallel, "parallel", 2, "how many parallel tests of a binary run at once (-test.parallel)")
@@ -88,8 +93,37 @@ func run(ctx context.Context, env *Env, o options) error {
 		return err
 	}
 	started := time.Now()
-	ran := 0
+	ran, left := 0, 0
+	var mu sync.Mutex // of problems, r and the files
 	var problems []string
+	defer func() { // also of a run that was interrupted
+		for _, p := range problems {
+			fmt.Println("FAILED ", p)
+		}
+	}()
+	record := func(suite *Suite, unit Unit) error {
+		result, found, err := runUnit(ctx, env, suite, unit, o)
+		mu.Lock()
+		defer mu.Unlock()
+		problems = append(problems, found...)
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			problems = append(problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
+			return nil
+		}
+		if !o.write {
+			return nil
+		}
+		if r[suite.Name] == nil {
+			r[suite.Name] = map[string]outcome{}
+		}
+		r[suite.Name][unit.Name] = result
+		return errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644))
+	}
+	var running errgroup
+	slots := make(chan struct{}, o.jobs)
 	for _, suite := range all {
 		if !o.suites.MatchString(suite.Name) {
 			continue
@@ -97,66 +131,80 @@ func run(ctx context.Context, env *Env, o options) error {
 		fmt.Printf("%s: preparing\n", suite.Name)
 		units, err := suite.Prepare(ctx, env)
 		if err != nil {
-			return fmt.Errorf("%s: %w", suite.Name, err)
+			return errors.Join(fmt.Errorf("%s: %w", suite.Name, err), running.Wait())
 		}
 		for _, unit := range units {
-			if o.quick && unit.Quick == nil || !o.units.MatchString(unit.Name) {
+			mu.Lock()
+			recorded := r[suite.Name][unit.Name].Source == unit.Source
+			mu.Unlock()
+			if o.quick && unit.Quick == nil || !o.units.MatchString(unit.Name) || o.missing && recorded {
+				continue
+			}
+			slots <- struct{}{}
+			if o.period > 0 && time.Since(started) > o.period {
+				<-slots
+				left++
 				continue
 			}
 			ran++
-			result, found, err := runUnit(ctx, env, &suite, unit, o)
-			problems = append(problems, found...)
-			if err != nil {
+			if err := build(ctx, &suite, unit); err != nil {
+				<-slots
 				if ctx.Err() != nil {
-					return ctx.Err()
+					return errors.Join(ctx.Err(), running.Wait())
 				}
+				mu.Lock()
 				problems = append(problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
+				mu.Unlock()
 				continue
 			}
-			if !o.write {
-				continue
-			}
-			if r[suite.Name] == nil {
-				r[suite.Name] = map[string]outcome{}
-			}
-			r[suite.Name][unit.Name] = result
-			if err := errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644)); err != nil {
-				return err
-			}
+			running.Go(func() error {
+				defer func() { <-slots }()
+				return record(&suite, unit)
+			})
 		}
 	}
-	if ran == 0 {
-		return errors.New("nothing matches -suites and -units")
+	if err := running.Wait(); err != nil {
+		return err
 	}
-	for _, p := range problems {
-		fmt.Println("FAILED ", p)
+	if ran == 0 && !o.missing {
+		return errors.New("nothing matches -suites and -units")
 	}
 	if len(problems) > 0 {
 		return fmt.Errorf("%d problems in %d units", len(problems), ran)
+	}
+	if left > 0 {
+		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: go on with -missing", ran, left)
 	}
 	fmt.Printf("%d units, no unexplained difference, %.0f s\n", ran, time.Since(started).Seconds())
 	return nil
 }
 
-// runUnit builds and runs a unit on the engines of its suite. An error says that there is no outcome.
-func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
-	building := time.Now()
-	if unit.Build != nil {
-		if err := unit.Build(ctx); err != nil {
-			return outcome{}, nil, err
-		}
+// build builds a unit.
+func build(ctx context.Context, suite *Suite, unit Unit) error {
+	if unit.Build == nil {
+		return nil
 	}
+	started := time.Now()
+	err := unit.Build(ctx)
+	if err == nil {
+		fmt.Printf("%s %s: built in %.0f s\n", suite.Name, unit.Name, time.Since(started).Seconds())
+	}
+	return err
+}
+
+// runUnit runs a unit that is built on the engines of its suite. An error says that there is no outcome.
+func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
 	if unit.Clean != nil && !o.keep {
 		defer unit.Clean()
 	}
-	fmt.Printf("%s %s: built in %.0f s\n", suite.Name, unit.Name, time.Since(building).Seconds())
-
 	engines := suite.engines()
 	verdicts, seconds := map[Engine]Verdicts{}, map[Engine]time.Duration{}
 	first := map[Engine]Verdicts{}
+	attached := map[Engine]int{}
 	attempt := func(number int, only []string) error {
 		// Most tests wait most of the time, so that the engines run at the same time.
 		errs, done, times := make([]error, len(engines)), make([]Verdicts, len(engines)), make([]time.Duration, len(engines))
+		servers := make([]int, len(engines))
 		var running sync.WaitGroup
 		for i, e := range engines {
 			running.Go(func() {
@@ -171,7 +219,7 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 				c := count(v)
 				fmt.Printf("%s %s: %s: %d passed, %d failed, %d skipped in %.0f s (%s)\n",
 					suite.Name, unit.Name, e, c.Passed, c.Failed, c.Skipped, took.Seconds(), log)
-				done[i], times[i] = v, took
+				done[i], times[i], servers[i] = v, took, startedServers(log)
 			})
 		}
 		running.Wait()
@@ -184,6 +232,9 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 			}
 			verdicts[e].merge(done[i])
 			seconds[e] += times[i]
+			if number == 0 {
+				attached[e] = servers[i]
+			}
 		}
 		return errors.Join(errs...)
 	}
@@ -215,6 +266,7 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 	result := outcome{Source: unit.Source, Date: today(), Engines: map[Engine]counts{}, Failed: failedEverywhere(verdicts), Unstable: map[Engine][]string{}}
 	for _, e := range engines {
 		c := count(verdicts[e])
+		c.Servers = attached[e]
 		c.Retried, c.Seconds = len(retried), int(seconds[e].Round(time.Second).Seconds())
 		result.Engines[e] = c
 		for test, verdict := range first[e] {
@@ -234,4 +286,25 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 		result.Differences = append(result.Differences, explainedDifference{Test: d.Test, Upstream: d.Upstream, Strata: d.Strata, Reason: reasons[d.Test]})
 	}
 	return result, problems, nil
+}
+
+// errgroup runs functions and joins their errors.
+type errgroup struct {
+	sync.WaitGroup
+	mu  sync.Mutex
+	err error
+}
+
+func (g *errgroup) Go(f func() error) {
+	g.WaitGroup.Go(func() {
+		err := f()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.err = errors.Join(g.err, err)
+	})
+}
+
+func (g *errgroup) Wait() error {
+	g.WaitGroup.Wait()
+	return g.err
 }

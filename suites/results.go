@@ -17,6 +17,8 @@ type counts struct {
 	Skipped int `json:"skipped"`
 	// Retried are the top-level tests that were run again, on both engines.
 	Retried int `json:"retried"`
+	// Servers is how many API servers the tests started on the engine, without retries; 0 where the suite does not say.
+	Servers int `json:"servers,omitempty"`
 	// Seconds is the time of all runs, retries included.
 	Seconds int `json:"seconds"`
 }
@@ -115,6 +117,7 @@ func total(units map[string]outcome, engine Engine) (sum counts, ok bool) {
 		sum.Skipped += c.Skipped
 		sum.Retried += c.Retried
 		sum.Seconds += c.Seconds
+		sum.Servers += c.Servers
 	}
 	return sum, ok
 }
@@ -129,8 +132,8 @@ and writes this file and ` + "`suites/results.json`" + `. Where it is possible o
 explain fails the run, and so does an explained one that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
 a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
 
-Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
-as passed if it passes once; "retried" is how many top-level tests that were. Seconds are of all runs of a package, without its build.
+A package without a row has not been run with the present version. Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
+as passed if it passes once; "retried" is how many top-level tests that were. "Servers" is how many API servers the tests started on Strata. Seconds are of all runs of a package, without its build.
 `)
 	for _, s := range suites {
 		units := r[s.Name]
@@ -139,8 +142,8 @@ as passed if it passes once; "retried" is how many top-level tests that were. Se
 			b.WriteString("No results yet.\n")
 			continue
 		}
-		b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | retried | seconds: upstream | strata | date |\n")
-		b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+		b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | servers | retried | seconds: upstream | strata | date |\n")
+		b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
 		row := func(name string, engines map[Engine]counts, date string) {
 			cells := func(e Engine) (verdicts, seconds string) {
 				c, ok := engines[e]
@@ -151,7 +154,11 @@ as passed if it passes once; "retried" is how many top-level tests that were. Se
 			}
 			upstream, upstreamSeconds := cells(Upstream)
 			strata, strataSeconds := cells(Strata)
-			fmt.Fprintf(&b, "| %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
+			servers := ""
+			if n := engines[Strata].Servers; n > 0 {
+				servers = fmt.Sprint(n)
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, servers, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
 		}
 		sources := map[string]bool{}
 		for _, name := range slices.Sorted(maps.Keys(units)) {

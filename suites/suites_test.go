@@ -134,22 +134,3 @@ func TestDocumentFollowsFromResults(t *testing.T) {
 		t.Error("docs/conformance.md is not what results.json yields: run go run . -document")
 	}
 }
-
-// A recorded difference without a reason in known.go must not be released.
-func TestRecordedDifferencesAreKnown(t *testing.T) {
-	r, err := readResults("results.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for suite, units := range r {
-		for unit, o := range units {
-			var found []Difference
-			for _, d := range o.Differences {
-				found = append(found, Difference{Unit: unit, Test: d.Test, Upstream: d.Upstream, Strata: d.Strata})
-			}
-			if _, problems := judge(known, suite, unit, found); len(problems) > 0 {
-				t.Errorf("%s", strings.Join(problems, "\n"))
-			}
-		}
-	}
-}
