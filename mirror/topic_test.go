@@ -849,7 +849,7 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 			if len(evs) == 1 {
 				break
 			}
-			if time.Since(waited) > 2*time.Second {
+			if time.Since(waited) > time.Minute { // a failure: the backlog is never read
 				t.Fatal("the event waits for the backlog of another")
 			}
 		}
