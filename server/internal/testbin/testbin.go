@@ -17,7 +17,7 @@ import (
 const EnvVar = "STRATA_BINARY"
 
 // Path returns the path of the command, after the first call of a process has built it, unless EnvVar names one. Linking
-// takes most of a minute of processor time, so all test packages share one file, bin/strata-test: go build leaves it
+// takes most of a minute of processor time, so all test packages share one file, bin/test/strata: go build leaves it
 // untouched if it is what it would write.
 var Path = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(EnvVar); path != "" {
@@ -28,11 +28,11 @@ var Path = sync.OnceValues(func() (string, error) {
 		return "", fmt.Errorf("find the server module: %w", err)
 	}
 	module := strings.TrimSpace(string(out))
-	dir := filepath.Join(filepath.Dir(module), "bin")
+	dir := filepath.Join(filepath.Dir(module), "bin", "test")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "strata-test")
+	path := filepath.Join(dir, "strata")
 	lock, err := fileutil.LockFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return "", fmt.Errorf("lock %s: %w", path, err)

@@ -96,6 +96,7 @@ func TestMisuseIsOneLineAndTouchesNothing(t *testing.T) {
 }
 
 func TestSecondUpOnTheSameData(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
 	first.requireUp(t)
@@ -136,6 +137,7 @@ func TestDataDirectoryOfAnotherUser(t *testing.T) {
 }
 
 func TestDamagedDataIsOneLine(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir, "--controllers=none")
 	first.requireUp(t)

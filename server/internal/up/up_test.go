@@ -19,6 +19,7 @@ import (
 )
 
 func TestEverythingIsFoundAgain(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
 	first.requireUp(t)
@@ -110,6 +111,7 @@ func requirePrivate(t *testing.T, dir string) {
 }
 
 func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
 	first.requireUp(t)
@@ -125,6 +127,7 @@ func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
 }
 
 func TestFirstMinutesOfANewUser(t *testing.T) {
+	t.Parallel()
 	p := start(t, t.TempDir())
 	p.requireUp(t)
 
@@ -252,6 +255,7 @@ func (p *process) apply(t *testing.T, manifest string) {
 }
 
 func TestStopDoesNotWaitForWatchers(t *testing.T) {
+	t.Parallel()
 	p := start(t, t.TempDir())
 	p.requireUp(t)
 	watch := prepare(t, p.dir, "kubectl", "get", "namespaces", "--watch")
@@ -273,6 +277,7 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 func TestSignalDuringTheStart(t *testing.T) {
 	for _, step := range []string{"data directory:", "etcd: ready", "API server: starting", "controllers: starting"} {
 		t.Run(strings.NewReplacer(":", "", " ", "-").Replace(step), func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			p := start(t, dir)
 			requireSoon(t, func() bool { return strings.Contains(p.printed(), step) })
@@ -286,6 +291,7 @@ func TestSignalDuringTheStart(t *testing.T) {
 }
 
 func TestKubeconfigElsewhere(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config")
 	first := start(t, dir, "--kubeconfig="+path)
@@ -316,6 +322,7 @@ func TestKubeconfigElsewhere(t *testing.T) {
 }
 
 func TestUpstreamEngineAndServerFlags(t *testing.T) {
+	t.Parallel()
 	p := start(t, t.TempDir(), "--engine=upstream", "--controllers=none", "--", "--anonymous-auth=true", "--v=1")
 	p.requireUp(t)
 	config := p.config(t)
