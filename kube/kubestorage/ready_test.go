@@ -61,8 +61,12 @@ func TestBeforeReady(t *testing.T) {
 		{"page at 0", storage.ListOptions{Predicate: page, Recursive: true, ResourceVersion: "0"}, false},
 	} {
 		list := &example.PodList{}
+		ctx := ctx
+		if c.refused {
+			ctx = soon(t)
+		}
 		var err error
-		got := during(func() { err = f.GetList(soon(t), "/pods/", c.opts, list) })
+		got := during(func() { err = f.GetList(ctx, "/pods/", c.opts, list) })
 		if !c.refused {
 			if err != nil || podNames(list) != "a" || got != (tally{Ranges: 1}) {
 				t.Errorf("list %s: %q, %v, asked of etcd: %+v", c.name, podNames(list), err, got)
@@ -103,7 +107,7 @@ func TestBeforeReady(t *testing.T) {
 	}
 }
 
-// soon returns the context of a request that has little time, so that it does not wait long.
+// soon returns the context of a request that has little time, so that its refusal does not take long.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	t.Cleanup(cancel)
