@@ -49,6 +49,7 @@ var testSizes = Sizes{
 // behind. What the figures are does not matter, so two benchmarks run at once, and workloads that are measured in fresh processes share them
 // where they can: nearly all of the time would go into starting these.
 func TestBenchmarkEndToEnd(t *testing.T) {
+	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	var fresh, others []Workload

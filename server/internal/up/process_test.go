@@ -161,9 +161,10 @@ func runStrata(t *testing.T, dir, stdin string, args ...string) (stdout, stderr 
 // prepare returns a call of strata in dir that is killed if it takes too long.
 func prepare(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Helper()
+	program := testbin.Strata(t) // which may take longer than timeout, the first time
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, testbin.Strata(t), args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Env = environment(dir)
 	return cmd
