@@ -17,6 +17,8 @@ type Partition struct {
 	ctx   context.Context
 	start func(run func()) bool
 	of    Values
+	// covers, if set, reports whether a set of values that cursors follow contains a value.
+	covers func(set, value string) bool
 
 	mu  sync.Mutex // before topics.mu, and before what start takes
 	cur *sorted    // nil while no cursor follows a value
@@ -35,6 +37,16 @@ func NewPartition(ctx context.Context, r *Resource, start func(run func()) bool,
 	return &Partition{res: r, ctx: ctx, start: start, of: of}
 }
 
+// NewSetPartition is NewPartition for cursors that follow sets of values, which are named by
+// strings and may overlap: FollowValue takes a name, and covers reports whether the set with the
+// name contains a value. An event costs a call of covers for each set that is followed and each
+// of its values.
+func NewSetPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values, covers func(set, value string) bool) *Partition {
+	p := NewPartition(ctx, r, start, of)
+	p.covers = covers
+	return p
+}
+
 // subscribe returns the topic of the value for a cursor; nil if the partition has ended.
 func (p *Partition) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
@@ -44,8 +56,8 @@ func (p *Partition) subscribe(lin *lineage, value string) *topic {
 		// It begins with what is new: a cursor that is behind reads the log up to there, each
 		// for itself, so that nobody waits for the backlog of another.
 		end := lin.log.End()
-		s := &sorted{lin: lin, res: p.res, of: p.of, from: end, next: end}
-		s.log, s.idle, s.keep = lin.log, make(chan struct{}), true
+		s := &sorted{lin: lin, res: p.res, of: p.of, covers: p.covers, from: end, next: end}
+		s.log, s.idle, s.keep = lin.log, make(chan struct{}), p.covers == nil
 		if lin.log.Dead() || !p.start(func() { s.run(p.ctx) }) {
 			return nil
 		}
@@ -73,11 +85,14 @@ func (p *Partition) unsubscribe(t *topic) {
 // again, each for itself. That happens when a server's clients come back after a restart.
 type sorted struct {
 	topics
-	lin *lineage
-	res *Resource
-	of  Values
+	lin    *lineage
+	res    *Resource
+	of     Values
+	covers func(set, value string) bool // nil: topics are of values
 
-	from uint64 // where new topics begin; guarded by topics.mu
+	// from is where new topics begin. Topics of sets exist only while they are followed, so a new
+	// one begins after all that was posted. Guarded by topics.mu.
+	from uint64
 
 	// The goroutine's own.
 	next     uint64
@@ -159,12 +174,19 @@ func (s *sorted) post() {
 			s.postToAllLocked(e.seq, first)
 			continue
 		}
+		if s.covers != nil {
+			s.postToSetsLocked(&e, first)
+			continue
+		}
 		if e.ev.Prev != nil {
 			s.postLocked(s.topicLocked(e.before), e.seq, first)
 		}
 		if e.ev.Entry != nil && (e.ev.Prev == nil || e.now != e.before) {
 			s.postLocked(s.topicLocked(e.now), e.seq, first)
 		}
+	}
+	if s.covers != nil {
+		s.from = s.next
 	}
 	s.trimLocked(first)
 	if len(s.byName) > s.cursors+maxOthers {
@@ -194,6 +216,15 @@ func (s *sorted) postToAllLocked(seq, first uint64) {
 	s.forgetOthersLocked(seq + 1)
 	for _, t := range s.byName {
 		s.postLocked(t, seq, first)
+	}
+}
+
+// postToSetsLocked adds an event to the topics of the sets that contain one of its values.
+func (s *sorted) postToSetsLocked(e *sortedEvent, first uint64) {
+	for name, t := range s.byName {
+		if e.ev.Prev != nil && s.covers(name, e.before) || e.ev.Entry != nil && s.covers(name, e.now) {
+			s.postLocked(t, e.seq, first)
+		}
 	}
 }
 

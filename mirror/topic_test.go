@@ -29,6 +29,14 @@ func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partiti
 	return mirror.NewPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf)
 }
 
+// bySet is byValue for cursors that follow sets of letters.
+func bySet(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return mirror.NewSetPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
+}
+
 func valuesOf(ev *mirror.Event) (before, now string, known bool) {
 	known = true
 	of := func(e *mirror.Entry) string {
@@ -48,6 +56,7 @@ func valuesOf(ev *mirror.Event) (before, now string, known bool) {
 type selection struct {
 	start, end string
 	byValue    bool
+	bySet      bool // value is a set
 	value      string
 }
 
@@ -66,6 +75,9 @@ func (s selection) selects(ev *mirror.Event) bool {
 		return true
 	}
 	before, now, known := valuesOf(ev)
+	if s.bySet {
+		return !known || ev.Prev != nil && strings.Contains(s.value, before) || ev.Entry != nil && strings.Contains(s.value, now)
+	}
 	return !known || ev.Prev != nil && before == s.value || ev.Entry != nil && now == s.value
 }
 
@@ -131,10 +143,13 @@ func story(evs []*mirror.Event) string {
 	return b.String()
 }
 
-func (p *pair) follow(part *mirror.Partition) {
-	if p.byValue {
-		p.keyed.FollowValue(part, p.value)
-	} else {
+func (p *pair) follow(values, sets *mirror.Partition) {
+	switch {
+	case p.bySet:
+		p.keyed.FollowValue(sets, p.value)
+	case p.byValue:
+		p.keyed.FollowValue(values, p.value)
+	default:
 		p.keyed.Follow()
 	}
 }
@@ -155,6 +170,9 @@ func selections(prefix string) *rapid.Generator[selection] {
 		s.byValue = rapid.Bool().Draw(t, "by value")
 		if s.byValue {
 			s.value = rapid.SampledFrom([]string{"", "x", "y", "z"}).Draw(t, "value")
+			if s.bySet = rapid.Bool().Draw(t, "by set"); s.bySet {
+				s.value = rapid.SampledFrom([]string{"x", "xy", "yz", "xyz", "q"}).Draw(t, "set")
+			}
 		}
 		return s
 	})
@@ -181,7 +199,7 @@ func TestFollowingIsFiltering(t *testing.T) {
 			}
 			var clean cleanups
 			defer clean.run()
-			part := byValue(&clean, r)
+			part, sets := byValue(&clean, r), bySet(&clean, r)
 			var claimed *mirror.Resource
 			var pairs []*pair
 
@@ -221,12 +239,12 @@ func TestFollowingIsFiltering(t *testing.T) {
 						}
 						p.keyed, p.whole = keyed, whole
 					}
-					p.follow(part)
+					p.follow(part, sets)
 					pairs = append(pairs, p)
 				},
 				"join again": func(t *rapid.T) {
 					if len(pairs) > 0 {
-						rapid.SampledFrom(pairs).Draw(t, "pair").follow(part)
+						rapid.SampledFrom(pairs).Draw(t, "pair").follow(part, sets)
 					}
 				},
 				"leave": func(t *rapid.T) {
@@ -710,7 +728,7 @@ func TestFollowersAmongWriters(t *testing.T) {
 	})
 	r := claim(t, m, "/registry/a/")
 	reach(t, m, store.Revision(), r)
-	part := byValue(t, r)
+	part, sets := byValue(t, r), bySet(t, r)
 	var ended atomic.Bool
 	var wg sync.WaitGroup
 	var returned, lost atomic.Int64
@@ -730,32 +748,34 @@ func TestFollowersAmongWriters(t *testing.T) {
 					}
 				}
 				sel := selection{byValue: true, value: values[rnd.IntN(len(values))]}
-				switch rnd.IntN(3) {
+				switch rnd.IntN(4) {
 				case 0:
 					sel = selection{start: fmt.Sprintf("/registry/a/%d/%d", rnd.IntN(3), rnd.IntN(10))}
 					sel.end = sel.start + "\x00"
 				case 1:
 					sel = selection{start: fmt.Sprintf("/registry/a/%d/", rnd.IntN(3))}
 					sel.end = sel.start[:len(sel.start)-1] + "0"
+				case 2:
+					sel = selection{byValue: true, bySet: true, value: values[rnd.IntN(2)] + values[2+rnd.IntN(2)]}
 				}
 				held := func(s mirror.Snapshot) state {
 					out := state{}
 					for e := range s.All(sel.start, sel.end) {
-						if !sel.byValue || string(e.Value()[:1]) == sel.value {
+						if !sel.byValue || strings.Contains(sel.value, string(e.Value()[:1])) {
 							out[e.Key()] = describe(e)
 						}
 					}
 					return out
 				}
 				p := &pair{selection: sel, keyed: s.Cursor(sel.start, sel.end)}
-				p.follow(part)
+				p.follow(part, sets)
 				mine := held(s)
 				for range rnd.IntN(200) {
 					changed := p.keyed.Changed()
 					evs, err := p.keyed.Next(nil, 1+rnd.IntN(20))
 					for _, ev := range p.selected(evs) {
 						delete(mine, ev.Key())
-						if ev.Entry != nil && (!sel.byValue || string(ev.Entry.Value()[:1]) == sel.value) {
+						if ev.Entry != nil && (!sel.byValue || strings.Contains(sel.value, string(ev.Entry.Value()[:1]))) {
 							mine[ev.Key()] = describe(ev.Entry)
 						}
 						returned.Add(1)
