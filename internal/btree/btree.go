@@ -62,6 +62,9 @@ type Run[T Item] struct {
 	// From and To delimit the items of the run in Leaf.Items(): From inclusive,
 	// To exclusive. The run is the whole leaf when From is 0 and To its length.
 	From, To int
+	// Selected is set by readers that make a tree of some items of another tree: the leaf
+	// has items in common with several leaves of that one.
+	Selected bool
 }
 
 // Items returns the items of the run in key order. Do not write to the slice.

@@ -160,11 +160,11 @@ func (d *decodedList) admit(ctx context.Context, r *Reading) error {
 	if d == nil || r.Selective() {
 		return nil
 	}
-	snap := r.Snapshot
+	objects := r.Objects()
 	if r.FromEtcd() {
-		snap = r.past.held // about as large as they are now
+		objects = r.past.held // about as large as they are now
 	}
-	n, bytes := snap.Count(r.Start, r.End)
+	n, bytes := objects.Count(r.Start, r.End)
 	n, bytes = pageShare(n, bytes, r.Limit)
 	return d.take(ctx, n, bytes)
 }

@@ -128,7 +128,7 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 		}
 		p.mu.Unlock()
 		if !found {
-			return p.deflate(ctx, key, frame, d)
+			return p.deflate(ctx, r, f, frame, d)
 		}
 		select {
 		case <-d.done:
@@ -143,21 +143,22 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 }
 
 // deflate compresses a leaf for the readers that wait for d.
-func (p *Representation) deflate(ctx context.Context, key deflatingKey, frame Framer, d *deflating) (Frames, error) {
+func (p *Representation) deflate(ctx context.Context, r mirror.Run, f form, frame Framer, d *deflating) (Frames, error) {
+	key := deflatingKey{r.Leaf, f}
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		delete(p.deflating, key)
 		close(d.done)
 	}()
-	if d.frames, d.made = p.keptDeflated(key.leaf, key.form); d.made { // by somebody who has just finished
+	if d.frames, d.made = p.keptDeflated(r.Leaf, f); d.made { // by somebody who has just finished
 		return d.frames, nil
 	}
 	var err error
-	if key.form == asFrames {
-		d.frames, err = p.deflateFrames(ctx, key.leaf, frame)
+	if f == asFrames {
+		d.frames, err = p.deflateFrames(ctx, r, frame)
 	} else {
-		d.frames.Run, err = p.deflateItems(ctx, key.leaf)
+		d.frames.Run, err = p.deflateItems(ctx, r)
 	}
 	if err != nil {
 		return Frames{}, err
@@ -169,14 +170,14 @@ func (p *Representation) deflate(ctx context.Context, key deflatingKey, frame Fr
 
 // deflateItems compresses the items of a leaf. That they are needed once, to be compressed, is no
 // reason to keep them, or to keep them for longer, unless there is plenty of room.
-func (p *Representation) deflateItems(ctx context.Context, l *mirror.Leaf) (gzipjoin.Run, error) {
+func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
 	var spans Spans
 	var ok bool
-	if kept := leafRuns(l).find(p.slot); kept != nil {
+	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
 		spans.All, ok = kept.load(nil, unread)
 	}
 	if !ok {
-		if err := p.build(ctx, &spans, l, p.budget.roomy()); err != nil {
+		if err := p.build(ctx, &spans, r, p.budget.roomy()); err != nil {
 			return gzipjoin.Run{}, err
 		}
 	}
@@ -187,7 +188,8 @@ func (p *Representation) deflateItems(ctx context.Context, l *mirror.Leaf) (gzip
 var frameBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // deflateFrames compresses the frames of a leaf; see deflateItems.
-func (p *Representation) deflateFrames(ctx context.Context, l *mirror.Leaf, frame Framer) (Frames, error) {
+func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame Framer) (Frames, error) {
+	l := r.Leaf
 	buf := frameBuffers.Get().(*[]byte)
 	defer func() {
 		if cap(*buf) <= 16*blockBytes {
@@ -212,7 +214,7 @@ func (p *Representation) deflateFrames(ctx context.Context, l *mirror.Leaf, fram
 	}
 	if !kept {
 		framed, sizes = framed[:0], sizes[:0]
-		b, _, err := p.buildLeaf(ctx, l, p.budget.roomy())
+		b, _, err := p.buildLeaf(ctx, r, p.budget.roomy())
 		if err != nil {
 			return Frames{}, err
 		}

@@ -11,9 +11,9 @@ import (
 
 // Expectation is what a list will be about, as far as can be told at once.
 type Expectation struct {
-	Snapshot   mirror.Snapshot // of the revision, or one near it
-	Start, End string          // keys
-	Limit      int64           // of objects, 0 for all
+	Objects    Objects // of the revision, or one near it; those of the shard if it has been read before
+	Start, End string  // keys
+	Limit      int64   // of objects, 0 for all
 }
 
 // Expect returns what Read would read for the same options: for estimates, before a request has
@@ -25,10 +25,17 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !s.fromMemory(q.opts, q.exact) {
 		return x, false
 	}
+	var snap mirror.Snapshot
 	if q.exact > 0 {
-		x.Snapshot, err = s.resource.Near(q.exact)
+		snap, err = s.resource.Near(q.exact)
 	} else {
-		x.Snapshot, err = s.resource.Latest()
+		snap, err = s.resource.Latest()
+	}
+	x.Objects = snap
+	if sel := s.view.selector(q.opts.Predicate); sel.plain && sel.shard != nil {
+		if known := s.shards.known(sel.shard); known != nil {
+			x.Objects = known
+		}
 	}
 	x.Start, x.End = q.bounds()
 	x.Limit = q.limit()
@@ -42,7 +49,7 @@ func (r *Reading) Expected() int64 {
 	if r.FromEtcd() {
 		return 0
 	}
-	n, bytes := r.Snapshot.Count(r.Start, r.End)
+	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.index != nil {
 		_, bytes = pageShare(n, bytes, int64(max(r.estimate(), 1)))
 	}

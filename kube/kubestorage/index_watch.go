@@ -9,12 +9,15 @@ import (
 )
 
 // follow has the stream's cursor woken by, and read, what its request is about: one object,
-// the objects with one value of an index that the registry has declared, or one
+// the objects with one value of an index that the registry has declared, one shard, or one
 // namespace. A watch of anything else reads every event of the resource.
 func (st *Stream) follow() {
 	if st.end != st.start+"\x00" {
 		if x, value := st.store.indexFor(st.selector.pred); x != nil {
 			st.cursor.FollowValue(x.watched, value)
+			return
+		}
+		if st.followShard() {
 			return
 		}
 	}

@@ -175,6 +175,9 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}
+	if r.shard != nil && r.Limit > 0 && int64(items.Len()) >= r.Limit {
+		more = r.MoreAfter(last)
+	}
 	if r.FromEtcd() && !r.Selective() {
 		more = walked < r.Count() // the walk ended where the page does
 	}

@@ -52,7 +52,7 @@ var (
 type Reading struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
-	// Snapshot is what memory has of it; empty if the reading is FromEtcd.
+	// Snapshot is what memory has of it; empty if the reading is FromEtcd. See Objects.
 	Snapshot mirror.Snapshot
 	// Prefix is the etcd key prefix of the request, to which continue tokens are
 	// relative; Start <= key < End are the keys still to be walked.
@@ -63,6 +63,7 @@ type Reading struct {
 	store    *Store
 	request  listRequest
 	selector selector
+	shard    *sharded // nil: there is no shard selector alone, or no tree of its shard
 	index    *indexed // nil: none helps
 	name     string   // of the index
 	value    string   // to look up in it
@@ -84,7 +85,17 @@ func (r *Reading) Runs() iter.Seq[mirror.Run] {
 	if r.past != nil {
 		return r.past.runs()
 	}
-	return r.Snapshot.Runs(r.Start, r.End)
+	return r.Objects().Runs(r.Start, r.End)
+}
+
+// Objects returns what memory has of the revision: the snapshot, or, if a shard selector alone
+// selects, the part of it that it selects. They are those of all keys, and empty if the reading is
+// FromEtcd.
+func (r *Reading) Objects() Objects {
+	if r.shard != nil {
+		return r.shard
+	}
+	return r.Snapshot
 }
 
 // Err returns why Runs or Candidates have ended early; nil if they have not. The error
@@ -122,7 +133,7 @@ func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 			}
 		}
 	case r.index == nil:
-		return r.Snapshot.All(r.Start, r.End)
+		return r.Objects().All(r.Start, r.End)
 	}
 	return r.indexed
 }
@@ -159,8 +170,24 @@ func (r *Reading) Count() int {
 	if r.past != nil {
 		return int(r.past.count)
 	}
-	n, _ := r.Snapshot.Count(r.Start, r.End)
+	n, _ := r.Objects().Count(r.Start, r.End)
 	return n
+}
+
+// ShardSelector returns the shard selector of the request as a list shows it, "" if there is none.
+func (r *Reading) ShardSelector() string {
+	if r.selector.shard == nil && !r.selector.object {
+		return ""
+	}
+	return r.selector.pred.ShardSelector.String()
+}
+
+// MoreAfter reports whether a page that has as many objects as were asked for, the last of which has
+// the key, is followed by another: there are entries after it, of the shard or not, as upstream has
+// it. Not for a reading FromEtcd. Cost is O(log n).
+func (r *Reading) MoreAfter(key string) bool {
+	n, _ := r.Snapshot.Count(key+"\x00", r.End)
+	return n > 0
 }
 
 // estimate returns how many objects there may be at most, for room to be made.
@@ -172,7 +199,7 @@ func (r *Reading) estimate() int {
 }
 
 // Selective reports whether Matches has to be asked at all.
-func (r *Reading) Selective() bool { return !r.selector.all }
+func (r *Reading) Selective() bool { return !r.selector.all && r.shard == nil }
 
 // Matches reports whether the request selects the entry's object. The object is
 // decoded if no reader has needed its labels and fields before; the error is that
@@ -186,6 +213,9 @@ func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // "" and nil if there is nothing more. more says whether there are candidates after
 // last; count is Count. Error: 429 if the token is to be sealed and cannot be.
 func (r *Reading) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
+	if r.shard != nil {
+		count, _ = r.Snapshot.Count(r.Start, r.End) // upstream counts what it has looked at
+	}
 	token, remaining, err = storage.PrepareContinueToken(last, r.Prefix, r.Rev, int64(count), more, r.request.opts)
 	if err == nil && token != "" {
 		token, err = r.store.pages.seal(ctx, r.Prefix, token)
@@ -368,6 +398,10 @@ func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, 
 // a revision or later. For one of the past it is the index of the present, and the keys that
 // have changed since.
 func (s *Store) useIndex(ctx context.Context, r *Reading) {
+	if r.selector.plain && r.selector.shard != nil {
+		s.useShard(ctx, r)
+		return
+	}
 	x, value := s.indexFor(r.selector.pred)
 	if x == nil {
 		return
@@ -384,7 +418,7 @@ func (s *Store) useIndex(ctx context.Context, r *Reading) {
 		}
 		return
 	}
-	if changed, ok := s.changedSince(r); ok {
+	if changed, ok := s.changedSince(r.Snapshot.Cursor(r.Start, r.End)); ok {
 		r.index, r.name, r.value, r.changed = cur, x.name, value, changed
 	}
 }
@@ -393,10 +427,9 @@ func (s *Store) useIndex(ctx context.Context, r *Reading) {
 // the present to be of use for it: more cost as much as looking at some hundred objects.
 const maxChanged = 4096
 
-// changedSince returns the keys of the reading that have changed since its revision, ascending;
-// false if there are many.
-func (s *Store) changedSince(r *Reading) (keys []string, ok bool) {
-	cursor := r.Snapshot.Cursor(r.Start, r.End)
+// changedSince returns the keys that have changed after the cursor, ascending; false if there are
+// many.
+func (s *Store) changedSince(cursor *mirror.Cursor) (keys []string, ok bool) {
 	for events := make([]*mirror.Event, 0, readAtOnce); ; {
 		var err error
 		if events, err = cursor.Next(events[:0], readAtOnce); err != nil || len(keys) > maxChanged {

@@ -329,11 +329,11 @@ func (p *Representation) Size(r mirror.Run) (int64, bool) {
 
 // Measure returns the bytes of the items with start <= key < end, an empty end meaning no upper
 // bound, if all of them have been read before. Cost is O(log n) once it is known.
-func (p *Representation) Measure(snap mirror.Snapshot, start, end string) (int64, bool) {
+func (p *Representation) Measure(objects Objects, start, end string) (int64, bool) {
 	if p.varies.Load() {
 		return 0, false
 	}
-	return snap.Measure(start, end, p.slot, p.Size)
+	return objects.Measure(start, end, p.slot, p.Size)
 }
 
 // largeRun is how many bytes of items one reader may hold while it waits for a client, twice
@@ -412,7 +412,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 		built, mine := p.claim(r.Leaf)
 		if mine {
 			defer p.done(r.Leaf)
-			return p.build(ctx, spans, r.Leaf, true)
+			return p.build(ctx, spans, r, true)
 		}
 		select {
 		case <-built:
@@ -425,7 +425,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 // AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd). What
 // is made of it is kept only if all of its entries are those of a version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
-	return p.build(ctx, spans, r.Leaf, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Foreign))
+	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Foreign))
 }
 
 // MeasureOnce is Prepare for runs that no version has: it makes their items and returns their size
@@ -456,10 +456,10 @@ func (p *Representation) done(l *mirror.Leaf) {
 // scratch are buffers to encode into before the size of a block is known.
 var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); return &b }}
 
-// build makes the missing items of a leaf, keeps what there is room for if it is to keep
+// build makes the missing items of the leaf of a run, keeps what there is room for if it is to keep
 // any, and adds all items to spans.
-func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf, keep bool) error {
-	b, kept, err := p.buildLeaf(ctx, l, keep)
+func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, keep bool) error {
+	b, kept, err := p.buildLeaf(ctx, r, keep)
 	if err != nil {
 		return err
 	}
@@ -471,7 +471,8 @@ func (p *Representation) build(ctx context.Context, spans *Spans, l *mirror.Leaf
 }
 
 // buildLeaf is build for a caller that wants the items one by one.
-func (p *Representation) buildLeaf(ctx context.Context, l *mirror.Leaf, keep bool) (*builder, *run, error) {
+func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *run, error) {
+	l := r.Leaf
 	b := &builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.budget.now()
 	splices, missing := true, int64(0)
@@ -495,7 +496,8 @@ func (p *Representation) buildLeaf(ctx context.Context, l *mirror.Leaf, keep boo
 		return nil, nil, err
 	}
 	kept := b.run()
-	if n := len(kept.parts); n > 8 && kept.bytes/int64(n) < partBytes {
+	// The items of a leaf of a shard lie where the leaves of the resource's own tree have them.
+	if n := len(kept.parts); !r.Selected && n > 8 && kept.bytes/int64(n) < partBytes {
 		if err := b.encode(ctx, func(*builtItem) bool { return true }); err != nil {
 			return nil, nil, err
 		}

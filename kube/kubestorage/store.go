@@ -44,8 +44,10 @@ type Store struct {
 	lists     listMetrics
 	streams   watchMetrics
 
-	indexMu sync.Mutex // leaf; guards indexes
-	indexes map[string]*index
+	indexMu      sync.Mutex // leaf; guards indexes and shardWatches
+	indexes      map[string]*index
+	shardWatches [shardKeys]*shardWatches
+	shards       shards
 
 	representations sync.Map // of *Representation, by name
 
@@ -86,6 +88,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 func (s *Store) stop() {
 	s.cancel()
 	s.watches.end()
+	s.shards.end()
 	s.view.close()
 	s.representations.Range(func(_, p any) bool {
 		p.(*Representation).Close()

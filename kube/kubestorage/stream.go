@@ -82,6 +82,8 @@ type Stream struct {
 	reason atomic.Int32 // of type endReason
 
 	satisfied func()       // gives up the wish for progress; nil if there is none
+	sharded   func()       // counts the end of a watch with a shard selector; nil if there is none
+	unfollow  func()       // the end of followShard; nil if it has not begun
 	reading   atomic.Int64 // the revision up to which the log was read; idle while the stream waits
 
 	lastRev mirror.Revision // the watch ends when it has come to here; 0: not known yet
@@ -92,10 +94,12 @@ type Stream struct {
 	replayed int
 
 	// Initial events: from the present when the stream began.
-	listing   bool            // some are still to be handed out
-	announce  bool            // that they are out
-	found     []*mirror.Entry // by an index, or in etcd; nil if the keys are walked
-	from      string          // the key to go on at
+	listing   bool                  // some are still to be handed out
+	announce  bool                  // that they are out
+	found     []*mirror.Entry       // by an index, or in etcd; nil if the keys are walked
+	shard     weak.Pointer[sharded] // the part that is selected, while it is kept
+	counted   bool                  // entries of other shards are counted
+	from      string                // the key to go on at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
 	runs      []mirror.Run
@@ -124,6 +128,8 @@ type Batch struct {
 	// sent as ADDED if Selects says so.
 	Runs    []mirror.Run
 	Entries []*mirror.Entry
+	// Selected: Selects need not be asked for what is in Runs.
+	Selected bool
 	// Events are in revision order; Translate tells what each means to the watch.
 	Events []*mirror.Event
 	// Bookmark is the revision up to which everything was handed out before, 0 if
@@ -213,6 +219,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if st.bookmarkEvery > 0 {
 		st.satisfied = s.mirror.WantProgress()
 	}
+	if st.failed == nil && (st.selector.shard != nil || st.selector.object) {
+		st.sharded = s.streams.sharded()
+	}
 	st.scheduleBookmark()
 	return st, nil
 }
@@ -261,6 +270,11 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		s.useIndex(ctx, r)
 		snap = r.Snapshot
 		st.listing, st.from, st.at = true, st.start, snap.Rev
+		if r.shard != nil {
+			st.shard, st.counted = weak.Make(r.shard), true
+			all, _ := snap.Count(st.start, st.end)
+			s.streams.filtered(all - r.Count())
+		}
 		if r.index != nil {
 			st.found = slices.Collect(r.Candidates())
 			st.listing = len(st.found) > 0
@@ -311,8 +325,10 @@ func (st *Stream) Close() {
 	if st.cursor != nil {
 		st.cursor.Close()
 	}
-	if st.satisfied != nil {
-		st.satisfied()
+	for _, end := range [...]func(){st.satisfied, st.sharded, st.unfollow} {
+		if end != nil {
+			end()
+		}
 	}
 	if st.timer != nil {
 		st.timer.Stop()
@@ -529,15 +545,19 @@ func (st *Stream) nextInitial() Batch {
 	}
 	n := 0
 	defer func() { st.store.streams.started(n, 0) }()
-	for run := range snap.Runs(st.from, st.end) {
+	objects, selected := Objects(*snap), st.selector.all
+	if shard := st.shard.Value(); shard != nil {
+		objects, selected = shard, true
+	}
+	for run := range objects.Runs(st.from, st.end) {
 		st.runs = append(st.runs, run)
 		items := run.Items()
 		if n += len(items); n >= initialAtOnce {
 			st.from = items[len(items)-1].Key() + "\x00"
-			return Batch{Runs: st.runs}
+			return Batch{Runs: st.runs, Selected: selected}
 		}
 	}
-	b := Batch{Runs: st.runs}
+	b := Batch{Runs: st.runs, Selected: selected}
 	st.listing, st.runs = false, nil
 	return b
 }
@@ -631,13 +651,14 @@ func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
 	return obj, nil
 }
 
-// Selective reports whether Selects has to be asked at all.
-func (st *Stream) Selective() bool { return !st.selector.all }
-
 // Selects reports whether the watch selects an initial entry. The error is that of
 // decoding it; without a selector nothing is decoded.
 func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
-	return st.selector.matches(st.ctx, e)
+	ok, err := st.selector.matches(st.ctx, e)
+	if st.selector.shard != nil && err == nil && !ok && !st.counted {
+		st.countFiltered(e)
+	}
+	return ok, err
 }
 
 // Translate returns what an event is to the watch: ADDED or MODIFIED with the object
@@ -645,6 +666,9 @@ func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
 // watch selects it neither before nor after. Errors are those of decoding; see Retry.
 func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
 	before, now, err := st.selector.matchesEvent(ev)
+	if st.selector.shard != nil && err == nil {
+		st.countFiltered(ev.Prev, ev.Entry)
+	}
 	switch {
 	case err != nil:
 		return "", err

@@ -8,13 +8,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	"k8s.io/apiserver/pkg/storage/value"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -171,7 +174,11 @@ func (v *view) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := newAttrs(l, f)
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, err
+	}
+	a := newAttrs(l, f, m)
 	e.SwapMemo(v.slot, nil, a)
 	return a, nil
 }
@@ -180,14 +187,24 @@ func (v *view) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
 type selector struct {
 	view  *view
 	pred  storage.SelectionPredicate
-	all   bool // every object matches
-	shard bool // the object itself decides, not only its attributes
+	all   bool      // every object matches
+	plain bool      // every object of the shard matches
+	shard *shardSet // nil: of all shards
+	// object: the object itself decides, not only its attributes. No request asks for that.
+	object bool
 }
 
 func (v *view) selector(pred storage.SelectionPredicate) selector {
 	s := selector{view: v, pred: pred}
-	s.shard = pred.ShardSelector != nil && !pred.ShardSelector.Empty()
-	s.all = !s.shard && (pred.Label == nil || pred.Label.Empty()) && (pred.Field == nil || pred.Field.Empty())
+	if pred.ShardSelector != nil && !pred.ShardSelector.Empty() && utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
+		if set, ok := parseShardSet(pred.ShardSelector); ok {
+			s.shard = set
+		} else {
+			s.object = true
+		}
+	}
+	s.plain = !s.object && (pred.Label == nil || pred.Label.Empty()) && (pred.Field == nil || pred.Field.Empty())
+	s.all = s.plain && s.shard == nil
 	return s
 }
 
@@ -214,7 +231,7 @@ func (s *selector) matchesObject(e *mirror.Entry, decode func() (runtime.Object,
 		return true, nil
 	}
 	a, known := e.Memo(s.view.slot).(*attrs)
-	if !known || s.shard {
+	if !known || s.object {
 		obj, err := decode()
 		if err != nil {
 			return false, err
@@ -225,11 +242,14 @@ func (s *selector) matchesObject(e *mirror.Entry, decode func() (runtime.Object,
 		if a, err = s.view.learn(e, obj); err != nil {
 			return false, err
 		}
-		if s.shard {
+		if s.object {
 			if ok, err := s.pred.MatchesSharding(obj); err != nil || !ok {
 				return false, err
 			}
 		}
+	}
+	if s.shard != nil && !s.shard.selects(a) {
+		return false, nil
 	}
 	return (s.pred.Label == nil || s.pred.Label.Matches(a.labels)) && (s.pred.Field == nil || s.pred.Field.Matches(a.fields)), nil
 }

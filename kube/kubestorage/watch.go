@@ -122,13 +122,13 @@ func (w *watcher) send(e watch.Event) error {
 func (w *watcher) deliver(b *Batch) error {
 	for _, run := range b.Runs {
 		for _, e := range run.Items() {
-			if err := w.added(e); err != nil {
+			if err := w.added(e, b.Selected); err != nil {
 				return err
 			}
 		}
 	}
 	for _, e := range b.Entries {
-		if err := w.added(e); err != nil {
+		if err := w.added(e, false); err != nil {
 			return err
 		}
 	}
@@ -157,11 +157,12 @@ func (w *watcher) deliver(b *Batch) error {
 	return nil
 }
 
-// added sends an entry of the initial events if the watch selects it.
-func (w *watcher) added(e *mirror.Entry) error {
-	ok, err := w.stream.Selects(e)
-	if err != nil || !ok {
-		return err
+// added sends an entry of the initial events if the watch selects it, which may be known.
+func (w *watcher) added(e *mirror.Entry, selected bool) error {
+	if !selected {
+		if ok, err := w.stream.Selects(e); err != nil || !ok {
+			return err
+		}
 	}
 	obj, err := w.stream.store.view.decode(w.stream.ctx, e, e.ModRevision())
 	if err != nil {

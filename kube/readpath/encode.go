@@ -304,6 +304,7 @@ type listMeta struct {
 	resourceVersion string
 	token           string
 	remaining       *int64
+	shard           string // the shard selector; "" if there is none
 }
 
 // emptyList returns a list of the format without items, as upstream's handlers would
@@ -315,6 +316,10 @@ func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 		list = e.resource.Store.NewListFunc()
 		if err := meta.SetList(list, []runtime.Object{}); err != nil {
 			return nil, err
+		}
+		// Lists of custom resources and of metadata do not show it.
+		if setter, ok := list.(metav1.ShardedListInterface); ok && m.shard != "" {
+			setter.SetShardInfo(&metav1.ShardInfo{Selector: m.shard})
 		}
 	case metav1beta1.SchemeGroupVersion:
 		l := &metav1beta1.PartialObjectMetadataList{}

@@ -2,6 +2,7 @@ package readpath
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"net/http"
 	goruntime "runtime"
@@ -18,8 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apisharding "k8s.io/apimachinery/pkg/sharding"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/sharding"
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -36,10 +39,14 @@ func (r *read) listOrWatch() reason {
 		r.instrument(func() { r.fail(err) })
 		return ""
 	}
-	if opts.ShardSelector != "" || opts.Watch != (r.info.Verb == "watch") {
+	if opts.Watch != (r.info.Verb == "watch") {
 		return reasonOptions
 	}
-	key, storageOpts := r.storageOptions(opts)
+	key, storageOpts, err := r.storageOptions(opts)
+	if err != nil {
+		r.instrument(func() { r.fail(err) })
+		return ""
+	}
 	if opts.Watch {
 		return r.watch(opts, key, storageOpts)
 	}
@@ -95,8 +102,21 @@ func (r *read) listOptions() (metainternalversion.ListOptions, error) {
 	return opts, nil
 }
 
-// storageOptions returns what a registry would ask its storage for.
-func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions) {
+// parseShardSelector returns the request's, nil if there is none or its gate is off.
+func parseShardSelector(opts metainternalversion.ListOptions) (apisharding.Selector, error) {
+	if opts.ShardSelector == "" || !utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
+		return nil, nil
+	}
+	selector, err := sharding.Parse(opts.ShardSelector)
+	if err != nil {
+		return nil, fmt.Errorf("invalid shard selector: %w", err)
+	}
+	return selector, nil
+}
+
+// storageOptions returns what a registry would ask its storage for. The error is that of a shard
+// selector.
+func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions, err error) {
 	pred := storage.SelectionPredicate{
 		Label:               labels.Everything(),
 		Field:               fields.Everything(),
@@ -105,6 +125,9 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 		IndexFields:         r.resource.IndexFields,
 		IndexLabels:         r.resource.IndexLabels,
 		AllowWatchBookmarks: opts.AllowWatchBookmarks,
+	}
+	if pred.ShardSelector, err = parseShardSelector(opts); err != nil {
+		return "", o, err
 	}
 	if opts.LabelSelector != nil {
 		pred.Label = opts.LabelSelector
@@ -129,10 +152,10 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 	if name, ok := pred.MatchesSingle(); ok {
 		if key, err := r.key(ns, name); err == nil {
 			o.Recursive = false
-			return key, o
+			return key, o, nil
 		}
 	}
-	return r.rootKey(ns), o
+	return r.rootKey(ns), o, nil
 }
 
 // page is a list, or a part of one, that is about to be written: it is known to be
@@ -189,7 +212,7 @@ func (r *read) expected(reading *kubestorage.Reading) int64 {
 	if stored <= freeInFlightBytes || reading.Limit > 0 {
 		return stored
 	}
-	if encoded, ok := r.enc.rep.Measure(reading.Snapshot, reading.Start, reading.End); ok {
+	if encoded, ok := r.enc.rep.Measure(reading.Objects(), reading.Start, reading.End); ok {
 		return encoded
 	}
 	return stored
@@ -219,6 +242,7 @@ func (r *read) measure(p *page) (err error) {
 		return err
 	}
 	p.meta.resourceVersion = strconv.FormatInt(reading.Rev, 10)
+	p.meta.shard = reading.ShardSelector()
 	if p.meta.token, p.meta.remaining, err = reading.NextPage(r.req.Context(), last, total, more); err != nil {
 		return err
 	}
@@ -262,17 +286,17 @@ func cutPage(p *page, total int) (last string, more bool) {
 		break
 	}
 	p.count, p.end = int(limit), last+"\x00"
-	return last, int64(total) > limit
+	return last, p.reading.MoreAfter(last)
 }
 
 // size returns the bytes of all items of the page, made if they have to be.
 func (r *read) size(p *page) (int64, error) {
-	rep, snap := r.enc.rep, p.reading.Snapshot
-	if n, ok := rep.Measure(snap, p.start, p.end); ok {
+	rep, objects := r.enc.rep, p.reading.Objects()
+	if n, ok := rep.Measure(objects, p.start, p.end); ok {
 		return n, nil
 	}
-	_, stored := snap.Count(p.start, p.end)
-	return rep.Prepare(r.req.Context(), snap.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
+	_, stored := objects.Count(p.start, p.end)
+	return rep.Prepare(r.req.Context(), objects.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
 }
 
 // Bounds of what a request holds of the objects that it selects: those that memory has cost a
@@ -322,7 +346,7 @@ func (r *read) selectPage(p *page) (walked int, last string, more bool, err erro
 // last returns the key of the last object of a page without a selector.
 func (p *page) last() string {
 	var last string
-	for run := range p.reading.Snapshot.Runs(p.start, p.end) {
+	for run := range p.reading.Objects().Runs(p.start, p.end) {
 		last = run.Items()[len(run.Items())-1].Key()
 	}
 	return last
@@ -358,7 +382,7 @@ func (r *read) writePage(p *page) {
 		if trailing > 0 {
 			w.last = p.last()
 		}
-		w.runs(p.reading.Snapshot.Runs(p.start, p.end))
+		w.runs(p.reading.Objects().Runs(p.start, p.end))
 	}
 	if err := p.reading.Err(); err != nil {
 		w.fail(err)

@@ -22,8 +22,11 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/endpoints/handlers"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/features"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -43,9 +46,13 @@ func (a *asked) String() string {
 		return "nothing"
 	}
 	p := a.opts.Predicate
-	return fmt.Sprintf("%s %s version %q%q match %q recursive %v initial %v; labels %v %v, fields %v %v, indexed %q %q, limit %d, continue %q, bookmarks %v",
+	shard := "none"
+	if p.ShardSelector != nil {
+		shard = p.ShardSelector.String()
+	}
+	return fmt.Sprintf("%s %s version %q%q match %q recursive %v initial %v; labels %v %v, fields %v %v, shard %s, indexed %q %q, limit %d, continue %q, bookmarks %v",
 		a.method, a.key, a.resource, a.opts.ResourceVersion, a.opts.ResourceVersionMatch, a.opts.Recursive, pointed(a.opts.SendInitialEvents),
-		p.Label, p.Label.Empty(), p.Field, p.Field.Empty(), p.IndexFields, p.IndexLabels, p.Limit, p.Continue, p.AllowWatchBookmarks)
+		p.Label, p.Label.Empty(), p.Field, p.Field.Empty(), shard, p.IndexFields, p.IndexLabels, p.Limit, p.Continue, p.AllowWatchBookmarks)
 }
 
 func pointed(b *bool) string {
@@ -176,10 +183,14 @@ func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) 
 		r.fail(err)
 		return nil, rw, ""
 	}
-	if opts.ShardSelector != "" || opts.Watch != (info.Verb == "watch") {
+	if opts.Watch != (info.Verb == "watch") {
 		return nil, rw, reasonOptions
 	}
-	key, o2 := r.storageOptions(opts)
+	key, o2, err := r.storageOptions(opts)
+	if err != nil {
+		r.fail(err)
+		return nil, rw, ""
+	}
 	a = &asked{method: info.Verb, key: key, opts: o2}
 	// Nobody looks at these: upstream's registry does not even say them.
 	a.opts.Predicate.AllowWatchBookmarks = opts.Watch && opts.AllowWatchBookmarks
@@ -194,6 +205,7 @@ func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) 
 // registry would ask their storage for, selectors included, or it is refused in their words,
 // or passed on.
 func FuzzOptions(f *testing.F) {
+	featuregatetesting.SetFeatureGateDuringTest(f, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	registries := map[bool]*optionsRegistry{true: newOptionsRegistry(true), false: newOptionsRegistry(false)}
 	paths := []struct {
 		path       string
@@ -234,6 +246,11 @@ func FuzzOptions(f *testing.F) {
 		"pretty=true&limit=1;continue=x",
 		"%zz=1&limit=%31",
 		"shardSelector=shardRange(object.metadata.uid,'0x0','0x8')",
+		"shardSelector=shardRange(object.metadata.uid,'0x0000000000000000','0x8000000000000000')",
+		"watch=true&shardSelector=" + url.QueryEscape("shardRange(object.metadata.namespace,'0x8000000000000000','0x10000000000000000') || shardRange(object.metadata.namespace,'0x0000000000000000','0x1000000000000000')"),
+		"labelSelector=a&limit=3&shardSelector=" + url.QueryEscape("shardRange(object.metadata.uid,'0x8000000000000000','0x0000000000000000')"),
+		"shardSelector=shardRange(object.metadata.name,'0x0000000000000000','0x8000000000000000')",
+		"shardSelector=%20",
 		"kind=x&apiVersion=y&includeUninitialized=1&timeout=5s",
 	} {
 		for _, path := range []int{i % len(paths), 0, 2} {

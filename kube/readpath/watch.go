@@ -174,11 +174,11 @@ func (s *watchServer) deliverAll() error {
 
 // deliver writes the frames of a batch. The error is what the watch ends with.
 func (s *watchServer) deliver(b *kubestorage.Batch) error {
-	if err := s.initialRuns(b.Runs); err != nil {
+	if err := s.initialRuns(b.Runs, b.Selected); err != nil {
 		return err
 	}
 	for _, e := range b.Entries {
-		if err := s.entry(e); err != nil {
+		if err := s.entry(e, false); err != nil {
 			return err
 		}
 	}
@@ -201,15 +201,14 @@ func (s *watchServer) deliver(b *kubestorage.Batch) error {
 	return nil
 }
 
-// initialRuns writes runs of the initial events.
-func (s *watchServer) initialRuns(runs []mirror.Run) error {
-	compressed := s.out.gzip && !s.stream.Selective()
+// initialRuns writes runs of the initial events, of which the watch selects all if selected.
+func (s *watchServer) initialRuns(runs []mirror.Run, selected bool) error {
 	s.runs, s.frames = s.runs[:0], s.frames[:0]
 	defer func() {
 		clear(s.runs)
 		clear(s.frames)
 	}()
-	if compressed {
+	if s.out.gzip && selected {
 		rep := s.read.enc.rep
 		for _, run := range runs {
 			if rep.WorthFrames(run) {
@@ -232,7 +231,7 @@ func (s *watchServer) initialRuns(runs []mirror.Run) error {
 				continue
 			}
 		}
-		if err := s.run(run); err != nil {
+		if err := s.run(run, selected); err != nil {
 			return err
 		}
 	}
@@ -241,15 +240,15 @@ func (s *watchServer) initialRuns(runs []mirror.Run) error {
 
 // run writes a run of the initial events. What is missing of a whole leaf's items is made
 // for all of it, so that they share a block, unless that is much.
-func (s *watchServer) run(run mirror.Run) error {
+func (s *watchServer) run(run mirror.Run, selected bool) error {
 	entries := run.Items()
-	if run.Whole() && !s.stream.Selective() && !s.read.enc.rep.Large(run) {
+	if run.Whole() && selected && !s.read.enc.rep.Large(run) {
 		if done, err := s.leaf(run, len(entries)); done || err != nil {
 			return err
 		}
 	}
 	for _, e := range entries {
-		if err := s.entry(e); err != nil {
+		if err := s.entry(e, selected); err != nil {
 			return err
 		}
 	}
@@ -290,11 +289,12 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	return true, nil
 }
 
-// entry writes an initial event if the watch selects the entry.
-func (s *watchServer) entry(e *mirror.Entry) error {
-	ok, err := s.stream.Selects(e)
-	if err != nil || !ok {
-		return err
+// entry writes an initial event if the watch selects the entry, which may be known.
+func (s *watchServer) entry(e *mirror.Entry, selected bool) error {
+	if !selected {
+		if ok, err := s.stream.Selects(e); err != nil || !ok {
+			return err
+		}
 	}
 	item, err := s.read.enc.rep.ItemIn(s.stream.Context(), e, &s.buf)
 	if err != nil {

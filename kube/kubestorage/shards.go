@@ -1,0 +1,551 @@
+package kubestorage
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/sharding"
+
+	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/mirror"
+)
+
+// shardKey is the field of an object by whose hash it belongs to a shard (KEP-5866).
+type shardKey uint8
+
+const (
+	shardByUID shardKey = iota
+	shardByNamespace
+
+	shardKeys // how many there are
+)
+
+// hashRange is a range of hashes, both ends included.
+type hashRange struct{ first, last uint64 }
+
+// shardSet is what a shard selector selects: the objects with a hash in one of its ranges.
+type shardSet struct {
+	key    shardKey
+	ranges []hashRange // ascending, disjoint
+	// name is the same for selectors that select the same: the ranges, 16 bytes each.
+	name string
+}
+
+// parseShardSet returns the set of a selector, or reports that the selector is not of the form that
+// requests have: it then has to look at objects.
+func parseShardSet(sel sharding.Selector) (*shardSet, bool) {
+	s := &shardSet{}
+	for i, req := range sel.Requirements() {
+		key := shardByUID
+		switch req.Key {
+		case "object.metadata.uid":
+		case "object.metadata.namespace":
+			key = shardByNamespace
+		default:
+			return nil, false
+		}
+		if i > 0 && key != s.key {
+			return nil, false
+		}
+		s.key = key
+		first, ok := parseHash(req.Start)
+		if !ok {
+			return nil, false
+		}
+		last := ^uint64(0)
+		if req.End != endOfHashes {
+			end, ok := parseHash(req.End)
+			if !ok {
+				return nil, false
+			}
+			if end <= first {
+				continue // an empty range
+			}
+			last = end - 1
+		}
+		s.ranges = append(s.ranges, hashRange{first, last})
+	}
+	slices.SortFunc(s.ranges, func(a, b hashRange) int {
+		if a.first < b.first {
+			return -1
+		}
+		return 1
+	})
+	merged := s.ranges[:0]
+	for _, r := range s.ranges {
+		if n := len(merged); n > 0 && (merged[n-1].last == ^uint64(0) || r.first <= merged[n-1].last+1) {
+			merged[n-1].last = max(merged[n-1].last, r.last)
+		} else {
+			merged = append(merged, r)
+		}
+	}
+	s.ranges = merged
+	var name []byte
+	for _, r := range s.ranges {
+		name = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(name, r.first), r.last)
+	}
+	s.name = string(name)
+	return s, true
+}
+
+// endOfHashes is the end of a range that has no upper bound: 2^64.
+const endOfHashes = "0x10000000000000000"
+
+// parseHash parses a hash as selectors write it: 0x and 16 digits in lower case.
+func parseHash(s string) (uint64, bool) {
+	if len(s) != len("0x")+16 {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s[2:], 16, 64)
+	return n, err == nil && s == fmt.Sprintf("0x%016x", n)
+}
+
+// contains reports whether the set has objects with the hash.
+func (s *shardSet) contains(hash uint64) bool {
+	for _, r := range s.ranges {
+		if r.first <= hash && hash <= r.last {
+			return true
+		}
+	}
+	return false
+}
+
+// selects reports whether the set has an object with the attributes.
+func (s *shardSet) selects(a *attrs) bool { return s.contains(a.hashes[s.key]) }
+
+// hashValue is a hash as a value of a mirror.Partition.
+func hashValue(hash uint64) string {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], hash)
+	return string(b[:])
+}
+
+// coversHash reports whether the set with the name contains the hash.
+func coversHash(set, hash string) bool {
+	for ; set != ""; set = set[16:] {
+		if set[:8] <= hash && hash <= set[8:16] {
+			return true
+		}
+	}
+	return false
+}
+
+// hashField is the hash of a field's value: FNV-1a with 64 bits, as KEP-5866 has it.
+func hashField(value string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(value) {
+		h = (h ^ uint64(value[i])) * 1099511628211
+	}
+	return h
+}
+
+// Objects are entries in key order: those of a snapshot, or the part of them that a shard selector
+// selects. They are immutable.
+type Objects interface {
+	// Runs yields the entries with start <= key < end, leaf by leaf.
+	Runs(start, end string) iter.Seq[mirror.Run]
+	// All yields the entries with start <= key < end.
+	All(start, end string) iter.Seq[*mirror.Entry]
+	// Count returns the number of entries with start <= key < end, and their stored bytes.
+	Count(start, end string) (entries int, bytes int64)
+	// Measure is mirror.Snapshot.Measure.
+	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
+}
+
+// shard is a shard selector and the entries that it selects, as a tree of their own, so that its
+// lists cost what they have, not what the resource has: a leaf of the tree keeps where its items
+// lie, and their compressed form, as a leaf of the resource's own tree does. The tree is brought up
+// to date by whoever reads it, from the log. Safe for concurrent use.
+type shard struct {
+	set      *shardSet
+	resource *mirror.Resource
+	view     *view
+
+	cur atomic.Pointer[sharded]
+	mu  sync.Mutex // held by the reader that brings cur up to date
+
+	// past is the last version that was made for a list of the past, for its next page.
+	past atomic.Pointer[sharded]
+
+	used time.Time // guarded by shards.mu
+}
+
+// sharded is a shard at one revision; immutable.
+type sharded struct {
+	rev    mirror.Revision
+	tree   btree.Tree[*mirror.Entry]
+	cursor mirror.Cursor // after rev; only copies of it move
+}
+
+// Runs implements Objects.
+func (s *sharded) Runs(start, end string) iter.Seq[mirror.Run] {
+	return func(yield func(mirror.Run) bool) {
+		for run := range s.tree.Runs(start, end) {
+			run.Selected = true
+			if !yield(run) {
+				return
+			}
+		}
+	}
+}
+
+// All implements Objects.
+func (s *sharded) All(start, end string) iter.Seq[*mirror.Entry] { return s.tree.All(start, end) }
+
+// Count implements Objects.
+func (s *sharded) Count(start, end string) (entries int, bytes int64) {
+	return s.tree.Count(start, end)
+}
+
+// Measure implements Objects.
+func (s *sharded) Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool) {
+	return s.tree.Measure(start, end, of, measure)
+}
+
+// serves reports whether the shard, which may be nil, answers at rev or later: not if the
+// resource was relisted since.
+func (s *sharded) serves(rev mirror.Revision) bool {
+	if s == nil || s.rev < rev {
+		return false
+	}
+	cursor := s.cursor
+	_, err := cursor.Next(nil, 0)
+	return err == nil
+}
+
+// at returns the shard at rev or later. Errors: those of decoding an entry, and mirror.ErrNotReady.
+// Cost: the events since it was read last; the first time, and when the log does not reach back to
+// the last time, a look at every entry of the resource.
+func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
+	if cur := x.cur.Load(); cur.serves(rev) {
+		return cur, nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	cur := x.cur.Load()
+	if cur.serves(rev) {
+		return cur, nil
+	}
+	next, replaced, err := x.follow(ctx, cur)
+	if errors.Is(err, mirror.ErrCompacted) {
+		if next, err = x.build(ctx); cur != nil {
+			replaced = leavesOf(cur.tree)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.cur.Store(next)
+	retire(replaced)
+	return next, nil
+}
+
+// build makes the shard from the present. The caller holds mu.
+func (x *shard) build(ctx context.Context) (*sharded, error) {
+	snap, err := x.resource.Latest()
+	if err != nil {
+		return nil, err
+	}
+	var selected []*mirror.Entry
+	n := 0
+	for e := range snap.All("", "") {
+		if n++; n%1024 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		ok, err := x.selects(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			selected = append(selected, e)
+		}
+	}
+	return &sharded{rev: snap.Rev, tree: btree.Build(selected), cursor: *snap.Cursor("", "")}, nil
+}
+
+// follow applies the events since cur, and returns the leaves that the new tree does not have and
+// on which something is kept. The caller holds mu.
+func (x *shard) follow(ctx context.Context, cur *sharded) (*sharded, []*mirror.Leaf, error) {
+	if cur == nil {
+		return nil, nil, fmt.Errorf("%w: not built yet", mirror.ErrCompacted)
+	}
+	edit, cursor := cur.tree.Edit(), cur.cursor
+	var events []*mirror.Event
+	for {
+		var err error
+		if events, err = cursor.Next(events[:0], readAtOnce); err != nil {
+			return nil, nil, err
+		}
+		for _, ev := range events {
+			if ev.Entry == nil {
+				edit.Delete(ev.Key()) // not there if it was not selected
+				continue
+			}
+			ok, err := x.selects(ctx, ev.Entry)
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case ok:
+				edit.Set(ev.Entry)
+			case ev.Prev != nil:
+				edit.Delete(ev.Key())
+			}
+		}
+		if len(events) < readAtOnce {
+			replaced := edit.Replaced()
+			return &sharded{rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, replaced, nil
+		}
+	}
+}
+
+func (x *shard) selects(ctx context.Context, e *mirror.Entry) (bool, error) {
+	a, err := x.view.attrs(ctx, e)
+	return err == nil && x.set.selects(a), err
+}
+
+// rolledTo returns the shard at the revision of the snapshot, which may be of the past, made of
+// the shard at cur and of the keys that have changed since.
+func (x *shard) rolledTo(ctx context.Context, snap mirror.Snapshot, cur *sharded, changed []string) (*sharded, error) {
+	edit := cur.tree.Edit()
+	for _, key := range changed {
+		e, ok := snap.Get(key)
+		if ok {
+			var err error
+			if ok, err = x.selects(ctx, e); err != nil {
+				return nil, err
+			}
+		}
+		if ok {
+			edit.Set(e)
+		} else {
+			edit.Delete(key)
+		}
+	}
+	past := &sharded{rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
+	if old := x.past.Swap(past); old != nil {
+		retireOthers(old, past, cur)
+	}
+	return past, nil
+}
+
+// retireOthers retires the leaves of old that none of the others has.
+func retireOthers(old *sharded, others ...*sharded) {
+	kept := map[*mirror.Leaf]bool{}
+	for _, o := range others {
+		for run := range o.tree.Runs("", "") {
+			kept[run.Leaf] = true
+		}
+	}
+	retire(slices.DeleteFunc(leavesOf(old.tree), func(l *mirror.Leaf) bool { return kept[l] }))
+}
+
+// drop releases what is kept on the leaves of the shard.
+func (x *shard) drop() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range []*sharded{x.cur.Swap(nil), x.past.Swap(nil)} {
+		if s != nil {
+			retire(leavesOf(s.tree))
+		}
+	}
+}
+
+func leavesOf(t btree.Tree[*mirror.Entry]) []*mirror.Leaf {
+	var leaves []*mirror.Leaf
+	for run := range t.Runs("", "") {
+		leaves = append(leaves, run.Leaf)
+	}
+	return leaves
+}
+
+// retire does for leaves of shards what the writer does for those of the resource's own tree.
+func retire(leaves []*mirror.Leaf) {
+	for _, l := range leaves {
+		if m := l.Memo.Load(); m != nil {
+			if r, ok := (*m).(mirror.Retirer); ok {
+				r.Retired()
+			}
+		}
+	}
+}
+
+// shards are those of a store that are read, by what they select. The zero value has none. Safe for
+// concurrent use.
+type shards struct {
+	mu    sync.Mutex // leaf
+	byKey [shardKeys]map[string]*shard
+	timer *time.Timer // drops idle shards; nil if there is no shard
+	ended bool
+}
+
+const (
+	// shardIdle is for how long a shard is kept that has no reader: its entries, of when it was read
+	// last, are kept with it. Clients of a fleet list when they start, and after a lost watch.
+	shardIdle = time.Minute
+	// maxShardCopies bounds how often all shards together have the entries of the resource. A fleet
+	// has them once, two while it is resized. An entry takes about 12 bytes in a tree, and 16 more for
+	// each representation.
+	maxShardCopies = 4
+)
+
+// shard returns the shard of the set, which it makes when it is first asked for.
+func (s *Store) shard(set *shardSet) *shard {
+	t := &s.shards
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := t.byKey[set.key][set.name]
+	if x == nil {
+		x = &shard{set: set, resource: s.resource, view: s.view}
+		if t.ended {
+			return x
+		}
+		if t.byKey[set.key] == nil {
+			t.byKey[set.key] = map[string]*shard{}
+		}
+		t.byKey[set.key][set.name] = x
+		if t.timer == nil {
+			t.timer = time.AfterFunc(shardIdle, t.dropIdle)
+		}
+	}
+	x.used = time.Now()
+	return x
+}
+
+// known returns the shard of the set as it was read last, nil if it is not kept.
+func (t *shards) known(set *shardSet) *sharded {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x := t.byKey[set.key][set.name]; x != nil {
+		return x.cur.Load()
+	}
+	return nil
+}
+
+// trim drops the shards that were not read for the longest time, other than x, until those that are
+// left have at most maxShardCopies times n entries.
+func (t *shards) trim(x *shard, n int) {
+	t.mu.Lock()
+	var all []*shard
+	total := 0
+	for _, shards := range t.byKey {
+		for _, s := range shards {
+			if cur := s.cur.Load(); cur != nil {
+				total += cur.tree.Len() + 1
+			}
+			all = append(all, s)
+		}
+	}
+	var dropped []*shard
+	if total > maxShardCopies*n+maxEmptyShards {
+		slices.SortFunc(all, func(a, b *shard) int { return a.used.Compare(b.used) })
+		for _, s := range all {
+			if s == x || total <= maxShardCopies*n+maxEmptyShards {
+				continue
+			}
+			if cur := s.cur.Load(); cur != nil {
+				total -= cur.tree.Len() + 1
+			}
+			delete(t.byKey[s.set.key], s.set.name)
+			dropped = append(dropped, s)
+		}
+	}
+	t.mu.Unlock()
+	for _, s := range dropped {
+		s.drop()
+	}
+}
+
+// maxEmptyShards is how many shards there may be whatever the resource has.
+const maxEmptyShards = 256
+
+// dropIdle drops the shards that have no readers any more.
+func (t *shards) dropIdle() {
+	var idle []*shard
+	t.mu.Lock()
+	left := 0
+	for _, shards := range t.byKey {
+		for name, s := range shards {
+			if time.Since(s.used) >= shardIdle {
+				delete(shards, name)
+				idle = append(idle, s)
+			} else {
+				left++
+			}
+		}
+	}
+	switch {
+	case t.timer == nil: // end was faster
+	case left == 0:
+		t.timer = nil
+	default:
+		t.timer.Reset(shardIdle / 2)
+	}
+	t.mu.Unlock()
+	for _, s := range idle {
+		s.drop()
+	}
+}
+
+// end drops all shards, for good.
+func (t *shards) end() {
+	t.mu.Lock()
+	t.ended = true
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	all := t.byKey
+	t.byKey = [shardKeys]map[string]*shard{}
+	t.mu.Unlock()
+	for _, shards := range all {
+		for _, s := range shards {
+			s.drop()
+		}
+	}
+}
+
+// useShard narrows a reading of memory to the entries of its shard. As with an index, that of the
+// present may be a little newer than the snapshot, which then follows it.
+func (s *Store) useShard(ctx context.Context, r *Reading) {
+	x := s.shard(r.selector.shard)
+	if r.request.exact > 0 {
+		if past := x.past.Load(); past != nil && past.rev == r.Rev && past.serves(r.Rev) {
+			r.shard = past
+			return
+		}
+	}
+	built := x.cur.Load() == nil
+	cur, err := x.at(ctx, r.Rev)
+	if err != nil {
+		return // the walk over everything meets the same error and words it
+	}
+	if built {
+		n, _ := r.Snapshot.Count("", "")
+		s.shards.trim(x, n)
+	}
+	if r.request.exact == 0 {
+		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.rev) {
+			r.Snapshot, r.Rev, r.shard = snap, cur.rev, cur
+		}
+		return
+	}
+	changed, ok := s.changedSince(r.Snapshot.Cursor("", ""))
+	if !ok {
+		return
+	}
+	if len(changed) == 0 {
+		r.shard = cur
+		return
+	}
+	if past, err := x.rolledTo(ctx, r.Snapshot, cur, changed); err == nil {
+		r.shard = past
+	}
+}

@@ -1,0 +1,547 @@
+package kubestorage
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+	"pgregory.net/rapid"
+)
+
+// shardGate turns the gate of shard selectors on.
+func shardGate(t testing.TB) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
+}
+
+// shardOf returns the selector of the i-th of n shards of equal size.
+func shardOf(key string, i, n int) sharding.Selector {
+	bound := func(i int) string {
+		if i == n {
+			return endOfHashes
+		}
+		return fmt.Sprintf("0x%016x", uint64(i)*(1<<63/uint64(n)*2))
+	}
+	return sharding.NewSelector(sharding.ShardRangeRequirement{Key: key, Start: bound(i), End: bound(i + 1)})
+}
+
+const (
+	uidField       = "object.metadata.uid"
+	namespaceField = "object.metadata.namespace"
+)
+
+func sharded1(sel sharding.Selector) storage.SelectionPredicate {
+	pred := storage.Everything
+	pred.ShardSelector = sel
+	return pred
+}
+
+// TestShardSet_Matches_IsUpstreams compares sets with upstream's selectors, for hashes at and around
+// the ends of ranges.
+func TestShardSet_Matches_IsUpstreams(t *testing.T) {
+	shardGate(t)
+	rapid.Check(t, func(t *rapid.T) {
+		hash := rapid.Custom(func(t *rapid.T) string {
+			if rapid.IntRange(0, 5).Draw(t, "edge") == 0 {
+				return rapid.SampledFrom([]string{"0x0000000000000000", "0xffffffffffffffff", endOfHashes}).Draw(t, "end")
+			}
+			return fmt.Sprintf("0x%016x", rapid.Uint64().Draw(t, "hash"))
+		})
+		key := rapid.SampledFrom([]string{uidField, namespaceField}).Draw(t, "key")
+		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{
+			UID:       types.UID(rapid.String().Draw(t, "uid")),
+			Namespace: rapid.SampledFrom([]string{"", "default", "kube-system", "a"}).Draw(t, "namespace"),
+		}}
+		own := "0x" + sharding.HashField(map[string]string{uidField: string(pod.UID), namespaceField: pod.Namespace}[key])
+		var reqs []sharding.ShardRangeRequirement
+		for range rapid.IntRange(1, 4).Draw(t, "ranges") {
+			ends := []string{hash.Draw(t, "start"), hash.Draw(t, "end")}
+			if rapid.Bool().Draw(t, "own") { // the object's hash is an end
+				ends[rapid.IntRange(0, 1).Draw(t, "which")] = own
+			}
+			reqs = append(reqs, sharding.ShardRangeRequirement{Key: key, Start: ends[0], End: ends[1]})
+		}
+		sel := sharding.NewSelector(reqs...)
+		want, err := sel.Matches(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, ok := parseShardSet(sel)
+		if !ok {
+			for _, r := range reqs {
+				if r.Start == endOfHashes {
+					return // no request has it
+				}
+			}
+			t.Fatalf("%s is not parsed", sel)
+		}
+		a := newAttrs(nil, nil, pod)
+		if got := set.selects(a); got != want {
+			t.Fatalf("%s selects %s: %v, want %v", sel, own, got, want)
+		}
+		if got := coversHash(set.name, hashValue(a.hashes[set.key])); got != want {
+			t.Fatalf("%s covers %s: %v, want %v", sel, own, got, want)
+		}
+		for i := 1; i < len(set.ranges); i++ {
+			if set.ranges[i].first <= set.ranges[i-1].last {
+				t.Fatalf("%s has ranges %v", sel, set.ranges)
+			}
+		}
+	})
+}
+
+// TestShardSet_OfOddSelectors_IsLeftToThem: what no request has is matched as upstream matches it.
+func TestShardSet_OfOddSelectors_IsLeftToThem(t *testing.T) {
+	for _, reqs := range [][]sharding.ShardRangeRequirement{
+		{{Key: "object.metadata.name", Start: "0x0000000000000000", End: endOfHashes}},
+		{{Key: uidField, Start: "0x0", End: endOfHashes}},
+		{{Key: uidField, Start: "0x00000000000000AA", End: endOfHashes}},
+		{{Key: uidField, Start: "0x0000000000000000", End: "0xff"}},
+		{{Key: uidField, Start: "0x0000000000000000", End: endOfHashes}, {Key: namespaceField, Start: "0x0000000000000000", End: endOfHashes}},
+	} {
+		if set, ok := parseShardSet(sharding.NewSelector(reqs...)); ok {
+			t.Errorf("%v is parsed as %v", reqs, set)
+		}
+	}
+}
+
+// podsIn returns the names of the pods that a list has, in its order, its token, and what the list
+// says of its shard.
+func podsIn(t testing.TB, s storage.Interface, key string, opts storage.ListOptions) (names []string, list *example.PodList) {
+	t.Helper()
+	list = &example.PodList{}
+	opts.Recursive = true
+	if err := s.GetList(contextFor(t), key, opts, list); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range list.Items {
+		names = append(names, pod.Namespace+"/"+pod.Name)
+	}
+	return names, list
+}
+
+// TestShards_AmongWrites_AreWhatTheirSelectorsSelect writes pods at random, and compares lists of
+// shards, at the present and at revisions of the past, in pages and with other selectors, with what
+// the selectors select among all pods of the same revision.
+func TestShards_AmongWrites_AreWhatTheirSelectorsSelect(t *testing.T) {
+	shardGate(t)
+	f := setup(t)
+	s := f.engine(t)
+	const seed = 7
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	pods := map[string]*example.Pod{}
+	uids := 0
+	write := func() {
+		name := fmt.Sprintf("pod-%03d", rnd.IntN(150))
+		ns := fmt.Sprintf("ns-%d", rnd.IntN(4))
+		key := "/pods/" + ns + "/" + name
+		if pods[key] != nil && rnd.IntN(3) == 0 {
+			if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			delete(pods, key)
+			return
+		}
+		if pods[key] == nil {
+			uids++
+			pods[key] = &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: types.UID(fmt.Sprint("uid-", uids))}}
+		}
+		pods[key].Labels = map[string]string{"even": strconv.FormatBool(rnd.IntN(2) == 0)}
+		pod := pods[key].DeepCopy()
+		err := f.GuaranteedUpdate(contextFor(t), key, &example.Pod{}, true, nil, storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return pod, nil }), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var past []string
+	for round := range 25 {
+		for range 1 + rnd.IntN(40) {
+			write()
+		}
+		f.catchUp(t)
+		_, all := podsIn(t, s, "/pods", storage.ListOptions{Predicate: storage.Everything})
+		past = append(past, all.ResourceVersion)
+		for range 12 {
+			n := []int{1, 2, 16, 64}[rnd.IntN(4)]
+			sel := shardOf([]string{uidField, namespaceField}[rnd.IntN(2)], rnd.IntN(n), n)
+			pred := sharded1(sel)
+			if rnd.IntN(4) == 0 {
+				pred.Label = labels.SelectorFromSet(labels.Set{"even": "true"})
+			}
+			opts := storage.ListOptions{Predicate: pred}
+			key := "/pods"
+			if rnd.IntN(3) == 0 {
+				key = fmt.Sprintf("/pods/ns-%d", rnd.IntN(4))
+			}
+			if rnd.IntN(2) == 0 {
+				opts.ResourceVersion, opts.ResourceVersionMatch = past[rnd.IntN(len(past))], metav1.ResourceVersionMatchExact
+			}
+			if rnd.IntN(2) == 0 {
+				opts.Predicate.Limit = int64(1 + rnd.IntN(9))
+			}
+			whole := opts
+			whole.Predicate = storage.Everything
+			_, list := podsIn(t, s, key, whole)
+			var want []string
+			for _, pod := range list.Items {
+				if ok, err := sel.Matches(&pod); err != nil {
+					t.Fatal(err)
+				} else if ok && pred.Label.Matches(labels.Set(pod.Labels)) {
+					want = append(want, pod.Namespace+"/"+pod.Name)
+				}
+			}
+			var got []string
+			for {
+				names, page := podsIn(t, s, key, opts)
+				got = append(got, names...)
+				if page.ResourceVersion != list.ResourceVersion {
+					t.Fatalf("seed %d, round %d: a page of %s, want %s", seed, round, page.ResourceVersion, list.ResourceVersion)
+				}
+				if page.Continue == "" {
+					break
+				}
+				if n := len(names); int64(n) != opts.Predicate.Limit {
+					t.Fatalf("seed %d, round %d: a page of %d pods that is not the last", seed, round, n)
+				}
+				opts.Predicate.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = page.Continue, "", ""
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("seed %d, round %d: %s, %s, labels %s, limit %d at %s has\n%v, want\n%v", seed, round, key, sel, pred.Label, opts.Predicate.Limit, list.ResourceVersion, got, want)
+			}
+		}
+	}
+}
+
+// TestShards_PagesAreUpstreams compares pages of a shard, their tokens and metadata, with those of
+// upstream's store on the same etcd.
+func TestShards_PagesAreUpstreams(t *testing.T) {
+	shardGate(t)
+	f := setup(t)
+	s := f.engine(t)
+	for i := range 60 {
+		pod := newPod(fmt.Sprintf("pod-%02d", i))
+		pod.UID = types.UID(fmt.Sprint("uid-", i))
+		f.create(t, pod)
+	}
+	f.catchUp(t)
+	for shard := range 3 {
+		for limit := range 25 {
+			pred := sharded1(shardOf(uidField, shard, 3))
+			pred.Limit = int64(limit)
+			opts := storage.ListOptions{Predicate: pred}
+			for page := 0; ; page++ {
+				_, want := podsIn(t, f, "/pods/ns/", opts)
+				_, got := podsIn(t, s, "/pods/ns/", opts)
+				if fmt.Sprint(got) != fmt.Sprint(want) || fmt.Sprint(got.ShardInfo) != fmt.Sprint(want.ShardInfo) || got.ShardInfo == nil {
+					t.Fatalf("shard %d, limit %d, page %d:\n got %v %v\nwant %v %v", shard, limit, page, got.ListMeta, got.ShardInfo, want.ListMeta, want.ShardInfo)
+				}
+				if opts.Predicate.Continue = got.Continue; got.Continue == "" {
+					break
+				}
+			}
+		}
+	}
+}
+
+// TestShards_WithGateOff_SelectNothing.
+func TestShards_WithGateOff_SelectNothing(t *testing.T) {
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 20)
+	f.catchUp(t)
+	names, list := podsIn(t, s, "/pods", storage.ListOptions{Predicate: sharded1(shardOf(uidField, 0, 1<<20))})
+	if len(names) != 20 || list.ShardInfo != nil {
+		t.Errorf("%d pods, %v", len(names), list.ShardInfo)
+	}
+}
+
+// TestShards_ReadTwice_WalkNothing: the second list of a shard looks at no entry of another one,
+// and finds the items of its leaves.
+func TestShards_ReadTwice_WalkNothing(t *testing.T) {
+	shardGate(t)
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 400)
+	f.catchUp(t)
+	rep := s.NewRepresentation(podItem, nil)
+	defer rep.Close()
+	read := func(i int) (objects int) {
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if r.Selective() {
+			t.Fatal("the shard has no tree")
+		}
+		var spans Spans
+		for run := range r.Runs() {
+			if !run.Selected {
+				t.Fatal("a leaf of a shard is taken for one of the resource's own")
+			}
+			objects += len(run.Items())
+			if err := rep.AppendRun(t.Context(), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return objects
+	}
+	total := 0
+	for i := range 4 {
+		total += read(i)
+	}
+	if total != 400 {
+		t.Fatalf("the shards have %d pods", total)
+	}
+	for i := range 4 {
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _ := r.Objects().Count("", "")
+		for run := range r.Runs() {
+			if !rep.Keeps(run) {
+				t.Error("what was made of a leaf is not kept")
+			}
+		}
+		if _, ok := rep.Measure(r.Objects(), "", ""); !ok && want > 0 {
+			t.Error("the size of a shard that was read is not known")
+		}
+		r.Close()
+	}
+	// The whole list does not move the items of shards.
+	readAll(t, s, rep, storage.ListOptions{Recursive: true, Predicate: storage.Everything})
+	if r := shardReading(t, s, 0); r != nil {
+		for run := range r.Runs() {
+			var spans Spans
+			if err := rep.AppendRun(t.Context(), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Close()
+	}
+}
+
+func shardReading(t testing.TB, s *Store, i int) *Reading {
+	t.Helper()
+	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestShards_Kept_AreBounded: many selectors do not add up, and the shard that was just read stays.
+func TestShards_Kept_AreBounded(t *testing.T) {
+	shardGate(t)
+	f := setup(t)
+	s := f.engine(t)
+	fillPods(t, f, 300)
+	f.catchUp(t)
+	for i := range 20 {
+		sel := sharding.NewSelector(sharding.ShardRangeRequirement{Key: uidField, Start: fmt.Sprintf("0x%016x", i), End: endOfHashes})
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(sel)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		set, _ := parseShardSet(sel)
+		if s.shards.known(set) == nil {
+			t.Fatalf("the shard that was just read is gone")
+		}
+		kept := 0
+		for _, x := range s.shards.byKey[shardByUID] {
+			kept += x.cur.Load().tree.Len()
+		}
+		if kept > maxShardCopies*300+maxEmptyShards {
+			t.Fatalf("%d entries are kept in shards of 300 pods", kept)
+		}
+	}
+	s.shards.mu.Lock()
+	for _, x := range s.shards.byKey[shardByUID] {
+		x.used = x.used.Add(-2 * shardIdle)
+	}
+	s.shards.mu.Unlock()
+	s.shards.dropIdle()
+	if n := len(s.shards.byKey[shardByUID]); n != 0 || s.shards.timer != nil {
+		t.Errorf("%d idle shards are kept", n)
+	}
+}
+
+// TestShardedWatches_GetWhatTheirShardHas: an event goes to the watches of its shard only, is sorted
+// once, and what it is not delivered to is counted as upstream counts it.
+func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
+	shardGate(t)
+	cachermetrics.Register()
+	for _, m := range []metrics.Registerable{cachermetrics.WatchFilteredEventsTotal, cachermetrics.WatchShardsTotal} {
+		_ = legacyregistry.Register(m) // upstream registers them where the gate is on when the process begins
+	}
+	for _, key := range []string{uidField, namespaceField} {
+		t.Run(key, func(t *testing.T) {
+			f := setup(t)
+			s := f.engine(t)
+			cachermetrics.WatchFilteredEventsTotal.Reset()
+			cachermetrics.WatchShardsTotal.Reset()
+			group := s.group
+			filtered := func() float64 {
+				n, err := testutil.GetCounterMetricValue(cachermetrics.WatchFilteredEventsTotal.WithLabelValues(group.Group, group.Resource))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			const n = 4
+			pods := map[string]int{} // their shards
+			create := func(name string) {
+				pod := newPod(name)
+				pod.Namespace = "ns-" + name[len(name)-1:]
+				pod.UID = types.UID("uid-" + name)
+				for i := range n {
+					if ok, err := shardOf(key, i, n).Matches(pod); err != nil {
+						t.Fatal(err)
+					} else if ok {
+						pods[name] = i
+					}
+				}
+				f.create(t, pod)
+			}
+			for i := range 10 {
+				create(fmt.Sprintf("before-%d", i))
+			}
+			f.catchUp(t)
+			var watches [n]watch.Interface
+			for i := range n {
+				w, err := s.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: sharded1(shardOf(key, i, n))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer w.Stop()
+				watches[i] = w
+			}
+			for i := range 10 {
+				create(fmt.Sprintf("after-%d", i))
+			}
+			for name := range maps.Clone(pods) {
+				if strings.HasPrefix(name, "before") {
+					key := "/pods/ns-" + name[len(name)-1:] + "/" + name
+					if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for i, w := range watches {
+				var want, got []string
+				for name, shard := range pods {
+					if shard != i {
+						continue
+					}
+					want = append(want, "ADDED "+name)
+					if strings.HasPrefix(name, "before") {
+						want = append(want, "DELETED "+name)
+					}
+				}
+				for range want {
+					select {
+					case ev := <-w.ResultChan():
+						got = append(got, fmt.Sprintf("%s %s", ev.Type, ev.Object.(metav1.Object).GetName()))
+					case <-time.After(patience):
+						t.Fatalf("shard %d: %v, want %v", i, got, want)
+					}
+				}
+				slices.Sort(got)
+				slices.Sort(want)
+				if !slices.Equal(got, want) {
+					t.Fatalf("shard %d: %v, want %v", i, got, want)
+				}
+			}
+			// 30 objects (10 initial, 10 created, 10 deleted), each kept from all watches but one.
+			want := float64(30 * (n - 1))
+			for end := time.Now().Add(patience); filtered() != want; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%v objects are counted, want %v", filtered(), want)
+				}
+			}
+			if shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource)); err != nil || shards != n {
+				t.Errorf("%v watches are counted, %v", shards, err)
+			}
+			for _, w := range watches {
+				w.Stop()
+			}
+			eventually(t, "the end of watches is counted", func() bool {
+				shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
+				return err == nil && shards == 0
+			})
+			if w := s.shardWatchesOf(map[string]shardKey{uidField: shardByUID, namespaceField: shardByNamespace}[key]); w.all != 0 || len(w.bySet) != 0 {
+				t.Errorf("%d watches are left", w.all)
+			}
+		})
+	}
+}
+
+// TestShardedWatch_OfNamespace_Selects: one that is not of the whole resource follows its keys.
+func TestShardedWatch_OfNamespace_Selects(t *testing.T) {
+	shardGate(t)
+	f := setup(t)
+	s := f.engine(t)
+	f.catchUp(t)
+	sel := shardOf(uidField, 0, 2)
+	st, err := s.OpenStream(contextFor(t), "/pods/ns", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: sharded1(sel)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if st.unfollow != nil {
+		t.Error("a watch of a namespace follows the events of all of them")
+	}
+	var want []string
+	for i := range 20 {
+		pod := newPod(fmt.Sprintf("pod-%02d", i))
+		pod.UID = types.UID(fmt.Sprint("uid-", i))
+		f.create(t, pod)
+		if ok, _ := sel.Matches(pod); ok {
+			want = append(want, pod.Name)
+		}
+	}
+	f.catchUp(t)
+	var got []string
+	for len(got) < len(want) {
+		b, err := st.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range b.Events {
+			if typ, err := st.Translate(ev); err != nil {
+				t.Fatal(err)
+			} else if typ == watch.Added {
+				got = append(got, ev.Key()[strings.LastIndex(ev.Key(), "/")+1:])
+			}
+		}
+		if b.Empty() {
+			if err := st.Wait(nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
