@@ -124,7 +124,7 @@ func serverFlags(e *harness.Env) []string {
 	return []string{
 		"--token-auth-file=" + e.WriteFile("tokens.csv", []byte(tokens)),
 		"--runtime-config=api/all=true",
-		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,ClusterTrustBundle=true,PodCertificateRequest=true,StorageVersionMigrator=true,GenericWorkload=true",
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,ClusterTrustBundle=true,PodCertificateRequest=true,StorageVersionMigrator=true,GenericWorkload=true,ShardedListAndWatch=true",
 		"--etcd-compaction-interval=0",
 		"--disable-admission-plugins=ServiceAccount,Priority", // what they look up is among the odd objects
 	}
