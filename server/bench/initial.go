@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/stratakube/strata/server/bench/internal/target"
 	"github.com/stratakube/strata/server/bench/internal/wire"
@@ -20,9 +24,33 @@ var initialWorkloads = []Workload{
 		Wanted: []Bound{toUpstream(latency, 1./5), absolute(peakAbove, 50e6)},
 	},
 	{
+		Name: "initial-gzip-json", Title: "initial events of all, gzip, JSON, one client", Op: "client", Dataset: configMaps,
+		Run:    initialLoad{format: initialJSON, gzip: true}.run,
+		Wanted: []Bound{toUpstream(latency, 1./5), toUpstream(compressedSize, 1.1)},
+	},
+	{
+		Name: "initial-gzip-protobuf", Title: "initial events of all, gzip, protobuf, one client", Op: "client", Dataset: configMaps,
+		Run:    initialLoad{format: initialProtobuf, gzip: true}.run,
+		Wanted: []Bound{toUpstream(latency, 1./5), toUpstream(compressedSize, 1.1)},
+	},
+	{
 		Name: "initial-crowd", Title: "initial events of all, JSON, several clients", Op: "client", Dataset: configMaps, Dear: true,
 		Run:    initialLoad{format: initialJSON, crowd: true}.run,
 		Wanted: []Bound{toUpstream("until all are done", 1./5), absolute(peakAbove, 50e6)},
+	},
+}
+
+// coldInitialWorkloads are the first initial events of their media type in a process.
+var coldInitialWorkloads = []Workload{
+	{
+		Name: "initial-cold-gzip-json", Title: "the first initial events of all, gzip, JSON", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 3", Runs: 3,
+		Run:    initialLoad{format: initialJSON, gzip: true}.run,
+		Wanted: []Bound{toUpstream(latency, 1)},
+	},
+	{
+		Name: "initial-cold-gzip-protobuf", Title: "the first initial events of all, gzip, protobuf", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 4", Runs: 3,
+		Run:    initialLoad{format: initialProtobuf, gzip: true}.run,
+		Wanted: []Bound{toUpstream(latency, 1)},
 	},
 }
 
@@ -38,12 +66,16 @@ const initialPath = allConfigMaps + "?watch=1&allowWatchBookmarks=true&sendIniti
 type initialLoad struct {
 	format format
 	crowd  bool // Sizes.Streams clients at once; otherwise one
+	gzip   bool // compressed, one client
 }
 
 func (l initialLoad) run(ctx context.Context, s *Sample) error {
 	want, err := stored("configmaps")(ctx, s)
 	if err != nil {
 		return err
+	}
+	if l.gzip {
+		return l.runGzip(ctx, s, want)
 	}
 	clients := 1
 	if l.crowd {
@@ -63,4 +95,95 @@ func (l initialLoad) run(ctx context.Context, s *Sample) error {
 		}
 		return err
 	})
+}
+
+// quiet is for how long nothing must come until the compressed initial events are taken for complete: that they are is verified
+// afterwards. An engine writes all the time, or waits for the compressor, which takes milliseconds.
+const quiet = time.Second
+
+// runGzip measures initial events that are compressed, as they come: decompressing them meanwhile would measure the client. An
+// operation lasts until the last byte of the bookmark.
+func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
+	conn := s.Engine.Dial()
+	defer conn.Close()
+	if err := conn.Open(ctx); err != nil {
+		return err
+	}
+	err := s.Measure(ctx, func(ctx context.Context) error {
+		ctx, endWatch := context.WithCancel(ctx)
+		defer endWatch()
+		began := time.Now()
+		response, err := conn.Do(ctx, target.Request{Path: initialPath, Accept: l.format.accept, Encoding: "gzip"})
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if encoding := response.Header.Get("Content-Encoding"); encoding != "gzip" {
+			return fmt.Errorf("initial events are encoded as %q, want gzip", encoding)
+		}
+		s.Body.Reset()
+		last, err := readUntilQuiet(response.Body, s.Body)
+		if err != nil {
+			return err
+		}
+		s.Observe(last.Sub(began))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	s.Report(compressedSize, Bytes, float64(s.Body.Len()))
+	members, err := gzip.NewReader(bytes.NewReader(s.Body.Bytes()))
+	if err != nil {
+		return err
+	}
+	events, err := l.format.read(members)
+	if err == nil && events.Objects != want {
+		err = fmt.Errorf("there are %d initial events, want %d", events.Objects, want)
+	}
+	s.Detail("%s objects, %s", grouped(events.Objects), Bytes.Format(float64(events.Bytes)))
+	return err
+}
+
+// readUntilQuiet reads into all until nothing comes for a while, and returns when the last byte came. The body has to be closed, or its
+// request ended, afterwards; nothing is added to all any more.
+func readUntilQuiet(body io.Reader, all *bytes.Buffer) (last time.Time, err error) {
+	type chunk struct {
+		data []byte
+		at   time.Time
+		err  error
+	}
+	const size = 256 << 10
+	chunks, done := make(chan chunk), make(chan struct{})
+	defer close(done)
+	go func() {
+		for buffers := [2][]byte{make([]byte, size), make([]byte, size)}; ; buffers[0], buffers[1] = buffers[1], buffers[0] {
+			n, err := body.Read(buffers[0])
+			select {
+			case chunks <- chunk{buffers[0][:n], time.Now(), err}:
+			case <-done:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	silence := time.NewTimer(time.Minute) // the first byte may take long
+	defer silence.Stop()
+	for {
+		select {
+		case c := <-chunks:
+			all.Write(c.data)
+			if len(c.data) > 0 {
+				last = c.at
+			}
+			if c.err != nil {
+				return last, fmt.Errorf("initial events broke off after %d bytes: %w", all.Len(), c.err)
+			}
+			silence.Reset(quiet)
+		case <-silence.C:
+			return last, nil
+		}
+	}
 }

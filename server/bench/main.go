@@ -1,7 +1,7 @@
 // Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
 // on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md holds its results.
 //
-// What is measured stands in the files list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, write.go, watch.go, highest.go, idle.go,
+// What is measured stands in the files list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, watch.go, highest.go, idle.go,
 // stalled.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload says how to add to it.
 package main
 

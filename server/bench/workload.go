@@ -101,9 +101,9 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 
 // workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
 // behind in an engine, such as other objects, last.
-var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads,
+var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, coldInitialWorkloads,
 	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
-	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
+	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
 	fewWorkloads, churnWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.

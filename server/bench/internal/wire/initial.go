@@ -80,3 +80,19 @@ func ReadInitialProtobufEvents(r io.Reader) (List, error) {
 		list.Objects++
 	}
 }
+
+// Tail is a writer that keeps the end of what is written to it. The zero value is empty.
+type Tail struct{ end []byte }
+
+// Write implements io.Writer.
+func (t *Tail) Write(p []byte) (int, error) {
+	const kept = 2 * largestBookmark
+	t.end = append(t.end, p[max(0, len(p)-kept):]...)
+	if n := len(t.end); n > kept {
+		t.end = append(t.end[:0], t.end[n-kept:]...)
+	}
+	return len(p), nil
+}
+
+// EndsInitialEvents reports whether the bookmark behind the initial events was among the last bytes.
+func (t *Tail) EndsInitialEvents() bool { return bytes.Contains(t.end, initialEnd) }
