@@ -42,8 +42,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// patience bounds every wait of the tests. Nothing waits that long unless it fails.
-const patience = 30 * time.Second
+// patience bounds every wait of the tests. Nothing waits that long unless it fails, on a machine that is busy and with the
+// race detector either.
+const patience = 2 * time.Minute
 
 const testPrefix = "/registry/"
 

@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait of the tests below; none of them comes near it.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // chainServer is a GenericAPIServer without resources, on a port of loopback.
 type chainServer struct {
