@@ -22,17 +22,12 @@ import (
 	"github.com/stratakube/strata/internal/loopback"
 )
 
-// controllers are those of kube-controller-manager that the tests need: the framework waits for the first two in each namespace that it
-// makes, the next two let what tests delete go, the others turn the deployment of a webhook into a pod and an endpoint. The node lifecycle
-// controller is not among them: our node sends no heartbeats.
+// controllers are those of kube-controller-manager that run: all but those that evict pods from a node without heartbeats, of which ours
+// is one.
 var controllers = []string{
-	"serviceaccount-controller",
-	"root-ca-certificate-publisher-controller",
-	"namespace-controller",
-	"garbage-collector-controller",
-	"deployment-controller",
-	"replicaset-controller",
-	"endpointslice-controller",
+	"*",
+	"-node-lifecycle-controller",
+	"-taint-eviction-controller",
 }
 
 // cluster is an etcd, an API server, controllers and a node, with their data in a directory.
@@ -42,6 +37,7 @@ type cluster struct {
 
 	client     kubernetes.Interface // of a user in system:masters
 	kubeconfig string               // of the same
+	kubectl    string               // path of a program
 	ca         string               // what the API server's certificate is verified with
 	saKey      string               // what service accounts' tokens are signed with
 
@@ -59,6 +55,7 @@ func startCluster(ctx context.Context, o options, dir string) (*cluster, error) 
 		options:    o,
 		dir:        dir,
 		kubeconfig: filepath.Join(dir, "kubeconfig"),
+		kubectl:    filepath.Join(dir, "kubectl"),
 		ca:         filepath.Join(dir, "certs", "apiserver.crt"),
 		saKey:      filepath.Join(dir, "service-accounts.key"),
 	}
@@ -67,6 +64,9 @@ func startCluster(ctx context.Context, o options, dir string) (*cluster, error) 
 		return c, err
 	}
 	if err := os.WriteFile(c.saKey, keyPEM, 0o600); err != nil {
+		return c, err
+	}
+	if err := os.WriteFile(c.kubectl, fmt.Appendf(nil, "#!/bin/sh\nexec %q kubectl \"$@\"\n", o.strata), 0o755); err != nil {
 		return c, err
 	}
 	etcd, err := c.startEtcd(ctx)
@@ -198,6 +198,7 @@ func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interf
 		"--root-ca-file="+c.ca,
 		"--leader-elect=false",
 		"--use-service-account-credentials=true",
+		"--resource-quota-sync-period=10s", // a spec waits for it: 5 minutes by default
 		"--service-account-private-key-file="+c.saKey,
 		"--secure-port=0") // nobody asks for its metrics
 	if err != nil {

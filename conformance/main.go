@@ -6,11 +6,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,6 +27,10 @@ type options struct {
 	compaction                     time.Duration
 	reports                        string
 	focus                          string
+	specs                          string // JSON file with texts of specs to run; "": all of the catalogue
+	processes                      int
+	discover, update               bool
+	bound                          time.Duration
 	serverArgs                     []string
 	testArgs                       []string
 }
@@ -38,7 +44,12 @@ func main() {
 	flag.DurationVar(&o.compaction, "compaction-interval", time.Minute,
 		"how often the server compacts etcd; the slowest test takes up to twice as long (kube-apiserver's default is 5m)")
 	flag.StringVar(&o.reports, "reports", "", "`directory` for junit.xml and the logs (default bin/conformance-ENGINE)")
-	flag.StringVar(&o.focus, "focus", "", "run the specs that this `regexp` matches, of all that there are, instead of the listed ones")
+	flag.StringVar(&o.focus, "focus", "", "run the specs that this `regexp` matches, of all that exist, instead of those of the catalogue; with -discover, only those")
+	flag.StringVar(&o.specs, "specs", "", "run only the specs in this JSON `file`, an array of their texts")
+	flag.IntVar(&o.processes, "processes", 4, "how many `processes` run specs at the same time")
+	flag.BoolVar(&o.discover, "discover", false, "run the specs that conformance/specs.txt lacks, each bounded by -bound, and report those that pass: they belong to it")
+	flag.BoolVar(&o.update, "update", false, "with -discover: write conformance/specs.txt and conformance/excluded.txt")
+	flag.DurationVar(&o.bound, "bound", time.Minute, "how long -discover lets one spec run: a spec that waits for containers takes longer")
 	flag.Func("server-arg", "one more `flag` of strata apiserver; may be given several times", func(arg string) error {
 		o.serverArgs = append(o.serverArgs, arg)
 		return nil
@@ -63,7 +74,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	focus := areasFocus()
+	var focus *regexp.Regexp
 	if o.focus != "" {
 		if focus, err = regexp.Compile(o.focus); err != nil {
 			return fmt.Errorf("-focus: %w", err)
@@ -78,9 +89,11 @@ func run(ctx context.Context, o options) (err error) {
 	if err := os.MkdirAll(o.reports, 0o755); err != nil {
 		return err
 	}
-	junit := filepath.Join(o.reports, "junit.xml")
-	if err := os.Remove(junit); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err // a report of another run would be taken for one of this
+	for _, name := range []string{junitName, reportName} {
+		// A report of another run would be taken for one of this run.
+		if err := os.Remove(filepath.Join(o.reports, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	dir, err := os.MkdirTemp("", "strata-conformance-")
 	if err != nil {
@@ -88,6 +101,10 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	defer os.RemoveAll(dir)
 
+	all, err := existing(ctx, o, dir)
+	if err != nil {
+		return err
+	}
 	started := time.Now()
 	fmt.Printf("starting etcd, strata apiserver --engine=%s and kube-controller-manager; logs are in %s\n", o.engine, o.reports)
 	c, err := startCluster(ctx, o, dir)
@@ -95,21 +112,19 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("ready after %.1f s; etcd is compacted every %v, and the slow test waits for that\n", time.Since(started).Seconds(), o.compaction)
+	fmt.Printf("ready after %.1f s; etcd is compacted every %v, and the slowest test waits for that\n", time.Since(started).Seconds(), o.compaction)
+	if o.discover {
+		return discover(ctx, o, c, focus, all)
+	}
 
-	report, testErr := runTests(ctx, o, c, focus, filepath.Join(dir, "report.json"))
+	report, wanted, testErr := runSpecs(ctx, o, c, focus)
 	if report == nil {
 		return testErr
 	}
-	// Without what was never asked for: some 7,000 specs.
-	report.SpecReports = slices.DeleteFunc(report.SpecReports, func(r types.SpecReport) bool {
-		return r.LeafNodeType == types.NodeTypeIt && !focus.MatchString(r.FullText())
-	})
-	if err := reporters.GenerateJUnitReport(*report, junit); err != nil {
-		return errors.Join(testErr, fmt.Errorf("write %s: %w", junit, err))
+	if err := write(o.reports, *report); err != nil {
+		return errors.Join(testErr, err)
 	}
-
-	v := judge(*report, focus, o.focus != "")
+	v := judge(report.SpecReports, wanted, all)
 	fmt.Printf("\nengine %s, %d specs:\n", o.engine, len(v.lines))
 	for _, line := range v.lines {
 		fmt.Println(line)
@@ -125,29 +140,109 @@ func run(ctx context.Context, o options) (err error) {
 		if testErr = errors.Join(testErr, err); err != nil {
 			return testErr
 		}
-		fmt.Printf("memory of %d resources was compared with etcd every %s and a little more, and is what etcd has\n", resources, checkInterval)
+		fmt.Printf("memory of %d resources was compared with etcd every %s, and equals etcd\n", resources, checkInterval)
 	}
 	if testErr != nil {
 		return testErr
 	}
-	fmt.Printf("all %d specs passed in %.0f s; report: %s\n", v.passed, time.Since(started).Seconds(), junit)
+	fmt.Printf("all %d specs passed in %.0f s; report: %s\n", v.passed, time.Since(started).Seconds(), filepath.Join(o.reports, junitName))
 	return nil
 }
 
-// runTests runs the tests to their end and returns ginkgo's report, written to the file reportPath on the way; nil if there is none. An
-// error says that the tests, or a process that they need, did not end as they should.
-func runTests(ctx context.Context, o options, c *cluster, focus *regexp.Regexp, reportPath string) (*types.Report, error) {
-	args := []string{
+// Files in the directory of reports.
+const (
+	junitName  = "junit.xml"
+	reportName = "report.json" // ginkgo's
+)
+
+// write writes the report for readers of either format.
+func write(dir string, report types.Report) error {
+	if err := reporters.GenerateJUnitReport(report, filepath.Join(dir, junitName)); err != nil {
+		return fmt.Errorf("write %s: %w", junitName, err)
+	}
+	return reporters.GenerateJSONReport(report, filepath.Join(dir, reportName))
+}
+
+// runSpecs runs what o selects: the specs of a focus in one process whose output is shown, or those of the catalogue, several at the
+// same time and then, one by one, those that must be alone. It returns one report of all, without the specs that were not selected, and
+// the specs that must be in it.
+func runSpecs(ctx context.Context, o options, c *cluster, focus *regexp.Regexp) (*types.Report, []string, error) {
+	if focus != nil {
+		report, err := c.runTests(ctx, "e2e", focus, os.Stdout, "--ginkgo.timeout=1h")
+		if report != nil {
+			*report = selected(*report, focus)
+		}
+		return report, nil, err
+	}
+	wanted := catalogue(specsFile)
+	if o.specs != "" {
+		text, err := os.ReadFile(o.specs)
+		if err == nil {
+			wanted = nil
+			err = json.Unmarshal(text, &wanted)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("-specs: %w", err)
+		}
+	}
+	simultaneous, alone := shards(wanted, o.processes)
+	var mu sync.Mutex
+	var merged *types.Report
+	var errs []error
+	runShard := func(name string, specs []string) {
+		fmt.Printf("%s: %d specs\n", name, len(specs))
+		focus := exactly(specs)
+		report, err := c.runTests(ctx, name, focus, nil, "--ginkgo.timeout=1h")
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+		if report == nil {
+			return
+		}
+		kept := selected(*report, focus)
+		if merged == nil {
+			merged = &kept
+		} else {
+			merged.SpecReports = append(merged.SpecReports, kept.SpecReports...)
+			merged.SuiteSucceeded = merged.SuiteSucceeded && kept.SuiteSucceeded
+		}
+	}
+	var wg sync.WaitGroup
+	for i, specs := range simultaneous {
+		wg.Go(func() { runShard(fmt.Sprintf("e2e-%d", i), specs) })
+	}
+	wg.Wait()
+	if len(alone) > 0 {
+		runShard("e2e-serial", alone)
+	}
+	return merged, wanted, errors.Join(errs...)
+}
+
+// selected returns the report without the specs, some 3,000, that focus does not select.
+func selected(report types.Report, focus *regexp.Regexp) types.Report {
+	report.SpecReports = slices.DeleteFunc(slices.Clone(report.SpecReports), func(r types.SpecReport) bool {
+		return r.LeafNodeType == types.NodeTypeIt && !focus.MatchString(r.FullText())
+	})
+	return report
+}
+
+// runTests runs the tests that focus selects to their end and returns ginkgo's report, nil if there is none. Their output goes to the
+// file NAME.log in the directory of reports, and to tee unless that is nil. An error says that the tests failed, or that a process that
+// they need ended.
+func (c *cluster) runTests(ctx context.Context, name string, focus *regexp.Regexp, tee io.Writer, args ...string) (*types.Report, error) {
+	reportPath := filepath.Join(c.dir, name+".json")
+	tests, err := start(c.options.reports, name, tee, c.options.e2e, slices.Concat([]string{
 		"--kubeconfig=" + c.kubeconfig,
+		"--kubectl-path=" + c.kubectl,
 		"--provider=skeleton",
-		"--e2e-output-dir=" + filepath.Dir(reportPath),
+		"--e2e-output-dir=" + c.dir,
 		"--ginkgo.focus=" + focus.String(),
 		"--ginkgo.silence-skips",
 		"--ginkgo.no-color",
-		"--ginkgo.timeout=1h",
 		"--ginkgo.json-report=" + reportPath,
-	}
-	tests, err := start(o.reports, "e2e", os.Stdout, o.e2e, append(args, o.testArgs...)...)
+	}, args, c.options.testArgs)...)
 	if err != nil {
 		return nil, err
 	}
@@ -162,17 +257,47 @@ func runTests(ctx context.Context, o options, c *cluster, focus *regexp.Regexp, 
 	case <-ctx.Done():
 		problem = errors.Join(errors.New("interrupted"), tests.stop(os.Interrupt, interruptTimeout))
 	}
+	report, err := readReport(reportPath)
+	return report, errors.Join(problem, err)
+}
 
-	data, err := os.ReadFile(reportPath)
+// readReport returns the report of one suite.
+func readReport(path string) (*types.Report, error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, errors.Join(problem, fmt.Errorf("the tests left no report: %w", err))
+		return nil, fmt.Errorf("the tests left no report: %w", err)
 	}
 	var reports []types.Report // one per suite
 	if err := json.Unmarshal(data, &reports); err != nil {
-		return nil, errors.Join(problem, fmt.Errorf("the tests' report: %w", err))
+		return nil, fmt.Errorf("the tests' report: %w", err)
 	}
 	if len(reports) != 1 {
-		return nil, errors.Join(problem, fmt.Errorf("the report is about %d suites", len(reports)))
+		return nil, fmt.Errorf("the report is about %d suites", len(reports))
 	}
-	return &reports[0], problem
+	return &reports[0], nil
+}
+
+// existing returns the texts of all specs that the test program has.
+func existing(ctx context.Context, o options, dir string) ([]string, error) {
+	path := filepath.Join(dir, "all.json")
+	list, err := start(o.reports, "list", nil, o.e2e, "--ginkgo.dry-run", "--ginkgo.silence-skips", "--ginkgo.no-color", "--ginkgo.json-report="+path)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-list.done:
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), list.stop(os.Interrupt, interruptTimeout))
+	}
+	report, err := readReport(path)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, r := range report.SpecReports {
+		if r.LeafNodeType == types.NodeTypeIt {
+			all = append(all, r.FullText())
+		}
+	}
+	return all, nil
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -22,7 +23,9 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/kubernetes/test/images/agnhost/crd-conversion-webhook/converter"
+	admission "k8s.io/kubernetes/test/images/agnhost/webhook"
 )
 
 const (
@@ -33,8 +36,8 @@ const (
 )
 
 // node stands for a node with a kubelet and for the way to its pods. It is Ready, and of all pods it runs only those of upstream's
-// conversion webhook (the subcommand crd-conversion-webhook of the image agnhost): their handler, which upstream's tests have as a
-// package, is served by this process. Other pods stay Pending. The API server reaches pods through a proxy, as it does in clusters whose
+// webhooks (the subcommands crd-conversion-webhook and webhook of the image agnhost): their handlers, which upstream's tests have as
+// packages, are served by this process. Other pods stay Pending. The API server reaches pods through a proxy, as it does in clusters whose
 // nodes it has no route to.
 type node struct {
 	client kubernetes.Interface
@@ -194,7 +197,7 @@ func (n *node) sync(ctx context.Context, pod *corev1.Pod) error {
 	pods := n.client.CoreV1().Pods(pod.Namespace)
 	ours := pod.Spec.NodeName == nodeName
 	switch {
-	case !isWebhook(pod), pod.Spec.NodeName != "" && !ours:
+	case handler(pod) == nil, pod.Spec.NodeName != "" && !ours:
 		return nil
 	case pod.DeletionTimestamp != nil:
 		n.end(pod.UID)
@@ -224,11 +227,57 @@ func (n *node) sync(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// isWebhook says whether a pod is one of upstream's conversion webhook.
-func isWebhook(pod *corev1.Pod) bool {
+// handler returns a function that returns the handler of a pod of upstream's webhooks, nil for any other pod.
+func handler(pod *corev1.Pod) func() (http.Handler, error) {
 	containers := pod.Spec.Containers
-	return len(containers) == 1 && len(containers[0].Args) > 0 && containers[0].Args[0] == "crd-conversion-webhook"
+	if len(containers) != 1 || len(containers[0].Args) == 0 {
+		return nil
+	}
+	return map[string]func() (http.Handler, error){
+		"crd-conversion-webhook": conversionHandler,
+		"webhook":                admissionHandler,
+	}[containers[0].Args[0]]
 }
+
+func conversionHandler() (http.Handler, error) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/crdconvert", converter.ServeExampleConvert)
+	return mux, nil
+}
+
+// admissionHandler returns the default handler of this process, after agnhost's command has added its handlers: they are not exported.
+// The command then tries to listen and panics, because it is given a port that does not exist.
+var admissionHandler = sync.OnceValues(func() (http.Handler, error) {
+	dir, err := os.MkdirTemp("", "strata-conformance-webhook-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	flags := map[string]string{"port": "-1", "tls-cert-file": filepath.Join(dir, "tls.crt"), "tls-private-key-file": filepath.Join(dir, "tls.key")}
+	for name, value := range flags {
+		if err := admission.CmdWebhook.Flags().Set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(os.WriteFile(flags["tls-cert-file"], certificate, 0o600), os.WriteFile(flags["tls-private-key-file"], key, 0o600)); err != nil {
+		return nil, err
+	}
+	var panicked any
+	func() {
+		defer func() { panicked = recover() }()
+		admission.CmdWebhook.Run(admission.CmdWebhook, nil)
+	}()
+	if err, ok := panicked.(*net.OpError); !ok {
+		return nil, fmt.Errorf("agnhost's webhook ended with %v, not with a port that it cannot use", panicked)
+	} else if err.Op != "listen" {
+		return nil, err
+	}
+	return http.DefaultServeMux, nil
+})
 
 // start serves the webhook of a pod, unless that runs already, and returns the pod's address.
 func (n *node) start(ctx context.Context, pod *corev1.Pod) (podIP string, err error) {
@@ -236,6 +285,10 @@ func (n *node) start(ctx context.Context, pod *corev1.Pod) (podIP string, err er
 	defer n.mu.Unlock()
 	if running := n.mu.pods[pod.UID]; running != nil {
 		return running.podIP, nil
+	}
+	serve, err := handler(pod)()
+	if err != nil {
+		return "", err
 	}
 	certificate, err := n.certificate(ctx, pod)
 	if err != nil {
@@ -245,13 +298,11 @@ func (n *node) start(ctx context.Context, pod *corev1.Pod) (podIP string, err er
 	if err != nil {
 		return "", err
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/crdconvert", converter.ServeExampleConvert)
 	n.mu.made++
 	started := &webhook{
 		podIP:   fmt.Sprintf("192.0.2.%d", n.mu.made), // a range for documentation; loopback is refused
 		address: l.Addr().String(),
-		server:  &http.Server{Handler: mux, ErrorLog: n.log},
+		server:  &http.Server{Handler: serve, ErrorLog: n.log},
 	}
 	go func() {
 		if err := started.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,103 +11,75 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// area is one container of specs, all of which are run: one that is new in a release and not named here is an error, until it is.
-type area struct {
-	name  string
-	specs []string // without the name of the area and the space after it
+// The catalogue of specs: full texts, one in each line, sorted. Together they are all specs that isCandidate selects.
+var (
+	//go:embed specs.txt
+	specsFile string // those that run; upstream passes them
+	//go:embed excluded.txt
+	excludedFile string // those that do not: upstream fails them here, because they need running containers or a scheduler
+)
+
+// areas are containers of which all specs are candidates, also those that are not part of Kubernetes' conformance.
+var areas = []string{
+	"[sig-api-machinery] API Streaming (aka. WatchList) [FeatureGate:WatchList]",
+	"[sig-api-machinery] Servers with support for Table transformation",
 }
 
-// areas are what is run, with the texts of k8s.io/kubernetes/test/e2e/apimachinery.
-var areas = []area{
-	{"[sig-api-machinery] Servers with support for API chunking", []string{
-		"should return chunks of results for list calls [Conformance]",
-		"should support continue listing from the last key if the original version has been compacted away, though the list is inconsistent [Slow] [Conformance]",
-	}},
-	{"[sig-api-machinery] Watchers", []string{
-		"should observe add, update, and delete watch notifications on configmaps [Conformance]",
-		"should be able to start watching from a specific resource version [Conformance]",
-		"should be able to restart watching from the last resource version observed by the previous watch [Conformance]",
-		"should observe an object deletion if it stops meeting the requirements of the selector [Conformance]",
-		"should receive events on concurrent watches in same order [Conformance]",
-	}},
-	{"[sig-api-machinery] API Streaming (aka. WatchList) [FeatureGate:WatchList] [Beta]", []string{
-		"should be requested by informers when WatchListClient is enabled",
-		"should be requested by metadatainformer when WatchListClient is enabled",
-		"should NOT be requested by client-go's List method when WatchListClient is enabled",
-		"should NOT be requested by dynamic client's List method when WatchListClient is enabled",
-		"should NOT be requested by metadata client's List method when WatchListClient is enabled",
-		"server supports sending resources in Table format",
-		"reflector doesn't support receiving resources as Tables",
-		"reflector using standard List doesn't support receiving resources as Tables",
-	}},
-	{"[sig-api-machinery] Servers with support for Table transformation", []string{
-		"should return pod details",
-		"should return chunks of table results for list calls",
-		"should return generic metadata details across all namespaces for nodes",
-		"should return a 406 for a backend which does not implement metadata [Conformance]",
-	}},
-	{"[sig-api-machinery] CustomResourceDefinition Watch [Privileged:ClusterAdmin] CustomResourceDefinition Watch", []string{
-		"watch on custom resource definition objects [Conformance]",
-	}},
-	{"[sig-api-machinery] CustomResourceFieldSelectors [Privileged:ClusterAdmin] CustomResourceFieldSelectors", []string{
-		"MUST list and watch custom resources matching the field selector [Conformance]",
-	}},
-	{"[sig-api-machinery] CustomResourceConversionWebhook [Privileged:ClusterAdmin]", []string{
-		"should be able to convert from CR v1 to CR v2 [Conformance]",
-		"should be able to convert a non homogeneous list of CRs [Conformance]",
-	}},
-	{"[sig-api-machinery] CustomResourceDefinition resources [Privileged:ClusterAdmin]", []string{
-		"Simple CustomResourceDefinition creating/deleting custom resource definition objects works [Conformance]",
-		"Simple CustomResourceDefinition listing custom resource definition objects works [Conformance]",
-		"Simple CustomResourceDefinition getting/updating/patching custom resource definition status sub-resource works [Conformance]",
-		"should include custom resource definition resources in discovery documents [Conformance]",
-		"custom resource defaulting for requests and from storage works [Conformance]",
-	}},
+// isCandidate reports whether a spec belongs to the catalogue.
+func isCandidate(text string) bool {
+	return strings.Contains(text, "[Conformance]") || slices.ContainsFunc(areas, func(area string) bool { return strings.HasPrefix(text, area+" ") })
 }
 
-// listed returns the full text of each spec of areas.
-func listed() []string {
-	var specs []string
-	for _, a := range areas {
-		for _, s := range a.specs {
-			specs = append(specs, a.name+" "+s)
+// catalogue returns the specs of a file of the catalogue.
+func catalogue(file string) []string {
+	return strings.FieldsFunc(file, func(r rune) bool { return r == '\n' })
+}
+
+// exactly selects the specs with these texts. Ginkgo matches the name of the suite, a space and the text.
+func exactly(specs []string) *regexp.Regexp {
+	quoted := make([]string, len(specs))
+	for i, s := range specs {
+		quoted[i] = regexp.QuoteMeta(s)
+	}
+	return regexp.MustCompile(`(^| )(` + strings.Join(quoted, "|") + `)$`)
+}
+
+// isSerial reports whether a spec demands to run alone.
+func isSerial(text string) bool { return strings.Contains(text, "[Serial]") }
+
+// shards distributes specs over at most n runs that may be simultaneous, and returns those that must run alone apart.
+func shards(specs []string, n int) (simultaneous [][]string, alone []string) {
+	simultaneous = make([][]string, n)
+	i := 0
+	for _, s := range specs {
+		if isSerial(s) {
+			alone = append(alone, s)
+			continue
 		}
+		simultaneous[i%n] = append(simultaneous[i%n], s)
+		i++
 	}
-	return specs
+	return slices.DeleteFunc(simultaneous, func(s []string) bool { return len(s) == 0 }), alone
 }
 
-// areasFocus selects all specs of areas.
-func areasFocus() *regexp.Regexp {
-	names := make([]string, len(areas))
-	for i, a := range areas {
-		names[i] = regexp.QuoteMeta(a.name)
-	}
-	return regexp.MustCompile(`(^| )(` + strings.Join(names, "|") + `) `) // ginkgo puts the name of the suite before the text
-}
-
-// verdict is what became of the specs that focus selects, as a table to print and as problems. Without a problem all of them passed.
+// verdict is the outcome of the specs that focus selects, as a table to print and as problems. Without a problem all of them passed.
 type verdict struct {
 	lines    []string
 	problems []string
 	passed   int
 }
 
-// judge says whether a report shows that every spec that had to run did and passed. These are, in a plain run, the listed ones: one that
-// is missing or skipped is a problem, and so is one in their areas that is not listed. With a focus of the user's own, it is what that
-// selects; at least one spec has to.
-func judge(report types.Report, focus *regexp.Regexp, ownFocus bool) verdict {
+// judge reports whether each wanted spec ran and passed. wanted is nil if the user has chosen a focus: then at least one spec must
+// have run, and all that did must have passed. all are the texts of all specs that exist; the catalogue must agree with them.
+func judge(reports []types.SpecReport, wanted, all []string) verdict {
 	var v verdict
-	wanted := slices.DeleteFunc(listed(), func(spec string) bool { return !focus.MatchString(spec) })
 	seen := map[string]bool{}
-	for _, r := range report.SpecReports {
+	for _, r := range reports {
 		text := r.FullText()
 		if r.LeafNodeType != types.NodeTypeIt {
 			if !r.State.Is(types.SpecStatePassed) {
 				v.problems = append(v.problems, strings.TrimSpace(fmt.Sprintf("%s %s: %s", r.LeafNodeType, text, outcome(r))))
 			}
-			continue
-		}
-		if !focus.MatchString(text) {
 			continue
 		}
 		seen[text] = true
@@ -115,23 +89,54 @@ func judge(report types.Report, focus *regexp.Regexp, ownFocus bool) verdict {
 		} else {
 			v.problems = append(v.problems, text+": "+outcome(r))
 		}
-		if !ownFocus && !slices.Contains(wanted, text) {
-			v.problems = append(v.problems, text+": is not listed in conformance/specs.go")
-		}
 	}
 	for _, spec := range wanted {
 		if !seen[spec] {
-			v.problems = append(v.problems, spec+": there is no such spec")
+			v.problems = append(v.problems, spec+": did not run")
 		}
 	}
 	if len(seen) == 0 {
-		v.problems = append(v.problems, fmt.Sprintf("no spec matches %s", focus))
+		v.problems = append(v.problems, "no spec ran")
 	}
 	slices.Sort(v.lines)
+	v.problems = append(v.problems, disagreements(catalogue(specsFile), catalogue(excludedFile), all)...)
 	return v
 }
 
-// outcome says in one line what became of a spec that did not pass.
+// disagreements compares the catalogue with all specs that exist.
+func disagreements(specs, excluded, all []string) (problems []string) {
+	exists := map[string]bool{}
+	for _, text := range all {
+		exists[text] = true
+	}
+	in := map[string]int{}
+	for _, text := range slices.Concat(specs, excluded) {
+		if in[text]++; in[text] > 1 {
+			problems = append(problems, text+": is in the catalogue twice")
+		}
+		if !exists[text] {
+			problems = append(problems, text+": is in the catalogue and does not exist")
+		}
+	}
+	for text := range exists {
+		if isCandidate(text) && in[text] == 0 {
+			problems = append(problems, text+": is not in the catalogue; run -discover")
+		}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+// file returns the text of a file of the catalogue.
+func file(specs map[string]bool) string {
+	var b strings.Builder
+	for _, s := range slices.Sorted(maps.Keys(specs)) {
+		b.WriteString(s + "\n")
+	}
+	return b.String()
+}
+
+// outcome describes in one line why a spec did not pass.
 func outcome(r types.SpecReport) string {
 	if r.Failure.Message == "" {
 		return r.State.String()
