@@ -20,6 +20,10 @@ func prefixEnd(prefix string) string {
 func (m *Mirror) adopt(r *Resource, exclude bool) {
 	fetch := r.excluded // nothing is held
 	r.owned, r.excluded = true, exclude
+	r.awaited = time.Time{}
+	if r.readable() == nil {
+		r.await()
+	}
 	known := m.byPrefix[r.prefix] == r
 	parent := m.route(r.prefix)
 	m.byPrefix[r.prefix] = r
@@ -76,6 +80,7 @@ func (r *Resource) show() {
 	shown.head.Store(lin.head.Load())
 	shown.addCheckpoints(r.m.opts.CheckpointEvents)
 	r.cur.Store(shown)
+	r.loaded(time.Time{})
 	r.changed.wake()
 }
 

@@ -20,6 +20,7 @@ type load struct {
 	entries []*Entry
 	changes []replayed // after the list and up to through, whole revisions in order
 	through Revision
+	began   time.Time
 	took    time.Duration // to read the changes
 	dated   []mark        // when some of the changes happened at the latest
 	left    []string      // excluded prefixes of which keys were left out
@@ -148,6 +149,7 @@ func (m *Mirror) loadAll(ctx context.Context, why error) *load {
 	if l == nil {
 		l = m.list(ctx, m.opts.Prefix, 0)
 	}
+	l.began = began
 	l.gap = errors.Is(why, ErrCompacted)
 	l.anew = !l.gap && !errors.Is(why, errStart)
 	if l.err == nil {
@@ -337,6 +339,7 @@ func (m *Mirror) installAll(l *load) {
 	}
 	m.lists.Add(1)
 	for r := range lineages {
+		r.loaded(l.began)
 		r.recount(l.dated)
 		r.changed.wake()
 	}
@@ -429,6 +432,7 @@ func (r *Resource) begin(lin *lineage) {
 // learn of it. Writer only.
 func (m *Mirror) reload(r *Resource, delay time.Duration, history bool) {
 	m.drop(r)
+	r.await()
 	r.loading = true
 	ctx, cancel := context.WithCancel(m.ctx)
 	r.stopLoading = cancel
@@ -458,6 +462,7 @@ func (m *Mirror) reload(r *Resource, delay time.Duration, history bool) {
 				})
 				return
 			}
+			r.counts.loadFailures.Add(1)
 			m.opts.Logger.Warn("listing a resource failed", "prefix", r.prefix, "error", l.err)
 			delay = next
 		}
@@ -535,6 +540,7 @@ func (m *Mirror) install(r *Resource, l *load) {
 	r.suspect = false
 	// Only now: a reader takes the lineage for complete up to the clock (I8).
 	r.begin(lin)
+	r.loaded(time.Time{})
 	r.recount(l.dated)
 	m.bound()
 	m.age(time.Now())

@@ -254,6 +254,11 @@ func (m *Mirror) session(ctx context.Context, why error) error {
 		}
 	}
 	if l.err != nil {
+		for _, r := range m.byPrefix {
+			if r.owned && !r.excluded {
+				r.counts.loadFailures.Add(1)
+			}
+		}
 		return l.err
 	}
 	m.installAll(l)
@@ -287,6 +292,7 @@ func (m *Mirror) distrust() {
 	for _, r := range m.byPrefix {
 		if !r.excluded {
 			m.drop(r)
+			r.await()
 			r.loading = true
 		}
 	}
@@ -415,6 +421,7 @@ func (m *Mirror) apply(b Batch) error {
 			m.stats.dropped.Add(1)
 		case r.loading:
 			r.pending = append(r.pending, *c)
+			r.counts.received.Add(1)
 		default:
 			t := m.txn(r, arrived)
 			if err := t.change(c); err != nil {
@@ -426,6 +433,7 @@ func (m *Mirror) apply(b Batch) error {
 				for j := range b.Changes[:i+1] {
 					if m.route(string(b.Changes[j].Key)) == r {
 						r.pending = append(r.pending, b.Changes[j])
+						r.counts.received.Add(1)
 					}
 				}
 			}
@@ -456,10 +464,15 @@ func (m *Mirror) commit(through Revision, progress bool) {
 	if through > m.clock.rev.Load() {
 		m.clock.publish(through, progress)
 	}
+	var took time.Duration
+	if len(m.touched) > 0 {
+		took = time.Duration(Now() - m.touched[0].arrived)
+	}
 	for _, t := range m.touched {
 		t.lin.head.Load().prev.Store(nil)
 		t.r.changed.publish(t.r, t.lin, t.events)
 		m.stats.events.Add(int64(len(t.events)))
+		t.r.counts.publish(len(t.events), took)
 		m.remember(t.r, through, t.events)
 		t.retire()
 	}

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
@@ -81,6 +82,7 @@ type Resource struct {
 	holds   holds
 
 	versionBytes atomic.Int64 // see ResourceStats
+	counts       resourceCounters
 
 	// Guarded by Mirror.mu.
 	refs    int
@@ -93,6 +95,7 @@ type Resource struct {
 	stopLoading     context.CancelFunc // set while loading
 	pending         []Change           // arrived while loading
 	distrust        backoff            // between lists that a divergence asks for
+	awaited         time.Time          // since when a reader may wait for the resource, zero if it can be read
 	suspect         bool               // what is being loaded will be, see lineage.suspect
 	missing         int                // entries and events whose value was not kept
 	bytes           int64              // of entries with value

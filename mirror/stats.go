@@ -39,6 +39,64 @@ func (c *counters) replayed(l *load) {
 	c.replayTime.Store(int64(l.took))
 }
 
+// resourceCounters are those of one resource, from its first claim on; see ResourceStats.
+type resourceCounters struct {
+	received, published           atomic.Int64
+	loads, loadFailures, loadTime atomic.Int64
+	publications                  [len(publicationBounds) + 1]struct{ n, time atomic.Int64 }
+}
+
+// publicationBounds are the upper bounds of ResourceStats.Publications but the last: those of
+// apiserver_watch_events_dispatch_duration_seconds.
+var publicationBounds = [...]time.Duration{
+	100 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second,
+}
+
+// Publications are how often it took how long from the arrival of a batch until its events could
+// be read: in the i-th place the number of batches that took at most publicationBounds[i] and
+// longer than the bound before, and how long they took together.
+type Publications [len(publicationBounds) + 1]struct {
+	N    int64
+	Time time.Duration
+}
+
+// publish counts the events of a batch that took so long. Writer only.
+func (c *resourceCounters) publish(events int, took time.Duration) {
+	c.received.Add(int64(events))
+	c.published.Add(int64(events))
+	i := 0
+	for i < len(publicationBounds) && took > publicationBounds[i] {
+		i++
+	}
+	c.publications[i].n.Add(1)
+	c.publications[i].time.Add(int64(took))
+}
+
+// await begins the time that the next load takes, if the resource is claimed. Writer only.
+func (r *Resource) await() {
+	if r.owned && !r.excluded && r.awaited.IsZero() {
+		r.awaited = time.Now()
+	}
+}
+
+// loaded counts that the resource can be read, with what a list has brought that began at that
+// time, zero if there was none. Writer only.
+func (r *Resource) loaded(listed time.Time) {
+	if !r.owned || r.excluded {
+		return
+	}
+	began := r.awaited
+	if began.IsZero() {
+		began = listed
+	}
+	r.awaited = time.Time{}
+	r.counts.loads.Add(1)
+	if !began.IsZero() {
+		r.counts.loadTime.Add(int64(time.Since(began)))
+	}
+}
+
 // Stats is a reading of a mirror's counters.
 type Stats struct {
 	Ready               bool     // the first list is in place
@@ -118,11 +176,29 @@ type ResourceStats struct {
 	OldestRevision Revision // the oldest that At serves
 	Readers        int      // snapshots of the past that are held now, see Hold
 	OldestRead     Revision // the oldest of those, 0 if there is none
+
+	// Counters, which continue when the resource is claimed again.
+	Received     int64         // events that the feed has delivered
+	Published    int64         // events that cursors were shown; those of a loading resource are part of the load
+	Publications Publications  // of the batches with these events
+	Loads        int64         // times the resource became readable, or its content was replaced by a list
+	LoadFailures int64         // times a list for that has failed
+	LoadTime     time.Duration // of all Loads: from the claim, or the loss of the content, until the resource was readable
 }
 
 // Stats returns a reading of the resource. Cost is a few loads, and O(Readers).
 func (r *Resource) Stats() ResourceStats {
-	var st ResourceStats
+	st := ResourceStats{
+		Received:     r.counts.received.Load(),
+		Published:    r.counts.published.Load(),
+		Loads:        r.counts.loads.Load(),
+		LoadFailures: r.counts.loadFailures.Load(),
+		LoadTime:     time.Duration(r.counts.loadTime.Load()),
+	}
+	for i := range r.counts.publications {
+		p := &r.counts.publications[i]
+		st.Publications[i].N, st.Publications[i].Time = p.n.Load(), time.Duration(p.time.Load())
+	}
 	st.Readers, st.OldestRead = r.holds.past(r.readable())
 	lin := r.readable()
 	if lin == nil {

@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"strings"
@@ -31,7 +32,10 @@ type cluster struct {
 	mirror    *mirror.Mirror
 	compactor *compactor // nil: compactions go unnoticed
 	checker   *checker   // nil without a mirror
-	budget    *budget    // of the engine
+	cache     *cacheMetrics
+	stop      context.CancelFunc // of what wg waits for
+	wg        sync.WaitGroup
+	budget    *budget // of the engine
 	tokens    *tokens
 	watches   running
 	present   present
@@ -123,6 +127,10 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 	}
 	c.mirror = m
 	c.checker = newChecker(c)
+	c.cache = newCacheMetrics(m)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	c.wg.Go(func() { c.cache.run(ctx) })
 	if compactor != nil {
 		compactor.tell(m)
 	}
@@ -136,6 +144,10 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 // close ends everything and waits for it.
 func (c *cluster) close() {
 	clusters.remove(c)
+	if c.stop != nil {
+		c.stop()
+		c.wg.Wait()
+	}
 	if c.checker != nil {
 		c.checker.close()
 	}
@@ -215,6 +227,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	if cfg.Uncached {
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
+	c.cache.add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
 	unchecked := c.checker.add(resource, cfg.GroupResource)
 	return s, func() { once.Do(func() { unchecked(); s.stop(); etcd.Close() }) }, nil

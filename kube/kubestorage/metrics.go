@@ -130,7 +130,9 @@ var (
 type watchMetrics struct {
 	resource                 groupResource
 	initial, replayed, marks func() metrics.CounterMetric
+	terminated               func() metrics.CounterMetric
 	delivery                 func() metrics.ObserverMetric
+	dispatch                 dispatchMetrics
 }
 
 func newWatchMetrics(r groupResource) watchMetrics {
@@ -140,11 +142,13 @@ func newWatchMetrics(r groupResource) watchMetrics {
 		return sync.OnceValue(func() metrics.CounterMetric { return vec.WithLabelValues(r.Group, r.Resource) })
 	}
 	return watchMetrics{
-		resource: r,
-		initial:  counter(cachermetrics.InitCounter),
-		replayed: counter(watchReplayed),
-		marks:    counter(watchBookmarks),
-		delivery: sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
+		resource:   r,
+		initial:    counter(cachermetrics.InitCounter),
+		replayed:   counter(watchReplayed),
+		marks:      counter(watchBookmarks),
+		terminated: counter(cachermetrics.TerminatedWatchersCounter),
+		dispatch:   newDispatchMetrics(r),
+		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
 	}
 }
 

@@ -470,6 +470,9 @@ func (st *Stream) Next() (Batch, error) {
 	var err error
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
+		if errors.Is(err, mirror.ErrCompacted) && st.cursor.Err() == nil {
+			st.store.streams.terminated().Inc() // too slow: history has left it behind
+		}
 		st.failed = st.ending(err)
 	}
 	if st.startRev != 0 {
@@ -733,8 +736,11 @@ func ErrorStatus(err error) *metav1.Status {
 	return &st
 }
 
-// Delivered tells the metrics that events of which the oldest arrived at that time
-// (mirror.Event.Arrived) have been written to the client now.
-func (st *Stream) Delivered(arrived int64) {
-	st.store.streams.delivery().Observe(time.Duration(mirror.Now() - arrived).Seconds())
+// Delivered records in the metrics that events have been written to the client now, of which the
+// oldest arrived (mirror.Event.Arrived) and was ready to be written at those times, as mirror.Now
+// counts.
+func (st *Stream) Delivered(arrived, ready int64) {
+	now := mirror.Now()
+	st.store.streams.delivery().Observe(time.Duration(now - arrived).Seconds())
+	st.store.streams.dispatch.observe(arrived, ready, now)
 }

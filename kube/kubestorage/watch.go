@@ -132,6 +132,7 @@ func (w *watcher) deliver(b *Batch) error {
 			return err
 		}
 	}
+	observed := false
 	for _, ev := range b.Events {
 		e, err := w.translate(ev)
 		if err != nil {
@@ -141,7 +142,14 @@ func (w *watcher) deliver(b *Batch) error {
 			})
 		}
 		if err == nil && e.Type != "" {
-			err = w.send(e)
+			ready := int64(0)
+			if !observed && ev.Arrived != 0 {
+				ready = mirror.Now()
+			}
+			if err = w.send(e); err == nil && ready != 0 {
+				observed = true
+				w.stream.store.streams.dispatch.observe(ev.Arrived, ready, mirror.Now())
+			}
 		}
 		if err != nil {
 			return err

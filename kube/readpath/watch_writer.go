@@ -12,6 +12,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
 )
 
 const (
@@ -45,8 +46,9 @@ type watchWriter struct {
 	member *gzipjoin.Writer // nil: none has begun since the last flush
 	out    gatherWriter     // of the member
 
-	oldest    int64       // when the first event since the last flush arrived, 0 if none did
-	delivered func(int64) // is told that, when it is written
+	oldest    int64                      // when the first event since the last flush arrived, 0 if none did
+	ready     int64                      // when it was added
+	delivered func(arrived, ready int64) // called with both when it is written
 
 	count  metrics.CounterMetric  // of events
 	sizes  metrics.ObserverMetric // in bytes
@@ -176,8 +178,8 @@ func (w *watchWriter) record(size int) {
 
 // arrived takes note of when an event that was added arrived from etcd; 0 if it did not.
 func (w *watchWriter) arrived(at int64) {
-	if w.oldest == 0 {
-		w.oldest = at
+	if w.oldest == 0 && at != 0 {
+		w.oldest, w.ready = at, mirror.Now()
 	}
 }
 
@@ -252,7 +254,7 @@ func (w *watchWriter) flush() error {
 	}
 	if w.oldest != 0 {
 		if err == nil {
-			w.delivered(w.oldest)
+			w.delivered(w.oldest, w.ready)
 		}
 		w.oldest = 0
 	}

@@ -1,0 +1,164 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// series returns the value of a metric of the resource, the count of a histogram, and whether
+// it is there. Other labels have to have the values given.
+func series(t *testing.T, name string, r schema.GroupResource, labels ...string) (float64, bool) {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"group": r.Group, "resource": r.Resource}
+	for i := 0; i+1 < len(labels); i += 2 {
+		want[labels[i]] = labels[i+1]
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		if !strings.HasPrefix(f.GetHelp(), "[ALPHA] ") {
+			t.Errorf("%s has the help %q, want it to be ALPHA", name, f.GetHelp())
+		}
+	next:
+		for _, m := range f.GetMetric() {
+			if len(m.GetLabel()) != len(want) {
+				t.Fatalf("%s has the labels %v, want %v", name, m.GetLabel(), want)
+			}
+			for _, l := range m.GetLabel() {
+				if want[l.GetName()] != l.GetValue() {
+					continue next
+				}
+			}
+			switch {
+			case m.GetHistogram() != nil:
+				return float64(m.GetHistogram().GetSampleCount()), true
+			case m.GetGauge() != nil:
+				return m.GetGauge().GetValue(), true
+			default:
+				return m.GetCounter().GetValue(), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// requireSeries fails unless the metric has the value.
+func requireSeries(t *testing.T, want float64, name string, r schema.GroupResource, labels ...string) {
+	t.Helper()
+	if got, _ := series(t, name, r, labels...); got != want {
+		t.Errorf("%s %v of %s is %v, want %v", name, labels, r, got, want)
+	}
+}
+
+// TestCacheMetrics_OfEvents_CountThem: upstream's metrics of the watch cache say what the engine
+// does, for a resource that is loaded, written and watched.
+func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
+	pods := schema.GroupResource{Group: "metrics", Resource: "cached"}
+	f := setup(t, func(o *options) { o.store.GroupResource = pods })
+	f.catchUp(t) // the feed has begun
+	w := f.watchPods(t, everything())
+	for _, name := range []string{"a", "b", "c"} {
+		f.create(t, newPod(name))
+		nextPod(t, w, watch.Added)
+	}
+	f.update(t, newPod("a"), "x")
+	nextPod(t, w, watch.Modified)
+	f.remove(t, newPod("b"))
+	last := nextPod(t, w, watch.Deleted)
+	f.cluster.cache.report()
+
+	requireSeries(t, 5, "apiserver_watch_cache_events_received_total", pods)
+	requireSeries(t, 5, "apiserver_watch_cache_events_dispatched_total", pods)
+	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)
+	requireSeries(t, 1, "apiserver_watch_cache_initialization_duration_seconds", pods)
+	requireSeries(t, 5, "watch_cache_capacity", pods)
+	requireSeries(t, 5, "apiserver_watch_events_dispatch_duration_seconds", pods, "stage", "storage_to_cache")
+	for _, stage := range []string{"total", "cache_to_watcher"} {
+		eventually(t, "five events are observed in stage "+stage, func() bool {
+			n, _ := series(t, "apiserver_watch_events_dispatch_duration_seconds", pods, "stage", stage)
+			return n == 5
+		})
+	}
+	if rv, _ := series(t, "apiserver_watch_cache_resource_version", pods); rv < float64(parseRevision(t, last.ResourceVersion)) {
+		t.Errorf("the resource version is %v, want at least %s", rv, last.ResourceVersion)
+	}
+	for _, name := range []string{"apiserver_watch_cache_initialization_errors_total", "apiserver_terminated_watchers_total"} {
+		if n, ok := series(t, name, pods); ok {
+			t.Errorf("%s is %v, want no series before the first", name, n)
+		}
+	}
+}
+
+// TestCacheMetrics_OfFailedLists_CountErrors: a resource that cannot be listed is an
+// initialization error each time, and one initialization when it can.
+func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
+	pods := schema.GroupResource{Group: "metrics", Resource: "unlisted"}
+	lists := &failingLists{}
+	lists.fail.Store(true)
+	f := setup(t, beforeReady, func(o *options) { o.store.GroupResource = pods }, withSource(func(s mirror.Source) mirror.Source {
+		lists.Source = s
+		return lists
+	}))
+	eventually(t, "a list has failed", func() bool { return f.engine(t).resource.Stats().LoadFailures > 0 })
+	lists.fail.Store(false)
+	if err := f.engine(t).resource.WaitReady(contextFor(t)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the load is counted", func() bool { return f.engine(t).resource.Stats().Loads == 1 })
+	f.cluster.cache.report()
+	st := f.engine(t).resource.Stats()
+	requireSeries(t, float64(st.LoadFailures), "apiserver_watch_cache_initialization_errors_total", pods)
+	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)
+	requireSeries(t, 1, "apiserver_watch_cache_initialization_duration_seconds", pods)
+	if st.LoadTime <= 0 {
+		t.Errorf("the load took %s", st.LoadTime)
+	}
+}
+
+// TestCacheMetrics_OfSlowWatch_CountTerminated: a watch that history leaves behind is a terminated
+// watcher.
+func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
+	pods := schema.GroupResource{Group: "metrics", Resource: "slow"}
+	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}), func(o *options) { o.store.GroupResource = pods })
+	pod := f.create(t, newPod("a"))[0]
+	f.catchUp(t)
+	stream, err := f.engine(t).OpenStream(contextFor(t), "/pods/", afterRevision(pod.ResourceVersion))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	f.update(t, pod, "x")
+	f.outrun(contextFor(t), t, f.update(t, pod, "y").ResourceVersion)
+	if _, err = stream.Next(); err == nil {
+		t.Fatal("the stream has an event, want that history has left it behind")
+	}
+	requireSeries(t, 1, "apiserver_terminated_watchers_total", pods)
+}
+
+// failingLists is a source whose lists fail on request.
+type failingLists struct {
+	mirror.Source
+	fail atomic.Bool
+}
+
+func (f *failingLists) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	if f.fail.Load() {
+		return mirror.Header{}, errors.New("no list for now")
+	}
+	return f.Source.List(ctx, prefix, at, page)
+}
