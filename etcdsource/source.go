@@ -24,6 +24,7 @@ type Source struct {
 	eventsOnly bool
 	plan       replayPlan
 	feeds      *feeds
+	streams    *streams // nil: lists are read in pages
 }
 
 var _ mirror.Source = (*Source)(nil)
@@ -32,7 +33,14 @@ var _ mirror.Source = (*Source)(nil)
 // one client apart; etcd shares a stream among watches with equal metadata
 // (KEP-2340). Revisions are read with a Get of probe, a key that need not exist.
 func New(client *clientv3.Client, name, probe string) *Source {
-	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}}
+	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, streams: &streams{}}
+}
+
+// InPages returns a source like s whose lists are read in pages, whatever the server offers.
+func (s *Source) InPages() *Source {
+	other := *s
+	other.streams, other.feeds = nil, &feeds{}
+	return &other
 }
 
 // WithoutProgress returns a source like s for a server whose progress cannot be trusted
@@ -58,9 +66,26 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.stream))
 }
 
-// List implements mirror.Source. The next page is fetched while the caller works
-// on the one before.
+// List implements mirror.Source. It reads one stream where the server offers that, and
+// pages from where the stream fails. The next part is fetched while the caller works on the one
+// before.
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+	pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at)
+	if s.streams == nil || !s.streams.offered() {
+		return listPages(ctx, prefix, pager, mirror.Header{}, page)
+	}
+	header, err := s.listStream(ctx, pager, page)
+	if err != nil {
+		return mirror.Header{}, err
+	}
+	if pager.Done() {
+		return header, ctx.Err()
+	}
+	return listPages(ctx, prefix, pager, header, page)
+}
+
+// listPages reads the rest of a list. The header's cluster is 0 if none has answered yet.
+func listPages(ctx context.Context, prefix string, pager *Pager, header mirror.Header, page func([]mirror.KV) error) (mirror.Header, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type fetched struct {
 		page Page
@@ -74,7 +99,7 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 	}()
 	go func() {
 		defer close(pages)
-		for pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
+		for !pager.Done() {
 			p, err := pager.Next(ctx, 0)
 			select {
 			case pages <- fetched{p, err}:
@@ -86,7 +111,6 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 			}
 		}
 	}()
-	header := mirror.Header{Revision: at}
 	for p := range pages {
 		if p.err != nil {
 			return mirror.Header{}, fmt.Errorf("list %s: %w", prefix, p.err)

@@ -60,7 +60,7 @@ func requireKeys(t *testing.T, all [][]mirror.KV, prefix string, n int, value st
 // for each.
 func TestPagesGrowWithSmallValues(t *testing.T) {
 	client, prefix := open(t)
-	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	s := etcdsource.New(client, t.Name(), prefix+"probe").InPages()
 	fill(t, client, prefix, "v", 12_000)
 	h, all := pages(t, s, prefix, 0)
 	requireKeys(t, all, prefix, 12_000, "v")
@@ -75,7 +75,7 @@ func TestPagesGrowWithSmallValues(t *testing.T) {
 // TestPagesOfBigValuesAreBounded: the bytes of a page stay near 8 MiB.
 func TestPagesOfBigValuesAreBounded(t *testing.T) {
 	client, prefix := open(t)
-	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	s := etcdsource.New(client, t.Name(), prefix+"probe").InPages()
 	value := strings.Repeat("v", 30_000)
 	fill(t, client, prefix, value, 1000)
 	_, all := pages(t, s, prefix, 0)
@@ -94,7 +94,7 @@ func TestPagesOfBigValuesAreBounded(t *testing.T) {
 }
 
 // TestPageThatGRPCRefusesIsAskedForAgain: a prefix may go from small values to big
-// ones, so that a page exceeds what a message may hold.
+// ones, so that a page, or a part of a stream, exceeds what a message may hold.
 func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
 	client, prefix := open(t)
 	fill(t, client, prefix+"a", "v", 2000)
@@ -105,23 +105,25 @@ func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer small.Close()
-	s := etcdsource.New(small, t.Name(), prefix+"probe")
-	var keys []string
-	if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
-		for _, kv := range kvs {
-			keys = append(keys, string(kv.Key))
+	streamed := etcdsource.New(small, t.Name(), prefix+"probe")
+	for _, s := range []*etcdsource.Source{streamed, streamed.InPages()} {
+		var keys []string
+		if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
+			for _, kv := range kvs {
+				keys = append(keys, string(kv.Key))
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for i, k := range keys[1:] {
-		if keys[i] >= k {
-			t.Fatalf("%s after %s", k, keys[i])
+		for i, k := range keys[1:] {
+			if keys[i] >= k {
+				t.Fatalf("%s after %s", k, keys[i])
+			}
 		}
-	}
-	if len(keys) != 2012 {
-		t.Errorf("%d keys, want 2012", len(keys))
+		if len(keys) != 2012 {
+			t.Errorf("%d keys, want 2012", len(keys))
+		}
 	}
 }
 
@@ -202,7 +204,7 @@ func TestListErrors(t *testing.T) {
 		t.Errorf("below the compacted revision: %v", err)
 	}
 	n := 0
-	_, err := s.List(contextFor(t), prefix, 0, func([]mirror.KV) error {
+	_, err := s.InPages().List(contextFor(t), prefix, 0, func([]mirror.KV) error { // for streams see stream_test.go
 		if n++; n == 1 {
 			compact()
 		}

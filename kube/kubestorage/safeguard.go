@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/etcdsource"
@@ -30,12 +31,25 @@ func (o *Options) present() present {
 	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
 }
 
+// rangeStream reports whether lists for memory may be streamed by etcd: upstream's gate decides,
+// which k8s.io/apiserver has since v0.37.
+func rangeStream() bool {
+	const gate featuregate.Feature = "EtcdRangeStream"
+	if _, known := utilfeature.DefaultMutableFeatureGate.GetAll()[gate]; !known {
+		return true
+	}
+	return utilfeature.DefaultFeatureGate.Enabled(gate)
+}
+
 // findFeed finds out what the servers behind the client can do. Error: a gate demands
 // what they cannot.
 func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, error) {
 	ctx, log, endpoints := context.Background(), opts.Logger, client.Endpoints()
 	probe := prefix + "strata-probe" // a key that never exists
 	source := etcdsource.New(client.Client, "feed", probe)
+	if !rangeStream() {
+		source = source.InPages()
+	}
 	f := feed{source: source}
 	var err error
 	f.present, f.eventsOnly, err = opts.safeguard(etcdsource.CheckVersions(ctx, client.Client), endpoints)

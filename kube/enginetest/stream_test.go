@@ -1,0 +1,180 @@
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// countedKV counts the ways in which lists are asked for.
+type countedKV struct {
+	clientv3.KV
+	streams, pages atomic.Int64
+	old            bool // answers as a server without RangeStream
+}
+
+func count(client *clientv3.Client) *countedKV {
+	kv := &countedKV{KV: client.KV}
+	client.KV = kv
+	return kv
+}
+
+func (c *countedKV) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if op := clientv3.OpGet(key, opts...); op.RangeBytes() != nil {
+		c.pages.Add(1)
+	}
+	return c.KV.Get(ctx, key, opts...)
+}
+
+func (c *countedKV) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
+	c.streams.Add(1)
+	if c.old {
+		return nil, status.Error(codes.Unimplemented, "unknown method RangeStream for service etcdserverpb.KV")
+	}
+	return c.KV.GetStream(ctx, key, opts...)
+}
+
+// TestListStream_OfEtcd_EqualsPages: of the present and of the past, of small and large values, while others write.
+func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
+	client, prefix := open(t)
+	kv := count(client)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	fill(t, client, prefix+"small/", "v", 5000)
+	past := fill(t, client, prefix+"large/", strings.Repeat("v", 100_000), 100)
+	put(t, client, prefix+"large/00000", "changed since")
+	fill(t, client, prefix+"more/", "v", 100)
+
+	for _, at := range []mirror.Revision{0, past} {
+		kv.streams.Store(0)
+		kv.pages.Store(0)
+		header, parts := pages(t, s, prefix, at)
+		if kv.streams.Load() != 1 || kv.pages.Load() != 0 {
+			t.Errorf("at %d: %d streams and %d pages were asked for, want one stream", at, kv.streams.Load(), kv.pages.Load())
+		}
+		wantHeader, want := pages(t, s.InPages(), prefix, at)
+		if got, want := slices.Concat(parts...), slices.Concat(want...); header != wantHeader || !reflect.DeepEqual(got, want) {
+			t.Errorf("at %d: the stream brings %d keys with header %v, pages %d with %v", at, len(got), header, len(want), wantHeader)
+		}
+		for i, part := range parts {
+			if size(part) > 4<<20 {
+				t.Errorf("part %d holds %d MiB", i, size(part)>>20)
+			}
+		}
+	}
+}
+
+// TestListStream_OfOldEtcd_FallsBackToPages: once, and not again soon.
+func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
+	client, prefix := open(t)
+	kv := count(client)
+	kv.old = true
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	fill(t, client, prefix, "v", 2000)
+	for range 2 {
+		header, all := pages(t, s, prefix, 0)
+		requireKeys(t, all, prefix, 2000, "v")
+		if header.ClusterID == 0 || header.Revision == 0 {
+			t.Errorf("header %v", header)
+		}
+	}
+	if kv.streams.Load() != 1 {
+		t.Errorf("%d streams were asked for, want 1", kv.streams.Load())
+	}
+}
+
+// TestListStream_AtCompactedRevision_ReturnsErrCompacted: also when the compaction comes in between.
+func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	client := connect(t, e.socket())
+	const prefix = "/registry/"
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	past := fill(t, client, prefix, strings.Repeat("v", 10_000), 2000)
+	compact := func(rev mirror.Revision) {
+		if _, err := client.Compact(contextFor(t), rev, clientv3.WithCompactPhysical()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	present := put(t, client, prefix+"later", "v")
+	compacted := false
+	_, err := s.List(contextFor(t), prefix, past, func([]mirror.KV) error {
+		if !compacted {
+			compacted = true
+			compact(present)
+		}
+		return nil
+	})
+	if !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("compacted in between: error %v, want ErrCompacted", err)
+	}
+	for _, s := range []*etcdsource.Source{s, s.InPages()} {
+		if _, err := s.List(contextFor(t), prefix, past, func([]mirror.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("compacted before: error %v, want ErrCompacted", err)
+		}
+	}
+}
+
+// TestListFigures measures a list of 300,000 keys of 1 KB in one stream and in pages: how long it takes, how much
+// memory etcd and this process need at most beyond what they hold before, and how long it holds up a writer.
+func TestListFigures(t *testing.T) {
+	if os.Getenv("STRATA_TEST_LONG") == "" {
+		t.Skip("set STRATA_TEST_LONG=1")
+	}
+	const prefix, keys = "/registry/", 300_000
+	e := startEtcds(t, 1)[0]
+	fill(t, e.client, prefix, strings.Repeat("v", 1000), keys)
+	self := &etcdProcess{pid: os.Getpid()}
+	peak := func(p *etcdProcess) { _ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.pid), []byte("5"), 0) }
+	s := etcdsource.New(e.client, t.Name(), prefix+"probe")
+	t.Logf("list    took    parts  etcd before  peak  own before  peak  longest write")
+	for range 3 {
+		for name, s := range map[string]*etcdsource.Source{"stream": s, "pages": s.InPages()} {
+			e.forget(t, "/other/")
+			debug.FreeOSMemory()
+			peak(self)
+			etcdBefore, before := e.memory("VmRSS"), self.memory("VmRSS")
+			stop, longest := make(chan struct{}), make(chan time.Duration)
+			go func() {
+				var most time.Duration
+				for {
+					select {
+					case <-stop:
+						longest <- most
+						return
+					case <-time.After(time.Millisecond):
+						began := time.Now()
+						put(t, e.client, "/beside", "v")
+						most = max(most, time.Since(began))
+					}
+				}
+			}()
+			began, n, parts := time.Now(), 0, 0
+			if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
+				n += len(kvs)
+				parts++
+				return nil
+			}); err != nil || n != keys {
+				t.Fatalf("%d keys, %v", n, err)
+			}
+			took := time.Since(began)
+			close(stop)
+			t.Logf("%-6s  %5.2fs  %5d  %7d MiB  %4d MiB  %5d MiB  %4d MiB  %v", name, took.Seconds(), parts,
+				etcdBefore, e.memory("VmHWM"), before, self.memory("VmHWM"), <-longest)
+		}
+	}
+}
