@@ -23,6 +23,7 @@ type goTest struct {
 	environ []string // beside the environment of this process
 	args    []string
 	timeout time.Duration // of one run
+	serial  bool          // run without -test.parallel, which ginkgo refuses
 }
 
 // run runs the named tests, or all, and returns their verdicts. A test of the list that did not end is Absent.
@@ -52,7 +53,10 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 	ctx, cancel := context.WithTimeout(ctx, g.timeout+time.Minute)
 	defer cancel()
 	args := []string{"tool", "test2json", g.binary, "-test.v=test2json", "-test.count=1",
-		fmt.Sprintf("-test.timeout=%s", g.timeout), fmt.Sprintf("-test.parallel=%d", env.Parallel)}
+		fmt.Sprintf("-test.timeout=%s", g.timeout)}
+	if !g.serial {
+		args = append(args, fmt.Sprintf("-test.parallel=%d", env.Parallel))
+	}
 	if only != nil {
 		args = append(args, "-test.run="+exactly(names))
 	}

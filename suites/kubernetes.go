@@ -40,6 +40,7 @@ var extensionsSuite = Suite{
 	Name:  "apiextensions",
 	Title: "Kubernetes: custom resources",
 	About: "The integration tests of k8s.io/apiextensions-apiserver, against a server of custom resources that stands alone.",
+	Quick: true,
 	Prepare: func(ctx context.Context, env *Env) ([]Unit, error) {
 		return integrationUnits(ctx, env, "k8s.io/apiextensions-apiserver", []string{"k8s.io/apiextensions-apiserver/test/integration"})
 	},

@@ -20,6 +20,9 @@ import (
 var all = []Suite{
 	kubernetesSuite,
 	extensionsSuite,
+	controllerRuntimeSuite,
+	conformanceSuite,
+	robustnessSuite,
 }
 
 // maxRetries is how often disputed tests are run again.
@@ -125,7 +128,7 @@ func run(ctx context.Context, env *Env, o options) error {
 	var running errgroup
 	slots := make(chan struct{}, o.jobs)
 	for _, suite := range all {
-		if !o.suites.MatchString(suite.Name) {
+		if o.quick && !suite.Quick || !o.suites.MatchString(suite.Name) {
 			continue
 		}
 		fmt.Printf("%s: preparing\n", suite.Name)

@@ -34,6 +34,8 @@ type Suite struct {
 	Name string
 	// Title and About are the heading and the paragraph of docs/conformance.md.
 	Title, About string
+	// Quick: a unit of the suite belongs to the subset that every change must pass.
+	Quick bool
 	// Engines are the columns; nil is both.
 	Engines []Engine
 	// Prepare builds what the units share and returns them. It is called once, before any unit is built.
