@@ -65,6 +65,45 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	return keys
 }
 
+// TestStoreThatCountsNoWrites: without a Version no write is checked on arrival, whether it was
+// listed or came as an event, and a check finds what was lost.
+func TestStoreThatCountsNoWrites(t *testing.T) {
+	for _, listed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := memory.New()
+			store.CountNoWrites()
+			if listed {
+				store.Put("/registry/a/x", "1")
+				store.Put("/registry/a/x", "2")
+			}
+			m := start(t, store, nil)
+			a := claim(t, m, "/registry/a/")
+			reach(t, m, store.Revision(), a)
+			if m.ChecksArrival() == listed {
+				t.Errorf("arrival is checked: %t, with a key listed: %t", m.ChecksArrival(), listed)
+			}
+			for i := range 3 {
+				store.Put("/registry/a/x", fmt.Sprint(i))
+				store.Put("/registry/a/y", fmt.Sprint(i))
+				store.Delete("/registry/a/y")
+			}
+			reach(t, m, store.Revision(), a)
+			requirePresent(t, store, a)
+			lose(t, m, store, memory.Op{Key: "/registry/a/x", Value: "lost"}, memory.Op{Key: "/registry/a/z", Value: "lost"})
+			lost := store.Revision()
+			store.Put("/registry/a/z", "seen")
+			reach(t, m, store.Revision())
+			if st := m.Stats(); st.Divergences != 0 || m.ChecksArrival() {
+				t.Errorf("%d divergences, arrival is checked: %t", st.Divergences, m.ChecksArrival())
+			}
+			if got := check(t, a); len(got) != 1 || !strings.HasSuffix(got[0], fmt.Sprintf(" %d", lost)) {
+				t.Errorf("differ: %v, want the key that was not written again", got)
+			}
+			requirePresent(t, store, a)
+		})
+	}
+}
+
 // TestCheckFindsAndMendsWhatWasLost: a creation, an update, a deletion and a renewed key of which
 // memory was not told. The keys alone are read again, whoever was told of them has to
 // start over, and nobody else notices.

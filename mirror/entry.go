@@ -17,7 +17,7 @@ type Entry struct {
 	mod     Revision
 	create  Revision
 	keyLen  uint32
-	version uint32 // etcd's Version modulo 2^32, enough to see a gap
+	version uint32 // etcd's Version modulo 2^32, enough to see a gap; 0: the store counts none
 	memos   atomic.Pointer[memo]
 }
 

@@ -75,6 +75,9 @@ func (m *Mirror) list(ctx context.Context, prefix string, at Revision) *load {
 			}
 		}
 		m.stats.listedKeys.Add(int64(len(page)))
+		if len(page) > 0 && page[0].Version == 0 {
+			m.stats.uncounted.Store(true)
+		}
 		return ctx.Err()
 	})
 	if l.err == nil && newest > l.header.Revision {
@@ -255,7 +258,7 @@ func (m *Mirror) date(changes []replayed) (dated []mark) {
 	}
 	for next, i := 0, 0; i < len(changes); i++ {
 		e := changes[i].entry
-		if i < next || e == nil || e.version != 1 {
+		if i < next || e == nil || e.create != e.mod {
 			continue
 		}
 		at, ok := m.opts.CreatedAt(e.Value())

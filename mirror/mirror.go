@@ -83,11 +83,11 @@ func New(opts Options) (*Mirror, error) {
 	m.byPrefix[root.prefix] = root
 	m.loading.Store(true)
 	m.wg.Go(func() { m.run(m.ctx) })
-	if !opts.EventsOnly {
+	if !opts.EventsOnly && !opts.EveryRevision {
 		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })
-		if opts.FeedPatience > 0 {
-			m.wg.Go(func() { m.watchdog(m.ctx) })
-		}
+	}
+	if !opts.EventsOnly && opts.FeedPatience > 0 {
+		m.wg.Go(func() { m.watchdog(m.ctx) })
 	}
 	return m, nil
 }
@@ -102,6 +102,11 @@ func (m *Mirror) Close() {
 
 // Cluster returns the ID of the etcd cluster that is mirrored, 0 before the first list.
 func (m *Mirror) Cluster() uint64 { return m.cluster.Load() }
+
+// ChecksArrival reports whether each write is checked on arrival to follow what is held. It is
+// false once the source has delivered a key whose Version is 0: the store does not count writes
+// (kine), so that only Resource.Check finds a lost one.
+func (m *Mirror) ChecksArrival() bool { return !m.stats.uncounted.Load() }
 
 // Done returns a channel that is closed when the mirror is closed.
 func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
@@ -507,8 +512,8 @@ func (t *txn) change(c *Change) error {
 }
 
 // add checks a change against what is held and adds it (D1 of the design: etcd's
-// Version is the held one plus 1, and 1 exactly when the key is not held). The entry is
-// nil for a deletion.
+// Version is the held one plus 1, and 1 exactly when the key is not held; a store that does not
+// count leaves it 0). The entry is nil for a deletion.
 func (t *txn) add(key string, rev Revision, e *Entry) error {
 	prev, held := t.edit.Get(key)
 	switch {
@@ -516,9 +521,12 @@ func (t *txn) add(key string, rev Revision, e *Entry) error {
 		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, key, rev)
 	case e == nil:
 		t.edit.Delete(key)
-	case held && (e.version != prev.version+1 || e.create != prev.create), !held && e.version != 1:
+	case e.version != 0 && (held && (e.version != prev.version+1 || e.create != prev.create) || !held && e.version != 1):
 		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, e.version, key, rev)
 	default:
+		if e.version == 0 {
+			t.r.m.stats.uncounted.Store(true)
+		}
 		t.edit.Set(e)
 		t.count(e, 1)
 	}

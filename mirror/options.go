@@ -59,6 +59,9 @@ type Options struct {
 	// last event of the prefix, wherever etcd is: a wait for a revision of Current may
 	// not end.
 	EventsOnly bool
+	// EveryRevision: the source delivers a batch for every revision, so that the clock needs no
+	// progress to follow it, and none is asked for. IdleProgress has no effect.
+	EveryRevision bool
 	// Logger receives what an operator should know. Default: slog.Default().
 	Logger *slog.Logger
 }

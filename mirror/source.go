@@ -14,7 +14,7 @@ type KV struct {
 	Key, Value     []byte
 	CreateRevision Revision // of the transaction that created the key
 	ModRevision    Revision // of the last one that wrote it
-	Version        int64    // writes since creation, 1 for the first
+	Version        int64    // writes since creation, 1 for the first; 0 if the store does not count them
 }
 
 // Change is the write or deletion of one key.

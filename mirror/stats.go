@@ -7,6 +7,7 @@ import (
 
 type counters struct {
 	ready               atomic.Bool
+	uncounted           atomic.Bool // see Mirror.ChecksArrival
 	events              atomic.Int64
 	dropped             atomic.Int64
 	listedKeys          atomic.Int64

@@ -254,6 +254,9 @@ func (a *asker) forWaiters(ctx context.Context) {
 }
 
 func (a *asker) ask(ctx context.Context) {
+	if a.m.opts.EveryRevision {
+		return // there is nothing to be told
+	}
 	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 	defer cancel()
 	a.m.stats.progressRequests.Add(1)

@@ -41,6 +41,7 @@ type Store struct {
 	listErr    error
 	currentErr error
 	broken     int // watches begun before this generation end
+	uncounted  bool
 	pageSize   int
 	group      int
 }
@@ -75,6 +76,9 @@ func (s *Store) Txn(ops ...Op) mirror.Revision {
 		kv := mirror.KV{Key: []byte(op.Key), Value: []byte(op.Value), CreateRevision: rev, ModRevision: rev, Version: 1}
 		if held {
 			kv.CreateRevision, kv.Version = old.CreateRevision, old.Version+1
+		}
+		if s.uncounted {
+			kv.Version = 0
 		}
 		s.live[op.Key] = kv
 		s.history = append(s.history, mirror.Change{KV: kv})
@@ -161,6 +165,9 @@ func (s *Store) Break() { s.set(func() { s.broken++ }) }
 
 // DropIf makes watches lose the changes for which f is true; nil loses none.
 func (s *Store) DropIf(f func(mirror.Change) bool) { s.set(func() { s.drop = f }) }
+
+// CountNoWrites leaves the Version of all keys written from now on 0, as kine does.
+func (s *Store) CountNoWrites() { s.set(func() { s.uncounted = true }) }
 
 // FailLists makes List fail; nil ends it.
 func (s *Store) FailLists(err error) { s.set(func() { s.listErr = err }) }
