@@ -424,6 +424,7 @@ func (e etcdKey) put(ctx context.Context, data []byte, mod int64) (int64, bool, 
 	resp, err := e.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(e.key), "=", mod)).
 		Then(clientv3.OpPut(e.key, string(data))).
+		Else(clientv3.OpGet(e.key)). // not needed; kine knows a transaction by its form, and this one so
 		Commit()
 	if err != nil {
 		return 0, false, err
