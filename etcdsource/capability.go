@@ -5,17 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/coreos/go-semver/semver"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 var (
-	// ErrUnsupported: the server cannot do what a mirror needs. Permanent for this server.
-	ErrUnsupported = errors.New("etcd server cannot feed a mirror")
 	// ErrProgressBug: the server may send progress ahead of events, so that nothing can be
 	// concluded from it. Permanent for this server; see mirror.Options.EventsOnly.
 	ErrProgressBug = errors.New("progress of this etcd cannot be trusted")
@@ -23,16 +23,16 @@ var (
 	ErrVersionUnknown = errors.New("version of etcd unknown")
 )
 
-// probeTimeout bounds the wait for an answer to a request for a version or for progress.
-// Servers that support them answer within milliseconds. Tests shorten it.
-var probeTimeout = 5 * time.Second
+// versionTimeout bounds the wait for an answer to a request for a version. Servers answer
+// within milliseconds. Tests shorten it.
+var versionTimeout = 5 * time.Second
 
 // CheckVersions asks every endpoint of the client for its version, all at once. It returns
 // nil if all are known to send progress in order; an error that wraps ErrProgressBug and names
 // endpoint and version if one of them is known not to; else one that wraps
 // ErrVersionUnknown (KEP-2340, the safeguard). Cost: one Status per endpoint.
 func CheckVersions(ctx context.Context, client *clientv3.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	type answer struct {
 		endpoint, version string
@@ -82,67 +82,143 @@ func firstUnknown(errs map[string]error) error {
 	return nil
 }
 
-// Probe finds out whether the servers behind the client can feed a mirror: whether they
-// answer progress requests at all, which kine and etcd's gRPC proxy do not. It returns
-// nil, an error that wraps ErrUnsupported and says in one line what is missing, or
-// another error if nothing could be found out. Cost: one short watch.
-func Probe(ctx context.Context, client *clientv3.Client, key string) error {
-	caller := ctx
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	resp, err := client.Get(ctx, key, clientv3.WithCountOnly())
-	if err != nil {
-		return fmt.Errorf("probe etcd: %w", err)
+// Freshness is how a mirror learns how far its feed has come: what it takes to answer a read
+// of the present from memory (docs/architecture.md, D6).
+type Freshness int
+
+const (
+	// ByProgress: the server answers progress requests. Any Source.
+	ByProgress Freshness = iota
+	// ByEvents: the watch is of all keys, so that every revision arrives as an event.
+	// Source.OfAllKeys.
+	ByEvents
+	// Unproven: neither. The clock stands at the last event of the prefix, wherever the server
+	// is. Source.WithoutProgress and mirror.Options.EventsOnly.
+	Unproven
+)
+
+// String returns the word for metrics and the log.
+func (f Freshness) String() string {
+	switch f {
+	case ByProgress:
+		return "progress"
+	case ByEvents:
+		return "events"
 	}
-	// A watch from the present revision, not the next: since 3.6.2 etcd sends no
-	// progress before the revision a watch was asked to start at.
-	s := New(client, "probe", key)
-	watchCtx := s.streamContext(ctx)
-	responses := client.Watch(watchCtx, key, clientv3.WithRev(resp.Header.Revision), clientv3.WithCreatedNotify())
-	ask := time.NewTicker(100 * time.Millisecond)
-	defer ask.Stop()
-	created := false
-	// unanswered is what is known when the time is over.
-	unanswered := func() error {
-		if err := caller.Err(); err != nil {
-			return fmt.Errorf("probe etcd: %w", err)
+	return "unproven"
+}
+
+// unidentified stands for the cluster ID of a server that sends none. etcd always sends one,
+// and so does its gRPC proxy; kine has none.
+const unidentified = math.MaxUint64
+
+// clusterOf returns the cluster ID of a response.
+func clusterOf(h *pb.ResponseHeader) uint64 {
+	if id := h.GetClusterId(); id != 0 {
+		return id
+	}
+	return unidentified
+}
+
+// Bounds of Probe. Servers answer within milliseconds. Tests change them.
+var (
+	// probeProgress is how long progress may take, from the request for a watch on: what a server without
+	// progress costs the start.
+	probeProgress = 700 * time.Millisecond
+	// probeAnswer bounds every other answer: only a server that hangs, or is not there yet, takes long.
+	probeAnswer = 5 * time.Second
+)
+
+// Probe finds out by behaviour how a mirror can know how far the servers behind the client are;
+// key is below the prefix and need not exist. A server that identifies its cluster, as etcd
+// does, and answers a progress request is ByProgress. Any other is ByEvents if it grants a watch
+// of all keys: etcd's gRPC proxy does not answer progress requests, and what kine answers is not
+// believed, because it has been wrong (k3s-io/kine#568) and the version that kine reports is not
+// its own. A server that is slow may be taken for one of those, which is as right and costs the
+// events of other prefixes. Error: nothing could be found out; the caller may go on as if the
+// server were etcd.
+//
+// Cost: one read and one or two short watches, a few round trips, and 0.7 s where a server that
+// identifies its cluster does not answer the progress request.
+func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness, error) {
+	first, cancel := context.WithTimeout(ctx, probeAnswer)
+	defer cancel()
+	resp, err := client.Get(first, key, clientv3.WithCountOnly())
+	if err != nil {
+		return ByProgress, fmt.Errorf("probe etcd: %w", err)
+	}
+	created, answered := false, false
+	if clusterOf(resp.Header) != unidentified {
+		created, answered, err = probeWatch(ctx, client, probeProgress, "probe", true, key, clientv3.WithRev(resp.Header.Revision))
+		if answered || err != nil {
+			return ByProgress, err
 		}
 		if !created {
-			return fmt.Errorf("probe etcd: no watch within %s: %w", probeTimeout, ctx.Err())
+			return ByProgress, fmt.Errorf("probe etcd: no watch within %s", probeProgress)
 		}
-		return fmt.Errorf("%w: it does not answer progress requests (kine and etcd's gRPC proxy do not)", ErrUnsupported)
 	}
-	for {
+	created, _, err = probeWatch(ctx, client, probeAnswer, "probe all keys", false, allKeys, clientv3.WithFromKey(), clientv3.WithRev(resp.Header.Revision+1))
+	switch {
+	case ctx.Err() != nil:
+		return ByProgress, fmt.Errorf("probe etcd: %w", ctx.Err())
+	case err != nil:
+		return Unproven, nil
+	case !created:
+		return ByProgress, fmt.Errorf("probe etcd: no watch of all keys within %s", probeAnswer)
+	}
+	return ByEvents, nil
+}
+
+// probeWatch begins a watch, on a stream that the name tells apart. It returns when the server has
+// begun it or, with progress, has answered a request for progress, or when the time is over.
+// Error: the server refuses the watch, or ctx has ended.
+func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duration, name string, progress bool, key string, opts ...clientv3.OpOption) (created, answered bool, err error) {
+	caller := ctx
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	// A watch from the present revision on, not the next, to ask for progress: since 3.6.2 etcd
+	// sends none before the revision that a watch was asked to start at.
+	watchCtx := New(client, name, key).streamContext(ctx)
+	opts = append(opts, clientv3.WithCreatedNotify())
+	if progress {
+		opts = append(opts, clientv3.WithProgressNotify()) // as the feed does
+	}
+	// The client returns the channel only when the watch has begun.
+	begun := make(chan clientv3.WatchChan, 1)
+	go func() { begun <- client.Watch(watchCtx, key, opts...) }()
+	var responses clientv3.WatchChan
+	var ask <-chan time.Time
+	for interval := 5 * time.Millisecond; ; {
 		select {
+		case responses = <-begun:
+			begun = nil
+			continue
 		case r, ok := <-responses:
-			if !ok && ctx.Err() != nil {
-				return unanswered()
+			switch {
+			case r.Err() != nil && ctx.Err() == nil:
+				return created, false, fmt.Errorf("probe etcd: %w", r.Err())
+			case !ok && ctx.Err() == nil:
+				return created, false, errors.New("probe etcd: the watch ended")
+			case !ok:
+				return created, false, caller.Err()
+			case r.IsProgressNotify():
+				return true, true, nil
 			}
-			if !ok {
-				return errors.New("probe etcd: the watch ended")
+			created = created || r.Created
+			if created && !progress {
+				return true, false, nil
 			}
-			if r.IsProgressNotify() {
-				return nil
-			}
-			if err := r.Err(); err != nil {
-				if ctx.Err() != nil {
-					return unanswered()
-				}
-				return fmt.Errorf("probe etcd: %w", err)
-			}
-			if !r.Created {
-				continue
-			}
-			created = true
-		case <-ask.C:
+		case <-ask:
+			interval = min(2*interval, 100*time.Millisecond)
 		case <-ctx.Done():
-			return unanswered()
+			return created, false, caller.Err()
 		}
 		if !created {
 			continue
 		}
+		ask = time.After(interval)
 		if err := client.RequestProgress(watchCtx); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("probe etcd: request progress: %w", err)
+			return true, false, fmt.Errorf("probe etcd: request progress: %w", err)
 		}
 	}
 }

@@ -65,8 +65,8 @@ func TestCheckVersion(t *testing.T) {
 
 // TestCheckVersions: one old endpoint is enough; one that is not known leaves doubt.
 func TestCheckVersions(t *testing.T) {
-	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
-	probeTimeout = 10 * time.Second
+	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
+	versionTimeout = 10 * time.Second
 	const silent = "silent"
 	for _, tt := range []struct {
 		versions []string
@@ -113,8 +113,8 @@ func TestCheckVersions(t *testing.T) {
 // TestCheckVersionsWaitsForNobody: an endpoint that nothing listens at delays the others
 // by the timeout at most, and leaves doubt only if they are new.
 func TestCheckVersionsWaitsForNobody(t *testing.T) {
-	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
-	probeTimeout = 200 * time.Millisecond
+	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
+	versionTimeout = 200 * time.Millisecond
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -140,10 +140,13 @@ type fake struct {
 	version    string
 	noStatus   bool // Status is not implemented
 	noRange    bool // nor is Range
+	anonymous  bool // no cluster ID
 	noProgress bool // progress requests are not answered
 	noWatch    bool // watches are not even created
+	denies     bool // watches of all keys are refused
 	slow       int  // progress requests before the first that is answered
 	asked      atomic.Int64
+	onAsked    func() // may be nil
 
 	mu      sync.Mutex
 	ranges  []*pb.RangeRequest
@@ -164,7 +167,14 @@ func (f *fake) Range(_ context.Context, r *pb.RangeRequest) (*pb.RangeResponse, 
 	if f.noRange {
 		return nil, status.Error(codes.Unimplemented, "no range")
 	}
-	return &pb.RangeResponse{Header: &pb.ResponseHeader{ClusterId: 1, Revision: 7}}, nil
+	return &pb.RangeResponse{Header: f.header()}, nil
+}
+
+func (f *fake) header() *pb.ResponseHeader {
+	if f.anonymous {
+		return &pb.ResponseHeader{Revision: 7}
+	}
+	return &pb.ResponseHeader{ClusterId: 1, Revision: 7}
 }
 
 func (f *fake) Watch(stream pb.Watch_WatchServer) error {
@@ -177,12 +187,18 @@ func (f *fake) Watch(stream pb.Watch_WatchServer) error {
 		if err != nil {
 			return err
 		}
-		header := &pb.ResponseHeader{ClusterId: 1, Revision: 7}
+		header := f.header()
 		switch {
+		case req.GetCreateRequest() != nil && f.denies && string(req.GetCreateRequest().Key) == allKeys:
+			err = stream.Send(&pb.WatchResponse{Header: header, WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: "etcdserver: permission denied"})
 		case req.GetCreateRequest() != nil && !f.noWatch:
 			err = stream.Send(&pb.WatchResponse{Header: header, Created: true})
 		case req.GetProgressRequest() != nil:
-			if n := f.asked.Add(1); !f.noProgress && n > int64(f.slow) {
+			n := f.asked.Add(1)
+			if f.onAsked != nil {
+				f.onAsked()
+			}
+			if !f.noProgress && n > int64(f.slow) {
 				err = stream.Send(&pb.WatchResponse{Header: header, WatchId: -1})
 			}
 		}
@@ -193,7 +209,7 @@ func (f *fake) Watch(stream pb.Watch_WatchServer) error {
 }
 
 // probe runs Probe against the server.
-func (f *fake) probe(t *testing.T, ctx context.Context) error {
+func (f *fake) probe(t *testing.T, ctx context.Context) (Freshness, error) {
 	t.Helper()
 	return Probe(ctx, f.serve(t), "/registry/probe")
 }
@@ -270,56 +286,63 @@ func TestWhatIsAskedOfEtcd(t *testing.T) {
 	}
 }
 
+// probeWaits makes Probe wait so long, until the test ends.
+func probeWaits(t *testing.T, progress time.Duration) {
+	was := probeProgress
+	t.Cleanup(func() { probeProgress = was })
+	probeProgress = progress
+}
+
 func TestProbe(t *testing.T) {
-	defer func(d time.Duration) { probeTimeout = d }(probeTimeout)
+	if probeProgress >= time.Second {
+		t.Errorf("a server without progress delays the start by %s, want less than a second", probeProgress)
+	}
+	const long, short = 10 * time.Second, 200 * time.Millisecond // short is waited for in full
 	for _, tt := range []struct {
-		name        string
-		server      *fake
-		ok          bool
-		unsupported string // part of the error
+		name   string
+		server *fake
+		wait   time.Duration
+		want   Freshness
+		fails  bool
 	}{
-		{name: "etcd", server: &fake{version: "3.6.8"}, ok: true},
-		{name: "an unknown server that does what is needed", server: &fake{version: "other"}, ok: true},
-		{name: "a watch that is not in step at first", server: &fake{version: "3.6.8", slow: 3}, ok: true},
-		{name: "kine", server: &fake{version: "3.6.8", noProgress: true}, unsupported: "progress"},
-		// Nothing is known about these; the next attempt may find out.
-		{name: "no range", server: &fake{version: "3.6.8", noRange: true}},
-		{name: "no watch", server: &fake{version: "3.6.8", noWatch: true}},
+		{name: "etcd", server: &fake{version: "3.6.8"}, wait: long, want: ByProgress},
+		{name: "unknown server with progress", server: &fake{version: "other"}, wait: long, want: ByProgress},
+		{name: "watch not in step at first", server: &fake{version: "3.6.8", slow: 3}, wait: long, want: ByProgress},
+		{name: "etcd that refuses a watch of all keys", server: &fake{version: "3.6.8", denies: true}, wait: long, want: ByProgress},
+		{name: "gRPC proxy", server: &fake{version: "3.6.8", noProgress: true}, wait: short, want: ByEvents},
+		{name: "kine", server: &fake{version: "3.6.8", anonymous: true}, wait: long, want: ByEvents},
+		{name: "kine without progress", server: &fake{version: "3.6.8", anonymous: true, noProgress: true}, wait: long, want: ByEvents},
+		{name: "no progress and no watch of all keys", server: &fake{version: "3.6.8", noProgress: true, denies: true}, wait: short, want: Unproven},
+		{name: "no cluster and no watch of all keys", server: &fake{version: "3.6.8", anonymous: true, denies: true}, wait: long, want: Unproven},
+		{name: "no range", server: &fake{version: "3.6.8", noRange: true}, wait: long, fails: true},
+		{name: "no watch", server: &fake{version: "3.6.8", noWatch: true}, wait: short, fails: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			probeTimeout = 10 * time.Second
-			if tt.server.noProgress || tt.server.noWatch {
-				probeTimeout = time.Second // is waited for in full
-			}
-			err := tt.server.probe(t, context.Background())
-			switch {
-			case tt.ok && err != nil:
-				t.Error(err)
-			case tt.unsupported != "" && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tt.unsupported)):
-				t.Errorf("%v, want ErrUnsupported because of %s", err, tt.unsupported)
-			case !tt.ok && tt.unsupported == "" && (err == nil || errors.Is(err, ErrUnsupported)):
-				t.Errorf("%v, want another error than ErrUnsupported", err)
+			probeWaits(t, tt.wait)
+			got, err := tt.server.probe(t, context.Background())
+			if got != tt.want || (err != nil) != tt.fails {
+				t.Errorf("%s, %v; want %s, and an error: %t", got, err, tt.want, tt.fails)
 			}
 			if err != nil && strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than a line: %q", err)
+			}
+			if tt.server.anonymous && tt.server.asked.Load() > 0 {
+				t.Error("progress was asked for, and is not believed")
 			}
 		})
 	}
 }
 
-// TestProbeThatIsGivenUpSaysNothing: a caller that stops early has not learned that
-// the server cannot do it.
-func TestProbeThatIsGivenUpSaysNothing(t *testing.T) {
+// TestCanceledProbeReportsNothing: a caller that stops early has not learned that the server
+// cannot do it.
+func TestCanceledProbeReportsNothing(t *testing.T) {
+	probeWaits(t, 10*time.Second)
 	f := &fake{version: "3.6.8", noProgress: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() {
-		for f.asked.Load() == 0 && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
-		cancel()
-	}()
-	if err := f.probe(t, ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnsupported) {
-		t.Errorf("%v, want context.Canceled", err)
+	client := f.serve(t)
+	f.onAsked = cancel
+	if got, err := Probe(ctx, client, "/registry/probe"); !errors.Is(err, context.Canceled) || got != ByProgress {
+		t.Errorf("%s, %v; want context.Canceled", got, err)
 	}
 }

@@ -39,7 +39,7 @@ type feeds struct {
 	member atomic.Uint64
 }
 
-// feed is one watch of the whole prefix that etcd has begun.
+// feed is one watch of the whole prefix, or of all keys, that etcd has begun.
 type feed struct {
 	watcher   clientv3.Watcher
 	conn      *grpc.ClientConn // that it runs over; nil inside the server's process
@@ -90,18 +90,20 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 		if err := resp.Err(); err != nil {
 			return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, translate(err))
 		}
-		if resp.Header.ClusterId != after.ClusterID {
-			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, after.ClusterID)
+		if id := clusterOf(resp.Header); id != after.ClusterID {
+			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, id, after.ClusterID)
 		}
 		b := mirror.Batch{Through: after.Revision}
 		switch {
 		case len(resp.Events) > 0:
-			b.Changes = make([]mirror.Change, len(resp.Events))
-			for i, e := range resp.Events {
-				b.Changes[i] = mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE}
+			b.Changes = make([]mirror.Change, 0, len(resp.Events))
+			for _, e := range resp.Events {
 				b.Through = max(b.Through, e.Kv.ModRevision)
+				if !s.outside(prefix, e.Kv.Key) {
+					b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
+				}
 			}
-		case !resp.IsProgressNotify():
+		case !resp.IsProgressNotify(), s.allKeys:
 			continue
 		case resp.Header.Revision < after.Revision:
 			// A member that lags behind the one that served us before, or another state.
@@ -140,13 +142,14 @@ func (s *Source) open(ctx context.Context, wg *sync.WaitGroup, prefix string, st
 // timeout.
 func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clientv3.Watcher, conn *grpc.ClientConn, prefix string, start mirror.Revision) (*feed, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	opts := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithRev(start), clientv3.WithFragment(), clientv3.WithCreatedNotify()}
+	key, end := s.watched(prefix)
+	opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithRev(start), clientv3.WithFragment(), clientv3.WithCreatedNotify()}
 	if !s.eventsOnly {
 		opts = append(opts, clientv3.WithProgressNotify())
 	}
 	// The client returns the channel only when the watch has begun.
 	begun := make(chan clientv3.WatchChan, 1)
-	go func() { begun <- watcher.Watch(s.streamContext(ctx), prefix, opts...) }()
+	go func() { begun <- watcher.Watch(s.streamContext(ctx), key, opts...) }()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	var responses clientv3.WatchChan
@@ -290,7 +293,7 @@ func waitDisconnected(ctx context.Context, conn *grpc.ClientConn) bool {
 	}
 }
 
-// RequestProgress implements mirror.Source. It does nothing after WithoutProgress.
+// RequestProgress implements mirror.Source. It does nothing after WithoutProgress or OfAllKeys.
 func (s *Source) RequestProgress(ctx context.Context) error {
 	f := s.feeds.current.Load()
 	if s.eventsOnly || f == nil {

@@ -10,7 +10,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
@@ -31,14 +30,18 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 // synchronization, which is 100 ms; else up to maxProbes such rounds (see sampler).
 //
 // A client inside the server's process has no connection of its own to read history from,
-// and a server whose progress cannot be believed cannot tell where history ends: none is to
-// be had of either.
+// and a server whose progress cannot be believed cannot tell where the history of a prefix ends:
+// none is to be had of either. One that is no etcd holds all that a watch from the past delivers in
+// memory at once, so the bounds are lower for it.
 func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
-	if s.eventsOnly || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
+	if s.unproven() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
 		return now.Revision, nil
 	}
 	if err := s.verify(ctx, now); err != nil {
 		return 0, err
+	}
+	if now.ClusterID == unidentified {
+		bounds.Revisions, bounds.Bytes = min(bounds.Revisions, othersRevisions), min(bounds.Bytes, othersBytes)
 	}
 	oldest := now.Revision
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
@@ -66,6 +69,13 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, b
 	}
 	return oldest, nil
 }
+
+// Bounds of what is read at once from a server that is no etcd: kine loads the previous
+// value of each event as well, and sends everything in one message. Guesses, for hosts of 1 GiB.
+const (
+	othersRevisions = 20_000
+	othersBytes     = 32 << 20
+)
 
 const (
 	// probeWait bounds each question to one member. etcd may be slow, and load a lot.
@@ -103,7 +113,7 @@ func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	if !errors.Is(err, rpctypes.ErrCompacted) {
 		return 0, translate(err)
 	}
-	l, err := openLine(ctx, p.conn, p.source.probe, "", 1, p.now.ClusterID, new(atomic.Int64))
+	l, err := p.source.openLine(ctx, p.conn, p.source.probe, "", 1, p.now.ClusterID, new(atomic.Int64))
 	if err != nil {
 		return 0, err
 	}
@@ -124,7 +134,14 @@ func (p *sampler) everythingFits(ctx context.Context, bytes int64) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	status, err := pb.NewMaintenanceClient(p.conn).Status(ctx, &pb.StatusRequest{})
-	return err == nil && status.DbSizeInUse > 0 && status.DbSizeInUse <= bytes
+	if err != nil {
+		return false
+	}
+	size := status.DbSizeInUse
+	if size == 0 { // kine reports the size alone, without what is free
+		size = status.DbSize
+	}
+	return size > 0 && size <= bytes
 }
 
 // sample returns the oldest revision, oldest or later, such that the events after it are
@@ -177,7 +194,8 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
-	l, err := openLine(ctx, p.conn, p.prefix, clientv3.GetPrefixRangeEnd(p.prefix), start, p.now.ClusterID, new(atomic.Int64))
+	key, end := p.source.watched(p.prefix)
+	l, err := p.source.openLine(ctx, p.conn, key, end, start, p.now.ClusterID, new(atomic.Int64))
 	if err != nil {
 		return 0, err
 	}
@@ -191,7 +209,7 @@ func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, err
 			last := r.Events[n-1].Kv.ModRevision
 			return float64(eventBytes(r.Events)) / float64(last-start+1), nil
 		}
-		if r.Header.Revision >= p.now.Revision {
+		if !p.source.eventsOnly && r.Header.Revision >= p.now.Revision {
 			return 0, nil // nothing has happened to the prefix
 		}
 	}

@@ -119,9 +119,9 @@ type line struct {
 }
 
 // openLine watches the keys from key up to end, all that has happened to them from the
-// revision start on, and asks for progress whenever nothing comes. An empty end means the key alone.
-// The line has to be closed.
-func openLine(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*line, error) {
+// revision start on, and asks for progress whenever nothing comes, unless the source does without.
+// An empty end means the key alone. The line has to be closed.
+func (s *Source) openLine(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*line, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	l := &line{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
 	var err error
@@ -137,7 +137,9 @@ func openLine(ctx context.Context, conn *grpc.ClientConn, key, end string, start
 		cancel()
 		return nil, rpctypes.Error(err)
 	}
-	l.wg.Go(func() { l.askForProgress(ctx) })
+	if !s.eventsOnly {
+		l.wg.Go(func() { l.askForProgress(ctx) })
+	}
 	return l, nil
 }
 
@@ -209,7 +211,7 @@ func (l *line) part() (*pb.WatchResponse, error) {
 	switch {
 	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):
 		return nil, errors.New("etcd sent a watch response without a header, or an event without a key")
-	case r.Header.ClusterId != l.cluster:
+	case clusterOf(r.Header) != l.cluster:
 		return nil, fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
 	case r.CompactRevision != 0:
 		return nil, &compactedError{floor: r.CompactRevision}

@@ -77,7 +77,10 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 			limit = min(limit, most)
 		}
 		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			opts := append(slices.Clip(p.opts), clientv3.WithRange(p.end), clientv3.WithLimit(limit), clientv3.WithRev(p.rev))
+			opts := append(slices.Clip(p.opts), clientv3.WithRev(p.rev))
+			if p.end != p.key+"\x00" { // else it is one key: a store in a database may know no such text as an end
+				opts = append(opts, clientv3.WithRange(p.end), clientv3.WithLimit(limit))
+			}
 			return p.client.Get(ctx, p.key, opts...)
 		})
 		if status.Code(err) == codes.ResourceExhausted && limit > 1 {
@@ -96,7 +99,7 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		}
 		page := Page{
 			KVs:    make([]mirror.KV, len(resp.Kvs)),
-			Header: mirror.Header{ClusterID: resp.Header.ClusterId, Revision: p.rev},
+			Header: mirror.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
 			Count:  resp.Count,
 		}
 		for i, kv := range resp.Kvs {

@@ -9,7 +9,6 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
@@ -42,11 +41,15 @@ func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header,
 	if after.Revision >= through {
 		return nil
 	}
-	if s.eventsOnly {
+	if s.unproven() {
 		return fmt.Errorf("replay %s: %w", prefix, ErrProgressBug)
 	}
 	plan := s.plan
-	r := &replay{plan: plan, prefix: prefix, end: clientv3.GetPrefixRangeEnd(prefix), after: after, through: through, deliver: deliver}
+	if after.ClusterID == unidentified {
+		// kine reads everything since its start for each watch.
+		plan.segment, plan.watches = through-after.Revision, 1
+	}
+	r := &replay{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
 		before := r.after.Revision
 		if err := s.verify(ctx, mirror.Header{ClusterID: after.ClusterID, Revision: through}); err != nil {
@@ -67,11 +70,12 @@ func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header,
 
 // replay is one Replay in progress.
 type replay struct {
-	plan        replayPlan
-	prefix, end string
-	after       mirror.Header // everything up to it was delivered
-	through     mirror.Revision
-	deliver     func(mirror.Batch) error
+	source  *Source
+	plan    replayPlan
+	prefix  string
+	after   mirror.Header // everything up to it was delivered
+	through mirror.Revision
+	deliver func(mirror.Batch) error
 }
 
 // segment is a part of history that one watch reads.
@@ -179,10 +183,11 @@ func (r *replay) pass(ctx context.Context, s *segment) error {
 }
 
 // read fills the segment. Each response of etcd is a batch of complete revisions. That the
-// segment is complete is shown by what comes after it: an event at the next one's start or later, or
-// progress.
+// segment is complete is shown by what comes after it, an event at the next one's start or later, or
+// progress; where all keys are watched, by the event of its last revision.
 func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, held *atomic.Int64) error {
-	l, err := openLine(ctx, conn, r.prefix, r.end, s.start, r.after.ClusterID, heard)
+	key, end := r.source.watched(r.prefix)
+	l, err := r.source.openLine(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
 	if err != nil {
 		return err
 	}
@@ -193,13 +198,13 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 			return err
 		}
 		if len(resp.Events) == 0 {
-			if resp.Header.Revision >= s.end-1 {
+			if !r.source.eventsOnly && resp.Header.Revision >= s.end-1 {
 				s.through = max(s.through, resp.Header.Revision)
 				return nil
 			}
 			continue
 		}
-		b := batchOf(resp, r.through)
+		b := r.batch(resp)
 		if n := len(b.Changes); n > 0 {
 			s.batches = append(s.batches, b)
 			size := eventBytes(resp.Events)
@@ -207,7 +212,7 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 			held.Add(size)
 		}
 		last := resp.Events[len(resp.Events)-1].Kv.ModRevision
-		if s.through = last - 1; last >= s.end {
+		if s.through = last - 1; last >= s.end || r.source.allKeys && last == s.end-1 {
 			s.through = last
 			return nil
 		}
@@ -217,15 +222,17 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 	}
 }
 
-// batchOf returns the response's changes up to a revision.
-func batchOf(resp *pb.WatchResponse, through mirror.Revision) mirror.Batch {
+// batch returns the response's changes of the prefix up to the last revision that is read.
+func (r *replay) batch(resp *pb.WatchResponse) mirror.Batch {
 	b := mirror.Batch{Changes: make([]mirror.Change, 0, len(resp.Events))}
 	for _, e := range resp.Events {
-		if e.Kv.ModRevision > through {
+		if e.Kv.ModRevision > r.through {
 			break
 		}
-		b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
-		b.Through = e.Kv.ModRevision
+		if !r.source.outside(r.prefix, e.Kv.Key) {
+			b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
+			b.Through = e.Kv.ModRevision
+		}
 	}
 	return b
 }

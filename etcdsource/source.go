@@ -3,6 +3,7 @@
 package etcdsource
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,8 @@ type Source struct {
 	client     *clientv3.Client
 	stream     metadata.MD
 	probe      string
-	eventsOnly bool
+	eventsOnly bool // progress is neither asked for nor believed
+	allKeys    bool // watches are of all keys
 	plan       replayPlan
 	feeds      *feeds
 	streams    *streams // nil: lists are read in pages
@@ -50,6 +52,35 @@ func (s *Source) WithoutProgress() *Source {
 	other := *s
 	other.eventsOnly, other.feeds = true, &feeds{}
 	return &other
+}
+
+// OfAllKeys returns a source like s for a server of which progress is not to be had or not
+// to be trusted (ByEvents). Its watches are of all keys, and a batch of which no key has the prefix is
+// progress: every revision of etcd, and of kine, has an event. The server has to grant such a
+// watch, and sends what is written outside of the prefix too.
+func (s *Source) OfAllKeys() *Source {
+	other := *s.WithoutProgress()
+	other.allKeys = true
+	return &other
+}
+
+// allKeys and allKeys, as start and end of a range, are all keys.
+const allKeys = "\x00"
+
+// unproven reports whether nothing shows how far a watch of the source has come.
+func (s *Source) unproven() bool { return s.eventsOnly && !s.allKeys }
+
+// outside reports whether an event that came is of a key without the prefix.
+func (s *Source) outside(prefix string, key []byte) bool {
+	return s.allKeys && !bytes.HasPrefix(key, []byte(prefix))
+}
+
+// watched returns the range to be watched in order to learn what happens to the prefix.
+func (s *Source) watched(prefix string) (key, end string) {
+	if s.allKeys {
+		return allKeys, allKeys
+	}
+	return prefix, clientv3.GetPrefixRangeEnd(prefix)
 }
 
 // WithSegments returns a source like s whose Replay has each watch read so many revisions, and
@@ -168,7 +199,7 @@ func (s *Source) Current(ctx context.Context) (mirror.Header, error) {
 	if err != nil {
 		return mirror.Header{}, translate(err)
 	}
-	return mirror.Header{ClusterID: resp.Header.ClusterId, Revision: resp.Header.Revision}, nil
+	return mirror.Header{ClusterID: clusterOf(resp.Header), Revision: resp.Header.Revision}, nil
 }
 
 // translate maps etcd's errors to the mirror's where the mirror acts on them.

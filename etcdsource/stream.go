@@ -96,7 +96,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 			p.key = string(part.Kvs[n-1].Key) + "\x00"
 		}
 		if part.Header != nil { // of the last part
-			header = mirror.Header{ClusterID: part.Header.ClusterId, Revision: p.rev}
+			header = mirror.Header{ClusterID: clusterOf(part.Header), Revision: p.rev}
 			ended, p.done = true, !part.More
 		}
 	}

@@ -503,8 +503,8 @@ func TestClientInsideTheServersProcess(t *testing.T) {
 	_, prefix := open(t)
 	client := v3client.New(shared.etcd.server.Server)
 	defer client.Close()
-	if err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil {
-		t.Error(err)
+	if got, err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil || got != etcdsource.ByProgress {
+		t.Errorf("%s, %v; want progress", got, err)
 	}
 	put(t, client, prefix+"a/x", "1")
 	m := newMirror(t, client, prefix, nil)

@@ -514,14 +514,14 @@ func TestAFeedWithoutProgress(t *testing.T) {
 func TestProbeOfARealEtcd(t *testing.T) {
 	client, prefix := open(t)
 	began := time.Now()
-	if err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil {
-		t.Error(err)
+	if got, err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil || got != etcdsource.ByProgress {
+		t.Errorf("%s, %v; want progress", got, err)
 	}
 	t.Logf("took %v", time.Since(began))
 	gone := connect(t, "/nonexistent/client.sock")
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	if err := etcdsource.Probe(ctx, gone, prefix+"probe"); err == nil || errors.Is(err, etcdsource.ErrUnsupported) {
-		t.Errorf("an etcd that is not there: %v", err)
+	if got, err := etcdsource.Probe(ctx, gone, prefix+"probe"); err == nil || got != etcdsource.ByProgress {
+		t.Errorf("an etcd that is not there: %s, %v", got, err)
 	}
 }

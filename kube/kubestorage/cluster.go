@@ -24,14 +24,12 @@ import (
 
 // cluster is what all storages of one etcd cluster and prefix share.
 type cluster struct {
-	opts   Options
-	prefix string // of every key, with a slash at both ends
-	client *kubernetes.Client
-	// mirror is nil if the servers cannot feed one; every storage then reads from
-	// etcd, as the one clear line in the log says.
-	mirror    *mirror.Mirror
-	compactor *compactor // nil: compactions go unnoticed
-	checker   *checker   // nil without a mirror
+	opts      Options
+	prefix    string // of every key, with a slash at both ends
+	client    *kubernetes.Client
+	mirror    *mirror.Mirror // nil: every storage reads from etcd
+	compactor *compactor     // nil: compactions go unnoticed
+	checker   *checker       // nil without a mirror
 	cache     *cacheMetrics
 	stop      context.CancelFunc // of what wg waits for
 	wg        sync.WaitGroup
@@ -39,6 +37,7 @@ type cluster struct {
 	tokens    *tokens
 	watches   running
 	present   present
+	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
 	// not reached goes to etcd then, because memory may not reach it soon.
 	eventsOnly bool
@@ -97,7 +96,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		lists = DefaultEtcdLists
 	}
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
-		present: f.present, eventsOnly: f.eventsOnly,
+		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, lists), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = newTokens(client.KV, prefix, tokenOptions{
 		seal:        opts.enabled(SealedContinueTokens),
@@ -119,6 +118,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
+		EveryRevision:  f.freshness == etcdsource.ByEvents,
 		Logger:         opts.Logger,
 	})
 	if err != nil {

@@ -28,6 +28,10 @@ import (
 // DefaultConsistencyCheckInterval is KEP-4988's.
 const DefaultConsistencyCheckInterval = 5 * time.Minute
 
+// uncheckedInterval replaces an interval that is longer where the store does not count the writes to a
+// key: a comparison is then the only way to find a lost event. A guess.
+const uncheckedInterval = time.Minute
+
 // Outcomes of a check: the label status, as upstream's checker has it.
 const (
 	checkSuccess = "success"
@@ -170,8 +174,15 @@ func (k *checker) add(r *mirror.Resource, group groupResource) (remove func()) {
 // servers and resources do not move in step. While it is suspect it is checked ten times as
 // often: a check that finds nothing is what has lists of the past answered from memory again.
 func (k *checker) schedule(x *checked) {
+	if x.resource.WaitReady(x.ctx) != nil { // what is known of the store before is nothing
+		return
+	}
 	for {
-		wait := k.interval + rand.N(k.interval/2+1)
+		interval := k.interval
+		if !k.cluster.mirror.ChecksArrival() {
+			interval = min(interval, uncheckedInterval)
+		}
+		wait := interval + rand.N(interval/2+1)
 		if x.resource.Suspect() {
 			wait /= 10
 		}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +23,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/etcdsource"
 )
 
 // TestStoragesShareACluster: all storages on one etcd and prefix, whatever their
@@ -143,51 +147,42 @@ func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (ge
 	return f(r), nil
 }
 
-// TestAnEtcdWithoutProgressIsReadDirectly: what does not answer progress requests, as
-// kine and etcd's gRPC proxy, cannot feed a mirror. One line says so.
-func TestAnEtcdWithoutProgressIsReadDirectly(t *testing.T) {
-	client := startEtcd(t, nil)
-	client.Watcher = mute{client.Watcher}
-	var log bytes.Buffer
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	source, err := findFeed(client, testPrefix, Options{Logger: logger})
-	if err != nil || source.source != nil {
-		t.Fatalf("a source was found, or %v", err)
-	}
-	if line, rest, _ := strings.Cut(log.String(), "\n"); rest != "" || !strings.Contains(line, "etcd is read directly") {
-		t.Errorf("logged %q", log.String())
-	}
-	c, err := startCluster(client, nil, source, testPrefix, Options{Logger: logger}, newBudget(DefaultRepresentationBytes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.close()
-	s, destroy, err := c.open(StoreConfig{
-		Codec:          testCodec(),
-		GroupResource:  schema.GroupResource{Resource: "pods"},
-		ResourcePrefix: "/pods/",
-		NewFunc:        newExamplePod,
-		NewListFunc:    newExamplePodList,
-		GetAttrs:       podAttrs,
-		Transformer:    encryption(t, "1"),
-		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
+// TestStoreWithoutProgressIsServedFromMemory: what answers no progress requests, as etcd's gRPC
+// proxy, feeds a mirror with a watch of all keys. Reads of the present come from memory and are as
+// new as the store, whatever was written elsewhere, and nothing is asked for progress.
+func TestStoreWithoutProgressIsServedFromMemory(t *testing.T) {
+	var log syncBuffer
+	f := setup(t, func(o *options) {
+		o.watcher = func(w clientv3.Watcher) clientv3.Watcher { return mute{Watcher: w} }
+		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
-	if err != nil {
-		t.Fatal(err)
+	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.freshness != etcdsource.ByEvents {
+		t.Errorf("freshness is by %s, %d lines say so in\n%s", f.cluster.freshness, n, log.String())
 	}
-	defer destroy()
 	ctx := contextFor(t)
-	if err := s.ReadinessCheck(); err != nil {
-		t.Errorf("readiness: %v", err)
+	for i := range 5 {
+		pod := f.create(t, newPod(fmt.Sprint("p", i)))[0]
+		resp, err := f.client.Put(ctx, "/elsewhere", pod.ResourceVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := f.requests.during(func() {
+			list := f.list(t, everything())
+			if len(list.Items) != i+1 || list.ResourceVersion != fmt.Sprint(resp.Header.Revision) {
+				t.Errorf("list has %q at %s, want %d pods at %d", podNames(list), list.ResourceVersion, i+1, resp.Header.Revision)
+			}
+			if err := f.Get(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
+				t.Error(err)
+			}
+		})
+		if got.Gets+got.Ranges != 0 || got.Revisions == 0 {
+			t.Errorf("asked of etcd: %+v, want its revision alone", got)
+		}
 	}
-	if err := s.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
-		t.Fatal(err)
+	if n := f.cluster.mirror.Stats().ProgressRequests; n != 0 {
+		t.Errorf("progress was asked for %d times", n)
 	}
-	list := &example.PodList{}
-	if err := s.GetList(ctx, "/pods/", everything(), list); err != nil || podNames(list) != "a" {
-		t.Errorf("list has %q, %v", podNames(list), err)
-	}
-	w, err := s.Watch(ctx, "/pods/", everything())
+	w, err := f.Watch(ctx, "/pods/", everything())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,10 +190,55 @@ func TestAnEtcdWithoutProgressIsReadDirectly(t *testing.T) {
 	nextPod(t, w, watch.Added)
 }
 
-// mute is a watcher whose progress requests reach nobody.
-type mute struct{ clientv3.Watcher }
+// TestStoreThatShowsNoProgress: without progress and without a watch of all keys, reads of the
+// present go to etcd, and cannot be demanded of memory.
+func TestStoreThatShowsNoProgress(t *testing.T) {
+	client := startEtcd(t, nil)
+	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
+	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	if got, err := findFeed(client, testPrefix, opts); err != nil || got.freshness != etcdsource.Unproven || !got.eventsOnly || got.present != (present{}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	opts.Gates = gates(t, Gates(), "ConsistentListFromCache=true")
+	if _, err := findFeed(client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), "ConsistentListFromCache") {
+		t.Errorf("%v, want that the gate is refused", err)
+	}
+}
+
+// mute is a watcher that forwards no progress request, and begins no watch of the key deny.
+type mute struct {
+	clientv3.Watcher
+	deny string
+}
 
 func (mute) RequestProgress(context.Context) error { return nil }
+
+func (m mute) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	if key == m.deny {
+		denied := make(chan clientv3.WatchResponse)
+		close(denied)
+		return denied
+	}
+	return m.Watcher.Watch(ctx, key, opts...)
+}
+
+// syncBuffer is a bytes.Buffer for several writers.
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
 
 // TestAHangingDecryptionDelaysNobodyElse (I9): while a KMS does not answer for one
 // resource, another one on the same feed is read, watched and written as before.

@@ -44,6 +44,11 @@ var (
 	descReads      = clusterDesc("revision_reads_total", "Linearizable reads of etcd's revision, each shared by all readers that waited for it.")
 	descProgress   = clusterDesc("progress_requests_total", "Progress requests sent to etcd.")
 
+	descFeed = metrics.NewDesc("strata_mirror_feed_info", "1. freshness is how memory learns how far the feed has come: progress (etcd answers progress requests), "+
+		"events (the feed watches all keys: kine, etcd's gRPC proxy) or unproven (reads of the present go to etcd). "+
+		"arrival_check is off if the store does not count the writes to a key, so that only consistency checks find a lost event.",
+		[]string{"endpoints", "prefix", "freshness", "arrival_check"}, nil, metrics.ALPHA, "")
+
 	descObjects     = resourceDesc("resource_objects", "Objects in memory.")
 	descObjectBytes = resourceDesc("resource_stored_bytes", "Stored size of the objects in memory.")
 	descLoaded      = resourceDesc("resource_ready", "1 when the resource can be read from memory.")
@@ -193,7 +198,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 		descReady, descClock, descBytes, descTrees, descLimit, descLists, descListL,
 		descVersions, descTreeBytes, descSuspect, descOldest, descReaders, descOldestRead,
 		descCompactRev, descCompactKept, descCompactFeed, descCompactDone, descCompactFail, descCompactLost, descCompactDoubt, descCompactFound,
-		descFloor, descGone, descIdle, descIdleL,
+		descFloor, descGone, descIdle, descIdleL, descFeed,
 		descRestores, descReplays, descReplayed, descReplayRev, descReplayTime, descWatchLag,
 		descEvents, descDropped, descListed, descRelists, descReconnects, descSilent, descDiverged, descRepairs, descReads, descProgress, descEtcd, descLag, descSharers,
 		descObjects, descObjectBytes, descLoaded, descLog,
@@ -246,6 +251,11 @@ func (c *cluster) collect(ch chan<- metrics.Metric) {
 	counter := func(d *metrics.Desc, v int64) {
 		ch <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(v), labels...)
 	}
+	checked := "off"
+	if c.mirror.ChecksArrival() {
+		checked = "on"
+	}
+	ch <- metrics.NewLazyConstMetric(descFeed, metrics.GaugeValue, 1, c.endpoints(), c.prefix, c.freshness.String(), checked)
 	st := c.mirror.Stats()
 	gauge(descReady, oneIf(st.Ready))
 	gauge(descClock, st.Clock)

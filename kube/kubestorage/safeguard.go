@@ -15,8 +15,10 @@ import (
 
 // feed is where a cluster's mirror gets its data, and what can be concluded from it.
 type feed struct {
-	// source is nil if the servers cannot feed a mirror: then every read goes to etcd.
+	// source is nil where nothing is to be served from memory.
 	source mirror.Source
+	// freshness is how the mirror learns how far the source has come.
+	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options.
 	eventsOnly bool
 	present    present
@@ -50,27 +52,28 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 	if !rangeStream() {
 		source = source.InPages()
 	}
-	f := feed{source: source}
-	var err error
-	f.present, f.eventsOnly, err = opts.safeguard(etcdsource.CheckVersions(ctx, client.Client), endpoints)
+	freshness, err := etcdsource.Probe(ctx, client.Client, probe)
 	if err != nil {
+		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", endpoints, "reason", err.Error())
+	}
+	var versions error
+	switch freshness {
+	case etcdsource.ByProgress:
+		versions = etcdsource.CheckVersions(ctx, client.Client)
+	case etcdsource.ByEvents:
+		log.Info("the store answers no progress requests, or is no etcd: the feed watches all keys, and memory is as new as the last event", "endpoints", endpoints)
+	case etcdsource.Unproven:
+		versions = fmt.Errorf("%w: it answers no progress requests, and grants no watch of all keys", etcdsource.ErrProgressBug)
+	}
+	f := feed{source: source, freshness: freshness}
+	if f.present, f.eventsOnly, err = opts.safeguard(versions, endpoints); err != nil {
 		return feed{}, err
 	}
-	if f.eventsOnly {
-		f.source = source.WithoutProgress()
-	}
-	err = etcdsource.Probe(ctx, client.Client, probe)
-	if errors.Is(err, etcdsource.ErrUnsupported) {
-		// It holds for the life of the process, so it is not concluded from one
-		// moment in which etcd was too busy to answer.
-		err = etcdsource.Probe(ctx, client.Client, probe)
-	}
 	switch {
-	case errors.Is(err, etcdsource.ErrUnsupported):
-		log.Warn("etcd is read directly, nothing is served from memory", "endpoints", endpoints, "reason", err.Error())
-		f.source = nil
-	case err != nil:
-		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", endpoints, "reason", err.Error())
+	case f.eventsOnly:
+		f.source, f.freshness = source.WithoutProgress(), etcdsource.Unproven
+	case freshness == etcdsource.ByEvents:
+		f.source = source.OfAllKeys()
 	}
 	return f, nil
 }
@@ -83,6 +86,8 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 //	too old, gate not set          off, with a warning
 //	too old, gate set to true      error
 //	too old, gate locked to true   error
+//
+// An etcd that shows in no way how far it has come (etcdsource.Unproven) counts as too old.
 //
 // On an etcd that is too old the clock moves by events only, whatever the gates say; so it
 // does without the gate EfficientWatchResumption, with which those that rely on progress

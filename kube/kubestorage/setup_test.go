@@ -81,12 +81,13 @@ type options struct {
 	etcd        func(*embed.Config)
 	store       StoreConfig
 	engine      Options
-	source      func(mirror.Source) mirror.Source // between etcd and the mirror
-	fromEtcd    bool                              // no mirror: the cluster reads from etcd
-	eventsOnly  bool                              // as if etcd were too old
-	beforeReady bool                              // do not wait until the resource is loaded
-	dataBefore  func(*kubernetes.Client)          // called before anything reads etcd
-	prefix      string                            // of all keys, testPrefix unless set
+	source      func(mirror.Source) mirror.Source       // between etcd and the mirror
+	watcher     func(clientv3.Watcher) clientv3.Watcher // put before etcd's
+	fromEtcd    bool                                    // no mirror: the cluster reads from etcd
+	eventsOnly  bool                                    // as if etcd were too old
+	beforeReady bool                                    // do not wait until the resource is loaded
+	dataBefore  func(*kubernetes.Client)                // called before anything reads etcd
+	prefix      string                                  // of all keys, testPrefix unless set
 }
 
 func withTransformer(t transformer) func(*options) {
@@ -150,6 +151,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		o.dataBefore(client)
 	}
 
+	if o.watcher != nil {
+		client.Watcher = o.watcher(client.Watcher)
+	}
 	var source feed
 	if !o.fromEtcd {
 		var err error
