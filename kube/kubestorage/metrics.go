@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"slices"
 	"sync"
 
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
@@ -101,7 +102,7 @@ type collector struct {
 	metrics.BaseStableCollector
 
 	mu       sync.Mutex
-	clusters map[*cluster]struct{}
+	clusters []*cluster // in the order in which they were added
 }
 
 // Metrics of watches, by resource.
@@ -175,7 +176,7 @@ func (m *watchMetrics) ended(why endReason) {
 }
 
 var (
-	clusters     = &collector{clusters: map[*cluster]struct{}{}}
+	clusters     = &collector{}
 	registerOnce sync.Once
 )
 
@@ -183,13 +184,13 @@ func (c *collector) add(cl *cluster) {
 	registerOnce.Do(func() { legacyregistry.CustomMustRegister(c) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.clusters[cl] = struct{}{}
+	c.clusters = append(c.clusters, cl)
 }
 
 func (c *collector) remove(cl *cluster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.clusters, cl)
+	c.clusters = slices.DeleteFunc(c.clusters, func(other *cluster) bool { return other == cl })
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -214,8 +215,14 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	defer c.mu.Unlock()
 	budgets := map[*budget]struct{}{}
 	lag := map[groupResource]int{}
-	for cl := range c.clusters {
-		cl.collect(ch)
+	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one
+	// that was added last reports, as with upstream's gauges, where the last writer does.
+	reported := map[[2]string]bool{}
+	for _, cl := range slices.Backward(c.clusters) {
+		if id := [2]string{cl.endpoints(), cl.prefix}; !reported[id] {
+			reported[id] = true
+			cl.collect(ch)
+		}
 		cl.watches.addLag(lag)
 		budgets[cl.budget] = struct{}{}
 	}
