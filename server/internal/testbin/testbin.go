@@ -23,28 +23,34 @@ var Path = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(EnvVar); path != "" {
 		return filepath.Abs(path)
 	}
+	return Build("test/strata", "server", "./cmd/strata")
+})
+
+// Build builds a program from a module below the top of the repository, with environment variables of the form key=value,
+// and returns its path, name below bin. Processes that build the same program wait for each other.
+func Build(name, module, pkg string, env ...string) (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/stratakube/strata/server").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the server module: %w", err)
 	}
-	module := strings.TrimSpace(string(out))
-	dir := filepath.Join(filepath.Dir(module), "bin", "test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	top := filepath.Dir(strings.TrimSpace(string(out)))
+	path := filepath.Join(top, "bin", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "strata")
 	lock, err := fileutil.LockFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return "", fmt.Errorf("lock %s: %w", path, err)
 	}
 	defer lock.Close()
-	build := exec.Command("go", "build", "-o", path, "./cmd/strata")
-	build.Dir = module
+	build := exec.Command("go", "build", "-o", path, pkg)
+	build.Dir = filepath.Join(top, module)
+	build.Env = append(os.Environ(), env...)
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the command: %w\n%s", err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
 	}
 	return path, nil
-})
+}
 
 // Strata is Path for a test, which ends if the command cannot be built.
 func Strata(t testing.TB) string {

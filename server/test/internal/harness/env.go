@@ -164,10 +164,15 @@ func (e *Env) start(name string, args ...string) *Process {
 }
 
 // startServer is start for an API server, with a function to call before the process runs, which may be nil. What its
-// memory tells must not differ from etcd, unless it is unchecked: it then panics.
-func (e *Env) startServer(name string, unchecked bool, prepare func(pid int) error, args []string) *Process {
-	path, err := Binary()
-	e.check(err)
+// memory tells must not differ from etcd, unless it is unchecked: it then panics. The program is the path of a stock
+// kube-apiserver, or "" for the strata command.
+func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid int) error, args []string) *Process {
+	path := program
+	if path == "" {
+		var err error
+		path, err = Binary()
+		e.check(err)
+	}
 	environ := e.environ()
 	if !unchecked && engineOf(args) == Strata {
 		environ = append(environ, panicEnv+"=true")

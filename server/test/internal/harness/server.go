@@ -29,7 +29,8 @@ type Server struct {
 	Kubeconfig string       // path of a kubeconfig for the same user
 
 	env       *Env
-	args      []string            // of `strata apiserver`, or of `strata up`
+	program   string              // a stock kube-apiserver; "" for the strata command
+	args      []string            // of the program
 	prepare   func(pid int) error // may be nil
 	unchecked bool                // see Unchecked
 }
@@ -44,7 +45,7 @@ func (e *Env) Up(args ...string) *Server {
 		args = append(args, "--")
 	}
 	args = append(args, checkFlags(args, false)...)
-	p := e.startServer("up", false, nil, args)
+	p := e.startServer("up", "", false, nil, args)
 	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
 		e.fail(fmt.Errorf("%w\n%s", err, tail(filepath.Join(dataDir, "strata.log"))))
 	}
@@ -93,12 +94,22 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 // StartAPIServerPrepared is StartAPIServer with a function that is called with the process, and with each that StartAgain
 // starts, before it has run its first instruction. Other platforms than Linux know no such moment.
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
+	return e.startAPIServer("", prepare, etcd, flags...)
+}
+
+// startAPIServer starts `strata apiserver`, or the stock kube-apiserver at the path program unless that is "".
+func (e *Env) startAPIServer(program string, prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	dir := e.Dir("apiserver")
 	port := e.port()
 	flags, unchecked := withoutUnchecked(flags)
-	args := append([]string{"apiserver", "--engine=" + Engine()}, etcd.ServerFlags()...)
+	var args []string
+	if program == "" {
+		args = append([]string{"apiserver", "--engine=" + Engine()}, checkFlags(flags, unchecked)...)
+	} else {
+		unchecked = true // it has no such check
+	}
+	args = append(args, etcd.ServerFlags()...)
 	args = append(args, e.requiredFlags(dir)...)
-	args = append(args, checkFlags(flags, unchecked)...)
 	args = append(args, fmt.Sprintf("--secure-port=%d", port))
 	args = append(args, flags...)
 
@@ -106,7 +117,8 @@ func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, fl
 	serving := ca.Issue("apiserver")
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
-		Process:   e.startServer("apiserver", unchecked, prepare, args),
+		Process:   e.startServer("apiserver", program, unchecked, prepare, args),
+		program:   program,
 		args:      args,
 		prepare:   prepare,
 		unchecked: unchecked,
@@ -132,7 +144,7 @@ func (s *Server) Restart(more ...string) {
 // StartAgain is Restart without the wait.
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
-	s.Process = s.env.startServer("apiserver", s.unchecked, s.prepare, s.args)
+	s.Process = s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
 }
 
 // serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.

@@ -1,0 +1,80 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/server/internal/testbin"
+)
+
+const (
+	stockEnv      = "STRATA_TEST_STOCK"
+	stockRequired = "stock" // in STRATA_TEST_REQUIRE
+)
+
+// stockEtcds are the modules that the stock etcd servers are built from, below the top of the repository. The server's
+// module pins the newer one, which it embeds.
+var stockEtcds = map[string]string{"3.6": "tools/stock/etcd-3.6", "3.7": "server"}
+
+// StockAPIServer returns the path of the stock kube-apiserver of a minor version, such as "1.36". It takes minutes to
+// compile, so that only `make stock` builds it: STRATA_TEST_STOCK names the directory. Without it the test is skipped; the
+// name by which it can be required is stock.
+func StockAPIServer(t testing.TB, minor string) string {
+	t.Helper()
+	dir := os.Getenv(stockEnv)
+	if dir == "" {
+		Missing(t, stockRequired, fmt.Sprintf("%s does not name the directory of stock programs that make stock builds", stockEnv))
+	}
+	path := filepath.Join(dir, "kube-apiserver-"+minor)
+	out, err := exec.Command(path, "--version").CombinedOutput()
+	if err != nil {
+		Missing(t, stockRequired, fmt.Sprintf("%s --version: %v %s", path, err, out))
+	}
+	if !strings.HasPrefix(string(out), "Kubernetes v"+minor+".") {
+		t.Fatalf("%s is not a kube-apiserver %s: %s", path, minor, out)
+	}
+	return path
+}
+
+// StockEtcd returns the path of the stock etcd server of a minor version, 3.6 or 3.7, which it builds unless
+// STRATA_TEST_STOCK names a directory that has it.
+func StockEtcd(t testing.TB, minor string) string {
+	t.Helper()
+	name := "etcd-" + minor
+	if dir := os.Getenv(stockEnv); dir != "" {
+		return filepath.Join(dir, name)
+	}
+	path, err := testbin.Build("stock/"+name, stockEtcds[minor], "go.etcd.io/etcd/server/v3", "GOWORK=off")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// StockEtcd starts an empty etcd: the stock server of a minor version. Like Env.Etcd it does not wait for the disk.
+func (e *Env) StockEtcd(t testing.TB, minor string) *Etcd {
+	t.Helper()
+	client, peer := e.FreeURL(), e.FreeURL()
+	etcd := e.EtcdProgram("stock-etcd", client, StockEtcd(t, minor), stockEtcdArgs(e.Dir("etcd"), client, peer)...)
+	etcd.Start()
+	return etcd
+}
+
+func stockEtcdArgs(dataDir, client, peer string) []string {
+	return []string{"--data-dir=" + dataDir, "--unsafe-no-fsync", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}
+}
+
+// Upgrade replaces the program of an etcd that EtcdProgram returned and that is stopped; Start then starts the other one on
+// the same data.
+func (e *Etcd) Upgrade(path string) { e.program = path }
+
+// StartStock starts the stock kube-apiserver at path on etcd, with the flags that StartAPIServer gives to the strata command,
+// and does not wait for it.
+func (e *Env) StartStock(path string, etcd *Etcd, flags ...string) *Server {
+	return e.startAPIServer(path, nil, etcd, flags...)
+}
