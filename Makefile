@@ -39,7 +39,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-storage test-oldest \
-        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness \
+        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
         suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
 
 help: ## list the targets
@@ -105,7 +105,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
 
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server tools suites robustness; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server tools suites robustness tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
@@ -177,6 +177,23 @@ suites: ## run all of them and write docs/conformance.md: make suites ARGS='-uni
 suites-quick: ## the tests of the tool itself, and the subset that every change must pass
 	cd suites && $(ALONE) $(GO) test .
 	$(MAKE) suites ARGS='-quick $(ARGS)'
+
+# Programs of others that server/test/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
+# The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.
+STOCK := $(CURDIR)/bin/stock
+STOCK_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$$($(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
+
+stock: ## build stock etcd 3.6 and 3.7 and kube-apiserver 1.36 and 1.37 in bin/stock (some minutes the first time)
+	cd tools/stock/etcd-3.6 && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.6 go.etcd.io/etcd/server/v3
+	cd server && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.7 go.etcd.io/etcd/server/v3
+	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) mod tidy -diff
+	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.36 k8s.io/kubernetes/cmd/kube-apiserver
+	cd server && $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.37 k8s.io/kubernetes/cmd/kube-apiserver
+
+skew: stock ## run strata beside, before and after stock kube-apiservers, on stock etcds; a skipped test is a failure
+	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/skew >$(STOCK)/skew.log 2>&1 || \
+		{ grep -E '^ *--- FAIL|_test.go:' $(STOCK)/skew.log; echo "$(STOCK)/skew.log has it all"; exit 1; }
+	@grep -E '^ *--- ' $(STOCK)/skew.log; ! grep -E '^ *--- SKIP' $(STOCK)/skew.log
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin
