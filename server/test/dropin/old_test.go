@@ -367,16 +367,34 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 	}
 }
 
-// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd: everything
-// is read from etcd, and one line says so.
+// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd: one line
+// says so, and memory answers reads of the present, also after writes that are no object's.
 func TestEtcdWithoutProgress(t *testing.T) {
 	t.Parallel() // it waits for an answer that never comes
 	ctx := newContext(t)
 	env := harness.New(t)
-	without := startGRPCProxy(t, env, env.Etcd())
-	s := env.APIServer(without, engine(harness.Strata), harness.Unchecked("it holds nothing in memory"))
-	exercise(t, ctx, s.API())
-	requireSaid(t, s, "does not answer progress requests", without.URL)
+	etcd := env.Etcd()
+	without := startGRPCProxy(t, env, etcd)
+	proxy := env.Proxy(without)
+	s := env.APIServer(proxy.Etcd(), engine(harness.Strata))
+	api := s.API()
+	exercise(t, ctx, api)
+	requireSaid(t, s, "answers no progress requests", proxy.Etcd().URL)
+	create(t, ctx, api, defaultMaps, configMap("present"))
+	client := etcd.Client()
+	for i := range 10 {
+		put := putMap(t, ctx, client, fmt.Sprint("written-", i))
+		advance(t, ctx, client, 3)
+		proxy.Reset()
+		list, err := api.List(ctx, defaultMaps, "")
+		check(t, err)
+		if at := revision(t, list.Metadata.ResourceVersion); at < put+3 {
+			t.Errorf("the list is at %d, want %d or later", at, put+3)
+		}
+		if n := rangesBelow(proxy, "/registry/configmaps/default/"); n != 0 {
+			t.Errorf("%d reads of etcd", n)
+		}
+	}
 }
 
 // startGRPCProxy returns etcd behind etcd's gRPC proxy, which lasts as long as the environment's processes.
