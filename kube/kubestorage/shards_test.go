@@ -49,7 +49,8 @@ const (
 	namespaceField = "object.metadata.namespace"
 )
 
-func sharded1(sel sharding.Selector) storage.SelectionPredicate {
+// ofShard selects by a shard selector alone.
+func ofShard(sel sharding.Selector) storage.SelectionPredicate {
 	pred := storage.Everything
 	pred.ShardSelector = sel
 	return pred
@@ -183,7 +184,7 @@ func TestShards_AmongWrites_AreWhatTheirSelectorsSelect(t *testing.T) {
 		for range 12 {
 			n := []int{1, 2, 16, 64}[rnd.IntN(4)]
 			sel := shardOf([]string{uidField, namespaceField}[rnd.IntN(2)], rnd.IntN(n), n)
-			pred := sharded1(sel)
+			pred := ofShard(sel)
 			if rnd.IntN(4) == 0 {
 				pred.Label = labels.SelectorFromSet(labels.Set{"even": "true"})
 			}
@@ -245,7 +246,7 @@ func TestShards_PagesAreUpstreams(t *testing.T) {
 	f.catchUp(t)
 	for shard := range 3 {
 		for limit := range 25 {
-			pred := sharded1(shardOf(uidField, shard, 3))
+			pred := ofShard(shardOf(uidField, shard, 3))
 			pred.Limit = int64(limit)
 			opts := storage.ListOptions{Predicate: pred}
 			for page := 0; ; page++ {
@@ -262,13 +263,13 @@ func TestShards_PagesAreUpstreams(t *testing.T) {
 	}
 }
 
-// TestShards_WithGateOff_SelectNothing.
-func TestShards_WithGateOff_SelectNothing(t *testing.T) {
+// TestShards_WithGateOff_AreIgnored: the list has every object, and does not show a shard.
+func TestShards_WithGateOff_AreIgnored(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 20)
 	f.catchUp(t)
-	names, list := podsIn(t, s, "/pods", storage.ListOptions{Predicate: sharded1(shardOf(uidField, 0, 1<<20))})
+	names, list := podsIn(t, s, "/pods", storage.ListOptions{Predicate: ofShard(shardOf(uidField, 0, 1<<20))})
 	if len(names) != 20 || list.ShardInfo != nil {
 		t.Errorf("%d pods, %v", len(names), list.ShardInfo)
 	}
@@ -285,7 +286,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 	rep := s.NewRepresentation(podItem, nil)
 	defer rep.Close()
 	read := func(i int) (objects int) {
-		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(namespaceField, i, 4))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +314,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 		t.Fatalf("the shards have %d pods", total)
 	}
 	for i := range 4 {
-		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(namespaceField, i, 4))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +344,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 
 func shardReading(t testing.TB, s *Store, i int) *Reading {
 	t.Helper()
-	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(shardOf(namespaceField, i, 4))})
+	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(namespaceField, i, 4))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +360,7 @@ func TestShards_Kept_AreBounded(t *testing.T) {
 	f.catchUp(t)
 	for i := range 20 {
 		sel := sharding.NewSelector(sharding.ShardRangeRequirement{Key: uidField, Start: fmt.Sprintf("0x%016x", i), End: endOfHashes})
-		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: sharded1(sel)})
+		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(sel)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -430,7 +431,7 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 			f.catchUp(t)
 			var watches [n]watch.Interface
 			for i := range n {
-				w, err := s.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: sharded1(shardOf(key, i, n))})
+				w, err := s.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: ofShard(shardOf(key, i, n))})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -504,7 +505,7 @@ func TestShardedWatch_OfNamespace_Selects(t *testing.T) {
 	s := f.engine(t)
 	f.catchUp(t)
 	sel := shardOf(uidField, 0, 2)
-	st, err := s.OpenStream(contextFor(t), "/pods/ns", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: sharded1(sel)})
+	st, err := s.OpenStream(contextFor(t), "/pods/ns", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: ofShard(sel)})
 	if err != nil {
 		t.Fatal(err)
 	}
