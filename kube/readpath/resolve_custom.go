@@ -6,9 +6,11 @@ import (
 	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -60,12 +62,15 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 		StandardSerializers: serializer.standard(),
 		Deprecated:          v.Deprecated,
 	}
-	selectable := map[string]bool{"metadata.name": true, "metadata.namespace": res.Namespaced}
+	selectable := map[string]bool{}
 	for _, f := range v.SelectableFields {
 		selectable[strings.TrimPrefix(f.JSONPath, ".")] = true
 	}
 	res.FieldLabel = func(label, value string) (string, string, error) {
-		if !selectable[label] {
+		switch {
+		case label == "metadata.name" || label == "metadata.namespace" && res.Namespaced:
+		case selectable[label] && utilfeature.DefaultFeatureGate.Enabled(apiextensionsfeatures.CustomResourceFieldSelectors):
+		default:
 			return "", "", fmt.Errorf("field label not supported: %s", label)
 		}
 		return label, value, nil
