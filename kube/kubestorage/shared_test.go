@@ -1,0 +1,50 @@
+package kubestorage
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+)
+
+// TestSharedObjectVariesCBOR: JSON is encoded once for all watches, CBOR for each, with keys in an
+// order that varies.
+func TestSharedObjectVariesCBOR(t *testing.T) {
+	encode := func(s runtime.Serializer) (encoded [][]byte, times int) {
+		encoder := codecs.EncoderForVersion(runtime.UseNondeterministicEncoding(s), examplev1.SchemeGroupVersion)
+		pod := newPod("shared")
+		pod.Annotations = map[string]string{"hello": "world", "foo": "bar"}
+		obj := share(pod).(*sharedObject)
+		for range 64 {
+			var buf bytes.Buffer
+			err := obj.CacheEncode(encoder.Identifier(), func(obj runtime.Object, w io.Writer) error {
+				times++
+				return encoder.Encode(obj, w)
+			}, &buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			encoded = append(encoded, buf.Bytes())
+		}
+		return encoded, times
+	}
+	varies := func(encoded [][]byte) bool {
+		for _, data := range encoded {
+			if !bytes.Equal(data, encoded[0]) {
+				return true
+			}
+		}
+		return false
+	}
+	if encoded, _ := encode(cbor.NewSerializer(scheme, scheme)); !varies(encoded) {
+		t.Error("all watches get the same CBOR")
+	}
+	encoded, times := encode(json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{}))
+	if varies(encoded) || times != 1 {
+		t.Errorf("JSON was encoded %d times", times)
+	}
+}
