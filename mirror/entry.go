@@ -127,7 +127,8 @@ func (e *Event) historyBytes() int64 {
 // events, for others to find: decoded attributes, encoded bytes, an error. A slot
 // belongs to one kind of reader (in Kubernetes: one served version of one
 // resource). Close frees nothing at once; what is kept under a closed slot is
-// dropped as soon as another slot of the same entry is written, or with the entry.
+// dropped by DropClosed, or as soon as another slot of the same entry is written, or
+// with the entry.
 type Slot struct {
 	closed atomic.Bool
 }
@@ -177,6 +178,24 @@ func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
 	}
 }
 
+func dropClosed(head *atomic.Pointer[memo]) {
+	for {
+		cur := head.Load()
+		var open *memo
+		closed := false
+		for m := cur; m != nil; m = m.next {
+			if m.slot.closed.Load() {
+				closed = true
+			} else {
+				open = &memo{slot: m.slot, value: m.value, next: open}
+			}
+		}
+		if !closed || head.CompareAndSwap(cur, open) {
+			return
+		}
+	}
+}
+
 // Memo returns what is kept for the entry under s, nil if nothing is.
 func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
@@ -217,8 +236,14 @@ func (e *Entry) retire() {
 // whether it did. A nil old means nothing yet, a nil value drops what is kept.
 func (e *Entry) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
 
+// DropClosed drops what is kept under slots that have ended.
+func (e *Entry) DropClosed() { dropClosed(&e.memos) }
+
 // Memo returns what is kept for the event under s, nil if nothing is.
 func (e *Event) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
 // SwapMemo is SwapMemo of Entry, for the event.
 func (e *Event) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
+
+// DropClosed is DropClosed of Entry, for the event.
+func (e *Event) DropClosed() { dropClosed(&e.memos) }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // DefaultRepresentationBytes bounds, unless Options say otherwise, what all
@@ -65,6 +67,7 @@ func (b *budget) now() uint32 { return 1 + uint32(time.Since(b.start)/time.Secon
 // use it for as long as they like.
 type block struct {
 	budget  *budget
+	slot    *mirror.Slot // under which it is referred to
 	payload atomic.Pointer[payload]
 	size    int64
 	object  bool         // the payload is a decoded object
@@ -114,17 +117,19 @@ func (b *block) unref() {
 
 // add keeps a payload of size bytes, or returns nil if there is no room for it. The
 // block has one reference, which the caller gives up with unref.
-func (b *budget) add(p payload, size int64) *block { return b.keep(p, size+blockOverhead, false) }
+func (b *budget) add(p payload, size int64, slot *mirror.Slot) *block {
+	return b.keep(p, size+blockOverhead, slot, false)
+}
 
 // addObject is add for a decoded object, of which there is a share of the budget.
-func (b *budget) addObject(obj any, size int64) *block {
+func (b *budget) addObject(obj any, size int64, slot *mirror.Slot) *block {
 	size += blockOverhead
 	if b.objects.Add(size) > b.limit/objectShare && !b.makeRoom(size, true) {
 		b.objects.Add(-size)
 		b.refusals.Add(1)
 		return nil
 	}
-	k := b.keep(payload{object: obj}, size, true)
+	k := b.keep(payload{object: obj}, size, slot, true)
 	if k == nil {
 		b.objects.Add(-size)
 	}
@@ -144,7 +149,9 @@ func (b *budget) room(size int64) bool {
 }
 
 // fill is add for a payload that has its room already.
-func (b *budget) fill(p payload, size int64) *block { return b.newBlock(p, size+blockOverhead, false) }
+func (b *budget) fill(p payload, size int64, slot *mirror.Slot) *block {
+	return b.newBlock(p, size+blockOverhead, slot, false)
+}
 
 func (b *budget) take(size int64) bool {
 	if b.used.Add(size) > b.limit && !b.makeRoom(size, false) {
@@ -155,15 +162,15 @@ func (b *budget) take(size int64) bool {
 	return true
 }
 
-func (b *budget) keep(p payload, size int64, object bool) *block {
+func (b *budget) keep(p payload, size int64, slot *mirror.Slot, object bool) *block {
 	if !b.take(size) {
 		return nil
 	}
-	return b.newBlock(p, size, object)
+	return b.newBlock(p, size, slot, object)
 }
 
-func (b *budget) newBlock(p payload, size int64, object bool) *block {
-	k := &block{budget: b, size: size, object: object}
+func (b *budget) newBlock(p payload, size int64, slot *mirror.Slot, object bool) *block {
+	k := &block{budget: b, slot: slot, size: size, object: object}
 	k.payload.Store(&p)
 	k.read.Store(b.now())
 	k.refs.Store(1)
@@ -174,7 +181,22 @@ func (b *budget) newBlock(p payload, size int64, object bool) *block {
 		b.sweepLocked()
 	}
 	b.ring = append(b.ring, k)
+	if slot.Closed() { // releaseClosed may have come too early
+		k.release()
+	}
 	return k
+}
+
+// releaseClosed releases the blocks whose slots have been closed. Cost is O(blocks).
+func (b *budget) releaseClosed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, k := range b.ring {
+		if k.slot.Closed() {
+			k.release()
+		}
+	}
+	b.sweepLocked()
 }
 
 // roomy reports whether less than half of the budget is used.

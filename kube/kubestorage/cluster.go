@@ -36,6 +36,7 @@ type cluster struct {
 	budget    *budget // of the engine
 	tokens    *tokens
 	watches   running
+	reloads   reloads
 	present   present
 	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
@@ -151,6 +152,7 @@ func (c *cluster) close() {
 	if c.checker != nil {
 		c.checker.close()
 	}
+	c.reloads.close()
 	if c.compactor != nil {
 		c.compactor.Stop()
 	}
@@ -188,15 +190,23 @@ type StoreConfig struct {
 	NewFunc        func() runtime.Object
 	NewListFunc    func() runtime.Object
 	GetAttrs       storage.AttrFunc
-	Transformer    transformer
-	Leases         etcd3.LeaseManagerConfig
-	Uncached       bool // serve from etcd, keep nothing in memory
+	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
+	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
+	Transformer transformer
+	Leases      etcd3.LeaseManagerConfig
+	Uncached    bool // serve from etcd, keep nothing in memory
 }
 
 func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
 	transformer := cfg.Transformer
+	keys, err := keysOf(transformer, cfg.GroupResource)
+	if err != nil {
+		c.opts.Logger.Error("Reloads of the encryption configuration cannot be observed, so the resource is served from etcd",
+			"resource", cfg.GroupResource.String(), "err", err)
+		cfg.Uncached = true
+	}
 	unsafeDelete := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 	if unsafeDelete {
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
@@ -228,9 +238,10 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
 	c.cache.add(resource, cfg.GroupResource)
-	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, decoder, unsafeDelete, c.budget))
+	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, keys, decoder, unsafeDelete, c.budget))
 	unchecked := c.checker.add(resource, cfg.GroupResource)
-	return s, func() { once.Do(func() { unchecked(); s.stop(); etcd.Close() }) }, nil
+	unfollowed := c.reloads.add(s.view)
+	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }
 
 // replay returns the bounds of the history that is restored.

@@ -13,12 +13,12 @@ import (
 // remember keeps a custom resource that is stored in another version than it was
 // decoded to: a webhook may have converted it, which is slow, and fails when the
 // webhook is down. Each entry is converted once for all its readers (D2).
-func (v *view) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
+func (g *generation) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {
 		return
 	}
-	old, _ := e.Memo(v.converted).(*convertedItem)
+	old, _ := e.Memo(g.converted).(*convertedItem)
 	if old != nil && old.block.payload.Load() != nil {
 		return
 	}
@@ -36,8 +36,11 @@ func (v *view) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	if old != nil {
 		before = old
 	}
-	if k := v.budget.add(payload{data: data}, int64(cap(data))); k != nil && !e.SwapMemo(v.converted, before, &convertedItem{k}) {
+	if k := g.view.budget.add(payload{data: data}, int64(cap(data)), g.converted); k != nil && !e.SwapMemo(g.converted, before, &convertedItem{k}) {
 		k.unref() // another reader was faster
+	}
+	if g.ended.Load() {
+		e.DropClosed() // dropClosed may have been here before
 	}
 }
 
@@ -47,12 +50,12 @@ type convertedItem struct{ block *block }
 
 // recall returns the entry as it was converted before, with the resource version
 // rev, or nil. The object belongs to the caller.
-func (v *view) recall(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
-	c, ok := e.Memo(v.converted).(*convertedItem)
+func (g *generation) recall(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
+	c, ok := e.Memo(g.converted).(*convertedItem)
 	if !ok {
 		return nil
 	}
-	kept := c.block.load(v.budget.now())
+	kept := c.block.load(g.view.budget.now())
 	if kept == nil {
 		return nil
 	}

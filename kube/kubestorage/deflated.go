@@ -240,7 +240,7 @@ func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
 	if kept == nil {
 		return
 	}
-	if k := p.budget.add(payload{object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes))); k != nil {
+	if k := p.budget.add(payload{object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes)), p.slot); k != nil {
 		if old := kept.deflated[key.form].Swap(k); old != nil {
 			old.unref()
 		}

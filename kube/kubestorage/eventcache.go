@@ -42,8 +42,9 @@ type cachedEvent struct {
 func (c *eventCache) add(e cachedEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
-		return // a watcher is still at it
+	if c.ended { // a watcher is still at it
+		e.ev.SwapMemo(e.slot, e.kept, nil)
+		return
 	}
 	if c.ring == nil {
 		c.ring = make([]cachedEvent, cachedEvents)

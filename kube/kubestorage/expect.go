@@ -32,7 +32,7 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 		snap, err = s.resource.Latest()
 	}
 	x.Objects = snap
-	if sel := s.view.selector(q.opts.Predicate); sel.plain && sel.shard != nil {
+	if sel := s.view.now().selector(q.opts.Predicate); sel.plain && sel.shard != nil {
 		if known := s.shards.known(sel.shard); known != nil {
 			x.Objects = known
 		}

@@ -35,15 +35,17 @@ type index struct {
 
 // indexed is the index at one revision; immutable.
 type indexed struct {
+	gen    *generation // of the attributes from which it was made
 	rev    mirror.Revision
 	tree   btree.Tree[*indexItem]
 	cursor mirror.Cursor // after rev; only copies of it move
 }
 
 // serves reports whether the index, which may be nil, answers at rev or later: it
-// does not if the resource was listed anew since, perhaps from another etcd.
-func (i *indexed) serves(rev mirror.Revision) bool {
-	if i == nil || i.rev < rev {
+// does not if the resource was relisted since, perhaps from another etcd, or if the keys
+// that decrypt values were replaced.
+func (i *indexed) serves(gen *generation, rev mirror.Revision) bool {
+	if i == nil || i.gen != gen || i.rev < rev {
 		return false
 	}
 	cursor := i.cursor
@@ -73,28 +75,37 @@ const readAtOnce = 256
 // mirror.ErrNotReady. Cost: the events since it was asked last; the whole resource
 // the first time, and when the log does not reach back to the last time.
 func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
-	if cur := x.cur.Load(); cur.serves(rev) {
+	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
 		return cur, nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	cur := x.cur.Load()
-	if cur.serves(rev) {
+	cur, gen := x.cur.Load(), x.view.now()
+	if cur.serves(gen, rev) {
 		return cur, nil
+	}
+	if cur != nil && cur.gen != gen {
+		cur = nil
 	}
 	next, err := x.follow(ctx, cur)
 	if errors.Is(err, mirror.ErrCompacted) {
-		next, err = x.build(ctx)
+		next, err = x.build(ctx, gen)
 	}
 	if err != nil {
 		return nil, err
 	}
 	x.cur.Store(next)
+	if gen.ended.Load() { // end may have come too early
+		x.cur.CompareAndSwap(next, nil)
+	}
 	return next, nil
 }
 
+// drop lets the index be built anew by its next reader.
+func (x *index) drop() { x.cur.Store(nil) }
+
 // build makes the index from the present. The caller holds mu.
-func (x *index) build(ctx context.Context) (*indexed, error) {
+func (x *index) build(ctx context.Context, gen *generation) (*indexed, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
 		return nil, err
@@ -102,14 +113,14 @@ func (x *index) build(ctx context.Context) (*indexed, error) {
 	n, _ := snap.Count("", "")
 	items := make([]*indexItem, 0, n)
 	for e := range snap.All("", "") {
-		item, err := x.item(ctx, e)
+		item, err := x.item(ctx, gen, e)
 		if err != nil {
 			return nil, err
 		}
 		items = append(items, item)
 	}
 	slices.SortFunc(items, func(a, b *indexItem) int { return strings.Compare(a.key, b.key) })
-	return &indexed{rev: snap.Rev, tree: btree.Build(items), cursor: *snap.Cursor("", "")}, nil
+	return &indexed{gen: gen, rev: snap.Rev, tree: btree.Build(items), cursor: *snap.Cursor("", "")}, nil
 }
 
 // follow applies the events since cur. The caller holds mu.
@@ -126,14 +137,14 @@ func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
 		}
 		for _, ev := range events {
 			if ev.Prev != nil {
-				old, err := x.item(ctx, ev.Prev)
+				old, err := x.item(ctx, cur.gen, ev.Prev)
 				if err != nil {
 					return nil, err
 				}
 				edit.Delete(old.key)
 			}
 			if ev.Entry != nil {
-				item, err := x.item(ctx, ev.Entry)
+				item, err := x.item(ctx, cur.gen, ev.Entry)
 				if err != nil {
 					return nil, err
 				}
@@ -141,13 +152,13 @@ func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
 			}
 		}
 		if len(events) < readAtOnce {
-			return &indexed{rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, nil
+			return &indexed{gen: cur.gen, rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, nil
 		}
 	}
 }
 
-func (x *index) item(ctx context.Context, e *mirror.Entry) (*indexItem, error) {
-	a, err := x.view.attrs(ctx, e)
+func (x *index) item(ctx context.Context, gen *generation, e *mirror.Entry) (*indexItem, error) {
+	a, err := gen.attrs(ctx, e)
 	if err != nil {
 		return nil, err
 	}

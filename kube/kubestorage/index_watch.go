@@ -30,22 +30,23 @@ func (st *Stream) follow() {
 func (x *index) values(ctx context.Context, ev *mirror.Event) (before, now string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, decodeTimeout)
 	defer cancel()
+	gen := x.view.now()
 	err := Guard(func() error {
 		if e := ev.Entry; e != nil {
-			if _, learned := e.Memo(x.view.slot).(*attrs); !learned {
+			if _, learned := e.Memo(gen.slot).(*attrs); !learned {
 				// Those who are going to be woken share the object.
-				if _, err := x.view.added(ev); err != nil {
+				if _, err := gen.added(ev); err != nil {
 					return err
 				}
 			}
-			a, err := x.view.attrs(ctx, e)
+			a, err := gen.attrs(ctx, e)
 			if err != nil {
 				return err
 			}
 			now = x.value(a)
 		}
 		if ev.Prev != nil {
-			a, err := x.view.attrs(ctx, ev.Prev)
+			a, err := gen.attrs(ctx, ev.Prev)
 			if err != nil {
 				return err
 			}

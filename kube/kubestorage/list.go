@@ -156,7 +156,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj
 		}
 		var obj runtime.Object
 		if err == nil && ok {
-			obj, err = s.view.shared(ctx, e)
+			obj, err = r.selector.gen.shared(ctx, e)
 		}
 		if err != nil {
 			if !s.view.unsafeDelete || !corrupt.add(e.Key(), err) {

@@ -27,27 +27,30 @@ func (o *object) Retired() { o.block.unref() }
 
 // shared returns the entry's object, decoded once for all readers while there is
 // room. Do not write to what it points to.
-func (v *view) shared(ctx context.Context, e *mirror.Entry) (runtime.Object, error) {
-	old, _ := e.Memo(v.objects).(*object)
+func (g *generation) shared(ctx context.Context, e *mirror.Entry) (runtime.Object, error) {
+	old, _ := e.Memo(g.objects).(*object)
 	if old != nil {
-		if kept := old.block.load(v.budget.now()); kept != nil {
+		if kept := old.block.load(g.view.budget.now()); kept != nil {
 			return kept.object.(runtime.Object), nil
 		}
 	}
-	obj, err := v.decode(ctx, e, e.ModRevision())
+	obj, err := g.decode(ctx, e, e.ModRevision())
 	if err != nil {
 		return nil, err
 	}
 	if e.Foreign() {
 		return obj, nil
 	}
-	if k := v.budget.addObject(obj, objectFactor*e.Size()+objectBase); k != nil {
+	if k := g.view.budget.addObject(obj, objectFactor*e.Size()+objectBase, g.objects); k != nil {
 		var before any
 		if old != nil {
 			before = old
 		}
-		if !e.SwapMemo(v.objects, before, &object{k}) {
+		if !e.SwapMemo(g.objects, before, &object{k}) {
 			k.unref()
+		}
+		if g.ended.Load() {
+			e.DropClosed() // dropClosed may have been here before
 		}
 	}
 	return obj, nil

@@ -550,7 +550,7 @@ func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 						if _, err := rep.ItemIn(ctx, e, &buf); err != nil {
 							t.Fatal(err)
 						}
-						if _, err := s.view.shared(ctx, e); err != nil {
+						if _, err := s.view.now().shared(ctx, e); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -303,7 +303,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	if !s.fromMemory(q.opts, q.exact) {
 		return nil, errGate
 	}
-	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.selector(*pred)}
+	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.now().selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
 	if r.suspect = q.exact > 0 && s.resource.Suspect() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
@@ -413,7 +413,7 @@ func (s *Store) useIndex(ctx context.Context, r *Reading) {
 	if r.request.exact == 0 {
 		// The index is asked last: one of a lineage that has ended meanwhile, whose revision
 		// the next one may have too, may not know what that knows.
-		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.rev) {
+		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.gen, cur.rev) {
 			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.rev, cur, x.name, value
 		}
 		return

@@ -163,13 +163,14 @@ func TestBudgetBoundsWhatIsKept(t *testing.T) {
 // reads, and nothing that is being read is.
 func TestIdleBytesMakeRoom(t *testing.T) {
 	b := newBudget(10 * (1000 + blockOverhead))
-	first := b.add(payload{data: make([]byte, 1000)}, 1000)
+	slot := &mirror.Slot{}
+	first := b.add(payload{data: make([]byte, 1000)}, 1000, slot)
 	for range 9 {
-		if b.add(payload{}, 1000) == nil {
+		if b.add(payload{}, 1000, slot) == nil {
 			t.Fatal("no room in an empty budget")
 		}
 	}
-	if b.add(payload{}, 1000) != nil {
+	if b.add(payload{}, 1000, slot) != nil {
 		t.Error("what was read a moment ago made room")
 	}
 	if n := b.refusals.Load(); n != 1 {
@@ -178,18 +179,18 @@ func TestIdleBytesMakeRoom(t *testing.T) {
 	b.start = b.start.Add(-2 * idleTime) // time passes
 	first.load(b.now())
 	for range 9 {
-		if b.add(payload{}, 1000) == nil {
+		if b.add(payload{}, 1000, slot) == nil {
 			t.Fatal("what is idle made no room")
 		}
 	}
-	if b.add(payload{}, 1000) != nil || first.payload.Load() == nil {
+	if b.add(payload{}, 1000, slot) != nil || first.payload.Load() == nil {
 		t.Error("what is read made room")
 	}
 	if used := b.used.Load(); used > b.limit {
 		t.Errorf("%d bytes are kept, want at most %d", used, b.limit)
 	}
 	first.read.Store(b.now() + 1) // while room is looked for
-	if b.add(payload{}, 1000) != nil || first.payload.Load() == nil {
+	if b.add(payload{}, 1000, slot) != nil || first.payload.Load() == nil {
 		t.Error("what was read a moment later made room")
 	}
 }
@@ -197,22 +198,23 @@ func TestIdleBytesMakeRoom(t *testing.T) {
 // TestIdleObjectsMakeRoomForOthers within their share, though there is room for more bytes.
 func TestIdleObjectsMakeRoomForOthers(t *testing.T) {
 	b := newBudget(objectShare * 10 * (1000 + blockOverhead))
-	first := b.add(payload{}, 1000)
+	slot := &mirror.Slot{}
+	first := b.add(payload{}, 1000, slot)
 	for range 10 {
-		if b.addObject(b, 1000) == nil {
+		if b.addObject(b, 1000, slot) == nil {
 			t.Fatal("no room in an empty budget")
 		}
 	}
-	if b.addObject(b, 1000) != nil {
+	if b.addObject(b, 1000, slot) != nil {
 		t.Error("an object that was read a moment ago made room")
 	}
 	b.start = b.start.Add(-2 * idleTime) // time passes
 	for range 10 {
-		if b.addObject(b, 1000) == nil {
+		if b.addObject(b, 1000, slot) == nil {
 			t.Fatal("objects that are idle made no room")
 		}
 	}
-	if b.addObject(b, 1000) != nil || first.payload.Load() == nil {
+	if b.addObject(b, 1000, slot) != nil || first.payload.Load() == nil {
 		t.Error("something else made room for objects")
 	}
 	if n := b.objects.Load(); n > b.limit/objectShare {
@@ -224,10 +226,11 @@ func TestIdleObjectsMakeRoomForOthers(t *testing.T) {
 func TestManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
 	const large = 1 << 20
 	b := newBudget(large + blockOverhead)
-	for b.add(payload{}, 1000) != nil {
+	slot := &mirror.Slot{}
+	for b.add(payload{}, 1000, slot) != nil {
 	}
 	b.start = b.start.Add(-2 * idleTime) // time passes
-	if b.add(payload{}, large) == nil {
+	if b.add(payload{}, large, slot) == nil {
 		t.Error("no room was made for a large block")
 	}
 }

@@ -37,7 +37,7 @@ type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 // use, or spliced from what is stored if that is known to give the same. Safe for
 // concurrent use.
 type Representation struct {
-	store  *Store
+	gen    *generation
 	encode ItemEncoder
 	splice Splicer // nil: never
 	budget *budget
@@ -56,11 +56,15 @@ type Representation struct {
 // NewRepresentation returns a representation of the store's objects; splice may be nil.
 // Close it when it is of no more use.
 func (s *Store) NewRepresentation(encode ItemEncoder, splice Splicer) *Representation {
+	return s.view.now().newRepresentation(encode, splice)
+}
+
+func (g *generation) newRepresentation(encode ItemEncoder, splice Splicer) *Representation {
 	return &Representation{
 		splice:    splice,
-		store:     s,
+		gen:       g,
 		encode:    encode,
-		budget:    s.cluster.budget,
+		budget:    g.view.budget,
 		slot:      &mirror.Slot{},
 		gone:      &mirror.Slot{},
 		building:  map[*mirror.Leaf]chan struct{}{},
@@ -79,12 +83,22 @@ func (p *Representation) Close() {
 // comparable. It is made with encode and splice when it is first asked for, and closed
 // with the store.
 func (s *Store) Representation(name any, encode ItemEncoder, splice Splicer) *Representation {
-	if p, ok := s.representations.Load(name); ok {
+	g := s.view.now()
+	if p, ok := g.representations.Load(name); ok {
 		return p.(*Representation)
 	}
-	p, _ := s.representations.LoadOrStore(name, s.NewRepresentation(encode, splice))
-	return p.(*Representation)
+	kept, _ := g.representations.LoadOrStore(name, g.newRepresentation(encode, splice))
+	p := kept.(*Representation)
+	if g.ended.Load() { // end may have come too early
+		p.Close()
+	}
+	return p
 }
+
+// Fresh reports whether the values of the store are still decrypted with the keys with which
+// those of the representation are. If not, Store.Representation returns its successor. Cost is
+// a few loads.
+func (p *Representation) Fresh() bool { return p.gen == p.gen.view.now() }
 
 // item is what is kept on an entry: a part of a block, while there is room for it, and
 // whether the item can be spliced when it is gone.
@@ -150,7 +164,7 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 	if e.Foreign() {
 		return data, nil
 	}
-	if k := p.budget.add(payload{data: data}, int64(cap(data))); k != nil {
+	if k := p.budget.add(payload{data: data}, int64(cap(data)), p.slot); k != nil {
 		p.keep(e, old, &item{block: k, to: uint32(len(data))})
 		k.unref()
 	}
@@ -170,6 +184,9 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 		old.unref()
 	} else {
 		it.unref()
+	}
+	if p.gen.ended.Load() {
+		e.DropClosed() // dropClosed may have been here before
 	}
 }
 
@@ -194,7 +211,7 @@ func (p *Representation) appendSpliced(dst []byte, e *mirror.Entry) []byte {
 }
 
 func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
-	obj, err := p.store.view.decode(ctx, e, rev)
+	obj, err := p.gen.decode(ctx, e, rev)
 	if err != nil {
 		return dst, err
 	}
@@ -574,7 +591,7 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 			data = slices.Clip(slices.Clone(dst))
 		}
 		if keep {
-			k = b.p.budget.fill(payload{data: data}, int64(len(data)))
+			k = b.p.budget.fill(payload{data: data}, int64(len(data)), b.p.slot)
 		}
 		from := uint32(0)
 		for n, i := range in {
@@ -869,11 +886,11 @@ func (i *eventItem) get(made func(ctx context.Context) ([]byte, error)) ([]byte,
 // write to them. Errors are those of Item.
 func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 	return p.eventItem(p.slot, ev, ev.Entry).get(func(ctx context.Context) ([]byte, error) {
-		if !p.store.view.selective.Load() {
+		if !p.gen.view.selective.Load() {
 			return p.Item(ctx, ev.Entry)
 		}
 		// Selectors look at the object too: it is decoded once for all of them.
-		obj, err := p.store.view.added(ev)
+		obj, err := p.gen.added(ev)
 		if err != nil {
 			return nil, err
 		}

@@ -180,6 +180,7 @@ type shard struct {
 
 // sharded is a shard at one revision; immutable.
 type sharded struct {
+	gen    *generation // of the attributes from which it was made
 	rev    mirror.Revision
 	tree   btree.Tree[*mirror.Entry]
 	cursor mirror.Cursor // after rev; only copies of it move
@@ -211,9 +212,9 @@ func (s *sharded) Measure(start, end string, of any, measure func(mirror.Run) (i
 }
 
 // serves reports whether the shard, which may be nil, answers at rev or later: not if the
-// resource was relisted since.
-func (s *sharded) serves(rev mirror.Revision) bool {
-	if s == nil || s.rev < rev {
+// resource was relisted since, or the keys that decrypt values were replaced.
+func (s *sharded) serves(gen *generation, rev mirror.Revision) bool {
+	if s == nil || s.gen != gen || s.rev < rev {
 		return false
 	}
 	cursor := s.cursor
@@ -225,18 +226,22 @@ func (s *sharded) serves(rev mirror.Revision) bool {
 // Cost: the events since it was read last; the first time, and when the log does not reach back to
 // the last time, a look at every entry of the resource.
 func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
-	if cur := x.cur.Load(); cur.serves(rev) {
+	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
 		return cur, nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	cur := x.cur.Load()
-	if cur.serves(rev) {
+	cur, gen := x.cur.Load(), x.view.now()
+	if cur.serves(gen, rev) {
 		return cur, nil
 	}
-	next, replaced, err := x.follow(ctx, cur)
+	from := cur
+	if cur != nil && cur.gen != gen {
+		from = nil
+	}
+	next, replaced, err := x.follow(ctx, from)
 	if errors.Is(err, mirror.ErrCompacted) {
-		if next, err = x.build(ctx); cur != nil {
+		if next, err = x.build(ctx, gen); cur != nil {
 			replaced = leavesOf(cur.tree)
 		}
 	}
@@ -245,11 +250,14 @@ func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
 	}
 	x.cur.Store(next)
 	retire(replaced)
+	if gen.ended.Load() {
+		x.dropEndedLocked() // dropEnded may have been here before
+	}
 	return next, nil
 }
 
 // build makes the shard from the present. The caller holds mu.
-func (x *shard) build(ctx context.Context) (*sharded, error) {
+func (x *shard) build(ctx context.Context, gen *generation) (*sharded, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
 		return nil, err
@@ -260,7 +268,7 @@ func (x *shard) build(ctx context.Context) (*sharded, error) {
 		if n++; n%1024 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		ok, err := x.selects(ctx, e)
+		ok, err := x.selects(ctx, gen, e)
 		if err != nil {
 			return nil, err
 		}
@@ -268,7 +276,7 @@ func (x *shard) build(ctx context.Context) (*sharded, error) {
 			selected = append(selected, e)
 		}
 	}
-	return &sharded{rev: snap.Rev, tree: btree.Build(selected), cursor: *snap.Cursor("", "")}, nil
+	return &sharded{gen: gen, rev: snap.Rev, tree: btree.Build(selected), cursor: *snap.Cursor("", "")}, nil
 }
 
 // follow applies the events since cur, and returns the leaves that the new tree does not have and
@@ -289,7 +297,7 @@ func (x *shard) follow(ctx context.Context, cur *sharded) (*sharded, []*mirror.L
 				edit.Delete(ev.Key()) // not there if it was not selected
 				continue
 			}
-			ok, err := x.selects(ctx, ev.Entry)
+			ok, err := x.selects(ctx, cur.gen, ev.Entry)
 			switch {
 			case err != nil:
 				return nil, nil, err
@@ -301,13 +309,13 @@ func (x *shard) follow(ctx context.Context, cur *sharded) (*sharded, []*mirror.L
 		}
 		if len(events) < readAtOnce {
 			replaced := edit.Replaced()
-			return &sharded{rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, replaced, nil
+			return &sharded{gen: cur.gen, rev: cursor.Position(), tree: edit.Tree(), cursor: cursor}, replaced, nil
 		}
 	}
 }
 
-func (x *shard) selects(ctx context.Context, e *mirror.Entry) (bool, error) {
-	a, err := x.view.attrs(ctx, e)
+func (x *shard) selects(ctx context.Context, gen *generation, e *mirror.Entry) (bool, error) {
+	a, err := gen.attrs(ctx, e)
 	return err == nil && x.set.selects(a), err
 }
 
@@ -319,7 +327,7 @@ func (x *shard) rolledTo(ctx context.Context, snap mirror.Snapshot, cur *sharded
 		e, ok := snap.Get(key)
 		if ok {
 			var err error
-			if ok, err = x.selects(ctx, e); err != nil {
+			if ok, err = x.selects(ctx, cur.gen, e); err != nil {
 				return nil, err
 			}
 		}
@@ -329,7 +337,7 @@ func (x *shard) rolledTo(ctx context.Context, snap mirror.Snapshot, cur *sharded
 			edit.Delete(key)
 		}
 	}
-	past := &sharded{rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
+	past := &sharded{gen: cur.gen, rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
 	if old := x.past.Swap(past); old != nil {
 		retireOthers(old, past, cur)
 	}
@@ -353,6 +361,21 @@ func (x *shard) drop() {
 	defer x.mu.Unlock()
 	for _, s := range []*sharded{x.cur.Swap(nil), x.past.Swap(nil)} {
 		if s != nil {
+			retire(leavesOf(s.tree))
+		}
+	}
+}
+
+// dropEnded is drop for versions whose generation has ended.
+func (x *shard) dropEnded() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.dropEndedLocked()
+}
+
+func (x *shard) dropEndedLocked() {
+	for _, p := range []*atomic.Pointer[sharded]{&x.cur, &x.past} {
+		if s := p.Load(); s != nil && s.gen.ended.Load() && p.CompareAndSwap(s, nil) {
 			retire(leavesOf(s.tree))
 		}
 	}
@@ -494,6 +517,21 @@ func (t *shards) dropIdle() {
 	}
 }
 
+// dropEnded drops the versions of shards whose generation has ended.
+func (t *shards) dropEnded() {
+	var all []*shard
+	t.mu.Lock()
+	for _, shards := range t.byKey {
+		for _, s := range shards {
+			all = append(all, s)
+		}
+	}
+	t.mu.Unlock()
+	for _, s := range all {
+		s.dropEnded()
+	}
+}
+
 // end drops all shards, for good.
 func (t *shards) end() {
 	t.mu.Lock()
@@ -517,7 +555,7 @@ func (t *shards) end() {
 func (s *Store) useShard(ctx context.Context, r *Reading) {
 	x := s.shard(r.selector.shard)
 	if r.request.exact > 0 {
-		if past := x.past.Load(); past != nil && past.rev == r.Rev && past.serves(r.Rev) {
+		if past := x.past.Load(); past != nil && past.rev == r.Rev && past.serves(s.view.now(), r.Rev) {
 			r.shard = past
 			return
 		}
@@ -532,7 +570,7 @@ func (s *Store) useShard(ctx context.Context, r *Reading) {
 		s.shards.trim(x, n)
 	}
 	if r.request.exact == 0 {
-		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.rev) {
+		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.gen, cur.rev) {
 			r.Snapshot, r.Rev, r.shard = snap, cur.rev, cur
 		}
 		return

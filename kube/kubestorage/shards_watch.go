@@ -60,25 +60,25 @@ func (w *shardWatches) leave(set *shardSet) {
 // values returns the hashes of an object before and after an event; false if one of them cannot be
 // told because the object cannot be decoded: each watch then meets the event, and retries on its own.
 func (w *shardWatches) values(ev *mirror.Event) (before, now string, known bool) {
-	v := w.store.view
+	gen := w.store.view.now()
 	ctx, cancel := context.WithTimeout(w.store.ctx, decodeTimeout)
 	defer cancel()
 	err := Guard(func() error {
 		if e := ev.Entry; e != nil {
-			if _, learned := e.Memo(v.slot).(*attrs); !learned {
+			if _, learned := e.Memo(gen.slot).(*attrs); !learned {
 				// The watches that are about to be woken share the object.
-				if _, err := v.added(ev); err != nil {
+				if _, err := gen.added(ev); err != nil {
 					return err
 				}
 			}
-			a, err := v.attrs(ctx, e)
+			a, err := gen.attrs(ctx, e)
 			if err != nil {
 				return err
 			}
 			now = hashValue(a.hashes[w.key])
 		}
 		if ev.Prev != nil {
-			a, err := v.attrs(ctx, ev.Prev)
+			a, err := gen.attrs(ctx, ev.Prev)
 			if err != nil {
 				return err
 			}
@@ -135,7 +135,7 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 		if e == nil {
 			continue
 		}
-		if a, known := e.Memo(st.store.view.slot).(*attrs); known && !st.selector.shard.selects(a) {
+		if a, known := e.Memo(st.selector.gen.slot).(*attrs); known && !st.selector.shard.selects(a) {
 			n++
 		}
 	}

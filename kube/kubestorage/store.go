@@ -49,8 +49,6 @@ type Store struct {
 	shardWatches [shardKeys]*shardWatches
 	shards       shards
 
-	representations sync.Map // of *Representation, by name
-
 	unready outage
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
@@ -81,6 +79,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, s.endStreams)
+	v.ended = s.generationEnded
 	return s
 }
 
@@ -90,10 +89,6 @@ func (s *Store) stop() {
 	s.watches.end()
 	s.shards.end()
 	s.view.close()
-	s.representations.Range(func(_, p any) bool {
-		p.(*Representation).Close()
-		return true
-	})
 	s.resource.Release()
 }
 
@@ -169,7 +164,7 @@ func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
 	if !ok {
 		return nil
 	}
-	obj, err := s.view.decode(ctx, e, e.ModRevision())
+	obj, err := s.view.now().decode(ctx, e, e.ModRevision())
 	if err != nil {
 		klog.FromContext(ctx).V(4).Info("Object in memory cannot be decoded, reading etcd", "key", key, "err", err)
 		return nil
@@ -437,7 +432,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case err != nil:
 		return err
 	}
-	if err := s.view.decodeInto(ctx, e, out); err != nil {
+	if err := s.view.now().decodeInto(ctx, e, out); err != nil {
 		// Upstream's store words the error, and may have better luck.
 		return s.getFromEtcd(ctx, key, opts, out)
 	}

@@ -173,7 +173,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		store:    s,
 		start:    prefix,
 		end:      after(prefix),
-		selector: s.view.selector(opts.Predicate),
+		selector: s.view.now().selector(opts.Predicate),
 	}
 	if !opts.Recursive {
 		st.end = prefix + "\x00"
@@ -424,6 +424,7 @@ func (st *Stream) Next() (Batch, error) {
 	if st.failed != nil {
 		return Batch{}, st.failed
 	}
+	st.selector.gen = st.store.view.now()
 	leaving := st.leaving()
 	if st.listing || st.announce && st.endOfList {
 		// What was listed must be what goes on: etcd may have been restored meanwhile.

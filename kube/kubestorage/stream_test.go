@@ -64,7 +64,7 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 	}
 	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(codec, storage.APIObjectVersioner{})
-	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), decoder, false, c.budget))
+	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), nil, decoder, false, c.budget))
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}
 }

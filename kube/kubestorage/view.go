@@ -28,15 +28,18 @@ type (
 )
 
 // view is one served version of one resource: how entries become objects, and the
-// slot under which what was learned about them is kept. Nothing is decoded before
+// generation in which derived data is cached. Nothing is decoded before
 // somebody reads it, and readers of different entries never wait for each other
 // (I9). All methods may be called concurrently.
 type view struct {
 	resource    groupResource
 	transformer transformer
-	decoder     etcd3.Decoder
-	newFunc     func() runtime.Object
-	getAttrs    storage.AttrFunc
+	// keys identifies the keys that the transformer decrypts with at present (see keysOf); nil if
+	// they never change.
+	keys     func() any
+	decoder  etcd3.Decoder
+	newFunc  func() runtime.Object
+	getAttrs storage.AttrFunc
 	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt
 	// objects instead of the first.
 	unsafeDelete bool
@@ -48,36 +51,37 @@ type view struct {
 	selective atomic.Bool
 
 	budget *budget
-	// objects and converted are the slots of objects that are kept decoded, and of
-	// custom resources as a webhook has converted them.
-	objects, converted *mirror.Slot
 
-	slot   *mirror.Slot
-	events eventCache
+	cur    atomic.Pointer[generation] // see now
+	mu     sync.Mutex                 // leaf but for what ends a generation; held to replace cur
+	closed bool                       // guarded by mu
+	// ended, if set, is called after a generation has been replaced, with mu held. It must not
+	// block.
+	ended func(*generation)
 }
 
-func newView(cfg StoreConfig, t transformer, d etcd3.Decoder, unsafeDelete bool, budget *budget) *view {
-	return &view{
+func newView(cfg StoreConfig, t transformer, keys func() any, d etcd3.Decoder, unsafeDelete bool, budget *budget) *view {
+	v := &view{
 		resource:     cfg.GroupResource,
 		transformer:  t,
+		keys:         keys,
 		decoder:      d,
 		newFunc:      cfg.NewFunc,
 		getAttrs:     cfg.GetAttrs,
 		unsafeDelete: unsafeDelete,
 		retryFor:     undecodableFor,
-		slot:         &mirror.Slot{},
-		objects:      &mirror.Slot{},
-		converted:    &mirror.Slot{},
 		budget:       budget,
 	}
+	v.cur.Store(v.newGeneration())
+	return v
 }
 
-// close lets go of what is kept, as its entries are written to or go.
+// close ends the view: its memory is released.
 func (v *view) close() {
-	v.events.end()
-	v.slot.Close()
-	v.objects.Close()
-	v.converted.Close()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+	v.cur.Load().end()
 }
 
 // data returns the entry's value as it was before encryption. It may share memory
@@ -113,40 +117,40 @@ func cause(err error) error {
 
 // decode returns the entry's object, which belongs to the caller, with the
 // resource version rev.
-func (v *view) decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
-	if u := v.recall(e, rev); u != nil {
+func (g *generation) decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	if u := g.recall(e, rev); u != nil {
 		return u, nil
 	}
-	data, err := v.data(ctx, e)
+	data, err := g.view.data(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	obj, err := v.decoder.DecodeListItem(ctx, data, uint64(rev), v.newFunc)
+	obj, err := g.view.decoder.DecodeListItem(ctx, data, uint64(rev), g.view.newFunc)
 	if err != nil {
-		v.undecodable()
+		g.view.undecodable()
 		return nil, err
 	}
-	v.remember(e, data, obj)
+	g.remember(e, data, obj)
 	return obj, nil
 }
 
 // decodeInto is decode into an object of the caller.
-func (v *view) decodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
-	if u := v.recall(e, e.ModRevision()); u != nil {
+func (g *generation) decodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
+	if u := g.recall(e, e.ModRevision()); u != nil {
 		if out, ok := out.(*unstructured.Unstructured); ok {
 			out.Object = u.Object
 			return nil
 		}
 	}
-	data, err := v.data(ctx, e)
+	data, err := g.view.data(ctx, e)
 	if err != nil {
 		return err
 	}
-	if err := v.decoder.Decode(data, out, e.ModRevision()); err != nil {
-		v.undecodable()
+	if err := g.view.decoder.Decode(data, out, e.ModRevision()); err != nil {
+		g.view.undecodable()
 		return err
 	}
-	v.remember(e, data, out)
+	g.remember(e, data, out)
 	return nil
 }
 
@@ -154,23 +158,23 @@ func (v *view) undecodable() { etcdmetrics.RecordDecodeError(v.resource) }
 
 // attrs returns the entry's labels and fields, decoding it if nobody has before.
 // An entry that cannot be decoded is tried again by the next reader.
-func (v *view) attrs(ctx context.Context, e *mirror.Entry) (*attrs, error) {
-	if a, ok := e.Memo(v.slot).(*attrs); ok {
+func (g *generation) attrs(ctx context.Context, e *mirror.Entry) (*attrs, error) {
+	if a, ok := e.Memo(g.slot).(*attrs); ok {
 		return a, nil
 	}
-	obj, err := v.decode(ctx, e, e.ModRevision())
+	obj, err := g.decode(ctx, e, e.ModRevision())
 	if err != nil {
 		return nil, err
 	}
-	return v.learn(e, obj)
+	return g.learn(e, obj)
 }
 
 // learn keeps the attributes of an entry that was decoded.
-func (v *view) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
-	if a, ok := e.Memo(v.slot).(*attrs); ok {
+func (g *generation) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
+	if a, ok := e.Memo(g.slot).(*attrs); ok {
 		return a, nil
 	}
-	l, f, err := v.getAttrs(obj)
+	l, f, err := g.view.getAttrs(obj)
 	if err != nil {
 		return nil, err
 	}
@@ -179,13 +183,15 @@ func (v *view) learn(e *mirror.Entry, obj runtime.Object) (*attrs, error) {
 		return nil, err
 	}
 	a := newAttrs(l, f, m)
-	e.SwapMemo(v.slot, nil, a)
+	if e.SwapMemo(g.slot, nil, a) && g.ended.Load() {
+		e.DropClosed() // dropClosed may have been here before
+	}
 	return a, nil
 }
 
 // selector decides which objects a request is about.
 type selector struct {
-	view  *view
+	gen   *generation
 	pred  storage.SelectionPredicate
 	all   bool      // every object matches
 	plain bool      // every object of the shard matches
@@ -194,8 +200,8 @@ type selector struct {
 	object bool
 }
 
-func (v *view) selector(pred storage.SelectionPredicate) selector {
-	s := selector{view: v, pred: pred}
+func (g *generation) selector(pred storage.SelectionPredicate) selector {
+	s := selector{gen: g, pred: pred}
 	if pred.ShardSelector != nil && !pred.ShardSelector.Empty() && utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
 		if set, ok := parseShardSet(pred.ShardSelector); ok {
 			s.shard = set
@@ -211,17 +217,17 @@ func (v *view) selector(pred storage.SelectionPredicate) selector {
 // matches reports whether the entry's object is selected. The error is that of
 // decoding it; without a selector nothing is decoded.
 func (s *selector) matches(ctx context.Context, e *mirror.Entry) (bool, error) {
-	return s.matchesObject(e, func() (runtime.Object, error) { return s.view.decode(ctx, e, e.ModRevision()) })
+	return s.matchesObject(e, func() (runtime.Object, error) { return s.gen.decode(ctx, e, e.ModRevision()) })
 }
 
 // matchesEvent is matches for the states before and after an event, each decoded
 // once for all watchers.
 func (s *selector) matchesEvent(ev *mirror.Event) (before, now bool, err error) {
 	if ev.Prev != nil {
-		before, err = s.matchesObject(ev.Prev, func() (runtime.Object, error) { return s.view.deleted(ev) })
+		before, err = s.matchesObject(ev.Prev, func() (runtime.Object, error) { return s.gen.deleted(ev) })
 	}
 	if ev.Entry != nil && err == nil {
-		now, err = s.matchesObject(ev.Entry, func() (runtime.Object, error) { return s.view.added(ev) })
+		now, err = s.matchesObject(ev.Entry, func() (runtime.Object, error) { return s.gen.added(ev) })
 	}
 	return before, now, err
 }
@@ -230,7 +236,7 @@ func (s *selector) matchesObject(e *mirror.Entry, decode func() (runtime.Object,
 	if s.all {
 		return true, nil
 	}
-	a, known := e.Memo(s.view.slot).(*attrs)
+	a, known := e.Memo(s.gen.slot).(*attrs)
 	if !known || s.object {
 		obj, err := decode()
 		if err != nil {
@@ -239,7 +245,7 @@ func (s *selector) matchesObject(e *mirror.Entry, decode func() (runtime.Object,
 		if shared, ok := obj.(*sharedObject); ok {
 			obj = shared.obj
 		}
-		if a, err = s.view.learn(e, obj); err != nil {
+		if a, err = s.gen.learn(e, obj); err != nil {
 			return false, err
 		}
 		if s.object {
@@ -283,13 +289,13 @@ func (l *lazyObject) get(decode func() (runtime.Object, error)) (runtime.Object,
 }
 
 // added returns the object after the event, shared by all watchers.
-func (v *view) added(ev *mirror.Event) (runtime.Object, error) {
-	return v.eventObjects(ev).current.get(func() (runtime.Object, error) {
+func (g *generation) added(ev *mirror.Event) (runtime.Object, error) {
+	return g.eventObjects(ev).current.get(func() (runtime.Object, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), decodeTimeout)
 		defer cancel()
-		obj, err := v.decode(ctx, ev.Entry, ev.Rev)
+		obj, err := g.decode(ctx, ev.Entry, ev.Rev)
 		if err == nil {
-			_, err = v.learn(ev.Entry, obj)
+			_, err = g.learn(ev.Entry, obj)
 		}
 		return obj, err
 	})
@@ -297,25 +303,25 @@ func (v *view) added(ev *mirror.Event) (runtime.Object, error) {
 
 // deleted returns the object before the event with the revision of the event, as a
 // DELETED carries it, shared by all watchers.
-func (v *view) deleted(ev *mirror.Event) (runtime.Object, error) {
-	return v.eventObjects(ev).deleted.get(func() (runtime.Object, error) {
+func (g *generation) deleted(ev *mirror.Event) (runtime.Object, error) {
+	return g.eventObjects(ev).deleted.get(func() (runtime.Object, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), decodeTimeout)
 		defer cancel()
-		obj, err := v.decode(ctx, ev.Prev, ev.Rev)
+		obj, err := g.decode(ctx, ev.Prev, ev.Rev)
 		if err == nil {
-			_, err = v.learn(ev.Prev, obj)
+			_, err = g.learn(ev.Prev, obj)
 		}
 		return obj, err
 	})
 }
 
-func (v *view) eventObjects(ev *mirror.Event) *eventObjects {
+func (g *generation) eventObjects(ev *mirror.Event) *eventObjects {
 	for {
-		if o, ok := ev.Memo(v.slot).(*eventObjects); ok {
+		if o, ok := ev.Memo(g.slot).(*eventObjects); ok {
 			return o
 		}
 		o := &eventObjects{}
-		if ev.SwapMemo(v.slot, nil, o) {
+		if ev.SwapMemo(g.slot, nil, o) {
 			bytes := int64(1024)
 			if ev.Entry != nil {
 				bytes += ev.Entry.Size()
@@ -323,7 +329,7 @@ func (v *view) eventObjects(ev *mirror.Event) *eventObjects {
 			if ev.Prev != nil {
 				bytes += ev.Prev.Size()
 			}
-			v.events.add(cachedEvent{slot: v.slot, ev: ev, kept: o, bytes: bytes})
+			g.events.add(cachedEvent{slot: g.slot, ev: ev, kept: o, bytes: bytes})
 			return o
 		}
 	}

@@ -172,7 +172,7 @@ func (w *watcher) added(e *mirror.Entry, selected bool) error {
 			return err
 		}
 	}
-	obj, err := w.stream.store.view.decode(w.stream.ctx, e, e.ModRevision())
+	obj, err := w.stream.selector.gen.decode(w.stream.ctx, e, e.ModRevision())
 	if err != nil {
 		return err
 	}
@@ -185,9 +185,9 @@ func (w *watcher) translate(ev *mirror.Event) (e watch.Event, err error) {
 	switch {
 	case err != nil || e.Type == "":
 	case e.Type == watch.Deleted:
-		e.Object, err = w.stream.store.view.deleted(ev)
+		e.Object, err = w.stream.selector.gen.deleted(ev)
 	default:
-		e.Object, err = w.stream.store.view.added(ev)
+		e.Object, err = w.stream.selector.gen.added(ev)
 	}
 	if shared, ok := e.Object.(*sharedObject); ok && w.stream.store.decorated {
 		e.Object = shared.GetObject()

@@ -62,21 +62,27 @@ type encoding struct {
 // protobufPreamble begins every protobuf message that Kubernetes sends.
 var protobufPreamble = []byte("k8s\x00")
 
-// encodings are those of a resource, by format. They are made when first asked for.
+// encodings are those of a resource, by format. They are made when first asked for, and again
+// when the keys that decrypt the resource have changed.
 type encodings struct {
 	made sync.Map // of *encoding
 }
 
 func (e *encodings) get(r *Resource, f format) (*encoding, error) {
-	if enc, ok := e.made.Load(f); ok {
-		return enc.(*encoding), nil
+	made, ok := e.made.Load(f)
+	if ok && made.(*encoding).rep.Fresh() {
+		return made.(*encoding), nil
 	}
 	enc, err := newEncoding(r, f)
 	if err != nil {
 		return nil, err
 	}
-	kept, _ := e.made.LoadOrStore(f, enc)
-	return kept.(*encoding), nil
+	if ok {
+		e.made.CompareAndSwap(f, made, enc)
+	} else {
+		e.made.LoadOrStore(f, enc)
+	}
+	return enc, nil
 }
 
 func newEncoding(r *Resource, f format) (*encoding, error) {

@@ -174,6 +174,9 @@ func (s *watchServer) deliverAll() error {
 
 // deliver writes the frames of a batch. The error is what the watch ends with.
 func (s *watchServer) deliver(b *kubestorage.Batch) error {
+	if err := s.refresh(); err != nil {
+		return err
+	}
 	if err := s.initialRuns(b.Runs, b.Selected); err != nil {
 		return err
 	}
@@ -333,10 +336,21 @@ func (s *watchServer) eventLater(ev *mirror.Event, err error) (e watchEvent, _ e
 		return watchEvent{}, err
 	}
 	err = s.stream.Retry(ev, err, func() (err error) {
-		e, err = s.event(ev)
+		if err = s.refresh(); err == nil {
+			e, err = s.event(ev)
+		}
 		return err
 	})
 	return e, err
+}
+
+// refresh replaces the encoding if the keys that decrypt the resource have changed: no item of
+// removed keys is sent by a watch that began before.
+func (s *watchServer) refresh() (err error) {
+	if r := s.read; !r.enc.rep.Fresh() {
+		r.enc, err = r.resource.encodings.get(r.resource, r.enc.format)
+	}
+	return err
 }
 
 // encodedBookmark is a bookmark in some encoding. It is immutable.

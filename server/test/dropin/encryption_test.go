@@ -233,3 +233,112 @@ func TestKeysThatComeBack(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestReloadWithoutKey removes the key of objects that were read before, without a restart. From the moment at which the
+// server reports the reload, no read may be answered from what was decrypted before it; when the key returns, all reads are.
+// Upstream answers GETs in the same way, LISTs and watches from its cache for longer: until the cache is built again.
+func TestReloadWithoutKey(t *testing.T) {
+	t.Parallel() // it waits for the server to look at the file, which it does once a minute
+	ctx := newContext(t)
+	env := harness.New(t)
+	etcd := env.Etcd()
+	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
+	config := newEncryption(t, key1)
+	api := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true").API()
+	createThings(t, ctx, api)
+	plain := create(t, ctx, api, defaultMaps, configMap("plain"))
+	createEncrypted(t, ctx, api, "one")
+	createEncrypted(t, ctx, api, "two")
+
+	from := "resourceVersion=" + plain.Metadata.ResourceVersion
+	const initial = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
+	type request struct{ path, query, accept string }
+	var reads, watches []request
+	for _, path := range []string{defaultSecrets, thingsPath} {
+		for _, accept := range []string{"application/json", "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"} {
+			reads = append(reads, request{path, "", accept}, request{path, "resourceVersion=0", accept}, request{path, "labelSelector=x%21%3Dy", accept})
+		}
+		for _, query := range []string{"", "resourceVersion=0"} {
+			reads = append(reads, request{path + "/one", query, "application/json"})
+		}
+		for _, query := range []string{"", from, initial} {
+			watches = append(watches, request{path: path, query: query})
+		}
+	}
+	reads = append(reads, request{defaultSecrets, "", "application/vnd.kubernetes.protobuf"}, request{defaultSecrets + "/one", "", "application/vnd.kubernetes.protobuf"})
+	read := func(r request) *harness.Response {
+		resp, err := api.DoAs(ctx, http.MethodGet, r.path, r.query, "", r.accept, nil)
+		check(t, err)
+		return resp
+	}
+	readAll := func(wanted bool) {
+		t.Helper()
+		for _, r := range reads {
+			if resp := read(r); (resp.Code == http.StatusOK) != wanted || !wanted && resp.Code != http.StatusInternalServerError {
+				t.Errorf("%s?%s as %s: %d, want success: %t", r.path, r.query, r.accept, resp.Code, wanted)
+			}
+		}
+		for _, r := range watches {
+			w, refused, err := api.Watch(ctx, r.path, r.query)
+			check(t, err)
+			if refused != nil {
+				if wanted {
+					t.Errorf("watch %s?%s: %v", r.path, r.query, refused.Err())
+				}
+				continue
+			}
+			e, err := w.Next(ctx)
+			if wanted && (err != nil || e.Type != "ADDED") || !wanted && e.Type != "ERROR" {
+				t.Errorf("watch %s?%s begins with %s, %v, want an object: %t", r.path, r.query, e.Type, err, wanted)
+			}
+			w.Close()
+		}
+	}
+	reloads := func() int {
+		const name = "apiserver_encryption_config_controller_automatic_reloads_total{"
+		resp, err := api.Do(ctx, http.MethodGet, "/metrics", "", nil)
+		check(t, err)
+		n := 0
+		for line := range strings.Lines(string(resp.Body)) {
+			if strings.HasPrefix(line, name) && strings.Contains(line, `status="success"`) {
+				if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &n); err != nil {
+					t.Fatalf("%q: %v", line, err)
+				}
+			}
+		}
+		return n
+	}
+	readAll(true)
+	readAll(true) // from what was cached
+	open := startWatch(t, ctx, api, defaultSecrets, from)
+	expectEvent(t, ctx, open, "ADDED", "one")
+	expectEvent(t, ctx, open, "ADDED", "two")
+
+	config.write(t, key2)
+	get := request{defaultSecrets + "/one", "", "application/json"}
+	for done := false; !done; {
+		done = reloads() > 0
+		switch code := read(get).Code; {
+		case code != http.StatusOK && code != http.StatusInternalServerError:
+			t.Fatalf("get after the key was removed: %d", code)
+		case code == http.StatusOK && done:
+			t.Fatal("an object is shown whose key was removed")
+		case code != http.StatusOK:
+			done = true
+		}
+	}
+	if harness.Engine() == harness.Strata {
+		readAll(false)
+	}
+	// A watch that is up to date goes on.
+	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "three"}, "stringData": object{"text": secret}})
+	if harness.Engine() == harness.Strata {
+		expectEvent(t, ctx, open, "ADDED", "three")
+	}
+
+	config.write(t, key2, key1)
+	check(t, harness.Poll(ctx, func(context.Context) (bool, error) { return read(get).Code == http.StatusOK, nil }))
+	if harness.Engine() == harness.Strata {
+		readAll(true)
+	}
+}

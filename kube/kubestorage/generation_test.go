@@ -1,0 +1,449 @@
+package kubestorage
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// reloaded is what an API server has whose encryption configuration is reloaded automatically.
+type reloaded struct {
+	*encryptionconfig.DynamicTransformers
+}
+
+var podsResource = schema.GroupResource{Resource: "pods"}
+
+func newReloaded(t transformer) reloaded {
+	return reloaded{encryptionconfig.NewDynamicTransformers(overrides(t), nil, func() {}, 0)}
+}
+
+func overrides(t transformer) map[schema.GroupResource]value.Transformer {
+	return map[schema.GroupResource]value.Transformer{podsResource: t}
+}
+
+// load replaces the configuration.
+func (r reloaded) load(t transformer) { r.Set(overrides(t), func() {}, nil, 0) }
+
+func (r reloaded) pods() transformer { return r.TransformerForResource(podsResource) }
+
+func TestKeysOfDynamicTransformers(t *testing.T) {
+	r := newReloaded(encryption(t, "1"))
+	keys := func(gr schema.GroupResource) func() any {
+		t.Helper()
+		current, err := keysOf(r.TransformerForResource(gr), gr)
+		if err != nil || current == nil {
+			t.Fatalf("keys of %s: %v, want a function", gr, err)
+		}
+		return current
+	}
+	pods, services := keys(podsResource), keys(schema.GroupResource{Resource: "services"})
+	secrets := keys(schema.GroupResource{Resource: "secrets"})
+	seen := []any{pods()}
+	plain := services()
+	if pods() != seen[0] {
+		t.Error("the identity of the keys changes without a reload")
+	}
+	for range 3 {
+		r.load(encryption(t, "1"))
+		if slices.Contains(seen, pods()) {
+			t.Error("a reload does not change the identity of the keys")
+		}
+		seen = append(seen, pods())
+		if services() != plain || secrets() != plain {
+			t.Error("a reload changes the identity of a resource that is not encrypted")
+		}
+	}
+	for _, gr := range []schema.GroupResource{{Group: "", Resource: "*"}, {Group: "*", Resource: "*"}} {
+		r.Set(map[schema.GroupResource]value.Transformer{gr: encryption(t, "1")}, func() {}, nil, 0)
+		if services() == plain {
+			t.Errorf("%s does not encrypt services", gr)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { pods() }); n > 0 {
+		t.Errorf("%v allocations to learn whether keys have changed", n)
+	}
+
+	static := encryptionconfig.StaticTransformers(overrides(encryption(t, "1"))).TransformerForResource(podsResource)
+	for _, constant := range []transformer{static, encryption(t, "1"), nil} {
+		if current, err := keysOf(constant, podsResource); current != nil || err != nil {
+			t.Errorf("%T has keys that change: %v", constant, err)
+		}
+	}
+}
+
+// TestReloadInvalidatesDerivedData reads in every way, removes the key, and reads again: nothing
+// may be answered from what was decrypted before. When the key returns, everything is readable.
+func TestReloadInvalidatesDerivedData(t *testing.T) {
+	r := newReloaded(encryption(t, "1"))
+	f := setup(t, withTransformer(r.pods()))
+	s, ctx := f.engine(t), contextFor(t)
+	s.view.retryFor = 0
+	from := f.create(t, newPod("first"))[0].ResourceVersion
+	pod := newPod("second")
+	pod.Spec.NodeName = "a"
+	pod = f.create(t, pod)[0]
+	f.update(t, pod, "changed")
+	f.catchUp(t)
+
+	readable := func(name string, opts storage.ListOptions) (err error) {
+		list := &example.PodList{}
+		if err = s.GetList(ctx, "/pods/", opts, list); err == nil && len(list.Items) == 0 {
+			t.Errorf("%s: empty", name)
+		}
+		return err
+	}
+	cached := everything()
+	cached.ResourceVersion = "0"
+	indexed := cached
+	indexed.Predicate = onNode("a", true)
+	exact := everything()
+	exact.ResourceVersion, exact.ResourceVersionMatch = from, metav1.ResourceVersionMatchExact
+	representation := func() *Representation { return s.Representation("pods", podItem, nil) }
+	var open watch.Interface
+	reads := map[string]func() error{
+		"get": func() error { return s.Get(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}) },
+		"get, resource version 0": func() error {
+			return s.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: "0"}, &example.Pod{})
+		},
+		"list":                     func() error { return readable("list", everything()) },
+		"list, resource version 0": func() error { return readable("cached list", cached) },
+		"list of a value":          func() error { return readable("indexed list", indexed) },
+		"list of the past":         func() error { return readable("list of the past", exact) },
+		"item": func() error {
+			e, _ := mustLatest(t, s).Get(etcdKey(pod))
+			_, err := representation().Item(ctx, e)
+			return err
+		},
+		"attributes": func() error {
+			e, _ := mustLatest(t, s).Get(etcdKey(pod))
+			_, err := s.view.now().attrs(ctx, e)
+			return err
+		},
+		"run": func() (err error) {
+			for run := range mustLatest(t, s).Runs("", "") {
+				if err = representation().AppendRun(ctx, &Spans{}, run); err == nil {
+					_, err = representation().Deflated(ctx, run)
+				}
+			}
+			return err
+		},
+		"size": func() error {
+			if _, known := representation().Measure(mustLatest(t, s), "", ""); !known {
+				return apierrors.NewInternalError(context.Canceled)
+			}
+			return nil
+		},
+		"events": func() error {
+			w, err := s.resource.CursorAfter(mustRevision(t, from), "", "")
+			if err != nil {
+				return err
+			}
+			events, err := w.Next(nil, readAtOnce)
+			if err != nil || len(events) != 2 {
+				t.Fatalf("%d events, %v", len(events), err)
+			}
+			for _, ev := range events {
+				if _, err = representation().Current(ev); err == nil && ev.Prev != nil {
+					_, err = representation().Deleted(ev)
+				}
+				if err == nil {
+					_, err = s.view.now().added(ev)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"initial events": func() error { return firstEvent(t, f.watchPods(t, cached)) },
+		"watch from a revision": func() error {
+			return firstEvent(t, f.watchPods(t, afterRevision(from)))
+		},
+	}
+	names := []string{"size"} // known after a run was read
+	for name := range reads {
+		if name != "size" {
+			names = append(names, name)
+		}
+	}
+	readAll := func(wanted bool) {
+		t.Helper()
+		for range 2 { // the second time from what the first has cached
+			for _, name := range slices.Backward(names) {
+				if err := reads[name](); (err == nil) != wanted {
+					t.Errorf("%s: error %v, want one: %t", name, err, !wanted)
+				}
+			}
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { // size last of all, read backward
+		return boolInt(b == "size") - boolInt(a == "size")
+	})
+	readAll(true)
+	open = f.watchPods(t, afterRevision(s.currentRevision(t)))
+	old := s.view.now()
+	if s.cluster.budget.used.Load() == 0 {
+		t.Fatal("nothing is cached")
+	}
+
+	r.load(encryption(t, "2"))
+	readAll(false)
+	// Memory of what the key has decrypted is released, without a reader that comes by.
+	if n := s.cluster.budget.used.Load(); n != 0 {
+		t.Errorf("%d bytes of derived data are held after its key was removed", n)
+	}
+	eventually(t, "memos are dropped", func() bool { return memos(t, s, old) == 0 })
+	// A watch that began before learns nothing of the past, and goes on.
+	other := newPod("third")
+	f.create(t, other)
+	if got := nextPod(t, open, watch.Added); got.Name != "third" {
+		t.Errorf("got %s, want third", got.Name)
+	}
+	if err := s.Delete(ctx, podKey(other), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	f.catchUp(t)
+
+	r.load(encryption(t, "2", "1"))
+	delete(reads, "events") // there are more of them now
+	names = slices.DeleteFunc(names, func(name string) bool { return name == "events" })
+	readAll(true)
+	if n := s.cluster.budget.used.Load(); n == 0 {
+		t.Error("nothing is cached after the key returned")
+	}
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// currentRevision is the clock as a resource version.
+func (s *Store) currentRevision(t testing.TB) string {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	if err := s.versioner.UpdateObject(u, uint64(s.mirror.Clock())); err != nil {
+		t.Fatal(err)
+	}
+	return u.GetResourceVersion()
+}
+
+func mustRevision(t testing.TB, resourceVersion string) mirror.Revision {
+	t.Helper()
+	rev, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mirror.Revision(rev)
+}
+
+// firstEvent returns the error that the first event of the watch tells, nil if it is another.
+func firstEvent(t testing.TB, w watch.Interface) error {
+	t.Helper()
+	defer w.Stop()
+	if e := next(t, w); e.Type == watch.Error {
+		return apierrors.FromObject(e.Object)
+	}
+	return nil
+}
+
+// memos counts what entries and events hold under the slots of the generation.
+func memos(t testing.TB, s *Store, g *generation) (n int) {
+	t.Helper()
+	slots := []*mirror.Slot{g.slot, g.objects, g.converted}
+	g.representations.Range(func(_, p any) bool {
+		slots = append(slots, p.(*Representation).slot, p.(*Representation).gone)
+		return true
+	})
+	cursor, err := s.resource.CursorAfter(0, "", "")
+	if err != nil {
+		_, floor, _ := s.resource.Oldest()
+		if cursor, err = s.resource.CursorAfter(floor, "", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	events, err := cursor.Next(nil, readAtOnce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slot := range slots {
+		for e := range mustLatest(t, s).All("", "") {
+			n += boolInt(e.Memo(slot) != nil)
+		}
+		for _, ev := range events {
+			n += boolInt(ev.Memo(slot) != nil)
+			if ev.Prev != nil {
+				n += boolInt(ev.Prev.Memo(slot) != nil)
+			}
+		}
+		for run := range mustLatest(t, s).Runs("", "") {
+			n += boolInt(leafRuns(run.Leaf).find(slot) != nil)
+		}
+	}
+	return n
+}
+
+// TestReloadWithoutReaders: memory is released although nothing is read.
+func TestReloadWithoutReaders(t *testing.T) {
+	r := newReloaded(encryption(t, "1"))
+	f := setup(t, withTransformer(r.pods()))
+	s := f.engine(t)
+	f.create(t, newPod("one"))
+	f.catchUp(t)
+	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
+	if _, err := s.Representation("pods", podItem, nil).Item(contextFor(t), e); err != nil {
+		t.Fatal(err)
+	}
+	if s.cluster.budget.used.Load() == 0 {
+		t.Fatal("nothing is cached")
+	}
+	r.load(encryption(t, "2"))
+	eventually(t, "blocks are released", func() bool { return s.cluster.budget.used.Load() == 0 })
+}
+
+// pausing is a transformer that waits before it returns what it has decrypted.
+type pausing struct {
+	transformer
+	on      atomic.Bool
+	entered chan struct{}
+	release chan struct{}
+}
+
+func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	out, stale, err := p.transformer.TransformFromStorage(ctx, data, dataCtx)
+	if p.on.CompareAndSwap(true, false) {
+		p.entered <- struct{}{}
+		<-p.release
+	}
+	return out, stale, err
+}
+
+// TestDecryptionAcrossReload: a value that is being decrypted while its key is removed is not
+// found by later readers.
+func TestDecryptionAcrossReload(t *testing.T) {
+	slow := &pausing{transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
+	r := newReloaded(slow)
+	f := setup(t, withTransformer(r.pods()))
+	s, ctx := f.engine(t), contextFor(t)
+	f.create(t, newPod("one"))
+	f.catchUp(t)
+	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
+	reads := map[string]func() error{
+		"item": func() error { _, err := s.Representation("pods", podItem, nil).Item(ctx, e); return err },
+		"run": func() (err error) {
+			p := s.Representation("pods", podItem, nil)
+			for run := range mustLatest(t, s).Runs("", "") {
+				err = p.AppendRun(ctx, &Spans{}, run)
+			}
+			return err
+		},
+		"object":     func() error { _, err := s.view.now().shared(ctx, e); return err },
+		"attributes": func() error { _, err := s.view.now().attrs(ctx, e); return err },
+		"index":      func() error { _, err := s.indexOf(t).at(ctx, 0); return err },
+	}
+	for name, read := range reads {
+		r.load(slow)
+		slow.on.Store(true)
+		result := make(chan error, 1)
+		go func() { result <- read() }()
+		<-slow.entered
+		r.load(encryption(t, "2"))
+		if err := timely(t, read); err == nil {
+			t.Errorf("%s is read with a removed key", name)
+		}
+		slow.release <- struct{}{}
+		if err := <-result; err != nil {
+			t.Errorf("%s, begun before the reload: %v", name, err)
+		}
+		if err := read(); err == nil {
+			t.Errorf("%s is found with a removed key", name)
+		}
+		if n := s.cluster.budget.used.Load(); n != 0 {
+			t.Errorf("%s: %d bytes are cached of a removed key", name, n)
+		}
+	}
+}
+
+// timely calls f unless it takes long: a reader may wait for another one that is at the same work.
+func timely(t testing.TB, f func() error) error {
+	t.Helper()
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(100 * time.Millisecond):
+		return context.DeadlineExceeded
+	}
+}
+
+func (s *Store) indexOf(t testing.TB) *index {
+	t.Helper()
+	x, _ := s.indexFor(onNode("a", true))
+	return x
+}
+
+// generations is a transformer of an API server with a reload of its own.
+type generations struct {
+	swappable
+	n atomic.Pointer[int]
+}
+
+func (g *generations) Keys() any { return g.n.Load() }
+
+func (g *generations) load(t transformer) {
+	g.set(t)
+	g.n.Store(new(int))
+}
+
+// TestRekeyedTransformer.
+func TestRekeyedTransformer(t *testing.T) {
+	g := &generations{}
+	g.load(encryption(t, "1"))
+	f := setup(t, withTransformer(g))
+	pod := f.create(t, newPod("one"))[0]
+	f.list(t, everything())
+	g.load(encryption(t, "2"))
+	list := &example.PodList{}
+	if err := f.GetList(contextFor(t), "/pods/", everything(), list); err == nil {
+		t.Error("listed with a removed key")
+	}
+	g.load(encryption(t, "1"))
+	if got := podNames(f.list(t, everything())); got != pod.Name {
+		t.Errorf("list has %q", got)
+	}
+}
+
+// BenchmarkGenerationNow is what each read pays to notice reloads.
+func BenchmarkGenerationNow(b *testing.B) {
+	r := newReloaded(nil)
+	current, err := keysOf(r.pods(), podsResource)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, keys := range map[string]func() any{"constant": nil, "dynamic": current} {
+		b.Run(name, func(b *testing.B) {
+			v := newView(StoreConfig{}, nil, keys, nil, false, newBudget(1))
+			b.ReportAllocs()
+			for b.Loop() {
+				v.now()
+			}
+		})
+	}
+}
