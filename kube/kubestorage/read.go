@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -221,6 +222,37 @@ func (r *Reading) NextPage(ctx context.Context, last string, count int, more boo
 		token, err = r.store.pages.seal(ctx, r.Prefix, token)
 	}
 	return token, remaining, err
+}
+
+// Unreadable returns the error of a LIST that has failed with err. With the gate
+// AllowUnsafeMalformedObjectDeletion it names the objects that cannot be read, as upstream's
+// store does; those are found by another walk over the candidates, which decodes them. Otherwise
+// it is err.
+func (r *Reading) Unreadable(ctx context.Context, err error) error {
+	gen := r.selector.gen
+	var status apierrors.APIStatus
+	if !gen.view.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
+		return err
+	}
+	var corrupt corruptObjects
+	found := int64(0)
+	for e := range r.Candidates() {
+		if r.Limit > 0 && found >= r.Limit || ctx.Err() != nil {
+			break
+		}
+		ok, failed := r.Matches(ctx, e)
+		if failed == nil && ok {
+			found++
+			_, failed = gen.decode(ctx, e, e.ModRevision())
+		}
+		if failed != nil && !corrupt.add(e.Key(), failed) {
+			break
+		}
+	}
+	if r.Err() != nil {
+		return err
+	}
+	return corrupt.orElse(r.store.group, err)
 }
 
 // Served tells metrics what a list has come to: how many candidates were looked at, and how

@@ -193,7 +193,7 @@ func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
 		return nil, err
 	}
 	if err := r.measure(p); err != nil {
-		return nil, err
+		return nil, reading.Unreadable(r.req.Context(), err)
 	}
 	measured = true
 	return p, nil

@@ -57,12 +57,12 @@ type watched struct {
 	minimum  time.Duration // MinRequestTimeout
 	context  func(context.Context) context.Context
 	serving  atomic.Int32
-	locked   atomic.Bool // objects named locked cannot be decrypted
+	locked   atomic.Bool // objects whose names begin with locked cannot be decrypted
 }
 
 // TransformFromStorage implements value.Transformer.
 func (w *watched) TransformFromStorage(_ context.Context, data []byte, key value.Context) ([]byte, bool, error) {
-	if w.locked.Load() && bytes.HasSuffix(key.AuthenticatedData(), []byte("/locked")) {
+	if w.locked.Load() && bytes.Contains(key.AuthenticatedData(), []byte("/locked")) {
 		return nil, false, errors.New("the key service is down")
 	}
 	return data, false, nil
