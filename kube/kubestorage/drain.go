@@ -24,6 +24,8 @@ import (
 //  3. Watches that have not ended when ctx does, because their clients do not read,
 //     are ended as they are.
 //
+// Watches of WithoutDrain go on, and may begin, until their storages end.
+//
 // It returns when the last has ended, or says how many were not in time. Reads go on as
 // before. Package readpath calls it at the right moment (DrainOnShutdown).
 func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
@@ -72,10 +74,22 @@ type running struct {
 	refused atomic.Bool // no more are let in
 	last    atomic.Bool // those that run hand out what is due, and end
 
-	mu   sync.Mutex // leaf, but for what ender's methods take
-	all  map[ender]struct{}
-	none chan struct{} // closed when the last is gone; nil if nobody waits for that
+	mu        sync.Mutex // leaf, but for what ender's methods take
+	all       map[ender]struct{}
+	undrained map[ender]struct{} // see WithoutDrain
+	none      chan struct{}      // closed when the last of all is gone; nil if nobody waits for that
 }
+
+type withoutDrainKey struct{}
+
+// WithoutDrain returns a context for a watch that Engine.Drain is to leave alone: one of a client
+// that stops with the server, such as an informer in its process. If it ended before its client
+// stops, the client would start it again, in vain.
+func WithoutDrain(ctx context.Context) context.Context {
+	return context.WithValue(ctx, withoutDrainKey{}, true)
+}
+
+func isWithoutDrain(ctx context.Context) bool { return ctx.Value(withoutDrainKey{}) != nil }
 
 // ender is a watch that can be told to end. Its methods do not wait.
 type ender interface {
@@ -93,9 +107,16 @@ func errShuttingDown() error {
 }
 
 // add lets a watch in, or reports that no more are.
-func (r *running) add(w ender) bool {
+func (r *running) add(w ender, withoutDrain bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if withoutDrain {
+		if r.undrained == nil {
+			r.undrained = map[ender]struct{}{}
+		}
+		r.undrained[w] = struct{}{}
+		return true
+	}
 	if r.refused.Load() {
 		return false
 	}
@@ -111,6 +132,7 @@ func (r *running) remove(w ender) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.all, w)
+	delete(r.undrained, w)
 	if len(r.all) == 0 && r.none != nil {
 		close(r.none)
 		r.none = nil
@@ -123,11 +145,21 @@ func (r *running) len() int {
 	return len(r.all)
 }
 
-// each calls f for every watch that runs.
+// each calls f for every watch that drain ends.
 func (r *running) each(f func(ender)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for w := range r.all {
+		f(w)
+	}
+}
+
+// every calls f for every watch that runs.
+func (r *running) every(f func(ender)) {
+	r.each(f)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for w := range r.undrained {
 		f(w)
 	}
 }
@@ -200,7 +232,7 @@ func (w *directWatch) Stop() {
 func (r *running) watchDirectly(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions) (watch.Interface, error) {
 	w := &directWatch{running: r}
 	ctx, w.cancel = context.WithCancel(ctx)
-	if !r.add(w) {
+	if !r.add(w, isWithoutDrain(ctx)) {
 		w.cancel()
 		return nil, errShuttingDown()
 	}

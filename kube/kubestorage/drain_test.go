@@ -102,6 +102,54 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainLeavesWatchesWithoutDrain: a watch of a client that stops with the server goes on, and
+// may begin, while the others end. It ends with its storage.
+func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		e := w.engine()
+		type result struct {
+			got []Batch
+			err error
+		}
+		open := func(ctx context.Context) <-chan result {
+			st, err := w.OpenStream(ctx, "/pods/", w.fromNow())
+			if err != nil {
+				t.Fatal(err)
+			}
+			results := make(chan result, 1)
+			go func() {
+				got, err := record(st)
+				results <- result{got, err}
+			}()
+			return results
+		}
+		other := open(t.Context())
+		before := open(WithoutDrain(t.Context()))
+		synctest.Wait()
+		if err := e.Drain(t.Context(), time.Second); err != nil {
+			t.Error(err)
+		}
+		<-other
+		during := open(WithoutDrain(t.Context()))
+		w.put(t, newPod("a"))
+		synctest.Wait()
+		select {
+		case r := <-before:
+			t.Fatalf("a watch without drain ends with %v", r.err)
+		case r := <-during:
+			t.Fatalf("a watch without drain that began during the drain ends with %v", r.err)
+		default:
+		}
+		w.cancel()
+		for _, results := range []<-chan result{before, during} {
+			if r := <-results; !errors.Is(r.err, ErrStreamEnded) || len(r.got) != 1 || len(r.got[0].Events) != 1 {
+				t.Errorf("got %+v, %v, want an event and the end", r.got, r.err)
+			}
+		}
+	})
+}
+
 // TestDrainInTheMiddle of initial events ends a watch without a bookmark: the list is not
 // complete.
 func TestDrainInTheMiddle(t *testing.T) {

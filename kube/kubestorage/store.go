@@ -94,7 +94,7 @@ func (s *Store) stop() {
 
 // endStreams ends the streams of a store that is being destroyed.
 func (s *Store) endStreams() {
-	s.cluster.watches.each(func(w ender) {
+	s.cluster.watches.every(func(w ender) {
 		if st, ok := w.(*Stream); ok && st.store == s {
 			st.cut(endedByStorage)
 		}

@@ -78,6 +78,9 @@ type Stream struct {
 	ctx    context.Context // ends with the request, the storage, and Close
 	cancel context.CancelFunc
 	closed bool
+	// withoutDrain: the stream does not end when the server's watches are drained.
+	withoutDrain bool
+
 	failed error        // what Next returns, once what was handed out is delivered
 	reason atomic.Int32 // of type endReason
 
@@ -160,7 +163,8 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if err != nil {
 		return nil, err
 	}
-	if s.cluster.watches.refused.Load() {
+	withoutDrain := isWithoutDrain(ctx)
+	if s.cluster.watches.refused.Load() && !withoutDrain {
 		return nil, errShuttingDown()
 	}
 	if s.ctx.Err() != nil {
@@ -174,6 +178,8 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		start:    prefix,
 		end:      after(prefix),
 		selector: s.view.now().selector(opts.Predicate),
+
+		withoutDrain: withoutDrain,
 	}
 	if !opts.Recursive {
 		st.end = prefix + "\x00"
@@ -206,7 +212,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.startRev = s.mirror.Clock()
 		st.reading.Store(st.cursor.Position())
 	}
-	if !s.cluster.watches.add(st) {
+	if !s.cluster.watches.add(st, withoutDrain) {
 		st.cancel()
 		return nil, errShuttingDown()
 	}
@@ -372,7 +378,7 @@ func (st *Stream) cut(reason endReason) {
 
 // leaving reports whether the watch is to end when it has handed out what is due now.
 func (st *Stream) leaving() bool {
-	if !st.store.cluster.watches.last.Load() {
+	if st.withoutDrain || !st.store.cluster.watches.last.Load() {
 		return false
 	}
 	if st.lastRev == 0 {

@@ -2,6 +2,7 @@ package readpath
 
 import (
 	"context"
+	"crypto/subtle"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -38,6 +39,9 @@ const (
 //	       ─▶ watches are drained; watches and lists that come are refused with 429, unless
 //	          the server does not listen any more
 //	       ─▶ the server stops as it always does, which no watch holds up any more
+//
+// The server's own clients, which use c.LoopbackClientConfig, are served until the server stops
+// them.
 //
 // Clients whose connections take no more bytes are cut off after deliveryTimeout, or
 // after c.ShutdownWatchTerminationGracePeriod if there is one. That is what becomes of this
@@ -97,11 +101,15 @@ type openWatch struct {
 // that are open.
 func (d *drainer) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if d.begun.Load() && d.refuses(req) {
+		begun, watch := d.begun.Load(), mayBeWatch(req)
+		switch {
+		case (begun || watch) && d.isOwn(req):
+			next.ServeHTTP(w, req.WithContext(kubestorage.WithoutDrain(req.Context())))
+			return
+		case begun && d.refuses(req):
 			refuse(w)
 			return
-		}
-		if !mayBeWatch(req) {
+		case !watch:
 			next.ServeHTTP(w, req)
 			return
 		}
@@ -116,6 +124,18 @@ func (d *drainer) handler(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(w, req)
 	})
+}
+
+// isOwn reports whether the request is one of the server's own clients, which the server stops
+// itself, after requests in flight are done. They are served until then: their reflectors log an
+// error when they are stopped while they wait for an answer to a refused watch.
+func (d *drainer) isOwn(req *http.Request) bool {
+	own := d.config.LoopbackClientConfig
+	if own == nil || own.BearerToken == "" {
+		return false
+	}
+	token, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+	return ok && subtle.ConstantTimeCompare([]byte(token), []byte(own.BearerToken)) == 1
 }
 
 // mayBeWatch reports whether the request looks like a watch.
