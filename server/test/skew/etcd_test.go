@@ -22,7 +22,8 @@ var etcdVersions = []string{"3.6", "3.7"}
 func TestEtcdServers(t *testing.T) {
 	for _, version := range etcdVersions {
 		t.Run("etcd="+version, func(t *testing.T) {
-			t.Parallel() // it waits for bookmarks, and for a server to notice a compaction
+			t.Parallel()                  // it waits for bookmarks, and for a server to notice a compaction
+			harness.StockEtcd(t, version) // is built before the time limit begins
 			ctx := newContext(t)
 			env := harness.New(t)
 			etcd := env.StockEtcd(t, version)
@@ -133,6 +134,9 @@ func rawConfigMap(namespace, name, text string) string {
 func TestEtcdUpgrade(t *testing.T) {
 	for _, peer := range []string{upstream, older, newer} {
 		t.Run("peer="+peer, func(t *testing.T) {
+			for _, version := range etcdVersions {
+				harness.StockEtcd(t, version) // is built before the time limit begins
+			}
 			ctx := newContext(t)
 			program := program(t, peer)
 			env := harness.New(t)

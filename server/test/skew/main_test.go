@@ -56,7 +56,10 @@ var stockCombinations = []combination{{older, "3.6"}, {newer, "3.6"}, {older, "3
 // forEach runs a test with each combination.
 func forEach(t *testing.T, combinations []combination, test func(t *testing.T, ctx context.Context, c combination)) {
 	for _, c := range combinations {
-		t.Run(fmt.Sprintf("peer=%s/etcd=%s", c.peer, c.etcd), func(t *testing.T) { test(t, newContext(t), c) })
+		t.Run(fmt.Sprintf("peer=%s/etcd=%s", c.peer, c.etcd), func(t *testing.T) {
+			harness.StockEtcd(t, c.etcd) // is built before the time limit begins
+			test(t, newContext(t), c)
+		})
 	}
 }
 
