@@ -10,7 +10,9 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/cacher/consistency"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/pkg/controlplane"
@@ -34,9 +36,9 @@ type Attachment struct {
 	engine     *kubestorage.Engine // nil: upstream's, not attached yet, or closed
 }
 
-// AttachmentFromEnvironment returns an Attachment with the default of every flag, but --engine, which is the value of
-// EngineVariable; without that variable it is upstream. Kubernetes' integration tests start their servers with it, so
-// that one test binary runs on both engines.
+// AttachmentFromEnvironment returns an Attachment with the default of every flag, but for the engine, which EngineVariable
+// names (without it: upstream), and for the interval of consistency checks, which is upstream's. Kubernetes' integration
+// tests start their servers with it, so that one test binary runs on both engines.
 func AttachmentFromEnvironment() (*Attachment, error) {
 	s := newSettings()
 	s.engine = engineUpstream
@@ -46,6 +48,8 @@ func AttachmentFromEnvironment() (*Attachment, error) {
 		}
 	}
 	s.limits.fit(&pflag.FlagSet{}, memoryLimit())
+	s.checks.interval = consistency.CheckPeriod // upstream has no flag for it; its tests set the variable
+	klog.InfoS("Starting a server", "engine", s.engine)
 	return s.attachment(), nil
 }
 
