@@ -38,7 +38,7 @@ NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
-.PHONY: help build run test test-engine test-kube test-server test-race test-storage test-oldest \
+.PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
         fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
         suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
 
@@ -69,6 +69,9 @@ test-server: ## tests of the command, which start it
 test-race: RACE := -race
 test-race: ## the race detector on engine and kube
 	@$(RUN_TESTS) engine kube
+
+test-long: ## tests of the command in their long forms: hours, and gigabytes of memory
+	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test server
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage

@@ -45,6 +45,10 @@ var testSizes = Sizes{
 	Churn: time.Second, PastInterval: 50 * time.Millisecond,
 }
 
+// startOften are workloads that start many engines, which takes a minute and more. Only the long form of the test, with
+// STRATA_TEST_LONG=1, runs them; restore, which starts fewer, always runs.
+var startOften = []string{"watch-resume", "restore-three", "restore-off", "restore-large"}
+
 // The whole benchmark with few objects: every kind of workload finds its engines, gets right answers and leaves figures, and nothing stays
 // behind. What the figures are does not matter, so two benchmarks run at once, and workloads that are measured in fresh processes share them
 // where they can: nearly all of the time would go into starting these.
@@ -54,6 +58,9 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {
+		if os.Getenv("STRATA_TEST_LONG") != "1" && slices.Contains(startOften, w.Name) {
+			continue
+		}
 		if w.Alone && !w.Starts && !w.EtcdOnly {
 			w.Session = "shared"
 		}
@@ -77,8 +84,8 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 		results = append(results, report.Results...)
 	}
 	const memoryResults = 2 // one for each dataset on which workloads run together
-	if len(results) != len(workloads)+memoryResults {
-		t.Errorf("%d workloads reported, want %d", len(results), len(workloads)+memoryResults)
+	if want := len(fresh) + len(others) + memoryResults; len(results) != want {
+		t.Errorf("%d workloads reported, want %d", len(results), want)
 	}
 	for _, result := range results {
 		measured := map[string]bool{}

@@ -4,6 +4,9 @@
 // The etcd is filled by a server that is gone when the two start, and partly behind its back, with objects in the form in
 // which older releases and other configurations stored them (fill_*_test.go). What is asked stands in tables of requests
 // (requests_*_test.go). What may differ, and why, stands in one table (bydesign_test.go); nothing else may.
+//
+//	STRATA_TEST_LONG  1: every built-in resource is asked for in every media type (default: those of the byte path, but for
+//	                  some resources)
 package samebytes
 
 import (

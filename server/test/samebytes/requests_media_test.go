@@ -2,6 +2,8 @@ package samebytes
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 )
 
@@ -24,7 +26,7 @@ const (
 	protobufType = "application/vnd.kubernetes.protobuf"
 )
 
-// media are the media types that every resource is asked for.
+// media are all media types that resources are asked for.
 var media = []mediaType{
 	{"json", jsonType, jsonType},
 	{"protobuf", protobufType, protobufType},
@@ -39,6 +41,20 @@ var media = []mediaType{
 	transformed("table-v1", jsonType, "Table", "Table", "v1"),
 	transformed("table-v1beta1", jsonType, "Table", "Table", "v1beta1"),
 	transformed("table-protobuf", protobufType, "Table", "Table", "v1"),
+}
+
+// fewMedia are those that the byte path answers itself.
+var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
+	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
+})
+
+// media returns the media types that the resource is asked for: all if it is a custom one or a subject of other tests, or
+// in the long form. Of the others, one type is like any other to what encodes them.
+func (r resource) media() []mediaType {
+	if os.Getenv("STRATA_TEST_LONG") == "1" || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
+		return media
+	}
+	return fewMedia
 }
 
 // moreMedia are what clients send besides, for some resources.

@@ -16,7 +16,7 @@ import (
 // initialEvents asks for all objects and then a bookmark.
 const initialEvents = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 
-// TestWatchEveryResource watches every resource, in every version and media type, over every wire, until it has all that
+// TestWatchEveryResource watches every resource, in every version and its media types, over every wire, until it has all that
 // is there.
 func TestWatchEveryResource(t *testing.T) {
 	w := open(t)
@@ -29,7 +29,7 @@ func TestWatchEveryResource(t *testing.T) {
 			t.Parallel()
 			w.settle(t, ctx, r.path())
 			n := len(list(t, w, r))
-			for _, m := range media {
+			for _, m := range r.media() {
 				for _, v := range wires {
 					t.Run(named("initial-events", m.name, v.name), func(t *testing.T) {
 						w.sameWatch(t, ctx, v.on(request{path: r.path(), query: initialEvents, accept: m.object}),
