@@ -29,6 +29,7 @@ import (
 // The methods that a Proxy knows by name, and thus keys of Requests.
 const (
 	MethodRange  = "/etcdserverpb.KV/Range"
+	MethodStream = "/etcdserverpb.KV/RangeStream" // a range that is answered in parts
 	MethodTxn    = "/etcdserverpb.KV/Txn"
 	MethodWatch  = "/etcdserverpb.Watch/Watch"
 	MethodStatus = "/etcdserverpb.Maintenance/Status"
@@ -263,7 +264,7 @@ func (p *Proxy) request(ctx context.Context, c *call, message raw) error {
 func decode(method string, message raw, all bool) Request {
 	r := Request{Method: method}
 	switch {
-	case method == MethodRange:
+	case method == MethodRange, method == MethodStream:
 		if request := (&pb.RangeRequest{}); proto.Unmarshal(message, request) == nil {
 			r.Range = request
 		}
@@ -318,14 +319,7 @@ func (p *Proxy) response(c *call, message raw) error {
 	case c.method == MethodStatus:
 		message = p.status(message)
 	case len(request.changes) > 0 && request.Range != nil:
-		response := &pb.RangeResponse{}
-		if err := proto.Unmarshal(message, response); err != nil {
-			return err
-		}
-		for _, r := range request.changes {
-			r.change(request.Range, response)
-		}
-		changed, err := proto.Marshal(response)
+		changed, err := request.changed(message)
 		if err != nil {
 			return err
 		}
@@ -333,6 +327,28 @@ func (p *Proxy) response(c *call, message raw) error {
 	}
 	p.answered(kindOf(c.method, request.Range), len(message))
 	return c.client.SendMsg(&message)
+}
+
+// changed returns what the rules make of an answer to a range. Of a stream that is each part.
+func (q *question) changed(message raw) (raw, error) {
+	response := &pb.RangeResponse{}
+	var whole proto.Message = response
+	if q.Method == MethodStream {
+		whole = &pb.RangeStreamResponse{RangeResponse: response}
+	}
+	if err := proto.Unmarshal(message, whole); err != nil {
+		return nil, err
+	}
+	if part, ok := whole.(*pb.RangeStreamResponse); ok {
+		if part.RangeResponse == nil {
+			return message, nil
+		}
+		response = part.RangeResponse
+	}
+	for _, r := range q.changes {
+		r.change(q.Range, response)
+	}
+	return proto.Marshal(whole)
 }
 
 func (p *Proxy) openStream(client grpc.ServerStream) *watchStream {

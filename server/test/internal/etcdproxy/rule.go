@@ -151,10 +151,10 @@ func (p *Proxy) HoldEvents(match EventMatch) *Rule {
 	return p.add(&Rule{event: match, holds: true}, 0)
 }
 
-// Request is a unary request of a client.
+// Request is a request of a client, of a unary call or of KV/RangeStream.
 type Request struct {
 	Method string           // the full gRPC method
-	Range  *pb.RangeRequest // of MethodRange
+	Range  *pb.RangeRequest // of MethodRange and MethodStream
 	Txn    *pb.TxnRequest   // of MethodTxn
 }
 
@@ -191,7 +191,8 @@ func (p *Proxy) FailRequests(match Match, times int, err error) *Rule {
 	return p.add(&Rule{request: match, err: err}, times)
 }
 
-// ChangeRanges lets change work on the answers to the next KV/Range requests that match; it must not change the request.
+// ChangeRanges lets change work on the answers to the next KV/Range and KV/RangeStream requests that match, of a stream on each
+// part; it must not change the request.
 // It is called by the goroutine of the request.
 func (p *Proxy) ChangeRanges(match Match, times int, change func(*pb.RangeRequest, *pb.RangeResponse)) *Rule {
 	return p.add(&Rule{request: match, change: change}, times)

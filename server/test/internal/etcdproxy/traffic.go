@@ -61,7 +61,7 @@ func (p *Proxy) Traffic() map[Kind]Traffic {
 	return maps.Clone(p.mu.traffic)
 }
 
-// Ranges returns the requests to KV/Range since the start or the last Reset, in the order in which they came. Whenever
+// Ranges returns the requests to KV/Range and KV/RangeStream since the start or the last Reset, in the order in which they came. Whenever
 // MaxRanges are held the older half of them is forgotten. Ranges inside transactions are not among them. The requests are
 // the caller's.
 func (p *Proxy) Ranges() []*pb.RangeRequest {
