@@ -177,8 +177,9 @@ func (r *reloads) add(v *view) (remove func()) {
 	}
 	r.views[v] = struct{}{}
 	if r.cancel == nil {
-		r.cancel = make(chan struct{})
-		r.wg.Go(func() { r.run(r.cancel) })
+		cancel := make(chan struct{})
+		r.cancel = cancel
+		r.wg.Go(func() { r.run(cancel) })
 	}
 	return func() {
 		r.mu.Lock()

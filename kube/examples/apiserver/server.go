@@ -117,6 +117,8 @@ func definitions(ref openapi.ReferenceCallback) map[string]openapi.OpenAPIDefini
 		VendorExtensible: spec.VendorExtensible{Extensions: spec.Extensions{"x-kubernetes-preserve-unknown-fields": true}},
 	}
 	for _, kind := range []string{"Pod", "PodList"} {
+		// Since v0.37 the types name their models themselves; before, it was by package.
+		all["io.k8s.apiserver.pkg.apis.example.v1."+kind] = openapi.OpenAPIDefinition{Schema: anything}
 		all["k8s.io/apiserver/pkg/apis/example/v1."+kind] = openapi.OpenAPIDefinition{Schema: anything}
 	}
 	return all
