@@ -491,9 +491,12 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 				shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
 				return err == nil && shards == 0
 			})
-			if w := s.shardWatchesOf(map[string]shardKey{uidField: shardByUID, namespaceField: shardByNamespace}[key]); w.all != 0 || len(w.bySet) != 0 {
-				t.Errorf("%d watches are left", w.all)
-			}
+			w := s.shardWatchesOf(map[string]shardKey{uidField: shardByUID, namespaceField: shardByNamespace}[key])
+			eventually(t, "no watch follows a shard", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.all == 0 && len(w.bySet) == 0
+			})
 		})
 	}
 }
