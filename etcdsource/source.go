@@ -38,7 +38,7 @@ func New(client *clientv3.Client, name, probe string) *Source {
 	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, streams: &streams{}}
 }
 
-// InPages returns a source like s whose lists are read in pages, whatever the server offers.
+// InPages returns a source like s whose lists are read in pages, even if the server offers streams.
 func (s *Source) InPages() *Source {
 	other := *s
 	other.streams, other.feeds = nil, &feeds{}

@@ -15,7 +15,7 @@ type Port struct {
 }
 
 // Reserve picks a free port and binds it until Release or the end of this process. The kernel then gives it neither to a
-// listener that asks for any port nor to an outgoing connection, whatever process asks. A server that names the port can
+// listener that asks for any port nor to an outgoing connection of any process. A server that names the port can
 // listen on it, as often as it is restarted, if it sets SO_REUSEADDR, which Go does for every listener.
 //
 // Only Linux allows a second socket on a bound port in this way. On other systems Reserve only picks a port that is free
