@@ -3,6 +3,7 @@ package etcdsource
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,15 +22,24 @@ const (
 
 // attempts calls f with a context that ends after the time given, and again with twice the
 // time while nothing but that has kept it from an answer, n times in all.
+//
+// The context is canceled and has no deadline: etcd would be told of a deadline and answer
+// that it has passed, and the client would retry on the next member in the last moment. Of
+// three members, attempts could then meet the same two each time.
 func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(context.Context) (T, error)) (T, error) {
 	for {
-		attempt, cancel := context.WithTimeout(ctx, timeout)
+		attempt, cancel := context.WithCancel(ctx)
+		timer := time.AfterFunc(timeout, cancel)
 		answer, err := f(attempt)
-		late := attempt.Err() != nil
+		timer.Stop()
+		late := attempt.Err() != nil && ctx.Err() == nil
 		cancel()
 		n--
-		if err == nil || !late || n == 0 || ctx.Err() != nil || !outOfTime(err) {
+		if err == nil || !late || !outOfTime(err) {
 			return answer, err
+		}
+		if n == 0 {
+			return answer, fmt.Errorf("no answer within %s: %w", timeout, context.DeadlineExceeded)
 		}
 		timeout *= 2
 	}
@@ -37,5 +47,5 @@ func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(c
 
 // outOfTime reports whether the error is that a context has ended.
 func outOfTime(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
 }
