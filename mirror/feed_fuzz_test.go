@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,7 +62,7 @@ type told struct {
 	oldest  mirror.Revision
 	feed    chan mirror.Batch // to Watch; closed and replaced by a break
 	broken  error
-	lie     byte // what is wrong with the next list
+	lie     atomic.Uint32 // what is wrong with the next list; lists run at the same time
 }
 
 var errTold = errors.New("as the program has it")
@@ -78,8 +79,7 @@ func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page f
 		}
 	}
 	slices.SortFunc(kvs, func(a, b mirror.KV) int { return strings.Compare(string(a.Key), string(b.Key)) })
-	lie := s.lie
-	s.lie = 0
+	lie := s.lie.Swap(0)
 	switch n := len(kvs); {
 	case lie == 1 && n > 0:
 		kvs = append(kvs, kvs[n-1]) // twice
@@ -379,7 +379,7 @@ func feedByProgram(t *testing.T, p program) {
 			m.Compact(min(p.near(s.rev), s.rev))
 			settle()
 		case 4: // a list that is wrong, once
-			s.lie = p.byte() % 5
+			s.lie.Store(uint32(p.byte() % 5))
 			s.breakOff(mirror.ErrDiverged)
 			settle()
 		case 5:

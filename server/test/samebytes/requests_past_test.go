@@ -17,7 +17,6 @@ func TestListsOlderThanMemory(t *testing.T) {
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-replay-revisions=0",
 		"--endpoint-reconciler-type=none")...))
 	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past}
-	forgetful.compared.Store(w.compared.Load())
 	t.Run("lists", func(t *testing.T) {
 		for _, s := range subjects {
 			t.Run(s.String(), func(t *testing.T) {

@@ -136,10 +136,10 @@ func (r request) longer() (request, bool) {
 }
 
 // watchAll starts all watches on both servers, calls write and compares what they have sent until then, in a subtest for
-// each.
+// each. What until returns may be called while write runs.
 func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write func(), until func() func([]byte) bool) {
 	t.Helper()
-	type pair [2]*openStream
+	type pair [2]chan *stream
 	started := map[string]*pair{}
 	type result struct {
 		name   string
@@ -157,16 +157,19 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 			}()
 		}
 	}
+	// All are read at the same time: those that end by themselves do so at about the same time, and upstream ends a watch
+	// that is not read.
 	for range 2 * len(all) {
 		r := <-results
 		if r.err != nil {
 			t.Errorf("%s: %v", all[r.name], r.err)
 			continue
 		}
-		started[r.name][r.engine] = r.o
+		done := make(chan *stream, 1)
+		started[r.name][r.engine] = done
+		go func() { done <- r.o.read() }()
 	}
 	write()
-	// All are read at the same time: those that end by themselves do so at about the same time.
 	read := map[string]chan [2]*stream{}
 	for name, p := range started {
 		if p[0] == nil || p[1] == nil {
@@ -175,9 +178,7 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 		done := make(chan [2]*stream, 1)
 		read[name] = done
 		go func() {
-			other := make(chan *stream)
-			go func() { other <- p[1].read() }()
-			streams := [2]*stream{p[0].read(), <-other}
+			streams := [2]*stream{<-p[0], <-p[1]}
 			if r, ok := all[name].longer(); ok && streams[0].events() != streams[1].events() {
 				// A second may have been too short for one of the two. More time shows whether it was.
 				if more, err := w.watchBoth(ctx, r, until); err == nil {
