@@ -88,6 +88,7 @@ func TestKeysOfDynamicTransformers(t *testing.T) {
 // TestReloadInvalidatesDerivedData reads in every way, removes the key, and reads again: nothing
 // may be answered from what was decrypted before. When the key returns, everything is readable.
 func TestReloadInvalidatesDerivedData(t *testing.T) {
+	shardGate(t)
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
@@ -110,6 +111,8 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	cached.ResourceVersion = "0"
 	indexed := cached
 	indexed.Predicate = onNode("a", true)
+	shard := cached
+	shard.Predicate = ofShard(shardOf(namespaceField, 0, 1))
 	exact := everything()
 	exact.ResourceVersion, exact.ResourceVersionMatch = from, metav1.ResourceVersionMatchExact
 	representation := func() *Representation { return s.Representation("pods", podItem, nil) }
@@ -122,6 +125,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 		"list":                     func() error { return readable("list", everything()) },
 		"list, resource version 0": func() error { return readable("cached list", cached) },
 		"list of a value":          func() error { return readable("indexed list", indexed) },
+		"list of a shard":          func() error { return readable("list of a shard", shard) },
 		"list of the past":         func() error { return readable("list of the past", exact) },
 		"item": func() error {
 			e, _ := mustLatest(t, s).Get(etcdKey(pod))

@@ -42,7 +42,7 @@ func heapAlive() uint64 {
 // TestAReaderOfLargeObjectsHoldsFewOfThem, also if there is no room to keep what was made of
 // any: while a client takes its time, its request must not hold leaves of them.
 func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
-	const objects, size = 120, 300 << 10
+	const objects, size = 120, 100 << 10
 	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
 	half := make([]byte, size/2)
 	for i := range objects {
@@ -77,7 +77,7 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 				t.Fatal("nothing was written")
 			}
 			if grown := int64(m.alive) - int64(before); grown > objects*size/8 {
-				t.Errorf("%d MB more are alive in the middle of a list of %d MB", grown>>20, objects*size>>20)
+				t.Errorf("%d KiB more are alive in the middle of a list of %d MiB", grown>>10, objects*size>>20)
 			}
 		})
 	}

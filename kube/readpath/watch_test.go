@@ -257,10 +257,10 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 
 // upstream returns upstream's handler of the resource.
 func (w *watched) upstream() http.HandlerFunc {
-	scope := w.resource.scope()
+	scope := *w.resource.scope()
 	scope.Namer = handlers.ContextBasedNaming{Namer: meta.NewAccessor()}
 	scope.Convertor = anyField{}
-	return handlers.ListResource(nil, registryWatch{w}, scope, false, w.minimum)
+	return handlers.ListResource(nil, registryWatch{w}, &scope, false, w.minimum)
 }
 
 type anyField struct{ runtime.ObjectConvertor }
@@ -386,6 +386,15 @@ func (w *watched) labelled(name string, annotations map[string]string) runtime.O
 
 // TestWatchesAreAsUpstreamSendsThem compares the frames, byte by byte, and the headers.
 func TestWatchesAreAsUpstreamSendsThem(t *testing.T) {
+	const expired = "resourceVersion=1"
+	queries := map[string]bool{ // and whether the watch is served with HTTP/2
+		"resourceVersion=0": true,
+		watchListQuery:      true,
+		watchListQuery + "&labelSelector=app%3Dyes": false,
+		"":                                   false,
+		"fieldSelector=metadata.name%3Dlast": true,
+		expired:                              true, // 410
+	}
 	for _, test := range []struct {
 		name    string
 		watched func(testing.TB) *watched
@@ -403,61 +412,71 @@ func TestWatchesAreAsUpstreamSendsThem(t *testing.T) {
 			}
 			w.put(t, w.labelled("at-first", map[string]string{"<": strings.Repeat("x", 2*largePiece)}))
 			for _, accept := range test.accept {
-				for query, http2 := range map[string]bool{
-					"resourceVersion=0": true,
-					"sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan":                         true,
-					"sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&labelSelector=app%3Dyes": false,
-					"":                                   false,
-					"fieldSelector=metadata.name%3Dlast": true,
-					"resourceVersion=1":                  true, // 410
-				} {
-					t.Run(accept+" "+query, func(t *testing.T) {
-						w.catchUp(t)
-						theirs := w.open(t, "upstream", query, accept, http2)
-						ours := w.open(t, "", query, accept, http2)
-						if (ours.ProtoMajor == 2) != http2 {
-							t.Fatalf("the watch is served with %s", ours.Proto)
-						}
-						for _, h := range []http.Header{theirs.Header, ours.Header} {
-							h.Del("Date")
-						}
-						if theirs.StatusCode != ours.StatusCode || fmt.Sprint(theirs.Header, theirs.TransferEncoding, theirs.Uncompressed) != fmt.Sprint(ours.Header, ours.TransferEncoding, ours.Uncompressed) {
-							t.Errorf("got %d %v %v (compressed: %v), want %d %v %v (compressed: %v)", ours.StatusCode, ours.Header, ours.TransferEncoding, ours.Uncompressed,
-								theirs.StatusCode, theirs.Header, theirs.TransferEncoding, theirs.Uncompressed)
-						}
-						if want := strings.Contains(query, "sendInitialEvents") && knowsWatchListCompression(); ours.Uncompressed != want {
-							t.Errorf("the body is compressed: %v, want %v", ours.Uncompressed, want)
-						}
-						end := `"last"`
-						if strings.HasPrefix(accept, protobufType) {
-							end = "last"
-						}
-						if query == "resourceVersion=1" {
-							end = "Expired"
-						} else {
-							w.story(t)
-							defer w.delete(t, "last")
-						}
-						want, got := readFrames(theirs).until(t, end), readFrames(ours).until(t, end)
-						for i := range max(len(want), len(got)) {
-							var a, b []byte
-							if i < len(want) {
-								a = want[i]
+				t.Run(accept, func(t *testing.T) {
+					w.catchUp(t)
+					type pair struct{ theirs, ours *http.Response }
+					watches := map[string]pair{}
+					for query, http2 := range queries {
+						watches[query] = pair{w.open(t, "upstream", query, accept, http2), w.open(t, "", query, accept, http2)}
+					}
+					w.story(t)
+					for query, watch := range watches {
+						t.Run(query, func(t *testing.T) {
+							if (watch.ours.ProtoMajor == 2) != queries[query] {
+								t.Errorf("the watch is served with %s", watch.ours.Proto)
 							}
-							if i < len(got) {
-								b = got[i]
+							sameHeaders(t, watch.ours, watch.theirs)
+							if want := strings.Contains(query, "sendInitialEvents") && knowsWatchListCompression(); watch.ours.Uncompressed != want {
+								t.Errorf("the body is compressed: %v, want %v", watch.ours.Uncompressed, want)
 							}
-							if !bytes.Equal(a, b) {
-								t.Fatalf("frame %d of %d:\n got %.300q\nwant %.300q", i, len(want), b, a)
+							end := `"last"`
+							switch {
+							case query == expired:
+								end = "Expired"
+							case strings.HasPrefix(accept, protobufType):
+								end = "last"
 							}
-						}
-						if len(want) < 2 && !strings.Contains(query, "metadata.name") && end != "Expired" {
-							t.Errorf("only %d frames were compared", len(want))
-						}
-					})
-				}
+							want, got := readFrames(watch.theirs).until(t, end), readFrames(watch.ours).until(t, end)
+							sameFrames(t, got, want)
+							if len(want) < 2 && !strings.Contains(query, "metadata.name") && query != expired {
+								t.Errorf("only %d frames were compared", len(want))
+							}
+						})
+					}
+					w.delete(t, "last")
+				})
 			}
 		})
+	}
+}
+
+// sameHeaders compares the status and the headers of a response with those of upstream.
+func sameHeaders(t *testing.T, got, want *http.Response) {
+	t.Helper()
+	describe := func(r *http.Response) string {
+		h := r.Header.Clone()
+		h.Del("Date")
+		return fmt.Sprint(r.StatusCode, h, r.TransferEncoding, " compressed: ", r.Uncompressed)
+	}
+	if g, w := describe(got), describe(want); g != w {
+		t.Errorf("got %s, want %s", g, w)
+	}
+}
+
+// sameFrames fails the test at the first frame that differs from upstream's.
+func sameFrames(t *testing.T, got, want [][]byte) {
+	t.Helper()
+	for i := range max(len(want), len(got)) {
+		var a, b []byte
+		if i < len(want) {
+			a = want[i]
+		}
+		if i < len(got) {
+			b = got[i]
+		}
+		if !bytes.Equal(a, b) {
+			t.Fatalf("frame %d of %d:\n got %.300q\nwant %.300q", i, len(want), b, a)
+		}
 	}
 }
 

@@ -316,17 +316,18 @@ func TestReloadWithoutKey(t *testing.T) {
 
 	config.write(t, key2)
 	get := request{defaultSecrets + "/one", "", "application/json"}
-	for done := false; !done; {
-		done = reloads() > 0
+	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		reloaded := reloads() > 0
 		switch code := read(get).Code; {
 		case code != http.StatusOK && code != http.StatusInternalServerError:
 			t.Fatalf("get after the key was removed: %d", code)
-		case code == http.StatusOK && done:
+		case code == http.StatusOK && reloaded:
 			t.Fatal("an object is shown whose key was removed")
-		case code != http.StatusOK:
-			done = true
+		default:
+			return code != http.StatusOK, nil
 		}
-	}
+		return false, nil
+	}))
 	if harness.Engine() == harness.Strata {
 		readAll(false)
 	}
