@@ -15,11 +15,12 @@ var (
 )
 
 // ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and counts the events before it and the bytes
-// including it. It may have read further.
+// including it, and the bytes of the bookmark. It may have read further.
 func ReadInitialJSONEvents(r io.Reader) (List, error) {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	var list List
+	var line int64 // bytes since the last newline
 	keep := 0      // bytes at the front of the buffer that may begin the marker; they are counted
 	ended := false // the marker has been seen, but not the end of its line
 	for {
@@ -29,6 +30,7 @@ func ReadInitialJSONEvents(r io.Reader) (List, error) {
 		if at := bytes.Index(seen, initialEndJSON); at >= 0 && !ended {
 			ended = true
 			before := seen[keep:max(keep, at)]
+			line = tail(line, before)
 			list.Objects += bytes.Count(before, newline)
 			list.Bytes += int64(len(before))
 			fresh = fresh[len(before):]
@@ -36,10 +38,13 @@ func ReadInitialJSONEvents(r io.Reader) (List, error) {
 		if ended {
 			if end := bytes.IndexByte(fresh, '\n'); end >= 0 {
 				list.Bytes += int64(end + 1)
+				list.Bookmark = line + int64(end+1)
 				return list, nil
 			}
+			line += int64(len(fresh))
 		} else {
 			list.Objects += bytes.Count(fresh, newline)
+			line = tail(line, fresh)
 		}
 		list.Bytes += int64(len(fresh))
 		if err != nil {
@@ -47,6 +52,14 @@ func ReadInitialJSONEvents(r io.Reader) (List, error) {
 		}
 		keep = copy(*buffer, seen[max(0, len(seen)-len(initialEndJSON)+1):])
 	}
+}
+
+// tail returns the bytes behind the last newline after data was read, if there were n before.
+func tail(n int64, data []byte) int64 {
+	if at := bytes.LastIndexByte(data, '\n'); at >= 0 {
+		return int64(len(data) - at - 1)
+	}
+	return n + int64(len(data))
 }
 
 var newline = []byte{'\n'}
@@ -75,6 +88,7 @@ func ReadInitialProtobufEvents(r io.Reader) (List, error) {
 		}
 		list.Bytes += int64(len(header) + length)
 		if length == len(small) && bytes.Contains(small, initialEnd) {
+			list.Bookmark = int64(len(header) + length)
 			return list, nil
 		}
 		list.Objects++

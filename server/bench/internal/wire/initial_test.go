@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	bookmarkJSON = `{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}` + "\n"
-	laterJSON    = `{"type":"MODIFIED","object":{}}` + "\n"
+	bookmarkJSON     = `{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9","annotations":{"k8s.io/initial-events-end":"true"}}}}` + "\n"
+	bookmarkProtobuf = "k8s\x00 BOOKMARK k8s.io/initial-events-end true"
+	laterJSON        = `{"type":"MODIFIED","object":{}}` + "\n"
 )
 
 // initialJSON returns n ADDED events whose data looks like what is looked for, a bookmark, and an event behind it.
@@ -36,18 +37,19 @@ func initialProtobuf(n int) (stream string, wantBytes int64) {
 	for i := range n {
 		b.WriteString(frameOf(strings.Repeat("x", i*i)))
 	}
-	b.WriteString(frameOf("k8s\x00 BOOKMARK k8s.io/initial-events-end true"))
+	b.WriteString(frameOf(bookmarkProtobuf))
 	wantBytes = int64(b.Len())
 	return b.String() + frameOf("later"), wantBytes
 }
 
 func TestInitialEventsEndAtTheirBookmark(t *testing.T) {
 	formats := map[string]struct {
-		stream func(int) (string, int64)
-		read   func(io.Reader) (List, error)
+		stream   func(int) (string, int64)
+		read     func(io.Reader) (List, error)
+		bookmark int
 	}{
-		"JSON":     {initialJSON, ReadInitialJSONEvents},
-		"protobuf": {initialProtobuf, ReadInitialProtobufEvents},
+		"JSON":     {initialJSON, ReadInitialJSONEvents, len(bookmarkJSON)},
+		"protobuf": {initialProtobuf, ReadInitialProtobufEvents, len(frameOf(bookmarkProtobuf))},
 	}
 	readers := map[string]func(io.Reader) io.Reader{
 		"whole":      func(r io.Reader) io.Reader { return r },
@@ -64,8 +66,8 @@ func TestInitialEventsEndAtTheirBookmark(t *testing.T) {
 					}
 					stream, wantBytes := f.stream(n)
 					list, err := f.read(reader(strings.NewReader(stream)))
-					if err != nil || list.Objects != n || list.Bytes != wantBytes {
-						t.Errorf("got %+v, %v; want %d events in %d bytes", list, err, n, wantBytes)
+					if err != nil || list.Objects != n || list.Bytes != wantBytes || list.Bookmark != int64(f.bookmark) {
+						t.Errorf("got %+v, %v; want %d events in %d bytes, %d of them the bookmark", list, err, n, wantBytes, f.bookmark)
 					}
 					if _, err := f.read(reader(strings.NewReader(stream[:wantBytes-1]))); !errors.Is(err, io.ErrUnexpectedEOF) {
 						t.Errorf("without the end of the bookmark: %v", err)

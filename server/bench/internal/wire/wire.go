@@ -12,10 +12,11 @@ import (
 	"sync"
 )
 
-// List is what was in the body of a LIST.
+// List is what was in the body of a LIST, or in initial events.
 type List struct {
-	Objects int
-	Bytes   int64
+	Objects  int
+	Bytes    int64
+	Bookmark int64 // of these, the bytes of the bookmark behind initial events
 }
 
 // bufferBytes is the size of one read: many TLS records (16 KiB) at once.
