@@ -3,7 +3,6 @@ package readpath
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
@@ -18,17 +17,23 @@ import (
 
 // get answers a GET, or returns why it has to be passed on.
 func (r *read) get() reason {
-	defer r.traceSlow("Get", 500*time.Millisecond)()
+	span, end := r.traceSlow("Get")
+	defer end()
+	addEvent(span, "About to Get from storage")
 	item, err := r.getItem()
 	if passOnError(err) {
 		return reasonEtcd
+	}
+	if err == nil {
+		addEvent(span, "About to write a response")
+		defer addEvent(span, "Writing http response done")
 	}
 	r.instrument(func() {
 		if err != nil {
 			r.fail(err)
 			return
 		}
-		whileThere(func() { r.writeObject(item) })
+		whileThere(func() { r.traceBody(func() { r.writeObject(item) }) })
 	})
 	return ""
 }

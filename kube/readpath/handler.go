@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	oteltrace "go.opentelemetry.io/otel/trace"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,8 +21,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
-	"k8s.io/component-base/tracing"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -357,50 +353,6 @@ func (r *read) fail(err error) {
 
 // groupResource is how errors name the resource.
 func (r *read) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
-
-// trace begins a span as upstream's handlers do.
-func (r *read) trace(name string) *tracing.Span {
-	ctx, span := tracing.Start(r.req.Context(), name, r.attributes()...)
-	r.req = r.req.WithContext(ctx)
-	return span
-}
-
-// traceSlow is trace for a read that is over in no time, of which describing it would be a
-// good part: unless somebody collects spans, it is described when it was slow. end is to be
-// called when it is over.
-func (r *read) traceSlow(name string, threshold time.Duration) (end func()) {
-	if oteltrace.SpanContextFromContext(r.req.Context()).IsValid() {
-		span := r.trace(name)
-		return func() { span.End(threshold) }
-	}
-	began := time.Now()
-	return func() {
-		if took := time.Since(began); took >= threshold {
-			logger := klog.FromContext(r.req.Context()).WithValues("began", began, "took", took)
-			for _, a := range r.attributes() {
-				logger = logger.WithValues(string(a.Key), a.Value.AsInterface())
-			}
-			logger.Info("Trace: slow " + name)
-		}
-	}
-}
-
-// attributes describe the request in traces.
-func (r *read) attributes() []attribute.KeyValue {
-	return []attribute.KeyValue{
-		attribute.String("audit-id", audit.GetAuditIDTruncated(r.req.Context())),
-		attribute.String("protocol", r.req.Proto),
-		attribute.String("url", r.req.URL.Path),
-		attribute.String("resource", r.resource.GVR.Resource),
-		attribute.String("api-group", r.resource.GVR.Group),
-		attribute.String("api-version", r.resource.GVR.Version),
-		attribute.String("namespace", r.info.Namespace),
-		attribute.String("name", r.info.Name),
-		attribute.String("verb", r.info.Verb),
-		attribute.String("accept", r.req.Header.Get("Accept")),
-		attribute.String("user-agent", r.req.UserAgent()),
-	}
-}
 
 // scope returns what negotiation asks about the resource.
 func (r *Resource) scope() *handlers.RequestScope {

@@ -8,7 +8,6 @@ import (
 	goruntime "runtime"
 	"strconv"
 	"sync"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -51,7 +50,7 @@ func (r *read) listOrWatch() reason {
 		return r.watch(opts, key, storageOpts)
 	}
 	span := r.trace("List")
-	defer span.End(500 * time.Millisecond)
+	defer span.End(slowRead)
 	p, err := r.page(key, storageOpts)
 	if passOnError(err) {
 		return reasonEtcd
@@ -60,14 +59,16 @@ func (r *read) listOrWatch() reason {
 		defer p.reading.Close()
 		defer p.share.leave()
 	}
-	span.AddEvent("About to write a response")
+	if !r.traced() { // otherwise the body has a span of its own
+		span.AddEvent("About to write a response")
+	}
 	r.instrument(func() {
 		if err != nil {
 			r.fail(storeerr.InterpretListError(err, r.groupResource()))
 			return
 		}
 		request.TrackSerializeResponseObjectLatency(r.req.Context(), func() {
-			whileThere(func() { r.writePage(p) })
+			whileThere(func() { r.traceBody(func() { r.writePage(p) }) })
 		})
 	})
 	return ""

@@ -118,8 +118,11 @@ type watchServer struct {
 	runs     []mirror.Run         // of a batch, that are sent as frames
 	frames   []kubestorage.Frames // of them
 
-	initial *tracing.Span // until the initial events are out, if the client waits for that
-	scope   string        // of the metric of how long that took
+	// Spans of a client that waits for the initial events, until these are out; nil for others.
+	initial *tracing.Span
+	writing *tracing.Span // of the response; begins with its header
+
+	scope string // of the metric of how long that took
 }
 
 // serve runs until the watch ends.
@@ -134,6 +137,10 @@ func (s *watchServer) serve() {
 	if s.out.gzip {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Add("Vary", "Accept-Encoding")
+	}
+	if s.initial != nil {
+		s.writing = s.read.traceWriting("WatchServer.HandleHTTP", media, s.read.streamEncoder())
+		s.writing.AddEvent("About to start writing response")
 	}
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
@@ -401,9 +408,10 @@ func (s *watchServer) initialEventsSent() {
 		httplog.AddKeyValue(req.Context(), "watchlist_init_latency", latency)
 	}
 	if s.initial != nil {
-		s.initial.AddEvent("Writing initial events done")
-		s.initial.End(5 * time.Second)
-		s.initial = nil
+		s.writing.AddEvent("Writing initial events done")
+		s.writing.End(slowSerialize)
+		s.initial.End(slowRead)
+		s.initial, s.writing = nil, nil
 	}
 }
 
