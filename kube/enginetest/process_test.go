@@ -46,6 +46,7 @@ func beEtcd(dir string) error {
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
 	cfg.UnsafeNoFsync = true
 	cfg.QuotaBackendBytes = 8 << 30
+	cfg.MaxTxnOps = 10_000 // for fill
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	server, err := embed.StartEtcd(cfg)
 	if err != nil {
