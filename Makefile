@@ -76,9 +76,8 @@ test-long: ## tests of the command in their long forms: hours, and gigabytes of 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
 
-# Listing exports compiles all packages and tests, and links none.
 test-oldest: ## upstream's storage suites with the oldest supported k8s.io/apiserver, of kube/go.mod
-	cd kube && $(ALONE) $(GO) list -test -export -tags $(OLDEST) ./... >/dev/null && $(ALONE) $(GO) test -vet=off -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
+	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
 
 # How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
 # every later run of the tests; what is merely interesting, in the build cache.

@@ -17,6 +17,9 @@ var known = []knownDifference{
 	{"kubernetes", "test/integration/apiserver/tracing", "TestAPIServerTracing/List_nodes", Pass, Fail, spansOfStorage},
 }
 
+// skipped are the packages whose authors skip all of their tests.
+var skipped = []string{"test/integration/apiserver/httpproxy"}
+
 const spansOfStorage = "The test waits for spans of upstream's watch cache and of requests to etcd. Strata answers reads from memory, without these calls. " +
 	"The spans of the handlers are those of upstream (server/test/readclients, TestTraces)."
 

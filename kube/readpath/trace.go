@@ -56,9 +56,9 @@ func (r *read) traceSlow(name string) (span *tracing.Span, end func()) {
 }
 
 // addEvent adds an event to a span, which may be nil.
-func addEvent(span *tracing.Span, name string, attributes ...attribute.KeyValue) {
+func addEvent(span *tracing.Span, name string) {
 	if span != nil {
-		span.AddEvent(name, attributes...)
+		span.AddEvent(name)
 	}
 }
 

@@ -120,7 +120,7 @@ type watchServer struct {
 
 	// Spans of a client that waits for the initial events, until these are out; nil for others.
 	initial *tracing.Span
-	writing *tracing.Span // of the response; begins with its header
+	writing *tracing.Span // of the response; nil unless the request is traced
 
 	scope string // of the metric of how long that took
 }
@@ -138,7 +138,7 @@ func (s *watchServer) serve() {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Add("Vary", "Accept-Encoding")
 	}
-	if s.initial != nil {
+	if s.initial != nil && s.read.traced() {
 		s.writing = s.read.traceWriting("WatchServer.HandleHTTP", media, s.read.streamEncoder())
 		s.writing.AddEvent("About to start writing response")
 	}
@@ -408,8 +408,10 @@ func (s *watchServer) initialEventsSent() {
 		httplog.AddKeyValue(req.Context(), "watchlist_init_latency", latency)
 	}
 	if s.initial != nil {
-		s.writing.AddEvent("Writing initial events done")
-		s.writing.End(slowSerialize)
+		if s.writing != nil {
+			s.writing.AddEvent("Writing initial events done")
+			s.writing.End(slowSerialize)
+		}
 		s.initial.End(slowRead)
 		s.initial, s.writing = nil, nil
 	}

@@ -18,7 +18,6 @@ import (
 // same asks both servers and fails the test unless they answer the same. It returns what upstream answered.
 func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	t.Helper()
-	compared := int64(0) // the revision that both servers are known to have heard of for this path
 	for {
 		before, err := w.revision(ctx)
 		check(t, err)
@@ -28,11 +27,11 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 		all := differences(got, want)
 		after, err := w.revision(ctx)
 		check(t, err)
-		if len(all) > 0 && (before != after || compared != after) {
+		if len(all) > 0 && (before != after || w.comparedAt(r.path) != after) {
 			// A server has written something by itself, and the two may have heard of it one after the other. What
 			// differs although nothing has changed is a failure.
 			w.ask(t, ctx, request{path: r.path}) // a list that waits for the present
-			compared = after
+			w.compared.Store(r.path, after)
 			continue
 		}
 		for _, d := range all {
@@ -40,6 +39,15 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 		}
 		return want
 	}
+}
+
+// comparedAt returns the revision at which both servers have last been made to know the present for a path, or at which they
+// had come to rest before the tests began.
+func (w *world) comparedAt(path string) int64 {
+	if rev, ok := w.compared.Load(path); ok {
+		return rev.(int64)
+	}
+	return w.quiet
 }
 
 // differences says how two answers differ.

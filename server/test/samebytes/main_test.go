@@ -50,6 +50,10 @@ type world struct {
 	compacted int64
 	// past is a revision after that, since which objects have changed.
 	past int64
+	// quiet is the revision at which the servers had come to rest before the tests began.
+	quiet int64
+	// compared has later revisions at which answers were compared, of type int64, by path.
+	compared sync.Map
 }
 
 // newWorld is called once; the world is shared by all tests of the package.
@@ -95,7 +99,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	if err := w.awaitQuiet(ctx); err != nil {
 		return nil, err
 	}
-	return w, nil
+	w.quiet, err = w.revision(ctx)
+	return w, err
 })
 
 // open returns the world, or ends the test.

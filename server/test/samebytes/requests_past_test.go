@@ -16,7 +16,7 @@ func TestListsOlderThanMemory(t *testing.T) {
 	// It leaves no lease as a member of the cluster behind, whose end would move the revision under other tests.
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-replay-revisions=0",
 		"--endpoint-reconciler-type=none")...))
-	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past}
+	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}
 	t.Run("lists", func(t *testing.T) {
 		for _, s := range subjects {
 			t.Run(s.String(), func(t *testing.T) {
