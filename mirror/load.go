@@ -118,9 +118,10 @@ func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Heade
 }
 
 const (
-	// replayTimeout bounds what a load waits for history. A guess: ten times what the most
-	// that is asked for by default takes.
-	replayTimeout = 30 * time.Second
+	// replayTimeout bounds how long a load reads history. Twice what the most that is asked
+	// for by default takes, and less than the 10 s that admission of kube-apiserver waits for
+	// its informers: after that, hooks that write end the process.
+	replayTimeout = 7 * time.Second
 	// replayQueue bounds what a resource waits for others to have their history read.
 	replayQueue = time.Second
 	// replayAttempts bounds how often compaction may overtake it.

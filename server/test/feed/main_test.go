@@ -6,7 +6,7 @@
 //
 // The environment chooses, beside what the harness lets it choose:
 //
-//	STRATA_TEST_LONG  1: the history that three servers restore at once has 200,000 revisions (default 50,000)
+//	STRATA_TEST_LONG  1: the history that three servers restore at once has 200,000 revisions (default 20,000)
 package feed
 
 import (

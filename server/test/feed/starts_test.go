@@ -18,7 +18,7 @@ import (
 // time, while somebody writes. It logs what that costs; what it demands is that each of them knows the history.
 func TestThreeServersStartAtOnce(t *testing.T) {
 	onlyStrata(t)
-	revisions, size := 50_000, 1<<10
+	revisions, size := 20_000, 1<<10
 	if os.Getenv("STRATA_TEST_LONG") == "1" {
 		revisions = 200_000
 	}
