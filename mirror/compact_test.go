@@ -216,6 +216,7 @@ func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
 
 // TestVersionsCountInTheWindow: their bytes and those of values together stay below the bound.
 func TestVersionsCountInTheWindow(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 400_000
 		md := newModel()

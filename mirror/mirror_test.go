@@ -132,6 +132,7 @@ type bubble struct{ testing.TB }
 // TestMirrorIsEtcdAtEveryRevision drives a store, the mirror's environment and its
 // clients at random and compares whatever can be read with the model.
 func TestMirrorIsEtcdAtEveryRevision(t *testing.T) {
+	t.Parallel()
 	prefixes := []string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {

@@ -157,6 +157,7 @@ func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 
 // TestEveryOrderingOfAFew: an etcd that keeps its contract.
 func TestEveryOrderingOfAFew(t *testing.T) {
+	t.Parallel()
 	for _, f := range []few{{"be", 2}, {"eb", 2}, {"bq", 2}, {"ebe", 1}, {"ceq", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, false, false) })
 	}
@@ -165,6 +166,7 @@ func TestEveryOrderingOfAFew(t *testing.T) {
 // TestClockByEventsOnlyIsNeverEarly: an etcd that has the bug, and a clock that does not
 // believe in progress. Reads wait for the next event.
 func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
+	t.Parallel()
 	for _, f := range []few{{"eb", 1}, {"be", 1}, {"bq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, true, true) })
 	}
@@ -204,6 +206,7 @@ func requireDistrust(t *testing.T, g *stage) {
 // a comparison with etcd at the mirror's own revision. When the event arrives the mirror
 // distrusts all that it holds, ends what follows it, and lists anew.
 func TestProgressAheadOfEventsIsSeen(t *testing.T) {
+	t.Parallel()
 	for _, f := range []few{{"eb", 2}, {"be", 1}, {"cq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) {
 			early, noticed, compared := 0, 0, 0
@@ -328,6 +331,7 @@ func (g *many) run(choose func(n int) int) error {
 // revision or wait for one to come, a feed that breaks, replies that fail, readers that
 // give up, and time that passes.
 func TestOrderings(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name                string
 		unmoved, eventsOnly bool

@@ -52,6 +52,7 @@ func TestReadyMeansReadable(t *testing.T) {
 // one under the revision of another, and a cursor never goes on from one to the
 // other.
 func TestNoSnapshotMixesTwoClusters(t *testing.T) {
+	t.Parallel()
 	const (
 		rounds, restores = 3, 4 // a mirror backs off between lists
 		resources        = 500

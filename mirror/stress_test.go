@@ -30,6 +30,7 @@ import (
 //	    different ones at one revision
 //	I7  history is within its bound
 func TestReadersAmongWriters(t *testing.T) {
+	t.Parallel()
 	const (
 		resources = 4
 		limit     = 200_000

@@ -280,6 +280,7 @@ func TestMemoryOfHistory(t *testing.T) {
 
 // TestReadersOfThePastDoNotShortenHistory: what is made for them is what makes room for them.
 func TestReadersOfThePastDoNotShortenHistory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		var ops []memory.Op

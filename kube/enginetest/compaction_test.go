@@ -235,6 +235,7 @@ func TestCompactionByHand(t *testing.T) {
 
 // TestCompactorOutlivesAnOutage of etcd, and learns what happened meanwhile.
 func TestCompactorOutlivesAnOutage(t *testing.T) {
+	t.Parallel()
 	e, client := newRunning(t)
 	r := replicate(t, client, "/r/", 100*time.Millisecond, -1)
 	rev := put(t, client, "/r/things/a", "1")
@@ -253,6 +254,7 @@ func TestCompactorOutlivesAnOutage(t *testing.T) {
 // revisions that have never been. None of them is written or compacted, and what is learned is of
 // the etcd that there is.
 func TestCompactorOfARestoredEtcd(t *testing.T) {
+	t.Parallel()
 	e, client := newRunning(t)
 	for range 10 {
 		put(t, client, "/r/things/a", "before")

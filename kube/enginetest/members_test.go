@@ -19,6 +19,7 @@ import (
 // TestAMemberThatIsStopped: one of three members after the other is stopped, and its connections
 // stay open. The feed goes on with another member, and history can be read from the others.
 func TestAMemberThatIsStopped(t *testing.T) {
+	t.Parallel()
 	members := startEtcds(t, 3)
 	for _, e := range members { // also if the test fails halfway
 		t.Cleanup(func() { _ = e.process.Signal(syscall.SIGCONT) })

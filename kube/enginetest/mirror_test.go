@@ -431,6 +431,7 @@ func TestResourceThatIsClaimedLater(t *testing.T) {
 // an older revision. No client reads in between; the mirror finds out by itself,
 // and its watches end.
 func TestMirrorFollowsARestoredEtcd(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())
@@ -519,6 +520,7 @@ func TestClientInsideTheServersProcess(t *testing.T) {
 
 // TestMirrorSurvivesARestartOfEtcd: nothing is listed, no watch ends, nothing is lost.
 func TestMirrorSurvivesARestartOfEtcd(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())

@@ -154,6 +154,7 @@ func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *ran
 // TestReplayIsWhatAWatchWasTold: whatever the segments, and wherever the range begins and ends,
 // with writers beside it.
 func TestReplayIsWhatAWatchWasTold(t *testing.T) {
+	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	began := header(t, s)
@@ -253,6 +254,7 @@ func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds mirror.R
 // segments, a lease that deletes 1,000 keys in one revision, a transaction of many keys, and writes outside
 // the prefix only, at the end.
 func TestReplayAtBorders(t *testing.T) {
+	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	ctx := contextFor(t)
@@ -326,6 +328,7 @@ func TestReplayAtBorders(t *testing.T) {
 // TestReplayOfFragments: a response may be more than a message of etcd holds, in one revision and
 // in many.
 func TestReplayOfFragments(t *testing.T) {
+	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	began := header(t, s)
@@ -347,6 +350,7 @@ func TestReplayOfFragments(t *testing.T) {
 
 // TestOldestIsWithinBounds: by revisions, by bytes, and by what etcd was compacted to.
 func TestOldestIsWithinBounds(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())
@@ -432,6 +436,7 @@ func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, w
 // TestReplayErrors: what was compacted before it begins or while it runs, clusters that are others,
 // what the caller wants.
 func TestReplayErrors(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())

@@ -296,6 +296,7 @@ func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
 // TestFeedThatIsBehindGetsWholeRevisions: etcd sends up to 1,000 revisions in one
 // response, in fragments; none is cut in two.
 func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
+	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	began := header(t, s)

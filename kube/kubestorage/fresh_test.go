@@ -68,6 +68,7 @@ func TestReadsSeeWritesOfOthers(t *testing.T) {
 // TestWhenTheFeedStalls: what asks for the present is refused with 429, never passed
 // on to etcd, but for a GET of one key; what is content with the past goes on.
 func TestWhenTheFeedStalls(t *testing.T) {
+	t.Parallel()
 	s := &stallable{}
 	f := setup(t, s.through)
 	pod := f.create(t, newPod("a"))[0]
@@ -148,6 +149,7 @@ func TestWhenTheFeedStalls(t *testing.T) {
 // TestAFutureRevision: reads wait for it and then fail with 504; a watch simply
 // starts, and tells only what comes later.
 func TestAFutureRevision(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	now := parseRevision(t, pod.ResourceVersion)

@@ -77,6 +77,7 @@ func line(t testing.TB, e watch.Event) string {
 // and in the past, while pods come, go and move between nodes; each is told exactly what the
 // same watch without an index is told.
 func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
+	t.Parallel()
 	f, etcd := inMemory(t)
 	s, ctx := f.engine(t), contextFor(t)
 	nodes := []string{"", "a", "b", "ab", "c"}

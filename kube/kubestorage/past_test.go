@@ -476,6 +476,7 @@ func TestPagesThatASelectorNarrows(t *testing.T) {
 // TestPagesOfLargeValuesAreBounded: whatever the values before were like, a response from etcd stays
 // small, and no key is missed.
 func TestPagesOfLargeValuesAreBounded(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	ctx := contextFor(t)
 	large, small := strings.Repeat("v", 1<<20), strings.Repeat("v", 100)

@@ -745,6 +745,7 @@ func (p *pager) expire(err error) error {
 // -walks.seed repeats what was drawn, up to the order of what happens at the same time; STRATA_TEST_LONG=1 lets it run
 // for some minutes.
 func TestWalksEqualEtcd(t *testing.T) {
+	t.Parallel()
 	rounds := 50
 	if os.Getenv("STRATA_TEST_LONG") == "1" {
 		rounds = 1500
@@ -791,6 +792,7 @@ func (s wrongLists) GetList(ctx context.Context, key string, opts storage.ListOp
 
 // TestWalksFindWhatIsWrong runs the same world on storages with a fault, each of which has to be found.
 func TestWalksFindWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error{
 		"a page of the present": func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
 			token := opts.Predicate.Continue

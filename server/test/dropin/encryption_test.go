@@ -119,6 +119,7 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 // TestEncryptionAtRest turns encryption on, rotates the key with restarts, and turns it off, as the documentation of
 // Kubernetes says; then upstream reads the result.
 func TestEncryptionAtRest(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

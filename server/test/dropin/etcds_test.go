@@ -85,6 +85,7 @@ func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix st
 
 // TestOtherPrefixes runs two clusters on one etcd, apart by their prefix.
 func TestOtherPrefixes(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -135,6 +136,7 @@ func TestClientCertificates(t *testing.T) {
 // TestOverrides keeps ConfigMaps in a second etcd, whose revisions are far from those of the first. (That those stay apart
 // is TestSplitEtcd's.)
 func TestOverrides(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	first, second := env.Etcd(), env.Etcd()
@@ -204,6 +206,7 @@ func revision(t *testing.T, resourceVersion string) int64 {
 // TestTransactionsBecomeVisibleAtOnce writes several objects in one etcd transaction, again and again: no list, page walk
 // or watch may show some of them without the others (I5).
 func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

@@ -30,6 +30,7 @@ var corruptions = []corrupt{
 // TestGarbage writes such values to etcd, under a server that runs and before one that starts. LIST says so; everything
 // else of the same resource goes on; when the value is gone, so is the error.
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

@@ -256,6 +256,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 
 // TestOldEtcdAndExplicitGates starts servers that are told to rely on what such an etcd cannot do, or not to.
 func TestOldEtcdAndExplicitGates(t *testing.T) {
+	t.Parallel()
 	path, version := harness.OldEtcd(t)
 	ctx := newContext(t)
 	env := harness.New(t)
@@ -275,6 +276,7 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 // TestVersionsOfEtcd has one server with many etcds, which are one behind proxies that report different versions. Which
 // of them answer consistent reads themselves shows what the server thinks of them.
 func TestVersionsOfEtcd(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

@@ -15,6 +15,7 @@ import (
 // with the engine, changes things, serves it with both at a time, and goes back: each server shows what the one before
 // showed.
 func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	env := harness.New(t)
 	etcd := env.Etcd()

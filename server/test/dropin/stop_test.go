@@ -11,6 +11,7 @@ import (
 // TestOrderlyStopLogsNoReflectorErrors: the server's own clients are stopped before their watches end, so none of them logs
 // that it failed to watch.
 func TestOrderlyStopLogsNoReflectorErrors(t *testing.T) {
+	t.Parallel()
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream logs such errors when it is stopped soon after its start, or ends watches in a grace period")
 	}

@@ -23,6 +23,7 @@ const compactKey = "compact_rev_key"
 // a Strata that compacts nothing. (A kube-apiserver that compacts nothing does not follow others: it goes on to answer from
 // its watch cache.) Both servers refuse what either has compacted and offer a way to go on.
 func TestCompactors(t *testing.T) {
+	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
 		p := c.start(t, ctx, "--etcd-compaction-interval=1s")
 		begin, err := p.client.Get(ctx, compactKey)

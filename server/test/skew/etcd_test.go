@@ -20,6 +20,7 @@ var etcdVersions = []string{"3.6", "3.7"}
 // TestEtcdServers runs Strata on each etcd: progress moves lists and bookmarks of resources without writes, history is
 // restored after a restart, a compaction is followed, and a range that etcd sends in many parts is complete.
 func TestEtcdServers(t *testing.T) {
+	t.Parallel()
 	for _, version := range etcdVersions {
 		t.Run("etcd="+version, func(t *testing.T) {
 			t.Parallel()                  // it waits for bookmarks, and for a server to notice a compaction
@@ -132,6 +133,7 @@ func rawConfigMap(namespace, name, text string) string {
 // TestEtcdUpgrade replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both go on, and a watch of
 // Strata's delivers all events over it.
 func TestEtcdUpgrade(t *testing.T) {
+	t.Parallel()
 	for _, peer := range []string{upstream, older, newer} {
 		t.Run("peer="+peer, func(t *testing.T) {
 			for _, version := range etcdVersions {

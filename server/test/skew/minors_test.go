@@ -49,6 +49,7 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 // byte by byte. Then either of these two updates all objects: both store them in the same versions, of which several
 // differ from those of 1.36, and kube-apiserver 1.36 reads all of them.
 func TestStoredByEitherMinor(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	s := startThree(t, ctx)
 	s.fill(t, ctx)
@@ -364,6 +365,7 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 // TestFieldsOfTheNewerMinor writes a field that only 1.37 knows, through Strata and through kube-apiserver 1.37. A
 // kube-apiserver 1.36 does not show it and drops it with the next update; then no server shows it any more.
 func TestFieldsOfTheNewerMinor(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	s := startThree(t, ctx)
 	const field = "runningInUserNamespace"
@@ -411,6 +413,7 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 // TestEmulatedMinor compares Strata that emulates 1.36 with a kube-apiserver 1.37 that does: they serve the same resources,
 // have the same features, and store objects in the same versions.
 func TestEmulatedMinor(t *testing.T) {
+	t.Parallel()
 	ctx := newContext(t)
 	s := startThree(t, ctx, "--emulated-version="+older)
 	s.fill(t, ctx)

@@ -16,6 +16,7 @@ import (
 // TestSideBySide runs Strata and a peer on one etcd: each shows the writes of the other, and what one issues (resource
 // versions, continue tokens, definitions of resources, encrypted objects, leases) is good for the other.
 func TestSideBySide(t *testing.T) {
+	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.6"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
 		keys := newEncryption(t, "one", "two")
 		p := c.start(t, ctx, keys.flag())

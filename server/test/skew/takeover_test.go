@@ -32,6 +32,7 @@ import (
 // what etcd holds. When Strata takes over, it refuses no watch that resumes, and they list nothing, unless what they need
 // is compacted.
 func TestTakeOverAndBack(t *testing.T) {
+	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
 		peerProgram := program(t, c.peer)
 		env := harness.New(t)
