@@ -45,9 +45,14 @@ var testSizes = Sizes{
 	Churn: time.Second, PastInterval: 50 * time.Millisecond,
 }
 
-// startOften are workloads that start many engines, which takes a minute and more. Only the long form of the test, with
-// STRATA_TEST_LONG=1, runs them; restore, which starts fewer, always runs.
-var startOften = []string{"watch-resume", "restore-three", "restore-off", "restore-large"}
+// onlyLong are workloads that only the long form of the test runs, with STRATA_TEST_LONG=1: they start engines of their own, and differ
+// from one that always runs in their data or in a media type.
+var onlyLong = []string{
+	"list-cold-protobuf", "list-cold-gzip-json", "initial-cold-gzip-protobuf", // list-cold-json, list-cold-gzip-protobuf, initial-cold-gzip-json
+	"watch-highest-few",                                             // watch-highest
+	"watch-resume", "restore-three", "restore-off", "restore-large", // restore
+	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
+}
 
 // The whole benchmark with few objects: every kind of workload finds its engines, gets right answers and leaves figures, and nothing stays
 // behind. What the figures are does not matter, so two benchmarks run at once, and workloads that are measured in fresh processes share them
@@ -58,7 +63,7 @@ func TestBenchmarkEndToEnd(t *testing.T) {
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {
-		if os.Getenv("STRATA_TEST_LONG") != "1" && slices.Contains(startOften, w.Name) {
+		if os.Getenv("STRATA_TEST_LONG") != "1" && slices.Contains(onlyLong, w.Name) {
 			continue
 		}
 		if w.Alone && !w.Starts && !w.EtcdOnly {

@@ -18,27 +18,39 @@ import (
 // same asks both servers and fails the test unless they answer the same. It returns what upstream answered.
 func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	t.Helper()
-	for {
+	_, want, all := w.compare(t, ctx, r)
+	for len(all) > 0 {
+		// A server may have written something by itself, and the two may have heard of it one after the other. What differs
+		// although nothing has changed is a failure.
 		before, err := w.revision(ctx)
 		check(t, err)
-		answers := w.ask(t, ctx, r)
-		got, want := answers[0], answers[1]
-		applyDesign(r, got, want)
-		all := differences(got, want)
+		if w.comparedAt(r.path) != before {
+			w.ask(t, ctx, request{path: r.path}) // a list that waits for the present
+			w.compared.Store(r.path, before)
+		}
+		if _, want, all = w.compare(t, ctx, r); len(all) == 0 {
+			break
+		}
 		after, err := w.revision(ctx)
 		check(t, err)
-		if len(all) > 0 && (before != after || w.comparedAt(r.path) != after) {
-			// A server has written something by itself, and the two may have heard of it one after the other. What
-			// differs although nothing has changed is a failure.
-			w.ask(t, ctx, request{path: r.path}) // a list that waits for the present
-			w.compared.Store(r.path, after)
+		if before != after {
 			continue
 		}
 		for _, d := range all {
 			t.Errorf("%s: %s", r, d)
 		}
-		return want
+		break
 	}
+	return want
+}
+
+// compare asks both servers once, and returns what they answered and the differences that are not by design.
+func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want *response, all []string) {
+	t.Helper()
+	answers := w.ask(t, ctx, r)
+	got, want = answers[0], answers[1]
+	applyDesign(r, got, want)
+	return got, want, differences(got, want)
 }
 
 // comparedAt returns the revision at which both servers have last been made to know the present for a path, or at which they

@@ -23,16 +23,20 @@ type outcome struct {
 // handlers.
 var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=4s", "pretty=true&limit=10", "pretty=true&timeout=4s"}
 
-// send sends perSecond LISTs of the present in each second of duration, each at its time whatever became of those before.
-// It returns when all are sent; answers returns when all are answered or have waited for refusedWithin.
-func (s *scene) send(ctx context.Context, perSecond int, duration time.Duration) (answers func() []outcome) {
+// send sends perSecond LISTs of the present in each second of duration, each at its time whatever became of those before,
+// but never more than atOnce at the same time. It returns when all are sent; answers returns when all are answered or have
+// waited for refusedWithin.
+func (s *scene) send(ctx context.Context, perSecond, atOnce int, duration time.Duration) (answers func() []outcome) {
 	outcomes := make([]outcome, int(duration.Seconds()*float64(perSecond)))
+	slots := make(chan struct{}, atOnce)
 	var group sync.WaitGroup
 	start := time.Now()
 	for i := range outcomes {
 		// Even if ctx has ended: then each ends at once, with that error.
 		time.Sleep(time.Until(start.Add(time.Duration(i) * time.Second / time.Duration(perSecond))))
+		slots <- struct{}{}
 		group.Go(func() {
+			defer func() { <-slots }()
 			ctx, cancel := context.WithTimeoutCause(ctx, refusedWithin, fmt.Errorf("no answer within %v", refusedWithin))
 			defer cancel()
 			began := time.Now()

@@ -63,7 +63,7 @@ func TestStalledFeed(t *testing.T) {
 	s.proxy.Reset()
 	began := time.Now()
 	stopPeak, stopLoops := s.peak(t), loops(t, ctx, others)
-	answers := s.send(ctx, perSecond, stalled)
+	answers := s.send(ctx, perSecond, perSecond*int(refusedWithin.Seconds()), stalled) // no limit: each is refused within that time
 	t.Logf("during the stall: requests to etcd while LISTs are sent: %v", s.seen(began))
 	lists := answers()
 	rounds, peak, requests := stopLoops(), stopPeak(), s.seen(began)
@@ -106,12 +106,13 @@ func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	return watch
 }
 
-// answered sends LISTs for a moment while nothing stalls, and fails the test unless all are answered.
+// answered sends LISTs for a moment while nothing stalls, no more at once than a busy machine answers in time, and fails the
+// test unless all are answered.
 func (s *scene) answered(t *testing.T, ctx context.Context, when string, perSecond int) {
 	t.Helper()
 	s.proxy.Reset()
 	began := time.Now()
-	answers := s.send(ctx, perSecond, 2*time.Second)
+	answers := s.send(ctx, perSecond, 16, 2*time.Second)
 	t.Logf("%s: requests to etcd while LISTs are sent: %v", when, s.seen(began))
 	lists := answers()
 	s.logLists(t, when, lists)
