@@ -49,7 +49,7 @@ func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(source.Dir))); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), copyAll(source.Dir, dir)); err != nil {
 		return nil, err
 	}
 	assets, err := assets(ctx, env)
@@ -67,6 +67,8 @@ func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 		units = append(units, Unit{
 			Name:   pkg,
 			Source: controllerRuntime + " " + controllerRuntimeVersion,
+
+			Exclusive: pkg == "pkg/internal/recorder", // its metrics have the default port
 			Build: func(ctx context.Context) error {
 				return env.goRun(ctx, dir, "test", "-mod=mod", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 			},

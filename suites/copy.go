@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -124,6 +125,23 @@ func copyData(from, to string) error {
 		}
 	}
 	return nil
+}
+
+// copyAll copies a directory with all below it.
+func copyAll(from, to string) error {
+	return filepath.WalkDir(from, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, file)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			return os.MkdirAll(filepath.Join(to, rel), 0o755)
+		}
+		return copyFile(file, filepath.Join(to, rel))
+	})
 }
 
 // copyFile copies a file. Modules carry no permissions: what begins like a program becomes executable, unless its name says

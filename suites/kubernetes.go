@@ -74,6 +74,8 @@ func integrationUnits(ctx context.Context, env *Env, mod string, roots []string)
 			Name:   name,
 			Source: mod + " " + tree.modules[mod].Version,
 			Quick:  quickTests[pkg],
+
+			Exclusive: slices.Contains(exclusiveTests, pkg),
 			Build: func(ctx context.Context) error {
 				return env.goRun(ctx, tree.dir, "test", "-mod=mod", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, tree.path(pkg))
 			},
@@ -95,6 +97,13 @@ func integrationUnits(ctx context.Context, env *Env, mod string, roots []string)
 		})
 	}
 	return units, nil
+}
+
+// exclusiveTests are the packages whose tests listen on ports or abstract sockets with fixed names.
+var exclusiveTests = []string{
+	"k8s.io/kubernetes/test/integration/apiserver/tracing",
+	"k8s.io/kubernetes/test/integration/controlplane/transformation",
+	"k8s.io/kubernetes/test/integration/storageversionmigrator",
 }
 
 // quickTests are the tests of the subset, by package: reads, watches and writes of custom resources in all encodings, while

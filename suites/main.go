@@ -195,6 +195,9 @@ func build(ctx context.Context, suite *Suite, unit Unit) error {
 	return err
 }
 
+// exclusive is held while a unit runs that is Exclusive.
+var exclusive sync.Mutex
+
 // runUnit runs a unit that is built on the engines of its suite. An error says that there is no outcome.
 func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
 	if unit.Clean != nil && !o.keep {
@@ -205,7 +208,12 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 	first := map[Engine]Verdicts{}
 	attached := map[Engine]int{}
 	attempt := func(number int, only []string) error {
-		// Most tests wait most of the time, so that the engines run at the same time.
+		// Most tests wait most of the time, so that the engines run at the same time; in repetitions one after the other.
+		oneAfterOther := unit.Exclusive || number > 0
+		if unit.Exclusive {
+			exclusive.Lock()
+			defer exclusive.Unlock()
+		}
 		errs, done, times := make([]error, len(engines)), make([]Verdicts, len(engines)), make([]time.Duration, len(engines))
 		servers := make([]int, len(engines))
 		var running sync.WaitGroup
@@ -224,6 +232,9 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 					suite.Name, unit.Name, e, c.Passed, c.Failed, c.Skipped, took.Seconds(), log)
 				done[i], times[i], servers[i] = v, took, startedServers(log)
 			})
+			if oneAfterOther {
+				running.Wait()
+			}
 		}
 		running.Wait()
 		for i, e := range engines {

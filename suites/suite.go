@@ -57,6 +57,9 @@ type Unit struct {
 	Source string
 	// Quick names the top-level tests of the subset that every change must pass; nil if the subset has none of this unit.
 	Quick []string
+	// Exclusive: the tests listen on ports or abstract sockets with fixed names, so that the unit runs on one engine after the
+	// other, and not beside another such unit.
+	Exclusive bool
 	// Build makes the programs of the unit; nil if there is nothing to build.
 	Build func(ctx context.Context) error
 	// Run runs the named top-level tests, or all of them if only is nil, and returns a verdict of each test that was run
