@@ -118,10 +118,13 @@ func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Heade
 }
 
 const (
-	// replayTimeout bounds how long a load reads history. Twice what the most that is asked
-	// for by default takes, and less than the 10 s that admission of kube-apiserver waits for
-	// its informers: after that, hooks that write end the process.
-	replayTimeout = 7 * time.Second
+	// historyTimeout bounds a load with history: the oldest revision, a list and the events.
+	// A guess: ten times what the most that is restored by default takes.
+	historyTimeout = 30 * time.Second
+	// replayTimeout bounds how long the events are read: twice what the most that is restored
+	// by default takes, and less than the 10 s for which admission of kube-apiserver waits for
+	// its informers. After that, hooks that write end the process.
+	replayTimeout = 6 * time.Second
 	// replayQueue bounds what a resource waits for others to have their history read.
 	replayQueue = time.Second
 	// replayAttempts bounds how often compaction may overtake it.
@@ -190,7 +193,7 @@ func (m *Mirror) replaces(cluster uint64, rev Revision) bool {
 // present.
 func (m *Mirror) loadHistory(ctx context.Context, prefix string, now Header, again func(context.Context) (Header, error)) *load {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
+	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
 	defer cancel()
 	var err error
 	for range replayAttempts {
@@ -240,6 +243,8 @@ func (m *Mirror) loadSince(ctx context.Context, prefix string, after Header, thr
 		return nil, fmt.Errorf("%w: cluster %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
 	}
 	listed := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
+	defer cancel()
 	if err := l.replay(ctx, m, prefix, after, through); err != nil {
 		return nil, err
 	}
