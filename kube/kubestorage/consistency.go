@@ -28,7 +28,7 @@ import (
 // DefaultConsistencyCheckInterval is KEP-4988's.
 const DefaultConsistencyCheckInterval = 5 * time.Minute
 
-// uncheckedInterval replaces an interval that is longer where the store does not count the writes to a
+// uncheckedInterval is the longest time between two comparisons where the store does not count the writes to a
 // key: a comparison is then the only way to find a lost event. A guess.
 const uncheckedInterval = time.Minute
 
@@ -178,22 +178,28 @@ func (k *checker) schedule(x *checked) {
 		return
 	}
 	for {
-		interval := k.interval
-		if !k.cluster.mirror.ChecksArrival() {
-			interval = min(interval, uncheckedInterval)
-		}
-		wait := interval + rand.N(interval/2+1)
-		if x.resource.Suspect() {
-			wait /= 10
-		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(checkWait(k.interval, k.cluster.mirror.ChecksArrival(), x.resource.Suspect())):
 			k.check(x.ctx, x)
-		case <-x.failed: // whoever has asked
+		case <-x.failed: // by a check on demand
 		case <-x.ctx.Done():
 			return
 		}
 	}
+}
+
+// checkWait returns the time until the next comparison of a resource: the interval and up to a half of it, so that not all
+// resources are compared at once. Where events are not checked when they arrive it is no longer than uncheckedInterval, and for
+// a resource that may have lost an event a tenth.
+func checkWait(interval time.Duration, checksArrival, suspect bool) time.Duration {
+	wait := interval + rand.N(interval/2+1)
+	if !checksArrival && wait > uncheckedInterval {
+		wait = uncheckedInterval/2 + rand.N(uncheckedInterval/2+1)
+	}
+	if suspect {
+		wait /= 10
+	}
+	return wait
 }
 
 // check compares a resource with etcd when it is its turn, and returns nil if that does not

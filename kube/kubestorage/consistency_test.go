@@ -265,6 +265,34 @@ func TestConsistencyChecksAreScheduled(t *testing.T) {
 	}
 }
 
+// TestCheckWait: resources are not compared in step, and often enough where nothing else would find a lost event.
+func TestCheckWait(t *testing.T) {
+	for _, c := range []struct {
+		interval      time.Duration
+		checksArrival bool
+		suspect       bool
+		min, max      time.Duration
+	}{
+		{5 * time.Minute, true, false, 5 * time.Minute, 450 * time.Second},
+		{5 * time.Minute, true, true, 30 * time.Second, 45 * time.Second},
+		{5 * time.Minute, false, false, uncheckedInterval / 2, uncheckedInterval},
+		{time.Second, false, false, time.Second, 1500 * time.Millisecond},
+		{uncheckedInterval, false, false, uncheckedInterval / 2, uncheckedInterval},
+	} {
+		seen := map[time.Duration]bool{}
+		for range 1000 {
+			wait := checkWait(c.interval, c.checksArrival, c.suspect)
+			if wait < c.min || wait > c.max {
+				t.Fatalf("%+v: waits %v", c, wait)
+			}
+			seen[wait] = true
+		}
+		if len(seen) < 2 {
+			t.Errorf("%+v: always waits the same", c)
+		}
+	}
+}
+
 // TestConsistencyCheckIsNoFalseAlarm: compaction in the middle of a check makes it an error, and a
 // change of everything meanwhile makes no difference.
 func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {

@@ -7,9 +7,9 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/internal/btree"
@@ -18,7 +18,7 @@ import (
 
 // index finds the entries of a resource by the value of one field or label that a
 // registry has declared (SelectionPredicate.IndexFields, IndexLabels), for example
-// the pods of a node. It is brought up to date by whoever reads it, from the log,
+// the pods of a node. A read brings it up to date, from the log,
 // so that a resource nobody selects by this value pays nothing; a reader decodes
 // only what no reader has decoded before. Safe for concurrent use.
 type index struct {
@@ -27,8 +27,8 @@ type index struct {
 	view     *view
 	value    func(*attrs) string
 
-	cur atomic.Pointer[indexed]
-	mu  sync.Mutex // held by the reader that brings cur up to date
+	cur  atomic.Pointer[indexed]
+	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date
 
 	watched *mirror.Partition // for watches of one value
 }
@@ -71,15 +71,18 @@ func indexKey(value, key string) string { return value + "\x00" + key }
 // readAtOnce is how many events are taken from the log at once.
 const readAtOnce = 256
 
-// at returns the index at rev or later. Errors: those of decoding an entry, and
-// mirror.ErrNotReady. Cost: the events since it was asked last; the whole resource
-// the first time, and when the log does not reach back to the last time.
+// at returns the index at rev or later. Errors: those of decoding an entry,
+// mirror.ErrNotReady, and that of ctx. Cost: the events since it was asked last; the whole
+// resource the first time, and when the log does not reach back to the last time. It waits
+// for a reader that is bringing the index up to date.
 func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
 		return cur, nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	if err := x.turn.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer x.turn.Release(1)
 	cur, gen := x.cur.Load(), x.view.now()
 	if cur.serves(gen, rev) {
 		return cur, nil
@@ -104,7 +107,7 @@ func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 // drop lets the index be built anew by its next reader.
 func (x *index) drop() { x.cur.Store(nil) }
 
-// build makes the index from the present. The caller holds mu.
+// build makes the index from the present. The caller has the turn.
 func (x *index) build(ctx context.Context, gen *generation) (*indexed, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
@@ -123,7 +126,7 @@ func (x *index) build(ctx context.Context, gen *generation) (*indexed, error) {
 	return &indexed{gen: gen, rev: snap.Rev, tree: btree.Build(items), cursor: *snap.Cursor("", "")}, nil
 }
 
-// follow applies the events since cur. The caller holds mu.
+// follow applies the events since cur. The caller has the turn.
 func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
 	if cur == nil {
 		return nil, fmt.Errorf("%w: not built yet", mirror.ErrCompacted)
@@ -212,7 +215,7 @@ func (s *Store) index(name string, value func(*attrs) string) *index {
 	defer s.indexMu.Unlock()
 	x := s.indexes[name]
 	if x == nil {
-		x = &index{name: name, resource: s.resource, view: s.view, value: value}
+		x = &index{name: name, resource: s.resource, view: s.view, value: value, turn: semaphore.NewWeighted(1)}
 		x.watched = mirror.NewPartition(s.ctx, s.resource, s.watches.start, func(ev *mirror.Event) (before, now string, known bool) {
 			return x.values(s.ctx, ev)
 		})

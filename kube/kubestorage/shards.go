@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/sharding"
 
 	"github.com/stratakube/strata/internal/btree"
@@ -162,15 +163,15 @@ type Objects interface {
 
 // shard is a shard selector and the entries that it selects, as a tree of their own, so that its
 // lists cost what they have, not what the resource has: a leaf of the tree keeps where its items
-// lie, and their compressed form, as a leaf of the resource's own tree does. The tree is brought up
-// to date by whoever reads it, from the log. Safe for concurrent use.
+// lie, and their compressed form, as a leaf of the resource's own tree does. A read brings the tree up
+// to date from the log. Safe for concurrent use.
 type shard struct {
 	set      *shardSet
 	resource *mirror.Resource
 	view     *view
 
-	cur atomic.Pointer[sharded]
-	mu  sync.Mutex // held by the reader that brings cur up to date
+	cur  atomic.Pointer[sharded]
+	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date, and to drop it
 
 	// past is the last version that was made for a list of the past, for its next page.
 	past atomic.Pointer[sharded]
@@ -222,15 +223,18 @@ func (s *sharded) serves(gen *generation, rev mirror.Revision) bool {
 	return err == nil
 }
 
-// at returns the shard at rev or later. Errors: those of decoding an entry, and mirror.ErrNotReady.
-// Cost: the events since it was read last; the first time, and when the log does not reach back to
-// the last time, a look at every entry of the resource.
+// at returns the shard at rev or later. Errors: those of decoding an entry, mirror.ErrNotReady, and
+// that of ctx. Cost: the events since it was read last; the first time, and when the log does not
+// reach back to the last time, a look at every entry of the resource. It waits for a reader that is
+// bringing the shard up to date.
 func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
 	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
 		return cur, nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	if err := x.turn.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer x.turn.Release(1)
 	cur, gen := x.cur.Load(), x.view.now()
 	if cur.serves(gen, rev) {
 		return cur, nil
@@ -251,12 +255,12 @@ func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
 	x.cur.Store(next)
 	retire(replaced)
 	if gen.ended.Load() {
-		x.dropEndedLocked() // dropEnded may have been here before
+		x.dropEndedInTurn() // dropEnded may have been here before
 	}
 	return next, nil
 }
 
-// build makes the shard from the present. The caller holds mu.
+// build makes the shard from the present. The caller has the turn.
 func (x *shard) build(ctx context.Context, gen *generation) (*sharded, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
@@ -280,7 +284,7 @@ func (x *shard) build(ctx context.Context, gen *generation) (*sharded, error) {
 }
 
 // follow applies the events since cur, and returns the leaves that the new tree does not have and
-// on which something is kept. The caller holds mu.
+// on which something is kept. The caller has the turn.
 func (x *shard) follow(ctx context.Context, cur *sharded) (*sharded, []*mirror.Leaf, error) {
 	if cur == nil {
 		return nil, nil, fmt.Errorf("%w: not built yet", mirror.ErrCompacted)
@@ -357,8 +361,8 @@ func retireOthers(old *sharded, others ...*sharded) {
 
 // drop releases what is kept on the leaves of the shard.
 func (x *shard) drop() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.wait()
+	defer x.turn.Release(1)
 	for _, s := range []*sharded{x.cur.Swap(nil), x.past.Swap(nil)} {
 		if s != nil {
 			retire(leavesOf(s.tree))
@@ -368,12 +372,17 @@ func (x *shard) drop() {
 
 // dropEnded is drop for versions whose generation has ended.
 func (x *shard) dropEnded() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.dropEndedLocked()
+	x.wait()
+	defer x.turn.Release(1)
+	x.dropEndedInTurn()
 }
 
-func (x *shard) dropEndedLocked() {
+// wait takes the turn, however long that takes.
+func (x *shard) wait() {
+	_ = x.turn.Acquire(context.Background(), 1) // its only error is that of the context
+}
+
+func (x *shard) dropEndedInTurn() {
 	for _, p := range []*atomic.Pointer[sharded]{&x.cur, &x.past} {
 		if s := p.Load(); s != nil && s.gen.ended.Load() && p.CompareAndSwap(s, nil) {
 			retire(leavesOf(s.tree))
@@ -426,7 +435,7 @@ func (s *Store) shard(set *shardSet) *shard {
 	defer t.mu.Unlock()
 	x := t.byKey[set.key][set.name]
 	if x == nil {
-		x = &shard{set: set, resource: s.resource, view: s.view}
+		x = &shard{set: set, resource: s.resource, view: s.view, turn: semaphore.NewWeighted(1)}
 		if t.ended {
 			return x
 		}
