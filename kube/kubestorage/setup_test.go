@@ -456,21 +456,6 @@ func (f *fixture) remove(t testing.TB, pod *example.Pod) *example.Pod {
 	return out
 }
 
-// rewrite stores all objects again as they are, and returns when memory has that.
-func (f *fixture) rewrite(t testing.TB) {
-	t.Helper()
-	resp, err := f.client.KV.Get(contextFor(t), f.cluster.prefix, clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, kv := range resp.Kvs {
-		if _, err := f.client.KV.Put(contextFor(t), string(kv.Key), string(kv.Value)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f.catchUp(t)
-}
-
 // everything is a list of all pods, linearizable.
 func everything() storage.ListOptions {
 	return storage.ListOptions{Predicate: storage.Everything, Recursive: true}

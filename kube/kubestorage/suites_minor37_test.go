@@ -31,17 +31,17 @@ func TestMinorSuites(t *testing.T) {
 	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
 		unsafeDeletion(t)
 		f, swap := overridable(t)
-		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, overrideStore{writeAndSee{f.engine(t)}, swap, func() {}}, corrupt)
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, overrideStore{writeAndSee{f.engine(t)}, swap}, corrupt)
 	})
 	suite(t, "GetListWithErrorAggregation", func(t *testing.T) {
 		unsafeDeletion(t)
 		f, swap := overridable(t, atRoot)
-		storagetesting.RunTestGetListWithErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap, func() { f.rewrite(t) }}, corrupt)
+		storagetesting.RunTestGetListWithErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap}, corrupt)
 	})
 	suite(t, "GetListWithoutErrorAggregation", func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
 		f, swap := overridable(t, atRoot)
-		storagetesting.RunTestGetListWithoutErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap, func() { f.rewrite(t) }}, corrupt)
+		storagetesting.RunTestGetListWithoutErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap}, corrupt)
 	})
 	suite(t, "DeleteWithConflictAndMissingExpectedTransformOrDecodeError", func(t *testing.T) {
 		unsafeDeletion(t)
@@ -94,24 +94,22 @@ func BenchmarkMinorSuites(b *testing.B) {
 }
 
 // overridable returns a fixture whose transformer a suite replaces.
-func overridable(t *testing.T, opts ...func(*options)) (*fixture, *swappable) {
-	swap := newSwappable(identity.NewEncryptCheckTransformer())
+func overridable(t *testing.T, opts ...func(*options)) (*fixture, *generations) {
+	swap := &generations{}
+	swap.load(identity.NewEncryptCheckTransformer())
 	return setup(t, append(opts, withTransformer(swap))...), swap
 }
 
-// overrideStore lets a suite replace the transformer of a storage. The suites that list objects
-// before need them stored again: what was decoded stays valid otherwise.
+// overrideStore lets a suite replace the transformer of a storage.
 type overrideStore struct {
 	storage.Interface
-	swap     *swappable
-	replaced func()
+	swap *generations
 }
 
 func (s overrideStore) UpdateTransformer(modify storagetesting.TransformerModifier) func() {
 	before := s.swap.get()
-	s.swap.set(modify(before))
-	s.replaced()
-	return func() { s.swap.set(before) }
+	s.swap.load(modify(before))
+	return func() { s.swap.load(before) }
 }
 
 // failing is a transformer, and failingCodec a codec, that fails on request.
