@@ -6,12 +6,13 @@
 // (requests_*_test.go). What may differ, and why, stands in one table (bydesign_test.go); nothing else may.
 //
 //	STRATA_TEST_LONG  1: every built-in resource is asked for in every media type (default: those of the byte path, but for
-//	                  some resources)
+//	                  some resources), and every case is tried for every subject (default: see subject.part)
 package samebytes
 
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +21,8 @@ import (
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
+
+func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
 
 // testTimeout bounds a test that has failed.
 const testTimeout = 3 * time.Minute

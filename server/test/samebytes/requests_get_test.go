@@ -78,7 +78,7 @@ func TestGetOptions(t *testing.T) {
 					}
 				}
 			}
-			w.run(t, ctx, all)
+			w.run(t, ctx, s.part(all))
 		})
 	}
 }

@@ -2,7 +2,6 @@ package samebytes
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 )
@@ -43,7 +42,7 @@ var media = []mediaType{
 	transformed("table-protobuf", protobufType, "Table", "Table", "v1"),
 }
 
-// fewMedia are those that the byte path answers itself.
+// fewMedia are the encodings of the byte path, and tables, which it passes on.
 var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
 })
@@ -51,7 +50,7 @@ var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 // media returns the media types that the resource is asked for: all if it is a custom one or a subject of other tests, or
 // in the long form. Of the others, one type is like any other to what encodes them.
 func (r resource) media() []mediaType {
-	if os.Getenv("STRATA_TEST_LONG") == "1" || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
+	if long() || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
 		return media
 	}
 	return fewMedia

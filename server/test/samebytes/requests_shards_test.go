@@ -83,7 +83,7 @@ func TestShards(t *testing.T) {
 					}
 				}
 			}
-			w.run(t, ctx, all)
+			w.run(t, ctx, s.part(all))
 			w.watchAll(t, ctx, watches, func() {}, func() func([]byte) bool { return untilEnd })
 		})
 	}
