@@ -45,7 +45,7 @@ func follows(n int) []follow {
 const (
 	informerCount      = 300
 	fewInformers       = 60 // of each kind some, where few are enough to see that one lists again
-	informersPerClient = 5 // that share a connection, as those of one controller do
+	informersPerClient = 5  // that share a connection, as those of one controller do
 	restartTestTimeout = 12 * time.Minute
 	betweenTermAndKill = 20 * time.Second
 	afterEachRestart   = 3 * time.Second // client-go lists again when a watch of less than a second brought nothing
