@@ -1,10 +1,12 @@
 # Strata: build, run, test, check. `make help` lists the targets.
 #
-# The repository holds three Go modules, tied together by go.work:
+# go.work ties three Go modules together, the workspace:
 #
 #   .        the engine               (etcd client; no Kubernetes)
 #   kube     storage.Interface on it  (k8s.io/apiserver)
 #   server   the strata command       (k8s.io/kubernetes)
+#
+# Modules outside the workspace: suites, robustness and conformance run tests of others; tools and below it pin programs.
 #
 # Nothing needs to be installed by hand: tools are pinned in tools/go.mod and built by go itself.
 
@@ -70,8 +72,8 @@ test-race: RACE := -race
 test-race: ## the race detector on engine and kube
 	@$(RUN_TESTS) engine kube
 
-test-long: ## tests of the command in their long forms: hours, and gigabytes of memory
-	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test server
+test-long: ## tests of kube and of the command in their long forms: hours, and gigabytes of memory
+	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test kube server
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
@@ -92,13 +94,13 @@ lint: gofmt boundaries tidy check-docs vet staticcheck ## all static checks
 gofmt: ## fail if a file is not formatted
 	@files=$$(find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -l) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
 
-vet: ## go vet in the three modules
+vet: ## go vet in the workspace, suites and robustness; `make conformance` vets conformance
 	$(ALONE) $(GO) vet ./...
 	$(GO) vet -tags $(NEWEST) ./kube/... ./server/...
 	cd suites && $(ALONE) $(GO) vet ./...
 	cd robustness && $(ALONE) $(GO) vet ./...
 
-staticcheck: ## staticcheck, at the version of tools/go.mod, in the three modules
+staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, suites and robustness
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
 	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/...; \
 	for module in suites robustness; do (cd $$module && $(ALONE) "$$bin" ./...); done
@@ -109,7 +111,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes
 
 # Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server tools suites robustness tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server tools suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
@@ -117,7 +119,7 @@ check-docs: ## fail if a document names a test, file or package that does not ex
 # Where govulncheck's database is: also a file:// URL of a copy.
 VULNDB ?= https://vuln.go.dev
 
-vulncheck: ## look for known vulnerabilities in what the three modules call, if the database of them can be reached
+vulncheck: ## report known vulnerabilities in code that the workspace calls, if the database of them can be reached
 	VULNDB='$(VULNDB)' .ci/vulncheck
 
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
@@ -169,7 +171,7 @@ conformance: build ## run Kubernetes' conformance tests that need no containers:
 	exec bin/conformance -engine '$(ENGINE)' -compaction-interval '$(COMPACTION_INTERVAL)' -reports '$(REPORTS)' $(ARGS)
 
 # The validators of etcd's robustness tests. The module robustness stands outside the workspace, as conformance does.
-robustness: ## have etcd's validators of linearizability and watches judge the engine, for a history of 100,000 operations
+robustness: ## have etcd's validators of linearizability and watches judge the engine, for 100,000 operations in five histories
 	cd robustness && $(ALONE) $(GO) test -count=1 -v -timeout $(TEST_TIMEOUT) .
 
 # Test suites of other projects, on upstream's storage layer and on Strata's: docs/conformance.md. What they copy and build
