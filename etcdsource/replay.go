@@ -14,7 +14,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// replayPlan is how history is read. etcd (3.4 to 3.6) serves the watches that are behind
+// replayPlan is how history is read. etcd (3.4 to 3.7) serves the watches that are behind
 // every 100 ms: it loads everything since the oldest of them, walks over it once for each, and gives
 // each the next 1,000 revisions that concern it, while writers wait. So watches at
 // staggered revisions add up, fewer rounds are faster, and each watch makes rounds longer.

@@ -52,7 +52,7 @@ type Options struct {
 	IdleProgress time.Duration
 	// FeedPatience is how long a feed may leave requests for progress unanswered, and
 	// deliver nothing else, while etcd is ahead of it, before it is begun anew, on another
-	// member if there is one. Default: DefaultFeedPatience; negative: for ever.
+	// member if there is one. Default: DefaultFeedPatience; negative: without a limit.
 	FeedPatience time.Duration
 	// EventsOnly: progress is neither asked for nor believed, because the server may
 	// send it ahead of events (etcd#15220, etcd#17507). The clock then stands at the

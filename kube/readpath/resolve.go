@@ -56,7 +56,7 @@ type Kinds struct {
 //
 // What was found holds
 //
-//   - for ever, of built-in resources: their routes and storages are made at the start;
+//   - until the process ends, of built-in resources: their routes and storages are made at the start;
 //   - as long as its definition is unchanged, of custom resources. The definition is compared
 //     at each read; see settleTime for what a change brings with it;
 //   - for retryAfter, if nothing was found.

@@ -25,43 +25,52 @@ import (
 
 const (
 	figuresMaps   = 20_000
-	figuresRounds = 3 // of each engine, in turn: a minute each
+	figuresRounds = 3 // of each server, in turn: a minute each
 )
 
-// TestFigures measures both engines on one kine with 20,000 ConfigMaps of 1 KB (docs/benchmarks.md).
+// TestFigures measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
+// ConfigMaps of 1 KB (docs/benchmarks.md).
 func TestFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	stock := harness.StockAPIServer(t, "1.37")
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	t.Cleanup(cancel)
 	env := harness.New(t)
 	f := &fixture{T: t, ctx: ctx, kine: env.Kine(t)}
 	f.fill(figuresMaps)
-	engines := []string{harness.Strata, harness.Upstream}
-	figures := map[string]map[string][]time.Duration{harness.Strata: {}, harness.Upstream: {}}
+	start := map[string]func() *harness.Server{
+		"strata": func() *harness.Server {
+			return env.StartAPIServer(f.kine, "--engine="+harness.Strata, harness.Unchecked("nothing runs beside what is measured"))
+		},
+		"stock": func() *harness.Server { return env.StartStock(stock, f.kine) },
+	}
+	servers := []string{"strata", "stock"}
+	figures := map[string]map[string][]time.Duration{"strata": {}, "stock": {}}
 	for round := range figuresRounds {
-		for i := range engines {
-			engine := engines[(round+i)%len(engines)] // neither is always the first
+		for i := range servers {
+			name := servers[(round+i)%len(servers)] // neither is always the first
 			began := time.Now()
-			s := env.StartAPIServer(f.kine, "--engine="+engine, harness.Unchecked("nothing runs beside what is measured"))
+			s := start[name]()
 			check(t, s.Await(ctx, "/readyz"))
-			figures[engine]["start to ready"] = append(figures[engine]["start to ready"], time.Since(began))
-			f.measure(s, figures[engine])
+			figures[name][startToReady] = append(figures[name][startToReady], time.Since(began))
+			f.measure(s, figures[name])
 			check(t, s.Stop())
 		}
 	}
 	t.Logf("%-40s %10s %10s %10s %10s", "", "strata p50", "p99", "stock p50", "p99")
-	for _, what := range []string{"start to ready", listAny, listAnyGzip, listConsistent, listConsistentGzip, smallConsistent, smallConsistentBusy, getConsistent, getConsistentBusy, delivery} {
+	for _, what := range []string{startToReady, listAny, listAnyGzip, listConsistent, listConsistentGzip, smallConsistent, smallConsistentBusy, getConsistent, getConsistentBusy, delivery} {
 		line := fmt.Sprintf("%-40s", what)
-		for _, engine := range engines {
-			line += fmt.Sprintf(" %10s %10s", quantile(figures[engine][what], 50), quantile(figures[engine][what], 99))
+		for _, name := range servers {
+			line += fmt.Sprintf(" %10s %10s", quantile(figures[name][what], 50), quantile(figures[name][what], 99))
 		}
 		t.Log(line)
 	}
 }
 
 const (
+	startToReady        = "start to ready"
 	listAny             = "LIST any, 20,000 objects"
 	listAnyGzip         = "LIST any, gzip, 20,000 objects"
 	listConsistent      = "LIST consistent, 20,000 objects"
