@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -166,9 +167,17 @@ func patch(text string, edits []edit) (string, error) {
 	if len(edits) == 0 {
 		return text, nil
 	}
-	edits = append([]edit{{"\n)\n", "\n\n\tstrata \"github.com/stratakube/strata/server/internal/apiserver\""}}, edits...)
-	for i, e := range edits {
-		if count := strings.Count(text, e.before); count != 1 && i > 0 || count == 0 {
+	imports, rest, ok := strings.Cut(text, "\n)\n")
+	if !ok {
+		return "", errors.New("no list of imports: upstream has changed, and the patch must follow")
+	}
+	return insert(imports+"\n\n\tstrata \"github.com/stratakube/strata/server/internal/apiserver\"\n)\n"+rest, edits)
+}
+
+// insert applies edits.
+func insert(text string, edits []edit) (string, error) {
+	for _, e := range edits {
+		if count := strings.Count(text, e.before); count != 1 {
 			return "", fmt.Errorf("%d occurrences of %q, want 1: upstream has changed, and the patch must follow", count, e.before)
 		}
 		text = strings.Replace(text, e.before, e.insert+e.before, 1)
@@ -185,6 +194,18 @@ var patches = map[string][]edit{
 		{"\tconfig, err := app.NewConfig(completedOptions)", "\tstrataEngine.Options(completedOptions.Etcd)\n"},
 		{"\tcompleted, err := config.Complete()", "\tif err := strataEngine.Chain(config); err != nil {\n\t\treturn result, err\n\t}\n"},
 		{"\terrCh = make(chan error)", "\tstrataEngine.Mount(server)\n"},
+	},
+	"k8s.io/kubernetes/pkg/controlplane/apiserver/samples/generic/server/testing/testserver.go": {
+		{"\tcontrolplaneapiserver \"k8s.io/kubernetes/pkg/controlplane/apiserver/options\"\n",
+			"\t\"k8s.io/kubernetes/cmd/kube-apiserver/app\"\n\t\"k8s.io/kubernetes/pkg/controlplane\"\n"},
+		{"\tvar errCh chan error", attachment("return result, err")},
+		{"\t\tos.RemoveAll(result.TmpDir)", "\t\tstrataEngine.Close()\n"},
+		{"\tconfig, err := server.NewConfig(completedOptions)", "\tstrataEngine.Options(completedOptions.Etcd)\n"},
+		// The servers are those of kube-apiserver without the registries of containers, which controlplane.Config adds.
+		{"\tcompleted, err := config.Complete()", "\tchain := &app.Config{Aggregator: config.Aggregator, ApiExtensions: config.APIExtensions,\n" +
+			"\t\tKubeAPIs: &controlplane.Config{ControlPlane: *config.ControlPlane}}\n" +
+			"\tif err := strataEngine.Chain(chain); err != nil {\n\t\treturn result, err\n\t}\n"},
+		{"\terrCh = make(chan error)", "\tstrataEngine.Mount(s)\n"},
 	},
 	"k8s.io/kubernetes/test/integration/framework/test_server.go": {
 		{"\tcertDir, err := os.MkdirTemp(", attachment("t.Fatal(err)")},

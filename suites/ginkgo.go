@@ -34,8 +34,8 @@ func specFocus(names []string) string {
 	return "(^| )(" + strings.Join(patterns, "|") + ")$"
 }
 
-// specVerdicts returns the verdicts in a JSON report of ginkgo: of each spec, and of each other node that failed. If only is not
-// nil, the others were not to be run.
+// specVerdicts returns the verdicts of the specs in a JSON report of ginkgo, and that of mainTest if another node failed, such as
+// BeforeSuite. If only is not nil, other specs were not to be run.
 func specVerdicts(report string, only []string) (Verdicts, error) {
 	text, err := os.ReadFile(report)
 	if err != nil {
@@ -60,7 +60,7 @@ func specVerdicts(report string, only []string) (Verdicts, error) {
 			}
 			if spec.LeafNodeType != "It" {
 				if verdict == Fail {
-					verdicts[spec.LeafNodeType] = Fail
+					verdicts[mainTest] = Fail
 				}
 				continue
 			}

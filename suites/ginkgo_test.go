@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 )
 
@@ -26,8 +27,8 @@ func TestSpecVerdicts(t *testing.T) {
 		only []string
 		want Verdicts
 	}{
-		"all":  {nil, Verdicts{"AfterSuite": Fail, "a reads_writes": Pass, "a reads_writes #2": Fail, "a b waits": Skip, "ends": Fail}},
-		"some": {[]string{"ends", "a reads_writes #2"}, Verdicts{"AfterSuite": Fail, "a reads_writes": Pass, "a reads_writes #2": Fail, "ends": Fail}},
+		"all":  {nil, Verdicts{mainTest: Fail, "a reads_writes": Pass, "a reads_writes #2": Fail, "a b waits": Skip, "ends": Fail}},
+		"some": {[]string{"ends", "a reads_writes #2"}, Verdicts{mainTest: Fail, "a reads_writes": Pass, "a reads_writes #2": Fail, "ends": Fail}},
 	}
 	for name, test := range tests {
 		got, err := specVerdicts(report, test.only)
@@ -63,5 +64,63 @@ func TestSpecRunner(t *testing.T) {
 	}
 	if runner, err := specRunner(dir); runner != "TestP" || err != nil {
 		t.Errorf("%q, %v; want TestP", runner, err)
+	}
+}
+
+func TestSplitSpecs(t *testing.T) {
+	all, none := []string(nil), []string{}
+	tests := map[string]struct{ only, goTests, specs []string }{
+		"all":                   {nil, all, all},
+		"binary":                {[]string{mainTest, "a spec"}, all, all},
+		"runner":                {[]string{"TestP"}, []string{"TestP"}, all},
+		"runner and a spec":     {[]string{"TestP", "a spec"}, []string{"TestP"}, all},
+		"spec":                  {[]string{"a spec"}, []string{"TestP"}, []string{"a spec"}},
+		"spec that is no test":  {[]string{"Test of x"}, []string{"TestP"}, []string{"Test of x"}},
+		"test without specs":    {[]string{"TestOther"}, []string{"TestOther"}, all},
+		"test and a spec":       {[]string{"TestOther", "a spec"}, []string{"TestOther", "TestP"}, []string{"a spec"}},
+		"empty list, not a nil": {none, none, all},
+	}
+	for name, test := range tests {
+		goTests, specs := splitSpecs(test.only, "TestP")
+		if !slices.Equal(goTests, test.goTests) || (goTests == nil) != (test.goTests == nil) || !slices.Equal(specs, test.specs) {
+			t.Errorf("%s: Go tests %q, specs %q; want %q and %q", name, goTests, specs, test.goTests, test.specs)
+		}
+	}
+}
+
+func TestReplaceRunner(t *testing.T) {
+	tests := map[string]struct{ verdicts, bySpec, want Verdicts }{
+		"passed":                  {Verdicts{mainTest: Pass, "TestP": Pass}, Verdicts{"a": Pass}, Verdicts{mainTest: Pass, "a": Pass}},
+		"some passed":             {Verdicts{"TestP": Pass}, Verdicts{"a": Pass}, Verdicts{"a": Pass}},
+		"a spec failed":           {Verdicts{mainTest: Pass, "TestP": Fail}, Verdicts{"a": Fail}, Verdicts{mainTest: Pass, "a": Fail}},
+		"another node failed":     {Verdicts{mainTest: Pass, "TestP": Fail}, Verdicts{"a": Skip, mainTest: Fail}, Verdicts{mainTest: Fail, "a": Skip}},
+		"no spec failed":          {Verdicts{mainTest: Pass, "TestP": Fail}, Verdicts{"a": Pass}, Verdicts{mainTest: Fail, "a": Pass}},
+		"crashed":                 {Verdicts{mainTest: Pass, "TestP": Fail, "TestOther": Absent}, nil, Verdicts{mainTest: Fail, "TestOther": Absent}},
+		"crashed before it began": {Verdicts{mainTest: Pass, "TestP": Absent}, nil, Verdicts{mainTest: Fail}},
+	}
+	for name, test := range tests {
+		if got := replaceRunner(test.verdicts, "TestP", test.bySpec); !maps.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+func TestCrashOfSpecs_RetryReplacesIt(t *testing.T) {
+	whole := func() Verdicts {
+		return replaceRunner(Verdicts{mainTest: Pass, "TestP": Pass}, "TestP", Verdicts{"a": Pass, "b": Pass})
+	}
+	byEngine := map[Engine]Verdicts{Upstream: replaceRunner(Verdicts{mainTest: Pass, "TestP": Fail}, "TestP", nil), Strata: whole()}
+	again := disputed(byEngine)
+	if goTests, specs := splitSpecs(again, "TestP"); goTests != nil || specs != nil {
+		t.Fatalf("the retry of %q is restricted to %q and %q", again, goTests, specs)
+	}
+	for _, verdicts := range byEngine {
+		verdicts.merge(whole())
+	}
+	if again := disputed(byEngine); len(again) != 0 {
+		t.Errorf("disputed after a retry that passed: %q", again)
+	}
+	if found := differences(byEngine); len(found) != 0 {
+		t.Errorf("differences after a retry that passed: %v", found)
 	}
 }

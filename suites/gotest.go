@@ -98,16 +98,18 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 	return verdicts, nil
 }
 
-// mainTest stands for the binary itself, which fails although no test does.
+// mainTest stands for the binary itself. It fails if the binary fails although no test does; of specs also if a node that is no
+// spec fails, and if the binary ends without their report. To run it again is to run all tests.
 const mainTest = "TestMain"
 
-// startedServers counts the API servers that the tests of a log have started: what apiserver.AttachmentFromEnvironment logs.
-func startedServers(log string) int {
+// startedServers counts the API servers that the tests of a log have started on the engine: apiserver.AttachmentFromEnvironment
+// logs a line for each.
+func startedServers(log string, engine Engine) int {
 	text, err := os.ReadFile(log)
 	if err != nil {
 		return 0
 	}
-	return bytes.Count(text, []byte(`"Starting a server" engine=`))
+	return bytes.Count(text, fmt.Appendf(nil, `"Starting a server" engine=%q`, engine))
 }
 
 // list returns the top-level tests of the binary.

@@ -75,7 +75,8 @@ func integrationUnits(ctx context.Context, env *Env, mod string, roots []string)
 			Source: mod + " " + tree.modules[mod].Version,
 			Quick:  quickTests[pkg],
 
-			Exclusive: slices.Contains(exclusiveTests, pkg),
+			Exclusive:     slices.Contains(exclusiveTests, pkg),
+			StartsServers: true,
 			Build: func(ctx context.Context) error {
 				return env.goRun(ctx, tree.dir, "test", "-mod=mod", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, tree.path(pkg))
 			},
@@ -133,6 +134,7 @@ const treeModule = "github.com/stratakube/strata/server/suites"
 var copies = []string{
 	"k8s.io/kubernetes/test/integration",
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/testing",
+	"k8s.io/kubernetes/pkg/controlplane/apiserver/samples/generic/server/testing",
 	"k8s.io/apiextensions-apiserver/test/integration",
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/testing",
 }

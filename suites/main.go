@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,9 +23,6 @@ var all = []Suite{
 	conformanceSuite,
 	robustnessSuite,
 }
-
-// maxRetries is how often disputed tests are run again.
-const maxRetries = 2
 
 type options struct {
 	suites, units *regexp.Regexp
@@ -104,6 +100,9 @@ func run(ctx context.Context, env *Env, o options) error {
 			fmt.Println("FAILED ", p)
 		}
 	}()
+	write := func() error {
+		return errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644))
+	}
 	record := func(suite *Suite, unit Unit) error {
 		result, found, err := runUnit(ctx, env, suite, unit, o)
 		mu.Lock()
@@ -123,7 +122,17 @@ func run(ctx context.Context, env *Env, o options) error {
 			r[suite.Name] = map[string]outcome{}
 		}
 		r[suite.Name][unit.Name] = result
-		return errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644))
+		return write()
+	}
+	// prepared judges suites/known.go, and drops rows that are not of the present version.
+	prepared := func(suite *Suite, units []Unit) error {
+		mu.Lock()
+		defer mu.Unlock()
+		problems = append(problems, withoutUnit(known, idle, suite.Name, units)...)
+		if !o.write || !r.dropStale(suite.Name, units) {
+			return nil
+		}
+		return write()
 	}
 	var running errgroup
 	slots := make(chan struct{}, o.jobs)
@@ -135,6 +144,9 @@ func run(ctx context.Context, env *Env, o options) error {
 		units, err := suite.Prepare(ctx, env)
 		if err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", suite.Name, err), running.Wait())
+		}
+		if err := prepared(&suite, units); err != nil {
+			return errors.Join(err, running.Wait())
 		}
 		for _, unit := range units {
 			mu.Lock()
@@ -193,113 +205,6 @@ func build(ctx context.Context, suite *Suite, unit Unit) error {
 		fmt.Printf("%s %s: built in %.0f s\n", suite.Name, unit.Name, time.Since(started).Seconds())
 	}
 	return err
-}
-
-// exclusive is held while a unit runs that is Exclusive.
-var exclusive sync.Mutex
-
-// runUnit runs a unit that is built on the engines of its suite. An error says that there is no outcome.
-func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
-	if unit.Clean != nil && !o.keep {
-		defer unit.Clean()
-	}
-	engines := suite.engines()
-	verdicts, seconds := map[Engine]Verdicts{}, map[Engine]time.Duration{}
-	first := map[Engine]Verdicts{}
-	attached := map[Engine]int{}
-	attempt := func(number int, only []string) error {
-		// Most tests wait most of the time, so that the engines run at the same time; in repetitions one after the other.
-		oneAfterOther := unit.Exclusive || number > 0
-		if unit.Exclusive {
-			exclusive.Lock()
-			defer exclusive.Unlock()
-		}
-		errs, done, times := make([]error, len(engines)), make([]Verdicts, len(engines)), make([]time.Duration, len(engines))
-		servers := make([]int, len(engines))
-		var running sync.WaitGroup
-		for i, e := range engines {
-			running.Go(func() {
-				log := filepath.Join(env.Bin, "logs", fmt.Sprintf("%s_%s_%s_%d.log", suite.Name, strings.ReplaceAll(unit.Name, "/", "_"), e, number))
-				started := time.Now()
-				v, err := unit.Run(ctx, e, only, log)
-				took := time.Since(started)
-				if err != nil {
-					errs[i] = fmt.Errorf("engine %s: %w", e, err)
-					return
-				}
-				c := count(v)
-				fmt.Printf("%s %s: %s: %d passed, %d failed, %d skipped in %.0f s (%s)\n",
-					suite.Name, unit.Name, e, c.Passed, c.Failed, c.Skipped, took.Seconds(), log)
-				done[i], times[i], servers[i] = v, took, startedServers(log)
-			})
-			if oneAfterOther {
-				running.Wait()
-			}
-		}
-		running.Wait()
-		for i, e := range engines {
-			if errs[i] != nil {
-				continue
-			}
-			if verdicts[e] == nil {
-				verdicts[e], first[e] = Verdicts{}, done[i]
-			}
-			verdicts[e].merge(done[i])
-			seconds[e] += times[i]
-			if number == 0 {
-				attached[e] = servers[i]
-			}
-		}
-		return errors.Join(errs...)
-	}
-	only := o.tests
-	if o.quick {
-		only = unit.Quick
-	}
-	if err := attempt(0, only); err != nil {
-		return outcome{}, nil, err
-	}
-	retried := map[string]bool{}
-	for number := 1; number <= maxRetries; number++ {
-		again := disputed(verdicts)
-		if len(again) == 0 {
-			break
-		}
-		fmt.Printf("%s %s: again: %s\n", suite.Name, unit.Name, strings.Join(again, " "))
-		for _, test := range again {
-			retried[test] = true
-		}
-		if err := attempt(number, again); err != nil {
-			return outcome{}, nil, err
-		}
-	}
-
-	found := differences(unit.Name, verdicts)
-	expected := slices.DeleteFunc(slices.Clone(known), func(k knownDifference) bool { return only != nil && !slices.Contains(only, top(k.Test)) })
-	reasons, problems := judge(expected, suite.Name, unit.Name, found)
-	result := outcome{Source: unit.Source, Date: today(), Engines: map[Engine]counts{}, Failed: failedEverywhere(verdicts), Unstable: map[Engine][]string{}}
-	for _, e := range engines {
-		c := count(verdicts[e])
-		c.Servers = attached[e]
-		c.Retried, c.Seconds = len(retried), int(seconds[e].Round(time.Second).Seconds())
-		result.Engines[e] = c
-		for test, verdict := range first[e] {
-			if (verdict == Fail || verdict == Absent) && verdicts[e][test] == Pass && test == top(test) {
-				result.Unstable[e] = append(result.Unstable[e], test)
-			}
-		}
-		slices.Sort(result.Unstable[e])
-		if len(engines) == 1 && c.Failed > 0 {
-			problems = append(problems, fmt.Sprintf("%s %s: failed: %s", suite.Name, unit.Name, strings.Join(result.Failed, ", ")))
-		}
-		if c.Passed == 0 && !slices.Contains(skipped, unit.Name) {
-			problems = append(problems, fmt.Sprintf("%s %s: no test passed on %s", suite.Name, unit.Name, e))
-		}
-	}
-	for _, d := range found {
-		result.Differences = append(result.Differences, explainedDifference{Test: d.Test, Upstream: d.Upstream, Strata: d.Strata, Reason: reasons[d.Test]})
-	}
-	return result, problems, nil
 }
 
 // errgroup runs functions and joins their errors.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ type counts struct {
 	Skipped int `json:"skipped"`
 	// Retried are the top-level tests that were run again, on both engines.
 	Retried int `json:"retried"`
-	// Servers is how many API servers the tests started on the engine, without retries; 0 where the suite does not say.
+	// Servers is how many API servers the tests started on this engine, without retries; 0 where the suite does not say.
 	Servers int `json:"servers,omitempty"`
 	// Seconds is the time of all runs, retries included.
 	Seconds int `json:"seconds"`
@@ -25,21 +26,16 @@ type counts struct {
 
 // outcome is the result of one unit: a row of the document.
 type outcome struct {
-	Source  string            `json:"source"`
-	Date    string            `json:"date"` // of the run
-	Engines map[Engine]counts `json:"engines"`
+	Source string `json:"source"`
+	Date   string `json:"date"` // of the run
+	// Exclusive: the unit ran on one engine after the other.
+	Exclusive bool              `json:"exclusive,omitempty"`
+	Engines   map[Engine]counts `json:"engines"`
 	// Failed names the tests that failed on every engine.
 	Failed []string `json:"failed,omitempty"`
 	// Unstable names the top-level tests that failed and passed when they were run again, by engine.
-	Unstable    map[Engine][]string   `json:"unstable,omitempty"`
-	Differences []explainedDifference `json:"differences,omitempty"`
-}
-
-type explainedDifference struct {
-	Test     string  `json:"test"`
-	Upstream Verdict `json:"upstream"`
-	Strata   Verdict `json:"strata"`
-	Reason   string  `json:"reason,omitempty"` // "": not known
+	Unstable    map[Engine][]string `json:"unstable,omitempty"`
+	Differences []Finding           `json:"differences,omitempty"`
 }
 
 // results are the outcomes by suite and unit, of the last run of each unit.
@@ -68,6 +64,33 @@ func (r results) write(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
+// dropStale removes the rows of a suite that are not of its present units with their present source, and reports whether
+// there were any.
+func (r results) dropStale(suite string, units []Unit) bool {
+	rows := len(r[suite])
+	maps.DeleteFunc(r[suite], func(name string, row outcome) bool {
+		return !slices.ContainsFunc(units, func(u Unit) bool { return u.Name == name && u.Source == row.Source })
+	})
+	return len(r[suite]) < rows
+}
+
+// testTime returns how long the units take one after the other, without builds. The engines run at the same time, but for
+// units that are Exclusive.
+func testTime(units map[string]outcome) time.Duration {
+	var seconds int
+	for _, row := range units {
+		longest, sum := 0, 0
+		for _, c := range row.Engines {
+			longest, sum = max(longest, c.Seconds), sum+c.Seconds
+		}
+		if row.Exclusive {
+			longest = sum
+		}
+		seconds += longest
+	}
+	return time.Duration(seconds) * time.Second
+}
+
 // count returns how many tests have each verdict.
 func count(v Verdicts) counts {
 	var c counts
@@ -83,28 +106,6 @@ func count(v Verdicts) counts {
 		}
 	}
 	return c
-}
-
-// failedEverywhere returns the tests, sorted, that failed on all engines, without those that have a failed subtest.
-func failedEverywhere(byEngine map[Engine]Verdicts) []string {
-	failed := map[string]bool{}
-	for _, verdicts := range byEngine {
-		for test := range verdicts {
-			failed[test] = true
-		}
-	}
-	maps.DeleteFunc(failed, func(test string, _ bool) bool {
-		for _, verdicts := range byEngine {
-			if v, ok := verdicts[test]; ok && v != Fail && v != Absent {
-				return true
-			}
-		}
-		return false
-	})
-	tests := slices.Sorted(maps.Keys(failed))
-	return slices.DeleteFunc(tests, func(test string) bool {
-		return slices.ContainsFunc(tests, func(other string) bool { return strings.HasPrefix(other, test+"/") })
-	})
 }
 
 // total sums the counts of outcomes.
@@ -125,15 +126,20 @@ func total(units map[string]outcome, engine Engine) (sum counts, ok bool) {
 // document returns docs/conformance.md.
 func document(suites []Suite, r results) string {
 	var b strings.Builder
+	var took time.Duration
+	for _, s := range suites {
+		took += testTime(r[s.Name])
+	}
 	b.WriteString(`# Test suites of other projects
 
 ` + "`make suites`" + ` builds test suites that the authors of Strata did not write, runs each on upstream's storage layer and on Strata's,
-and writes this file and ` + "`suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference that the tables below do not
-explain fails the run, and so does an explained one that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
+and writes this file and ` + "`suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference, or a test that fails on every
+engine, fails the run if it has no reason below; so does one with a reason that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
 a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
 
 A package without a row has not been run with the present version. Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
 as passed if it passes once; "retried" is how many top-level tests that were. "Servers" is how many API servers the tests started on Strata. Seconds are of all runs of a package, without its build.
+All units together take ` + fmt.Sprint(math.Ceil(took.Minutes())) + ` minutes of test time, without builds, when they run one after the other.
 `)
 	for _, s := range suites {
 		units := r[s.Name]
@@ -176,15 +182,17 @@ as passed if it passes once; "retried" is how many top-level tests that were. "S
 
 		var differing, failed, unstable []string
 		for _, name := range slices.Sorted(maps.Keys(units)) {
-			for _, d := range units[name].Differences {
-				reason := d.Reason
-				if reason == "" {
-					reason = "not explained: an error"
+			explanation := func(f Finding) string {
+				if text := reason(known, s.Name, name, f); text != "" {
+					return text
 				}
-				differing = append(differing, fmt.Sprintf("| %s | %s | %s | %s | %s |", name, d.Test, d.Upstream, d.Strata, reason))
+				return "not explained: an error"
+			}
+			for _, d := range units[name].Differences {
+				differing = append(differing, fmt.Sprintf("| %s | %s | %s | %s | %s |", name, d.Test, d.Upstream, d.Strata, explanation(d)))
 			}
 			for _, test := range units[name].Failed {
-				failed = append(failed, fmt.Sprintf("- %s: %s", name, test))
+				failed = append(failed, fmt.Sprintf("| %s | %s | %s |", name, test, explanation(failure(test))))
 			}
 			for _, e := range s.engines() {
 				if tests := units[name].Unstable[e]; len(tests) > 0 {
@@ -200,7 +208,7 @@ as passed if it passes once; "retried" is how many top-level tests that were. "S
 			}
 		}
 		if len(failed) > 0 {
-			b.WriteString("\nFailed on every engine:\n\n" + strings.Join(failed, "\n") + "\n")
+			b.WriteString("\nFailed on every engine:\n\n| package | failed test | reason |\n| --- | --- | --- |\n" + strings.Join(failed, "\n") + "\n")
 		}
 		if len(unstable) > 0 {
 			b.WriteString("\nFailed at first and passed when run again:\n\n" + strings.Join(unstable, "\n") + "\n")

@@ -60,6 +60,8 @@ type Unit struct {
 	// Exclusive: the tests listen on ports or abstract sockets with fixed names, so that the unit runs on one engine after the
 	// other, and not beside another such unit.
 	Exclusive bool
+	// StartsServers: the log of a run has a line for each API server that the tests started, which names the engine (startedServers).
+	StartsServers bool
 	// Build makes the programs of the unit; nil if there is nothing to build.
 	Build func(ctx context.Context) error
 	// Run runs the named top-level tests, or all of them if only is nil, and returns a verdict of each test that was run
@@ -105,14 +107,18 @@ func (v Verdicts) merge(attempt Verdicts) {
 	}
 }
 
-// Difference is a test whose verdicts differ.
-type Difference struct {
-	Unit, Test       string
-	Upstream, Strata Verdict
+// Finding is a test that needs an entry in known.go: its verdicts differ, or both are Fail.
+type Finding struct {
+	Test     string  `json:"test"`
+	Upstream Verdict `json:"upstream"`
+	Strata   Verdict `json:"strata"`
 }
 
+// failure returns the finding for a test that failed on every engine of its suite, of which there may be one only.
+func failure(test string) Finding { return Finding{Test: test, Upstream: Fail, Strata: Fail} }
+
 // differences returns the tests whose verdicts differ, without those that have a differing subtest: they differ for that.
-func differences(unit string, byEngine map[Engine]Verdicts) []Difference {
+func differences(byEngine map[Engine]Verdicts) []Finding {
 	upstream, strata := byEngine[Upstream], byEngine[Strata]
 	if upstream == nil || strata == nil {
 		return nil
@@ -129,7 +135,7 @@ func differences(unit string, byEngine map[Engine]Verdicts) []Difference {
 		}
 		return Absent
 	}
-	var found []Difference
+	var found []Finding
 	explained := map[string]bool{}
 	for _, test := range slices.Backward(slices.Sorted(maps.Keys(tests))) { // subtests come before their test
 		u, s := of(upstream, test), of(strata, test)
@@ -137,7 +143,7 @@ func differences(unit string, byEngine map[Engine]Verdicts) []Difference {
 			continue
 		}
 		if !explained[test] {
-			found = append(found, Difference{Unit: unit, Test: test, Upstream: u, Strata: s})
+			found = append(found, Finding{Test: test, Upstream: u, Strata: s})
 		}
 		for name := test; strings.Contains(name, "/"); {
 			name = name[:strings.LastIndex(name, "/")]
@@ -146,4 +152,38 @@ func differences(unit string, byEngine map[Engine]Verdicts) []Difference {
 	}
 	slices.Reverse(found)
 	return found
+}
+
+// failedEverywhere returns the tests, sorted, that ran on every engine and failed on each with the same verdict: a failed test
+// differs from one that did not end. A test is left out if a subtest failed on each engine: it failed for that.
+func failedEverywhere(byEngine map[Engine]Verdicts) []string {
+	failed := map[Engine][]string{}
+	for e, verdicts := range byEngine {
+		for test, verdict := range verdicts {
+			if verdict == Fail || verdict == Absent {
+				failed[e] = append(failed[e], test)
+			}
+		}
+	}
+	onEach := func(holds func(Engine) bool) bool {
+		for e := range byEngine {
+			if !holds(e) {
+				return false
+			}
+		}
+		return true
+	}
+	everywhere := map[string]bool{}
+	for e, tests := range failed {
+		for _, test := range tests {
+			same := onEach(func(other Engine) bool { return byEngine[other][test] == byEngine[e][test] })
+			bySubtest := onEach(func(other Engine) bool {
+				return slices.ContainsFunc(failed[other], func(name string) bool { return strings.HasPrefix(name, test+"/") })
+			})
+			if same && !bySubtest {
+				everywhere[test] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(everywhere))
 }
