@@ -9,11 +9,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -74,14 +76,19 @@ func get(t *testing.T, ctx context.Context, from *harness.API, path, query strin
 	return r
 }
 
-// listVersion is the resource version of a list, which follows the writes of the servers themselves: the two are asked one
-// after the other.
+// listVersion is the resource version of a list, which follows the writes of the servers themselves.
 var listVersion = regexp.MustCompile(`"metadata":\{("continue":"",)?"resourceVersion":"[0-9]+"`)
 
 // same reads from both servers and fails unless they answer the same: code, warnings and body. It returns the answer.
 func same(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
-	got, want := get(t, ctx, api, path, query), get(t, ctx, upstream, path, query)
+	var got, want *harness.Response
+	var errs [2]error
+	var asking sync.WaitGroup // both at once: what is asked may be a watch of a second
+	asking.Go(func() { got, errs[0] = api.Do(ctx, http.MethodGet, path, query, nil) })
+	asking.Go(func() { want, errs[1] = upstream.Do(ctx, http.MethodGet, path, query, nil) })
+	asking.Wait()
+	check(t, errors.Join(errs[:]...))
 	if got.Code != want.Code || !bytes.Equal(listVersion.ReplaceAll(got.Body, nil), listVersion.ReplaceAll(want.Body, nil)) {
 		t.Errorf("%s?%s: %d %s\nupstream: %d %s", path, query, got.Code, got.Body, want.Code, want.Body)
 	}
