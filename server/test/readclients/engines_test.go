@@ -173,8 +173,8 @@ func (e *engine) raw(ctx context.Context, token, method, target string, header h
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }
 
-// listRevision finds the revision of a list, which moves while other tests write.
-var listRevision = regexp.MustCompile(`("metadata":\s*\{(?:\s*"continue":\s*"",)?\s*"resourceVersion":\s*")[0-9]+"`)
+// listRevision finds the revision of a list, as JSON or YAML, which moves while other tests write.
+var listRevision = regexp.MustCompile(`("metadata":\s*\{(?:\s*"continue":\s*"",)?\s*"resourceVersion":\s*"|(?m:^metadata:\n(?:  continue: ""\n)?  resourceVersion: "))[0-9]+"`)
 
 // age finds the age of an object in a table.
 var age = regexp.MustCompile(`"[0-9]+s"`)
