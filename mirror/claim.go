@@ -139,21 +139,30 @@ func (m *Mirror) carve(parent, r *Resource) {
 	start, end := r.prefix, prefixEnd(r.prefix)
 	from := parent.cur.Load()
 	oldest, present := from.first(), from.head.Load()
+	floor, since := from.log.Floor(), oldest
+	if rev := parent.absorbed; rev > oldest.rev {
+		floor, since = rev, from.since(rev)
+	}
 	was := parent.history
 
 	var own, rest part
-	own.begin(from, oldest.rev, between(oldest.tree, start, end))
-	rest.begin(from, oldest.rev, without(oldest.tree, start, end))
-	missing := 0
+	own.begin(floor, since.rev, between(since.tree, start, end))
+	rest.begin(from.log.Floor(), oldest.rev, without(oldest.tree, start, end))
+	r.missing = 0
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
 		e := from.log.At(seq)
 		if k := e.Key(); k < start || k >= end {
 			rest.add(e)
 			continue
 		}
-		own.add(e)
+		missing := 0
 		if e.Prev != nil && !e.Prev.hasValue() {
-			missing++
+			missing = 1
+		}
+		parent.missing -= missing
+		if e.Rev > floor {
+			own.add(e)
+			r.missing += missing
 		}
 	}
 	ownLin := own.end(between(present.tree, start, end), true) // shown when no value is missing
@@ -164,11 +173,10 @@ func (m *Mirror) carve(parent, r *Resource) {
 		if e.hasValue() {
 			r.bytes += e.Size()
 		} else {
-			missing++
+			r.missing++
+			parent.missing--
 		}
 	}
-	r.missing = missing
-	parent.missing -= missing
 	parent.bytes -= r.bytes
 
 	parent.begin(restLin)
@@ -177,6 +185,39 @@ func (m *Mirror) carve(parent, r *Resource) {
 	parent.history = history{marks: was.marks, bytes: rest.bytes, fresh: was.fresh}
 	r.history = history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes}
 	m.stats.historyBytes.Add(rest.bytes + own.bytes)
+}
+
+// absorb removes resources that nobody claims and that hold no key, such as those of definitions
+// that were deleted: the resource around them takes over their keys. Their history is dropped, so
+// one that is claimed again has none from before (Resource.absorbed). Cost is O(resources). Writer
+// only.
+func (m *Mirror) absorb() {
+	for prefix, r := range m.byPrefix {
+		lin := r.cur.Load()
+		if r.owned || prefix == m.opts.Prefix || lin == nil || lin.head.Load().tree.Len() > 0 {
+			continue
+		}
+		delete(m.byPrefix, prefix)
+		parent := m.route(prefix)
+		// A list of the parent that is on its way may hold keys that were deleted since.
+		if parent.loading || parent.cur.Load() == nil || !m.disown(r) {
+			m.byPrefix[prefix] = r
+			continue
+		}
+		parent.absorbed = m.clock.rev.Load()
+		m.drop(r)
+	}
+}
+
+// disown removes a resource from those that can be claimed, unless it is claimed already.
+func (m *Mirror) disown(r *Resource) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r.refs > 0 {
+		return false
+	}
+	delete(m.mu.resources, r.prefix)
+	return true
 }
 
 // between returns the part of t with start <= key < end.
@@ -201,9 +242,10 @@ type part struct {
 	bytes int64    // of history
 }
 
-func (p *part) begin(from *lineage, oldest Revision, base tree) {
+// begin begins with the keys at the oldest revision, and no event at or below the floor.
+func (p *part) begin(floor, oldest Revision, base tree) {
 	p.base = &version{rev: oldest, tree: base}
-	p.log = eventlog.New[Event](from.log.Floor())
+	p.log = eventlog.New[Event](floor)
 }
 
 func (p *part) add(e *Event) {

@@ -157,22 +157,30 @@ func (c *Cursor) Await(rev Revision) {
 // the window, or the resource was listed anew, unless that was because etcd was compacted and
 // the cursor is not behind (D5); the cursor is of no more use then.
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
-	// The clock before the log's end: all events up to the clock are in it.
-	now := c.res.m.clock.rev.Load()
-	if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
-		if err := c.succeed(); err != nil {
+	for had := len(buf); ; buf = buf[:had] {
+		// The clock before the log's end: all events up to the clock are in it.
+		now := c.res.m.clock.rev.Load()
+		if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
+			if err := c.succeed(); err != nil {
+				return buf, err
+			}
+		}
+		seq, pos, inside := c.seq, c.pos, c.inside
+		end := c.lin.log.End()
+		r := reading{Cursor: c, buf: buf, room: limit, now: now}
+		var o outcome
+		if c.topic == nil {
+			o = r.log(end)
+		} else if o = r.log(c.topic.from); o == passed {
+			o = r.postings(end)
+		}
+		var err error
+		if buf, err = r.stop(o); !c.lin.log.Dead() {
 			return buf, err
 		}
+		// It may have been released while it was read: what came after it tells.
+		c.seq, c.pos, c.inside = seq, pos, inside
 	}
-	end := c.lin.log.End()
-	r := reading{Cursor: c, buf: buf, room: limit, now: now}
-	var o outcome
-	if c.topic == nil {
-		o = r.log(end)
-	} else if o = r.log(c.topic.from); o == passed {
-		o = r.postings(end)
-	}
-	return r.stop(o)
 }
 
 // reading is one call of Next.

@@ -204,14 +204,30 @@ func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
 // Retired, once. That must not block. Readers of the past may still come, and keep it anew.
 type Retirer interface{ Retired() }
 
-// retire takes what wants to know that from the entry, which is of the past now, and tells it.
-func (e *Entry) retire() {
+// DeletionRetainer is a Retirer that stays on an entry whose key is deleted, because readers of the
+// event need it (Event.Prev).
+type DeletionRetainer interface {
+	Retirer
+	OutlivesDeletion()
+}
+
+// retires reports whether value is taken from an entry that is replaced, or whose key is deleted.
+func retires(value any, deleted bool) bool {
+	if _, retained := value.(DeletionRetainer); retained && deleted {
+		return false
+	}
+	_, ok := value.(Retirer)
+	return ok
+}
+
+// retire takes the Retirers from the entry, which is of the past now, and tells them.
+func (e *Entry) retire(deleted bool) {
 	for {
 		cur := e.memos.Load()
 		var left *memo
 		retired := false
 		for m := cur; m != nil; m = m.next {
-			if _, ok := m.value.(Retirer); ok {
+			if retires(m.value, deleted) {
 				retired = true
 			} else {
 				left = &memo{slot: m.slot, value: m.value, next: left}
@@ -224,8 +240,8 @@ func (e *Entry) retire() {
 			continue
 		}
 		for m := cur; m != nil; m = m.next {
-			if r, ok := m.value.(Retirer); ok {
-				r.Retired()
+			if retires(m.value, deleted) {
+				m.value.(Retirer).Retired()
 			}
 		}
 		return

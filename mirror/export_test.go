@@ -85,3 +85,13 @@ func (p *Partition) Sorted() int {
 	defer p.cur.mu.Unlock()
 	return len(p.cur.byName)
 }
+
+// Known returns how many resources the writer or claimers know.
+func (m *Mirror) Known() int {
+	n := make(chan int)
+	m.do(func() { n <- len(m.byPrefix) })
+	routed := <-n
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(len(m.mu.resources), routed)
+}

@@ -22,7 +22,6 @@ type load struct {
 	through Revision
 	began   time.Time
 	took    time.Duration // to read the changes
-	dated   []mark        // when some of the changes happened at the latest
 	left    []string      // excluded prefixes of which keys were left out
 	gap     bool          // what is held may be continued, but for the events in between
 	anew    bool          // what was held, or told, cannot be relied on
@@ -249,32 +248,7 @@ func (m *Mirror) loadSince(ctx context.Context, prefix string, after Header, thr
 		return nil, err
 	}
 	l.through, l.took = through, time.Since(listed)
-	l.dated = m.date(l.changes)
 	return l, nil
-}
-
-// datedEvery is how many changes share a date: some hundred dates for the most that is
-// restored by default, each of a few microseconds.
-const datedEvery = 512
-
-// date finds out when some of the changes happened, from keys that they create.
-func (m *Mirror) date(changes []replayed) (dated []mark) {
-	if m.opts.CreatedAt == nil {
-		return nil
-	}
-	for next, i := 0, 0; i < len(changes); i++ {
-		e := changes[i].entry
-		if i < next || e == nil || e.create != e.mod {
-			continue
-		}
-		at, ok := m.opts.CreatedAt(e.Value())
-		if n := len(dated); !ok || n > 0 && at.Before(dated[n-1].at) { // clocks differ
-			continue
-		}
-		dated = append(dated, mark{changes[i].rev, at})
-		next = i + datedEvery
-	}
-	return dated
 }
 
 // installAll gives every resource its part of what was loaded, as a new lineage, and sets
@@ -294,7 +268,7 @@ func (m *Mirror) installAll(l *load) {
 	}
 	parts := map[*Resource]*load{}
 	for _, r := range m.byPrefix {
-		parts[r] = &load{header: l.header, through: l.through, dated: l.dated}
+		parts[r] = &load{header: l.header, through: l.through}
 	}
 	for _, e := range l.entries {
 		p := parts[m.route(e.Key())]
@@ -349,7 +323,7 @@ func (m *Mirror) installAll(l *load) {
 	m.lists.Add(1)
 	for r := range lineages {
 		r.loaded(l.began)
-		r.recount(l.dated)
+		r.recount()
 		r.changed.wake()
 	}
 	m.bound()
@@ -370,12 +344,12 @@ func (m *Mirror) installAll(l *load) {
 func (r *Resource) grow(l *load) (*lineage, error) {
 	v := r.found(l.entries, l.header.Revision)
 	lin := newLineage(v, eventlog.New[Event](v.rev), !r.owned)
-	r.sinceCheckpoint = 0
+	r.sinceCheckpoint, r.absorbed = 0, 0
 	t := &txn{r: r, lin: lin, edit: v.tree.Edit()}
 	for i := range l.changes {
 		c := &l.changes[i]
 		if n := len(t.events); n >= distance(uint64(len(l.changes)-i), r.m.opts.CheckpointEvents) && c.rev != t.events[n-1].Rev {
-			t.commit()
+			t.commitUnpublished()
 			t = &txn{r: r, lin: lin, edit: lin.head.Load().tree.Edit()}
 		}
 		e := c.entry
@@ -387,9 +361,8 @@ func (r *Resource) grow(l *load) (*lineage, error) {
 		}
 	}
 	if len(t.events) > 0 {
-		t.commit()
+		t.commitUnpublished()
 	}
-	lin.head.Load().prev.Store(nil)
 	return lin, nil
 }
 
@@ -541,8 +514,7 @@ func (m *Mirror) install(r *Resource, l *load) {
 		return
 	}
 	if len(t.events) > 0 {
-		t.commit()
-		lin.head.Load().prev.Store(nil)
+		t.commitUnpublished()
 		m.stats.events.Add(int64(len(t.events)))
 	}
 	lin.suspect.Store(r.suspect)
@@ -550,7 +522,7 @@ func (m *Mirror) install(r *Resource, l *load) {
 	// Only now: a reader takes the lineage for complete up to the clock (I8).
 	r.begin(lin)
 	r.loaded(time.Time{})
-	r.recount(l.dated)
+	r.recount()
 	m.bound()
 	m.age(time.Now())
 }

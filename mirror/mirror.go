@@ -490,7 +490,7 @@ func (m *Mirror) commit(through Revision, progress bool) {
 func (t *txn) retire() {
 	for _, ev := range t.events {
 		if ev.Prev != nil {
-			ev.Prev.retire()
+			ev.Prev.retire(ev.Entry == nil)
 		}
 	}
 	for _, leaf := range t.old {
@@ -563,4 +563,11 @@ func (t *txn) commit() {
 		t.r.sinceCheckpoint = 0
 		t.lin.checkpoint(v, t.r.m.opts.CheckpointEvents)
 	}
+}
+
+// commitUnpublished is commit for a lineage that no reader has seen: the versions do not lead to
+// one another (version.prev), so that those that are dropped later are free.
+func (t *txn) commitUnpublished() {
+	t.commit()
+	t.lin.head.Load().prev.Store(nil)
 }

@@ -9,7 +9,8 @@ import (
 // a resource ends where the first bound is reached; the present is always kept. A
 // field that is zero means that of DefaultWindow.
 type Window struct {
-	// MaxAge is how long an event stays readable.
+	// MaxAge is how long an event stays readable after the mirror has received it. What was restored
+	// (Options.Replay) counts from when that was.
 	MaxAge time.Duration
 	// MaxBytes bounds what only history keeps alive, over all resources of the mirror
 	// together: superseded and deleted values as stored, and the trees of past versions, which
@@ -31,10 +32,6 @@ type Options struct {
 	// that is zero means that of DefaultReplay; a negative one restores nothing. What is
 	// restored is part of the window.
 	Replay ReplayBounds
-	// CreatedAt tells from the stored value of a key that was just created when that was, if
-	// it can: etcd does not know, and what is restored would otherwise be taken for as old
-	// as the mirror. A few hundred values are asked about, at most. nil tells nothing.
-	CreatedAt func(value []byte) (time.Time, bool)
 	// UnclaimedBytes bounds the values kept for keys that no claimed resource
 	// holds; beyond it only key and revision are kept, and the values are listed
 	// when the resource is claimed. Default: DefaultUnclaimedBytes.

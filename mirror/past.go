@@ -12,13 +12,16 @@ import (
 // at returns the version whose future begins where that of rev does: the one that is kept if
 // there is one, or else one that it makes and keeps. All readers of revisions between the
 // same two events get the same tree for as long as it is kept. It reports false
-// if the window has moved past rev. The clock has reached rev.
+// if the window has moved past rev, or the lineage has ended. The clock has reached rev.
 func (l *lineage) at(rev Revision) (*version, bool) {
 	seq := l.log.After(rev)
 	if rev < l.oldest() { // what the log has dropped may be missing in seq
 		return nil, false
 	}
 	v := l.nearest(seq)
+	if v == nil {
+		return nil, false
+	}
 	if v.seq == seq {
 		v.touch()
 		return v, true
@@ -41,24 +44,31 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 // Near returns the version that is kept nearest to rev, which At would begin with, for those
 // who only estimate. Cost is O(log n). Errors: those of At.
 func (r *Resource) Near(rev Revision) (Snapshot, error) {
-	now, err := r.Latest()
-	if err != nil {
-		return Snapshot{}, err
+	for {
+		now, err := r.Latest()
+		if err != nil {
+			return Snapshot{}, err
+		}
+		switch oldest := now.lin.oldest(); {
+		case rev > now.Rev:
+			return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
+		case rev < oldest:
+			return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
+		}
+		if v := now.lin.nearest(now.lin.log.After(rev)); v != nil {
+			return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
+		}
 	}
-	switch oldest := now.lin.oldest(); {
-	case rev > now.Rev:
-		return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
-	case rev < oldest:
-		return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
-	}
-	v := now.lin.nearest(now.lin.log.After(rev))
-	return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
 }
 
-// nearest returns the version that has the fewest events between it and the number.
+// nearest returns the version that has the fewest events between it and the number, nil if the
+// lineage has ended.
 func (l *lineage) nearest(seq uint64) *version {
 	away := func(v *version) uint64 { return max(v.seq, seq) - min(v.seq, seq) }
 	best := l.head.Load()
+	if best == nil {
+		return nil
+	}
 	cps := *l.checkpoints.Load()
 	i, _ := slices.BinarySearchFunc(cps, seq, bySeq)
 	for _, v := range cps[max(i-1, 0):min(i+1, len(cps))] {
@@ -163,11 +173,13 @@ func (l *lineage) forget(which func(*version) bool) bool {
 	}
 }
 
-// retire lets go of the versions of the past of a lineage whose log has been abandoned:
-// cursors may hold it for as long as their clients please.
+// retire releases every version and event of a lineage whose log has been abandoned, and which is
+// not Resource.cur any more: cursors may hold it for as long as their clients please (I7).
 func (l *lineage) retire() {
+	l.head.Store(nil)
 	l.checkpoints.Store(&[]*version{})
 	l.forget(func(*version) bool { return true })
+	l.log.Release()
 }
 
 // past returns the versions of the past that are kept, newest first.
@@ -204,8 +216,10 @@ func (l *lineage) addCheckpoints(events int) {
 }
 
 // first returns the oldest version that can be read, and does not keep it. Writer only.
-func (l *lineage) first() *version {
-	rev := l.oldest()
+func (l *lineage) first() *version { return l.since(l.oldest()) }
+
+// since returns the version at a revision that can be read, and does not keep it. Writer only.
+func (l *lineage) since(rev Revision) *version {
 	seq := l.log.After(rev)
 	t, ok := l.roll(l.nearest(seq), seq)
 	if !ok {

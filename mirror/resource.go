@@ -51,7 +51,7 @@ type lineage struct {
 	// is shown the lineage; see Resource.readable.
 	private bool
 	log     *eventLog
-	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment
+	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment; nil when the lineage has ended
 	// suspect: a check has found what came before to differ from etcd, and none has found that
 	// this does not.
 	suspect atomic.Bool
@@ -102,6 +102,7 @@ type Resource struct {
 	sinceCheckpoint int
 	history         history
 	weighed         weighed
+	absorbed        Revision // the log lacks events up to here of resources that were absorbed (absorb)
 }
 
 // Prefix returns the key prefix, which ends with a slash.
@@ -145,6 +146,9 @@ func (r *Resource) Latest() (Snapshot, error) {
 			continue // the clock may be another cluster's; see installAll
 		}
 		v := lin.head.Load()
+		if v == nil {
+			continue // the lineage has ended since
+		}
 		if v.rev > now {
 			// The writer is between publishing the version and moving the clock;
 			// until it has, the version before is the present (I5).
@@ -176,14 +180,15 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 		case rev == now.Rev:
 			return now, nil
 		}
-		v, ok := now.lin.head.Load(), true
-		if rev < v.rev { // else the head serves it: nothing has happened since
+		v := now.lin.head.Load()
+		ok := v != nil
+		if ok && rev < v.rev { // else the head serves it: nothing has happened since
 			v, ok = now.lin.at(rev)
 		}
 		if ok {
 			return Snapshot{Rev: rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
 		}
-		// The window moved past rev meanwhile: look again.
+		// The window moved past rev meanwhile, or the lineage has ended: look again.
 	}
 }
 
@@ -225,7 +230,13 @@ func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry,
 }
 
 // Present reports whether nothing has changed since the snapshot. Cost is O(1).
-func (s Snapshot) Present() bool { return s.lin != nil && s.lin.head.Load().seq == s.seq }
+func (s Snapshot) Present() bool {
+	if s.lin == nil {
+		return false
+	}
+	head := s.lin.head.Load()
+	return head != nil && head.seq == s.seq
+}
 
 // Get returns the entry with the key. Cost is O(log n), no allocation.
 func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }

@@ -205,7 +205,11 @@ func (r *Resource) Stats() ResourceStats {
 	if lin == nil {
 		return st
 	}
-	t := lin.head.Load().tree
+	head := lin.head.Load()
+	if head == nil { // the lineage has just ended
+		return st
+	}
+	t := head.tree
 	st.Ready, st.Entries, st.Bytes, st.Events = true, t.Len(), t.Bytes(), lin.log.Len()
 	st.Suspect = lin.suspect.Load()
 	st.Versions, st.OldestRevision = lin.versions(), lin.oldest()

@@ -73,9 +73,10 @@ func (m *Mirror) bound() {
 	}
 }
 
-// recount counts the history that a new lineage has begun with. What was restored is as old
-// as the next change whose date is known, and else as the mirror. Writer only.
-func (r *Resource) recount(dated []mark) {
+// recount counts the history that a new lineage has begun with. Its age counts from now: when its
+// events happened only clocks of other machines could tell, and no answer may depend on the time of
+// day. Writer only.
+func (r *Resource) recount() {
 	h, log, now := &r.history, r.cur.Load().log, time.Now()
 	before := h.bytes
 	for seq := log.First(); seq < log.End(); seq++ {
@@ -83,14 +84,7 @@ func (r *Resource) recount(dated []mark) {
 		n := e.historyBytes()
 		h.bytes += n
 		h.fresh += n
-		for len(dated) > 0 && dated[0].rev < e.Rev {
-			dated = dated[1:]
-		}
-		at := now
-		if len(dated) > 0 && dated[0].at.Before(now) {
-			at = dated[0].at
-		}
-		h.mark(e.Rev, at)
+		h.mark(e.Rev, now)
 	}
 	r.m.stats.historyBytes.Add(h.bytes - before)
 }
@@ -132,6 +126,7 @@ func (r *Resource) historyBytes() int64 { return r.history.bytes + r.versionByte
 // age drops what has become too old, and what readers have not asked for for a while.
 // Writer only.
 func (m *Mirror) age(now time.Time) {
+	m.absorb()
 	idle := Now() - int64(madeIdle)
 	for _, r := range m.byPrefix {
 		if lin := r.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {

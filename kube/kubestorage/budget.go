@@ -148,6 +148,14 @@ func (b *budget) room(size int64) bool {
 	return true
 }
 
+// charge counts bytes that are held whether or not there is room for them; a negative number gives
+// them back. Blocks make room for them.
+func (b *budget) charge(bytes int64) {
+	if b.used.Add(bytes) > b.limit && bytes > 0 {
+		b.makeRoom(bytes, false)
+	}
+}
+
 // fill is add for a payload that has its room already.
 func (b *budget) fill(p payload, size int64, slot *mirror.Slot) *block {
 	return b.newBlock(p, size+blockOverhead, slot, false)

@@ -6,6 +6,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
@@ -76,10 +77,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 	if err != nil {
 		return nil, err
 	}
-	if opts.Window == (mirror.Window{}) {
-		opts.Window = mirror.DefaultWindow
-	}
-	opts.Window.MaxAge = max(opts.Window.MaxAge, config.EventsHistoryWindow)
+	opts.Window = opts.window(config.EventsHistoryWindow)
 	prefix := keyPrefix(config.Prefix)
 	f, err := findFeed(client, prefix, opts)
 	if err != nil {
@@ -115,7 +113,6 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		Source:         f.source,
 		Window:         opts.Window,
 		Replay:         opts.replay(),
-		CreatedAt:      createdAt,
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
@@ -237,11 +234,25 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	if cfg.Uncached {
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
-	c.cache.add(resource, cfg.GroupResource)
+	unreported := c.cache.add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, keys, decoder, unsafeDelete, c.budget))
 	unchecked := c.checker.add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.add(s.view)
-	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
+	return s, func() { once.Do(func() { unchecked(); unfollowed(); unreported(); s.stop(); etcd.Close() }) }, nil
+}
+
+// window returns the bounds of history, which is kept for as long as upstream's watch cache would
+// keep it, or for longer.
+func (o *Options) window(upstream time.Duration) mirror.Window {
+	w := o.Window
+	if w.MaxAge == 0 {
+		w.MaxAge = mirror.DefaultWindow.MaxAge
+	}
+	if w.MaxBytes == 0 {
+		w.MaxBytes = mirror.DefaultWindow.MaxBytes
+	}
+	w.MaxAge = max(w.MaxAge, upstream)
+	return w
 }
 
 // replay returns the bounds of the history that is restored.

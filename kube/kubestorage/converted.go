@@ -15,7 +15,7 @@ import (
 // webhook is down. Each entry is converted once for all its readers (D2).
 func (g *generation) remember(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	u, ok := obj.(*unstructured.Unstructured)
-	if !ok {
+	if !ok || e.Foreign() {
 		return
 	}
 	old, _ := e.Memo(g.converted).(*convertedItem)
@@ -44,9 +44,15 @@ func (g *generation) remember(e *mirror.Entry, stored []byte, obj runtime.Object
 	}
 }
 
-// convertedItem is kept on an entry. It stays when the entry is replaced, for the event
-// that tells of its deletion.
+// convertedItem is kept on an entry until it is replaced. When its key is deleted it stays, for the
+// event that tells of that: a webhook that is down must not hold up a deletion.
 type convertedItem struct{ block *block }
+
+// Retired implements mirror.Retirer.
+func (c *convertedItem) Retired() { c.block.unref() }
+
+// OutlivesDeletion implements mirror.DeletionRetainer.
+func (c *convertedItem) OutlivesDeletion() {}
 
 // recall returns the entry as it was converted before, with the resource version
 // rev, or nil. The object belongs to the caller.

@@ -38,8 +38,8 @@ type Options struct {
 	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
 	// get objects of their own, which it can change; others share them. nil means none.
 	Decorated func(schema.GroupResource) bool
-	// Window bounds the history kept in memory, per etcd cluster. The zero value
-	// means mirror.DefaultWindow.
+	// Window bounds the history kept in memory, per etcd cluster. A field that is zero means
+	// that of mirror.DefaultWindow.
 	Window mirror.Window
 	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
 	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a

@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestCompactionKeepsWatchHistory (KEP-4988): a list below the compacted revision is
@@ -125,5 +128,24 @@ func TestASelectorDecodesOnce(t *testing.T) {
 	})
 	if len(decoded) > 0 {
 		t.Errorf("decoded %v a second time", decoded)
+	}
+}
+
+// TestWindowOfEachField: a bound that is not set is the default, whatever the other is.
+func TestWindowOfEachField(t *testing.T) {
+	def := mirror.DefaultWindow
+	for _, tt := range []struct {
+		set      mirror.Window
+		upstream time.Duration
+		want     mirror.Window
+	}{
+		{mirror.Window{}, 75 * time.Second, def},
+		{mirror.Window{MaxBytes: 1 << 20}, 75 * time.Second, mirror.Window{MaxAge: def.MaxAge, MaxBytes: 1 << 20}},
+		{mirror.Window{MaxAge: 10 * time.Minute}, 75 * time.Second, mirror.Window{MaxAge: 10 * time.Minute, MaxBytes: def.MaxBytes}},
+		{mirror.Window{MaxAge: time.Second}, 75 * time.Second, mirror.Window{MaxAge: 75 * time.Second, MaxBytes: def.MaxBytes}},
+	} {
+		if got := (&Options{Window: tt.set}).window(tt.upstream); got != tt.want {
+			t.Errorf("%+v: %+v, want %+v", tt.set, got, tt.want)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/storage"
@@ -20,7 +21,9 @@ import (
 // registry has declared (SelectionPredicate.IndexFields, IndexLabels), for example
 // the pods of a node. A read brings it up to date, from the log,
 // so that a resource nobody selects by this value pays nothing; a reader decodes
-// only what no reader has decoded before. Safe for concurrent use.
+// only what no reader has decoded before. It is dropped when nobody has read it for indexIdle, and
+// within that time of when its resource is listed anew: its entries are those of its last read. Its
+// bytes count in the budget. Safe for concurrent use.
 type index struct {
 	name     string
 	resource *mirror.Resource
@@ -29,6 +32,7 @@ type index struct {
 
 	cur  atomic.Pointer[indexed]
 	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date
+	used time.Time           // when it was read last; guarded by Store.indexMu
 
 	watched *mirror.Partition // for watches of one value
 }
@@ -39,6 +43,18 @@ type indexed struct {
 	rev    mirror.Revision
 	tree   btree.Tree[*indexItem]
 	cursor mirror.Cursor // after rev; only copies of it move
+}
+
+// itemOverhead is what an item of an index costs beside its key: its struct (24 bytes), its place in
+// a leaf, and about what the allocator adds to those by rounding up.
+const itemOverhead = 56
+
+// bytes returns about what the index takes, beside the entries; nil takes nothing.
+func (i *indexed) bytes() int64 {
+	if i == nil {
+		return 0
+	}
+	return i.tree.Bytes() + int64(i.tree.Len())*itemOverhead
 }
 
 // serves reports whether the index, which may be nil, answers at rev or later: it
@@ -63,8 +79,8 @@ type indexItem struct {
 // Key implements btree.Item.
 func (i *indexItem) Key() string { return i.key }
 
-// Size implements btree.Item; nobody asks for the bytes of an index.
-func (i *indexItem) Size() int64 { return 0 }
+// Size implements btree.Item.
+func (i *indexItem) Size() int64 { return int64(len(i.key)) }
 
 func indexKey(value, key string) string { return value + "\x00" + key }
 
@@ -97,15 +113,20 @@ func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.cur.Store(next)
+	x.set(next)
 	if gen.ended.Load() { // end may have come too early
-		x.cur.CompareAndSwap(next, nil)
+		x.drop()
 	}
 	return next, nil
 }
 
+// set replaces what the index has, and counts its bytes.
+func (x *index) set(next *indexed) {
+	x.view.budget.charge(next.bytes() - x.cur.Swap(next).bytes())
+}
+
 // drop lets the index be built anew by its next reader.
-func (x *index) drop() { x.cur.Store(nil) }
+func (x *index) drop() { x.set(nil) }
 
 // build makes the index from the present. The caller has the turn.
 func (x *index) build(ctx context.Context, gen *generation) (*indexed, error) {
@@ -224,5 +245,33 @@ func (s *Store) index(name string, value func(*attrs) string) *index {
 		}
 		s.indexes[name] = x
 	}
+	x.used = time.Now()
+	if s.indexTimer == nil && s.ctx.Err() == nil {
+		s.indexTimer = time.AfterFunc(indexIdle/2, s.dropIndexes)
+	}
 	return x
+}
+
+// indexIdle is how long an index is kept that nobody reads. Clients that list by a value, such as
+// kubelets, watch afterwards; building it anew costs less than a microsecond for each object.
+const indexIdle = time.Minute
+
+// dropIndexes drops the indexes that are not read any more, or that are of a resource that was listed
+// anew, and all of a store that has ended.
+func (s *Store) dropIndexes() {
+	s.indexMu.Lock()
+	defer s.indexMu.Unlock()
+	left := false
+	for _, x := range s.indexes {
+		switch cur := x.cur.Load(); {
+		case cur == nil:
+		case s.ctx.Err() != nil, time.Since(x.used) >= indexIdle, !cur.serves(s.view.now(), 0):
+			x.drop()
+		default:
+			left = true
+		}
+	}
+	if s.indexTimer = nil; left {
+		s.indexTimer = time.AfterFunc(indexIdle/2, s.dropIndexes)
+	}
 }

@@ -3,8 +3,12 @@ package kubestorage
 import (
 	"fmt"
 	"math/rand/v2"
+	goruntime "runtime"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -203,4 +207,72 @@ func podsOnNode(t *testing.T, names ...string) map[string]string {
 		kvs[etcdKey(pod)] = string(data)
 	}
 	return kvs
+}
+
+// TestAnIndexThatIsNotReadIsDropped: what it holds, entries that were replaced since and all of a
+// resource that was listed anew, is free, and its bytes are not counted any more (I7).
+func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
+	for _, how := range []string{"idle", "listed anew"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newTwin(t, mirror.Window{MaxAge: time.Second})
+				for i := range 100 {
+					w.put(t, newPod(fmt.Sprint("p", i)))
+				}
+				w.catchUp(t)
+				list := func() {
+					t.Helper()
+					opts := storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: onNode("", true)}
+					if err := w.GetList(contextFor(t), "/pods/", opts, &example.PodList{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				list()
+				counted := w.view.budget.used.Load()
+				if counted < 100*(itemOverhead+int64(len(testPrefix))) {
+					t.Errorf("an index of 100 entries counts %d bytes", counted)
+				}
+				var entries []weak.Pointer[mirror.Entry]
+				snap, err := w.resource.Latest()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for e := range snap.All("", "") {
+					entries = append(entries, weak.Make(e))
+				}
+				snap = mirror.Snapshot{}
+				if how == "idle" {
+					for i := range 100 {
+						w.put(t, newPod(fmt.Sprint("p", i)))
+					}
+					w.catchUp(t)
+				} else {
+					w.etcd.Restore(1000, map[string]string{etcdKey(newPod("p")): encoded(t, newPod("p"))})
+					time.Sleep(5 * time.Second)
+					if err := w.resource.WaitReady(contextFor(t)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(2 * indexIdle)
+				synctest.Wait()
+				goruntime.GC()
+				held := 0
+				for _, e := range entries {
+					if e.Value() != nil {
+						held++
+					}
+				}
+				if held > 0 {
+					t.Errorf("%d entries that were replaced are held", held)
+				}
+				if left := w.view.budget.used.Load(); left >= counted {
+					t.Errorf("%d bytes are counted, %d while there was an index", left, counted)
+				}
+				list() // builds it anew
+				if w.view.budget.used.Load() == 0 {
+					t.Error("the index that was built anew is not counted")
+				}
+			})
+		})
+	}
 }

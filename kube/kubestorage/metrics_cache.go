@@ -74,8 +74,9 @@ type cacheMetrics struct {
 // resourceMetrics feed upstream's metrics of one resource. Each appears when it is first used, as
 // upstream's do.
 type resourceMetrics struct {
-	group groupResource
-	seen  mirror.ResourceStats // what the metrics have of the mirror's counters
+	group    groupResource
+	storages int                  // that share it
+	seen     mirror.ResourceStats // what the metrics have of the mirror's counters
 }
 
 func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
@@ -83,13 +84,24 @@ func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
 	return &cacheMetrics{mirror: m, resources: map[*mirror.Resource]*resourceMetrics{}}
 }
 
-// add begins to report a resource. A resource that is reported under another name keeps that:
-// several storages may share it.
-func (c *cacheMetrics) add(r *mirror.Resource, g groupResource) {
+// add begins to report a resource, until end is called, once. A resource that is reported under
+// another name keeps that: several storages may share it.
+func (c *cacheMetrics) add(r *mirror.Resource, g groupResource) (end func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.resources[r] == nil {
-		c.resources[r] = &resourceMetrics{group: g}
+	m := c.resources[r]
+	if m == nil {
+		m = &resourceMetrics{group: g}
+		c.resources[r] = m
+	}
+	m.storages++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if m.storages--; m.storages == 0 {
+			m.report(r.Stats())
+			delete(c.resources, r)
+		}
 	}
 }
 

@@ -90,10 +90,14 @@ func TestListsOlderThanMemory(t *testing.T) {
 				}
 			}
 			t.Run("all", func(t *testing.T) {
-				list := f.list(t, opts)
-				check(t, list, 0, n, 1)
-				if list.Continue != "" || list.RemainingItemCount != nil {
-					t.Errorf("continue %q, %v remain", list.Continue, list.RemainingItemCount)
+				for _, limit := range []int64{0, -1} { // upstream takes a negative limit for none
+					all := opts
+					all.Predicate.Limit = limit
+					list := f.list(t, all)
+					check(t, list, 0, n, 1)
+					if list.Continue != "" || list.RemainingItemCount != nil {
+						t.Errorf("limit %d: continue %q, %v remain", limit, list.Continue, list.RemainingItemCount)
+					}
 				}
 			})
 			t.Run("pages", func(t *testing.T) {

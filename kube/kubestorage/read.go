@@ -278,6 +278,7 @@ func (s *Store) request(ctx context.Context, key string, opts storage.ListOption
 	if q.opts, err = s.pages.open(ctx, q.prefix, opts); err != nil {
 		return q, err
 	}
+	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative one for none
 	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, s.versioner, q.opts); err != nil {
 		return q, err
 	}

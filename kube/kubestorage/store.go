@@ -44,8 +44,9 @@ type Store struct {
 	lists     listMetrics
 	streams   watchMetrics
 
-	indexMu      sync.Mutex // leaf; guards indexes and shardWatches
+	indexMu      sync.Mutex // leaf; guards indexes, indexTimer and shardWatches
 	indexes      map[string]*index
+	indexTimer   *time.Timer // drops indexes that are not read; nil if none is kept
 	shardWatches [shardKeys]*shardWatches
 	shards       shards
 
@@ -89,6 +90,7 @@ func (s *Store) stop() {
 	s.watches.end()
 	s.shards.end()
 	s.view.close()
+	s.dropIndexes()
 	s.resource.Release()
 }
 

@@ -171,7 +171,6 @@ func FuzzStored(f *testing.F) {
 		if len(stored) > 1<<20 {
 			return
 		}
-		createdAt(stored)
 		s := kinds[int(kind)%len(kinds)]
 		store := s.engine(t)
 		key := testPrefix + strings.TrimPrefix(s.key, "/")

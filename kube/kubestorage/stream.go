@@ -92,6 +92,8 @@ type Stream struct {
 	lastRev mirror.Revision // the watch ends when it has come to here; 0: not known yet
 	marked  bool            // the bookmark before the end was handed out
 
+	began mirror.Revision // the clock then; events up to here are history
+
 	// Of the metric of what a start costs.
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were
 	replayed int
@@ -208,8 +210,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	st.ctx, st.cancel = context.WithCancel(ctx)
 	st.deadline, _ = ctx.Deadline()
 	st.wake = make(chan struct{}, 1)
+	st.began = s.mirror.Clock()
 	if st.cursor != nil {
-		st.startRev = s.mirror.Clock()
+		st.startRev = st.began
 		st.reading.Store(st.cursor.Position())
 	}
 	if !s.cluster.watches.add(st, withoutDrain) {
@@ -695,9 +698,13 @@ func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
 // Retry tries again, with growing pauses, what has failed with err for an event that
 // cannot be decoded, converted or encoded: sending later events first would break the
 // order that a watch promises. Other watches, and watches of other objects, go on. It
-// returns nil on success, ErrStreamEnded, or what the client is to be told.
+// returns nil on success, ErrStreamEnded, or what the client is to be told: 410 at once if only
+// history lacks what is needed (lost).
 func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
 	corrupt := ev.Entry == nil && st.store.view.unsafeDelete
+	if st.lost(ev) {
+		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, cause(err)))
+	}
 	giveUp := time.Now().Add(st.store.view.retryFor)
 	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
 		if corrupt || time.Now().Add(backoff).After(giveUp) {
@@ -719,6 +726,33 @@ func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
 		err = try()
 	}
 	return nil
+}
+
+// lost reports whether an event of history cannot be decoded because of a state that was superseded:
+// nothing will bring it back if the key that decrypts it was removed, and a client that lists anew
+// does not need it.
+func (st *Stream) lost(ev *mirror.Event) bool {
+	if ev.Rev > st.began {
+		return false
+	}
+	snap, err := st.store.resource.Latest()
+	if err != nil {
+		return false
+	}
+	gen, lost := st.store.view.now(), false
+	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
+		if e == nil {
+			continue
+		}
+		if _, err := gen.attrs(st.ctx, e); err == nil {
+			continue
+		}
+		if present, ok := snap.Get(e.Key()); ok && present == e {
+			return false
+		}
+		lost = true
+	}
+	return lost
 }
 
 // corruptDeletion words the error for the deletion of an object whose last state

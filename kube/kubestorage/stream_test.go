@@ -37,6 +37,17 @@ type twin struct {
 
 func newTwin(t testing.TB, window mirror.Window) *twin {
 	t.Helper()
+	return newTwinWith(t, window, func(*StoreConfig) {})
+}
+
+// newTwinOf is newTwin for another kind of objects, below the same prefix.
+func newTwinOf(t testing.TB, change func(*StoreConfig)) *twin {
+	t.Helper()
+	return newTwinWith(t, mirror.Window{}, change)
+}
+
+func newTwinWith(t testing.TB, window mirror.Window, change func(*StoreConfig)) *twin {
+	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
 	cfg := StoreConfig{
 		Codec:          codec,
@@ -46,6 +57,7 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 		NewListFunc:    newExamplePodList,
 		GetAttrs:       podAttrs,
 	}
+	change(&cfg)
 	etcd := memory.New()
 	m, err := mirror.New(mirror.Options{
 		Prefix: testPrefix, Source: etcd, Window: window,
@@ -63,7 +75,7 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 		t.Fatal(err)
 	}
 	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
-	decoder := etcd3.NewDefaultDecoder(codec, storage.APIObjectVersioner{})
+	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), nil, decoder, false, c.budget))
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}

@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -21,6 +23,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // Objects that cannot be decrypted or decoded. The suites of upstream corrupt what a
@@ -226,6 +230,61 @@ func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
 		t.Errorf("got %+v, want an internal error", status)
 	}
 	ended(t, w)
+}
+
+// TestHistoryThatCannotBeDecrypted: a watch that has to pass an event of history whose states cannot be
+// decrypted any more is told at once to list anew, where the present can be read.
+func TestHistoryThatCannotBeDecrypted(t *testing.T) {
+	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
+	var first mirror.Revision
+	put := func(client *kubernetes.Client) {
+		write := func(tr transformer, name, label string) mirror.Revision {
+			t.Helper()
+			pod := newPod(name)
+			pod.Labels = map[string]string{"value": label}
+			data, err := runtime.Encode(testCodec(), pod)
+			if err == nil {
+				data, err = tr.TransformToStorage(contextFor(t), data, value.DefaultContext(etcdKey(pod)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := client.Put(contextFor(t), etcdKey(pod), string(data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.Header.Revision
+		}
+		first = write(removed, "a", "1") - 1
+		write(removed, "a", "2")
+		write(kept, "a", "3")
+		write(removed, "b", "1")
+		if _, err := client.KV.Delete(contextFor(t), etcdKey(newPod("b"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := setup(t, withTransformer(kept), withData(put))
+	if got := podNames(f.list(t, everything())); got != "a" {
+		t.Fatalf("list has %q", got)
+	}
+	selected := storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"value": "3"}), Field: fields.Everything(), GetAttrs: podAttrs}
+	for what, from := range map[string]mirror.Revision{
+		"a superseded state":         first,
+		"the state before":           first + 2,
+		"the state that was deleted": first + 4,
+	} {
+		t.Run(what, func(t *testing.T) {
+			began := time.Now()
+			w := f.watchPods(t, storage.ListOptions{ResourceVersion: fmt.Sprint(from), Predicate: selected, Recursive: true})
+			if status := nextStatus(t, w); status.Code != 410 {
+				t.Errorf("got %+v, want 410", status)
+			}
+			if took := time.Since(began); took >= undecodableFor {
+				t.Errorf("after %s", took)
+			}
+			ended(t, w)
+		})
+	}
 }
 
 // failingFor is a transformer that cannot decrypt the value of one key.

@@ -76,6 +76,11 @@ func (l *Log[T, E]) Dead() bool { return l.dead.Load() }
 // Abandon marks the log dead, for good.
 func (l *Log[T, E]) Abandon() { l.dead.Store(true) }
 
+// Release lets go of all events of a log that was abandoned, whose writer calls it: At then returns
+// nil, and what After returns says nothing. A reader that finds the log dead after reading discards
+// what it has read.
+func (l *Log[T, E]) Release() { l.table.Store(&table[T]{}) }
+
 // Append adds events, which become visible together.
 func (l *Log[T, E]) Append(events ...E) {
 	seq := l.end.Load()

@@ -1,0 +1,70 @@
+package kubestorage
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// TestConvertedIsReleasedWithItsEntry: what a webhook has made of a custom resource is kept while the
+// object is as it was, and for the event that tells of its deletion.
+func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
+	w := newTwinOf(t, func(cfg *StoreConfig) {
+		cfg.Codec = converting{unstructured.UnstructuredJSONScheme}
+		cfg.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+		cfg.NewFunc = func() runtime.Object {
+			u := &unstructured.Unstructured{}
+			u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"})
+			return u
+		}
+		cfg.NewListFunc = func() runtime.Object {
+			u := &unstructured.UnstructuredList{}
+			u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "WidgetList"})
+			return u
+		}
+		cfg.GetAttrs = storage.DefaultNamespaceScopedAttr
+	})
+	const key, path = testPrefix + "pods/ns/a", "/pods/ns/a"
+	get := func() {
+		t.Helper()
+		u := w.newFunc().(*unstructured.Unstructured)
+		if err := w.Get(contextFor(t), path, storage.GetOptions{ResourceVersion: "0"}, u); err != nil {
+			t.Fatal(err)
+		}
+		if u.GetAPIVersion() != "example.com/v1" {
+			t.Fatalf("got %v", u.Object)
+		}
+	}
+	var one int64
+	for i := range 50 {
+		w.etcd.Put(key, fmt.Sprintf(`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a","namespace":"ns","labels":{"n":"%02d"}}}`, i))
+		w.catchUp(t)
+		get()
+		switch used := w.view.budget.used.Load(); {
+		case used == 0:
+			t.Fatal("nothing is kept")
+		case i == 0:
+			one = used
+		case used > one:
+			t.Fatalf("after %d updates %d bytes are kept, %d of one object", i, used, one)
+		}
+	}
+	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.Clock()), Recursive: true, Predicate: storage.Everything})
+	w.etcd.Delete(key)
+	w.catchUp(t)
+	if used := w.view.budget.used.Load(); used != one {
+		t.Errorf("after the deletion %d bytes are kept, want %d for its event", used, one)
+	}
+	b := take(t, stream)
+	if what, err := stream.Translate(b.Events[0]); err != nil || what != watch.Deleted {
+		t.Errorf("the event is %s, %v", what, err)
+	}
+	if u := w.view.now().recall(b.Events[0].Prev, b.Events[0].Rev); u == nil {
+		t.Error("the event needs another conversion")
+	}
+}
