@@ -192,16 +192,19 @@ func (m *Mirror) carve(parent, r *Resource) {
 // one that is claimed again has none from before (Resource.absorbed). Cost is O(resources). Writer
 // only.
 func (m *Mirror) absorb() {
+	var empty []*Resource
 	for prefix, r := range m.byPrefix {
 		lin := r.cur.Load()
-		if r.owned || prefix == m.opts.Prefix || lin == nil || lin.head.Load().tree.Len() > 0 {
-			continue
+		if !r.owned && prefix != m.opts.Prefix && lin != nil && lin.head.Load().tree.Len() == 0 {
+			empty = append(empty, r)
 		}
-		delete(m.byPrefix, prefix)
-		parent := m.route(prefix)
+	}
+	for _, r := range empty {
+		delete(m.byPrefix, r.prefix)
+		parent := m.route(r.prefix)
 		// A list of the parent that is on its way may hold keys that were deleted since.
 		if parent.loading || parent.cur.Load() == nil || !m.disown(r) {
-			m.byPrefix[prefix] = r
+			m.byPrefix[r.prefix] = r
 			continue
 		}
 		parent.absorbed = m.clock.rev.Load()
@@ -213,10 +216,12 @@ func (m *Mirror) absorb() {
 func (m *Mirror) disown(r *Resource) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r.refs > 0 {
+	// A command that is on its way may be of a claim that came and went; it must find the resource.
+	if r.refs > 0 || len(m.mu.commands) > 0 || m.mu.resources[r.prefix] != r {
 		return false
 	}
 	delete(m.mu.resources, r.prefix)
+	r.forgotten.Store(true)
 	return true
 }
 

@@ -172,7 +172,7 @@ func TestDeletedDefinitionsAreForgotten(t *testing.T) {
 		if n := m.Known(); n != 3 {
 			t.Errorf("%d resources are known, want the root, the claimed and the one with an object", n)
 		}
-		if after := held(); after > before+2<<20 {
+		if after := held(); after > before+4<<20 {
 			t.Errorf("%d definitions leave %d bytes", definitions, after-before)
 		}
 

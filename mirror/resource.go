@@ -82,6 +82,7 @@ type Resource struct {
 	holds   holds
 
 	versionBytes atomic.Int64 // see ResourceStats
+	forgotten    atomic.Bool  // see Forgotten
 	counts       resourceCounters
 
 	// Guarded by Mirror.mu.
@@ -107,6 +108,10 @@ type Resource struct {
 
 // Prefix returns the key prefix, which ends with a slash.
 func (r *Resource) Prefix() string { return r.prefix }
+
+// Forgotten reports whether the mirror has let go of the resource: nobody claims it, and it had no keys.
+// The next claim of its prefix is another resource.
+func (r *Resource) Forgotten() bool { return r.forgotten.Load() }
 
 // Ready reports whether the resource can be read.
 func (r *Resource) Ready() bool { return r.readable() != nil }

@@ -111,7 +111,7 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	}
 	ctx := contextFor(t)
 	old := f.olderThanMemory(t)
-	for range DefaultEtcdLists {
+	for range maxEtcdPages {
 		s.cluster.lists <- struct{}{}
 	}
 	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
@@ -138,7 +138,7 @@ func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
 	f.create(t, newPod("a"), newPod("b"))
 	f.catchUp(t)
-	for range DefaultEtcdLists {
+	for range maxEtcdPages {
 		f.cluster.lists <- struct{}{}
 	}
 	if got := podNames(f.list(t, everything())); got != "a b" {

@@ -44,17 +44,17 @@ type cluster struct {
 	// not reached goes to etcd then, because memory may not reach it soon.
 	eventsOnly bool
 
-	// Places for reads that memory cannot answer: one key each, and lists.
+	// Places for reads that memory cannot answer: one key each, and a page of a list each.
 	gets, lists chan struct{}
 	ranges      clientv3.KV // for those lists: no response is larger than they may hold
 }
 
 // Bounds of what a stall of the feed, or lists of the distant past, can make of
-// reads of etcd (D6, D7). A GET beyond it is refused with 429, a list waits.
+// reads of etcd (D6, D7). A GET beyond it is refused with 429, a page waits.
 const (
 	maxEtcdGets = 100
-	// DefaultEtcdLists is few, because each holds about 32 MiB, and etcd a page of 8 MiB.
-	DefaultEtcdLists = 4
+	// maxEtcdPages is how many pages of lists are read at once: few, because etcd holds 8 MiB for each.
+	maxEtcdPages = 4
 )
 
 // clusterKey is equal for configs that can share a cluster.
@@ -90,13 +90,9 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 // startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
-	lists := opts.EtcdLists
-	if lists <= 0 {
-		lists = DefaultEtcdLists
-	}
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
-		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, lists), ranges: etcdsource.Bounded(client.Client)}
+		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = newTokens(client.KV, prefix, tokenOptions{
 		seal:        opts.enabled(SealedContinueTokens),
 		refusePlain: opts.RefusePlainTokens,
@@ -234,11 +230,11 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	if cfg.Uncached {
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
-	unreported := c.cache.add(resource, cfg.GroupResource)
+	c.cache.add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, keys, decoder, unsafeDelete, c.budget))
 	unchecked := c.checker.add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.add(s.view)
-	return s, func() { once.Do(func() { unchecked(); unfollowed(); unreported(); s.stop(); etcd.Close() }) }, nil
+	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }
 
 // window returns the bounds of history, which is kept for as long as upstream's watch cache would

@@ -203,11 +203,12 @@ const (
 	endedByStorage
 	endedExpired
 	endedByError
+	endedBySlowness // of the client
 )
 
 // String is a label of a metric.
 func (e endReason) String() string {
-	return [...]string{"", "timeout", "client", "shutdown", "storage", "expired", "error"}[e]
+	return [...]string{"", "timeout", "client", "shutdown", "storage", "expired", "error", "slow_client"}[e]
 }
 
 // directWatch is a watch that etcd serves. It has no bookmarks but those that etcd's

@@ -59,9 +59,6 @@ type Options struct {
 	// up to a half is added at random. 0 means DefaultConsistencyCheckInterval, a negative
 	// one that it is done on demand only; see CheckConsistency.
 	ConsistencyCheckInterval time.Duration
-	// EtcdLists bounds the lists of revisions older than memory that are read from etcd at
-	// once, per etcd cluster; others wait. 0 means DefaultEtcdLists.
-	EtcdLists int
 	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
 	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
 	TokenTransformer value.Transformer

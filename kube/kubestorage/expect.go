@@ -43,12 +43,8 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 }
 
 // Expected returns about how many stored bytes a list has to look at: those of its candidates, and
-// of a page the share that its limit has. Cost is O(log n). 0 if it is read from etcd, where
-// other bounds hold.
+// of a page the share that its limit has. Not for a reading FromEtcd. Cost is O(log n).
 func (r *Reading) Expected() int64 {
-	if r.FromEtcd() {
-		return 0
-	}
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.index != nil {
 		_, bytes = pageShare(n, bytes, int64(max(r.estimate(), 1)))

@@ -263,15 +263,13 @@ func (s *Store) dropIndexes() {
 	defer s.indexMu.Unlock()
 	left := false
 	for _, x := range s.indexes {
-		switch cur := x.cur.Load(); {
-		case cur == nil:
-		case s.ctx.Err() != nil, time.Since(x.used) >= indexIdle, !cur.serves(s.view.now(), 0):
+		cur, idle := x.cur.Load(), time.Since(x.used) >= indexIdle
+		if cur != nil && (s.ctx.Err() != nil || idle || !cur.serves(s.view.now(), 0)) {
 			x.drop()
-		default:
-			left = true
 		}
+		left = left || !idle // it may be being built
 	}
-	if s.indexTimer = nil; left {
+	if s.indexTimer = nil; left && s.ctx.Err() == nil {
 		s.indexTimer = time.AfterFunc(indexIdle/2, s.dropIndexes)
 	}
 }

@@ -21,7 +21,7 @@ var (
 	descLimit = clusterDesc("history_limit_bytes", "Bound of strata_mirror_history_bytes and strata_mirror_version_bytes together.")
 	descFloor = clusterDesc("history_floor_revision", "Revision that history reaches back to.")
 	descGone  = clusterDesc("compacted_revision", "Revision below which versions were dropped because etcd was compacted.")
-	descLists = clusterDesc("etcd_lists", "Lists of revisions older than memory that are being read from etcd.")
+	descLists = clusterDesc("etcd_lists", "Pages of lists of revisions older than memory that are being read from etcd.")
 	descListL = clusterDesc("etcd_lists_limit", "Bound of strata_mirror_etcd_lists; others wait.")
 	descIdle  = clusterDesc("unclaimed_bytes", "Values kept for resources that nobody has asked for.")
 	descIdleL = clusterDesc("unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.")

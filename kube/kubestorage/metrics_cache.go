@@ -74,9 +74,8 @@ type cacheMetrics struct {
 // resourceMetrics feed upstream's metrics of one resource. Each appears when it is first used, as
 // upstream's do.
 type resourceMetrics struct {
-	group    groupResource
-	storages int                  // that share it
-	seen     mirror.ResourceStats // what the metrics have of the mirror's counters
+	group groupResource
+	seen  mirror.ResourceStats // what the metrics have of the mirror's counters
 }
 
 func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
@@ -84,24 +83,13 @@ func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
 	return &cacheMetrics{mirror: m, resources: map[*mirror.Resource]*resourceMetrics{}}
 }
 
-// add begins to report a resource, until end is called, once. A resource that is reported under
-// another name keeps that: several storages may share it.
-func (c *cacheMetrics) add(r *mirror.Resource, g groupResource) (end func()) {
+// add begins to report a resource, until the mirror forgets it. A resource that is reported under another
+// name keeps that: several storages may share it, also one after the other.
+func (c *cacheMetrics) add(r *mirror.Resource, g groupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.resources[r]
-	if m == nil {
-		m = &resourceMetrics{group: g}
-		c.resources[r] = m
-	}
-	m.storages++
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if m.storages--; m.storages == 0 {
-			m.report(r.Stats())
-			delete(c.resources, r)
-		}
+	if c.resources[r] == nil {
+		c.resources[r] = &resourceMetrics{group: g}
 	}
 }
 
@@ -126,6 +114,10 @@ func (c *cacheMetrics) report() {
 	defer c.mu.Unlock()
 	clock := c.mirror.Clock()
 	for r, m := range c.resources {
+		if r.Forgotten() {
+			delete(c.resources, r)
+			continue
+		}
 		ready := m.seen.Ready
 		m.report(r.Stats())
 		if m.seen.Ready && clock > 0 && (clock != c.clock || !ready) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 
@@ -36,7 +37,7 @@ type past struct {
 	err   error             // the first one met
 }
 
-// openPast reads the first page. The caller has one of cluster.lists.
+// openPast reads the first page.
 func (s *Store) openPast(ctx context.Context, start, end string, rev mirror.Revision, most int64) (*past, error) {
 	held, err := s.resource.Latest()
 	if err != nil {
@@ -59,7 +60,15 @@ func (s *Store) openPast(ctx context.Context, start, end string, rev mirror.Revi
 	return p, nil
 }
 
+// fetch reads a page, when its turn among the pages that are read at once has come. No turn is held
+// while a client reads.
 func (p *past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, error) {
+	select {
+	case p.store.cluster.lists <- struct{}{}:
+		defer func() { <-p.store.cluster.lists }()
+	case <-p.ctx.Done():
+		return etcdsource.Page{}, apierrors.NewTimeoutError("too many lists wait for etcd", tooHighRetrySeconds)
+	}
 	began := time.Now()
 	page, err := pager.Next(p.ctx, most)
 	etcdmetrics.RecordEtcdRequest("list", p.store.group, err, began)

@@ -231,13 +231,13 @@ func TestCompactionOvertakesAList(t *testing.T) {
 		t.Errorf("%v lists counted as expired, want 1", n-before)
 	}
 	// Who asks for what is gone does not wait for those who read.
-	for range cap(f.cluster.lists) - 1 {
+	for range cap(f.cluster.lists) {
 		f.cluster.lists <- struct{}{}
 	}
 	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("without a place: %v, want 410", err)
 	}
-	for range cap(f.cluster.lists) - 1 {
+	for range cap(f.cluster.lists) {
 		<-f.cluster.lists
 	}
 	r.Close()

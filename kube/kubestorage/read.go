@@ -365,7 +365,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 // becomes the past meanwhile.
 const longReading = 1000
 
-// readPast makes the reading one of etcd, when its turn has come.
+// readPast makes the reading one of etcd.
 func (s *Store) readPast(ctx context.Context, r *Reading) error {
 	if r.Rev < s.mirror.Compacted() {
 		// One object tells whether it is gone, which is not worth a turn.
@@ -373,10 +373,8 @@ func (s *Store) readPast(ctx context.Context, r *Reading) error {
 			return err
 		}
 	}
-	select {
-	case s.cluster.lists <- struct{}{}:
-	case <-ctx.Done():
-		return apierrors.NewTimeoutError("too many lists wait for etcd", tooHighRetrySeconds)
+	if err := admitPast(ctx, s, r); err != nil {
+		return err
 	}
 	most := r.Limit
 	if r.Selective() {
@@ -384,10 +382,8 @@ func (s *Store) readPast(ctx context.Context, r *Reading) error {
 	}
 	var err error
 	if r.past, err = s.openPast(ctx, r.Start, r.End, r.Rev, most); err != nil {
-		<-s.cluster.lists
 		return s.pastError(ctx, r.request, err)
 	}
-	r.release = func() { <-s.cluster.lists }
 	return nil
 }
 
@@ -402,6 +398,8 @@ func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
 		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", q.exact))
 	case errors.Is(err, mirror.ErrRestored):
 		return s.notReady()
+	case apierrors.IsTimeout(err):
+		return err
 	case ctx.Err() != nil:
 		return storage.NewTimeoutError(q.key, "request did not complete within requested timeout")
 	}

@@ -45,6 +45,10 @@ const (
 	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
 	bookmarkLead = 2 * time.Second
 
+	// initialSeatTime is how long a watch may keep the seat of priority and fairness that it has for its
+	// initial events: as long as a list may take by default.
+	initialSeatTime = time.Minute
+
 	// undecodableFor bounds the time for which a watch waits for an event that
 	// cannot be decrypted or converted, for example because a KMS is down.
 	undecodableFor = 30 * time.Second
@@ -104,6 +108,7 @@ type Stream struct {
 	found     []*mirror.Entry       // by an index, or in etcd; nil if the keys are walked
 	shard     weak.Pointer[sharded] // the part that is selected, while it is kept
 	counted   bool                  // entries of other shards are counted
+	seat      *time.Timer           // gives back the seat of priority and fairness; nil if there are none
 	from      string                // the key to go on at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
@@ -208,6 +213,9 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		}
 	}
 	st.ctx, st.cancel = context.WithCancel(ctx)
+	if st.listing {
+		st.seat = time.AfterFunc(initialSeatTime, func() { utilflowcontrol.WatchInitialized(ctx) })
+	}
 	st.deadline, _ = ctx.Deadline()
 	st.wake = make(chan struct{}, 1)
 	st.began = s.mirror.Clock()
@@ -217,6 +225,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	if !s.cluster.watches.add(st, withoutDrain) {
 		st.cancel()
+		st.stopTimers()
 		return nil, errShuttingDown()
 	}
 	if st.cursor != nil {
@@ -339,9 +348,32 @@ func (st *Stream) Close() {
 			end()
 		}
 	}
-	if st.timer != nil {
-		st.timer.Stop()
+	st.stopTimers()
+}
+
+func (st *Stream) stopTimers() {
+	for _, timer := range [...]*time.Timer{st.timer, st.seat} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
+}
+
+// Listing reports whether initial events are still to be handed out.
+func (st *Stream) Listing() bool { return st.listing }
+
+// EndSlow ends a stream whose client does not read its initial events, and gives back the seat of
+// priority and fairness. It may be called concurrently with everything else. The owner tells the client
+// SlowClient, if that begins to read.
+func (st *Stream) EndSlow() {
+	utilflowcontrol.WatchInitialized(st.ctx)
+	st.cut(endedBySlowness)
+}
+
+// SlowClient is the status with which a watch ends after EndSlow.
+func SlowClient() *metav1.Status {
+	st := apierrors.NewTooManyRequests("the initial events were not read in time; the watch has ended", tooHighRetrySeconds).Status()
+	return &st
 }
 
 // why returns why the stream ends, when its owner closes it.
@@ -728,9 +760,10 @@ func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
 	return nil
 }
 
-// lost reports whether an event of history cannot be decoded because of a state that was superseded:
-// nothing will bring it back if the key that decrypts it was removed, and a client that lists anew
-// does not need it.
+// lost reports whether an event of history cannot be decoded because of a state that was superseded,
+// while the present can: nothing will bring it back if the key that decrypts it was removed, and a client
+// that lists anew does not need it. If the present cannot be decoded either, what decrypts or converts
+// may be down for a while.
 func (st *Stream) lost(ev *mirror.Event) bool {
 	if ev.Rev > st.began {
 		return false
@@ -752,7 +785,14 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 		}
 		lost = true
 	}
-	return lost
+	if !lost {
+		return false
+	}
+	for e := range snap.All("", "") {
+		_, err := gen.decode(st.ctx, e, e.ModRevision())
+		return err == nil
+	}
+	return false
 }
 
 // corruptDeletion words the error for the deletion of an object whose last state

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
@@ -14,6 +15,10 @@ import (
 // resultBuffer is the capacity of a watch's channel: enough that a consumer on
 // another processor is not woken for each event, small because every watch has one.
 const resultBuffer = 10
+
+// slowSend is how long an initial event may wait for the one who watches. A guess, well above what a
+// client needs that is alive and busy.
+const slowSend = 10 * time.Second
 
 // Watch implements storage.Interface. Initial events are a snapshot, everything
 // after it a cursor on the resource's log: there is no queue, and a slow watcher
@@ -110,10 +115,19 @@ func (w *watcher) send(e watch.Event) error {
 		return nil
 	default:
 	}
+	var slow <-chan time.Time // the client does not read its initial events
+	if w.stream.announce {
+		timer := time.NewTimer(slowSend)
+		defer timer.Stop()
+		slow = timer.C
+	}
 	select {
 	case w.result <- e:
 		return nil
 	case <-w.stream.ctx.Done():
+		return ErrStreamEnded
+	case <-slow:
+		w.stream.EndSlow()
 		return ErrStreamEnded
 	}
 }

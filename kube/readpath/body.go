@@ -6,8 +6,10 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 const (
@@ -52,6 +54,54 @@ type body struct {
 	gz   *gzipjoin.Writer // nil: not compressed
 	buf  *[]byte
 	size int64 // bytes that are still to be written, before compression
+
+	// Of a list that was admitted: its client has to read it in time.
+	paced  *pace
+	share  *kubestorage.ListShare
+	cutoff *cutoff
+}
+
+// pace has the body of a list give back what it was admitted with as its bytes leave, and end when its
+// client reads less than paceBytesPerSecond, or half of what would end the list within the request
+// timeout, for too long. finish is called when the list is written.
+func (b *body) pace(r *read, p *page) (finish func()) {
+	rate := float64(paceBytesPerSecond)
+	if deadline, ok := r.req.Context().Deadline(); ok {
+		rate = max(rate, float64(b.size)/2/max(time.Until(deadline).Seconds(), 1))
+	}
+	b.share, b.cutoff = p.share, &cutoff{w: r.w, req: r.req, conns: r.server.conns}
+	conn := r.server.pacing.begin(r.req)
+	b.paced = newPace(conn, rate, func() {
+		if b.cutoff.cut() {
+			r.server.lists.Slow(p.level)
+		}
+	})
+	return func() {
+		b.cutoff.finish()
+		conn.end()
+	}
+}
+
+// out writes to the client.
+func (b *body) out(p []byte) error {
+	if b.paced == nil {
+		_, err := b.w.Write(p)
+		return err
+	}
+	_, err := b.paced.write(func() (int, error) { return b.w.Write(p) })
+	if err != nil && b.cutoff.wasCut() {
+		panic(http.ErrAbortHandler)
+	}
+	b.share.Shrink(b.size)
+	return err
+}
+
+// wrote counts bytes, before compression, that were written to the body.
+func (b *body) wrote(n int64) {
+	b.size -= n
+	if b.paced != nil {
+		b.paced.progress(n)
+	}
 }
 
 var writeBuffers = sync.Pool{New: func() any {
@@ -85,7 +135,7 @@ func (s sink) Write(p []byte) (int, error) {
 
 // write adds bytes to the body.
 func (b *body) write(p []byte) {
-	b.size -= int64(len(p))
+	b.wrote(int64(len(p)))
 	if b.gz != nil {
 		if _, err := b.gz.Write(p); err != nil {
 			panic(http.ErrAbortHandler)
@@ -97,7 +147,7 @@ func (b *body) write(p []byte) {
 
 // writeRun adds bytes to a compressed body that are compressed already.
 func (b *body) writeRun(run gzipjoin.Run) {
-	b.size -= run.Len
+	b.wrote(run.Len)
 	if err := b.gz.WriteRun(run); err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -114,7 +164,7 @@ func (b *body) send(p []byte) {
 		*b.buf = append(*b.buf, p...)
 		return
 	}
-	if _, err := b.w.Write(p); err != nil {
+	if err := b.out(p); err != nil {
 		breakOff(err)
 	}
 }
@@ -123,14 +173,15 @@ func (b *body) flush() {
 	if len(*b.buf) == 0 {
 		return
 	}
-	_, err := b.w.Write(*b.buf)
-	*b.buf = (*b.buf)[:0]
-	if err != nil {
-		// An HTTP/2 stream that was reset returns before the connection has let go of
-		// what was to be written: nobody else may get this buffer.
-		b.buf = nil
+	buf := b.buf
+	// An HTTP/2 stream that was reset returns before the connection has let go of
+	// what was to be written: nobody else may get this buffer then.
+	b.buf = nil
+	if err := b.out(*buf); err != nil {
 		breakOff(err)
 	}
+	*buf = (*buf)[:0]
+	b.buf = buf
 }
 
 // close ends the body. A body that is not of the size that was announced is aborted, so

@@ -21,6 +21,10 @@ type ChainOptions struct {
 	// Mount returns the handler of reads that stands in front of next. It is called
 	// once per chain, so what it shares between requests lives outside of it.
 	Mount func(next http.Handler) http.Handler
+	// Serves reports whether that handler will answer a read, rather than next, as far as the request
+	// tells; nil means that it will. It is called before anybody is authenticated, for each read, so it
+	// must be cheap, must not wait and must not look at objects.
+	Serves func(req *http.Request, info *request.RequestInfo) bool
 	// Cost is what a read will send; nil leaves priority and fairness to upstream's
 	// estimates.
 	Cost CostFunc
@@ -35,11 +39,19 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 		if s.minRequestTimeout == 0 {
 			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
 		}
-		if s.decodedLists != nil {
-			apiHandler = BoundDecodedLists(apiHandler, s.decodedLists)
-		}
-		return BuildHandlerChain(apiHandler, c, ChainOptions{Full: full, Mount: s.Handler, Cost: s.Cost})
+		s.levels, s.conns = watchLevels(c), trackServed(c)
+		return BuildHandlerChain(s.boundDecodedLists(apiHandler), c, ChainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.Cost})
 	}
+}
+
+// trackServed has the connections that c serves tracked; nil if it serves none.
+func trackServed(c *genericapiserver.Config) *trackedListener {
+	if c.SecureServing == nil || c.SecureServing.Listener == nil {
+		return nil
+	}
+	conns := trackConnections(c.SecureServing.Listener)
+	c.SecureServing.Listener = conns
+	return conns
 }
 
 // BuildHandlerChain returns the handler of a whole API server: authentication,
@@ -55,8 +67,8 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 //	       measurement of each filter, and with a write deadline on the calling goroutine
 //	       where upstream moves each request to a goroutine of its own (leanFilters)
 //
-// The lean chain is used only when it decides nothing that the full chain would decide
-// otherwise:
+// The lean chain is used only for what the handler of reads serves, as far as ChainOptions.Serves can
+// tell, and when it decides nothing that the full chain would decide otherwise:
 //
 //   - not before a request has passed the full chain with the mux complete, which is then so
 //     for good. Until then upstream marks requests so that an unknown path is answered
@@ -82,6 +94,7 @@ type chain struct {
 
 	requestInfo request.RequestInfoResolver
 	longRunning request.LongRunningRequestCheck
+	serves      func(*http.Request, *request.RequestInfo) bool // nil: all
 	// requestTimeout is that of a request that is not longRunning.
 	requestTimeout time.Duration
 	leanWatches    bool
@@ -99,18 +112,14 @@ func newChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOption
 	h := &chain{
 		requestInfo:    c.RequestInfoResolver,
 		longRunning:    c.LongRunningFunc,
+		serves:         o.Serves,
 		requestTimeout: c.RequestTimeout,
 		leanWatches:    c.ShutdownWatchTerminationGracePeriod <= 0,
 		shuttingDown:   c.ShutdownInitiatedNotify(),
 	}
 	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
 	if builtByUpstream(build) && c.FlowControl != nil {
-		var conns *trackedListener
-		if c.SecureServing != nil && c.SecureServing.Listener != nil {
-			conns = trackConnections(c.SecureServing.Listener)
-			c.SecureServing.Listener = conns
-		}
-		h.lean = wrap(o.Mount(passOn(apiHandler, c)), leanFilters(c, o.Cost, conns))
+		h.lean = wrap(o.Mount(apiHandler), leanFilters(c, o.Cost, trackServed(c)))
 	}
 	return h
 }
@@ -184,24 +193,23 @@ func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
 	if _, ok := req.Header["Upgrade"]; ok { // a watch over a websocket
 		return nil
 	}
-	for _, accept := range req.Header["Accept"] {
-		if strings.Contains(accept, "as=Table") { // upstream's handlers make tables
-			return nil
-		}
-	}
 	info, err := h.requestInfo.NewRequestInfo(req)
 	if err != nil || !info.IsResourceRequest || info.Subresource != "" || verbInPath(info) {
 		return nil
 	}
 	switch info.Verb {
 	case "get", "list":
-		return info
 	case "watch":
-		if h.leanWatches {
-			return info
+		if !h.leanWatches {
+			return nil
 		}
+	default:
+		return nil
 	}
-	return nil
+	if h.serves != nil && !h.serves(req, info) {
+		return nil
+	}
+	return info
 }
 
 // verbInPath reports whether the path names its verb, as /api/v1/watch/pods does.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,15 +13,10 @@ import (
 	"k8s.io/apiserver/pkg/server/httplog"
 )
 
-const (
-	// heldByServer is how many bytes of a response net/http holds back for certain before it
-	// writes to the connection (its buffer before chunking; HTTP/2 holds 4 KB).
-	// A handler cannot stall on them.
-	heldByServer = 2048
-	// stallGrace is how long a stream may take to learn that it was reset, before its
-	// connection is closed. A guess, well above what a living connection needs.
-	stallGrace = time.Second
-)
+// heldByServer is how many bytes of a response net/http holds back for certain before it
+// writes to the connection (its buffer before chunking; HTTP/2 holds 4 KB).
+// A handler cannot stall on them.
+const heldByServer = 2048
 
 // withWriteDeadline ends a response at the deadline of the request's context, on the
 // goroutine that serves it. The context of a watch has no deadline, and a watch passes by.
@@ -31,10 +25,7 @@ const (
 //     said. The handler is not left behind: it is expected to heed its context.
 //   - A response that has begun is broken off: the write under way returns with an
 //     error, later ones with http.ErrHandlerTimeout, and when the handler has returned
-//     the request is aborted, so that the client cannot take what it has for all.
-//     An HTTP/2 stream is reset; an HTTP/1.1 connection is closed. If the client no longer
-//     reads from an HTTP/2 connection at all, the reset cannot be sent either, and after
-//     stallGrace the connection is closed; conns finds it (nil: it is left open).
+//     the request is aborted, so that the client cannot take what it has for all (cutoff).
 //
 // So a reader that stalls holds its seat of priority and fairness no longer than the
 // request timeout. A response that net/http can hold back costs no timer, and a connection
@@ -47,9 +38,12 @@ func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handle
 			handler.ServeHTTP(w, req)
 			return
 		}
-		dw := &deadlineWriter{ResponseWriter: w, req: req, deadline: deadline, conns: conns}
+		dw := &deadlineWriter{ResponseWriter: w, req: req, deadline: deadline, cutoff: cutoff{w: w, req: req, conns: conns}}
 		defer dw.finish() // if the handler panics
 		handler.ServeHTTP(dw.interfaces(), req)
+		if !dw.begun && ctx.Err() == context.DeadlineExceeded {
+			dw.replace()
+		}
 		if dw.finish() {
 			dw.recordTimeout()
 			panic(http.ErrAbortHandler)
@@ -64,21 +58,12 @@ type deadlineWriter struct {
 	http.ResponseWriter
 	req      *http.Request // as the filter got it
 	deadline time.Time
-	conns    *trackedListener
 
 	begun    bool // the header is written
 	replaced bool // by a 504
 	size     int  // bytes written until the timer was started
 	timer    *time.Timer
-
-	// mu orders the timer and the end of the request: nothing touches the
-	// ResponseWriter after the handler has returned.
-	mu struct {
-		sync.Mutex
-		finished bool // the handler has returned
-		expired  bool // the response was broken off
-		stalled  *time.Timer
-	}
+	cutoff   cutoff // by the timer
 }
 
 // interfaces returns w with those optional interfaces that the ResponseWriter has. Filters
@@ -126,7 +111,9 @@ func (w *deadlineWriter) Flush() {
 	if w.expired() {
 		return
 	}
-	w.startTimer()
+	if !w.replaced {
+		w.startTimer()
+	}
 	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
 		flusher.Flush()
 	}
@@ -155,43 +142,11 @@ func (w *deadlineWriter) recordTimeout() {
 
 func (w *deadlineWriter) startTimer() {
 	if w.timer == nil {
-		w.timer = time.AfterFunc(time.Until(w.deadline), w.expire)
+		w.timer = time.AfterFunc(time.Until(w.deadline), func() { w.cutoff.cut() })
 	}
 }
 
-func (w *deadlineWriter) expired() bool {
-	if w.timer == nil {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.mu.expired
-}
-
-// expire breaks the response off.
-func (w *deadlineWriter) expire() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mu.finished || w.replaced {
-		return
-	}
-	w.mu.expired = true
-	past := time.Unix(1, 0)
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(past) // not supported by recorders in tests
-	if w.conns != nil && w.req.ProtoMajor == 2 {
-		w.mu.stalled = time.AfterFunc(stallGrace, w.closeConnection)
-	}
-}
-
-// closeConnection is for a stream that could not even be reset: its connection takes no
-// more bytes, for whichever stream.
-func (w *deadlineWriter) closeConnection() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.mu.finished {
-		w.conns.close(w.req)
-	}
-}
+func (w *deadlineWriter) expired() bool { return w.timer != nil && w.cutoff.wasCut() }
 
 // finish says that the handler has returned or panicked, and reports whether its response
 // was broken off.
@@ -200,11 +155,5 @@ func (w *deadlineWriter) finish() (expired bool) {
 		return false
 	}
 	w.timer.Stop()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mu.finished = true
-	if w.mu.stalled != nil {
-		w.mu.stalled.Stop()
-	}
-	return w.mu.expired
+	return w.cutoff.finish()
 }

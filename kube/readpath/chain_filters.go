@@ -37,7 +37,9 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 // What upstream has in addition:
 //
 //   - the timeout filter, which runs each request on a new goroutine, whose stack grows
-//     anew each time. passOn puts it around the handlers that need it;
+//     anew each time. What is found to be for upstream's handlers only when the read is under way
+//     (a revision that etcd has, an audit event that holds the response) is answered without it, within
+//     the same deadline: those handlers heed the request's context, and hold its seat until they return;
 //   - the trackers that measure each filter (apiserver_request_filter_duration_seconds);
 //     they are here if spans are recorded, because they make one for each filter;
 //   - tracing, for a request that carries no trace while no tracer is configured;
@@ -135,17 +137,6 @@ func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListen
 		return genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	})
 	return filters
-}
-
-// passOn returns next as the lean chain may call it: protected by upstream's timeout, as in
-// upstream's chain, with a recorder of warnings that the timeout makes safe for
-// handlers that are still running when it has answered.
-//
-// Unlike there the seat of priority and fairness is given up with that answer, not when the
-// handler that was left behind returns.
-func passOn(next http.Handler, c *genericapiserver.Config) http.Handler {
-	return genericfilters.WithTimeoutForNonLongRunningRequests(
-		genericapifilters.WithWarningRecorder(next), c.LongRunningFunc)
 }
 
 // withLatencyTrackersOnly gives a request that is not a watch the trackers that the metric

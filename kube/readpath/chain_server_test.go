@@ -384,12 +384,12 @@ func TestConnectionAfterDeadline(t *testing.T) {
 	}
 }
 
-// TestPassedOnTimeout: a handler that a read was passed on to, and that does not heed its
-// context, is left behind at the deadline, as in upstream's chain.
-func TestPassedOnTimeout(t *testing.T) {
-	leave, left := make(chan struct{}), make(chan struct{})
-	slow := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		defer close(left)
+// TestPassedOnHoldsItsSeat: what upstream's handlers answer within the lean chain holds its seat of
+// priority and fairness until they return, however early its timeout is.
+func TestPassedOnHoldsItsSeat(t *testing.T) {
+	entered, leave := make(chan context.Context, 1), make(chan struct{})
+	slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		entered <- req.Context()
 		select {
 		case <-leave:
 		case <-time.After(patience):
@@ -398,13 +398,23 @@ func TestPassedOnTimeout(t *testing.T) {
 	c, seats := chainConfig()
 	h := newChain(slow, c, ChainOptions{Mount: func(next http.Handler) http.Handler { return next }})
 	h.complete.Store(true)
-	resp := send(requireLean{t, h}, readBy("reader", "?timeout=20ms"))
-	if resp.StatusCode != http.StatusGatewayTimeout {
+	answered := make(chan *http.Response, 1)
+	go func() { answered <- send(requireLean{t, h}, readBy("reader", "?timeout=20ms")) }()
+	ctx := <-entered
+	wait(t, "the timeout of the request", ctx.Done())
+	if n := seats.taken.Load(); n != 1 {
+		t.Errorf("%d seats are taken while the handler works", n)
+	}
+	select {
+	case resp := <-answered:
+		t.Errorf("status %d while the handler works", resp.StatusCode)
+	default:
+	}
+	close(leave)
+	if resp := <-answered; resp.StatusCode != http.StatusGatewayTimeout {
 		t.Errorf("status %d, want 504", resp.StatusCode)
 	}
 	if seats.taken.Load() != 0 {
 		t.Error("the request still holds its seat")
 	}
-	close(leave)
-	wait(t, "the handler that was left behind", left)
 }

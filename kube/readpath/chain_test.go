@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,7 +200,12 @@ func TestChainOfARequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, _ := chainConfig()
 			var took string
-			h := newChain(nil, c, ChainOptions{Mount: func(next http.Handler) http.Handler { return next }})
+			h := newChain(nil, c, ChainOptions{
+				Mount: func(next http.Handler) http.Handler { return next },
+				Serves: func(req *http.Request, _ *request.RequestInfo) bool {
+					return !strings.Contains(req.Header.Get("Accept"), "as=Table")
+				},
+			})
 			h.complete.Store(true)
 			h.full = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { took = "full" })
 			h.lean = http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
+	genericapiserver "k8s.io/apiserver/pkg/server"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -18,33 +20,58 @@ const (
 	yamlFactor     = 18 // and YAML from JSON, by way of a tree of all its values
 )
 
-// BoundDecodedLists returns a handler in front of next, which makes lists from decoded objects: what
-// they hold is bounded by lists, from when a storage of the engine is asked until next
-// has returned. It stands behind the filters of an API server, and inside of the one
-// that answers in place of a handler that takes too long.
-func BoundDecodedLists(next http.Handler, lists *kubestorage.DecodedLists) http.Handler {
+// BoundDecodedLists has lists admit the lists of the API server that c configures, if it has no Server
+// that is mounted in it. It wraps c.BuildHandlerChainFunc, and has to be called before c is completed.
+func BoundDecodedLists(c *genericapiserver.Config, lists *kubestorage.ListAdmission) {
+	build := c.BuildHandlerChainFunc
+	if build == nil {
+		build = genericapiserver.DefaultBuildHandlerChain
+	}
+	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
+		return build((&Server{lists: lists, levels: watchLevels(c), conns: trackServed(c)}).boundDecodedLists(apiHandler), c)
+	}
+}
+
+// boundDecodedLists returns a handler in front of next, which makes lists from decoded objects: what
+// they hold is admitted, from when a storage of the engine is asked until next
+// has returned, and a client that does not read such a list is cut off. It stands behind the filters of
+// an API server, and inside of the one that answers in place of a handler that takes too long.
+func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
 		if !ok || !info.IsResourceRequest || info.Verb != "list" || req.Method != http.MethodGet {
 			next.ServeHTTP(w, req)
 			return
 		}
-		ctx, end := lists.Begin(req.Context(), factorOf(req))
+		level := s.levels.of(w, req)
+		ctx, held, end := s.lists.Begin(req.Context(), level, formOf(req))
+		conn, cut := s.pacing.begin(req), &cutoff{w: w, req: req, conns: s.conns}
+		paced := &pacedWriter{ResponseWriter: w, counts: true, pace: newPace(conn, paceBytesPerSecond, func() {
+			// After the request's timeout the response may be over.
+			if held() > 0 && req.Context().Err() == nil && cut.cut() {
+				s.lists.Slow(level)
+			}
+		})}
 		defer end()
-		next.ServeHTTP(w, req.WithContext(ctx))
+		defer conn.end()
+		defer cut.finish()
+		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(paced), req.WithContext(ctx))
 	})
 }
 
-// factorOf returns the factor of the form that a list may be answered in, the largest if there are
-// several.
-func factorOf(req *http.Request) int64 {
+// formOf returns the form that a list may be answered in, the largest if there are several.
+func formOf(req *http.Request) kubestorage.DecodedForm {
+	form := kubestorage.DecodedForm{Factor: decodedFactor, Plain: true}
 	for _, accept := range req.Header["Accept"] {
 		if strings.Contains(accept, "yaml") {
-			return yamlFactor
+			return kubestorage.DecodedForm{Factor: yamlFactor}
+		}
+		if strings.Contains(accept, "as=Table") {
+			form.Plain = false
 		}
 	}
 	if asksForPretty(req) {
-		return indentedFactor
+		return kubestorage.DecodedForm{Factor: indentedFactor}
 	}
-	return decodedFactor
+	return form
 }

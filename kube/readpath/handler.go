@@ -57,30 +57,29 @@ type Config struct {
 	// its own ends; each lasts up to twice as long, at random. 0 means that of the API
 	// server that the server is mounted in (Mount); without one, the watch ends at once.
 	MinRequestTimeout time.Duration
-	// DecodedLists bounds what lists hold that are passed on (Mount); nil is no bound.
-	DecodedLists *kubestorage.DecodedLists
-	// InFlightBytes bounds the bytes of lists that are encoded and sent at the same time; 0
-	// is 256 MiB for each processor.
-	InFlightBytes int64
+	// Lists bounds the bytes of lists that are under way at the same time: of those that are answered here,
+	// and, with Mount, of those that are passed on. nil means kubestorage.NewListAdmission(0).
+	Lists *kubestorage.ListAdmission
 }
 
 // Server answers reads from memory. Safe for concurrent use.
 type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
-	decodedLists      *kubestorage.DecodedLists
-	inFlight          *inFlight
+	lists             *kubestorage.ListAdmission
+	levels            *levels          // see Mount; nil without it, and without priority and fairness
+	conns             *trackedListener // see Mount; nil without it
+	pacing            pacing
 }
 
 // New returns a server of reads.
 func New(c Config) *Server {
 	registerMetrics()
-	return &Server{
-		resolver:          c.Resolver,
-		minRequestTimeout: c.MinRequestTimeout,
-		decodedLists:      c.DecodedLists,
-		inFlight:          newInFlight(c.InFlightBytes),
+	s := &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, lists: c.Lists}
+	if s.lists == nil {
+		s.lists = kubestorage.NewListAdmission(0)
 	}
+	return s
 }
 
 // Handler returns a handler that answers GET, LIST and WATCH from memory and passes
@@ -108,6 +107,22 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, req)
 		}
 	})
+}
+
+// Serves reports whether a GET, LIST or WATCH will be answered here, as far as its path and headers tell:
+// the resource was read before, and the form is one that is made here. What only the read itself
+// shows, such as a revision that is older than memory, may still be passed on.
+func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
+	if !canonical(req, info) {
+		return false
+	}
+	resource := s.resolver.known(info)
+	if resource == nil {
+		return false
+	}
+	// Nothing is remembered of a header before its sender is known.
+	_, why := (&read{server: s, resource: resource, info: info, scope: resource.scope(), req: req}).negotiateAs(false)
+	return why == ""
 }
 
 // read is one request that is about to be answered.
@@ -198,7 +213,10 @@ type negotiated struct {
 
 // negotiate decides on the form of the response as upstream's handlers do. What depends
 // on the Accept header alone is decided once for each header, while there are not too many.
-func (r *read) negotiate() (format, reason) {
+func (r *read) negotiate() (format, reason) { return r.negotiateAs(true) }
+
+// negotiateAs is negotiate, which remembers what becomes of a new Accept header if told to.
+func (r *read) negotiateAs(remember bool) (format, reason) {
 	if asksForPretty(r.req) {
 		n := r.negotiateAnew()
 		return n.format, n.why
@@ -217,7 +235,7 @@ func (r *read) negotiate() (format, reason) {
 		return n.format, n.why
 	}
 	n := r.negotiateAnew()
-	if len(r.req.Header["Accept"]) <= 1 {
+	if remember && len(r.req.Header["Accept"]) <= 1 {
 		cache.store(accept, n)
 	}
 	return n.format, n.why

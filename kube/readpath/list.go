@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -57,7 +58,7 @@ func (r *read) listOrWatch() reason {
 	}
 	if err == nil {
 		defer p.reading.Close()
-		defer p.share.leave()
+		defer func() { p.share.Leave() }()
 	}
 	if !r.traced() { // otherwise the body has a span of its own
 		span.AddEvent("About to write a response")
@@ -163,7 +164,8 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 // readable, and how large it is.
 type page struct {
 	reading    *kubestorage.Reading
-	share      *inFlightShare
+	level      kubestorage.PriorityLevel
+	share      *kubestorage.ListShare
 	start, end string // the keys walked
 	meta       listMeta
 	count      int   // of objects
@@ -177,26 +179,42 @@ type page struct {
 // page finds what the request asks for. What was not encoded before is now, so that an
 // object that cannot be is an error that the client is told. Whoever writes the page closes
 // its reading, and leaves its share.
-func (r *read) page(key string, opts storage.ListOptions) (*page, error) {
-	reading, err := r.resource.Store.Read(r.req.Context(), key, opts)
-	if err != nil {
-		return nil, err
-	}
-	p := &page{reading: reading, start: reading.Start, end: reading.End}
-	measured := false
+func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
+	p = &page{level: r.server.levels.of(r.w, r.req)}
+	admitted := false
 	defer func() {
-		if !measured { // an error, or a panic of a decoder or a conversion
-			p.share.leave()
-			reading.Close()
+		if !admitted { // an error, or a panic of a decoder or a conversion
+			p.share.Leave()
+			if p.reading != nil {
+				p.reading.Close()
+			}
+			p = nil
 		}
 	}()
-	if p.share, err = r.server.inFlight.enter(r.req.Context(), r.expected(reading)); err != nil {
-		return nil, err
+	ctx, lists := r.req.Context(), r.server.lists
+	p.reading, err = r.resource.Store.Read(kubestorage.WithAdmission(ctx, func(bytes int64) (err error) {
+		p.share, err = lists.Enter(ctx, p.level, bytes)
+		return err
+	}), key, opts)
+	if err != nil {
+		return p, err
+	}
+	p.start, p.end = p.reading.Start, p.reading.End
+	past := p.reading.FromEtcd() // admitted already
+	if !past {
+		if p.share, err = lists.Enter(ctx, p.level, r.expected(p.reading)); err != nil {
+			return p, err
+		}
 	}
 	if err := r.measure(p); err != nil {
-		return nil, reading.Unreadable(r.req.Context(), err)
+		return p, p.reading.Unreadable(ctx, err)
 	}
-	measured = true
+	if !past {
+		if p.share, err = p.share.Fit(ctx, lists, p.level, p.bytes); err != nil {
+			return p, err
+		}
+	}
+	admitted = true
 	return p, nil
 }
 
@@ -210,7 +228,7 @@ func (r *read) expected(reading *kubestorage.Reading) int64 {
 	if reading.Selective() {
 		return stored / lookingShare
 	}
-	if stored <= freeInFlightBytes || reading.Limit > 0 {
+	if reading.Limit > 0 {
 		return stored
 	}
 	if encoded, ok := r.enc.rep.Measure(reading.Objects(), reading.Start, reading.End); ok {
@@ -364,9 +382,11 @@ func (r *read) writePage(p *page) {
 	if p.count > 0 {
 		trailing = r.enc.trailing()
 	}
-	r.w = p.share.writer(r.w)
 	b := newBody(r, int64(len(head))+p.bytes-int64(trailing)+int64(len(tail)))
 	defer b.free()
+	if p.share != nil {
+		defer b.pace(r, p)()
+	}
 	b.write(head)
 	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing, once: p.reading.FromEtcd()}
 	switch {
@@ -464,19 +484,24 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	ctx, cancel := context.WithCancel(w.read.req.Context())
 	defer cancel()
 	queue := make(chan chan piece, cap(readying))
+	room := semaphore.NewWeighted(readyBytes)
 	go func() {
 		defer close(queue)
 		for run := range all {
-			next := make(chan piece, 1)
+			next, bytes := make(chan piece, 1), min(w.size(run), readyBytes)
+			if room.Acquire(ctx, bytes) != nil {
+				return
+			}
 			select {
 			case queue <- next:
 			case <-ctx.Done():
 				return
 			}
 			produce := func() {
-				p := piece{run: run}
+				p := piece{run: run, bytes: bytes}
 				p.err = kubestorage.Guard(func() error {
 					p = w.ready(run, spansPool.Get().(*kubestorage.Spans))
+					p.bytes = bytes
 					return p.err
 				})
 				next <- p
@@ -499,6 +524,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			p.spans.Reset()
 			spansPool.Put(p.spans)
 		}
+		room.Release(p.bytes)
 	}
 	if err := ctx.Err(); err != nil {
 		w.fail(err)
@@ -526,7 +552,28 @@ type piece struct {
 	large    bool
 	deflated gzipjoin.Run
 	spans    *kubestorage.Spans // nil: it is compressed, or large
+	bytes    int64              // of readyBytes that it takes
 	err      error
+}
+
+// readyBytes bounds what one list has made ready and not written yet, however many processors there
+// are. It is part of what the list was admitted with: those bytes are still to be sent.
+const readyBytes = 2 << 20
+
+// size returns about how many bytes a run takes when it is ready.
+func (w *itemWriter) size(run mirror.Run) int64 {
+	rep := w.read.enc.rep
+	if rep.Large(run) {
+		return 0 // its entries are made ready one by one
+	}
+	if n, ok := rep.Size(run); ok {
+		return n
+	}
+	var n int64
+	for _, e := range run.Items() {
+		n += e.Size()
+	}
+	return n
 }
 
 // kept reports whether there is nothing to be made ready of the run.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,6 +65,7 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		return err
 	}
 	s.stream = stream
+	s.cutoff.w, s.cutoff.req = r.w, r.req
 	if signals := request.ServerShutdownSignalFrom(ctx); signals != nil {
 		s.shutdown = signals.ShuttingDown()
 	}
@@ -80,7 +82,18 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		count:     endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 		sizes:     endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
+	end := func() {}
+	if stream.Listing() {
+		conn := r.server.pacing.begin(r.req)
+		end = conn.end
+		s.out.pace(conn, func() {
+			s.slow.Store(true)
+			s.cutoff.closing(r.server.conns)
+			stream.EndSlow()
+		})
+	}
 	serve := func() {
+		defer end()
 		defer cancel()
 		defer stream.Close()
 		endpointmetrics.RecordLongRunning(r.req, r.info, endpointmetrics.APIServerComponent, s.serve)
@@ -111,6 +124,8 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 type watchServer struct {
 	read     *read
 	stream   *kubestorage.Stream
+	cutoff   cutoff
+	slow     atomic.Bool     // the client does not read its initial events
 	shutdown <-chan struct{} // nil if nobody will tell
 	out      watchWriter
 	spans    kubestorage.Spans
@@ -144,10 +159,12 @@ func (s *watchServer) serve() {
 	}
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
-	defer breakOffStalled(s.stream.Context(), w, stallTimeout)()
+	defer s.cutoff.after(s.stream.Context(), stallTimeout)()
 
 	err := s.deliverAll()
-	if !errors.Is(err, kubestorage.ErrStreamEnded) && s.stream.Context().Err() == nil {
+	if s.slow.Load() {
+		_ = s.status(kubestorage.SlowClient()) // the client may be gone
+	} else if !errors.Is(err, kubestorage.ErrStreamEnded) && s.stream.Context().Err() == nil {
 		if err := s.status(kubestorage.ErrorStatus(err)); err != nil {
 			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
 		}
@@ -175,6 +192,9 @@ func (s *watchServer) deliverAll() error {
 		}
 		if err != nil {
 			return err
+		}
+		if !s.stream.Listing() {
+			s.out.unpace()
 		}
 	}
 }

@@ -685,8 +685,8 @@ func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
 	returned := make(chan error, 1)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		ctx, cancel := context.WithCancel(req.Context())
-		finish := breakOffStalled(ctx, rw, 10*time.Millisecond)
-		defer finish()
+		cut := &cutoff{w: rw, req: req}
+		defer cut.after(ctx, 10*time.Millisecond)()
 		rw.WriteHeader(http.StatusOK)
 		rw.(http.Flusher).Flush()
 		close(begun)

@@ -1,7 +1,6 @@
 package readpath
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"sync"
@@ -50,9 +49,26 @@ type watchWriter struct {
 	ready     int64                      // when it was added
 	delivered func(arrived, ready int64) // called with both when it is written
 
+	paced *pace // of the initial events; nil for later ones
+
 	count  metrics.CounterMetric  // of events
 	sizes  metrics.ObserverMetric // in bytes
 	events int                    // not counted yet
+}
+
+// pace has slow called when the client reads what is written from now on too slowly.
+func (w *watchWriter) pace(conn *pacedConn, slow func()) {
+	w.paced = newPace(conn, paceBytesPerSecond, slow)
+	paced := &pacedWriter{ResponseWriter: w.w, pace: w.paced}
+	w.w, w.flusher = paced, paced
+}
+
+// unpace ends pace.
+func (w *watchWriter) unpace() {
+	if paced, ok := w.w.(*pacedWriter); ok {
+		w.paced, w.w, w.flusher = nil, paced.ResponseWriter, paced.ResponseWriter.(http.Flusher)
+		w.out.w = w.w // of a gzip member that goes on
+	}
 }
 
 // item adds a frame of an object that is kept as an item.
@@ -173,6 +189,9 @@ func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
 
 func (w *watchWriter) record(size int) {
 	w.events++
+	if w.paced != nil {
+		w.paced.progress(int64(size))
+	}
 	w.sizes.Observe(float64(size))
 }
 
@@ -308,38 +327,4 @@ func (g *gatherWriter) flush() error {
 	}
 	free(buf)
 	return nil
-}
-
-// breakOffStalled sees to it that a client that does not read cannot keep a watch that
-// has ended: when timeout has passed since the end of ctx, the writes of its response
-// fail. The function that it returns has to be called before the handler returns.
-func breakOffStalled(ctx context.Context, w http.ResponseWriter, timeout time.Duration) (finish func()) {
-	var mu struct {
-		sync.Mutex
-		finished bool
-		timer    *time.Timer
-	}
-	expire := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if !mu.finished {
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // recorders in tests have none
-		}
-	}
-	stop := context.AfterFunc(ctx, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if !mu.finished {
-			mu.timer = time.AfterFunc(timeout, expire)
-		}
-	})
-	return func() {
-		stop()
-		mu.Lock()
-		defer mu.Unlock()
-		mu.finished = true
-		if mu.timer != nil {
-			mu.timer.Stop()
-		}
-	}
 }

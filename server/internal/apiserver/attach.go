@@ -120,20 +120,16 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
 	}
-	lists := kubestorage.NewDecodedLists(s.limits.decodedBytes.Value())
+	lists := kubestorage.NewListAdmission(s.limits.listBytes.Value())
 	if s.gates.Enabled(kubestorage.ByteReadPath) {
 		config, err := resolver()
 		if err != nil {
 			return err
 		}
 		config.Engine = a.engine
-		readpath.New(readpath.Config{
-			DecodedLists:  lists,
-			InFlightBytes: s.limits.inFlightBytes.Value(),
-			Resolver:      readpath.NewResolver(config),
-		}).Mount(outermost)
+		readpath.New(readpath.Config{Lists: lists, Resolver: readpath.NewResolver(config)}).Mount(outermost)
 	} else {
-		boundDecodedLists(outermost, lists)
+		readpath.BoundDecodedLists(outermost, lists)
 	}
 	readpath.DrainOnShutdown(outermost, a.engine, s.limits.progressTimeout)
 	return nil

@@ -60,7 +60,6 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		Decorated: decorated,
 		Window:    mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		Replay:    replay,
-		EtcdLists: limits.etcdLists,
 
 		ConsistencyCheckInterval: checks.orNever(),
 

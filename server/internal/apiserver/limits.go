@@ -21,11 +21,9 @@ const minProgressInterval = 100 * time.Millisecond
 type engineLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
-	etcdLists      int
 	unclaimedBytes resource.QuantityValue
 	keptBytes      resource.QuantityValue
-	decodedBytes   resource.QuantityValue // 0: a share of the memory
-	inFlightBytes  resource.QuantityValue // 0: so much for each processor
+	listBytes      resource.QuantityValue // 0: a share of the memory
 
 	replayRevisions int64 // 0: nothing is restored
 	replayBytes     resource.QuantityValue
@@ -41,11 +39,9 @@ func defaultEngineLimits() engineLimits {
 	return engineLimits{
 		historyAge:     mirror.DefaultWindow.MaxAge,
 		historyBytes:   bytes(mirror.DefaultWindow.MaxBytes),
-		etcdLists:      kubestorage.DefaultEtcdLists,
 		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
 		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
-		decodedBytes:   bytes(0),
-		inFlightBytes:  bytes(0),
+		listBytes:      bytes(0),
 
 		replayRevisions: mirror.DefaultReplay.Revisions,
 		replayBytes:     bytes(mirror.DefaultReplay.Bytes),
@@ -61,19 +57,15 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 	fs.Var(&l.historyBytes, "strata-history-bytes", "Bound of what is kept for those beside the present, "+
 		"for each etcd cluster: replaced and deleted values, and versions of the past (metrics strata_mirror_history_bytes, strata_mirror_version_bytes). "+
 		"Whichever bound is reached first holds.")
-	fs.IntVar(&l.etcdLists, "strata-etcd-lists", l.etcdLists, "How many lists of revisions older than memory are read from etcd at once, "+
-		"for each etcd cluster (metric strata_mirror_etcd_lists); others wait. Each holds about 32 MiB here.")
 	fs.Var(&l.unclaimedBytes, "strata-unclaimed-bytes", "Bound of the values kept for resources that nobody has asked for, "+
 		"such as custom resources that are not served yet, for each etcd cluster (metric strata_mirror_unclaimed_bytes); "+
 		"what is beyond is read from etcd when it is asked for.")
 	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
 		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
-		"what is beyond is encoded at each use. Unless it is set it is no more than an eighth of the memory, as for --strata-decoded-list-bytes.")
-	fs.Var(&l.decodedBytes, "strata-decoded-list-bytes", "Bound of what lists hold at the same time that are made from decoded objects: tables, YAML, indented JSON "+
-		"(metric strata_decoded_list_bytes), by an estimate. A list waits 3 s for others, and is then answered with 429; one that would not fit alone with 413. "+
-		"0 is an eighth of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
-	fs.Var(&l.inFlightBytes, "strata-list-bytes-in-flight", "Bound of the bytes of lists that are encoded and sent from memory at the same time (metric strata_readpath_in_flight_bytes); "+
-		"others wait, for half of the time that they have left and at most 30 s, and are then answered with 429. Clients that do not read do not count. 0 is 256Mi for each processor.")
+		"what is beyond is encoded at each use. Unless it is set it is no more than an eighth of the memory, as for --strata-list-bytes-in-flight.")
+	fs.Var(&l.listBytes, "strata-list-bytes-in-flight", "Bound of the bytes of lists that are under way at the same time (metric strata_lists_in_flight_bytes): "+
+		"encoded and sent from memory, or, of tables, YAML and indented JSON, held as decoded objects, by an estimate. Others wait within their priority level, "+
+		"for half of the time that they have left and at most 30 s, and are then answered with 429. 0 is an eighth of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
 	fs.Int64Var(&l.replayRevisions, "strata-replay-revisions", l.replayRevisions, "How many of etcd's last revisions are read again when the server "+
 		"starts, so that watches and lists of revisions from before are answered (metrics strata_mirror_replayed_events_total, "+
 		"strata_mirror_replay_floor_revision, strata_mirror_replay_seconds); what etcd has compacted is left out, 0 restores nothing.")
@@ -95,20 +87,14 @@ func (l *engineLimits) validate() error {
 	if l.historyBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-history-bytes must be positive, is %s", l.historyBytes.String())
 	}
-	if l.etcdLists <= 0 {
-		return fmt.Errorf("--strata-etcd-lists must be positive, is %d", l.etcdLists)
-	}
 	if l.unclaimedBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-unclaimed-bytes must be positive, is %s", l.unclaimedBytes.String())
 	}
 	if l.keptBytes.Value() <= 0 {
 		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
 	}
-	if l.decodedBytes.Value() < 0 {
-		return fmt.Errorf("--strata-decoded-list-bytes must not be negative, is %s", l.decodedBytes.String())
-	}
-	if l.inFlightBytes.Value() < 0 {
-		return fmt.Errorf("--strata-list-bytes-in-flight must not be negative, is %s", l.inFlightBytes.String())
+	if l.listBytes.Value() < 0 {
+		return fmt.Errorf("--strata-list-bytes-in-flight must not be negative, is %s", l.listBytes.String())
 	}
 	if l.replayRevisions < 0 {
 		return fmt.Errorf("--strata-replay-revisions must not be negative, is %d", l.replayRevisions)

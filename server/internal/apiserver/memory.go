@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"math"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -11,15 +10,11 @@ import (
 	"github.com/prometheus/procfs"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/klog/v2"
-
-	"github.com/stratakube/strata/kube/kubestorage"
-	"github.com/stratakube/strata/kube/readpath"
 )
 
 const (
-	// listShare is the part of the memory that lists of decoded objects may hold, and, at most, that representations may, unless flags
+	// listShare is the part of the memory that lists under way may take, and, at most, that representations may, unless flags
 	// say otherwise. With the objects themselves, and garbage, a server of 300,000 objects of 1 KB then stays below 1.5 GiB.
 	listShare = 8
 	// runtimeShare in tenths is the part of a control group's memory that the Go runtime is told to stay below: the rest is for what it
@@ -77,21 +72,10 @@ func machineMemory() int64 {
 // fit sets the bounds that follow from how many bytes the process may hold, but for those that flags have set.
 func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	share := memory / listShare
-	if l.decodedBytes.Value() == 0 {
-		l.decodedBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
+	if l.listBytes.Value() == 0 {
+		l.listBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
 	if !flags.Changed("strata-representation-bytes") && share < l.keptBytes.Value() {
 		l.keptBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
-	}
-}
-
-// boundDecodedLists puts the bound into a chain of handlers that has no byte read path, which would.
-func boundDecodedLists(config *genericapiserver.Config, lists *kubestorage.DecodedLists) {
-	build := config.BuildHandlerChainFunc
-	if build == nil {
-		build = genericapiserver.DefaultBuildHandlerChain
-	}
-	config.BuildHandlerChainFunc = func(apiHandler http.Handler, config *genericapiserver.Config) http.Handler {
-		return build(readpath.BoundDecodedLists(apiHandler, lists), config)
 	}
 }

@@ -39,7 +39,12 @@ const (
 
 	adminToken  = "admin-token"  // exempt from priority and fairness
 	readerToken = "reader-token" // may do everything too, and is not exempt
-	tokens      = adminToken + ",admin,admin,system:masters\n" + readerToken + ",reader,reader,readers\n"
+	// Service accounts, whose priority level is workload-low; the reader's is global-default.
+	greedyToken = "greedy-token"
+	modestToken = "modest-token"
+	tokens      = adminToken + ",admin,admin,system:masters\n" + readerToken + ",reader,reader,readers\n" +
+		greedyToken + ",system:serviceaccount:default:greedy,greedy,\"system:serviceaccounts,readers\"\n" +
+		modestToken + ",system:serviceaccount:default:modest,modest,\"system:serviceaccounts,readers\"\n"
 )
 
 func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }

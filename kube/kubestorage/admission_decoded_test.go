@@ -15,22 +15,35 @@ import (
 	"pgregory.net/rapid"
 )
 
-const decodedLimit = 64 << 20
+const (
+	decodedLimit   = 64 << 20
+	decodedLargest = decodedLimit * 3 / 8
+)
 
-// begin returns what a request holds whose objects count once.
-func beginDecoded(l *DecodedLists) (*decodedList, func()) {
-	ctx, end := l.Begin(context.Background(), 1)
+// beginDecoded returns what a request of the level holds whose objects count once.
+func beginDecoded(l *ListAdmission, level string) (*decodedList, func()) {
+	ctx, _, end := l.Begin(context.Background(), PriorityLevel{Name: level}, DecodedForm{Factor: 1})
 	return decodedListOf(ctx), end
 }
 
+// inUse returns the bytes of all lists, as metrics tell.
+func (a *ListAdmission) inUse() (bytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.levels {
+		bytes += l.used
+	}
+	return bytes
+}
+
 func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
-	l := NewDecodedLists(decodedLimit)
-	all, end := beginDecoded(l)
+	l := NewListAdmission(decodedLimit)
+	all, end := beginDecoded(l, "")
 	defer end()
-	if err := all.take(t.Context(), 0, decodedLimit); err != nil {
+	if err := all.take(t.Context(), 0, decodedLargest-decodedOverhead); err != nil {
 		t.Fatal(err)
 	}
-	small, end := beginDecoded(l)
+	small, end := beginDecoded(l, "")
 	defer end()
 	if err := small.take(t.Context(), 500, 1<<20); err != nil {
 		t.Errorf("a page of 500 objects beside a list that holds everything: %v", err)
@@ -39,45 +52,71 @@ func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
 
 func TestADecodedListWaitsForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewDecodedLists(decodedLimit)
-		first, end := beginDecoded(l)
-		if err := first.take(t.Context(), 0, decodedLimit/2+1); err != nil {
+		l := NewListAdmission(decodedLimit)
+		const more = decodedLargest/2 + 2<<20 // two are more than a level may have
+		first, end := beginDecoded(l, "")
+		if err := first.take(t.Context(), 0, more); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(decodedWait-time.Second, end)
-		second, end := beginDecoded(l)
-		if err := second.take(t.Context(), 0, decodedLimit/2+1); err != nil {
-			t.Fatalf("the first has ended after %v, and the second: %v", decodedWait-time.Second, err)
+		time.AfterFunc(listWait-time.Second, end)
+		second, end := beginDecoded(l, "")
+		if err := second.take(t.Context(), 0, more); err != nil {
+			t.Fatalf("the first has ended after %v, and the second: %v", listWait-time.Second, err)
 		}
-		third, endThird := beginDecoded(l)
-		defer endThird()
+		other, endOther := beginDecoded(l, "another level")
 		began := time.Now()
-		err := third.take(t.Context(), 0, decodedLimit/2+1)
+		if err := other.take(t.Context(), 0, more); err != nil || time.Since(began) > 0 {
+			t.Errorf("a list of another level, after %v: %v", time.Since(began), err)
+		}
+		endOther()
+		third, endThird := beginDecoded(l, "")
+		defer endThird()
+		began = time.Now()
+		err := third.take(t.Context(), 0, more)
 		if !apierrors.IsTooManyRequests(err) {
 			t.Errorf("a list that finds no room: %v, want 429", err)
 		}
 		if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds <= 0 {
 			t.Errorf("the 429 does not say when to come again: %v", err)
 		}
-		if waited := time.Since(began); waited != decodedWait {
-			t.Errorf("it has waited for %v, want %v", waited, decodedWait)
+		if waited := time.Since(began); waited != listWait {
+			t.Errorf("it has waited for %v, want %v", waited, listWait)
 		}
 		end()
-		if used := l.used.Load(); used != 0 {
+		if used := l.inUse(); used != 0 {
 			t.Errorf("%d bytes are in use when all lists have ended", used)
 		}
 	})
 }
 
 func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
-	l := NewDecodedLists(decodedLimit)
-	d, end := beginDecoded(l)
+	l := NewListAdmission(decodedLimit)
+	d, end := beginDecoded(l, "level")
 	defer end()
-	if err := d.take(t.Context(), 0, decodedLimit+1); !apierrors.IsRequestEntityTooLargeError(err) {
+	if err := d.take(t.Context(), 0, decodedLargest+1); !apierrors.IsRequestEntityTooLargeError(err) {
 		t.Errorf("a list of more than the bound: %v, want 413", err)
 	}
-	if _, tooLarge := l.Refused(); tooLarge != 1 {
-		t.Errorf("%d lists were counted as too large, want 1", tooLarge)
+	if n := d.level.refused[refusedTooLarge]; n != 1 {
+		t.Errorf("%d lists were counted as too large, want 1", n)
+	}
+}
+
+// TestPlainListsAreNeverTooLarge: informers cannot ask for less, or in another form.
+func TestPlainListsAreNeverTooLarge(t *testing.T) {
+	l := NewListAdmission(decodedLimit)
+	for range 2 { // the first gives back what it has held
+		ctx, held, end := l.Begin(t.Context(), PriorityLevel{}, DecodedForm{Factor: 2, Plain: true})
+		d := decodedListOf(ctx)
+		if err := d.take(ctx, 1000, 10*decodedLimit); err != nil {
+			t.Errorf("a list of ten times the bound: %v", err)
+		}
+		if err := d.grow(decodedLimit); err != nil {
+			t.Errorf("an object more: %v", err)
+		}
+		if n := held(); n != decodedLargest {
+			t.Errorf("it holds %d bytes, want %d", n, decodedLargest)
+		}
+		end()
 	}
 }
 
@@ -87,11 +126,11 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // nobody waits
 	rapid.Check(t, func(t *rapid.T) {
-		l := NewDecodedLists(decodedLimit)
+		l := NewListAdmission(decodedLimit)
 		var lists []*decodedList
 		draw := func() *decodedList {
 			if len(lists) == 0 || rapid.Bool().Draw(t, "new") {
-				d, _ := beginDecoded(l)
+				d, _ := beginDecoded(l, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "level"))
 				lists = append(lists, d)
 				return d
 			}
@@ -129,21 +168,21 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 			"": func(t *rapid.T) {
 				var held int64
 				for _, d := range lists {
-					held += d.held
-					if granted[d] > freeDecodedBytes && granted[d] > d.held {
-						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.held)
+					held += d.held.Load()
+					if granted[d] > freeListBytes && granted[d] > d.held.Load() {
+						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.held.Load())
 					}
 				}
-				if held > decodedLimit || held != l.used.Load() {
-					t.Fatalf("lists hold %d bytes, %d by the metric, of %d", held, l.used.Load(), decodedLimit)
+				if held > decodedLimit || held != l.inUse() {
+					t.Fatalf("lists hold %d bytes, %d by the metric, of %d", held, l.inUse(), decodedLimit)
 				}
 			},
 		})
 		for _, d := range lists {
 			d.end()
 		}
-		if !l.room.TryAcquire(decodedLimit) {
-			t.Fatal("not all has come back")
+		if n := l.inUse(); n != 0 {
+			t.Fatalf("%d bytes have not come back", n)
 		}
 	})
 }
@@ -160,14 +199,14 @@ func TestGetListTakesWhatItWillHold(t *testing.T) {
 	f.create(t, pods...)
 	list := func(limitBytes int64, pred storage.SelectionPredicate) error {
 		t.Helper()
-		l := NewDecodedLists(limitBytes)
-		ctx, end := l.Begin(contextFor(t), 1)
+		l := NewListAdmission(limitBytes)
+		ctx, held, end := l.Begin(contextFor(t), PriorityLevel{}, DecodedForm{Factor: 1})
 		err := f.GetList(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: pred}, newExamplePodList())
-		if used := l.used.Load(); err == nil && pred.Limit == 0 && pred.Empty() && used < 4e6 {
-			t.Errorf("a list of 4 MB holds %d bytes until its request ends", used)
+		if err == nil && pred.Limit == 0 && pred.Empty() && held() < 4e6 {
+			t.Errorf("a list of 4 MB holds %d bytes until its request ends", held())
 		}
 		end()
-		if used := l.used.Load(); used != 0 {
+		if used := l.inUse(); used != 0 {
 			t.Errorf("%d bytes are held after a list", used)
 		}
 		return err
@@ -183,13 +222,13 @@ func TestGetListTakesWhatItWillHold(t *testing.T) {
 		t.Errorf("a list of 4 MB where 64 are allowed: %v", err)
 	}
 	for what, pred := range map[string]storage.SelectionPredicate{"a list": storage.Everything, "a list with a selector": all} {
-		if err := list(3<<20, pred); !apierrors.IsRequestEntityTooLargeError(err) {
-			t.Errorf("%s of 4 MB where 3 are allowed: %v, want 413", what, err)
+		if err := list(8<<20, pred); !apierrors.IsRequestEntityTooLargeError(err) {
+			t.Errorf("%s of 4 MB where 3 are allowed to one: %v, want 413", what, err)
 		}
 	}
 	for what, pred := range map[string]storage.SelectionPredicate{"a page of 1 MB": page, "a list that selects one object": one, "a list that selects none": none} {
-		if err := list(3<<20, pred); err != nil {
-			t.Errorf("%s where 3 MB are allowed: %v", what, err)
+		if err := list(8<<20, pred); err != nil {
+			t.Errorf("%s where 3 MB are allowed to one: %v", what, err)
 		}
 	}
 }

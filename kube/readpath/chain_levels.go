@@ -1,0 +1,82 @@
+package readpath
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	flowcontrol "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
+	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// levels knows the priority levels of lists. Priority and fairness tells a handler no more than the UID,
+// in the header of the response; levels listens while it classifies. Safe for concurrent use.
+type levels struct {
+	utilflowcontrol.Interface
+	byUID sync.Map // of kubestorage.PriorityLevel
+}
+
+// levelHeader is the key under which the header is stored.
+var levelHeader = http.CanonicalHeaderKey(flowcontrol.ResponseHeaderMatchedPriorityLevelConfigurationUID)
+
+// watchLevels has c use a levels, which it returns: nil without priority and fairness.
+func watchLevels(c *genericapiserver.Config) *levels {
+	if c.FlowControl == nil {
+		return nil
+	}
+	if l, ok := c.FlowControl.(*levels); ok {
+		return l
+	}
+	l := &levels{Interface: c.FlowControl}
+	c.FlowControl = l
+	return l
+}
+
+// Handle implements utilflowcontrol.Interface.
+func (l *levels) Handle(ctx context.Context, digest utilflowcontrol.RequestDigest,
+	note func(*flowcontrol.FlowSchema, *flowcontrol.PriorityLevelConfiguration, string),
+	estimate func() flowcontrolrequest.WorkEstimate, queueNote fairqueuing.QueueNoteFn, exec func()) {
+	if info := digest.RequestInfo; info != nil && info.Verb == "list" {
+		inner := note
+		note = func(fs *flowcontrol.FlowSchema, pl *flowcontrol.PriorityLevelConfiguration, flow string) {
+			l.note(pl)
+			inner(fs, pl, flow)
+		}
+	}
+	l.Interface.Handle(ctx, digest, note, estimate, queueNote, exec)
+}
+
+func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
+	if pl.UID == "" { // imagined, while priority and fairness has no configuration
+		return
+	}
+	level := kubestorage.PriorityLevel{Name: pl.Name, Exempt: pl.Spec.Type == flowcontrol.PriorityLevelEnablementExempt}
+	if known, ok := l.byUID.Load(string(pl.UID)); !ok || known != level {
+		l.byUID.Store(string(pl.UID), level)
+	}
+}
+
+// of returns the level of a list that priority and fairness has let in. Without it, and so for a nil
+// levels, there is one for all but system:masters, whom upstream's bound of requests exempts too.
+func (l *levels) of(w http.ResponseWriter, req *http.Request) kubestorage.PriorityLevel {
+	if uid := w.Header()[levelHeader]; l != nil && len(uid) > 0 {
+		if level, ok := l.byUID.Load(uid[0]); ok {
+			return level.(kubestorage.PriorityLevel)
+		}
+	}
+	if u, ok := request.UserFrom(req.Context()); ok {
+		for _, group := range u.GetGroups() {
+			if group == user.SystemPrivilegedGroup {
+				return kubestorage.PriorityLevel{Exempt: true}
+			}
+		}
+	}
+	return kubestorage.PriorityLevel{}
+}

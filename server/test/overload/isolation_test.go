@@ -1,0 +1,279 @@
+package overload
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const initialEvents = "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=86400"
+
+// executing returns the seats that requests of a priority level hold.
+func (s *scene) executing(ctx context.Context, level string) (float64, error) {
+	return s.api.Sum(ctx, "apiserver_flowcontrol_current_executing_seats", fmt.Sprintf("priority_level=%q", level))
+}
+
+// probe reads and writes as a user until stop, which returns the latencies. Any failure is one of the test.
+func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop func() []time.Duration) {
+	t.Helper()
+	const path = "/api/v1/namespaces/default/configmaps"
+	api := s.server.APIFor(s.server.ConfigFor(token))
+	stopping := make(chan struct{})
+	var took []time.Duration
+	var probing sync.WaitGroup
+	probing.Go(func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stopping:
+				return
+			case <-ctx.Done():
+				return
+			default:
+			}
+			began := time.Now()
+			name := fmt.Sprintf("probe-%s-%d", token, n)
+			_, err := api.Create(ctx, path, map[string]any{"metadata": map[string]any{"name": name}})
+			if err == nil {
+				_, err = api.Get(ctx, path+"/"+name, "")
+			}
+			if err == nil {
+				err = api.Delete(ctx, path+"/"+name)
+			}
+			if err != nil {
+				t.Errorf("%s, round %d, after %v: %v", token, n, time.Since(began), err)
+				return
+			}
+			took = append(took, time.Since(began))
+		}
+	})
+	return func() []time.Duration {
+		close(stopping)
+		probing.Wait()
+		return took
+	}
+}
+
+// TestStalledInitialEventsGiveTheirSeatsBack: clients of a priority level that do not read the initial events of their
+// watches, for a day, hold its seats for seconds; others of the level are served, writes included.
+func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
+	t.Parallel()
+	if harness.Engine() != harness.Strata {
+		t.Skip("upstream's watch cache does not bound how long a watch keeps its seat")
+	}
+	ctx := newContext(t, 4*time.Minute)
+	s := newScene(t, ctx, 20_000, 0)
+	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
+	check(t, err)
+
+	const clients = 24          // of 10 seats each: all that the level has
+	read := make(chan struct{}) // closed when the clients begin to read
+	codes := make([]int, clients)
+	var watching errgroup.Group
+	for i := range clients {
+		watching.Go(func() error {
+			c, err := s.client(options{token: greedyToken, http1: i%2 == 0})
+			if err != nil {
+				return err
+			}
+			defer c.close()
+			response, err := c.get(ctx, mapsPath, initialEvents, jsonType, "")
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close()
+			if response.StatusCode != http.StatusOK {
+				return fmt.Errorf("a watch was answered with %s", response.Status)
+			}
+			select {
+			case <-read:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			if codes[i], err = lastStatus(response.Body); err != nil {
+				codes[i] = -1
+			}
+			return nil
+		})
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		seats, err := s.executing(ctx, "workload-low")
+		return seats >= 200, fmt.Errorf("%v seats, %w", seats, err)
+	}))
+	stop := s.probe(t, ctx, modestToken)
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		seats, err := s.executing(ctx, "workload-low")
+		return seats <= 30, fmt.Errorf("%v seats, %w", seats, err)
+	}))
+	// A client that begins to read now learns why its watch ends, if its connection was not ended yet.
+	close(read)
+	check(t, watching.Wait())
+	told := 0
+	for _, code := range codes {
+		switch code {
+		case http.StatusTooManyRequests:
+			told++
+		case -1:
+		default:
+			t.Errorf("a watch ends with status %d", code)
+		}
+	}
+	t.Logf("of %d watches %d were ended with 429, the others were broken off", clients, told)
+	if told == 0 {
+		t.Error("no client was told why its watch ended")
+	}
+	took := stop()
+	t.Logf("meanwhile, %d rounds of create, get and delete by another user of the level; the longest took %v", len(took), slices.Max(append(took, 0)))
+	if len(took) == 0 {
+		t.Error("another user of the level was not served once")
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		slow, err := s.api.Sum(ctx, "strata_watches_ended_total", `reason="slow_client"`)
+		return slow == clients, fmt.Errorf("%v watches are counted as ended because their clients did not read, want %d, %w", slow, clients, err)
+	}))
+}
+
+// lastStatus reads the rest of a watch and returns the code of the status that it ends with; 0 for none.
+func lastStatus(body io.Reader) (code int, err error) {
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct {
+			Type   string
+			Object struct{ Code int }
+		}
+		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
+			return 0, err
+		}
+		if code = 0; event.Type == "ERROR" {
+			code = event.Object.Code
+		}
+	}
+	return code, lines.Err()
+}
+
+// TestSlowListsOfOneLevel: clients that read large lists slowly hold up neither lists of other levels nor exempt ones, and are
+// ended when they read too little.
+func TestSlowListsOfOneLevel(t *testing.T) {
+	t.Parallel()
+	if harness.Engine() != harness.Strata {
+		t.Skip("upstream has no bound of lists under way")
+	}
+	ctx := newContext(t, 4*time.Minute)
+	s := newScene(t, ctx, 20_000, 0, "--strata-list-bytes-in-flight=64Mi") // three lists of 23 MB
+	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
+	check(t, err)
+
+	attack, stop := context.WithCancel(ctx)
+	var attacking sync.WaitGroup
+	for i := range 24 {
+		accept, query := []string{jsonType, protobufType}[i%2], "resourceVersion=0"
+		if i%3 == 0 {
+			accept, query = yamlType, "limit=500"
+		}
+		attacking.Go(func() {
+			for attack.Err() == nil {
+				s.readSlowly(attack, options{token: greedyToken, http1: i%2 == 0}, mapsPath, query, accept, 64<<10, 800*time.Millisecond)
+			}
+		})
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		waiting, err := s.api.Sum(ctx, "strata_lists_waiting", `priority_level="workload-low"`)
+		return waiting > 0, fmt.Errorf("%v lists wait, %w", waiting, err)
+	}))
+	for _, token := range []string{readerToken, adminToken} {
+		api := s.server.APIFor(s.server.ConfigFor(token))
+		for _, accept := range []string{jsonType, protobufType, tableType, yamlType} {
+			query := "resourceVersion=0"
+			switch accept {
+			case yamlType:
+				query = "limit=100"
+			case tableType:
+				query = "limit=2000"
+			}
+			began := time.Now()
+			r, err := api.DoAs(ctx, http.MethodGet, mapsPath, query, "", accept, nil)
+			check(t, err)
+			if took := time.Since(began); r.Code != http.StatusOK {
+				t.Errorf("%s: a list in %s is answered with %d after %v", token, accept, r.Code, took)
+			} else {
+				t.Logf("%s: %d bytes in %s after %v", token, len(r.Body), accept, took)
+			}
+		}
+		for _, level := range []string{"global-default", "exempt"} {
+			refused, err := s.api.Sum(ctx, "strata_lists_refused_total", fmt.Sprintf("priority_level=%q", level))
+			check(t, err)
+			if refused > 0 {
+				t.Errorf("%v lists of level %s were refused", refused, level)
+			}
+		}
+	}
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		slow, err := s.api.Sum(ctx, "strata_lists_refused_total", `reason="slow_client"`, `priority_level="workload-low"`)
+		return slow > 0, fmt.Errorf("%v lists of slow clients were ended, %w", slow, err)
+	}))
+	stop()
+	attacking.Wait()
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		bytes, err := s.api.Sum(ctx, "strata_lists_in_flight_bytes")
+		return bytes == 0, fmt.Errorf("%v bytes of lists are under way when all clients are gone, %w", bytes, err)
+	}))
+}
+
+// readSlowly reads an answer piece by piece, until it ends.
+func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept string, piece int64, every time.Duration) {
+	c, err := s.client(o)
+	if err != nil {
+		return
+	}
+	defer c.close()
+	response, err := c.get(ctx, path, query, accept, "")
+	if err != nil {
+		return
+	}
+	defer response.Body.Close()
+	ticker := time.NewTicker(every) // one that was refused waits too
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if _, err := io.CopyN(io.Discard, response.Body, piece); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// TestAuditedListsAreNeverTooLarge: an informer can read a collection whose audit events hold the response, however little memory
+// lists may take.
+func TestAuditedListsAreNeverTooLarge(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t, 4*time.Minute)
+	policy := harness.New(t).WriteFile("policy.yaml", []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n"+
+		"- level: RequestResponse\n  verbs: [list]\n  resources: [{group: \"\", resources: [configmaps]}]\n- level: None\n"))
+	flags := []string{"--audit-policy-file=" + policy, "--audit-log-path=/dev/null"}
+	if harness.Engine() == harness.Strata {
+		flags = append(flags, "--strata-list-bytes-in-flight=16Mi")
+	}
+	s := newScene(t, ctx, 20_000, 0, flags...)
+	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
+	for _, accept := range []string{jsonType, protobufType} {
+		r, err := reader.DoAs(ctx, http.MethodGet, mapsPath, "resourceVersion=0&limit=500", "", accept, nil)
+		check(t, err)
+		if r.Code != http.StatusOK || len(r.Body) < 20_000_000 {
+			t.Errorf("a list in %s is answered with %d and %d bytes", accept, r.Code, len(r.Body))
+		}
+	}
+}
