@@ -11,17 +11,13 @@
 package kubestorage
 
 import (
-	"context"
 	"errors"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -113,26 +109,6 @@ func (e *Engine) Close() {
 	for _, c := range clusters {
 		c.close()
 	}
-}
-
-// WaitLoaded returns when memory holds what every etcd cluster has of which there are storages, history
-// included, or with ctx's error. A server that waits before it serves does not spend the time of its first
-// requests on the load: admission of kube-apiserver gives its informers 10 s, and then refuses the writes of
-// hooks that end the process.
-func (e *Engine) WaitLoaded(ctx context.Context) error {
-	e.mu.Lock()
-	clusters := slices.Collect(maps.Values(e.clusters))
-	e.mu.Unlock()
-	for _, c := range clusters {
-		if c.mirror == nil {
-			continue
-		}
-		err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) { return !c.mirror.Restoring(), nil })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // RESTOptionsGetter returns a getter like inner whose storages are served by the engine.

@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"time"
@@ -140,22 +139,6 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	if a.engine != nil {
 		mountConsistency(chain, a.engine)
-	}
-}
-
-// memoryPatience is how long the server waits for memory before it serves without. What etcd sends is far more in that time than
-// an etcd is meant to hold; one that is down must not keep what does not need it from being served.
-const memoryPatience = time.Minute
-
-// AwaitMemory returns when memory is loaded, or ctx or memoryPatience has ended.
-func (a *Attachment) AwaitMemory(ctx context.Context) {
-	if a.engine == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, memoryPatience)
-	defer cancel()
-	if began := time.Now(); a.engine.WaitLoaded(ctx) != nil {
-		klog.InfoS("Memory is not loaded yet, serving without", "waited", time.Since(began))
 	}
 }
 

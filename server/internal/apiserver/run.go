@@ -127,7 +127,6 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 			}
 		})
 	}
-	attachment.AwaitMemory(ctx)
 	return prepared.Run(ctx)
 }
 
