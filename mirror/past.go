@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -45,15 +44,9 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 // who only estimate. Cost is O(log n). Errors: those of At.
 func (r *Resource) Near(rev Revision) (Snapshot, error) {
 	for {
-		now, err := r.Latest()
+		now, err := r.holding(rev)
 		if err != nil {
 			return Snapshot{}, err
-		}
-		switch oldest := now.lin.oldest(); {
-		case rev > now.Rev:
-			return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
-		case rev < oldest:
-			return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
 		}
 		if v := now.lin.nearest(now.lin.log.After(rev)); v != nil {
 			return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil

@@ -173,17 +173,9 @@ func (r *Resource) Latest() (Snapshot, error) {
 // ErrCompacted if rev is below Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {
-		now, err := r.Latest()
-		if err != nil {
-			return Snapshot{}, err
-		}
-		switch oldest := now.lin.oldest(); {
-		case rev > now.Rev:
-			return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
-		case rev < oldest:
-			return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
-		case rev == now.Rev:
-			return now, nil
+		now, err := r.holding(rev)
+		if err != nil || rev == now.Rev {
+			return now, err
 		}
 		v := now.lin.head.Load()
 		ok := v != nil
@@ -195,6 +187,21 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 		}
 		// The window moved past rev meanwhile, or the lineage has ended: look again.
 	}
+}
+
+// holding returns the present of a lineage that holds the revision. Errors: those of At.
+func (r *Resource) holding(rev Revision) (Snapshot, error) {
+	now, err := r.Latest()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	switch oldest := now.lin.oldest(); {
+	case rev > now.Rev:
+		return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
+	case rev < oldest:
+		return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
+	}
+	return now, nil
 }
 
 // Oldest returns the oldest revision that At can serve, and the floor of the log:

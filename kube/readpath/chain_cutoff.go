@@ -46,8 +46,8 @@ func (c *cutoff) cut() bool {
 
 // failWrites has the write under way and later ones fail.
 func failWrites(w http.ResponseWriter) {
-	// Upstream's timeout filter ends a request whose handler goes on: net/http then has let go of the
-	// response, and panics.
+	// net/http panics when the request has ended. Upstream's timeout filter ends a request while its handler
+	// still runs.
 	defer func() { _ = recover() }()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // not supported by recorders in tests
 }
