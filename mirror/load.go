@@ -112,6 +112,7 @@ func (l *load) replay(ctx context.Context, m *Mirror, prefix string, after Heade
 			}
 			l.changes = append(l.changes, r)
 		}
+		m.stats.replayedRecords.Add(int64(len(b.Changes)))
 		return ctx.Err()
 	})
 }
@@ -120,10 +121,9 @@ const (
 	// historyTimeout bounds a load with history: the oldest revision, a list and the events.
 	// A guess: ten times what the most that is restored by default takes.
 	historyTimeout = 30 * time.Second
-	// replayTimeout bounds how long the events are read: twice what the most that is restored
-	// by default takes, and less than the 10 s for which admission of kube-apiserver waits for
-	// its informers. After that, hooks that write end the process.
-	replayTimeout = 6 * time.Second
+	// replayTimeout bounds how long the events are read: twice what three servers that start at
+	// once on two processors take for the most that is restored by default.
+	replayTimeout = 15 * time.Second
 	// replayQueue bounds what a resource waits for others to have their history read.
 	replayQueue = time.Second
 	// replayAttempts bounds how often compaction may overtake it.

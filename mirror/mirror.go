@@ -224,6 +224,10 @@ var errStart = errors.New("start")
 // what cannot be read now probably can soon.
 func (m *Mirror) Restoring() bool { return m.loading.Load() }
 
+// Received returns how many keys and changes were read so far, of all lists and of all history that was restored.
+// While Restoring, a load that goes on counts up.
+func (m *Mirror) Received() int64 { return m.stats.listedKeys.Load() + m.stats.replayedRecords.Load() }
+
 const (
 	retryFirst = 50 * time.Millisecond
 	retryLast  = 5 * time.Second

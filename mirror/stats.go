@@ -11,6 +11,7 @@ type counters struct {
 	events              atomic.Int64
 	dropped             atomic.Int64
 	listedKeys          atomic.Int64
+	replayedRecords     atomic.Int64 // changes read from etcd's history, of replays that failed as well
 	relists             atomic.Int64
 	reconnects          atomic.Int64
 	silentFeeds         atomic.Int64

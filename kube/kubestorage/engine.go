@@ -11,13 +11,17 @@
 package kubestorage
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -110,6 +114,37 @@ func (e *Engine) Close() {
 		c.close()
 	}
 }
+
+// WaitLoaded returns when memory holds what etcd has of the storages made so far, history included. It returns ctx's error
+// when that ends, and errLoadStalled when nothing has arrived from etcd for the time stall. A server that waits before it
+// serves spends none of the time of its first requests on the load: admission of kube-apiserver gives its informers 10 s, and
+// then refuses the writes of hooks, which ends the process.
+func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
+	const interval = 10 * time.Millisecond // small beside a start of seconds
+	e.mu.Lock()
+	clusters := slices.Collect(maps.Values(e.clusters))
+	e.mu.Unlock()
+	last, arrived := int64(-1), time.Now()
+	return wait.PollUntilContextCancel(ctx, interval, true, func(context.Context) (bool, error) {
+		var received int64
+		loaded := true
+		for _, c := range clusters {
+			if c.mirror != nil {
+				received += c.mirror.Received()
+				loaded = loaded && !c.mirror.Restoring()
+			}
+		}
+		if received != last {
+			last, arrived = received, time.Now()
+		}
+		if !loaded && time.Since(arrived) > stall {
+			return false, errLoadStalled
+		}
+		return loaded, nil
+	})
+}
+
+var errLoadStalled = errors.New("nothing has arrived from etcd")
 
 // RESTOptionsGetter returns a getter like inner whose storages are served by the engine.
 func (e *Engine) RESTOptionsGetter(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"time"
@@ -141,6 +142,21 @@ func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 		mountConsistency(chain, a.engine)
 	}
 }
+
+// AwaitMemory returns when memory is loaded, or nothing has arrived from etcd for loadPatience, or ctx has ended. An etcd
+// that is down does not keep what does not need it from being served.
+func (a *Attachment) AwaitMemory(ctx context.Context) {
+	if a.engine == nil {
+		return
+	}
+	if err := a.engine.WaitLoaded(ctx, loadPatience); err != nil {
+		klog.InfoS("Memory is not loaded yet; serving meanwhile", "reason", err)
+	}
+}
+
+// loadPatience is longer than a busy etcd takes until it sends the first event of a long history, and shorter than the 10 s that
+// hooks have.
+const loadPatience = 5 * time.Second
 
 // Close closes the engine. The server must have stopped: that destroys its storages. A second call does nothing.
 func (a *Attachment) Close() {

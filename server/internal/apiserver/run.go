@@ -127,6 +127,7 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 			}
 		})
 	}
+	attachment.AwaitMemory(ctx)
 	return prepared.Run(ctx)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
@@ -105,5 +106,38 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 		if l, err := list.List(); err != nil || len(l.Items) != 1 {
 			t.Errorf("list at %d: %v, %v", first, l, err)
 		}
+	}
+}
+
+// TestALoadThatTakesLong starts a server on an etcd whose content arrives slowly: the load takes longer than admission waits
+// for its informers, and the hooks that write must not end the process.
+func TestALoadThatTakesLong(t *testing.T) {
+	t.Parallel()
+	onlyStrata(t)
+	ctx := newContext(t)
+	e := harness.New(t)
+	etcd := e.Etcd()
+	value := strings.Repeat("x", 512<<10)
+	var last int64
+	for i := range 60 { // 30 MB, in parts of about 1.5 MiB
+		last = commit(t, ctx, etcd.Client(), maps.put(fmt.Sprintf("map-%03d", i), value))
+	}
+	proxy := e.Proxy(etcd)
+	proxy.Delay(func(method string) time.Duration {
+		if method == etcdproxy.MethodStream {
+			return 700 * time.Millisecond
+		}
+		return 0
+	})
+	defer proxy.Delay(nil)
+	began := time.Now()
+	server := e.StartAPIServer(proxy.Etcd(), noServiceAccounts, "--strata-feature-gates=WatchHistoryRestore=false")
+	check(t, server.Await(ctx, "/readyz"))
+	t.Logf("ready after %v", time.Since(began).Round(time.Millisecond))
+	proxy.Delay(nil)
+	list, err := listAt(ctx, server.API(), maps.path, last)
+	check(t, err)
+	if l, err := list.List(); err != nil || len(l.Items) != 60 {
+		t.Errorf("list: %d objects, %v, want 60", len(l.Items), err)
 	}
 }
