@@ -20,7 +20,11 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
 )
 
 // cluster is what all storages of one etcd cluster and prefix share.
@@ -34,7 +38,7 @@ type cluster struct {
 	cache     *cacheMetrics
 	stop      context.CancelFunc // of what wg waits for
 	wg        sync.WaitGroup
-	budget    *budget // of the engine
+	blocks    *blockcache.Cache // of the engine
 	tokens    *tokens
 	watches   running
 	reloads   reloads
@@ -72,7 +76,7 @@ func keyPrefix(prefix string) string {
 }
 
 // newCluster connects to the etcd of the config and begins to compact and to mirror it.
-func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *budget) (*cluster, error) {
+func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	client, err := newClient(config.Transport)
 	if err != nil {
 		return nil, err
@@ -84,13 +88,13 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, budget *
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
 	}
-	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, budget)
+	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, blocks)
 }
 
 // startCluster mirrors what the feed delivers; without a source its storages read
 // from etcd. The cluster owns the client and the compactor, which may be nil.
-func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, budget *budget) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, budget: budget,
+func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = newTokens(client.KV, prefix, tokenOptions{
@@ -178,14 +182,14 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 // StoreConfig describes one storage: one resource in one served version.
 type StoreConfig struct {
 	Codec          runtime.Codec
-	GroupResource  groupResource
+	GroupResource  schema.GroupResource
 	ResourcePrefix string // begins with a slash
 	NewFunc        func() runtime.Object
 	NewListFunc    func() runtime.Object
 	GetAttrs       storage.AttrFunc
 	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
 	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
-	Transformer transformer
+	Transformer value.Transformer
 	Leases      etcd3.LeaseManagerConfig
 	Uncached    bool // serve from etcd, keep nothing in memory
 }
@@ -231,7 +235,9 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
 	c.cache.add(resource, cfg.GroupResource)
-	s := newStore(c, raw, resource, cfg, newView(cfg, transformer, keys, decoder, unsafeDelete, c.budget))
+	s := newStore(c, raw, resource, cfg, objects.Config{
+		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+	}, unsafeDelete)
 	unchecked := c.checker.add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.add(s.view)
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil

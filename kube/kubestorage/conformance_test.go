@@ -250,7 +250,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
 			swap := newSwappable(storagetesting.NewPrefixTransformer([]byte(suitePrefix), false))
 			f := setup(t, withTransformer(swap))
-			f.engine(t).view.retryFor = time.Second
+			f.engine(t).retryFor = time.Second
 			s.run(contextFor(t), t, f, prefixStore{f.engine(t), swap})
 		})
 	}

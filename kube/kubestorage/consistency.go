@@ -118,7 +118,7 @@ type checker struct {
 // checked is a resource that is served from memory, by one storage or more.
 type checked struct {
 	resource *mirror.Resource
-	group    groupResource
+	group    schema.GroupResource
 	last     atomic.Pointer[ConsistencyCheck]
 	failed   chan struct{} // one place: a check has found a difference
 
@@ -147,7 +147,7 @@ func (k *checker) close() {
 }
 
 // add has the resource checked until remove is called, once.
-func (k *checker) add(r *mirror.Resource, group groupResource) (remove func()) {
+func (k *checker) add(r *mirror.Resource, group schema.GroupResource) (remove func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	x := k.checked[r]

@@ -25,6 +25,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -450,14 +451,14 @@ func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 	catchUp()
 	etcd.DropIf(nil)
 	var once sync.Once
-	s.index(storage.FieldIndex("spec.nodeName"), func(a *attrs) string {
+	s.index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
 		once.Do(func() { // while the index is built
 			all, err := f.cluster.checker.demand(ctx, nil)
 			if err != nil || len(all) != 1 || !all[0].Mended {
 				t.Errorf("%+v, %v", all, err)
 			}
 		})
-		return a.fields.Get("spec.nodeName")
+		return a.Fields.Get("spec.nodeName")
 	})
 	w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, Predicate: onNode("a", true)})
 	if err != nil {

@@ -2,8 +2,10 @@ package kubestorage
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
+	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,26 +47,26 @@ func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 		w.etcd.Put(key, fmt.Sprintf(`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a","namespace":"ns","labels":{"n":"%02d"}}}`, i))
 		w.catchUp(t)
 		get()
-		switch used := w.view.budget.used.Load(); {
+		switch used := w.cluster.blocks.Stats().Used; {
 		case used == 0:
 			t.Fatal("nothing is kept")
 		case i == 0:
 			one = used
 		}
 		// The writer moves the clock before it takes what was kept of the entry before.
-		eventually(t, fmt.Sprintf("after %d updates what is kept is of one object", i), func() bool { return w.view.budget.used.Load() == one })
+		eventually(t, fmt.Sprintf("after %d updates what is kept is of one object", i), func() bool { return w.cluster.blocks.Stats().Used == one })
 	}
 	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.Clock()), Recursive: true, Predicate: storage.Everything})
 	w.etcd.Delete(key)
 	w.catchUp(t)
-	if used := w.view.budget.used.Load(); used != one {
+	if used := w.cluster.blocks.Stats().Used; used != one {
 		t.Errorf("after the deletion %d bytes are kept, want %d for its event", used, one)
 	}
 	b := take(t, stream)
 	if what, err := stream.Translate(b.Events[0]); err != nil || what != watch.Deleted {
 		t.Errorf("the event is %s, %v", what, err)
 	}
-	if u := w.view.now().recall(b.Events[0].Prev, b.Events[0].Rev); u == nil {
+	if prev := b.Events[0].Prev; !slices.ContainsFunc(w.view.Now().Slots(), func(slot *mirror.Slot) bool { return prev.Memo(slot) != nil }) {
 		t.Error("the event needs another conversion")
 	}
 }

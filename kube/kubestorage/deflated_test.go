@@ -16,6 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
@@ -41,7 +43,7 @@ func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
-	rep := s.NewRepresentation(podItem, nil)
+	rep := newRepresentation(s, podItem, nil)
 	defer rep.Close()
 	leaf := firstLeaf(t, s)
 
@@ -75,21 +77,21 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
-	rep := s.NewRepresentation(podItem, nil)
+	rep := newRepresentation(s, podItem, nil)
 	defer rep.Close()
 	leaf := firstLeaf(t, s)
-	var spans Spans
+	var spans encoded.Spans
 	if err := rep.AppendRun(t.Context(), &spans, leaf); err != nil || len(spans.All) == 0 {
 		t.Fatalf("%d spans, %v", len(spans.All), err)
 	}
 
-	before := rep.budget.used.Load()
+	before := s.cluster.blocks.Stats().Used
 	run, err := rep.Deflated(t.Context(), leaf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := rep.budget.used.Load() - before
-	if want := int64(len(run.Deflated) + blockOverhead); kept != want {
+	kept := s.cluster.blocks.Stats().Used - before
+	if want := int64(len(run.Deflated) + blockcache.Overhead); kept != want {
 		t.Errorf("%d bytes are counted for a compressed leaf, want %d", kept, want)
 	}
 
@@ -104,8 +106,7 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	}
 	f.catchUp(t)
 	eventually(t, "the compressed leaf goes, because the leaf was replaced", func() bool {
-		_, ok := rep.keptDeflated(leaf.Leaf, asItems)
-		return !ok
+		return !rep.KeepsDeflated(leaf)
 	})
 	again, err := rep.Deflated(t.Context(), firstLeaf(t, s))
 	if err != nil || again.CRC == run.CRC {
@@ -121,7 +122,7 @@ func TestReadersDoNotShareErrors(t *testing.T) {
 	failed := errors.New("this request has ended")
 	var calls atomic.Int64
 	entered, release := make(chan struct{}), make(chan struct{})
-	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+	rep := newRepresentation(s, func(dst []byte, obj runtime.Object) ([]byte, error) {
 		if calls.Add(1) == 1 {
 			close(entered)
 			<-release
@@ -188,7 +189,7 @@ func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 		f := setup(t)
 		s := f.engine(t)
 		fillPods(t, f, 300)
-		rep := s.NewRepresentation(podItem, nil)
+		rep := newRepresentation(s, podItem, nil)
 		defer rep.Close()
 		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything})
 		if err != nil {
@@ -200,13 +201,13 @@ func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 		}
 		var want []byte
 		var sizes []uint32
-		items := s.NewRepresentation(podItem, nil)
+		items := newRepresentation(s, podItem, nil)
 		defer items.Close()
 		if kept {
 			items = rep
 		}
 		for _, run := range runs {
-			var spans Spans
+			var spans encoded.Spans
 			if err := items.AppendRun(t.Context(), &spans, run); err != nil {
 				t.Fatal(err)
 			}
@@ -220,7 +221,7 @@ func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 				sizes = append(sizes, uint32(size))
 			}
 		}
-		before := rep.budget.used.Load()
+		before := s.cluster.blocks.Stats().Used
 		for range 2 {
 			frames, err := rep.DeflatedFrames(t.Context(), nil, runs, podFrame)
 			if err != nil || len(frames) != len(runs) {
@@ -235,15 +236,12 @@ func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 				t.Fatalf("items kept %v: the frames are %d bytes in %d events, want %d in %d", kept, len(got), len(gotSizes), len(want), len(sizes))
 			}
 			for _, run := range runs {
-				if _, ok := rep.keptDeflated(run.Leaf, asFrames); !ok {
-					t.Error("the frames of a leaf are not kept")
-				}
 				if rep.KeepsDeflated(run) {
 					t.Error("a list would be sent the frames of a watch")
 				}
 			}
 		}
-		if rep.budget.used.Load() <= before {
+		if s.cluster.blocks.Stats().Used <= before {
 			t.Error("frames are not counted")
 		}
 		if run, err := rep.Deflated(t.Context(), runs[0]); err != nil || bytes.Contains(inflate(t, run), []byte("ADDED")) {
@@ -266,7 +264,7 @@ func TestFrames_OfUndecodableObject_AreLeftOut(t *testing.T) {
 		runs = append(runs, run)
 	}
 	bad := runs[1].Items()[0].Key()
-	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+	rep := newRepresentation(s, func(dst []byte, obj runtime.Object) ([]byte, error) {
 		if strings.HasSuffix(bad, "/"+obj.(*example.Pod).Name) {
 			return nil, errors.New("cannot be encoded")
 		}
@@ -289,7 +287,7 @@ func TestFrames_OfUndecodableObject_AreLeftOut(t *testing.T) {
 func TestFrames_OfEvents_AreShared(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
-	rep := s.NewRepresentation(podItem, nil)
+	rep := newRepresentation(s, podItem, nil)
 	defer rep.Close()
 	f.create(t, newPod("a"))
 	f.catchUp(t)
@@ -307,7 +305,7 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 	if err != nil || len(events) != 2 {
 		t.Fatalf("%d events, %v", len(events), err)
 	}
-	seen := map[*Frame]bool{}
+	seen := map[*encoded.Frame]bool{}
 	for _, use := range []struct {
 		event int
 		t     watch.EventType

@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // engine returns an engine whose only cluster is the twin's.
@@ -298,7 +299,7 @@ func TestEventsOnlyByGate(t *testing.T) {
 func TestWatchesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
-		w.streams = newWatchMetrics(groupResource{Group: "metrics", Resource: t.Name()})
+		w.streams = newWatchMetrics(schema.GroupResource{Group: "metrics", Resource: t.Name()})
 		w.group = w.streams.resource
 		value := func(m metrics.CounterMetric) int {
 			t.Helper()
@@ -323,7 +324,7 @@ func TestWatchesAreCounted(t *testing.T) {
 			}
 		}
 		lag := func() int {
-			all := map[groupResource]int{}
+			all := map[schema.GroupResource]int{}
 			w.cluster.watches.addLag(all)
 			return all[w.group]
 		}

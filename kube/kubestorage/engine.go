@@ -30,8 +30,16 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
 )
+
+// DefaultRepresentationBytes bounds, unless Options say otherwise, the derived data of all resources of an engine.
+const DefaultRepresentationBytes = 384 << 20
+
+// newBlocks returns a block cache of so many bytes, a quarter of which may be decoded objects: they are several times as
+// large as their bytes, and the collector has to follow their pointers.
+func newBlocks(bytes int64) *blockcache.Cache { return blockcache.New(bytes, bytes/4) }
 
 // Options configures an Engine. The zero value serves every resource from memory.
 type Options struct {
@@ -82,7 +90,7 @@ type Options struct {
 // one compactor per etcd cluster. All methods may be called concurrently.
 type Engine struct {
 	opts   Options
-	budget *budget
+	blocks *blockcache.Cache
 
 	mu       sync.Mutex
 	closed   bool
@@ -99,7 +107,7 @@ func New(opts Options) *Engine {
 	if opts.RepresentationBytes == 0 {
 		opts.RepresentationBytes = DefaultRepresentationBytes
 	}
-	return &Engine{opts: opts, budget: newBudget(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{}}
+	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{}}
 }
 
 // Close stops every mirror and client and returns when all goroutines of the
@@ -222,7 +230,7 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 	if c := e.clusters[key]; c != nil {
 		return c, nil
 	}
-	c, err := newCluster(config, e.opts, e.budget)
+	c, err := newCluster(config, e.opts, e.blocks)
 	if err != nil {
 		return nil, err
 	}

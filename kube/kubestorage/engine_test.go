@@ -125,7 +125,7 @@ func TestCompactionByOthersIsFollowed(t *testing.T) {
 	client := startEtcd(t, nil)
 	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
-	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBudget(DefaultRepresentationBytes))
+	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBlocks(DefaultRepresentationBytes))
 	if err != nil {
 		t.Fatal(err)
 	}

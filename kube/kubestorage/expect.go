@@ -32,8 +32,8 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 		snap, err = s.resource.Latest()
 	}
 	x.Objects = snap
-	if sel := s.view.now().selector(q.opts.Predicate); sel.plain && sel.shard != nil {
-		if known := s.shards.known(sel.shard); known != nil {
+	if sel := s.view.Now().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
+		if known := s.shards.known(sel.Shard); known != nil {
 			x.Objects = known
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -28,18 +30,18 @@ type reloaded struct {
 
 var podsResource = schema.GroupResource{Resource: "pods"}
 
-func newReloaded(t transformer) reloaded {
+func newReloaded(t value.Transformer) reloaded {
 	return reloaded{encryptionconfig.NewDynamicTransformers(overrides(t), nil, func() {}, 0)}
 }
 
-func overrides(t transformer) map[schema.GroupResource]value.Transformer {
+func overrides(t value.Transformer) map[schema.GroupResource]value.Transformer {
 	return map[schema.GroupResource]value.Transformer{podsResource: t}
 }
 
 // load replaces the configuration.
-func (r reloaded) load(t transformer) { r.Set(overrides(t), func() {}, nil, 0) }
+func (r reloaded) load(t value.Transformer) { r.Set(overrides(t), func() {}, nil, 0) }
 
-func (r reloaded) pods() transformer { return r.TransformerForResource(podsResource) }
+func (r reloaded) pods() value.Transformer { return r.TransformerForResource(podsResource) }
 
 func TestKeysOfDynamicTransformers(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
@@ -79,7 +81,7 @@ func TestKeysOfDynamicTransformers(t *testing.T) {
 	}
 
 	static := encryptionconfig.StaticTransformers(overrides(encryption(t, "1"))).TransformerForResource(podsResource)
-	for _, constant := range []transformer{static, encryption(t, "1"), nil} {
+	for _, constant := range []value.Transformer{static, encryption(t, "1"), nil} {
 		if current, err := keysOf(constant, podsResource); current != nil || err != nil {
 			t.Errorf("%T has keys that change: %v", constant, err)
 		}
@@ -93,7 +95,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
-	s.view.retryFor = 0
+	s.retryFor = 0
 	from := f.create(t, newPod("first"))[0].ResourceVersion
 	pod := newPod("second")
 	pod.Spec.NodeName = "a"
@@ -116,7 +118,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	shard.Predicate = ofShard(shardOf(namespaceField, 0, 1))
 	exact := everything()
 	exact.ResourceVersion, exact.ResourceVersionMatch = from, metav1.ResourceVersionMatchExact
-	representation := func() *Representation { return s.Representation("pods", podItem, nil) }
+	representation := func() *encoded.Representation { return s.Representation("pods", podItem, nil) }
 	var open watch.Interface
 	reads := map[string]func() error{
 		"get": func() error { return s.Get(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}) },
@@ -135,12 +137,12 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 		},
 		"attributes": func() error {
 			e, _ := mustLatest(t, s).Get(etcdKey(pod))
-			_, err := s.view.now().attrs(ctx, e)
+			_, err := s.view.Now().Attributes(ctx, e)
 			return err
 		},
 		"run": func() (err error) {
 			for run := range mustLatest(t, s).Runs("", "") {
-				if err = representation().AppendRun(ctx, &Spans{}, run); err == nil {
+				if err = representation().AppendRun(ctx, &encoded.Spans{}, run); err == nil {
 					_, err = representation().Deflated(ctx, run)
 				}
 			}
@@ -166,7 +168,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 					_, err = representation().Deleted(ev)
 				}
 				if err == nil {
-					_, err = s.view.now().added(ev)
+					_, err = s.view.Now().Added(ev)
 				}
 				if err != nil {
 					return err
@@ -200,15 +202,15 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	})
 	readAll(true)
 	open = f.watchPods(t, afterRevision(s.currentRevision(t)))
-	old := s.view.now()
-	if s.cluster.budget.used.Load() == 0 {
+	old := s.view.Now()
+	if s.cluster.blocks.Stats().Used == 0 {
 		t.Fatal("nothing is cached")
 	}
 
 	r.load(encryption(t, "2"))
 	readAll(false)
 	// Memory of what the key has decrypted is released, without a reader that comes by.
-	if n := s.cluster.budget.used.Load(); n != 0 {
+	if n := s.cluster.blocks.Stats().Used; n != 0 {
 		t.Errorf("%d bytes of derived data are held after its key was removed", n)
 	}
 	eventually(t, "memos are dropped", func() bool { return memos(t, s, old) == 0 })
@@ -227,7 +229,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	delete(reads, "events") // there are more of them now
 	names = slices.DeleteFunc(names, func(name string) bool { return name == "events" })
 	readAll(true)
-	if n := s.cluster.budget.used.Load(); n == 0 {
+	if n := s.cluster.blocks.Stats().Used; n == 0 {
 		t.Error("nothing is cached after the key returned")
 	}
 }
@@ -269,13 +271,9 @@ func firstEvent(t testing.TB, w watch.Interface) error {
 }
 
 // memos counts what entries and events hold under the slots of the generation.
-func memos(t testing.TB, s *Store, g *generation) (n int) {
+func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	t.Helper()
-	slots := []*mirror.Slot{g.slot, g.objects, g.converted}
-	g.representations.Range(func(_, p any) bool {
-		slots = append(slots, p.(*Representation).slot, p.(*Representation).gone)
-		return true
-	})
+	slots := g.Slots()
 	cursor, err := s.resource.CursorAfter(0, "", "")
 	if err != nil {
 		_, floor, _ := s.resource.Oldest()
@@ -298,7 +296,7 @@ func memos(t testing.TB, s *Store, g *generation) (n int) {
 			}
 		}
 		for run := range mustLatest(t, s).Runs("", "") {
-			n += boolInt(leafRuns(run.Leaf).find(slot) != nil)
+			n += boolInt(encoded.IsCached(run.Leaf, slot))
 		}
 	}
 	return n
@@ -315,23 +313,23 @@ func TestReloadWithoutReaders(t *testing.T) {
 	if _, err := s.Representation("pods", podItem, nil).Item(contextFor(t), e); err != nil {
 		t.Fatal(err)
 	}
-	if s.cluster.budget.used.Load() == 0 {
+	if s.cluster.blocks.Stats().Used == 0 {
 		t.Fatal("nothing is cached")
 	}
 	r.load(encryption(t, "2"))
-	eventually(t, "blocks are released", func() bool { return s.cluster.budget.used.Load() == 0 })
+	eventually(t, "blocks are released", func() bool { return s.cluster.blocks.Stats().Used == 0 })
 }
 
 // pausing is a transformer that waits before it returns what it has decrypted.
 type pausing struct {
-	transformer
+	value.Transformer
 	on      atomic.Bool
 	entered chan struct{}
 	release chan struct{}
 }
 
 func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	out, stale, err := p.transformer.TransformFromStorage(ctx, data, dataCtx)
+	out, stale, err := p.Transformer.TransformFromStorage(ctx, data, dataCtx)
 	if p.on.CompareAndSwap(true, false) {
 		p.entered <- struct{}{}
 		<-p.release
@@ -342,14 +340,14 @@ func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx
 // TestDecryptionAcrossReload: a value that is being decrypted while its key is removed is not
 // found by later readers.
 func TestDecryptionAcrossReload(t *testing.T) {
-	slow := &pausing{transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
+	slow := &pausing{Transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
 	r := newReloaded(slow)
 	f := setup(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
 	f.create(t, newPod("one"))
 	f.catchUp(t)
 	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
-	set, ok := parseShardSet(shardOf(namespaceField, 0, 1))
+	set, ok := objects.ParseShardSet(shardOf(namespaceField, 0, 1))
 	if !ok {
 		t.Fatal("no shard set")
 	}
@@ -363,12 +361,12 @@ func TestDecryptionAcrossReload(t *testing.T) {
 		"run": func(ctx context.Context) (err error) {
 			p := s.Representation("pods", podItem, nil)
 			for run := range mustLatest(t, s).Runs("", "") {
-				err = p.AppendRun(ctx, &Spans{}, run)
+				err = p.AppendRun(ctx, &encoded.Spans{}, run)
 			}
 			return err
 		},
-		"object":     func(ctx context.Context) error { _, err := s.view.now().shared(ctx, e); return err },
-		"attributes": func(ctx context.Context) error { _, err := s.view.now().attrs(ctx, e); return err },
+		"object":     func(ctx context.Context) error { _, err := s.view.Now().Object(ctx, e); return err },
+		"attributes": func(ctx context.Context) error { _, err := s.view.Now().Attributes(ctx, e); return err },
 		"index":      func(ctx context.Context) error { _, err := s.indexOf(t).at(ctx, 0); return err },
 		"shard":      func(ctx context.Context) error { _, err := s.shard(set).at(ctx, 0); return err },
 	}
@@ -394,7 +392,7 @@ func TestDecryptionAcrossReload(t *testing.T) {
 		if err := read(ctx); err == nil || ctx.Err() != nil {
 			t.Errorf("%s is found with a removed key: %v", name, err)
 		}
-		if n := s.cluster.budget.used.Load(); n != 0 {
+		if n := s.cluster.blocks.Stats().Used; n != 0 {
 			t.Errorf("%s: %d bytes are cached of a removed key", name, n)
 		}
 	}
@@ -414,7 +412,7 @@ type generations struct {
 
 func (g *generations) Keys() any { return g.n.Load() }
 
-func (g *generations) load(t transformer) {
+func (g *generations) load(t value.Transformer) {
 	g.set(t)
 	g.n.Store(new(int))
 }
@@ -446,10 +444,10 @@ func BenchmarkGenerationNow(b *testing.B) {
 	}
 	for name, keys := range map[string]func() any{"constant": nil, "dynamic": current} {
 		b.Run(name, func(b *testing.B) {
-			v := newView(StoreConfig{}, nil, keys, nil, false, newBudget(1))
+			v := objects.New(objects.Config{Keys: keys, Blocks: newBlocks(1)}, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				v.now()
+				v.Now()
 			}
 		})
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -23,12 +25,13 @@ import (
 // so that a resource nobody selects by this value pays nothing; a reader decodes
 // only what no reader has decoded before. It is dropped when nobody has read it for indexIdle, and
 // within that time of when its resource is listed anew: its entries are those of its last read. Its
-// bytes count in the budget. Safe for concurrent use.
+// bytes are charged to the block cache. Safe for concurrent use.
 type index struct {
 	name     string
 	resource *mirror.Resource
-	view     *view
-	value    func(*attrs) string
+	view     *objects.View
+	blocks   *blockcache.Cache // its bytes are charged to it
+	value    func(*objects.Attributes) string
 
 	cur  atomic.Pointer[indexed]
 	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date
@@ -39,7 +42,7 @@ type index struct {
 
 // indexed is the index at one revision; immutable.
 type indexed struct {
-	gen    *generation // of the attributes from which it was made
+	gen    *objects.Generation // of the attributes from which it was made
 	rev    mirror.Revision
 	tree   btree.Tree[*indexItem]
 	cursor mirror.Cursor // after rev; only copies of it move
@@ -60,7 +63,7 @@ func (i *indexed) bytes() int64 {
 // serves reports whether the index, which may be nil, answers at rev or later: it
 // does not if the resource was relisted since, perhaps from another etcd, or if the keys
 // that decrypt values were replaced.
-func (i *indexed) serves(gen *generation, rev mirror.Revision) bool {
+func (i *indexed) serves(gen *objects.Generation, rev mirror.Revision) bool {
 	if i == nil || i.gen != gen || i.rev < rev {
 		return false
 	}
@@ -92,14 +95,14 @@ const readAtOnce = 256
 // resource the first time, and when the log does not reach back to the last time. It waits
 // for a reader that is bringing the index up to date.
 func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
-	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
+	if cur := x.cur.Load(); cur.serves(x.view.Now(), rev) {
 		return cur, nil
 	}
 	if err := x.turn.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	defer x.turn.Release(1)
-	cur, gen := x.cur.Load(), x.view.now()
+	cur, gen := x.cur.Load(), x.view.Now()
 	if cur.serves(gen, rev) {
 		return cur, nil
 	}
@@ -114,7 +117,7 @@ func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 		return nil, err
 	}
 	x.set(next)
-	if gen.ended.Load() { // end may have come too early
+	if gen.Ended() { // end may have come too early
 		x.drop()
 	}
 	return next, nil
@@ -122,14 +125,14 @@ func (x *index) at(ctx context.Context, rev mirror.Revision) (*indexed, error) {
 
 // set replaces what the index has, and counts its bytes.
 func (x *index) set(next *indexed) {
-	x.view.budget.charge(next.bytes() - x.cur.Swap(next).bytes())
+	x.blocks.Charge(next.bytes() - x.cur.Swap(next).bytes())
 }
 
 // drop lets the index be built anew by its next reader.
 func (x *index) drop() { x.set(nil) }
 
 // build makes the index from the present. The caller has the turn.
-func (x *index) build(ctx context.Context, gen *generation) (*indexed, error) {
+func (x *index) build(ctx context.Context, gen *objects.Generation) (*indexed, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
 		return nil, err
@@ -181,8 +184,8 @@ func (x *index) follow(ctx context.Context, cur *indexed) (*indexed, error) {
 	}
 }
 
-func (x *index) item(ctx context.Context, gen *generation, e *mirror.Entry) (*indexItem, error) {
-	a, err := gen.attrs(ctx, e)
+func (x *index) item(ctx context.Context, gen *objects.Generation, e *mirror.Entry) (*indexItem, error) {
+	a, err := gen.Attributes(ctx, e)
 	if err != nil {
 		return nil, err
 	}
@@ -215,14 +218,14 @@ func (s *Store) indexFor(pred storage.SelectionPredicate) (*index, string) {
 				continue
 			}
 			if value, ok := pred.Field.RequiresExactMatch(field); ok {
-				return s.index(storage.FieldIndex(field), func(a *attrs) string { return a.fields.Get(field) }), value
+				return s.index(storage.FieldIndex(field), func(a *objects.Attributes) string { return a.Fields.Get(field) }), value
 			}
 		}
 	}
 	if pred.Label != nil {
 		for _, label := range pred.IndexLabels {
 			if value, ok := pred.Label.RequiresExactMatch(label); ok && value != "" {
-				return s.index(storage.LabelIndex(label), func(a *attrs) string { return a.labels.Get(label) }), value
+				return s.index(storage.LabelIndex(label), func(a *objects.Attributes) string { return a.Labels.Get(label) }), value
 			}
 		}
 	}
@@ -231,12 +234,12 @@ func (s *Store) indexFor(pred storage.SelectionPredicate) (*index, string) {
 
 // index returns the store's index of the name, which it makes when it is first
 // asked for. Names are declared by the registry, so there are few.
-func (s *Store) index(name string, value func(*attrs) string) *index {
+func (s *Store) index(name string, value func(*objects.Attributes) string) *index {
 	s.indexMu.Lock()
 	defer s.indexMu.Unlock()
 	x := s.indexes[name]
 	if x == nil {
-		x = &index{name: name, resource: s.resource, view: s.view, value: value, turn: semaphore.NewWeighted(1)}
+		x = &index{name: name, resource: s.resource, view: s.view, blocks: s.cluster.blocks, value: value, turn: semaphore.NewWeighted(1)}
 		x.watched = mirror.NewPartition(s.ctx, s.resource, s.watches.start, func(ev *mirror.Event) (before, now string, known bool) {
 			return x.values(s.ctx, ev)
 		})
@@ -264,7 +267,7 @@ func (s *Store) dropIndexes() {
 	left := false
 	for _, x := range s.indexes {
 		cur, idle := x.cur.Load(), time.Since(x.used) >= indexIdle
-		if cur != nil && (s.ctx.Err() != nil || idle || !cur.serves(s.view.now(), 0)) {
+		if cur != nil && (s.ctx.Err() != nil || idle || !cur.serves(s.view.Now(), 0)) {
 			x.drop()
 		}
 		left = left || !idle // it may be being built

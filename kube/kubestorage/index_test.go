@@ -228,7 +228,7 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 					}
 				}
 				list()
-				counted := w.view.budget.used.Load()
+				counted := w.cluster.blocks.Stats().Used
 				if counted < 100*(itemOverhead+int64(len(testPrefix))) {
 					t.Errorf("an index of 100 entries counts %d bytes", counted)
 				}
@@ -247,7 +247,7 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 					}
 					w.catchUp(t)
 				} else {
-					w.etcd.Restore(1000, map[string]string{etcdKey(newPod("p")): encoded(t, newPod("p"))})
+					w.etcd.Restore(1000, map[string]string{etcdKey(newPod("p")): storedPod(t, newPod("p"))})
 					time.Sleep(5 * time.Second)
 					if err := w.resource.WaitReady(contextFor(t)); err != nil {
 						t.Fatal(err)
@@ -265,11 +265,11 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 				if held > 0 {
 					t.Errorf("%d entries that were replaced are held", held)
 				}
-				if left := w.view.budget.used.Load(); left >= counted {
+				if left := w.cluster.blocks.Stats().Used; left >= counted {
 					t.Errorf("%d bytes are counted, %d while there was an index", left, counted)
 				}
 				list() // builds it anew
-				if w.view.budget.used.Load() == 0 {
+				if w.cluster.blocks.Stats().Used == 0 {
 					t.Error("the index that was built anew is not counted")
 				}
 			})

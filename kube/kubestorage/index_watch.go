@@ -5,6 +5,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -13,7 +15,7 @@ import (
 // namespace. A watch of anything else reads every event of the resource.
 func (st *Stream) follow() {
 	if st.end != st.start+"\x00" {
-		if x, value := st.store.indexFor(st.selector.pred); x != nil {
+		if x, value := st.store.indexFor(st.selector.Predicate); x != nil {
 			st.cursor.FollowValue(x.watched, value)
 			return
 		}
@@ -28,25 +30,25 @@ func (st *Stream) follow() {
 // one value; false if one of them cannot be told because it cannot be decoded: each
 // watch then meets the event, and tries again on its own (Stream.Retry).
 func (x *index) values(ctx context.Context, ev *mirror.Event) (before, now string, known bool) {
-	ctx, cancel := context.WithTimeout(ctx, decodeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, objects.DecodeTimeout)
 	defer cancel()
-	gen := x.view.now()
-	err := Guard(func() error {
+	gen := x.view.Now()
+	err := guard.Call(func() error {
 		if e := ev.Entry; e != nil {
-			if _, learned := e.Memo(gen.slot).(*attrs); !learned {
+			if gen.KnownAttributes(e) == nil {
 				// Those who are going to be woken share the object.
-				if _, err := gen.added(ev); err != nil {
+				if _, err := gen.Added(ev); err != nil {
 					return err
 				}
 			}
-			a, err := gen.attrs(ctx, e)
+			a, err := gen.Attributes(ctx, e)
 			if err != nil {
 				return err
 			}
 			now = x.value(a)
 		}
 		if ev.Prev != nil {
-			a, err := gen.attrs(ctx, ev.Prev)
+			a, err := gen.Attributes(ctx, ev.Prev)
 			if err != nil {
 				return err
 			}

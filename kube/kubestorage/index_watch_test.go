@@ -195,7 +195,7 @@ func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
 	f, etcd := inMemory(t, withTransformer(swap))
 	ctx := contextFor(t)
-	write := func(tr transformer, pod *example.Pod) mirror.Revision {
+	write := func(tr value.Transformer, pod *example.Pod) mirror.Revision {
 		t.Helper()
 		data, err := kruntime.Encode(testCodec(), pod)
 		if err == nil {
@@ -232,7 +232,7 @@ func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
 // TestAStoreThatEndsLeavesNobodyFollowing: its watches end, and what follows the log on
 // behalf of them ends, even in the middle of an object that takes long to be decoded.
 func TestAStoreThatEndsLeavesNobodyFollowing(t *testing.T) {
-	slow := &slowTransformer{transformer: encryption(t, "1"), begun: make(chan struct{})}
+	slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
 	f, etcd := inMemory(t, withTransformer(slow))
 	ctx := contextFor(t)
 	rev := etcd.Revision()
@@ -254,7 +254,7 @@ func TestAStoreThatEndsLeavesNobodyFollowing(t *testing.T) {
 
 // slowTransformer does not return before its context ends, or 300 ms have passed.
 type slowTransformer struct {
-	transformer
+	value.Transformer
 	begun  chan struct{}
 	once   sync.Once
 	inside atomic.Int64

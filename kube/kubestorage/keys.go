@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -160,20 +161,20 @@ const reloadInterval = time.Second
 // value has none.
 type reloads struct {
 	mu     sync.Mutex // leaf
-	views  map[*view]struct{}
+	views  map[*objects.View]struct{}
 	cancel chan struct{} // nil: not running
 	wg     sync.WaitGroup
 }
 
 // add follows the keys of the view until the function that it returns is called.
-func (r *reloads) add(v *view) (remove func()) {
-	if v.keys == nil {
+func (r *reloads) add(v *objects.View) (remove func()) {
+	if !v.Rekeyed() {
 		return func() {}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.views == nil {
-		r.views = map[*view]struct{}{}
+		r.views = map[*objects.View]struct{}{}
 	}
 	r.views[v] = struct{}{}
 	if r.cancel == nil {
@@ -191,7 +192,7 @@ func (r *reloads) add(v *view) (remove func()) {
 func (r *reloads) run(cancel <-chan struct{}) {
 	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()
-	var views []*view
+	var views []*objects.View
 	for {
 		select {
 		case <-ticker.C:
@@ -204,7 +205,7 @@ func (r *reloads) run(cancel <-chan struct{}) {
 		}
 		r.mu.Unlock()
 		for _, v := range views {
-			v.now()
+			v.Now()
 		}
 		clear(views)
 		views = views[:0]

@@ -16,7 +16,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // GetList implements storage.Interface.
@@ -129,7 +131,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj
 		return fmt.Errorf("need a pointer to a slice of items, got %T: %w", itemsPtr, err)
 	}
 	room := r.estimate()
-	if !r.selector.all {
+	if !r.selector.All {
 		room = min(room, 2048)
 	}
 	if r.Limit > 0 {
@@ -156,10 +158,10 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj
 		}
 		var obj runtime.Object
 		if err == nil && ok {
-			obj, err = r.selector.gen.shared(ctx, e)
+			obj, err = r.selector.Generation.Object(ctx, e)
 		}
 		if err != nil {
-			if !s.view.unsafeDelete || !corrupt.add(e.Key(), err) {
+			if !s.unsafeDelete || !corrupt.add(e.Key(), err) {
 				return corrupt.orElse(s.group, err)
 			}
 			continue
@@ -209,7 +211,7 @@ func (c *corruptObjects) add(key string, err error) bool {
 	c.causes = append(c.causes, metav1.StatusCause{
 		Type:    metav1.CauseTypeUnexpectedServerResponse,
 		Field:   key,
-		Message: storage.NewCorruptObjError(key, cause(err)).Error(),
+		Message: storage.NewCorruptObjError(key, objects.Cause(err)).Error(),
 	})
 	if len(c.causes) < maxCorrupt {
 		return true
@@ -222,7 +224,7 @@ func (c *corruptObjects) add(key string, err error) bool {
 }
 
 // orElse returns the error for what was collected, err if nothing was.
-func (c *corruptObjects) orElse(resource groupResource, err error) error {
+func (c *corruptObjects) orElse(resource schema.GroupResource, err error) error {
 	if len(c.causes) == 0 {
 		return err
 	}

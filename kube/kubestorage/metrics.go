@@ -8,7 +8,9 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Metrics of the engines of this process, labelled with the etcd endpoints and
@@ -134,14 +136,14 @@ var (
 
 // watchMetrics are those of the watches of one resource. Each appears when it is first used.
 type watchMetrics struct {
-	resource                 groupResource
+	resource                 schema.GroupResource
 	initial, replayed, marks func() metrics.CounterMetric
 	terminated               func() metrics.CounterMetric
 	delivery                 func() metrics.ObserverMetric
 	dispatch                 dispatchMetrics
 }
 
-func newWatchMetrics(r groupResource) watchMetrics {
+func newWatchMetrics(r schema.GroupResource) watchMetrics {
 	cachermetrics.Register()
 	registerWatchMetrics()
 	counter := func(vec *metrics.CounterVec) func() metrics.CounterMetric {
@@ -213,8 +215,8 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	budgets := map[*budget]struct{}{}
-	lag := map[groupResource]int{}
+	caches := map[*blockcache.Cache]struct{}{}
+	lag := map[schema.GroupResource]int{}
 	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one
 	// that was added last reports, as with upstream's gauges, where the last writer does.
 	reported := map[[2]string]bool{}
@@ -224,17 +226,18 @@ func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 			cl.collect(ch)
 		}
 		cl.watches.addLag(lag)
-		budgets[cl.budget] = struct{}{}
+		caches[cl.blocks] = struct{}{}
 	}
 	for r, events := range lag {
 		ch <- metrics.NewLazyConstMetric(descWatchLag, metrics.GaugeValue, float64(events), r.Group, r.Resource)
 	}
 	var used, limit, evictions, refusals int64
-	for b := range budgets {
-		used += b.used.Load()
-		limit += b.limit
-		evictions += b.evictions.Load()
-		refusals += b.refusals.Load()
+	for c := range caches {
+		kept := c.Stats()
+		used += kept.Used
+		limit += kept.Limit
+		evictions += kept.Evictions
+		refusals += kept.Refusals
 	}
 	for _, m := range []struct {
 		desc  *metrics.Desc
@@ -332,7 +335,7 @@ type readMetrics struct {
 	fromMemory, fallback, refused, failed func() metrics.CounterMetric
 }
 
-func newReadMetrics(r groupResource) readMetrics {
+func newReadMetrics(r schema.GroupResource) readMetrics {
 	cachermetrics.Register()
 	reads := func(success, fallback string) func() metrics.CounterMetric {
 		return sync.OnceValue(func() metrics.CounterMetric {
@@ -366,7 +369,7 @@ func (m *readMetrics) consistentRead(success, fallback bool) {
 
 // addLag adds, by resource, how many events of the log the watch that is furthest behind has
 // still to read.
-func (r *running) addLag(lag map[groupResource]int) {
+func (r *running) addLag(lag map[schema.GroupResource]int) {
 	behind := map[*Store]mirror.Revision{}
 	r.each(func(w ender) {
 		st, ok := w.(*Stream)

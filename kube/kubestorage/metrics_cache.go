@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Upstream's metrics of the watch cache, which the scale tests and dashboards of Kubernetes read.
@@ -74,7 +75,7 @@ type cacheMetrics struct {
 // resourceMetrics feed upstream's metrics of one resource. Each appears when it is first used, as
 // upstream's do.
 type resourceMetrics struct {
-	group groupResource
+	group schema.GroupResource
 	seen  mirror.ResourceStats // what the metrics have of the mirror's counters
 }
 
@@ -85,7 +86,7 @@ func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
 
 // add begins to report a resource, until the mirror forgets it. A resource that is reported under another
 // name keeps that: several storages may share it, also one after the other.
-func (c *cacheMetrics) add(r *mirror.Resource, g groupResource) {
+func (c *cacheMetrics) add(r *mirror.Resource, g schema.GroupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.resources[r] == nil {
@@ -175,7 +176,7 @@ type dispatchMetrics struct {
 	handOver func() metrics.ObserverMetric
 }
 
-func newDispatchMetrics(r groupResource) dispatchMetrics {
+func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
 	stage := func(name string) func() metrics.ObserverMetric {
 		return sync.OnceValue(func() metrics.ObserverMetric {
 			return dispatchDuration().WithLabelValues(r.Group, r.Resource, name)

@@ -6,6 +6,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/component-base/metrics"
@@ -60,9 +61,9 @@ var (
 )
 
 // listMetrics are those of the lists of one resource.
-type listMetrics struct{ group groupResource }
+type listMetrics struct{ group schema.GroupResource }
 
-func newListMetrics(r groupResource) listMetrics {
+func newListMetrics(r schema.GroupResource) listMetrics {
 	cachermetrics.Register()
 	registerListMetrics()
 	return listMetrics{r}

@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 )
@@ -40,12 +41,12 @@ func (k keys) scope(ctx context.Context, prefix string, opts storage.ListOptions
 
 // pages is what lists of a resource do with limits and continue tokens, whoever answers them.
 type pages struct {
-	group    groupResource
+	group    schema.GroupResource
 	tokens   *tokens
 	chunking bool // the gate APIListChunking
 }
 
-func (c *cluster) pages(resource groupResource) pages {
+func (c *cluster) pages(resource schema.GroupResource) pages {
 	return pages{group: resource, tokens: c.tokens, chunking: c.opts.enabled(APIListChunking)}
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/encoded"
 )
 
 // olderThanMemory returns the options of a list at the revision of the present, which memory
@@ -140,7 +141,7 @@ func TestListsOlderThanMemory(t *testing.T) {
 			})
 			t.Run("bytes", func(t *testing.T) {
 				// As the read path does: what is measured is what is written.
-				rep := s.NewRepresentation(nameEncoder, nil)
+				rep := newRepresentation(s, nameEncoder, nil)
 				r, err := s.Read(contextFor(t), "/pods", opts)
 				if err != nil {
 					t.Fatal(err)
@@ -151,7 +152,7 @@ func TestListsOlderThanMemory(t *testing.T) {
 				}
 				var passes [2]string
 				for i := range passes {
-					var spans Spans
+					var spans encoded.Spans
 					for run := range r.Runs() {
 						spans.Reset()
 						if err := rep.AppendOnce(contextFor(t), &spans, run); err != nil {
@@ -532,7 +533,7 @@ func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 			f := setup(t)
 			opts, _ := pastPods(t, f, 150, pad)
 			s, ctx := f.engine(t), contextFor(t)
-			rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+			rep := newRepresentation(s, func(dst []byte, obj runtime.Object) ([]byte, error) {
 				return fmt.Appendf(dst, "%s %s\n", obj.(*example.Pod).Name, obj.(*example.Pod).Annotations["pad"]), nil
 			}, nil)
 			var first int64
@@ -544,7 +545,7 @@ func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 				if _, err := rep.MeasureOnce(ctx, r.Runs()); err != nil {
 					t.Fatal(err)
 				}
-				var spans Spans
+				var spans encoded.Spans
 				var buf []byte
 				for run := range r.Runs() {
 					spans.Reset()
@@ -555,13 +556,13 @@ func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 						if _, err := rep.ItemIn(ctx, e, &buf); err != nil {
 							t.Fatal(err)
 						}
-						if _, err := s.view.now().shared(ctx, e); err != nil {
+						if _, err := s.view.Now().Object(ctx, e); err != nil {
 							t.Fatal(err)
 						}
 					}
 				}
 				r.Close()
-				used := f.cluster.budget.used.Load()
+				used := f.cluster.blocks.Stats().Used
 				if round == 0 {
 					first = used // of objects that memory has too
 				}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -63,7 +64,7 @@ type Reading struct {
 
 	store    *Store
 	request  listRequest
-	selector selector
+	selector objects.Selector
 	shard    *sharded // nil: there is no shard selector alone, or no tree of its shard
 	index    *indexed // nil: none helps
 	name     string   // of the index
@@ -177,10 +178,10 @@ func (r *Reading) Count() int {
 
 // ShardSelector returns the shard selector of the request as a list shows it, "" if there is none.
 func (r *Reading) ShardSelector() string {
-	if r.selector.shard == nil && !r.selector.object {
+	if r.selector.Shard == nil && !r.selector.NeedsObject {
 		return ""
 	}
-	return r.selector.pred.ShardSelector.String()
+	return r.selector.Predicate.ShardSelector.String()
 }
 
 // MoreAfter reports whether a page that has as many objects as were asked for, the last of which has
@@ -200,13 +201,13 @@ func (r *Reading) estimate() int {
 }
 
 // Selective reports whether Matches has to be asked at all.
-func (r *Reading) Selective() bool { return !r.selector.all && r.shard == nil }
+func (r *Reading) Selective() bool { return !r.selector.All && r.shard == nil }
 
 // Matches reports whether the request selects the entry's object. The object is
 // decoded if no reader has needed its labels and fields before; the error is that
 // of decoding it.
 func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
-	return r.selector.matches(ctx, e)
+	return r.selector.Matches(ctx, e)
 }
 
 // NextPage returns the continue token for what follows the key last, which is the
@@ -229,9 +230,9 @@ func (r *Reading) NextPage(ctx context.Context, last string, count int, more boo
 // store does; those are found by another walk over the candidates, which decodes them. Otherwise
 // it is err.
 func (r *Reading) Unreadable(ctx context.Context, err error) error {
-	gen := r.selector.gen
+	gen := r.selector.Generation
 	var status apierrors.APIStatus
-	if !gen.view.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
+	if !r.store.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
 		return err
 	}
 	var corrupt corruptObjects
@@ -243,7 +244,7 @@ func (r *Reading) Unreadable(ctx context.Context, err error) error {
 		ok, failed := r.Matches(ctx, e)
 		if failed == nil && ok {
 			found++
-			_, failed = gen.decode(ctx, e, e.ModRevision())
+			_, failed = gen.Decode(ctx, e, e.ModRevision())
 		}
 		if failed != nil && !corrupt.add(e.Key(), failed) {
 			break
@@ -336,7 +337,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	if !s.fromMemory(q.opts, q.exact) {
 		return nil, errGate
 	}
-	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.now().selector(*pred)}
+	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.Now().Selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
 	if r.suspect = q.exact > 0 && s.resource.Suspect() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
@@ -429,11 +430,11 @@ func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, 
 // a revision or later. For one of the past it is the index of the present, and the keys that
 // have changed since.
 func (s *Store) useIndex(ctx context.Context, r *Reading) {
-	if r.selector.plain && r.selector.shard != nil {
+	if r.selector.Plain && r.selector.Shard != nil {
 		s.useShard(ctx, r)
 		return
 	}
-	x, value := s.indexFor(r.selector.pred)
+	x, value := s.indexFor(r.selector.Predicate)
 	if x == nil {
 		return
 	}

@@ -12,6 +12,8 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -32,7 +34,7 @@ func fillPods(t testing.TB, f *fixture, n int) {
 }
 
 // readAll returns the bytes of everything that the options select, by key.
-func readAll(t testing.TB, s *Store, rep *Representation, opts storage.ListOptions) map[string][]byte {
+func readAll(t testing.TB, s *Store, rep *encoded.Representation, opts storage.ListOptions) map[string][]byte {
 	t.Helper()
 	ctx := contextFor(t)
 	r, err := s.Read(ctx, "/pods", opts)
@@ -66,7 +68,7 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 300)
-	rep := s.NewRepresentation(podItem, nil)
+	rep := newRepresentation(s, podItem, nil)
 	defer rep.Close()
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
 	selected := everything
@@ -133,21 +135,22 @@ func TestBudgetBoundsWhatIsKept(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, pods)
-	b := s.cluster.budget
-	readAll(t, s, s.NewRepresentation(podItem, nil), everything)
-	all := b.used.Load()
+	b := s.cluster.blocks
+	readAll(t, s, newRepresentation(s, podItem, nil), everything)
+	all := b.Stats().Used
 	if all == 0 {
 		t.Fatal("nothing is kept")
 	}
-	b.limit = all + all/2
-	rep := s.NewRepresentation(podItem, nil)
+	limit := all + all/2
+	b.SetLimit(limit)
+	rep := newRepresentation(s, podItem, nil)
 	for range 3 {
 		if got := readAll(t, s, rep, everything); len(got) != pods {
 			t.Fatalf("listed %d objects, want %d", len(got), pods)
 		}
 	}
-	if used := b.used.Load(); used > b.limit {
-		t.Fatalf("%d bytes are kept, want at most %d", used, b.limit)
+	if used := b.Stats().Used; used > limit {
+		t.Fatalf("%d bytes are kept, want at most %d", used, limit)
 	}
 	for e := range mustLatest(t, s).All("", "") {
 		key := "/" + e.Key()[len(testPrefix):]
@@ -156,84 +159,15 @@ func TestBudgetBoundsWhatIsKept(t *testing.T) {
 		}
 	}
 	f.catchUp(t)
-	eventually(t, "nothing is kept of what is gone", func() bool { return b.used.Load() == 0 })
+	eventually(t, "nothing is kept of what is gone", func() bool { return b.Stats().Used == 0 })
 }
 
-// TestIdleBytesMakeRoom: what nobody has read for a while is replaced by what somebody
-// reads, and nothing that is being read is.
-func TestIdleBytesMakeRoom(t *testing.T) {
-	b := newBudget(10 * (1000 + blockOverhead))
-	slot := &mirror.Slot{}
-	first := b.add(payload{data: make([]byte, 1000)}, 1000, slot)
-	for range 9 {
-		if b.add(payload{}, 1000, slot) == nil {
-			t.Fatal("no room in an empty budget")
-		}
-	}
-	if b.add(payload{}, 1000, slot) != nil {
-		t.Error("what was read a moment ago made room")
-	}
-	if n := b.refusals.Load(); n != 1 {
-		t.Errorf("%d refusals, want 1", n)
-	}
-	b.start = b.start.Add(-2 * idleTime) // time passes
-	first.load(b.now())
-	for range 9 {
-		if b.add(payload{}, 1000, slot) == nil {
-			t.Fatal("what is idle made no room")
-		}
-	}
-	if b.add(payload{}, 1000, slot) != nil || first.payload.Load() == nil {
-		t.Error("what is read made room")
-	}
-	if used := b.used.Load(); used > b.limit {
-		t.Errorf("%d bytes are kept, want at most %d", used, b.limit)
-	}
-	first.read.Store(b.now() + 1) // while room is looked for
-	if b.add(payload{}, 1000, slot) != nil || first.payload.Load() == nil {
-		t.Error("what was read a moment later made room")
-	}
+// newRepresentation returns a representation of the objects of a store, or of a type that embeds one.
+func newRepresentation(s interface{ generation() *objects.Generation }, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
+	return encoded.New(s.generation(), encode, splice)
 }
 
-// TestIdleObjectsMakeRoomForOthers within their share, though there is room for more bytes.
-func TestIdleObjectsMakeRoomForOthers(t *testing.T) {
-	b := newBudget(objectShare * 10 * (1000 + blockOverhead))
-	slot := &mirror.Slot{}
-	first := b.add(payload{}, 1000, slot)
-	for range 10 {
-		if b.addObject(b, 1000, slot) == nil {
-			t.Fatal("no room in an empty budget")
-		}
-	}
-	if b.addObject(b, 1000, slot) != nil {
-		t.Error("an object that was read a moment ago made room")
-	}
-	b.start = b.start.Add(-2 * idleTime) // time passes
-	for range 10 {
-		if b.addObject(b, 1000, slot) == nil {
-			t.Fatal("objects that are idle made no room")
-		}
-	}
-	if b.addObject(b, 1000, slot) != nil || first.payload.Load() == nil {
-		t.Error("something else made room for objects")
-	}
-	if n := b.objects.Load(); n > b.limit/objectShare {
-		t.Errorf("%d bytes of objects are kept, want at most %d", n, b.limit/objectShare)
-	}
-}
-
-// TestManySmallBlocksMakeRoomForALargeOne.
-func TestManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
-	const large = 1 << 20
-	b := newBudget(large + blockOverhead)
-	slot := &mirror.Slot{}
-	for b.add(payload{}, 1000, slot) != nil {
-	}
-	b.start = b.start.Add(-2 * idleTime) // time passes
-	if b.add(payload{}, large, slot) == nil {
-		t.Error("no room was made for a large block")
-	}
-}
+func (s *Store) generation() *objects.Generation { return s.view.Now() }
 
 // podItem is an ItemEncoder.
 func podItem(dst []byte, obj runtime.Object) ([]byte, error) {

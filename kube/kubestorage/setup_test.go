@@ -90,7 +90,7 @@ type options struct {
 	prefix      string                                  // of all keys, testPrefix unless set
 }
 
-func withTransformer(t transformer) func(*options) {
+func withTransformer(t value.Transformer) func(*options) {
 	return func(o *options) { o.store.Transformer = t }
 }
 
@@ -167,7 +167,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			source.source = o.source(source.source)
 		}
 	}
-	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, o.prefix, o.engine, newBudget(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
+	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -568,16 +568,18 @@ func expectUnreadable() storage.DeleteOptions {
 }
 
 // swappable is a transformer that a test replaces while the storage runs.
-type swappable struct{ current atomic.Pointer[transformer] }
+type swappable struct {
+	current atomic.Pointer[value.Transformer]
+}
 
-func newSwappable(t transformer) *swappable {
+func newSwappable(t value.Transformer) *swappable {
 	s := &swappable{}
 	s.set(t)
 	return s
 }
 
-func (s *swappable) get() transformer  { return *s.current.Load() }
-func (s *swappable) set(t transformer) { s.current.Store(&t) }
+func (s *swappable) get() value.Transformer  { return *s.current.Load() }
+func (s *swappable) set(t value.Transformer) { s.current.Store(&t) }
 
 func (s *swappable) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
 	return s.get().TransformFromStorage(ctx, data, dataCtx)

@@ -2,151 +2,20 @@ package kubestorage
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
-	"k8s.io/apimachinery/pkg/sharding"
 
 	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
-
-// shardKey is the field of an object by whose hash it belongs to a shard (KEP-5866).
-type shardKey uint8
-
-const (
-	shardByUID shardKey = iota
-	shardByNamespace
-
-	shardKeys // how many there are
-)
-
-// hashRange is a range of hashes, both ends included.
-type hashRange struct{ first, last uint64 }
-
-// shardSet is what a shard selector selects: the objects with a hash in one of its ranges.
-type shardSet struct {
-	key    shardKey
-	ranges []hashRange // ascending, disjoint
-	// name is the same for selectors that select the same: the ranges, 16 bytes each.
-	name string
-}
-
-// parseShardSet returns the set of a selector, or reports that the selector is not of the form that
-// requests have: it then has to look at objects.
-func parseShardSet(sel sharding.Selector) (*shardSet, bool) {
-	s := &shardSet{}
-	for i, req := range sel.Requirements() {
-		key := shardByUID
-		switch req.Key {
-		case "object.metadata.uid":
-		case "object.metadata.namespace":
-			key = shardByNamespace
-		default:
-			return nil, false
-		}
-		if i > 0 && key != s.key {
-			return nil, false
-		}
-		s.key = key
-		first, ok := parseHash(req.Start)
-		if !ok {
-			return nil, false
-		}
-		last := ^uint64(0)
-		if req.End != endOfHashes {
-			end, ok := parseHash(req.End)
-			if !ok {
-				return nil, false
-			}
-			if end <= first {
-				continue // an empty range
-			}
-			last = end - 1
-		}
-		s.ranges = append(s.ranges, hashRange{first, last})
-	}
-	slices.SortFunc(s.ranges, func(a, b hashRange) int {
-		if a.first < b.first {
-			return -1
-		}
-		return 1
-	})
-	merged := s.ranges[:0]
-	for _, r := range s.ranges {
-		if n := len(merged); n > 0 && (merged[n-1].last == ^uint64(0) || r.first <= merged[n-1].last+1) {
-			merged[n-1].last = max(merged[n-1].last, r.last)
-		} else {
-			merged = append(merged, r)
-		}
-	}
-	s.ranges = merged
-	var name []byte
-	for _, r := range s.ranges {
-		name = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(name, r.first), r.last)
-	}
-	s.name = string(name)
-	return s, true
-}
-
-// endOfHashes is the end of a range that has no upper bound: 2^64.
-const endOfHashes = "0x10000000000000000"
-
-// parseHash parses a hash as selectors write it: 0x and 16 digits in lower case.
-func parseHash(s string) (uint64, bool) {
-	if len(s) != len("0x")+16 {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(s[2:], 16, 64)
-	return n, err == nil && s == fmt.Sprintf("0x%016x", n)
-}
-
-// contains reports whether the set has objects with the hash.
-func (s *shardSet) contains(hash uint64) bool {
-	for _, r := range s.ranges {
-		if r.first <= hash && hash <= r.last {
-			return true
-		}
-	}
-	return false
-}
-
-// selects reports whether the set has an object with the attributes.
-func (s *shardSet) selects(a *attrs) bool { return s.contains(a.hashes[s.key]) }
-
-// hashValue is a hash as a value of a mirror.Partition.
-func hashValue(hash uint64) string {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], hash)
-	return string(b[:])
-}
-
-// coversHash reports whether the set with the name contains the hash.
-func coversHash(set, hash string) bool {
-	for ; set != ""; set = set[16:] {
-		if set[:8] <= hash && hash <= set[8:16] {
-			return true
-		}
-	}
-	return false
-}
-
-// hashField is the hash of a field's value: FNV-1a with 64 bits, as KEP-5866 has it.
-func hashField(value string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(value) {
-		h = (h ^ uint64(value[i])) * 1099511628211
-	}
-	return h
-}
 
 // Objects are entries in key order: those of a snapshot, or the part of them that a shard selector
 // selects. They are immutable.
@@ -166,9 +35,9 @@ type Objects interface {
 // lie, and their compressed form, as a leaf of the resource's own tree does. A read brings the tree up
 // to date from the log. Safe for concurrent use.
 type shard struct {
-	set      *shardSet
+	set      *objects.ShardSet
 	resource *mirror.Resource
-	view     *view
+	view     *objects.View
 
 	cur  atomic.Pointer[sharded]
 	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date, and to drop it
@@ -181,7 +50,7 @@ type shard struct {
 
 // sharded is a shard at one revision; immutable.
 type sharded struct {
-	gen    *generation // of the attributes from which it was made
+	gen    *objects.Generation // of the attributes from which it was made
 	rev    mirror.Revision
 	tree   btree.Tree[*mirror.Entry]
 	cursor mirror.Cursor // after rev; only copies of it move
@@ -214,7 +83,7 @@ func (s *sharded) Measure(start, end string, of any, measure func(mirror.Run) (i
 
 // serves reports whether the shard, which may be nil, answers at rev or later: not if the
 // resource was relisted since, or the keys that decrypt values were replaced.
-func (s *sharded) serves(gen *generation, rev mirror.Revision) bool {
+func (s *sharded) serves(gen *objects.Generation, rev mirror.Revision) bool {
 	if s == nil || s.gen != gen || s.rev < rev {
 		return false
 	}
@@ -228,14 +97,14 @@ func (s *sharded) serves(gen *generation, rev mirror.Revision) bool {
 // reach back to the last time, a look at every entry of the resource. It waits for a reader that is
 // bringing the shard up to date.
 func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
-	if cur := x.cur.Load(); cur.serves(x.view.now(), rev) {
+	if cur := x.cur.Load(); cur.serves(x.view.Now(), rev) {
 		return cur, nil
 	}
 	if err := x.turn.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	defer x.turn.Release(1)
-	cur, gen := x.cur.Load(), x.view.now()
+	cur, gen := x.cur.Load(), x.view.Now()
 	if cur.serves(gen, rev) {
 		return cur, nil
 	}
@@ -254,14 +123,14 @@ func (x *shard) at(ctx context.Context, rev mirror.Revision) (*sharded, error) {
 	}
 	x.cur.Store(next)
 	retire(replaced)
-	if gen.ended.Load() {
+	if gen.Ended() {
 		x.dropEndedInTurn() // dropEnded may have been here before
 	}
 	return next, nil
 }
 
 // build makes the shard from the present. The caller has the turn.
-func (x *shard) build(ctx context.Context, gen *generation) (*sharded, error) {
+func (x *shard) build(ctx context.Context, gen *objects.Generation) (*sharded, error) {
 	snap, err := x.resource.Latest()
 	if err != nil {
 		return nil, err
@@ -318,9 +187,9 @@ func (x *shard) follow(ctx context.Context, cur *sharded) (*sharded, []*mirror.L
 	}
 }
 
-func (x *shard) selects(ctx context.Context, gen *generation, e *mirror.Entry) (bool, error) {
-	a, err := gen.attrs(ctx, e)
-	return err == nil && x.set.selects(a), err
+func (x *shard) selects(ctx context.Context, gen *objects.Generation, e *mirror.Entry) (bool, error) {
+	a, err := gen.Attributes(ctx, e)
+	return err == nil && x.set.Selects(a), err
 }
 
 // rolledTo returns the shard at the revision of the snapshot, which may be of the past, made of
@@ -384,7 +253,7 @@ func (x *shard) wait() {
 
 func (x *shard) dropEndedInTurn() {
 	for _, p := range []*atomic.Pointer[sharded]{&x.cur, &x.past} {
-		if s := p.Load(); s != nil && s.gen.ended.Load() && p.CompareAndSwap(s, nil) {
+		if s := p.Load(); s != nil && s.gen.Ended() && p.CompareAndSwap(s, nil) {
 			retire(leavesOf(s.tree))
 		}
 	}
@@ -413,7 +282,7 @@ func retire(leaves []*mirror.Leaf) {
 // concurrent use.
 type shards struct {
 	mu    sync.Mutex // leaf
-	byKey [shardKeys]map[string]*shard
+	byKey [objects.ShardKeys]map[string]*shard
 	timer *time.Timer // drops idle shards; nil if there is no shard
 	ended bool
 }
@@ -429,20 +298,20 @@ const (
 )
 
 // shard returns the shard of the set, which it makes when it is first asked for.
-func (s *Store) shard(set *shardSet) *shard {
+func (s *Store) shard(set *objects.ShardSet) *shard {
 	t := &s.shards
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	x := t.byKey[set.key][set.name]
+	x := t.byKey[set.Key][set.Name]
 	if x == nil {
 		x = &shard{set: set, resource: s.resource, view: s.view, turn: semaphore.NewWeighted(1)}
 		if t.ended {
 			return x
 		}
-		if t.byKey[set.key] == nil {
-			t.byKey[set.key] = map[string]*shard{}
+		if t.byKey[set.Key] == nil {
+			t.byKey[set.Key] = map[string]*shard{}
 		}
-		t.byKey[set.key][set.name] = x
+		t.byKey[set.Key][set.Name] = x
 		if t.timer == nil {
 			t.timer = time.AfterFunc(shardIdle, t.dropIdle)
 		}
@@ -452,10 +321,10 @@ func (s *Store) shard(set *shardSet) *shard {
 }
 
 // known returns the shard of the set as it was read last, nil if it is not kept.
-func (t *shards) known(set *shardSet) *sharded {
+func (t *shards) known(set *objects.ShardSet) *sharded {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if x := t.byKey[set.key][set.name]; x != nil {
+	if x := t.byKey[set.Key][set.Name]; x != nil {
 		return x.cur.Load()
 	}
 	return nil
@@ -485,7 +354,7 @@ func (t *shards) trim(x *shard, n int) {
 			if cur := s.cur.Load(); cur != nil {
 				total -= cur.tree.Len() + 1
 			}
-			delete(t.byKey[s.set.key], s.set.name)
+			delete(t.byKey[s.set.Key], s.set.Name)
 			dropped = append(dropped, s)
 		}
 	}
@@ -550,7 +419,7 @@ func (t *shards) end() {
 		t.timer = nil
 	}
 	all := t.byKey
-	t.byKey = [shardKeys]map[string]*shard{}
+	t.byKey = [objects.ShardKeys]map[string]*shard{}
 	t.mu.Unlock()
 	for _, shards := range all {
 		for _, s := range shards {
@@ -562,9 +431,9 @@ func (t *shards) end() {
 // useShard narrows a reading of memory to the entries of its shard. As with an index, that of the
 // present may be a little newer than the snapshot, which then follows it.
 func (s *Store) useShard(ctx context.Context, r *Reading) {
-	x := s.shard(r.selector.shard)
+	x := s.shard(r.selector.Shard)
 	if r.request.exact > 0 {
-		if past := x.past.Load(); past != nil && past.rev == r.Rev && past.serves(s.view.now(), r.Rev) {
+		if past := x.past.Load(); past != nil && past.rev == r.Rev && past.serves(s.view.Now(), r.Rev) {
 			r.shard = past
 			return
 		}

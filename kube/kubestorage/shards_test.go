@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/objects"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,13 +27,15 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
-	"pgregory.net/rapid"
 )
 
 // shardGate turns the gate of shard selectors on.
 func shardGate(t testing.TB) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 }
+
+// endOfHashes is the end of a range without an upper bound.
+const endOfHashes = "0x10000000000000000"
 
 // shardOf returns the selector of the i-th of n shards of equal size.
 func shardOf(key string, i, n int) sharding.Selector {
@@ -54,75 +58,6 @@ func ofShard(sel sharding.Selector) storage.SelectionPredicate {
 	pred := storage.Everything
 	pred.ShardSelector = sel
 	return pred
-}
-
-// TestShardSet_Matches_IsUpstreams compares sets with upstream's selectors, for hashes at and around
-// the ends of ranges.
-func TestShardSet_Matches_IsUpstreams(t *testing.T) {
-	shardGate(t)
-	rapid.Check(t, func(t *rapid.T) {
-		hash := rapid.Custom(func(t *rapid.T) string {
-			if rapid.IntRange(0, 5).Draw(t, "edge") == 0 {
-				return rapid.SampledFrom([]string{"0x0000000000000000", "0xffffffffffffffff", endOfHashes}).Draw(t, "end")
-			}
-			return fmt.Sprintf("0x%016x", rapid.Uint64().Draw(t, "hash"))
-		})
-		key := rapid.SampledFrom([]string{uidField, namespaceField}).Draw(t, "key")
-		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{
-			UID:       types.UID(rapid.String().Draw(t, "uid")),
-			Namespace: rapid.SampledFrom([]string{"", "default", "kube-system", "a"}).Draw(t, "namespace"),
-		}}
-		own := "0x" + sharding.HashField(map[string]string{uidField: string(pod.UID), namespaceField: pod.Namespace}[key])
-		var reqs []sharding.ShardRangeRequirement
-		for range rapid.IntRange(1, 4).Draw(t, "ranges") {
-			ends := []string{hash.Draw(t, "start"), hash.Draw(t, "end")}
-			if rapid.Bool().Draw(t, "own") { // the object's hash is an end
-				ends[rapid.IntRange(0, 1).Draw(t, "which")] = own
-			}
-			reqs = append(reqs, sharding.ShardRangeRequirement{Key: key, Start: ends[0], End: ends[1]})
-		}
-		sel := sharding.NewSelector(reqs...)
-		want, err := sel.Matches(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		set, ok := parseShardSet(sel)
-		if !ok {
-			for _, r := range reqs {
-				if r.Start == endOfHashes {
-					return // no request has it
-				}
-			}
-			t.Fatalf("%s is not parsed", sel)
-		}
-		a := newAttrs(nil, nil, pod)
-		if got := set.selects(a); got != want {
-			t.Fatalf("%s selects %s: %v, want %v", sel, own, got, want)
-		}
-		if got := coversHash(set.name, hashValue(a.hashes[set.key])); got != want {
-			t.Fatalf("%s covers %s: %v, want %v", sel, own, got, want)
-		}
-		for i := 1; i < len(set.ranges); i++ {
-			if set.ranges[i].first <= set.ranges[i-1].last {
-				t.Fatalf("%s has ranges %v", sel, set.ranges)
-			}
-		}
-	})
-}
-
-// TestShardSet_OfOddSelectors_IsLeftToThem: what no request has is matched as upstream matches it.
-func TestShardSet_OfOddSelectors_IsLeftToThem(t *testing.T) {
-	for _, reqs := range [][]sharding.ShardRangeRequirement{
-		{{Key: "object.metadata.name", Start: "0x0000000000000000", End: endOfHashes}},
-		{{Key: uidField, Start: "0x0", End: endOfHashes}},
-		{{Key: uidField, Start: "0x00000000000000AA", End: endOfHashes}},
-		{{Key: uidField, Start: "0x0000000000000000", End: "0xff"}},
-		{{Key: uidField, Start: "0x0000000000000000", End: endOfHashes}, {Key: namespaceField, Start: "0x0000000000000000", End: endOfHashes}},
-	} {
-		if set, ok := parseShardSet(sharding.NewSelector(reqs...)); ok {
-			t.Errorf("%v is parsed as %v", reqs, set)
-		}
-	}
 }
 
 // podsIn returns the names of the pods that a list has, in its order, its token, and what the list
@@ -283,7 +218,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 	s := f.engine(t)
 	fillPods(t, f, 400)
 	f.catchUp(t)
-	rep := s.NewRepresentation(podItem, nil)
+	rep := newRepresentation(s, podItem, nil)
 	defer rep.Close()
 	read := func(i int) (objects int) {
 		r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(namespaceField, i, 4))})
@@ -294,7 +229,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 		if r.Selective() {
 			t.Fatal("the shard has no tree")
 		}
-		var spans Spans
+		var spans encoded.Spans
 		for run := range r.Runs() {
 			if !run.Selected {
 				t.Fatal("a leaf of a shard is taken for one of the resource's own")
@@ -333,7 +268,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 	readAll(t, s, rep, storage.ListOptions{Recursive: true, Predicate: storage.Everything})
 	if r := shardReading(t, s, 0); r != nil {
 		for run := range r.Runs() {
-			var spans Spans
+			var spans encoded.Spans
 			if err := rep.AppendRun(t.Context(), &spans, run); err != nil {
 				t.Fatal(err)
 			}
@@ -365,12 +300,12 @@ func TestShards_Kept_AreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Close()
-		set, _ := parseShardSet(sel)
+		set, _ := objects.ParseShardSet(sel)
 		if s.shards.known(set) == nil {
 			t.Fatalf("the shard that was just read is gone")
 		}
 		kept := 0
-		for _, x := range s.shards.byKey[shardByUID] {
+		for _, x := range s.shards.byKey[objects.ByUID] {
 			kept += x.cur.Load().tree.Len()
 		}
 		if kept > maxShardCopies*300+maxEmptyShards {
@@ -378,12 +313,12 @@ func TestShards_Kept_AreBounded(t *testing.T) {
 		}
 	}
 	s.shards.mu.Lock()
-	for _, x := range s.shards.byKey[shardByUID] {
+	for _, x := range s.shards.byKey[objects.ByUID] {
 		x.used = x.used.Add(-2 * shardIdle)
 	}
 	s.shards.mu.Unlock()
 	s.shards.dropIdle()
-	if n := len(s.shards.byKey[shardByUID]); n != 0 || s.shards.timer != nil {
+	if n := len(s.shards.byKey[objects.ByUID]); n != 0 || s.shards.timer != nil {
 		t.Errorf("%d idle shards are kept", n)
 	}
 }
@@ -491,7 +426,7 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 				shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
 				return err == nil && shards == 0
 			})
-			w := s.shardWatchesOf(map[string]shardKey{uidField: shardByUID, namespaceField: shardByNamespace}[key])
+			w := s.shardWatchesOf(map[string]objects.ShardKey{uidField: objects.ByUID, namespaceField: objects.ByNamespace}[key])
 			eventually(t, "no watch follows a shard", func() bool {
 				w.mu.Lock()
 				defer w.mu.Unlock()

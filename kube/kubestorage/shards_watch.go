@@ -7,6 +7,8 @@ import (
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -14,7 +16,7 @@ import (
 // sorted once for all of them, by its hash. Safe for concurrent use.
 type shardWatches struct {
 	store  *Store
-	key    shardKey
+	key    objects.ShardKey
 	sorted *mirror.Partition
 
 	mu    sync.Mutex // leaf
@@ -22,14 +24,14 @@ type shardWatches struct {
 	all   int
 }
 
-func newShardWatches(s *Store, key shardKey) *shardWatches {
+func newShardWatches(s *Store, key objects.ShardKey) *shardWatches {
 	w := &shardWatches{store: s, key: key, bySet: map[string]int{}}
-	w.sorted = mirror.NewSetPartition(s.ctx, s.resource, s.watches.start, w.values, coversHash)
+	w.sorted = mirror.NewSetPartition(s.ctx, s.resource, s.watches.start, w.values, objects.CoversHash)
 	return w
 }
 
 // shardWatchesOf returns the store's watches by the key.
-func (s *Store) shardWatchesOf(key shardKey) *shardWatches {
+func (s *Store) shardWatchesOf(key objects.ShardKey) *shardWatches {
 	s.indexMu.Lock()
 	defer s.indexMu.Unlock()
 	if s.shardWatches[key] == nil {
@@ -39,20 +41,20 @@ func (s *Store) shardWatchesOf(key shardKey) *shardWatches {
 }
 
 // join has the cursor follow the events of a set.
-func (w *shardWatches) join(c *mirror.Cursor, set *shardSet) {
+func (w *shardWatches) join(c *mirror.Cursor, set *objects.ShardSet) {
 	w.mu.Lock()
-	w.bySet[set.name]++
+	w.bySet[set.Name]++
 	w.all++
 	w.mu.Unlock()
-	c.FollowValue(w.sorted, set.name)
+	c.FollowValue(w.sorted, set.Name)
 }
 
 // leave is the end of join.
-func (w *shardWatches) leave(set *shardSet) {
+func (w *shardWatches) leave(set *objects.ShardSet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.bySet[set.name]--; w.bySet[set.name] == 0 {
-		delete(w.bySet, set.name)
+	if w.bySet[set.Name]--; w.bySet[set.Name] == 0 {
+		delete(w.bySet, set.Name)
 	}
 	w.all--
 }
@@ -60,29 +62,29 @@ func (w *shardWatches) leave(set *shardSet) {
 // values returns the hashes of an object before and after an event; false if one of them cannot be
 // told because the object cannot be decoded: each watch then meets the event, and retries on its own.
 func (w *shardWatches) values(ev *mirror.Event) (before, now string, known bool) {
-	gen := w.store.view.now()
-	ctx, cancel := context.WithTimeout(w.store.ctx, decodeTimeout)
+	gen := w.store.view.Now()
+	ctx, cancel := context.WithTimeout(w.store.ctx, objects.DecodeTimeout)
 	defer cancel()
-	err := Guard(func() error {
+	err := guard.Call(func() error {
 		if e := ev.Entry; e != nil {
-			if _, learned := e.Memo(gen.slot).(*attrs); !learned {
+			if gen.KnownAttributes(e) == nil {
 				// The watches that are about to be woken share the object.
-				if _, err := gen.added(ev); err != nil {
+				if _, err := gen.Added(ev); err != nil {
 					return err
 				}
 			}
-			a, err := gen.attrs(ctx, e)
+			a, err := gen.Attributes(ctx, e)
 			if err != nil {
 				return err
 			}
-			now = hashValue(a.hashes[w.key])
+			now = objects.HashValue(a.Hash(w.key))
 		}
 		if ev.Prev != nil {
-			a, err := gen.attrs(ctx, ev.Prev)
+			a, err := gen.Attributes(ctx, ev.Prev)
 			if err != nil {
 				return err
 			}
-			before = hashValue(a.hashes[w.key])
+			before = objects.HashValue(a.Hash(w.key))
 		}
 		return nil
 	})
@@ -100,7 +102,7 @@ func (w *shardWatches) count(ev *mirror.Event, before, now string) {
 	filtered := 0
 	w.mu.Lock()
 	for set, watches := range w.bySet {
-		was, is := ev.Prev != nil && coversHash(set, before), ev.Entry != nil && coversHash(set, now)
+		was, is := ev.Prev != nil && objects.CoversHash(set, before), ev.Entry != nil && objects.CoversHash(set, now)
 		if was || is {
 			continue // it is woken, and counts the rest itself
 		}
@@ -117,11 +119,11 @@ func (w *shardWatches) count(ev *mirror.Event, before, now string) {
 
 // followShard has the stream's cursor follow its shard, if it is one of the whole resource.
 func (st *Stream) followShard() bool {
-	set := st.selector.shard
+	set := st.selector.Shard
 	if set == nil || st.start != st.store.resource.Prefix() {
 		return false
 	}
-	w := st.store.shardWatchesOf(set.key)
+	w := st.store.shardWatchesOf(set.Key)
 	w.join(st.cursor, set)
 	st.unfollow = func() { w.leave(set) }
 	return true
@@ -135,7 +137,7 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 		if e == nil {
 			continue
 		}
-		if a, known := e.Memo(st.selector.gen.slot).(*attrs); known && !st.selector.shard.selects(a) {
+		if a := st.selector.Generation.KnownAttributes(e); a != nil && !st.selector.Shard.Selects(a) {
 			n++
 		}
 	}

@@ -9,17 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/mirror"
 )
-
-// evictAll lets go of everything that is kept.
-func evictAll(b *budget) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, k := range b.ring {
-		k.release()
-	}
-}
 
 // TestSizesThatChangeAreNotAddedUpForEver: a webhook may convert an object otherwise than
 // the time before. What a list of it announces is what it sends, from the next list on.
@@ -28,7 +20,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	s := f.engine(t)
 	fillPods(t, f, 300)
 	var more atomic.Int32
-	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+	rep := newRepresentation(s, func(dst []byte, obj runtime.Object) ([]byte, error) {
 		dst, err := podItem(dst, obj)
 		return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
 	}, nil)
@@ -48,7 +40,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		var spans Spans
+		var spans encoded.Spans
 		for run := range r.Runs() {
 			spans.Reset()
 			if err := rep.AppendRun(contextFor(t), &spans, run); err != nil {
@@ -66,7 +58,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 		}
 	}
 	more.Store(7)
-	evictAll(s.cluster.budget)
+	s.cluster.blocks.Flush()
 	list() // notices it, too late
 	for range 2 {
 		if announced, sent := list(); announced != sent {
@@ -74,7 +66,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 		}
 	}
 	more.Store(9)
-	evictAll(s.cluster.budget)
+	s.cluster.blocks.Flush()
 	if announced, sent := list(); announced != sent {
 		t.Fatalf("after a second change %d bytes are announced, and %d sent", announced, sent)
 	}
@@ -86,8 +78,8 @@ func TestLargeLeavesAreMadeOneByOne(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 100)
-	padding := bytes.Repeat([]byte(" "), largeRun/20)
-	rep := s.NewRepresentation(func(dst []byte, obj runtime.Object) ([]byte, error) {
+	padding := bytes.Repeat([]byte(" "), (1<<20)/20)
+	rep := newRepresentation(s, func(dst []byte, obj runtime.Object) ([]byte, error) {
 		dst, err := podItem(dst, obj)
 		return append(dst, padding...), err
 	}, nil)
@@ -110,13 +102,21 @@ func TestLargeLeavesAreMadeOneByOne(t *testing.T) {
 			t.Errorf("%d objects are not large", len(run.Items()))
 		}
 	}
-	s.cluster.budget.limit = 0
-	evictAll(s.cluster.budget)
+	s.cluster.blocks.SetLimit(0)
+	s.cluster.blocks.Flush()
 	again, err := rep.Prepare(contextFor(t), func(yield func(mirror.Run) bool) {
 		for run := range r.Runs() {
-			n, err := rep.prepareLarge(contextFor(t), run, &Spans{})
-			if size, known := rep.Size(run); err != nil || !known || n != size {
-				t.Errorf("%d bytes, %v; the size is %d, %v", n, err, size, known)
+			var n int64
+			var buf []byte
+			for _, e := range run.Items() {
+				item, err := rep.ItemIn(contextFor(t), e, &buf)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n += int64(len(item))
+			}
+			if size, known := rep.Size(run); !known || n != size {
+				t.Errorf("%d bytes; the size is %d, %v", n, size, known)
 			}
 			if !yield(run) {
 				return

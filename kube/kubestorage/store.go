@@ -17,7 +17,11 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Store is a storage.Interface on one resource of a mirror. Writes go to etcd
@@ -26,14 +30,18 @@ type Store struct {
 	cluster *cluster
 	etcd    storage.Interface // upstream's store: writes, and what memory cannot answer
 
-	mirror      *mirror.Mirror
-	resource    *mirror.Resource
-	view        *view
+	mirror   *mirror.Mirror
+	resource *mirror.Resource
+	view     *objects.View
+	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead of the first.
+	unsafeDelete bool
+	// retryFor is how long a watch retries to decode an event.
+	retryFor    time.Duration
 	keys        keys
 	newFunc     func() runtime.Object
 	newListFunc func() runtime.Object
 	versioner   storage.Versioner
-	group       groupResource
+	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
 	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
 	present   present
@@ -47,7 +55,7 @@ type Store struct {
 	indexMu      sync.Mutex // leaf; guards indexes, indexTimer and shardWatches
 	indexes      map[string]*index
 	indexTimer   *time.Timer // drops indexes that are not read; nil if none is kept
-	shardWatches [shardKeys]*shardWatches
+	shardWatches [objects.ShardKeys]*shardWatches
 	shards       shards
 
 	unready outage
@@ -58,29 +66,30 @@ type Store struct {
 
 var _ storage.Interface = (*Store)(nil)
 
-func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, v *view) *Store {
+func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
 	s := &Store{
-		cluster:     c,
-		etcd:        etcd,
-		mirror:      c.mirror,
-		resource:    r,
-		view:        v,
-		keys:        keys{c.prefix, cfg.ResourcePrefix},
-		newFunc:     cfg.NewFunc,
-		newListFunc: cfg.NewListFunc,
-		versioner:   storage.APIObjectVersioner{},
-		group:       cfg.GroupResource,
-		present:     c.present,
-		pastLists:   c.opts.enabled(ListFromCacheSnapshot),
-		bookmarks:   c.opts.enabled(WatchBookmark),
-		pages:       c.pages(cfg.GroupResource),
-		metrics:     newReadMetrics(cfg.GroupResource),
-		lists:       newListMetrics(cfg.GroupResource),
-		streams:     newWatchMetrics(cfg.GroupResource),
+		cluster:      c,
+		etcd:         etcd,
+		mirror:       c.mirror,
+		resource:     r,
+		unsafeDelete: unsafeDelete,
+		retryFor:     undecodableFor,
+		keys:         keys{c.prefix, cfg.ResourcePrefix},
+		newFunc:      cfg.NewFunc,
+		newListFunc:  cfg.NewListFunc,
+		versioner:    storage.APIObjectVersioner{},
+		group:        cfg.GroupResource,
+		present:      c.present,
+		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
+		bookmarks:    c.opts.enabled(WatchBookmark),
+		pages:        c.pages(cfg.GroupResource),
+		metrics:      newReadMetrics(cfg.GroupResource),
+		lists:        newListMetrics(cfg.GroupResource),
+		streams:      newWatchMetrics(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, s.endStreams)
-	v.ended = s.generationEnded
+	s.view = objects.New(view, s.keysReplaced)
 	return s
 }
 
@@ -89,7 +98,7 @@ func (s *Store) stop() {
 	s.cancel()
 	s.watches.end()
 	s.shards.end()
-	s.view.close()
+	s.view.Close()
 	s.dropIndexes()
 	s.resource.Release()
 }
@@ -116,6 +125,12 @@ func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
 
 // ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.resourcePrefix }
+
+// Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice
+// when it is first asked for, and again when the keys that decrypt values change (Representation.Fresh).
+func (s *Store) Representation(name any, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
+	return encoded.Of(s.view.Now(), name, encode, splice)
+}
 
 // NewFunc returns an empty object of the kind that the store holds, as the registry
 // knows it: of the internal version for built-in resources.
@@ -166,7 +181,7 @@ func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
 	if !ok {
 		return nil
 	}
-	obj, err := s.view.now().decode(ctx, e, e.ModRevision())
+	obj, err := s.view.Now().Decode(ctx, e, e.ModRevision())
 	if err != nil {
 		klog.FromContext(ctx).V(4).Info("Object in memory cannot be decoded, reading etcd", "key", key, "err", err)
 		return nil
@@ -401,7 +416,7 @@ func (s *Store) getWithin(ctx context.Context, patience time.Duration, requests 
 	for range requests {
 		obj := out.DeepCopyObject()
 		go func() {
-			answers <- answer{obj, Guard(func() error { return s.etcd.Get(ctx, key, opts, obj) })}
+			answers <- answer{obj, guard.Call(func() error { return s.etcd.Get(ctx, key, opts, obj) })}
 		}()
 	}
 	for range requests {
@@ -434,7 +449,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case err != nil:
 		return err
 	}
-	if err := s.view.now().decodeInto(ctx, e, out); err != nil {
+	if err := s.view.Now().DecodeInto(ctx, e, out); err != nil {
 		// Upstream's store words the error, and may have better luck.
 		return s.getFromEtcd(ctx, key, opts, out)
 	}

@@ -211,7 +211,7 @@ func FuzzStored(f *testing.F) {
 			selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: value}), Field: fields.Everything()})
 		}
 		for _, pred := range selections[:min(4, len(selections))] {
-			pred.GetAttrs = store.view.getAttrs
+			pred.GetAttrs = storage.DefaultNamespaceScopedAttr
 			opts := storage.ListOptions{Predicate: pred}
 			if d := s.list(store, opts).differs(s.list(store.etcd, opts)); d != "" {
 				t.Fatalf("%q: LIST of %s %s: %s", stored, pred.Label, pred.Field, d)
@@ -280,30 +280,6 @@ func FuzzSelectors(f *testing.F) {
 		}
 		if d := walk(store).differs(walk(store.etcd)); d != "" {
 			t.Fatalf("%q %q, limit %d, indexed %v: %s", label, field, limit, indexed, d)
-		}
-	})
-}
-
-// FuzzSet keeps any map: it is read as it was.
-func FuzzSet(f *testing.F) {
-	f.Add("a", "b", "", "", "c", "")
-	f.Add("", "", "a", "a", "aa", strings.Repeat("v", 200))
-	f.Add(strings.Repeat("k", 128), "x", "k", strings.Repeat("v", 20_000), "\x00", "\xff")
-	f.Fuzz(func(t *testing.T, k1, v1, k2, v2, k3, v3 string) {
-		m := map[string]string{k1: v1, k2: v2, k3: v3}
-		for range 4 {
-			s := newSet(m)
-			for _, key := range []string{k1, k2, k3, "", "a", k1 + k2, v1, k1 + "\x00"} {
-				want, held := m[key]
-				got, ok := s.Lookup(key)
-				if got != want || ok != held || s.Has(key) != held || s.Get(key) != want {
-					t.Fatalf("%q of %q: %q, %v", key, m, got, ok)
-				}
-			}
-			for key := range m {
-				delete(m, key)
-				break
-			}
 		}
 	})
 }

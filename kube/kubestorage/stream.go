@@ -22,6 +22,7 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -77,7 +78,7 @@ var ErrStreamEnded = errors.New("watch ended")
 type Stream struct {
 	store      *Store
 	start, end string // the keys watched
-	selector   selector
+	selector   objects.Selector
 
 	ctx    context.Context // ends with the request, the storage, and Close
 	cancel context.CancelFunc
@@ -184,7 +185,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		store:    s,
 		start:    prefix,
 		end:      after(prefix),
-		selector: s.view.now().selector(opts.Predicate),
+		selector: s.view.Now().Selector(opts.Predicate),
 
 		withoutDrain: withoutDrain,
 	}
@@ -198,8 +199,8 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	case opts.Predicate.AllowWatchBookmarks:
 		st.bookmarkEvery = bookmarkInterval
 	}
-	if !st.selector.all {
-		s.view.selective.Store(true)
+	if !st.selector.All {
+		s.view.WantAttributes()
 	}
 	if err := st.begin(ctx, rev, opts); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
@@ -237,7 +238,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if st.bookmarkEvery > 0 {
 		st.satisfied = s.mirror.WantProgress()
 	}
-	if st.failed == nil && (st.selector.shard != nil || st.selector.object) {
+	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
 		st.sharded = s.streams.sharded()
 	}
 	st.scheduleBookmark()
@@ -465,7 +466,7 @@ func (st *Stream) Next() (Batch, error) {
 	if st.failed != nil {
 		return Batch{}, st.failed
 	}
-	st.selector.gen = st.store.view.now()
+	st.selector.Generation = st.store.view.Now()
 	leaving := st.leaving()
 	if st.listing || st.announce && st.endOfList {
 		// What was listed must be what goes on: etcd may have been restored meanwhile.
@@ -590,7 +591,7 @@ func (st *Stream) nextInitial() Batch {
 	}
 	n := 0
 	defer func() { st.store.streams.started(n, 0) }()
-	objects, selected := Objects(*snap), st.selector.all
+	objects, selected := Objects(*snap), st.selector.All
 	if shard := st.shard.Value(); shard != nil {
 		objects, selected = shard, true
 	}
@@ -699,8 +700,8 @@ func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
 // Selects reports whether the watch selects an initial entry. The error is that of
 // decoding it; without a selector nothing is decoded.
 func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
-	ok, err := st.selector.matches(st.ctx, e)
-	if st.selector.shard != nil && err == nil && !ok && !st.counted {
+	ok, err := st.selector.Matches(st.ctx, e)
+	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
 		st.countFiltered(e)
 	}
 	return ok, err
@@ -710,8 +711,8 @@ func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
 // after it, DELETED with the object before it and the event's revision, or "" if the
 // watch selects it neither before nor after. Errors are those of decoding; see Retry.
 func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
-	before, now, err := st.selector.matchesEvent(ev)
-	if st.selector.shard != nil && err == nil {
+	before, now, err := st.selector.MatchesEvent(ev)
+	if st.selector.Shard != nil && err == nil {
 		st.countFiltered(ev.Prev, ev.Entry)
 	}
 	switch {
@@ -733,11 +734,11 @@ func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
 // returns nil on success, ErrStreamEnded, or what the client is to be told: 410 at once if only
 // history lacks what is needed (lost).
 func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
-	corrupt := ev.Entry == nil && st.store.view.unsafeDelete
+	corrupt := ev.Entry == nil && st.store.unsafeDelete
 	if st.lost(ev) {
-		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, cause(err)))
+		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, objects.Cause(err)))
 	}
-	giveUp := time.Now().Add(st.store.view.retryFor)
+	giveUp := time.Now().Add(st.store.retryFor)
 	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
 		if corrupt || time.Now().Add(backoff).After(giveUp) {
 			if corrupt {
@@ -772,12 +773,12 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 	if err != nil {
 		return false
 	}
-	gen, lost := st.store.view.now(), false
+	gen, lost := st.store.view.Now(), false
 	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
 		if e == nil {
 			continue
 		}
-		if _, err := gen.attrs(st.ctx, e); err == nil {
+		if _, err := gen.Attributes(st.ctx, e); err == nil {
 			continue
 		}
 		if present, ok := snap.Get(e.Key()); ok && present == e {
@@ -789,7 +790,7 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 		return false
 	}
 	for e := range snap.All("", "") {
-		_, err := gen.decode(st.ctx, e, e.ModRevision())
+		_, err := gen.Decode(st.ctx, e, e.ModRevision())
 		return err == nil
 	}
 	return false
@@ -802,13 +803,13 @@ func corruptDeletion(err error) error {
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusInternalServerError,
 		Reason:  metav1.StatusReasonStoreReadError,
-		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", cause(err)),
+		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", objects.Cause(err)),
 	}}
 }
 
 // ErrorStatus returns the object of the ERROR event by which a watch reports err.
 func ErrorStatus(err error) *metav1.Status {
-	err = cause(err)
+	err = objects.Cause(err)
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		status = apierrors.NewInternalError(err)

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -74,9 +75,11 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*StoreConfig)) 
 	if err := r.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{prefix: testPrefix, mirror: m, budget: newBudget(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
+	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
-	s := newStore(c, nil, r, cfg, newView(cfg, identity.NewEncryptCheckTransformer(), nil, decoder, false, c.budget))
+	s := newStore(c, nil, r, cfg, objects.Config{
+		Resource: cfg.GroupResource, Transformer: identity.NewEncryptCheckTransformer(), Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+	}, false)
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}
 }
@@ -84,11 +87,11 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*StoreConfig)) 
 // put writes a pod of the namespace ns and returns its revision.
 func (w *twin) put(t testing.TB, pod *example.Pod) mirror.Revision {
 	t.Helper()
-	return w.etcd.Put(etcdKey(pod), encoded(t, pod))
+	return w.etcd.Put(etcdKey(pod), storedPod(t, pod))
 }
 
-// encoded returns what is stored of a pod.
-func encoded(t testing.TB, pod *example.Pod) string {
+// storedPod returns what is stored of a pod.
+func storedPod(t testing.TB, pod *example.Pod) string {
 	t.Helper()
 	data, err := runtime.Encode(testCodec(), pod)
 	if err != nil {
@@ -250,7 +253,7 @@ func TestABookmarkComesAfterItsEvents(t *testing.T) {
 					var ops []memory.Op
 					for i := range 1 + random.IntN(5) {
 						pod := withLabel(newPod(fmt.Sprint(i)), "r", fmt.Sprint(random.Uint32()))
-						ops = append(ops, memory.Op{Key: etcdKey(pod), Value: encoded(t, pod)})
+						ops = append(ops, memory.Op{Key: etcdKey(pod), Value: storedPod(t, pod)})
 					}
 					rev := w.etcd.Txn(ops...)
 					for range ops {
@@ -410,7 +413,7 @@ func TestAStreamTranslatesBySelector(t *testing.T) {
 // do not, and that select all.
 func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
-	rep := w.NewRepresentation(podItem, nil)
+	rep := newRepresentation(w, podItem, nil)
 	defer rep.Close()
 	var streams []*Stream
 	for _, app := range []string{"yes", "no", ""} {

@@ -49,7 +49,7 @@ func (s corruptibleStore) CorruptTransformer() func() {
 	return func() { s.swap.set(before) }
 }
 
-type corrupting struct{ transformer }
+type corrupting struct{ value.Transformer }
 
 func (corrupting) TransformFromStorage(context.Context, []byte, value.Context) ([]byte, bool, error) {
 	return nil, false, errors.New("bits flipped")

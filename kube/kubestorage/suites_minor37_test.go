@@ -45,13 +45,13 @@ func TestMinorSuites(t *testing.T) {
 	})
 	suite(t, "DeleteWithConflictAndMissingExpectedTransformOrDecodeError", func(t *testing.T) {
 		unsafeDeletion(t)
-		fail := &failing{transformer: identity.NewEncryptCheckTransformer()}
+		fail := &failing{Transformer: identity.NewEncryptCheckTransformer()}
 		f := setup(t, withTransformer(fail))
 		storagetesting.RunTestDeleteWithConflictAndMissingExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), fail.set)
 	})
 	suite(t, "DeleteExpectedTransformOrDecodeError/transform", func(t *testing.T) {
 		unsafeDeletion(t)
-		fail := &failing{transformer: identity.NewEncryptCheckTransformer()}
+		fail := &failing{Transformer: identity.NewEncryptCheckTransformer()}
 		f := setup(t, withTransformer(fail))
 		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), fail.set)
 	})
@@ -114,7 +114,7 @@ func (s overrideStore) UpdateTransformer(modify storagetesting.TransformerModifi
 
 // failing is a transformer, and failingCodec a codec, that fails on request.
 type failing struct {
-	transformer
+	value.Transformer
 	fails atomic.Bool
 }
 
@@ -124,7 +124,7 @@ func (f *failing) TransformFromStorage(ctx context.Context, data []byte, dataCtx
 	if f.fails.Load() {
 		return nil, false, errors.New("bits flipped")
 	}
-	return f.transformer.TransformFromStorage(ctx, data, dataCtx)
+	return f.Transformer.TransformFromStorage(ctx, data, dataCtx)
 }
 
 type failingCodec struct {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/continuetoken"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/value"
 )
 
 // tokenKeys is where the keys of continue tokens are stored, below the prefix of a cluster. No
@@ -24,11 +26,11 @@ const tokenKeys = "strata/continue-token-keys"
 
 // tokenOptions configures the continue tokens of a cluster.
 type tokenOptions struct {
-	seal        bool          // the gate SealedContinueTokens
-	refusePlain bool          // plain tokens from clients are refused
-	transformer transformer   // of secrets, for the keys in etcd; nil stores them as they are
-	rotation    time.Duration // how long a key seals; 0: for ever
-	keep        time.Duration // how long it still opens after that, see continuetoken.Options
+	seal        bool              // the gate SealedContinueTokens
+	refusePlain bool              // plain tokens from clients are refused
+	transformer value.Transformer // of secrets, for the keys in etcd; nil stores them as they are
+	rotation    time.Duration     // how long a key seals; 0: for ever
+	keep        time.Duration     // how long it still opens after that, see continuetoken.Options
 	logger      *slog.Logger
 }
 
@@ -60,7 +62,7 @@ func newTokens(kv clientv3.KV, keyPrefix string, opts tokenOptions) *tokens {
 func (t *tokens) close() { t.keeper.Close() }
 
 // scope is the list of the keys below a prefix in etcd, with or without the slash at its end.
-func (t *tokens) scope(resource groupResource, prefix string) continuetoken.Scope {
+func (t *tokens) scope(resource schema.GroupResource, prefix string) continuetoken.Scope {
 	return continuetoken.Scope{
 		Group:    resource.Group,
 		Resource: resource.Resource,
@@ -71,7 +73,7 @@ func (t *tokens) scope(resource groupResource, prefix string) continuetoken.Scop
 // open returns upstream's plain form of a token that a client has sent for a list of the keys
 // below prefix, which is a prefix in etcd as in Reading. What is wrong with a plain token, those who
 // decode it find. Errors: 400, 410, 429, ctx's.
-func (t *tokens) open(ctx context.Context, resource groupResource, prefix, token string) (plain string, err error) {
+func (t *tokens) open(ctx context.Context, resource schema.GroupResource, prefix, token string) (plain string, err error) {
 	switch {
 	case token == "":
 		return "", nil
@@ -91,7 +93,7 @@ func (t *tokens) open(ctx context.Context, resource groupResource, prefix, token
 
 // seal returns what a client is sent for upstream's plain form of a token for the list of the keys
 // below prefix: the same if sealing is off. "" stays "". Errors: 429, ctx's.
-func (t *tokens) seal(ctx context.Context, resource groupResource, prefix, plain string) (string, error) {
+func (t *tokens) seal(ctx context.Context, resource schema.GroupResource, prefix, plain string) (string, error) {
 	if plain == "" || !t.opts.seal {
 		return plain, nil
 	}

@@ -134,7 +134,7 @@ func TestTokensOfOtherLists(t *testing.T) {
 	const other = "not made for this list"
 	for what, test := range map[string]struct {
 		tokens   *tokens
-		resource groupResource
+		resource schema.GroupResource
 		prefix   string
 		token    string
 		words    string

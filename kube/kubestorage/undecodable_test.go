@@ -38,7 +38,7 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappa
 	undecryptable.Namespace, undecodable.Namespace = "bad", "bad"
 	swap = newSwappable(encryption(t, "1"))
 	put := func(client *kubernetes.Client) {
-		for pod, tr := range map[*example.Pod]transformer{good: swap, undecryptable: encryption(t, "2"), undecodable: swap} {
+		for pod, tr := range map[*example.Pod]value.Transformer{good: swap, undecryptable: encryption(t, "2"), undecodable: swap} {
 			data, err := runtime.Encode(testCodec(), pod)
 			if pod == undecodable {
 				data = []byte("not an object")
@@ -219,7 +219,7 @@ func TestAnUndecodableEventIsRetried(t *testing.T) {
 func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
-	f.engine(t).view.retryFor = 500 * time.Millisecond
+	f.engine(t).retryFor = 500 * time.Millisecond
 	pod := f.create(t, newPod("a"))[0]
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	if _, err := f.client.Put(contextFor(t), etcdKey(newPod("bad")), "no prefix"); err != nil {
@@ -238,7 +238,7 @@ func TestHistoryThatCannotBeDecrypted(t *testing.T) {
 	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
 	var first mirror.Revision
 	put := func(client *kubernetes.Client) {
-		write := func(tr transformer, name, label string) mirror.Revision {
+		write := func(tr value.Transformer, name, label string) mirror.Revision {
 			t.Helper()
 			pod := newPod(name)
 			pod.Labels = map[string]string{"value": label}
@@ -289,7 +289,7 @@ func TestHistoryThatCannotBeDecrypted(t *testing.T) {
 
 // failingFor is a transformer that cannot decrypt the value of one key.
 type failingFor struct {
-	transformer
+	value.Transformer
 	key string
 }
 
@@ -297,7 +297,7 @@ func (f failingFor) TransformFromStorage(ctx context.Context, data []byte, dataC
 	if string(dataCtx.AuthenticatedData()) == f.key {
 		return nil, false, errors.New("the KMS is down")
 	}
-	return f.transformer.TransformFromStorage(ctx, data, dataCtx)
+	return f.Transformer.TransformFromStorage(ctx, data, dataCtx)
 }
 
 // requireSameError fails if the engine and upstream's store do not tell a client the

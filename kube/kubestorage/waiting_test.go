@@ -30,7 +30,7 @@ func TestReadsWaitForHistory(t *testing.T) {
 	s.lists.shut()
 	defer s.lists.open()
 	feed.source = s
-	c, err := startCluster(f.client, nil, feed, testPrefix, opts, newBudget(DefaultRepresentationBytes))
+	c, err := startCluster(f.client, nil, feed, testPrefix, opts, newBlocks(DefaultRepresentationBytes))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -186,7 +187,7 @@ func (w *watcher) added(e *mirror.Entry, selected bool) error {
 			return err
 		}
 	}
-	obj, err := w.stream.selector.gen.decode(w.stream.ctx, e, e.ModRevision())
+	obj, err := w.stream.selector.Generation.Decode(w.stream.ctx, e, e.ModRevision())
 	if err != nil {
 		return err
 	}
@@ -199,11 +200,11 @@ func (w *watcher) translate(ev *mirror.Event) (e watch.Event, err error) {
 	switch {
 	case err != nil || e.Type == "":
 	case e.Type == watch.Deleted:
-		e.Object, err = w.stream.selector.gen.deleted(ev)
+		e.Object, err = w.stream.selector.Generation.Deleted(ev)
 	default:
-		e.Object, err = w.stream.selector.gen.added(ev)
+		e.Object, err = w.stream.selector.Generation.Added(ev)
 	}
-	if shared, ok := e.Object.(*sharedObject); ok && w.stream.store.decorated {
+	if shared, ok := e.Object.(*objects.Shared); ok && w.stream.store.decorated {
 		e.Object = shared.GetObject()
 	}
 	return e, err

@@ -156,7 +156,7 @@ func TestEncryptionAtRest(t *testing.T) {
 }
 
 // encryption returns AES-GCM with the keys of the names, of which the first encrypts.
-func encryption(t *testing.T, names ...string) transformer {
+func encryption(t *testing.T, names ...string) value.Transformer {
 	t.Helper()
 	var keys []value.PrefixTransformer
 	for _, name := range names {
@@ -210,7 +210,7 @@ func (f *fixture) stored(t testing.TB, pod *example.Pod) []byte {
 
 // putPod writes the pod to etcd behind the storage's back, transformed by the last
 // argument if there is one, and returns the revision.
-func (f *fixture) putPod(t testing.TB, pod *example.Pod, encrypt ...transformer) int64 {
+func (f *fixture) putPod(t testing.TB, pod *example.Pod, encrypt ...value.Transformer) int64 {
 	t.Helper()
 	pod = pod.DeepCopy()
 	pod.ResourceVersion = ""

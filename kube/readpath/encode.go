@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -50,7 +50,7 @@ type representationName struct {
 type encoding struct {
 	resource *Resource
 	format
-	rep     *kubestorage.Representation
+	rep     *encoded.Representation
 	encoder runtime.Encoder
 	// head is what the encoding of every single object begins with and its item does
 	// not: kind and version, in JSON, of what is a Go type and whole. Empty for others.
@@ -98,7 +98,7 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	if f.media == mediaJSON && f.target.Empty() && !r.Custom {
 		e.head = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,`, strconv.Quote(gvk.Kind), strconv.Quote(gvk.GroupVersion().String()))
 	}
-	var splice kubestorage.Splicer
+	var splice encoded.Splicer
 	if f.media == mediaProtobuf && f.target.Empty() {
 		splice = spliceItem
 	}

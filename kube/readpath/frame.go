@@ -66,7 +66,7 @@ func (f *framer) end(dst []byte) []byte {
 	return append(dst, endOfJSON...)
 }
 
-// frame is a kubestorage.Framer.
+// frame is a encoded.Framer.
 func (f *framer) frame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
 	dst, body, size := f.begin(dst, t, item)
 	return f.end(append(dst, body...)), size

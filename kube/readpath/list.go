@@ -27,6 +27,8 @@ import (
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/guard"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -420,7 +422,7 @@ type itemWriter struct {
 	last     string // the key of the last one, if something of it is not shown
 	trailing int
 	once     bool // what is made of the items is not kept: they are read from etcd
-	spans    kubestorage.Spans
+	spans    encoded.Spans
 	buf      []byte // for single items
 }
 
@@ -499,8 +501,8 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			}
 			produce := func() {
 				p := piece{run: run, bytes: bytes}
-				p.err = kubestorage.Guard(func() error {
-					p = w.ready(run, spansPool.Get().(*kubestorage.Spans))
+				p.err = guard.Call(func() error {
+					p = w.ready(run, spansPool.Get().(*encoded.Spans))
 					p.bytes = bytes
 					return p.err
 				})
@@ -542,7 +544,7 @@ func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
 var (
 	// readying bounds how many leaves are made ready at the same time, for all requests.
 	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
-	spansPool = sync.Pool{New: func() any { return new(kubestorage.Spans) }}
+	spansPool = sync.Pool{New: func() any { return new(encoded.Spans) }}
 )
 
 // piece is a run on its way to the body: compressed, as spans of items, or, if they are too
@@ -551,8 +553,8 @@ type piece struct {
 	run      mirror.Run
 	large    bool
 	deflated gzipjoin.Run
-	spans    *kubestorage.Spans // nil: it is compressed, or large
-	bytes    int64              // of readyBytes that it takes
+	spans    *encoded.Spans // nil: it is compressed, or large
+	bytes    int64          // of readyBytes that it takes
 	err      error
 }
 
@@ -597,7 +599,7 @@ func (w *itemWriter) compresses(run mirror.Run) bool {
 
 // ready makes a run ready to be written, in spans if it is not compressed. It may be
 // called concurrently.
-func (w *itemWriter) ready(run mirror.Run, spans *kubestorage.Spans) piece {
+func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
 	p := piece{run: run}
 	ctx, rep := w.read.req.Context(), w.read.enc.rep
 	if w.compresses(run) {

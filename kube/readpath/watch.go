@@ -25,6 +25,7 @@ import (
 	"k8s.io/component-base/tracing"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
@@ -128,10 +129,10 @@ type watchServer struct {
 	slow     atomic.Bool     // the client does not read its initial events
 	shutdown <-chan struct{} // nil if nobody will tell
 	out      watchWriter
-	spans    kubestorage.Spans
-	buf      []byte               // for single items
-	runs     []mirror.Run         // of a batch, that are sent as frames
-	frames   []kubestorage.Frames // of them
+	spans    encoded.Spans
+	buf      []byte           // for single items
+	runs     []mirror.Run     // of a batch, that are sent as frames
+	frames   []encoded.Frames // of them
 
 	// Spans of a client that waits for the initial events, until these are out; nil for others.
 	initial *tracing.Span
@@ -337,7 +338,7 @@ func (s *watchServer) entry(e *mirror.Entry, selected bool) error {
 type watchEvent struct {
 	t     watch.EventType // "": not at all
 	item  []byte
-	frame *kubestorage.Frame // instead of the item, if the watch is compressed
+	frame *encoded.Frame // instead of the item, if the watch is compressed
 }
 
 // event returns what an event is to the watch.

@@ -20,8 +20,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
-	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 const watchListQuery = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
@@ -237,9 +237,9 @@ func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
 		case 0:
 			err = w.item(watch.Added, item)
 		case 1:
-			err = w.event(watchEvent{t: watch.Added, frame: &kubestorage.Frame{Run: gzipjoin.Compress(nil, framed), Size: n}})
+			err = w.event(watchEvent{t: watch.Added, frame: &encoded.Frame{Run: gzipjoin.Compress(nil, framed), Size: n}})
 		default:
-			err = w.frames(kubestorage.Frames{Run: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
+			err = w.frames(encoded.Frames{Run: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
 			want.Write(framed)
 		}
 		if want.Write(framed); err != nil {

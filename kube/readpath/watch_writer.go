@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics"
 
+	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -115,7 +116,7 @@ func (w *watchWriter) event(e watchEvent) error {
 }
 
 // frames adds frames that are compressed.
-func (w *watchWriter) frames(f kubestorage.Frames) error {
+func (w *watchWriter) frames(f encoded.Frames) error {
 	if err := w.run(f.Run); err != nil {
 		return err
 	}

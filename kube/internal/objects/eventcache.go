@@ -1,4 +1,4 @@
-package kubestorage
+package objects
 
 import (
 	"sync"
@@ -7,10 +7,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// eventCache bounds what is kept on events for the next watcher (decoded objects,
-// items): that of the newest events, within eventCacheBytes of stored size (what is
-// kept may be a few times larger). A watcher that is further behind makes it again.
-type eventCache struct {
+// EventCache bounds the data that is cached on events for the next watcher (decoded objects, items): only the newest events
+// have it, within eventCacheBytes of stored size (the cached data may be a few times larger). A watcher that is further behind
+// derives it again. Methods may be called concurrently.
+type EventCache struct {
 	mu    sync.Mutex // leaf
 	ring  []cachedEvent
 	first int // the oldest
@@ -28,22 +28,24 @@ const (
 	allEventCachesBytes = 64 << 20
 )
 
-// eventCachesBytes is what all event caches hold now.
+// eventCachesBytes is the size of all event caches together.
 var eventCachesBytes atomic.Int64
 
-// cachedEvent is something that is kept on an event under a slot.
+// cachedEvent is an event with data cached under a memo slot.
 type cachedEvent struct {
 	slot  *mirror.Slot
 	ev    *mirror.Event
-	kept  any
+	data  any
 	bytes int64
 }
 
-func (c *eventCache) add(e cachedEvent) {
+// Add records that data of about so many bytes was cached on an event, and drops that of older events.
+func (c *EventCache) Add(slot *mirror.Slot, ev *mirror.Event, data any, bytes int64) {
+	e := cachedEvent{slot: slot, ev: ev, data: data, bytes: bytes}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended { // a watcher is still at it
-		e.ev.SwapMemo(e.slot, e.kept, nil)
+	if c.ended { // a watcher still uses it
+		e.ev.SwapMemo(e.slot, e.data, nil)
 		return
 	}
 	if c.ring == nil {
@@ -60,9 +62,9 @@ func (c *eventCache) add(e cachedEvent) {
 }
 
 // dropLocked drops the oldest event.
-func (c *eventCache) dropLocked() {
+func (c *EventCache) dropLocked() {
 	old := &c.ring[c.first]
-	old.ev.SwapMemo(old.slot, old.kept, nil)
+	old.ev.SwapMemo(old.slot, old.data, nil)
 	c.bytes -= old.bytes
 	eventCachesBytes.Add(-old.bytes)
 	*old = cachedEvent{}
@@ -70,8 +72,8 @@ func (c *eventCache) dropLocked() {
 	c.n--
 }
 
-// end drops all events, for good.
-func (c *eventCache) end() {
+// End drops the data of all events, and of those added later.
+func (c *EventCache) End() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true

@@ -1,4 +1,4 @@
-package kubestorage
+package encoded
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/guard"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
@@ -46,15 +48,6 @@ type deflatingKey struct {
 	form form
 }
 
-// deflating is a leaf that one reader compresses. The others that want it meanwhile
-// wait, and use what comes out of it, whether or not there was room to keep it: readers
-// of the same list would otherwise walk it in step and compress every leaf once each.
-type deflating struct {
-	done   chan struct{} // closed when it is over
-	frames Frames
-	made   bool // otherwise there was an error, or a panic
-}
-
 // Deflated returns the items of a whole leaf compressed. It is made once and
 // kept while the leaf is part of the newest version and there is room. Errors are
 // those of Item.
@@ -92,7 +85,7 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 				return
 			}
 			i := missing[n]
-			_ = Guard(func() (err error) {
+			_ = guard.Call(func() (err error) {
 				dst[i], err = p.deflated(ctx, runs[i-from], asFrames, frame)
 				return err
 			})
@@ -114,58 +107,28 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 	return dst, ctx.Err()
 }
 
+// deflated returns the compressed form of a leaf. Readers that want it meanwhile wait and use the result, even if there was no
+// room to cache it: readers of the same list would otherwise walk it in step and compress every leaf once each.
 func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
+	if frames, ok := p.keptDeflated(r.Leaf, f); ok {
+		return frames, nil
+	}
 	key := deflatingKey{r.Leaf, f}
-	for {
-		if frames, ok := p.keptDeflated(r.Leaf, f); ok {
+	frames, _, err := p.deflating.Do(ctx, key, func() (frames Frames, err error) {
+		if frames, ok := p.keptDeflated(r.Leaf, f); ok { // by a reader that has just finished
 			return frames, nil
 		}
-		p.mu.Lock()
-		d, found := p.deflating[key]
-		if !found {
-			d = &deflating{done: make(chan struct{})}
-			p.deflating[key] = d
+		if f == asFrames {
+			frames, err = p.deflateFrames(ctx, r, frame)
+		} else {
+			frames.Run, err = p.deflateItems(ctx, r)
 		}
-		p.mu.Unlock()
-		if !found {
-			return p.deflate(ctx, r, f, frame, d)
+		if err == nil {
+			p.keepDeflated(key, frames)
 		}
-		select {
-		case <-d.done:
-			if d.made {
-				return d.frames, nil
-			}
-			// The other's request may have ended, which says nothing about this one.
-		case <-ctx.Done():
-			return Frames{}, ctx.Err()
-		}
-	}
-}
-
-// deflate compresses a leaf for the readers that wait for d.
-func (p *Representation) deflate(ctx context.Context, r mirror.Run, f form, frame Framer, d *deflating) (Frames, error) {
-	key := deflatingKey{r.Leaf, f}
-	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.deflating, key)
-		close(d.done)
-	}()
-	if d.frames, d.made = p.keptDeflated(r.Leaf, f); d.made { // by somebody who has just finished
-		return d.frames, nil
-	}
-	var err error
-	if f == asFrames {
-		d.frames, err = p.deflateFrames(ctx, r, frame)
-	} else {
-		d.frames.Run, err = p.deflateItems(ctx, r)
-	}
-	if err != nil {
-		return Frames{}, err
-	}
-	d.made = true
-	p.keepDeflated(key, d.frames)
-	return d.frames, nil
+		return frames, err
+	})
+	return frames, err
 }
 
 // deflateItems compresses the items of a leaf. That they are needed once, to be compressed, is no
@@ -174,10 +137,10 @@ func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjo
 	var spans Spans
 	var ok bool
 	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
-		spans.All, ok = kept.load(nil, unread)
+		spans.All, ok = kept.load(nil, blockcache.Unread)
 	}
 	if !ok {
-		if err := p.build(ctx, &spans, r, p.budget.roomy()); err != nil {
+		if err := p.build(ctx, &spans, r, p.blocks.HalfEmpty()); err != nil {
 			return gzipjoin.Run{}, err
 		}
 	}
@@ -206,7 +169,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 	kept := leafRuns(l).find(p.slot) != nil
 	for _, e := range l.Items() {
 		it, _ := e.Memo(p.slot).(*item)
-		data := it.load(unread)
+		data := it.load(blockcache.Unread)
 		if kept = kept && data != nil; !kept {
 			break
 		}
@@ -214,7 +177,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 	}
 	if !kept {
 		framed, sizes = framed[:0], sizes[:0]
-		b, _, err := p.buildLeaf(ctx, r, p.budget.roomy())
+		b, _, err := p.buildLeaf(ctx, r, p.blocks.HalfEmpty())
 		if err != nil {
 			return Frames{}, err
 		}
@@ -227,8 +190,8 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 func (p *Representation) keptDeflated(l *mirror.Leaf, f form) (frames Frames, ok bool) {
 	if kept := leafRuns(l).find(p.slot); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
-			if payload := k.load(p.budget.now()); payload != nil {
-				return payload.object.(Frames), true
+			if payload := k.Load(p.blocks.Now()); payload != nil {
+				return payload.Object.(Frames), true
 			}
 		}
 	}
@@ -240,9 +203,9 @@ func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
 	if kept == nil {
 		return
 	}
-	if k := p.budget.add(payload{object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes)), p.slot); k != nil {
+	if k := p.blocks.Add(blockcache.Payload{Object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes)), p.slot); k != nil {
 		if old := kept.deflated[key.form].Swap(k); old != nil {
-			old.unref()
+			old.Unref()
 		}
 	}
 }

@@ -1,24 +1,31 @@
-package kubestorage
+package objects
 
 import (
 	"bytes"
 	"io"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
 // TestSharedObjectVariesCBOR: JSON is encoded once for all watches, CBOR for each, with keys in an
 // order that varies.
 func TestSharedObjectVariesCBOR(t *testing.T) {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(example.AddToScheme(scheme))
+	utilruntime.Must(examplev1.AddToScheme(scheme))
+	codecs := serializer.NewCodecFactory(scheme)
 	encode := func(s runtime.Serializer) (encoded [][]byte, times int) {
 		encoder := codecs.EncoderForVersion(runtime.UseNondeterministicEncoding(s), examplev1.SchemeGroupVersion)
-		pod := newPod("shared")
-		pod.Annotations = map[string]string{"hello": "world", "foo": "bar"}
-		obj := share(pod).(*sharedObject)
+		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: "shared", Annotations: map[string]string{"hello": "world", "foo": "bar"}}}
+		obj := share(pod).(*Shared)
 		for range 64 {
 			var buf bytes.Buffer
 			err := obj.CacheEncode(encoder.Identifier(), func(obj runtime.Object, w io.Writer) error {

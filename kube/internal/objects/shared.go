@@ -1,4 +1,4 @@
-package kubestorage
+package objects
 
 import (
 	"bytes"
@@ -11,9 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// sharedObject is an object that many watchers read and nobody writes. It is
-// encoded once per encoder for all of them.
-type sharedObject struct {
+// Shared is an object that many watchers read and none writes. It is encoded once per encoder for all of them.
+type Shared struct {
 	metav1.Object // the object's metadata, for reading
 	obj           runtime.Object
 
@@ -27,7 +26,7 @@ type encoding struct {
 	err  error
 }
 
-// share wraps obj, which must not be written from now on.
+// share wraps obj, which must not be written from then on.
 func share(obj runtime.Object) runtime.Object {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -38,7 +37,7 @@ func share(obj runtime.Object) runtime.Object {
 		}
 		m = acc.GetObjectMeta()
 	}
-	return &sharedObject{Object: m, obj: obj}
+	return &Shared{Object: m, obj: obj}
 }
 
 // cborEncoder stands in the identifiers of all encoders of CBOR (a group may be named so too, whose
@@ -48,7 +47,7 @@ const cborEncoder = "cbor"
 // CacheEncode implements runtime.CacheableObject. CBOR is encoded for each watch: upstream varies
 // the order of its keys, so that no client relies on one, and the identifier of an
 // encoder does not tell whether it does.
-func (s *sharedObject) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
+func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	if strings.Contains(string(id), cborEncoder) {
 		return encode(s.GetObject(), w)
 	}
@@ -79,12 +78,12 @@ func (s *sharedObject) CacheEncode(id runtime.Identifier, encode func(runtime.Ob
 }
 
 // GetObject implements runtime.CacheableObject: a copy that belongs to the caller.
-func (s *sharedObject) GetObject() runtime.Object { return s.obj.DeepCopyObject() }
+func (s *Shared) GetObject() runtime.Object { return s.obj.DeepCopyObject() }
 
 // GetObjectKind implements runtime.Object.
-func (s *sharedObject) GetObjectKind() schema.ObjectKind { return s.obj.GetObjectKind() }
+func (s *Shared) GetObjectKind() schema.ObjectKind { return s.obj.GetObjectKind() }
 
 // DeepCopyObject implements runtime.Object.
-func (s *sharedObject) DeepCopyObject() runtime.Object { return s.obj.DeepCopyObject() }
+func (s *Shared) DeepCopyObject() runtime.Object { return s.obj.DeepCopyObject() }
 
-var _ runtime.CacheableObject = (*sharedObject)(nil)
+var _ runtime.CacheableObject = (*Shared)(nil)

@@ -1,0 +1,112 @@
+package encoded
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/mirror"
+)
+
+// eventItem is kept on an event: an item that is made by whoever asks first; the
+// others wait for that. A failure is forgotten, so that a later caller tries again.
+type eventItem struct {
+	data atomic.Pointer[[]byte]
+	// frames are the event's frames compressed, of the type MODIFIED and of the other type that
+	// the item is sent as.
+	modified, other atomic.Pointer[Frame]
+	mu              sync.Mutex // held by who makes one of them
+}
+
+func (i *eventItem) get(made func(ctx context.Context) ([]byte, error)) ([]byte, error) {
+	if data := i.data.Load(); data != nil {
+		return *data, nil
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if data := i.data.Load(); data != nil {
+		return *data, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), objects.DecodeTimeout)
+	defer cancel()
+	data, err := made(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i.data.Store(&data)
+	return data, nil
+}
+
+// Current returns the item of the object after the event, made once for all
+// watchers and kept while the event is among the newest. The bytes are shared: do not
+// write to them. Errors are those of Item.
+func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
+	return p.eventItem(p.slot, ev, ev.Entry).get(func(ctx context.Context) ([]byte, error) {
+		obj, err := p.gen.AddedIfWanted(ev)
+		if err != nil {
+			return nil, err
+		}
+		if obj == nil {
+			return p.Item(ctx, ev.Entry)
+		}
+		data, err := p.encode(nil, obj)
+		return slices.Clip(data), err
+	})
+}
+
+// Deleted returns the item of the object before the event with the revision of the
+// event, as a DELETED carries it. Otherwise it is like Current.
+func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
+	return p.eventItem(p.gone, ev, ev.Prev).get(func(ctx context.Context) ([]byte, error) {
+		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
+		return slices.Clip(data), err
+	})
+}
+
+// DeflatedEvent returns the frame of an event as what it is to a watch, compressed, made once for
+// all watchers and kept as its item is. Errors are those of Item.
+func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
+	slot, e, item := p.slot, ev.Entry, p.Current
+	if t == watch.Deleted {
+		slot, e, item = p.gone, ev.Prev, p.Deleted
+	}
+	kept := p.eventItem(slot, ev, e)
+	made := &kept.other
+	if t == watch.Modified {
+		made = &kept.modified
+	}
+	if f := made.Load(); f != nil {
+		return f, nil
+	}
+	data, err := item(ev)
+	if err != nil {
+		return nil, err
+	}
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	if f := made.Load(); f != nil {
+		return f, nil
+	}
+	framed, size := frame(nil, t, data)
+	f := &Frame{Run: gzipjoin.Compress(nil, framed), Size: size}
+	made.Store(f)
+	return f, nil
+}
+
+func (p *Representation) eventItem(slot *mirror.Slot, ev *mirror.Event, e *mirror.Entry) *eventItem {
+	for {
+		if i, ok := ev.Memo(slot).(*eventItem); ok {
+			return i
+		}
+		i := &eventItem{}
+		if ev.SwapMemo(slot, nil, i) {
+			p.events.Add(slot, ev, i, e.Size()+256)
+			return i
+		}
+	}
+}

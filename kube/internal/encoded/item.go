@@ -1,0 +1,126 @@
+package encoded
+
+import (
+	"bytes"
+	"context"
+	"slices"
+
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+)
+
+// item is what is kept on an entry: a part of a block, while there is room for it, and
+// whether the item can be spliced when it is gone.
+type item struct {
+	block    *blockcache.Block // nil: there was no room
+	from, to uint32
+	splices  bool
+}
+
+// load returns the item's bytes, nil if they are gone.
+func (i *item) load(now uint32) []byte {
+	if i == nil || i.block == nil {
+		return nil
+	}
+	if k := i.block.Load(now); k != nil {
+		return k.Data[i.from:i.to]
+	}
+	return nil
+}
+
+// canSplice reports whether the item is known to splice.
+func (i *item) canSplice() bool { return i != nil && i.splices }
+
+// unref is called when the entry refers to the item no longer.
+func (i *item) unref() {
+	if i != nil && i.block != nil {
+		i.block.Unref()
+	}
+}
+
+// Retired implements mirror.Retirer: the entry was replaced.
+func (i *item) Retired() { i.unref() }
+
+// Item returns the entry's object as it stands in a list. The bytes are shared: do
+// not write to them. Cost is a few loads if they are kept, a copy if they can be
+// spliced, else decoding and encoding the object. Errors are those of decoding it, and of the
+// encoder.
+func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
+	var own []byte
+	return p.ItemIn(ctx, e, &own)
+}
+
+// ItemIn is Item for a caller who is done with it soon: an item that is spliced is put
+// into buf, which the caller uses again.
+func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
+	old, _ := e.Memo(p.slot).(*item)
+	if data := old.load(p.blocks.Now()); data != nil {
+		return data, nil
+	}
+	if old.canSplice() {
+		*buf = p.appendSpliced(slices.Grow((*buf)[:0], int(old.to-old.from)), e)
+		return *buf, nil
+	}
+	data, err := p.appendItem(ctx, nil, e, e.ModRevision())
+	if err != nil {
+		return nil, err
+	}
+	if p.splices(e, data) {
+		p.keep(e, old, &item{to: uint32(len(data)), splices: true})
+		return data, nil
+	}
+	data = slices.Clip(data)
+	if e.Foreign() {
+		return data, nil
+	}
+	if k := p.blocks.Add(blockcache.Payload{Data: data}, int64(cap(data)), p.slot); k != nil {
+		p.keep(e, old, &item{block: k, to: uint32(len(data))})
+		k.Unref()
+	}
+	return data, nil
+}
+
+// keep makes the entry refer to a part of a block, unless another reader has been faster.
+func (p *Representation) keep(e *mirror.Entry, old, it *item) {
+	if it.block != nil {
+		it.block.Ref()
+	}
+	var before any // nil if nothing was kept
+	if old != nil {
+		before = old
+	}
+	if e.SwapMemo(p.slot, before, it) {
+		old.unref()
+	} else {
+		it.unref()
+	}
+	p.gen.DropIfEnded(e)
+}
+
+// splices reports whether what is stored of the entry gives the item as it was encoded.
+// It does not if the object is stored in another version, by a release that knew
+// other fields or defaults, or encrypted.
+func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
+	if p.splice == nil {
+		return false
+	}
+	buf := scratch.Get().(*[]byte)
+	defer scratch.Put(buf)
+	data, ok := p.splice((*buf)[:0], e.Value(), e.ModRevision())
+	*buf = data[:0]
+	return ok && bytes.Equal(data, encoded)
+}
+
+// appendSpliced appends the item of an entry that is known to splice.
+func (p *Representation) appendSpliced(dst []byte, e *mirror.Entry) []byte {
+	dst, _ = p.splice(dst, e.Value(), e.ModRevision())
+	return dst
+}
+
+func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
+	obj, err := p.gen.Decode(ctx, e, rev)
+	if err != nil {
+		return dst, err
+	}
+	return p.encode(dst, obj)
+}

@@ -1,0 +1,199 @@
+package encoded
+
+import (
+	"sync/atomic"
+
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+)
+
+// run is what is kept on a leaf: where the items of all its entries lie.
+type run struct {
+	slot  *mirror.Slot
+	bytes int64 // of all items
+	// parts is where the items lie, and empty if there was no room for all of them.
+	parts []part
+	// deflated is the run compressed, by form, once a reader has asked for it.
+	deflated [forms]atomic.Pointer[blockcache.Block]
+}
+
+// part is a span of neighbouring items.
+type part struct {
+	block    *blockcache.Block
+	from, to uint32
+}
+
+// runs are the runs of a leaf in several representations; immutable.
+type runs []*run
+
+func (r runs) find(s *mirror.Slot) *run {
+	for _, run := range r {
+		if run.slot == s {
+			return run
+		}
+	}
+	return nil
+}
+
+// Retired implements mirror.Retirer: the leaf is no longer part of the newest version.
+func (r runs) Retired() {
+	for _, run := range r {
+		for i := range run.deflated {
+			if k := run.deflated[i].Swap(nil); k != nil {
+				k.Unref()
+			}
+		}
+	}
+}
+
+func leafRuns(l *mirror.Leaf) runs {
+	if m := l.Memo.Load(); m != nil {
+		return (*m).(runs)
+	}
+	return nil
+}
+
+// setRun keeps r on the leaf in place of an older one of the representation.
+func (p *Representation) setRun(l *mirror.Leaf, r *run) {
+	for {
+		cur := l.Memo.Load()
+		var old runs
+		if cur != nil {
+			old = (*cur).(runs)
+		}
+		next := make(runs, 0, len(old)+1)
+		var replaced *run
+		for _, o := range old {
+			if o.slot == r.slot {
+				replaced = o
+			} else if !o.slot.Closed() {
+				next = append(next, o)
+			}
+		}
+		var m any = append(next, r)
+		if l.Memo.CompareAndSwap(cur, &m) {
+			if replaced != nil {
+				if replaced.bytes != r.bytes {
+					p.varies.Store(true)
+				}
+				// The leaf's entries are the same, so what was compressed still holds.
+				for i := range replaced.deflated {
+					if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
+						k.Unref()
+					}
+				}
+			}
+			return
+		}
+	}
+}
+
+// load appends the bytes of the run to spans, and reports whether all are there.
+func (r *run) load(spans [][]byte, now uint32) ([][]byte, bool) {
+	if len(r.parts) == 0 {
+		return spans, false // only its size is known
+	}
+	n := len(spans)
+	for i := range r.parts {
+		p := &r.parts[i]
+		k := p.block.Load(now)
+		if k == nil {
+			return spans[:n], false
+		}
+		spans = append(spans, k.Data[p.from:p.to])
+	}
+	return spans, true
+}
+
+const (
+	// blockBytes is how many bytes of items share a block, but for single larger items.
+	blockBytes = 64 << 10
+	// partBytes is what a run's parts have on average at least; with smaller ones the
+	// leaf is put together anew.
+	partBytes = 8 << 10
+)
+
+// Size returns the bytes of the items of a run if they are known, which they are
+// once the run has been read. Cost is a few loads for a whole leaf.
+func (p *Representation) Size(r mirror.Run) (int64, bool) {
+	if r.Whole() {
+		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+			return kept.bytes, true
+		}
+		return 0, false
+	}
+	var n int64
+	for _, e := range r.Items() {
+		it, ok := e.Memo(p.slot).(*item)
+		if !ok {
+			return 0, false
+		}
+		n += int64(it.to - it.from)
+	}
+	return n, true
+}
+
+// Measure returns the bytes of the items with start <= key < end, an empty end meaning no upper
+// bound, if all of them have been read before. Cost is O(log n) once it is known.
+func (p *Representation) Measure(entries Measurer, start, end string) (int64, bool) {
+	if p.varies.Load() {
+		return 0, false
+	}
+	return entries.Measure(start, end, p.slot, p.Size)
+}
+
+// largeRun is how many bytes of items one reader may hold while it waits for a client, twice
+// or so: a leaf of objects of 1 MB has 64 MB of them.
+const largeRun = 1 << 20
+
+// Large reports whether the items of a run are too many bytes to be held together. They are to
+// be made, and written, one by one.
+func (p *Representation) Large(r mirror.Run) bool { return p.estimate(r) > largeRun }
+
+// estimate is Size, or what is stored of a run that has not been read.
+func (p *Representation) estimate(r mirror.Run) int64 {
+	n, known := p.Size(r)
+	if !known {
+		n = 0
+		for _, e := range r.Items() {
+			n += e.Size()
+		}
+	}
+	return n
+}
+
+// Measurer are entries in key order with memoized sums, see mirror.Snapshot.Measure.
+type Measurer interface {
+	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
+}
+
+// IsCached reports whether the leaf has a run under a memo slot.
+func IsCached(l *mirror.Leaf, slot *mirror.Slot) bool { return leafRuns(l).find(slot) != nil }
+
+// DropClosed drops the runs of closed representations from a leaf.
+func DropClosed(l *mirror.Leaf) {
+	for {
+		cur := l.Memo.Load()
+		if cur == nil {
+			return
+		}
+		all := (*cur).(runs)
+		var open runs
+		for _, r := range all {
+			if !r.slot.Closed() {
+				open = append(open, r)
+			}
+		}
+		if len(open) == len(all) {
+			return
+		}
+		var next *any
+		if len(open) > 0 {
+			m := any(open)
+			next = &m
+		}
+		if l.Memo.CompareAndSwap(cur, next) {
+			return
+		}
+	}
+}

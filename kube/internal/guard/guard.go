@@ -1,0 +1,21 @@
+// Package guard contains panics of goroutines that work on behalf of a request.
+package guard
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"k8s.io/klog/v2"
+)
+
+// Call calls f and returns its error, or one for its panic, which is logged. A panic of the request's own goroutine is
+// recovered by a filter; that of another goroutine would end the process.
+func Call(f func() error) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			klog.ErrorS(nil, "Observed a panic", "panic", x, "stacktrace", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", x)
+		}
+	}()
+	return f()
+}

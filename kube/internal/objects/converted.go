@@ -1,0 +1,73 @@
+package objects
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+)
+
+// convertedItem is the memo of a custom resource that was converted to the served version. It outlives the deletion of its
+// key, for the DELETED event: a webhook that is down must not delay deletions.
+type convertedItem struct{ block *blockcache.Block }
+
+// Retired implements mirror.Retirer.
+func (c *convertedItem) Retired() { c.block.Unref() }
+
+// OutlivesDeletion implements mirror.DeletionRetainer.
+func (c *convertedItem) OutlivesDeletion() {}
+
+// keepConverted caches a custom resource that is stored in another version than it was decoded to: a webhook may have
+// converted it, which is slow, and fails when the webhook is down. Each entry is converted once for all readers (D2).
+func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.Object) {
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok || e.Foreign() {
+		return
+	}
+	old, _ := e.Memo(g.convertedSlot).(*convertedItem)
+	if old != nil && old.block.Load(blockcache.Unread) != nil {
+		return
+	}
+	var was struct {
+		APIVersion string `json:"apiVersion"`
+	}
+	if err := json.Unmarshal(stored, &was); err != nil || was.APIVersion == u.GetAPIVersion() {
+		return
+	}
+	data, err := u.MarshalJSON()
+	if err != nil {
+		return
+	}
+	var before any // nil if nothing was cached
+	if old != nil {
+		before = old
+	}
+	b := g.Blocks().Add(blockcache.Payload{Data: data}, int64(cap(data)), g.convertedSlot)
+	if b != nil && !e.SwapMemo(g.convertedSlot, before, &convertedItem{b}) {
+		b.Unref() // another reader was faster
+	}
+	g.DropIfEnded(e)
+}
+
+// converted returns the converted custom resource of an entry with the resource version rev, nil if it is not cached. The
+// object belongs to the caller.
+func (g *Generation) converted(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
+	c, ok := e.Memo(g.convertedSlot).(*convertedItem)
+	if !ok {
+		return nil
+	}
+	kept := c.block.Load(g.Blocks().Now())
+	if kept == nil {
+		return nil
+	}
+	u := &unstructured.Unstructured{}
+	if err := u.UnmarshalJSON(kept.Data); err != nil {
+		return nil
+	}
+	u.SetResourceVersion(strconv.FormatInt(rev, 10))
+	return u
+}

@@ -1,0 +1,93 @@
+package objects
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// DecodeTimeout bounds one decryption or conversion on behalf of a watcher.
+const DecodeTimeout = 10 * time.Second
+
+// eventObjects are the objects of one event, each decoded once for all watchers.
+type eventObjects struct {
+	current, deleted lazyObject
+}
+
+// lazyObject is decoded by its first reader; concurrent readers wait. After a failure the next reader tries again.
+type lazyObject struct {
+	mu  sync.Mutex
+	obj runtime.Object
+}
+
+func (l *lazyObject) get(decode func() (runtime.Object, error)) (runtime.Object, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.obj == nil {
+		obj, err := decode()
+		if err != nil {
+			return nil, err
+		}
+		l.obj = share(obj)
+	}
+	return l.obj, nil
+}
+
+// Added returns the object after the event, shared by all watchers.
+func (g *Generation) Added(ev *mirror.Event) (runtime.Object, error) {
+	return g.eventObjects(ev).current.get(func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
+}
+
+// Deleted returns the object before the event with the revision of the event, as a DELETED carries it, shared by all
+// watchers.
+func (g *Generation) Deleted(ev *mirror.Event) (runtime.Object, error) {
+	return g.eventObjects(ev).deleted.get(func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
+}
+
+// decodeEvent decodes an entry for all watchers, and keeps its attributes.
+func (g *Generation) decodeEvent(e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), DecodeTimeout)
+	defer cancel()
+	obj, err := g.Decode(ctx, e, rev)
+	if err == nil {
+		_, err = g.keepAttributes(e, obj)
+	}
+	return obj, err
+}
+
+// AddedIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The object
+// belongs to the caller.
+func (g *Generation) AddedIfWanted(ev *mirror.Event) (runtime.Object, error) {
+	if !g.view.selective.Load() {
+		return nil, nil
+	}
+	obj, err := g.Added(ev)
+	if shared, ok := obj.(*Shared); ok {
+		obj = shared.GetObject()
+	}
+	return obj, err
+}
+
+func (g *Generation) eventObjects(ev *mirror.Event) *eventObjects {
+	for {
+		if o, ok := ev.Memo(g.slot).(*eventObjects); ok {
+			return o
+		}
+		o := &eventObjects{}
+		if ev.SwapMemo(g.slot, nil, o) {
+			bytes := int64(1024)
+			if ev.Entry != nil {
+				bytes += ev.Entry.Size()
+			}
+			if ev.Prev != nil {
+				bytes += ev.Prev.Size()
+			}
+			g.events.Add(g.slot, ev, o, bytes)
+			return o
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package objects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Config is how the values of a resource become objects.
+type Config struct {
+	Resource    schema.GroupResource
+	Transformer value.Transformer
+	// Keys identifies the keys that the transformer decrypts with now, as a comparable value. nil: they never change.
+	Keys     func() any
+	Decoder  etcd3.Decoder
+	NewFunc  func() runtime.Object
+	GetAttrs storage.AttrFunc
+	// Blocks holds decoded and converted objects.
+	Blocks *blockcache.Cache
+}
+
+// View is one served version of one resource. Methods may be called concurrently.
+type View struct {
+	cfg Config
+
+	// selective: there are watches with a selector, which need the attributes of new objects.
+	selective atomic.Bool
+
+	cur    atomic.Pointer[Generation] // see Now
+	mu     sync.Mutex                 // held to replace cur; leaf but for the callback replaced
+	closed bool                       // guarded by mu
+	// replaced, if set, is called after a generation was replaced, with mu held. It must not block.
+	replaced func()
+}
+
+// New returns a view. If replaced is not nil, it is called after each change of keys and must not block. Close the view
+// after use.
+func New(cfg Config, replaced func()) *View {
+	v := &View{cfg: cfg, replaced: replaced}
+	v.cur.Store(v.newGeneration())
+	return v
+}
+
+// Close releases the memory of the view.
+func (v *View) Close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+	v.cur.Load().end()
+}
+
+// WantAttributes makes events keep the attributes of their objects: there are watches with a selector.
+func (v *View) WantAttributes() { v.selective.Store(true) }
+
+// Rekeyed reports whether the keys may change.
+func (v *View) Rekeyed() bool { return v.cfg.Keys != nil }
+
+// data returns the decrypted value of an entry, which may share memory with it: do not write to it.
+func (v *View) data(ctx context.Context, e *mirror.Entry) ([]byte, error) {
+	data, _, err := v.cfg.Transformer.TransformFromStorage(ctx, e.Value(), value.DefaultContext(e.Key()))
+	if err != nil {
+		return nil, storage.NewInternalError(&transformError{e.Key(), err})
+	}
+	return data, nil
+}
+
+// transformError is the failure to decrypt a value, with the key as LISTs show it.
+type transformError struct {
+	key string
+	err error
+}
+
+func (e *transformError) Error() string {
+	return fmt.Sprintf("unable to transform key %q: %v", e.key, e.err)
+}
+
+func (e *transformError) Unwrap() error { return e.err }
+
+// Cause returns an error of decoding without the key, for callers that add it themselves.
+func Cause(err error) error {
+	var t *transformError
+	if errors.As(err, &t) {
+		return t.err
+	}
+	return err
+}
+
+// Decode returns the object of an entry with the resource version rev. The object belongs to the caller. Errors: those of
+// the transformer, as storage.InternalError, and of the decoder.
+func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	if u := g.converted(e, rev); u != nil {
+		return u, nil
+	}
+	data, err := g.view.data(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, data, uint64(rev), g.view.cfg.NewFunc)
+	if err != nil {
+		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
+		return nil, err
+	}
+	g.keepConverted(e, data, obj)
+	return obj, nil
+}
+
+// DecodeInto is Decode into an object of the caller, with the entry's own revision.
+func (g *Generation) DecodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
+	if u := g.converted(e, e.ModRevision()); u != nil {
+		if out, ok := out.(*unstructured.Unstructured); ok {
+			out.Object = u.Object
+			return nil
+		}
+	}
+	data, err := g.view.data(ctx, e)
+	if err != nil {
+		return err
+	}
+	if err := g.view.cfg.Decoder.Decode(data, out, e.ModRevision()); err != nil {
+		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
+		return err
+	}
+	g.keepConverted(e, data, out)
+	return nil
+}
