@@ -42,9 +42,13 @@ const (
 	// Service accounts, whose priority level is workload-low; the reader's is global-default.
 	greedyToken = "greedy-token"
 	modestToken = "modest-token"
+	systemToken = "system-token" // of kube-system: workload-high
+	nodeToken   = "node-token"   // level system
 	tokens      = adminToken + ",admin,admin,system:masters\n" + readerToken + ",reader,reader,readers\n" +
 		greedyToken + ",system:serviceaccount:default:greedy,greedy,\"system:serviceaccounts,readers\"\n" +
-		modestToken + ",system:serviceaccount:default:modest,modest,\"system:serviceaccounts,readers\"\n"
+		modestToken + ",system:serviceaccount:default:modest,modest,\"system:serviceaccounts,readers\"\n" +
+		systemToken + ",system:serviceaccount:kube-system:greedy,system,\"system:serviceaccounts,readers\"\n" +
+		nodeToken + ",probe,probe,\"system:nodes,readers\"\n"
 )
 
 func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
@@ -82,7 +86,7 @@ func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64,
 		"--disable-admission-plugins=ServiceAccount",
 		"--token-auth-file=" + env.WriteFile("tokens.csv", []byte(tokens)),
 	}
-	if harness.Engine() == harness.Strata {
+	if harness.Engine() == harness.Strata && !slices.Contains(flags, "--engine="+harness.Upstream) {
 		all = append(all, "--strata-replay-revisions=0")
 	}
 	s.server = env.APIServer(etcd, append(all, flags...)...)
