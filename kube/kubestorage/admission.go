@@ -44,21 +44,28 @@ type PriorityLevel struct {
 //
 // Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of
 // the rest one level may take half. A level without a list under way may always begin one that is
-// sent from memory. Exempt levels never wait, and take no room. Safe for concurrent use.
+// sent from memory. Exempt levels never wait, and take no room.
+//
+// Lists of decoded objects also take turns to be encoded, so that a processor is left for short requests (takeTurn). Safe for
+// concurrent use.
 type ListAdmission struct {
 	limit int64
 
 	mu     sync.Mutex // leaf
 	levels []*levelLists
 	turn   int // of levels, whose lists are admitted first
+
+	freeTurns int // see takeTurn
+	nextTurn  int // of levels, whose list is encoded next
 }
 
 // levelLists are the lists of a priority level. Guarded by ListAdmission.mu.
 type levelLists struct {
 	PriorityLevel
-	used    int64     // bytes
-	waiting list.List // of *waitingList
-	refused map[string]int64
+	used     int64     // bytes
+	waiting  list.List // of *waitingList
+	encoding list.List // of chan struct{}, closed when the list may be encoded
+	refused  map[string]int64
 }
 
 type waitingList struct {
@@ -79,7 +86,7 @@ func NewListAdmission(limitBytes int64) *ListAdmission {
 	if limitBytes <= 0 {
 		limitBytes = listBytesPerProcessor * int64(goruntime.GOMAXPROCS(0))
 	}
-	a := &ListAdmission{limit: limitBytes}
+	a := &ListAdmission{limit: limitBytes, freeTurns: encodingTurns()}
 	admissions.add(a)
 	return a
 }

@@ -26,13 +26,13 @@ type DecodedForm struct {
 }
 
 // Begin returns the context of a request whose list of decoded objects is admitted when its size is
-// known: before anything is decoded, or, with a selector, as objects are selected. end gives back what it
-// holds; it is called once, after the handler has returned. held returns how many bytes that is now.
-func (a *ListAdmission) Begin(ctx context.Context, level PriorityLevel, form DecodedForm) (_ context.Context, held func() int64, end func()) {
+// known: before anything is decoded, or, with a selector, as objects are selected. End the list after the
+// handler has returned.
+func (a *ListAdmission) Begin(ctx context.Context, level PriorityLevel, form DecodedForm) (context.Context, *DecodedList) {
 	a.mu.Lock()
-	d := &decodedList{lists: a, level: a.levelLocked(level), form: form}
+	d := &DecodedList{lists: a, level: a.levelLocked(level), form: form}
 	a.mu.Unlock()
-	return context.WithValue(ctx, decodedKey{}, d), d.held.Load, d.end
+	return context.WithValue(ctx, decodedKey{}, d), d
 }
 
 // DecodedBytes estimates what a list of so many objects and stored bytes holds.
@@ -42,24 +42,25 @@ func DecodedBytes(objects int, storedBytes, factor int64) int64 {
 
 type decodedKey struct{}
 
-// decodedList is what one request holds; nil is one that nothing bounds. Its methods are
-// called by one goroutine, that of the request's handler.
-type decodedList struct {
+// DecodedList is a list of decoded objects under way; a nil one is unbounded. Its methods but Held are called by one
+// goroutine, that of the request's handler.
+type DecodedList struct {
 	lists  *ListAdmission
 	level  *levelLists
 	form   DecodedForm
 	held   atomic.Int64 // taken; read by others
 	needed int64        // so far
+	turn   bool         // see takeTurn
 }
 
-func decodedListOf(ctx context.Context) *decodedList {
-	d, _ := ctx.Value(decodedKey{}).(*decodedList)
+func decodedListOf(ctx context.Context) *DecodedList {
+	d, _ := ctx.Value(decodedKey{}).(*DecodedList)
 	return d
 }
 
 // take waits for room for a list of so many objects. Errors: 429 if there is none in time, 413
 // if there can be none.
-func (d *decodedList) take(ctx context.Context, objects int, storedBytes int64) error {
+func (d *DecodedList) take(ctx context.Context, objects int, storedBytes int64) error {
 	if d == nil {
 		return nil
 	}
@@ -75,7 +76,7 @@ func (d *decodedList) take(ctx context.Context, objects int, storedBytes int64) 
 }
 
 // grow is take for one object more, which does not wait: what is held may be what others wait for.
-func (d *decodedList) grow(storedBytes int64) error {
+func (d *DecodedList) grow(storedBytes int64) error {
 	if d == nil {
 		return nil
 	}
@@ -92,7 +93,7 @@ func (d *decodedList) grow(storedBytes int64) error {
 }
 
 // more returns how many bytes are to be taken.
-func (d *decodedList) more(objects int, storedBytes int64) (int64, error) {
+func (d *DecodedList) more(objects int, storedBytes int64) (int64, error) {
 	d.needed += DecodedBytes(objects, storedBytes, d.form.Factor)
 	held := d.held.Load()
 	if d.needed <= freeListBytes || d.needed <= held {
@@ -112,19 +113,24 @@ func (d *decodedList) more(objects int, storedBytes int64) (int64, error) {
 		"of which it may take %d; ask for it in pages (limit), or as plain JSON or protobuf", d.needed>>20, largest>>20))
 }
 
-func (d *decodedList) refuse() error {
+func (d *DecodedList) refuse() error {
 	d.lists.mu.Lock()
 	defer d.lists.mu.Unlock()
 	return d.lists.refuseLocked(d.level)
 }
 
-func (d *decodedList) end() {
+// Held returns how many bytes the list holds now. It may be called concurrently.
+func (d *DecodedList) Held() int64 { return d.held.Load() }
+
+// End gives back the bytes and the turn of the list.
+func (d *DecodedList) End() {
+	d.endTurn()
 	d.lists.release(d.level, d.held.Swap(0))
 }
 
-// admit takes what the reading will hold, if that is known; see decodedList.grow for one that is
+// admit takes what the reading will hold, if that is known; see DecodedList.grow for one that is
 // selective, and admitPast for one that is read from etcd.
-func (d *decodedList) admit(ctx context.Context, r *Reading) error {
+func (d *DecodedList) admit(ctx context.Context, r *Reading) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil
 	}
@@ -155,7 +161,7 @@ func admitPast(ctx context.Context, s *Store, r *Reading) error {
 }
 
 // admitEtcd is admit for a list that upstream's store answers.
-func (d *decodedList) admitEtcd(ctx context.Context, s *Store, q listRequest) error {
+func (d *DecodedList) admitEtcd(ctx context.Context, s *Store, q listRequest) error {
 	if d == nil || !q.opts.Predicate.Empty() {
 		return nil
 	}

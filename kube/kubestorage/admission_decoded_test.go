@@ -21,9 +21,9 @@ const (
 )
 
 // beginDecoded returns what a request of the level holds whose objects count once.
-func beginDecoded(l *ListAdmission, level string) (*decodedList, func()) {
-	ctx, _, end := l.Begin(context.Background(), PriorityLevel{Name: level}, DecodedForm{Factor: 1})
-	return decodedListOf(ctx), end
+func beginDecoded(l *ListAdmission, level string) (*DecodedList, func()) {
+	_, d := l.Begin(context.Background(), PriorityLevel{Name: level}, DecodedForm{Factor: 1})
+	return d, d.End
 }
 
 // inUse returns the bytes of all lists, as metrics tell.
@@ -105,18 +105,17 @@ func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
 func TestPlainListsAreNeverTooLarge(t *testing.T) {
 	l := NewListAdmission(decodedLimit)
 	for range 2 { // the first gives back what it has held
-		ctx, held, end := l.Begin(t.Context(), PriorityLevel{}, DecodedForm{Factor: 2, Plain: true})
-		d := decodedListOf(ctx)
+		ctx, d := l.Begin(t.Context(), PriorityLevel{}, DecodedForm{Factor: 2, Plain: true})
 		if err := d.take(ctx, 1000, 10*decodedLimit); err != nil {
 			t.Errorf("a list of ten times the bound: %v", err)
 		}
 		if err := d.grow(decodedLimit); err != nil {
 			t.Errorf("an object more: %v", err)
 		}
-		if n := held(); n != decodedLargest {
+		if n := d.Held(); n != decodedLargest {
 			t.Errorf("it holds %d bytes, want %d", n, decodedLargest)
 		}
-		end()
+		d.End()
 	}
 }
 
@@ -127,8 +126,8 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	cancel() // nobody waits
 	rapid.Check(t, func(t *rapid.T) {
 		l := NewListAdmission(decodedLimit)
-		var lists []*decodedList
-		draw := func() *decodedList {
+		var lists []*DecodedList
+		draw := func() *DecodedList {
 			if len(lists) == 0 || rapid.Bool().Draw(t, "new") {
 				d, _ := beginDecoded(l, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "level"))
 				lists = append(lists, d)
@@ -141,11 +140,11 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		granted := map[*decodedList]int64{} // bytes asked for with success; a list ends with the first refusal
-		ask := func(d *decodedList, bytes int64, ask func() error) {
+		granted := map[*DecodedList]int64{} // bytes asked for with success; a list ends with the first refusal
+		ask := func(d *DecodedList, bytes int64, ask func() error) {
 			if err := ask(); err != nil {
 				known(err)
-				d.end()
+				d.End()
 				d.needed, granted[d] = 0, 0
 				return
 			}
@@ -162,7 +161,7 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 			},
 			"end": func(t *rapid.T) {
 				d := draw()
-				d.end()
+				d.End()
 				d.needed, granted[d] = 0, 0
 			},
 			"": func(t *rapid.T) {
@@ -179,7 +178,7 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 			},
 		})
 		for _, d := range lists {
-			d.end()
+			d.End()
 		}
 		if n := l.inUse(); n != 0 {
 			t.Fatalf("%d bytes have not come back", n)
@@ -200,12 +199,12 @@ func TestGetListTakesWhatItWillHold(t *testing.T) {
 	list := func(limitBytes int64, pred storage.SelectionPredicate) error {
 		t.Helper()
 		l := NewListAdmission(limitBytes)
-		ctx, held, end := l.Begin(contextFor(t), PriorityLevel{}, DecodedForm{Factor: 1})
+		ctx, d := l.Begin(contextFor(t), PriorityLevel{}, DecodedForm{Factor: 1})
 		err := f.GetList(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: pred}, newExamplePodList())
-		if err == nil && pred.Limit == 0 && pred.Empty() && held() < 4e6 {
-			t.Errorf("a list of 4 MB holds %d bytes until its request ends", held())
+		if err == nil && pred.Limit == 0 && pred.Empty() && d.Held() < 4e6 {
+			t.Errorf("a list of 4 MB holds %d bytes until its request ends", d.Held())
 		}
-		end()
+		d.End()
 		if used := l.inUse(); used != 0 {
 			t.Errorf("%d bytes are held after a list", used)
 		}
@@ -238,4 +237,67 @@ func must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// TestDecodedListsTakeTurns: one list less than there are processors is encoded at a time, levels in turn; small lists, exempt
+// ones, and those that wait for their client do not count.
+func TestDecodedListsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewListAdmission(decodedLimit)
+		l.freeTurns = 1
+		begin := func(level string, bytes int64) *DecodedList {
+			_, d := l.Begin(t.Context(), PriorityLevel{Name: level, Exempt: level == "exempt"}, DecodedForm{Factor: 1})
+			if err := d.take(t.Context(), 0, bytes); err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		const large = 3 << 20
+		first := begin("a", large)
+		check := func(err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		check(first.takeTurn(t.Context()))
+		for _, other := range []*DecodedList{begin("a", 1000), begin("exempt", large), nil} {
+			check(other.takeTurn(t.Context())) // does not wait
+		}
+		var order []string
+		for _, name := range []string{"a1", "a2", "b1"} {
+			d := begin(name[:1], large)
+			go func() {
+				check(d.takeTurn(t.Context()))
+				order = append(order, name)
+				time.Sleep(time.Second)
+				d.End()
+			}()
+			synctest.Wait()
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		left := begin("b", large)
+		go func() {
+			if err := left.takeTurn(gone); err == nil {
+				t.Error("a list whose request has ended is encoded")
+			}
+		}()
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		if left.turn || len(order) != 0 {
+			t.Fatalf("encoded beside the first list: %v", order)
+		}
+		first.Yield(t.Context(), false, func() { time.Sleep(time.Minute) })
+		if fmt.Sprint(order) != "[b1 a1 a2]" && fmt.Sprint(order) != "[a1 b1 a2]" {
+			t.Errorf("encoded in the order %v, want levels in turn", order)
+		}
+		if !first.turn {
+			t.Error("the first list is encoded further without a turn")
+		}
+		first.End()
+		left.End()
+		if l.freeTurns != 1 {
+			t.Errorf("%d turns are free, want 1", l.freeTurns)
+		}
+	})
 }

@@ -35,7 +35,10 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 		if err := decodedListOf(ctx).admitEtcd(ctx, s, q); err != nil {
 			return s.lists.failed(err)
 		}
-		return s.listFromEtcd(ctx, q, etcd.reason, listObj)
+		if err := s.listFromEtcd(ctx, q, etcd.reason, listObj); err != nil {
+			return err
+		}
+		return decodedListOf(ctx).takeTurn(ctx)
 	case err != nil:
 		return err
 	}
@@ -44,7 +47,10 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err := held.admit(ctx, r); err != nil {
 		return s.lists.failed(err)
 	}
-	return s.fill(ctx, r, held, listObj)
+	if err := s.fill(ctx, r, held, listObj); err != nil {
+		return err
+	}
+	return held.takeTurn(ctx)
 }
 
 // fromMemory reports whether the gates let memory answer the list.
@@ -121,7 +127,7 @@ func (s *Store) outOfReach(rev mirror.Revision) bool {
 }
 
 // fill decodes what was read into listObj. What is selected counts as held.
-func (s *Store) fill(ctx context.Context, r *Reading, held *decodedList, listObj runtime.Object) error {
+func (s *Store) fill(ctx context.Context, r *Reading, held *DecodedList, listObj runtime.Object) error {
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err

@@ -44,15 +44,15 @@ func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 			return
 		}
 		level := s.levels.of(w, req)
-		ctx, held, end := s.lists.Begin(req.Context(), level, formOf(req))
+		ctx, list := s.lists.Begin(req.Context(), level, formOf(req))
 		conn, cut := s.pacing.begin(req), &cutoff{w: w, req: req, conns: s.conns}
-		paced := &pacedWriter{ResponseWriter: w, counts: true, pace: newPace(conn, paceBytesPerSecond, func() {
+		paced := &pacedWriter{ResponseWriter: w, counts: true, yield: func(last bool, write func()) { list.Yield(ctx, last, write) }, pace: newPace(conn, paceBytesPerSecond, func() {
 			// After the request's timeout the response may be over.
-			if held() > 0 && req.Context().Err() == nil && cut.cut() {
+			if list.Held() > 0 && req.Context().Err() == nil && cut.cut() {
 				s.lists.Slow(level)
 			}
 		})}
-		defer end()
+		defer list.End()
 		defer conn.end()
 		defer cut.finish()
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(paced), req.WithContext(ctx))

@@ -109,6 +109,8 @@ type pacedWriter struct {
 	pace *pace
 	// counts: each byte that is written counts as one of progress; otherwise who writes says how many.
 	counts bool
+	// yield, if set, calls write, which waits for the client, without the processor time that the handler has reserved.
+	yield func(last bool, write func())
 }
 
 // pacedChunk is how many bytes are written at once, so that progress shows within a long write.
@@ -128,6 +130,15 @@ func (w *pacedWriter) Flush() {
 }
 
 func (w *pacedWriter) Write(p []byte) (written int, err error) {
+	if w.yield != nil {
+		// Encoders that do not stream write everything at once.
+		w.yield(len(p) >= pacedChunk, func() { written, err = w.write(p) })
+		return written, err
+	}
+	return w.write(p)
+}
+
+func (w *pacedWriter) write(p []byte) (written int, err error) {
 	if !w.counts {
 		return w.pace.write(func() (int, error) { return w.ResponseWriter.Write(p) })
 	}
