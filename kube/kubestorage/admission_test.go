@@ -1,231 +1,67 @@
 package kubestorage
 
 import (
-	"context"
 	"fmt"
+	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"pgregory.net/rapid"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
-const listLimit = 256 << 20
-
-var (
-	low    = PriorityLevel{Name: "low"}
-	high   = PriorityLevel{Name: "high"}
-	exempt = PriorityLevel{Name: "exempt", Exempt: true}
-)
-
-func enter(t *testing.T, a *ListAdmission, level PriorityLevel, bytes int64) *ListShare {
-	t.Helper()
-	s, err := a.Enter(t.Context(), level, bytes)
-	if err != nil {
-		t.Fatal(err)
+func TestGetListTakesWhatItWillHold(t *testing.T) {
+	f := setup(t)
+	var pods []*example.Pod
+	for i := range 40 {
+		pod := newPod(fmt.Sprintf("large-%d", i))
+		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB together
+		pods = append(pods, pod)
 	}
-	return s
+	pods[0].Labels = map[string]string{"chosen": "yes"}
+	f.create(t, pods...)
+	list := func(limitBytes int64, pred storage.SelectionPredicate) error {
+		t.Helper()
+		l := listadmission.New(limitBytes)
+		ctx, d := l.Begin(contextFor(t), listadmission.Level{}, listadmission.Form{Factor: 1})
+		err := f.GetList(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: pred}, newExamplePodList())
+		if err == nil && pred.Limit == 0 && pred.Empty() && d.Held() < 4e6 {
+			t.Errorf("a list of 4 MB holds %d bytes until its request ends", d.Held())
+		}
+		d.End()
+		if used := l.InFlight(); used != 0 {
+			t.Errorf("%d bytes are held after a list", used)
+		}
+		return err
+	}
+	page, one, none := storage.Everything, storage.Everything, storage.Everything
+	page.Limit = 10
+	one.Label = labels.SelectorFromSet(labels.Set{"chosen": "yes"})
+	one.GetAttrs, none.GetAttrs = podAttrs, podAttrs
+	none.Label = labels.SelectorFromSet(labels.Set{"chosen": "no"})
+	all := storage.Everything
+	all.Label, all.GetAttrs = must(labels.Parse("chosen!=maybe")), podAttrs
+	if err := list((64 << 20), storage.Everything); err != nil {
+		t.Errorf("a list of 4 MB where 64 are allowed: %v", err)
+	}
+	for what, pred := range map[string]storage.SelectionPredicate{"a list": storage.Everything, "a list with a selector": all} {
+		if err := list(8<<20, pred); !apierrors.IsRequestEntityTooLargeError(err) {
+			t.Errorf("%s of 4 MB where 3 are allowed to one: %v, want 413", what, err)
+		}
+	}
+	for what, pred := range map[string]storage.SelectionPredicate{"a page of 1 MB": page, "a list that selects one object": one, "a list that selects none": none} {
+		if err := list(8<<20, pred); err != nil {
+			t.Errorf("%s where 3 MB are allowed to one: %v", what, err)
+		}
+	}
 }
 
-// TestListsWaitForThoseOfTheirLevel and for no others: exempt ones never wait.
-func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := NewListAdmission(listLimit)
-		first, second := enter(t, a, low, 10*listLimit), enter(t, a, low, 10*listLimit)
-		began := time.Now()
-		time.AfterFunc(listWait-time.Second, first.Leave)
-		third := enter(t, a, low, 10*listLimit)
-		if waited := time.Since(began); waited != listWait-time.Second {
-			t.Errorf("a third list of any size waits %v", waited)
-		}
-		began = time.Now()
-		for range 5 {
-			enter(t, a, exempt, 10*listLimit)
-		}
-		large, another := enter(t, a, high, 10*listLimit), enter(t, a, high, 8<<20)
-		if small := enter(t, a, low, freeListBytes); small != nil {
-			t.Error("a small list was counted")
-		}
-		if waited := time.Since(began); waited != 0 {
-			t.Errorf("lists of other levels, and small ones, wait %v", waited)
-		}
-		_, err := a.Enter(t.Context(), low, 10*listLimit)
-		if seconds, ok := apierrors.SuggestsClientDelay(err); !apierrors.IsTooManyRequests(err) || !ok || seconds <= 0 {
-			t.Errorf("a list for which there is no room: %v, want 429 and when to come again", err)
-		}
-		if waited := time.Since(began); waited != listWait {
-			t.Errorf("it has waited %v, want %v", waited, listWait)
-		}
-		began = time.Now()
-		short, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-		defer cancel()
-		if _, err := a.Enter(short, low, 10*listLimit); !apierrors.IsTooManyRequests(err) || time.Since(began) != 2*time.Second {
-			t.Errorf("a list that has 4 s left: %v after %v, want 429 after half of that", err, time.Since(began))
-		}
-		for range 2 { // the second time does nothing
-			for _, s := range []*ListShare{second, third, large, another} {
-				s.Leave()
-			}
-		}
-		for _, l := range a.levels {
-			if !l.Exempt && l.used != 0 {
-				t.Errorf("%d bytes of %s have not come back", l.used, l.Name)
-			}
-		}
-	})
-}
-
-// TestEveryLevelMayBeginAList: whatever the others have under way.
-func TestEveryLevelMayBeginAList(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := NewListAdmission(listLimit)
-		began := time.Now()
-		for i := range 20 {
-			enter(t, a, PriorityLevel{Name: fmt.Sprint(i)}, 10*listLimit)
-		}
-		if waited := time.Since(began); waited != 0 {
-			t.Errorf("the first lists of 20 levels wait %v", waited)
-		}
-	})
-}
-
-// TestASharesShrinks as its bytes leave, so that the next list begins before the client has all of it.
-func TestAShareShrinks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := NewListAdmission(listLimit)
-		first := enter(t, a, low, 10*listLimit)
-		enter(t, a, low, 10*listLimit)
-		var entered time.Time
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			enter(t, a, low, 40<<20)
-			entered = time.Now()
-		}()
-		began := time.Now()
-		for left := int64(200 << 20); left > 0; left -= 10 << 20 {
-			first.Shrink(left)
-			time.Sleep(time.Second)
-		}
-		<-done
-		if after := entered.Sub(began); after < 17*time.Second || after >= 20*time.Second {
-			t.Errorf("a list of 40 MiB has begun after %v of 20 s", after)
-		}
-		first.Leave()
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if used := a.levelLocked(low).used; used != a.levelMaxLocked()/2+40<<20 {
-			t.Errorf("%d bytes are in use", used)
-		}
-	})
-}
-
-// TestAShareIsCorrected when a list turns out to be larger than was known.
-func TestAShareIsCorrected(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := NewListAdmission(listLimit)
-		fit := func(expected, bytes, want int64) {
-			t.Helper()
-			s, err := enter(t, a, low, expected).Fit(t.Context(), a, low, bytes)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if a.inUse() != want {
-				t.Errorf("a list of %d bytes, taken for one of %d, counts %d", bytes, expected, a.inUse())
-			}
-			s.Leave()
-		}
-		fit(1<<20, 8<<20, 8<<20)
-		fit(1<<20, 2<<20, 0)
-		fit(20<<20, 4<<20, 4<<20)
-		fit(20<<20, 30<<20, 30<<20)
-
-		// Two lists that turn out to be too large for both do not wait for one another.
-		one, two := enter(t, a, low, 30<<20), enter(t, a, low, 30<<20)
-		done := make(chan error)
-		for _, s := range []*ListShare{one, two} {
-			go func() {
-				s, err := s.Fit(t.Context(), a, low, 10*listLimit)
-				if err == nil {
-					time.Sleep(time.Second)
-					s.Leave()
-				}
-				done <- err
-			}()
-		}
-		for range 2 {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-	})
-}
-
-// TestAdmissionKeepsItsBounds: whatever lists of whatever levels do, no level has more than it may, the
-// levels together not more than the limit and a list for each, lists that wait do not fit, and all bytes
-// come back.
-func TestAdmissionKeepsItsBounds(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		synctest.Test(t, func(t *testing.T) {
-			a := NewListAdmission(listLimit)
-			var shares []*ListShare
-			admitted := make(chan *ListShare, 1000)
-			ctx, cancel := context.WithCancel(t.Context())
-			for range rapid.IntRange(1, 60).Draw(rt, "steps") {
-				switch rapid.IntRange(0, 3).Draw(rt, "step") {
-				case 0, 1:
-					level := PriorityLevel{Name: fmt.Sprint(rapid.IntRange(0, 9).Draw(rt, "level"))}
-					bytes := rapid.Int64Range(0, listLimit).Draw(rt, "bytes")
-					go func() {
-						if s, err := a.Enter(ctx, level, bytes); err == nil && s != nil {
-							admitted <- s
-						}
-					}()
-				case 2:
-					if len(shares) > 0 {
-						i := rapid.IntRange(0, len(shares)-1).Draw(rt, "which")
-						shares[i].Shrink(rapid.Int64Range(0, listLimit).Draw(rt, "left"))
-					}
-				case 3:
-					time.Sleep(rapid.SampledFrom([]time.Duration{0, time.Second, listWait}).Draw(rt, "time"))
-				}
-				synctest.Wait()
-				for len(admitted) > 0 {
-					shares = append(shares, <-admitted)
-				}
-				a.mu.Lock()
-				var all, held int64
-				for _, l := range a.levels {
-					all += l.used
-					if l.used > listLimit*(3.0/8+1.0/32)+1 {
-						rt.Fatalf("level %s has %d bytes", l.Name, l.used)
-					}
-					if front := l.waiting.Front(); front != nil && a.fitsLocked(l, front.Value.(*waitingList).bytes, false) {
-						rt.Fatalf("a list of %s waits, and fits", l.Name)
-					}
-				}
-				for _, s := range shares {
-					held += s.bytes
-				}
-				if all != held || all > listLimit+int64(len(a.levels))*a.levelMaxLocked()/2 {
-					rt.Fatalf("%d bytes are in use, %d held", all, held)
-				}
-				a.mu.Unlock()
-			}
-			cancel()
-			synctest.Wait()
-			for len(admitted) > 0 {
-				shares = append(shares, <-admitted)
-			}
-			for _, s := range shares {
-				s.Leave()
-			}
-			for _, l := range a.levels {
-				if l.used != 0 || l.waiting.Len() != 0 {
-					rt.Fatalf("level %s has %d bytes, %d wait", l.Name, l.used, l.waiting.Len())
-				}
-			}
-		})
-	})
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

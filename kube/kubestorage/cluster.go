@@ -20,6 +20,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
@@ -32,9 +33,9 @@ type cluster struct {
 	opts      Options
 	prefix    string // of every key, with a slash at both ends
 	client    *kubernetes.Client
-	mirror    *mirror.Mirror // nil: every storage reads from etcd
-	compactor *compactor     // nil: compactions go unnoticed
-	checker   *checker       // nil without a mirror
+	mirror    *mirror.Mirror       // nil: every storage reads from etcd
+	compactor *compactor           // nil: compactions go unnoticed
+	checker   *consistency.Checker // nil without a mirror
 	cache     *cacheMetrics
 	stop      context.CancelFunc // of what wg waits for
 	wg        sync.WaitGroup
@@ -124,7 +125,13 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		return nil, err
 	}
 	c.mirror = m
-	c.checker = newChecker(c)
+	c.checker = consistency.New(consistency.Options{
+		Interval:      opts.ConsistencyCheckInterval,
+		Off:           !opts.enabled(DetectCacheInconsistency),
+		ChecksArrival: m.ChecksArrival,
+		OnFailure:     onInconsistency,
+		Logger:        opts.Logger,
+	})
 	c.cache = newCacheMetrics(m)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
@@ -147,7 +154,7 @@ func (c *cluster) close() {
 		c.wg.Wait()
 	}
 	if c.checker != nil {
-		c.checker.close()
+		c.checker.Close()
 	}
 	c.reloads.close()
 	if c.compactor != nil {
@@ -238,7 +245,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	s := newStore(c, raw, resource, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
 	}, unsafeDelete)
-	unchecked := c.checker.add(resource, cfg.GroupResource)
+	unchecked := c.checker.Add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.add(s.view)
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }

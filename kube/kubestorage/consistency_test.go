@@ -25,6 +25,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
@@ -108,9 +109,9 @@ func TestConsistencyCheck(t *testing.T) {
 	})
 	k := f.cluster.checker
 	ctx := contextFor(t)
-	check := func() ConsistencyCheck {
+	check := func() consistency.Result {
 		t.Helper()
-		all, err := k.demand(ctx, &of)
+		all, err := k.Check(ctx, &of)
 		if err != nil || len(all) != 1 {
 			t.Fatalf("%+v, %v", all, err)
 		}
@@ -119,7 +120,7 @@ func TestConsistencyCheck(t *testing.T) {
 	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
 	success, failure, failed := counts(t, of)
-	if got := check(); got.Status != checkSuccess || got.Keys != 3 || got.Hash == "" || got.EtcdHash != "" || got.Resource != "checked" {
+	if got := check(); got.Status != consistency.Success || got.Keys != 3 || got.Hash == "" || got.EtcdHash != "" || got.Resource != "checked" {
 		t.Fatalf("%+v", got)
 	}
 	w := f.watchPods(t, storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: pods[2].ResourceVersion})
@@ -135,7 +136,7 @@ func TestConsistencyCheck(t *testing.T) {
 	}
 	got := check()
 	ns := pods[0].Namespace + "/"
-	if got.Status != checkFailure || !got.Mended || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
+	if got.Status != consistency.Failure || !got.Mended || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
 		!slices.Equal(got.Extra, []string{ns + "a"}) || !slices.Equal(got.Differing, []string{ns + "b"}) || got.Hash == got.EtcdHash || got.EtcdHash == "" {
 		t.Fatalf("%+v", got)
 	}
@@ -186,7 +187,7 @@ func TestConsistencyCheck(t *testing.T) {
 	if asked := f.requests.during(func() { f.list(t, everything()) }); asked.Ranges != 0 {
 		t.Errorf("the present asked of etcd: %+v", asked)
 	}
-	if got := check(); got.Status != checkSuccess {
+	if got := check(); got.Status != consistency.Success {
 		t.Fatalf("%+v", got)
 	}
 	if names, fromEtcd := exactly(now); names != "b c lost" || fromEtcd {
@@ -211,17 +212,10 @@ func TestConsistencyHash(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := f.cluster.checker.hashes(rev, nil)
+		got := f.cluster.checker.Hashes(rev, nil)
 		if want := fmt.Sprintf("%x", h.Sum64()); len(got) != 1 || got[0].Hash != want || got[0].Keys != 3 || got[0].Revision != rev {
 			t.Errorf("at %d: %+v, want the hash %s", rev, got, want)
 		}
-	}
-	d := newDigest("/registry/nodes/")
-	d.add([]byte("/registry/nodes/n1"), 7)
-	h := fnv.New64()
-	fmt.Fprintf(h, "%s/%s/%s", "", "n1", "7")
-	if want := fmt.Sprintf("%x", h.Sum64()); d.sum() != want {
-		t.Errorf("without a namespace: %s, want %s", d.sum(), want)
 	}
 }
 
@@ -230,22 +224,22 @@ func TestConsistencyHash(t *testing.T) {
 func TestConsistencyChecksAreScheduled(t *testing.T) {
 	f := setup(t, func(o *options) { o.engine.ConsistencyCheckInterval = 20 * time.Millisecond })
 	s := f.engine(t)
-	second := f.cluster.checker.add(s.resource, s.group)
+	second := f.cluster.checker.Add(s.resource, s.group)
 	k := f.cluster.checker
-	if n := len(k.selected(nil)); n != 1 {
+	if n := len(k.Hashes(0, nil)); n != 1 {
 		t.Errorf("%d resources are checked", n)
 	}
 	before, _, _ := counts(t, s.group)
 	eventually(t, "three checks", func() bool { n, _, _ := counts(t, s.group); return n >= before+3 })
 	second()
-	if n := len(k.selected(nil)); n != 1 {
+	if n := len(k.Hashes(0, nil)); n != 1 {
 		t.Errorf("%d resources are checked, though one storage is left", n)
 	}
 	f.destroy()
-	if n := len(k.selected(nil)); n != 0 {
+	if n := len(k.Hashes(0, nil)); n != 0 {
 		t.Errorf("%d resources are checked after the last storage has gone", n)
 	}
-	k.close() // returns
+	k.Close() // returns
 
 	gates := featuregate.NewFeatureGate()
 	if err := gates.Add(Gates()); err != nil {
@@ -256,41 +250,13 @@ func TestConsistencyChecksAreScheduled(t *testing.T) {
 	}
 	l := &lossy{}
 	off := setup(t, l.through, withGates(gates), func(o *options) { o.engine.ConsistencyCheckInterval = time.Millisecond })
-	if _, err := off.cluster.checker.demand(contextFor(t), nil); err != errChecksOff {
+	if _, err := off.cluster.checker.Check(contextFor(t), nil); err != consistency.ErrOff {
 		t.Errorf("error %v", err)
 	}
 	off.create(t, newPod("a"))
 	off.catchUp(t)
 	if n := l.keys.Load(); n != 0 {
 		t.Errorf("%d keys were asked for", n)
-	}
-}
-
-// TestCheckWait: resources are not compared in step, and often enough where nothing else would find a lost event.
-func TestCheckWait(t *testing.T) {
-	for _, c := range []struct {
-		interval      time.Duration
-		checksArrival bool
-		suspect       bool
-		min, max      time.Duration
-	}{
-		{5 * time.Minute, true, false, 5 * time.Minute, 450 * time.Second},
-		{5 * time.Minute, true, true, 30 * time.Second, 45 * time.Second},
-		{5 * time.Minute, false, false, uncheckedInterval / 2, uncheckedInterval},
-		{time.Second, false, false, time.Second, 1500 * time.Millisecond},
-		{uncheckedInterval, false, false, uncheckedInterval / 2, uncheckedInterval},
-	} {
-		seen := map[time.Duration]bool{}
-		for range 1000 {
-			wait := checkWait(c.interval, c.checksArrival, c.suspect)
-			if wait < c.min || wait > c.max {
-				t.Fatalf("%+v: waits %v", c, wait)
-			}
-			seen[wait] = true
-		}
-		if len(seen) < 2 {
-			t.Errorf("%+v: always waits the same", c)
-		}
 	}
 }
 
@@ -308,8 +274,8 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	}
 	var once sync.Once
 	l.each = func() { once.Do(change) }
-	all, err := k.demand(contextFor(t), nil)
-	if err != nil || len(all) != 1 || all[0].Status != checkSuccess || all[0].Keys != 2 {
+	all, err := k.Check(contextFor(t), nil)
+	if err != nil || len(all) != 1 || all[0].Status != consistency.Success || all[0].Keys != 2 {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	f.catchUp(t)
@@ -320,8 +286,8 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 			f.compact(contextFor(t), t, f.list(t, everything()).ResourceVersion)
 		})
 	}
-	all, err = k.demand(contextFor(t), nil)
-	if err != nil || len(all) != 1 || all[0].Status != checkError || !strings.Contains(all[0].Error, "compacted") {
+	all, err = k.Check(contextFor(t), nil)
+	if err != nil || len(all) != 1 || all[0].Status != consistency.Error || !strings.Contains(all[0].Error, "compacted") {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	if f.engine(t).resource.Suspect() {
@@ -342,25 +308,25 @@ func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 	// On a busy machine a check may not reach etcd in the time that it has, or its result come after the request has ended:
 	// such an attempt shows nothing, and the next one has twice the time.
 	for budget := 200 * time.Millisecond; ; budget *= 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), checkAnswer+budget)
+		ctx, cancel := context.WithTimeout(t.Context(), consistency.AnswerTime+budget)
 		defer cancel()
 		_, _, before := counts(t, of)
 		asked := l.hung.Load()
-		all, err := k.demand(ctx, nil)
+		all, err := k.Check(ctx, nil)
 		if l.hung.Load() == asked || ctx.Err() != nil {
 			if budget > patience {
 				t.Fatalf("no answer in %v: %+v, %v", budget, all, err)
 			}
 			continue
 		}
-		if err != nil || len(all) != 1 || all[0].Status != checkError {
+		if err != nil || len(all) != 1 || all[0].Status != consistency.Error {
 			t.Errorf("%+v, %v", all, err)
 		}
 		if _, _, n := counts(t, of); n != before+1 {
 			t.Errorf("counted %d, want 1", n-before)
 		}
 		asked = l.hung.Load()
-		if all, err = k.demand(ctx, nil); err != errChecksLate || len(all) != 0 {
+		if all, err = k.Check(ctx, nil); err != consistency.ErrLate || len(all) != 0 {
 			t.Errorf("in the time left: %+v, %v", all, err)
 		}
 		if l.hung.Load() != asked {
@@ -374,16 +340,23 @@ func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 func TestConsistencyFailurePanics(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
-	k := f.cluster.checker
-	k.panics = true
+	s := f.engine(t)
 	l.lose(t, f, func() { f.create(t, newPod("lost")) })
-	x := k.selected(nil)[0]
+	var failures []consistency.Result
+	k := consistency.New(consistency.Options{Interval: -1, ChecksArrival: f.cluster.mirror.ChecksArrival,
+		OnFailure: func(r consistency.Result) { failures = append(failures, r) }, Logger: slog.New(slog.DiscardHandler)})
+	defer k.Close()
+	defer k.Add(s.resource, s.group)()
+	if _, err := k.Check(contextFor(t), nil); err != nil || len(failures) != 1 {
+		t.Fatalf("%d failures, %v", len(failures), err)
+	}
+	t.Setenv(panicEnv, "true")
 	defer func() {
 		if p := fmt.Sprint(recover()); !strings.Contains(p, "KUBE_WATCHCACHE_CONSISTENCY_CHECKER") || !strings.Contains(p, "/lost") {
 			t.Errorf("panic: %s", p)
 		}
 	}()
-	k.check(contextFor(t), x)
+	onInconsistency(failures[0])
 	t.Error("nothing has happened")
 }
 
@@ -393,18 +366,18 @@ func TestConsistencyHandler(t *testing.T) {
 	f.create(t, newPod("a"))
 	f.catchUp(t)
 	rv := f.list(t, everything()).ResourceVersion
-	h := asEngine(f).ConsistencyHandler()
-	ask := func(method, query string, want int) (items []ConsistencyCheck) {
+	h := consistency.Handler(asEngine(f).Checkers)
+	ask := func(method, query string, want int) (items []consistency.Result) {
 		t.Helper()
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(method, ConsistencyPath+query, nil))
+		h.ServeHTTP(w, httptest.NewRequest(method, consistency.Path+query, nil))
 		if w.Code != want {
 			t.Fatalf("%s %s: %d %s", method, query, w.Code, w.Body)
 		}
 		if want != http.StatusOK {
 			return nil
 		}
-		var answer struct{ Items []ConsistencyCheck }
+		var answer struct{ Items []consistency.Result }
 		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Items == nil {
 			t.Fatalf("%s %s: %s: %v", method, query, w.Body, err)
 		}
@@ -414,10 +387,10 @@ func TestConsistencyHandler(t *testing.T) {
 		t.Errorf("before the first check: %+v", got)
 	}
 	made := ask("POST", "?resource=pods", 200)
-	if len(made) != 1 || made[0].Status != checkSuccess || made[0].Keys != 1 {
+	if len(made) != 1 || made[0].Status != consistency.Success || made[0].Keys != 1 {
 		t.Errorf("%+v", made)
 	}
-	if got := ask("GET", "?resource=pods", 200); len(got) != 1 || got[0].Hash != made[0].Hash || got[0].Status != checkSuccess {
+	if got := ask("GET", "?resource=pods", 200); len(got) != 1 || got[0].Hash != made[0].Hash || got[0].Status != consistency.Success {
 		t.Errorf("the last: %+v", got)
 	}
 	if got := ask("GET", "?revision="+rv, 200); len(got) != 1 || got[0].Hash != made[0].Hash || got[0].Status != "" {
@@ -453,7 +426,7 @@ func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 	var once sync.Once
 	s.index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
 		once.Do(func() { // while the index is built
-			all, err := f.cluster.checker.demand(ctx, nil)
+			all, err := f.cluster.checker.Check(ctx, nil)
 			if err != nil || len(all) != 1 || !all[0].Mended {
 				t.Errorf("%+v, %v", all, err)
 			}

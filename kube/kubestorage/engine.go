@@ -13,9 +13,12 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -30,6 +33,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
 )
@@ -68,8 +72,8 @@ type Options struct {
 	// mirror.DefaultIdleProgress, a negative one never.
 	ProgressInterval time.Duration
 	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
-	// up to a half is added at random. 0 means DefaultConsistencyCheckInterval, a negative
-	// one that it is done on demand only; see CheckConsistency.
+	// up to a half is added at random. 0 means consistency.DefaultInterval, a negative
+	// one that it is done on demand only; see Engine.Checkers.
 	ConsistencyCheckInterval time.Duration
 	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
 	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
@@ -153,6 +157,28 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 }
 
 var errLoadStalled = errors.New("nothing has arrived from etcd")
+
+// Checkers returns the consistency checkers of all clusters.
+func (e *Engine) Checkers() (all consistency.Checkers) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.clusters {
+		if c.checker != nil {
+			all = append(all, c.checker)
+		}
+	}
+	return all
+}
+
+// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
+const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
+
+// onInconsistency panics if the environment says so.
+func onInconsistency(r consistency.Result) {
+	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
+		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
+	}
+}
 
 // RESTOptionsGetter returns a getter like inner whose storages are served by the engine.
 func (e *Engine) RESTOptionsGetter(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {

@@ -17,6 +17,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -32,25 +33,25 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	var etcd *readEtcd
 	switch {
 	case errors.As(err, &etcd):
-		if err := decodedListOf(ctx).admitEtcd(ctx, s, q); err != nil {
+		if err := admitEtcd(ctx, listadmission.DecodedOf(ctx), s, q); err != nil {
 			return s.lists.failed(err)
 		}
 		if err := s.listFromEtcd(ctx, q, etcd.reason, listObj); err != nil {
 			return err
 		}
-		return decodedListOf(ctx).takeTurn(ctx)
+		return listadmission.DecodedOf(ctx).TakeTurn(ctx)
 	case err != nil:
 		return err
 	}
 	defer r.Close()
-	held := decodedListOf(ctx)
-	if err := held.admit(ctx, r); err != nil {
+	held := listadmission.DecodedOf(ctx)
+	if err := admit(ctx, held, r); err != nil {
 		return s.lists.failed(err)
 	}
 	if err := s.fill(ctx, r, held, listObj); err != nil {
 		return err
 	}
-	return held.takeTurn(ctx)
+	return held.TakeTurn(ctx)
 }
 
 // fromMemory reports whether the gates let memory answer the list.
@@ -127,7 +128,7 @@ func (s *Store) outOfReach(rev mirror.Revision) bool {
 }
 
 // fill decodes what was read into listObj. What is selected counts as held.
-func (s *Store) fill(ctx context.Context, r *Reading, held *DecodedList, listObj runtime.Object) error {
+func (s *Store) fill(ctx context.Context, r *Reading, held *listadmission.Decoded, listObj runtime.Object) error {
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *DecodedList, listObj
 		walked++
 		ok, err := r.Matches(ctx, e)
 		if err == nil && ok && r.Selective() {
-			if err := held.grow(e.Size()); err != nil {
+			if err := held.Grow(e.Size()); err != nil {
 				return s.lists.failed(err)
 			}
 		}

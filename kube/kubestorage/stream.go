@@ -5,22 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
 	"weak"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
@@ -54,10 +48,6 @@ const (
 	// cannot be decrypted or converted, for example because a KMS is down.
 	undecodableFor = 30 * time.Second
 )
-
-// ErrStreamEnded: the watch is over, and there is nothing that its client would have
-// to be told: the request, the storage or the mirror has ended.
-var ErrStreamEnded = errors.New("watch ended")
 
 // Stream is one watch without its delivery: where it starts, what is due, when a
 // bookmark is. Whoever owns it takes from it and delivers, on a goroutine of its own
@@ -323,129 +313,8 @@ func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts
 	return err
 }
 
-// expired words the error of a position that has left the window.
-func (s *Store) expired(err error) error {
-	if errors.Is(err, mirror.ErrCompacted) {
-		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %v", err))
-	}
-	return err
-}
-
-// Close lets go of what the stream holds.
-func (st *Stream) Close() {
-	if st.closed {
-		return
-	}
-	st.closed = true
-	st.store.streams.ended(st.why())
-	st.countReplayed()
-	st.cancel()
-	st.store.cluster.watches.remove(st)
-	if st.cursor != nil {
-		st.cursor.Close()
-	}
-	for _, end := range [...]func(){st.satisfied, st.sharded, st.unfollow} {
-		if end != nil {
-			end()
-		}
-	}
-	st.stopTimers()
-}
-
-func (st *Stream) stopTimers() {
-	for _, timer := range [...]*time.Timer{st.timer, st.seat} {
-		if timer != nil {
-			timer.Stop()
-		}
-	}
-}
-
 // Listing reports whether initial events are still to be handed out.
 func (st *Stream) Listing() bool { return st.listing }
-
-// EndSlow ends a stream whose client does not read its initial events, and gives back the seat of
-// priority and fairness. It may be called concurrently with everything else. The owner tells the client
-// SlowClient, if that begins to read.
-func (st *Stream) EndSlow() {
-	utilflowcontrol.WatchInitialized(st.ctx)
-	st.cut(endedBySlowness)
-}
-
-// SlowClient is the status with which a watch ends after EndSlow.
-func SlowClient() *metav1.Status {
-	st := apierrors.NewTooManyRequests("the initial events were not read in time; the watch has ended", tooHighRetrySeconds).Status()
-	return &st
-}
-
-// why returns why the stream ends, when its owner closes it.
-func (st *Stream) why() endReason {
-	if why := endReason(st.reason.Load()); why != notEnded {
-		return why
-	}
-	switch {
-	case apierrors.IsResourceExpired(st.failed) || apierrors.IsGone(st.failed):
-		return endedExpired
-	case errors.Is(st.failed, ErrStreamEnded) && st.ctx.Err() == nil:
-		return endedByStorage
-	case st.failed != nil && !errors.Is(st.failed, ErrStreamEnded):
-		return endedByError
-	case !st.deadline.IsZero() && !time.Now().Before(st.deadline):
-		return endedByTimeout
-	}
-	return endedByClient
-}
-
-// leave implements ender: Next looks whether it is to leave.
-func (st *Stream) leave() { st.nudge() }
-
-// nudge has Wait return, so that Next looks what is due.
-func (st *Stream) nudge() {
-	select {
-	case st.wake <- struct{}{}:
-	default:
-	}
-}
-
-// cut implements ender.
-func (st *Stream) cut(reason endReason) {
-	st.reason.CompareAndSwap(int32(notEnded), int32(reason))
-	st.cancel()
-}
-
-// leaving reports whether the watch is to end when it has handed out what is due now.
-func (st *Stream) leaving() bool {
-	if st.withoutDrain || !st.store.cluster.watches.last.Load() {
-		return false
-	}
-	if st.lastRev == 0 {
-		st.lastRev = max(1, st.store.mirror.Clock())
-	}
-	return true
-}
-
-// depart returns what the stream hands out last, when everything up to lastRev is delivered: a
-// bookmark, and then its end.
-func (st *Stream) depart() (Batch, error) {
-	// A watch at a future revision has nothing to tell before that.
-	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Clock() {
-		st.marked = true
-		return st.bookmark(), nil
-	}
-	return Batch{}, st.left()
-}
-
-// left takes note that the stream ends because the server does. Its context does not: that
-// is for Drain to end, if the owner takes too long to deliver the rest.
-func (st *Stream) left() error {
-	st.reason.CompareAndSwap(int32(notEnded), int32(endedByShutdown))
-	return ErrStreamEnded
-}
-
-// bookmark returns one at the position of the stream.
-func (st *Stream) bookmark() Batch {
-	st.store.streams.bookmark()
-	return Batch{Bookmark: st.cursor.Position()}
-}
 
 // countReplayed tells the metrics what the start of the watch has cost.
 func (st *Stream) countReplayed() {
@@ -555,21 +424,6 @@ func (st *Stream) noteReplayed() {
 	}
 }
 
-// ending returns what the stream ends with when its position cannot be read any more.
-func (st *Stream) ending(err error) error {
-	select {
-	case <-st.store.mirror.Done():
-	case <-st.store.ctx.Done():
-	default:
-		if errors.Is(err, mirror.ErrNotReady) { // it was, and is being listed anew
-			err = fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
-		}
-		return st.store.expired(err)
-	}
-	// Nothing is wrong with the position; the client resumes elsewhere.
-	return ErrStreamEnded
-}
-
 // nextInitial returns the next part of the initial events, none when all are out or
 // when the stream has failed.
 func (st *Stream) nextInitial() Batch {
@@ -644,185 +498,4 @@ func (st *Stream) Wait(stop <-chan struct{}) error {
 		return st.left()
 	}
 	return nil
-}
-
-// scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
-// before the server ends the watch, whichever comes first.
-func (st *Stream) scheduleBookmark() {
-	st.nextMark = time.Time{}
-	if st.bookmarkEvery == 0 {
-		return
-	}
-	now := time.Now()
-	next := now.Add(st.bookmarkEvery + rand.N(st.bookmarkEvery/4-bookmarkTick))
-	next = next.Add(bookmarkTick - time.Duration(next.UnixNano()%int64(bookmarkTick)))
-	if !st.deadline.IsZero() {
-		if last := st.deadline.Add(-bookmarkLead); last.Before(next) {
-			if next = last; !next.After(now) {
-				return
-			}
-		}
-	}
-	st.nextMark = next
-	if st.timer != nil {
-		st.timer.Reset(next.Sub(now))
-		return
-	}
-	st.timer = time.AfterFunc(next.Sub(now), st.nudge)
-}
-
-// bookmarkDue reports whether it is time for a bookmark, and sets the time of the next.
-func (st *Stream) bookmarkDue() bool {
-	if st.nextMark.IsZero() || time.Now().Before(st.nextMark) {
-		return false
-	}
-	st.scheduleBookmark()
-	// A watch at a future revision has nothing to tell before that.
-	return st.cursor.Position() <= st.store.mirror.Clock()
-}
-
-// BookmarkObject returns the object that a bookmark is sent as: of the storage's type,
-// with nothing but a resource version and, if it closes the initial events, the
-// annotation that says so. It belongs to the caller.
-func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
-	obj := st.store.newFunc()
-	if err := st.store.versioner.UpdateObject(obj, uint64(b.Bookmark)); err != nil {
-		return nil, err
-	}
-	if b.InitialEventsEnd {
-		if err := storage.AnnotateInitialEventsEndBookmark(obj); err != nil {
-			return nil, err
-		}
-	}
-	return obj, nil
-}
-
-// Selects reports whether the watch selects an initial entry. The error is that of
-// decoding it; without a selector nothing is decoded.
-func (st *Stream) Selects(e *mirror.Entry) (bool, error) {
-	ok, err := st.selector.Matches(st.ctx, e)
-	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
-		st.countFiltered(e)
-	}
-	return ok, err
-}
-
-// Translate returns what an event is to the watch: ADDED or MODIFIED with the object
-// after it, DELETED with the object before it and the event's revision, or "" if the
-// watch selects it neither before nor after. Errors are those of decoding; see Retry.
-func (st *Stream) Translate(ev *mirror.Event) (watch.EventType, error) {
-	before, now, err := st.selector.MatchesEvent(ev)
-	if st.selector.Shard != nil && err == nil {
-		st.countFiltered(ev.Prev, ev.Entry)
-	}
-	switch {
-	case err != nil:
-		return "", err
-	case now && before:
-		return watch.Modified, nil
-	case now:
-		return watch.Added, nil
-	case before:
-		return watch.Deleted, nil
-	}
-	return "", nil
-}
-
-// Retry tries again, with growing pauses, what has failed with err for an event that
-// cannot be decoded, converted or encoded: sending later events first would break the
-// order that a watch promises. Other watches, and watches of other objects, go on. It
-// returns nil on success, ErrStreamEnded, or what the client is to be told: 410 at once if only
-// history lacks what is needed (lost).
-func (st *Stream) Retry(ev *mirror.Event, err error, try func() error) error {
-	corrupt := ev.Entry == nil && st.store.unsafeDelete
-	if st.lost(ev) {
-		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, objects.Cause(err)))
-	}
-	giveUp := time.Now().Add(st.store.retryFor)
-	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
-		if corrupt || time.Now().Add(backoff).After(giveUp) {
-			if corrupt {
-				err = corruptDeletion(err)
-			}
-			klog.FromContext(st.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
-			return err
-		}
-		select {
-		case <-time.After(backoff):
-		case <-st.wake:
-		case <-st.ctx.Done():
-			return ErrStreamEnded
-		}
-		if st.leaving() { // nothing after this event may be sent, a bookmark neither
-			return st.left()
-		}
-		err = try()
-	}
-	return nil
-}
-
-// lost reports whether an event of history cannot be decoded because of a state that was superseded,
-// while the present can: nothing will bring it back if the key that decrypts it was removed, and a client
-// that lists anew does not need it. If the present cannot be decoded either, what decrypts or converts
-// may be down for a while.
-func (st *Stream) lost(ev *mirror.Event) bool {
-	if ev.Rev > st.began {
-		return false
-	}
-	snap, err := st.store.resource.Latest()
-	if err != nil {
-		return false
-	}
-	gen, lost := st.store.view.Now(), false
-	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
-		if e == nil {
-			continue
-		}
-		if _, err := gen.Attributes(st.ctx, e); err == nil {
-			continue
-		}
-		if present, ok := snap.Get(e.Key()); ok && present == e {
-			return false
-		}
-		lost = true
-	}
-	if !lost {
-		return false
-	}
-	for e := range snap.All("", "") {
-		_, err := gen.Decode(st.ctx, e, e.ModRevision())
-		return err == nil
-	}
-	return false
-}
-
-// corruptDeletion words the error for the deletion of an object whose last state
-// cannot be read, as upstream's store does with AllowUnsafeMalformedObjectDeletion.
-func corruptDeletion(err error) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusInternalServerError,
-		Reason:  metav1.StatusReasonStoreReadError,
-		Message: fmt.Sprintf("saw a DELETED event, but object data is corrupt - %v", objects.Cause(err)),
-	}}
-}
-
-// ErrorStatus returns the object of the ERROR event by which a watch reports err.
-func ErrorStatus(err error) *metav1.Status {
-	err = objects.Cause(err)
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		status = apierrors.NewInternalError(err)
-	}
-	st := status.Status()
-	return &st
-}
-
-// Delivered records in the metrics that events have been written to the client now, of which the
-// oldest arrived (mirror.Event.Arrived) and was ready to be written at those times, as mirror.Now
-// counts.
-func (st *Stream) Delivered(arrived, ready int64) {
-	now := mirror.Now()
-	st.store.streams.delivery().Observe(time.Duration(now - arrived).Seconds())
-	st.store.streams.dispatch.observe(arrived, ready, now)
 }

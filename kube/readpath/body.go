@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
 const (
@@ -57,7 +57,7 @@ type body struct {
 
 	// Of a list that was admitted: its client has to read it in time.
 	paced  *pace
-	share  *kubestorage.ListShare
+	share  *listadmission.Share
 	cutoff *cutoff
 }
 

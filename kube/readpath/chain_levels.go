@@ -13,14 +13,14 @@ import (
 	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
 // levels knows the priority levels of lists. Priority and fairness tells a handler no more than the UID,
 // in the header of the response; levels listens while it classifies. Safe for concurrent use.
 type levels struct {
 	utilflowcontrol.Interface
-	byUID sync.Map // of kubestorage.PriorityLevel
+	byUID sync.Map // of listadmission.Level
 }
 
 // levelHeader is the key under which the header is stored.
@@ -57,7 +57,7 @@ func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 	if pl.UID == "" { // imagined, while priority and fairness has no configuration
 		return
 	}
-	level := kubestorage.PriorityLevel{Name: pl.Name, Exempt: pl.Spec.Type == flowcontrol.PriorityLevelEnablementExempt}
+	level := listadmission.Level{Name: pl.Name, Exempt: pl.Spec.Type == flowcontrol.PriorityLevelEnablementExempt}
 	if known, ok := l.byUID.Load(string(pl.UID)); !ok || known != level {
 		l.byUID.Store(string(pl.UID), level)
 	}
@@ -65,18 +65,18 @@ func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 
 // of returns the level of a list that priority and fairness has let in. Without it, and so for a nil
 // levels, there is one for all but system:masters, whom upstream's bound of requests exempts too.
-func (l *levels) of(w http.ResponseWriter, req *http.Request) kubestorage.PriorityLevel {
+func (l *levels) of(w http.ResponseWriter, req *http.Request) listadmission.Level {
 	if uid := w.Header()[levelHeader]; l != nil && len(uid) > 0 {
 		if level, ok := l.byUID.Load(uid[0]); ok {
-			return level.(kubestorage.PriorityLevel)
+			return level.(listadmission.Level)
 		}
 	}
 	if u, ok := request.UserFrom(req.Context()); ok {
 		for _, group := range u.GetGroups() {
 			if group == user.SystemPrivilegedGroup {
-				return kubestorage.PriorityLevel{Exempt: true}
+				return listadmission.Level{Exempt: true}
 			}
 		}
 	}
-	return kubestorage.PriorityLevel{}
+	return listadmission.Level{}
 }

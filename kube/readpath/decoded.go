@@ -8,11 +8,11 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
 // What a list holds that upstream's handlers make from decoded objects, as a multiple of the
-// stored bytes of its objects and of their overhead (kubestorage.DecodedBytes). Measured with
+// stored bytes of its objects and of their overhead (listadmission.DecodedBytes). Measured with
 // 20,000 ConfigMaps of 1 KB, as what the memory of a server grew by.
 const (
 	decodedFactor  = 2  // tables, and JSON or protobuf, whose encoders take one object after the other
@@ -22,7 +22,7 @@ const (
 
 // BoundDecodedLists has lists admit the lists of the API server that c configures, if it has no Server
 // that is mounted in it. It wraps c.BuildHandlerChainFunc, and has to be called before c is completed.
-func BoundDecodedLists(c *genericapiserver.Config, lists *kubestorage.ListAdmission) {
+func BoundDecodedLists(c *genericapiserver.Config, lists *listadmission.Admission) {
 	build := c.BuildHandlerChainFunc
 	if build == nil {
 		build = genericapiserver.DefaultBuildHandlerChain
@@ -60,18 +60,18 @@ func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 }
 
 // formOf returns the form that a list may be answered in, the largest if there are several.
-func formOf(req *http.Request) kubestorage.DecodedForm {
-	form := kubestorage.DecodedForm{Factor: decodedFactor, Plain: true}
+func formOf(req *http.Request) listadmission.Form {
+	form := listadmission.Form{Factor: decodedFactor, Plain: true}
 	for _, accept := range req.Header["Accept"] {
 		if strings.Contains(accept, "yaml") {
-			return kubestorage.DecodedForm{Factor: yamlFactor}
+			return listadmission.Form{Factor: yamlFactor}
 		}
 		if strings.Contains(accept, "as=Table") {
 			form.Plain = false
 		}
 	}
 	if asksForPretty(req) {
-		return kubestorage.DecodedForm{Factor: indentedFactor}
+		return listadmission.Form{Factor: indentedFactor}
 	}
 	return form
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
 // reason says why a request was passed on; it is a label of a metric.
@@ -58,15 +59,15 @@ type Config struct {
 	// server that the server is mounted in (Mount); without one, the watch ends at once.
 	MinRequestTimeout time.Duration
 	// Lists bounds the bytes of lists that are under way at the same time: of those that are answered here,
-	// and, with Mount, of those that are passed on. nil means kubestorage.NewListAdmission(0).
-	Lists *kubestorage.ListAdmission
+	// and, with Mount, of those that are passed on. nil means listadmission.New(0).
+	Lists *listadmission.Admission
 }
 
 // Server answers reads from memory. Safe for concurrent use.
 type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
-	lists             *kubestorage.ListAdmission
+	lists             *listadmission.Admission
 	levels            *levels          // see Mount; nil without it, and without priority and fairness
 	conns             *trackedListener // see Mount; nil without it
 	pacing            pacing
@@ -77,7 +78,7 @@ func New(c Config) *Server {
 	registerMetrics()
 	s := &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, lists: c.Lists}
 	if s.lists == nil {
-		s.lists = kubestorage.NewListAdmission(0)
+		s.lists = listadmission.New(0)
 	}
 	return s
 }

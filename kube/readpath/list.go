@@ -31,6 +31,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/guard"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -166,8 +167,8 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 // readable, and how large it is.
 type page struct {
 	reading    *kubestorage.Reading
-	level      kubestorage.PriorityLevel
-	share      *kubestorage.ListShare
+	level      listadmission.Level
+	share      *listadmission.Share
 	start, end string // the keys walked
 	meta       listMeta
 	count      int   // of objects

@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/kube/readpath"
 )
 
@@ -121,7 +122,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
 	}
-	lists := kubestorage.NewListAdmission(s.limits.listBytes.Value())
+	lists := listadmission.New(s.limits.listBytes.Value())
 	if s.gates.Enabled(kubestorage.ByteReadPath) {
 		config, err := resolver()
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 
+	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -19,13 +20,13 @@ type checkSettings struct {
 }
 
 func defaultCheckSettings() checkSettings {
-	return checkSettings{interval: kubestorage.DefaultConsistencyCheckInterval}
+	return checkSettings{interval: consistency.DefaultInterval}
 }
 
 func (s *checkSettings) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.interval, "strata-consistency-check-interval", s.interval, "How often each resource in memory is compared with etcd, keys and revisions only "+
 		"(metrics apiserver_storage_consistency_checks_total, strata_consistency_check_seconds); up to a half is added at random. What differs is mended. "+
-		"At least 1s, 0 leaves only checks on demand (POST "+kubestorage.ConsistencyPath+"). The feature gate "+string(kubestorage.DetectCacheInconsistency)+" turns both off.")
+		"At least 1s, 0 leaves only checks on demand (POST "+consistency.Path+"). The feature gate "+string(kubestorage.DetectCacheInconsistency)+" turns both off.")
 }
 
 // validate returns an error that names the flag.
@@ -46,5 +47,5 @@ func (s *checkSettings) orNever() time.Duration {
 
 // mountConsistency offers the checks at the outermost server, behind authentication and authorization.
 func mountConsistency(server *aggregatorapiserver.APIAggregator, engine *kubestorage.Engine) {
-	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(kubestorage.ConsistencyPath, engine.ConsistencyHandler())
+	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(consistency.Path, consistency.Handler(engine.Checkers))
 }

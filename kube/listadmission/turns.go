@@ -1,4 +1,4 @@
-package kubestorage
+package listadmission
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 // would let each short request wait for its time slices.
 func encodingTurns() int { return max(1, goruntime.GOMAXPROCS(0)-1) }
 
-// takeTurn waits until the list may be encoded. Levels take turns, lists of a level are served first come, first served; exempt
+// TakeTurn waits until the list may be encoded. Levels take turns, lists of a level are served first come, first served; exempt
 // levels and small lists never wait. Error: that of ctx.
-func (d *DecodedList) takeTurn(ctx context.Context) error {
+func (d *Decoded) TakeTurn(ctx context.Context) error {
 	if d == nil || d.turn || d.needed <= freeListBytes || d.level.Exempt {
 		return nil
 	}
@@ -45,7 +45,7 @@ func (d *DecodedList) takeTurn(ctx context.Context) error {
 }
 
 // endTurn passes the turn on.
-func (d *DecodedList) endTurn() {
+func (d *Decoded) endTurn() {
 	if !d.turn {
 		return
 	}
@@ -66,11 +66,11 @@ func (d *DecodedList) endTurn() {
 
 // Yield calls f, which waits for a client, without the turn of the list, and takes it again unless last: nothing is left to
 // be encoded.
-func (d *DecodedList) Yield(ctx context.Context, last bool, f func()) {
+func (d *Decoded) Yield(ctx context.Context, last bool, f func()) {
 	had := d.turn
 	d.endTurn()
 	f()
 	if had && !last {
-		_ = d.takeTurn(ctx) // the next write of a response that is over fails
+		_ = d.TakeTurn(ctx) // the next write of a response that is over fails
 	}
 }

@@ -1,17 +1,13 @@
-package kubestorage
+package listadmission
 
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apiserver/pkg/apis/example"
-	"k8s.io/apiserver/pkg/storage"
 	"pgregory.net/rapid"
 )
 
@@ -21,58 +17,48 @@ const (
 )
 
 // beginDecoded returns what a request of the level holds whose objects count once.
-func beginDecoded(l *ListAdmission, level string) (*DecodedList, func()) {
-	_, d := l.Begin(context.Background(), PriorityLevel{Name: level}, DecodedForm{Factor: 1})
+func beginDecoded(l *Admission, level string) (*Decoded, func()) {
+	_, d := l.Begin(context.Background(), Level{Name: level}, Form{Factor: 1})
 	return d, d.End
 }
 
-// inUse returns the bytes of all lists, as metrics tell.
-func (a *ListAdmission) inUse() (bytes int64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, l := range a.levels {
-		bytes += l.used
-	}
-	return bytes
-}
-
 func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
-	l := NewListAdmission(decodedLimit)
+	l := New(decodedLimit)
 	all, end := beginDecoded(l, "")
 	defer end()
-	if err := all.take(t.Context(), 0, decodedLargest-decodedOverhead); err != nil {
+	if err := all.Take(t.Context(), 0, decodedLargest-decodedOverhead); err != nil {
 		t.Fatal(err)
 	}
 	small, end := beginDecoded(l, "")
 	defer end()
-	if err := small.take(t.Context(), 500, 1<<20); err != nil {
+	if err := small.Take(t.Context(), 500, 1<<20); err != nil {
 		t.Errorf("a page of 500 objects beside a list that holds everything: %v", err)
 	}
 }
 
 func TestADecodedListWaitsForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewListAdmission(decodedLimit)
+		l := New(decodedLimit)
 		const more = decodedLargest/2 + 2<<20 // two are more than a level may have
 		first, end := beginDecoded(l, "")
-		if err := first.take(t.Context(), 0, more); err != nil {
+		if err := first.Take(t.Context(), 0, more); err != nil {
 			t.Fatal(err)
 		}
 		time.AfterFunc(listWait-time.Second, end)
 		second, end := beginDecoded(l, "")
-		if err := second.take(t.Context(), 0, more); err != nil {
+		if err := second.Take(t.Context(), 0, more); err != nil {
 			t.Fatalf("the first has ended after %v, and the second: %v", listWait-time.Second, err)
 		}
 		other, endOther := beginDecoded(l, "another level")
 		began := time.Now()
-		if err := other.take(t.Context(), 0, more); err != nil || time.Since(began) > 0 {
+		if err := other.Take(t.Context(), 0, more); err != nil || time.Since(began) > 0 {
 			t.Errorf("a list of another level, after %v: %v", time.Since(began), err)
 		}
 		endOther()
 		third, endThird := beginDecoded(l, "")
 		defer endThird()
 		began = time.Now()
-		err := third.take(t.Context(), 0, more)
+		err := third.Take(t.Context(), 0, more)
 		if !apierrors.IsTooManyRequests(err) {
 			t.Errorf("a list that finds no room: %v, want 429", err)
 		}
@@ -83,17 +69,17 @@ func TestADecodedListWaitsForAnother(t *testing.T) {
 			t.Errorf("it has waited for %v, want %v", waited, listWait)
 		}
 		end()
-		if used := l.inUse(); used != 0 {
+		if used := l.InFlight(); used != 0 {
 			t.Errorf("%d bytes are in use when all lists have ended", used)
 		}
 	})
 }
 
 func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
-	l := NewListAdmission(decodedLimit)
+	l := New(decodedLimit)
 	d, end := beginDecoded(l, "level")
 	defer end()
-	if err := d.take(t.Context(), 0, decodedLargest+1); !apierrors.IsRequestEntityTooLargeError(err) {
+	if err := d.Take(t.Context(), 0, decodedLargest+1); !apierrors.IsRequestEntityTooLargeError(err) {
 		t.Errorf("a list of more than the bound: %v, want 413", err)
 	}
 	if n := d.level.refused[refusedTooLarge]; n != 1 {
@@ -103,13 +89,13 @@ func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
 
 // TestPlainListsAreNeverTooLarge: informers cannot ask for less, or in another form.
 func TestPlainListsAreNeverTooLarge(t *testing.T) {
-	l := NewListAdmission(decodedLimit)
+	l := New(decodedLimit)
 	for range 2 { // the first gives back what it has held
-		ctx, d := l.Begin(t.Context(), PriorityLevel{}, DecodedForm{Factor: 2, Plain: true})
-		if err := d.take(ctx, 1000, 10*decodedLimit); err != nil {
+		ctx, d := l.Begin(t.Context(), Level{}, Form{Factor: 2, Plain: true})
+		if err := d.Take(ctx, 1000, 10*decodedLimit); err != nil {
 			t.Errorf("a list of ten times the bound: %v", err)
 		}
-		if err := d.grow(decodedLimit); err != nil {
+		if err := d.Grow(decodedLimit); err != nil {
 			t.Errorf("an object more: %v", err)
 		}
 		if n := d.Held(); n != decodedLargest {
@@ -125,9 +111,9 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // nobody waits
 	rapid.Check(t, func(t *rapid.T) {
-		l := NewListAdmission(decodedLimit)
-		var lists []*DecodedList
-		draw := func() *DecodedList {
+		l := New(decodedLimit)
+		var lists []*Decoded
+		draw := func() *Decoded {
 			if len(lists) == 0 || rapid.Bool().Draw(t, "new") {
 				d, _ := beginDecoded(l, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "level"))
 				lists = append(lists, d)
@@ -140,8 +126,8 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		granted := map[*DecodedList]int64{} // bytes asked for with success; a list ends with the first refusal
-		ask := func(d *DecodedList, bytes int64, ask func() error) {
+		granted := map[*Decoded]int64{} // bytes asked for with success; a list ends with the first refusal
+		ask := func(d *Decoded, bytes int64, ask func() error) {
 			if err := ask(); err != nil {
 				known(err)
 				d.End()
@@ -153,11 +139,11 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"take": func(t *rapid.T) {
 				d, bytes := draw(), rapid.Int64Range(0, decodedLimit+1).Draw(t, "bytes")
-				ask(d, bytes, func() error { return d.take(gone, 1, bytes) })
+				ask(d, bytes, func() error { return d.Take(gone, 1, bytes) })
 			},
 			"grow": func(t *rapid.T) {
 				d, bytes := draw(), rapid.Int64Range(0, 3<<20).Draw(t, "bytes")
-				ask(d, bytes, func() error { return d.grow(bytes) })
+				ask(d, bytes, func() error { return d.Grow(bytes) })
 			},
 			"end": func(t *rapid.T) {
 				d := draw()
@@ -172,82 +158,29 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.held.Load())
 					}
 				}
-				if held > decodedLimit || held != l.inUse() {
-					t.Fatalf("lists hold %d bytes, %d by the metric, of %d", held, l.inUse(), decodedLimit)
+				if held > decodedLimit || held != l.InFlight() {
+					t.Fatalf("lists hold %d bytes, %d by the metric, of %d", held, l.InFlight(), decodedLimit)
 				}
 			},
 		})
 		for _, d := range lists {
 			d.End()
 		}
-		if n := l.inUse(); n != 0 {
+		if n := l.InFlight(); n != 0 {
 			t.Fatalf("%d bytes have not come back", n)
 		}
 	})
-}
-
-func TestGetListTakesWhatItWillHold(t *testing.T) {
-	f := setup(t)
-	var pods []*example.Pod
-	for i := range 40 {
-		pod := newPod(fmt.Sprintf("large-%d", i))
-		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB together
-		pods = append(pods, pod)
-	}
-	pods[0].Labels = map[string]string{"chosen": "yes"}
-	f.create(t, pods...)
-	list := func(limitBytes int64, pred storage.SelectionPredicate) error {
-		t.Helper()
-		l := NewListAdmission(limitBytes)
-		ctx, d := l.Begin(contextFor(t), PriorityLevel{}, DecodedForm{Factor: 1})
-		err := f.GetList(ctx, "/pods/", storage.ListOptions{Recursive: true, Predicate: pred}, newExamplePodList())
-		if err == nil && pred.Limit == 0 && pred.Empty() && d.Held() < 4e6 {
-			t.Errorf("a list of 4 MB holds %d bytes until its request ends", d.Held())
-		}
-		d.End()
-		if used := l.inUse(); used != 0 {
-			t.Errorf("%d bytes are held after a list", used)
-		}
-		return err
-	}
-	page, one, none := storage.Everything, storage.Everything, storage.Everything
-	page.Limit = 10
-	one.Label = labels.SelectorFromSet(labels.Set{"chosen": "yes"})
-	one.GetAttrs, none.GetAttrs = podAttrs, podAttrs
-	none.Label = labels.SelectorFromSet(labels.Set{"chosen": "no"})
-	all := storage.Everything
-	all.Label, all.GetAttrs = must(labels.Parse("chosen!=maybe")), podAttrs
-	if err := list(decodedLimit, storage.Everything); err != nil {
-		t.Errorf("a list of 4 MB where 64 are allowed: %v", err)
-	}
-	for what, pred := range map[string]storage.SelectionPredicate{"a list": storage.Everything, "a list with a selector": all} {
-		if err := list(8<<20, pred); !apierrors.IsRequestEntityTooLargeError(err) {
-			t.Errorf("%s of 4 MB where 3 are allowed to one: %v, want 413", what, err)
-		}
-	}
-	for what, pred := range map[string]storage.SelectionPredicate{"a page of 1 MB": page, "a list that selects one object": one, "a list that selects none": none} {
-		if err := list(8<<20, pred); err != nil {
-			t.Errorf("%s where 3 MB are allowed to one: %v", what, err)
-		}
-	}
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // TestDecodedListsTakeTurns: one list less than there are processors is encoded at a time, levels in turn; small lists, exempt
 // ones, and those that wait for their client do not count.
 func TestDecodedListsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewListAdmission(decodedLimit)
+		l := New(decodedLimit)
 		l.freeTurns = 1
-		begin := func(level string, bytes int64) *DecodedList {
-			_, d := l.Begin(t.Context(), PriorityLevel{Name: level, Exempt: level == "exempt"}, DecodedForm{Factor: 1})
-			if err := d.take(t.Context(), 0, bytes); err != nil {
+		begin := func(level string, bytes int64) *Decoded {
+			_, d := l.Begin(t.Context(), Level{Name: level, Exempt: level == "exempt"}, Form{Factor: 1})
+			if err := d.Take(t.Context(), 0, bytes); err != nil {
 				t.Fatal(err)
 			}
 			return d
@@ -259,15 +192,15 @@ func TestDecodedListsTakeTurns(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		check(first.takeTurn(t.Context()))
-		for _, other := range []*DecodedList{begin("a", 1000), begin("exempt", large), nil} {
-			check(other.takeTurn(t.Context())) // does not wait
+		check(first.TakeTurn(t.Context()))
+		for _, other := range []*Decoded{begin("a", 1000), begin("exempt", large), nil} {
+			check(other.TakeTurn(t.Context())) // does not wait
 		}
 		var order []string
 		for _, name := range []string{"a1", "a2", "b1"} {
 			d := begin(name[:1], large)
 			go func() {
-				check(d.takeTurn(t.Context()))
+				check(d.TakeTurn(t.Context()))
 				order = append(order, name)
 				time.Sleep(time.Second)
 				d.End()
@@ -277,7 +210,7 @@ func TestDecodedListsTakeTurns(t *testing.T) {
 		gone, cancel := context.WithCancel(t.Context())
 		left := begin("b", large)
 		go func() {
-			if err := left.takeTurn(gone); err == nil {
+			if err := left.TakeTurn(gone); err == nil {
 				t.Error("a list whose request has ended is encoded")
 			}
 		}()

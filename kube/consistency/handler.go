@@ -1,4 +1,4 @@
-package kubestorage
+package consistency
 
 import (
 	"encoding/json"
@@ -11,32 +11,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ConsistencyPath is where servers offer ConsistencyHandler.
-const ConsistencyPath = "/debug/strata/consistency"
+// Path is where servers mount Handler.
+const Path = "/debug/strata/consistency"
 
-// ConsistencyHandler returns a handler that tells of consistency checks, as JSON: an object whose
-// items are ConsistencyChecks.
+// Handler returns a handler that answers with results as JSON: an object whose items are Results. checkers is called for each
+// request.
 //
 //	GET                    the last check of each resource
 //	GET ?revision=N        the hash of memory at a revision; nothing is asked of etcd
 //	POST                   check now
 //	... resource=R[.group] only that resource
 //
-// The objects' names are in it, their contents are not. It authorizes nobody: mount it behind
-// filters that do.
-func (e *Engine) ConsistencyHandler() http.Handler {
+// Results have the names of objects, and not their contents. The handler does not authorize requests: mount it behind filters
+// that do.
+func Handler(checkers func() Checkers) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		q := r.URL.Query()
+		q, all := r.URL.Query(), checkers()
 		var only *schema.GroupResource
 		if name := q.Get("resource"); name != "" {
 			resource := schema.ParseGroupResource(name)
-			if only = &resource; !e.checks(resource) {
+			if only = &resource; !all.serves(resource) {
 				http.Error(w, fmt.Sprintf("no resource %q is served from memory", name), http.StatusNotFound)
 				return
 			}
 		}
 		var answer struct {
-			Items []ConsistencyCheck `json:"items"`
+			Items []Result `json:"items"`
 		}
 		switch {
 		case r.Method == http.MethodPost && q.Has("revision"):
@@ -44,13 +44,13 @@ func (e *Engine) ConsistencyHandler() http.Handler {
 			return
 		case r.Method == http.MethodPost:
 			var err error
-			answer.Items, err = e.CheckConsistency(r.Context(), only)
+			answer.Items, err = all.Check(r.Context(), only)
 			if r.Context().Err() != nil {
 				return // nobody is there, or a filter has answered
 			}
 			if err != nil {
 				status := http.StatusServiceUnavailable
-				if errors.Is(err, errChecksOff) {
+				if errors.Is(err, ErrOff) {
 					status = http.StatusForbidden
 				}
 				http.Error(w, err.Error(), status)
@@ -66,12 +66,12 @@ func (e *Engine) ConsistencyHandler() http.Handler {
 				http.Error(w, fmt.Sprintf("%q is not a revision", q.Get("revision")), http.StatusBadRequest)
 				return
 			}
-			answer.Items = e.ConsistencyHashes(rev, only)
+			answer.Items = all.Hashes(rev, only)
 		default:
-			answer.Items = e.ConsistencyChecks(only)
+			answer.Items = all.Last(only)
 		}
 		if answer.Items == nil {
-			answer.Items = []ConsistencyCheck{} // not null
+			answer.Items = []Result{} // not null
 		}
 		body, err := json.MarshalIndent(answer, "", "  ")
 		if err != nil {
@@ -80,17 +80,7 @@ func (e *Engine) ConsistencyHandler() http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if _, err := w.Write(append(body, '\n')); err != nil {
-			klog.FromContext(r.Context()).V(4).Info("Consistency checks were not told", "err", err)
+			klog.FromContext(r.Context()).V(4).Info("Cannot write the results of consistency checks", "err", err)
 		}
 	})
-}
-
-// checks reports whether the resource is served from memory.
-func (e *Engine) checks(resource schema.GroupResource) bool {
-	for _, k := range e.checkers() {
-		if len(k.selected(&resource)) > 0 {
-			return true
-		}
-	}
-	return false
 }

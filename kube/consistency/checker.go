@@ -1,0 +1,384 @@
+// Package consistency compares resources of a mirror with etcd (KEP-4988, D11): keys and revisions only, at every interval and
+// on demand.
+package consistency
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// DefaultInterval is that of KEP-4988.
+const DefaultInterval = 5 * time.Minute
+
+// uncheckedInterval is the longest time between two comparisons where the store does not count the writes to a
+// key: a comparison is then the only way to find a lost event. A guess.
+const uncheckedInterval = time.Minute
+
+// Values of Result.Status, the label status of upstream's metric.
+const (
+	Success = "success"
+	Failure = "failure" // memory differs from etcd
+	Error   = "error"   // not compared, for example because etcd was compacted meanwhile
+)
+
+// checkTimeout bounds a comparison, so that an etcd that hangs does not delay the others: 300,000 keys take a second.
+// AnswerTime is how long before the deadline of its request a comparison on demand ends, so that the request is answered.
+const (
+	checkTimeout = 30 * time.Second
+	AnswerTime   = time.Second
+)
+
+// reportedKeys is how many keys are named in the log and in a Result.
+const reportedKeys = 20
+
+var (
+	checkSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
+		Name: "strata_consistency_check_seconds", StabilityLevel: metrics.ALPHA,
+		Help:    "How long it took to compare a resource with etcd (apiserver_storage_consistency_checks_total), whatever came of it.",
+		Buckets: []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 60},
+	})
+	registerMetrics = sync.OnceFunc(func() {
+		cachermetrics.Register()
+		legacyregistry.MustRegister(checkSeconds)
+	})
+)
+
+// Checker compares resources of a mirror with etcd (D11): each at every interval, and on demand, one at a time, so that the load
+// on etcd does not grow with the number of resources. Methods may be called concurrently.
+type Checker struct {
+	opts Options
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	turn   chan struct{}
+
+	mu      sync.Mutex // leaf
+	checked map[*mirror.Resource]*checked
+}
+
+// checked is a resource that is served from memory, by one storage or more.
+type checked struct {
+	resource *mirror.Resource
+	group    schema.GroupResource
+	last     atomic.Pointer[Result]
+	failed   chan struct{} // one place: a check has found a difference
+
+	stores int // guarded by checker.mu
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// Options configures a Checker.
+type Options struct {
+	// Interval is the time between two comparisons of a resource; 0 means DefaultInterval, a negative one compares on
+	// demand only.
+	Interval time.Duration
+	// Off disables comparisons, on demand as well.
+	Off bool
+	// ChecksArrival reports whether events are checked when they arrive; otherwise comparisons are more frequent.
+	ChecksArrival func() bool
+	// OnFailure, if set, is called with each result of status Failure after it was logged.
+	OnFailure func(Result)
+	Logger    *slog.Logger
+}
+
+// New returns a checker without resources. Close it after use.
+func New(opts Options) *Checker {
+	registerMetrics()
+	if opts.Interval == 0 {
+		opts.Interval = DefaultInterval
+	}
+	k := &Checker{opts: opts, turn: make(chan struct{}, 1), checked: map[*mirror.Resource]*checked{}}
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	return k
+}
+
+// Close ends the comparisons and waits for them.
+func (k *Checker) Close() {
+	k.mu.Lock() // nobody begins one now
+	k.cancel()
+	k.mu.Unlock()
+	k.wg.Wait()
+}
+
+// Add compares a resource until remove is called, once. It may be added several times, by storages that share it.
+func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	x := k.checked[r]
+	if x == nil {
+		x = &checked{resource: r, group: group, failed: make(chan struct{}, 1)}
+		x.ctx, x.cancel = context.WithCancel(k.ctx)
+		k.checked[r] = x
+		if !k.opts.Off && k.opts.Interval > 0 && k.ctx.Err() == nil {
+			k.wg.Go(func() { k.schedule(x) })
+		}
+	}
+	x.stores++
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if x.stores--; x.stores == 0 {
+			x.cancel()
+			delete(k.checked, r)
+		}
+	}
+}
+
+// schedule checks a resource at every interval, prolonged at random by up to a half so that
+// servers and resources do not move in step. While it is suspect it is checked ten times as
+// often: a check that finds nothing is what has lists of the past answered from memory again.
+func (k *Checker) schedule(x *checked) {
+	if x.resource.WaitReady(x.ctx) != nil { // closed before it was ready
+		return
+	}
+	for {
+		select {
+		case <-time.After(checkWait(k.opts.Interval, k.opts.ChecksArrival(), x.resource.Suspect())):
+			k.check(x.ctx, x)
+		case <-x.failed: // by a check on demand
+		case <-x.ctx.Done():
+			return
+		}
+	}
+}
+
+// checkWait returns the time until the next comparison of a resource: the interval and up to a half of it, so that not all
+// resources are compared at once. Where events are not checked when they arrive it is no longer than uncheckedInterval, and for
+// a resource that may have lost an event a tenth.
+func checkWait(interval time.Duration, checksArrival, suspect bool) time.Duration {
+	wait := interval + rand.N(interval/2+1)
+	if !checksArrival && wait > uncheckedInterval {
+		wait = uncheckedInterval/2 + rand.N(uncheckedInterval/2+1)
+	}
+	if suspect {
+		wait /= 10
+	}
+	return wait
+}
+
+// check compares a resource with etcd when it is its turn, and returns nil if that does not
+// come, or ctx ends.
+func (k *Checker) check(ctx context.Context, x *checked) *Result {
+	inTime := ctx
+	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		inTime, cancel = context.WithDeadline(ctx, end.Add(-AnswerTime))
+		defer cancel()
+	}
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-inTime.Done():
+		return nil
+	}
+	if inTime.Err() != nil {
+		return nil // both were ready: an etcd that is asked too late is not the one that fails
+	}
+	began := time.Now()
+	bound, cancel := context.WithTimeout(inTime, checkTimeout)
+	defer cancel()
+	r := k.compare(bound, x)
+	if ctx.Err() != nil && r.Status == Error {
+		return nil // it is not the check that has failed
+	}
+	r.Time, r.Seconds = metav1.NewTime(began), time.Since(began).Seconds()
+	checkSeconds.Observe(r.Seconds)
+	cachermetrics.StorageConsistencyCheckTotal.WithLabelValues(x.group.Group, x.group.Resource, r.Status).Inc()
+	x.last.Store(r)
+	if r.Status == Failure {
+		select {
+		case x.failed <- struct{}{}:
+		default:
+		}
+	}
+	k.report(r)
+	return r
+}
+
+// compare is the check itself.
+func (k *Checker) compare(ctx context.Context, x *checked) *Result {
+	r := &Result{Group: x.group.Group, Resource: x.group.Resource, Status: Success}
+	prefix := x.resource.Prefix()
+	etcd := newDigest(prefix)
+	c, err := x.resource.Check(ctx, etcd.add)
+	if c != nil {
+		r.hash(prefix, c.Snapshot)
+		if c.Count > 0 {
+			r.Status, r.EtcdHash, r.Differences, r.Mended = Failure, etcd.sum(), c.Count, c.Mended
+			for _, d := range c.Differences[:min(reportedKeys, len(c.Differences))] {
+				to := &r.Differing
+				switch {
+				case d.Held == 0:
+					to = &r.Missing
+				case d.Etcd == 0:
+					to = &r.Extra
+				}
+				*to = append(*to, strings.TrimPrefix(d.Key, prefix))
+			}
+		}
+	}
+	if err != nil {
+		r.Error = err.Error()
+		if r.Status == Success {
+			r.Status = Error
+		}
+	}
+	return r
+}
+
+// report logs a result.
+func (k *Checker) report(r *Result) {
+	log := k.opts.Logger.With("group", r.Group, "resource", r.Resource, "revision", r.Revision, "objects", r.Keys)
+	switch r.Status {
+	case Success:
+		log.Debug("memory was compared with etcd", "hash", r.Hash)
+	case Error:
+		log.Warn("memory could not be compared with etcd", "err", r.Error)
+	case Failure:
+		log.Error("memory differs from etcd; watches of the resource start over, and lists of the past go to etcd until a check finds no difference",
+			"differences", r.Differences, "missing", r.Missing, "extra", r.Extra, "differing", r.Differing,
+			"mended", r.Mended, "hash", r.Hash, "etcdHash", r.EtcdHash, "err", r.Error)
+		if k.opts.OnFailure != nil {
+			k.opts.OnFailure(*r)
+		}
+	}
+}
+
+// selected returns the resources of the checker that pass the filter, if there is one.
+func (k *Checker) selected(only *schema.GroupResource) (all []*checked) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, x := range k.checked {
+		if only == nil || *only == x.group {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+var (
+	// ErrOff: Options.Off.
+	ErrOff = errors.New("the feature gate DetectCacheInconsistency is off")
+	// ErrLate: ctx has ended, or is about to.
+	ErrLate = errors.New("checks take longer than the request may; those that have ended were counted")
+)
+
+// Check compares resources now, all or those of a filter. Errors: ErrOff, ErrLate.
+func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []Result, err error) {
+	if k.opts.Off {
+		return nil, ErrOff
+	}
+	for _, x := range k.selected(only) {
+		done := make(chan *Result, 1)
+		k.mu.Lock()
+		if k.ctx.Err() == nil {
+			// On a goroutine of its own: what panics here is to end the process.
+			k.wg.Go(func() {
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				defer context.AfterFunc(x.ctx, cancel)()
+				done <- k.check(ctx, x)
+			})
+		} else {
+			done <- nil
+		}
+		k.mu.Unlock()
+		if r := <-done; r != nil {
+			all = append(all, *r)
+		} else if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) <= AnswerTime {
+			return all, ErrLate
+		}
+	}
+	return all, nil
+}
+
+// Hashes returns the hash of memory at a revision, the latest if it is 0. Nothing is read from etcd.
+func (k *Checker) Hashes(rev mirror.Revision, only *schema.GroupResource) (all []Result) {
+	for _, x := range k.selected(only) {
+		r := Result{Group: x.group.Group, Resource: x.group.Resource, Time: metav1.Now()}
+		began := time.Now()
+		s, err := x.resource.Latest()
+		if err == nil && rev > 0 {
+			s, err = x.resource.At(rev)
+		}
+		if err != nil {
+			r.Revision, r.Error = rev, err.Error()
+		} else {
+			r.hash(x.resource.Prefix(), s)
+		}
+		r.Seconds = time.Since(began).Seconds()
+		all = append(all, r)
+	}
+	return all
+}
+
+// Last returns the last result of each resource that has one.
+func (k *Checker) Last(only *schema.GroupResource) (all []Result) {
+	for _, x := range k.selected(only) {
+		if r := x.last.Load(); r != nil {
+			all = append(all, *r)
+		}
+	}
+	return all
+}
+
+// Checkers are those of all mirrors of a process.
+type Checkers []*Checker
+
+func byResource(a, b Result) int {
+	return strings.Compare(a.Resource+"."+a.Group, b.Resource+"."+b.Group)
+}
+
+// Check compares resources with etcd now, all that are served from memory or one: keys and resource versions, never a value
+// (KEP-4988). Differences are repaired as by a scheduled comparison. Results are in alphabetical order. Errors: ErrOff, ErrLate.
+func (all Checkers) Check(ctx context.Context, only *schema.GroupResource) (results []Result, err error) {
+	for _, k := range all {
+		some, err := k.Check(ctx, only)
+		if results = append(results, some...); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(results, byResource)
+	return results, nil
+}
+
+// Last returns the last result of each resource that has one.
+func (all Checkers) Last(only *schema.GroupResource) (results []Result) {
+	for _, k := range all {
+		results = append(results, k.Last(only)...)
+	}
+	slices.SortFunc(results, byResource)
+	return results
+}
+
+// Hashes returns the hashes of memory at a revision, to be compared with those of another server. Nothing is read from etcd. A
+// resource whose revision is not in memory has an Error.
+func (all Checkers) Hashes(rev int64, only *schema.GroupResource) (results []Result) {
+	for _, k := range all {
+		results = append(results, k.Hashes(rev, only)...)
+	}
+	slices.SortFunc(results, byResource)
+	return results
+}
+
+// serves reports whether the resource is served from memory.
+func (all Checkers) serves(resource schema.GroupResource) bool {
+	return slices.ContainsFunc(all, func(k *Checker) bool { return len(k.selected(&resource)) > 0 })
+}

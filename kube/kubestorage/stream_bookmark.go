@@ -1,0 +1,66 @@
+package kubestorage
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// bookmark returns one at the position of the stream.
+func (st *Stream) bookmark() Batch {
+	st.store.streams.bookmark()
+	return Batch{Bookmark: st.cursor.Position()}
+}
+
+// scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
+// before the server ends the watch, whichever comes first.
+func (st *Stream) scheduleBookmark() {
+	st.nextMark = time.Time{}
+	if st.bookmarkEvery == 0 {
+		return
+	}
+	now := time.Now()
+	next := now.Add(st.bookmarkEvery + rand.N(st.bookmarkEvery/4-bookmarkTick))
+	next = next.Add(bookmarkTick - time.Duration(next.UnixNano()%int64(bookmarkTick)))
+	if !st.deadline.IsZero() {
+		if last := st.deadline.Add(-bookmarkLead); last.Before(next) {
+			if next = last; !next.After(now) {
+				return
+			}
+		}
+	}
+	st.nextMark = next
+	if st.timer != nil {
+		st.timer.Reset(next.Sub(now))
+		return
+	}
+	st.timer = time.AfterFunc(next.Sub(now), st.nudge)
+}
+
+// bookmarkDue reports whether it is time for a bookmark, and sets the time of the next.
+func (st *Stream) bookmarkDue() bool {
+	if st.nextMark.IsZero() || time.Now().Before(st.nextMark) {
+		return false
+	}
+	st.scheduleBookmark()
+	// A watch at a future revision has nothing to tell before that.
+	return st.cursor.Position() <= st.store.mirror.Clock()
+}
+
+// BookmarkObject returns the object that a bookmark is sent as: of the storage's type,
+// with nothing but a resource version and, if it closes the initial events, the
+// annotation that says so. It belongs to the caller.
+func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
+	obj := st.store.newFunc()
+	if err := st.store.versioner.UpdateObject(obj, uint64(b.Bookmark)); err != nil {
+		return nil, err
+	}
+	if b.InitialEventsEnd {
+		if err := storage.AnnotateInitialEventsEndBookmark(obj); err != nil {
+			return nil, err
+		}
+	}
+	return obj, nil
+}
