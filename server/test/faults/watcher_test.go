@@ -32,10 +32,10 @@ type watcher struct {
 	name     string // of the only object that is watched; "" for all
 
 	sessions recorded.Sessions
-	fromAny  []bool // of each session, whether it began with a state of no known revision
-	told     []told // by all of them
-	expired  int    // watches that were told that their revision is gone
-	ended    error  // why the last watch does not reach the end
+	fromAny  []bool  // of each session, whether it began with a state of no known revision
+	told     []told  // by all of them
+	expired  []int64 // revisions that it was told are gone, and that etcd was not compacted to
+	ended    error   // why the last watch does not reach the end
 	starts   map[string]int
 }
 
@@ -216,11 +216,11 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 	}
 }
 
-// gone notes that a revision is gone, of which etcd may or may not have the rest. The watcher begins anew.
+// gone records a watch that was refused with 410. The watcher relists.
 func (w *watcher) gone(r *round, after int64, at *position) {
 	at.revision = 0
 	if after >= r.compacted.Load() {
-		w.expired++
+		w.expired = append(w.expired, after)
 	}
 }
 
