@@ -224,9 +224,11 @@ var errStart = errors.New("start")
 // what cannot be read now probably can soon.
 func (m *Mirror) Restoring() bool { return m.loading.Load() }
 
-// Received returns how many keys and changes were read so far, of all lists and of all history that was restored.
-// While Restoring, a load that goes on counts up.
-func (m *Mirror) Received() int64 { return m.stats.listedKeys.Load() + m.stats.replayedRecords.Load() }
+// LoadProgress returns how many keys and changes were read so far, of all lists and of all history, and how often the whole
+// prefix had to be relisted or could not be listed. Cost is a few loads.
+func (m *Mirror) LoadProgress() (received, failed int64) {
+	return m.stats.listedKeys.Load() + m.stats.replayedRecords.Load(), m.stats.relists.Load()
+}
 
 const (
 	retryFirst = 50 * time.Millisecond

@@ -128,7 +128,7 @@ func (e *Engine) Close() {
 }
 
 // WaitLoaded returns when memory holds what etcd has of the storages made so far, history included. It returns ctx's error
-// when that ends, and errLoadStalled when nothing has arrived from etcd for the time stall. A server that waits before it
+// when that ends, errLoadStalled when nothing has arrived from etcd for the time stall, and errLoadFailed after a load that failed. A server that waits before it
 // serves spends none of the time of its first requests on the load: admission of kube-apiserver gives its informers 10 s, and
 // then refuses the writes of hooks, which ends the process.
 func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
@@ -142,8 +142,11 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 		loaded := true
 		for _, c := range clusters {
 			if c.mirror != nil {
-				received += c.mirror.Received()
-				loaded = loaded && !c.mirror.Restoring()
+				n, failed := c.mirror.LoadProgress()
+				received += n
+				if loaded = loaded && !c.mirror.Restoring(); failed > 0 && !loaded {
+					return false, errLoadFailed
+				}
 			}
 		}
 		if received != last {
@@ -156,7 +159,10 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 	})
 }
 
-var errLoadStalled = errors.New("nothing has arrived from etcd")
+var (
+	errLoadStalled = errors.New("nothing has arrived from etcd")
+	errLoadFailed  = errors.New("a list of etcd has failed")
+)
 
 // Checkers returns the consistency checkers of all clusters.
 func (e *Engine) Checkers() (all consistency.Checkers) {

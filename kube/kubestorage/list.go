@@ -51,6 +51,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err := s.fill(ctx, r, held, listObj); err != nil {
 		return err
 	}
+	r.Close() // not while others are encoded
 	return held.TakeTurn(ctx)
 }
 

@@ -107,12 +107,20 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 	if !lost {
 		return false
 	}
+	tried := 0
 	for e := range snap.All("", "") {
-		_, err := gen.Decode(st.ctx, e, e.ModRevision())
-		return err == nil
+		if _, err := gen.Decode(st.ctx, e, e.ModRevision()); err == nil {
+			return true
+		}
+		if tried++; tried == lostProbes {
+			return false
+		}
 	}
-	return false
+	return tried == 0 // with nothing left, a list is right
 }
+
+// lostProbes is how many objects of the present are decoded at most to tell a key that was removed from a decryption that fails.
+const lostProbes = 16
 
 // corruptDeletion words the error for the deletion of an object whose last state
 // cannot be read, as upstream's store does with AllowUnsafeMalformedObjectDeletion.

@@ -371,7 +371,7 @@ func (c *admissionCollector) CollectWithStability(ch chan<- metrics.Metric) {
 				levels[l.Name] = sum
 			}
 			sum.used += l.used
-			sum.waiting += int64(l.waiting.Len())
+			sum.waiting += int64(l.waiting.Len() + l.encoding.Len())
 			for reason, n := range l.refused {
 				sum.refused[reason] += n
 			}

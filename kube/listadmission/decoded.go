@@ -51,6 +51,7 @@ type Decoded struct {
 	held   atomic.Int64 // taken; read by others
 	needed int64        // so far
 	turn   bool         // see TakeTurn
+	begun  bool         // has passed a turn on
 }
 
 // DecodedOf returns the list that Begin has put into a context, nil if there is none.

@@ -220,7 +220,12 @@ func TestDecodedListsTakeTurns(t *testing.T) {
 		if left.turn || len(order) != 0 {
 			t.Fatalf("encoded beside the first list: %v", order)
 		}
-		first.Yield(t.Context(), false, func() { time.Sleep(time.Minute) })
+		first.Yield(t.Context(), func() { time.Sleep(yieldAfter / 2) })
+		synctest.Wait()
+		if len(order) != 0 {
+			t.Errorf("%v encoded although the client of the first list reads", order)
+		}
+		first.Yield(t.Context(), func() { time.Sleep(time.Minute) })
 		if fmt.Sprint(order) != "[b1 a1 a2]" && fmt.Sprint(order) != "[a1 b1 a2]" {
 			t.Errorf("encoded in the order %v, want levels in turn", order)
 		}

@@ -3,6 +3,7 @@ package listadmission
 import (
 	"context"
 	goruntime "runtime"
+	"time"
 )
 
 // encodingTurns returns how many lists of decoded objects may be encoded at the same time: all processors but one. A table or
@@ -10,8 +11,8 @@ import (
 // would let each short request wait for its time slices.
 func encodingTurns() int { return max(1, goruntime.GOMAXPROCS(0)-1) }
 
-// TakeTurn waits until the list may be encoded. Levels take turns, lists of a level are served first come, first served; exempt
-// levels and small lists never wait. Error: that of ctx.
+// TakeTurn waits until the list may be encoded. Levels take turns, lists of a level are served first come, first served, those
+// that have begun before others; exempt levels and small lists never wait. Error: that of ctx.
 func (d *Decoded) TakeTurn(ctx context.Context) error {
 	if d == nil || d.turn || d.needed <= freeListBytes || d.level.Exempt {
 		return nil
@@ -25,7 +26,11 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 		return nil
 	}
 	granted := make(chan struct{})
-	place := d.level.encoding.PushBack(granted)
+	push := d.level.encoding.PushBack
+	if d.begun {
+		push = d.level.encoding.PushFront
+	}
+	place := push(granted)
 	a.mu.Unlock()
 	select {
 	case <-granted:
@@ -64,13 +69,32 @@ func (d *Decoded) endTurn() {
 	a.freeTurns++
 }
 
-// Yield calls f, which waits for a client, without the turn of the list, and takes it again unless last: nothing is left to
-// be encoded.
-func (d *Decoded) Yield(ctx context.Context, last bool, f func()) {
-	had := d.turn
-	d.endTurn()
-	f()
-	if had && !last {
-		_ = d.TakeTurn(ctx) // the next write of a response that is over fails
+// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes end at once, and a list that
+// passed its turn on at each of them would wait for a foreign list each time.
+const yieldAfter = 5 * time.Millisecond
+
+// Yield calls f, which may wait for a client, and passes the turn of the list on if that takes longer than yieldAfter.
+// Afterwards it has the turn again, unless ctx has ended.
+func (d *Decoded) Yield(ctx context.Context, f func()) {
+	if !d.turn {
+		f()
+		return
 	}
+	passed := make(chan struct{})
+	timer := time.AfterFunc(yieldAfter, func() {
+		d.endTurn()
+		close(passed)
+	})
+	panicked := true
+	defer func() {
+		if timer.Stop() {
+			return
+		}
+		<-passed
+		if d.begun = true; !panicked {
+			_ = d.TakeTurn(ctx) // the next write of a response that is over fails
+		}
+	}()
+	f()
+	panicked = false
 }

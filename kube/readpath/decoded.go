@@ -46,7 +46,7 @@ func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 		level := s.levels.of(w, req)
 		ctx, list := s.lists.Begin(req.Context(), level, formOf(req))
 		conn, cut := s.pacing.begin(req), &cutoff{w: w, req: req, conns: s.conns}
-		paced := &pacedWriter{ResponseWriter: w, counts: true, yield: func(last bool, write func()) { list.Yield(ctx, last, write) }, pace: newPace(conn, paceBytesPerSecond, func() {
+		paced := &pacedWriter{ResponseWriter: w, counts: true, yield: func(write func()) { list.Yield(ctx, write) }, pace: newPace(conn, paceBytesPerSecond, func() {
 			// After the request's timeout the response may be over.
 			if list.Held() > 0 && req.Context().Err() == nil && cut.cut() {
 				s.lists.Slow(level)

@@ -110,7 +110,7 @@ type pacedWriter struct {
 	// counts: each byte that is written counts as one of progress; otherwise who writes says how many.
 	counts bool
 	// yield, if set, calls write, which waits for the client, without the processor time that the handler has reserved.
-	yield func(last bool, write func())
+	yield func(write func())
 }
 
 // pacedChunk is how many bytes are written at once, so that progress shows within a long write.
@@ -121,18 +121,26 @@ func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Flush implements http.Flusher.
 func (w *pacedWriter) Flush() {
-	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+	flusher, ok := w.ResponseWriter.(http.Flusher)
+	if !ok {
+		return
+	}
+	flush := func() {
 		_, _ = w.pace.write(func() (int, error) {
 			flusher.Flush()
 			return 0, nil
 		})
 	}
+	if w.yield != nil {
+		w.yield(flush)
+	} else {
+		flush()
+	}
 }
 
 func (w *pacedWriter) Write(p []byte) (written int, err error) {
 	if w.yield != nil {
-		// Encoders that do not stream write everything at once.
-		w.yield(len(p) >= pacedChunk, func() { written, err = w.write(p) })
+		w.yield(func() { written, err = w.write(p) })
 		return written, err
 	}
 	return w.write(p)

@@ -144,7 +144,7 @@ func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	}
 }
 
-// AwaitMemory returns when memory is loaded, or nothing has arrived from etcd for loadPatience, or ctx has ended. An etcd
+// AwaitMemory returns when memory is loaded, a load has failed, nothing has arrived from etcd for loadPatience, or ctx has ended. An etcd
 // that is down does not keep what does not need it from being served.
 func (a *Attachment) AwaitMemory(ctx context.Context) {
 	if a.engine == nil {

@@ -20,9 +20,9 @@ var wallClock = map[string]bool{
 
 // allowed are the places where the time of day decides nothing that a client is told.
 var allowed = map[string]string{
-	"kube/kubestorage/stream.go UnixNano":     "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
-	"kube/readpath/chain_cutoff.go time.Unix": "a moment that has passed, for a deadline",
-	"kube/readpath/watch_drain.go time.Unix":  "a moment that has passed, for a deadline",
+	"kube/kubestorage/stream_bookmark.go UnixNano": "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
+	"kube/readpath/chain_cutoff.go time.Unix":      "a moment that has passed, for a deadline",
+	"kube/readpath/watch_drain.go time.Unix":       "a moment that has passed, for a deadline",
 }
 
 // TestNothingDependsOnTheTimeOfDay reads the code between etcd and the clients. That a server whose clock is days ahead, and is
