@@ -16,7 +16,7 @@ func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.C
 	return context.WithValue(ctx, admitKey{}, admit)
 }
 
-// admit takes what the reading will hold, if that is known; see Decoded.grow for one that is
+// admit takes what the reading will hold, if that is known; see Decoded.Grow for one that is
 // selective, and admitPast for one that is read from etcd.
 func admit(ctx context.Context, d *listadmission.Decoded, r *Reading) error {
 	if d == nil || r.Selective() || r.FromEtcd() {

@@ -128,9 +128,9 @@ func (e *Engine) Close() {
 }
 
 // WaitLoaded returns when memory holds what etcd has of the storages made so far, history included. It returns ctx's error
-// when that ends, errLoadStalled when nothing has arrived from etcd for the time stall, and errLoadFailed after a load that failed. A server that waits before it
-// serves spends none of the time of its first requests on the load: admission of kube-apiserver gives its informers 10 s, and
-// then refuses the writes of hooks, which ends the process.
+// when that ends, errLoadStalled when nothing has arrived from etcd for the time stall, and errLoadFailed after a load that
+// failed. A server that waits before it serves spends none of the time of its first requests on the load: admission of
+// kube-apiserver gives its informers 10 s, and then refuses the writes of hooks, which ends the process.
 func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 	const interval = 10 * time.Millisecond // small beside a start of seconds
 	e.mu.Lock()

@@ -69,8 +69,8 @@ func (d *Decoded) endTurn() {
 	a.freeTurns++
 }
 
-// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes end at once, and a list that
-// passed its turn on at each of them would wait for a foreign list each time.
+// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes end at once; a list that passed its
+// turn on at each write would wait for another list each time.
 const yieldAfter = 5 * time.Millisecond
 
 // Yield calls f, which may wait for a client, and passes the turn of the list on if that takes longer than yieldAfter.

@@ -144,8 +144,8 @@ func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	}
 }
 
-// AwaitMemory returns when memory is loaded, a load has failed, nothing has arrived from etcd for loadPatience, or ctx has ended. An etcd
-// that is down does not keep what does not need it from being served.
+// AwaitMemory returns when memory is loaded, a load has failed, nothing has arrived from etcd for loadPatience, or ctx has ended.
+// If etcd is down, requests that do not need it are served.
 func (a *Attachment) AwaitMemory(ctx context.Context) {
 	if a.engine == nil {
 		return
