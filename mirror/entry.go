@@ -201,11 +201,12 @@ func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
 // Retirer is what readers keep for the present only: when an entry was replaced or deleted, or
 // a leaf is no longer part of the newest version, the writer takes it away and calls
-// Retired, once. That must not block. Readers of the past may still come, and keep it anew.
+// Retired, once. That must not block. Readers of the past may still come, and keep it anew; that is taken away when history
+// drops the event that has replaced the entry.
 type Retirer interface{ Retired() }
 
 // DeletionRetainer is a Retirer that stays on an entry whose key is deleted, because readers of the
-// event need it (Event.Prev).
+// event need it (Event.Prev), until history drops the event.
 type DeletionRetainer interface {
 	Retirer
 	OutlivesDeletion()

@@ -157,7 +157,11 @@ func (r *Resource) trim(rev Revision) {
 	lin.log.Drop(rev, func(e *Event) {
 		h.bytes -= e.historyBytes()
 		r.m.stats.historyBytes.Add(-e.historyBytes())
-		if e.Prev != nil && !e.Prev.hasValue() {
+		if e.Prev == nil {
+			return
+		}
+		e.Prev.retire(false) // what was retained for a deletion, or made since for readers of the past
+		if !e.Prev.hasValue() {
 			r.missing--
 		}
 	})

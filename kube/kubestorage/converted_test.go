@@ -14,9 +14,9 @@ import (
 )
 
 // TestConvertedIsReleasedWithItsEntry: what a webhook has made of a custom resource is kept while the
-// object is as it was, and for the event that tells of its deletion.
+// object is as it was, and for the event that tells of its deletion, while history holds that.
 func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
-	w := newTwinOf(t, func(cfg *StoreConfig) {
+	w := newTwinWith(t, mirror.Window{MaxBytes: 20_000}, func(cfg *StoreConfig) {
 		cfg.Codec = converting{unstructured.UnstructuredJSONScheme}
 		cfg.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 		cfg.NewFunc = func() runtime.Object {
@@ -69,4 +69,9 @@ func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 	if prev := b.Events[0].Prev; !slices.ContainsFunc(w.view.Now().Slots(), func(slot *mirror.Slot) bool { return prev.Memo(slot) != nil }) {
 		t.Error("the event needs another conversion")
 	}
+	for i := range 100 { // more history than is held
+		w.etcd.Put(testPrefix+"pods/ns/b", fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"b","namespace":"ns","annotations":{"n":"%0500d"}}}`, i))
+	}
+	w.catchUp(t)
+	eventually(t, "nothing is kept when history has dropped the deletion", func() bool { return w.cluster.blocks.Stats().Used == 0 })
 }

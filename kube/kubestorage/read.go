@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -121,8 +122,13 @@ func (r *Reading) Close() {
 }
 
 // Candidates yields, in key order, entries among which are all that the request
-// selects: those of the index if there is one for the selector, else all of Runs.
+// selects: those of the index if there is one for the selector, else all of Runs. While other lists are under way it leaves the
+// processor to short requests now and then.
 func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
+	return listadmission.Interruptible(r.candidates())
+}
+
+func (r *Reading) candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.past != nil:
 		return func(yield func(*mirror.Entry) bool) {

@@ -41,12 +41,7 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 	return newTwinWith(t, window, func(*StoreConfig) {})
 }
 
-// newTwinOf is newTwin for another kind of objects, below the same prefix.
-func newTwinOf(t testing.TB, change func(*StoreConfig)) *twin {
-	t.Helper()
-	return newTwinWith(t, mirror.Window{}, change)
-}
-
+// newTwinWith is newTwin for another kind of objects, below the same prefix.
 func newTwinWith(t testing.TB, window mirror.Window, change func(*StoreConfig)) *twin {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}

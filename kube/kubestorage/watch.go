@@ -17,9 +17,18 @@ import (
 // another processor is not woken for each event, small because every watch has one.
 const resultBuffer = 10
 
-// slowSend is how long an initial event may wait for the one who watches. A guess, well above what a
+// slowSend is how long an initial event may wait for the client. A guess, well above what a
 // client needs that is alive and busy.
 const slowSend = 10 * time.Second
+
+type slowClientKey struct{}
+
+// WithSlowClient returns a context for a Watch, which calls slow when the client has not read an initial event in time:
+// the watch has ended, and gives the client SlowClient as its last event. What writes the response may still wait for the
+// client; slow has that end. It is called on a goroutine of the watch, and may be called after the response has ended.
+func WithSlowClient(ctx context.Context, slow func()) context.Context {
+	return context.WithValue(ctx, slowClientKey{}, slow)
+}
 
 // Watch implements storage.Interface. Initial events are a snapshot, everything
 // after it a cursor on the resource's log: there is no queue, and a slow watcher
@@ -27,20 +36,24 @@ const slowSend = 10 * time.Second
 // 410. Errors that upstream reports as an event are events here.
 func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	endProbe(ctx, s, key, &opts.Predicate)
+	ctx, cancel := context.WithCancel(ctx)
 	stream, err := s.OpenStream(ctx, key, opts)
 	if err != nil {
+		cancel()
 		return nil, err
 	}
 	if stream.failed != nil {
 		stream.Close()
+		cancel()
 		if errors.Is(stream.failed, ErrStreamEnded) {
 			return endedWatch(), nil
 		}
 		return errorWatch(stream.failed), nil
 	}
-	w := &watcher{stream: stream, result: make(chan watch.Event, resultBuffer)}
+	w := &watcher{stream: stream, ctx: ctx, cancel: cancel, result: make(chan watch.Event, resultBuffer)}
 	if !s.watches.start(w.run) {
 		stream.Close()
+		cancel()
 		return nil, s.notReady()
 	}
 	return w, nil
@@ -74,6 +87,8 @@ func (w *watches) end() {
 // watcher delivers a stream as objects to a channel.
 type watcher struct {
 	stream *Stream
+	ctx    context.Context // that of the request, until Stop
+	cancel context.CancelFunc
 	result chan watch.Event
 }
 
@@ -81,10 +96,11 @@ type watcher struct {
 func (w *watcher) ResultChan() <-chan watch.Event { return w.result }
 
 // Stop implements watch.Interface.
-func (w *watcher) Stop() { w.stream.cancel() }
+func (w *watcher) Stop() { w.cancel() }
 
 // run feeds the channel until the watch ends.
 func (w *watcher) run() {
+	defer w.cancel()
 	defer w.stream.Close()
 	defer func() {
 		close(w.result)
@@ -128,8 +144,21 @@ func (w *watcher) send(e watch.Event) error {
 	case <-w.stream.ctx.Done():
 		return ErrStreamEnded
 	case <-slow:
-		w.stream.EndSlow()
+		w.endSlow()
 		return ErrStreamEnded
+	}
+}
+
+// endSlow ends a watch whose client does not read its initial events. The client is told, should it begin to read.
+func (w *watcher) endSlow() {
+	w.stream.EndSlow()
+	if slow, ok := w.ctx.Value(slowClientKey{}).(func()); ok {
+		slow()
+	}
+	select {
+	case w.result <- watch.Event{Type: watch.Error, Object: SlowClient()}:
+	case <-w.ctx.Done():
+	case <-w.stream.store.ctx.Done():
 	}
 }
 

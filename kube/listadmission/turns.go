@@ -2,9 +2,38 @@ package listadmission
 
 import (
 	"context"
+	"iter"
 	goruntime "runtime"
+	"sync/atomic"
 	"time"
 )
+
+// computing is how many lists of this process are encoded or select objects now.
+var computing atomic.Int32
+
+const (
+	walkAtOnce = 256                   // objects, in about 0.1 ms
+	rest       = 50 * time.Microsecond // time for a processor to find out which connections can be read
+)
+
+// Interruptible yields what all yields. While all processors encode or select, it leaves its own to short requests after each
+// walkAtOnce objects: the Go scheduler would only do so after 10 ms, and looks for connections that can be read only when a
+// processor has nothing to do.
+func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		computing.Add(1)
+		defer computing.Add(-1)
+		n := 0
+		for v := range all {
+			if n++; n%walkAtOnce == 0 && int(computing.Load()) >= goruntime.GOMAXPROCS(0) {
+				time.Sleep(rest)
+			}
+			if !yield(v) {
+				return
+			}
+		}
+	}
+}
 
 // encodingTurns returns how many lists of decoded objects may be encoded at the same time: all processors but one. A table or
 // YAML of thousands of objects is computed for a second without a pause, so that with one for each processor the scheduler
@@ -22,7 +51,7 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 	if a.freeTurns > 0 {
 		a.freeTurns--
 		a.mu.Unlock()
-		d.turn = true
+		d.takeTurn()
 		return nil
 	}
 	granted := make(chan struct{})
@@ -34,13 +63,13 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 	a.mu.Unlock()
 	select {
 	case <-granted:
-		d.turn = true
+		d.takeTurn()
 	case <-ctx.Done():
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		select {
 		case <-granted:
-			d.turn = true
+			d.takeTurn()
 		default:
 			d.level.encoding.Remove(place)
 			return ctx.Err()
@@ -49,12 +78,18 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 	return nil
 }
 
+func (d *Decoded) takeTurn() {
+	d.turn = true
+	computing.Add(1)
+}
+
 // endTurn passes the turn on.
 func (d *Decoded) endTurn() {
 	if !d.turn {
 		return
 	}
 	d.turn = false
+	computing.Add(-1)
 	a := d.lists
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
@@ -116,8 +118,12 @@ func burdens(old int64) []burden {
 // greedyTokens are of users of three priority levels.
 var greedyTokens = []string{greedyToken, readerToken, systemToken}
 
-// greedyEnv makes the test program run the greedy clients of a scene, in JSON, until its standard input ends.
-const greedyEnv = "STRATA_TEST_GREEDY"
+const (
+	// greedyEnv makes the test program run the greedy clients of a scene, in JSON, until its standard input ends.
+	greedyEnv = "STRATA_TEST_GREEDY"
+	// idleEnv tells the test program that it runs when nothing else does.
+	idleEnv = "STRATA_TEST_IDLE"
+)
 
 // greedyScene is the part of a scene that clients need.
 type greedyScene struct {
@@ -125,8 +131,8 @@ type greedyScene struct {
 	Old         int64
 }
 
-// startGreedy runs one client of each kind and level in a process of its own, with the lowest priority of the system: clients are
-// elsewhere, and what they compute with the answers is not the server's load. stop returns how many requests they have sent.
+// startGreedy runs one client of each kind and level in a process of its own that gets the processors only when nothing else wants
+// them: clients are elsewhere, and what they compute with the answers is not the server's load. stop returns how many requests they have sent.
 func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64) {
 	t.Helper()
 	described, err := json.Marshal(greedyScene{s.server.URL, s.server.CAFile, s.old})
@@ -155,7 +161,11 @@ func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64
 func runGreedy(t *testing.T, described string) {
 	var of greedyScene
 	check(t, json.Unmarshal([]byte(described), &of))
-	check(t, syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19))
+	if os.Getenv(idleEnv) == "" {
+		runtime.LockOSThread() // scheduling is of a thread; the program that replaces this one inherits it
+		check(t, unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
+		check(t, syscall.Exec(os.Args[0], os.Args, append(os.Environ(), idleEnv+"=1")))
+	}
 	config := &rest.Config{Host: of.URL, TLSClientConfig: rest.TLSClientConfig{CAFile: of.CAFile}}
 	s := &scene{server: &harness.Server{URL: of.URL, CAFile: of.CAFile, Config: config}, old: of.Old}
 	attack, stop := context.WithCancel(t.Context())
