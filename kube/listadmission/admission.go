@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"context"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +30,9 @@ const (
 	// usualLevels is how many priority levels divide what is reserved, at least: more than Kubernetes'
 	// own configuration has that are not exempt.
 	usualLevels = 8
+	// knownLevels is how many levels are remembered without a list under way. Levels are objects that
+	// administrators create and delete.
+	knownLevels = 64
 )
 
 // Level is the level that priority and fairness has found for a request. The zero value is the
@@ -45,8 +49,8 @@ type Level struct {
 // others with 429.
 //
 // Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of
-// the rest one level may take half. A level without a list under way may always begin one that is
-// sent from memory. Exempt levels never wait, and take no room.
+// the rest one level may take half, and a sixth is for levels that have nothing under way. Such a level may always begin a list
+// that is sent from memory. Exempt levels never wait, and take no room.
 //
 // Lists of decoded objects also take turns to be encoded, so that a processor is left for short requests (TakeTurn). Safe for
 // concurrent use.
@@ -67,6 +71,7 @@ type levelLists struct {
 	used     int64     // bytes
 	waiting  list.List // of *waitingList
 	encoding list.List // of chan struct{}, closed when the list may be encoded
+	decoded  int       // lists of decoded objects between Begin and End
 	refused  map[string]int64
 }
 
@@ -125,6 +130,7 @@ type Share struct {
 func (s *Share) Fit(ctx context.Context, a *Admission, level Level, bytes int64) (*Share, error) {
 	if s != nil {
 		a.mu.Lock()
+		s.level = a.levelLocked(level) // if s is empty it may have been forgotten
 		more := min(bytes, a.levelMaxLocked()/2) - s.bytes
 		a.mu.Unlock()
 		if more <= 0 {
@@ -183,6 +189,11 @@ func (a *Admission) levelLocked(level Level) *levelLists {
 			return l
 		}
 	}
+	if len(a.levels) >= knownLevels {
+		a.levels = slices.DeleteFunc(a.levels, func(l *levelLists) bool {
+			return l.used == 0 && l.decoded == 0 && l.waiting.Len() == 0
+		})
+	}
 	l := &levelLists{Level: level, refused: map[string]int64{}}
 	a.levels = append(a.levels, l)
 	return l
@@ -216,6 +227,9 @@ func (a *Admission) fitsLocked(l *levelLists, bytes int64, decoded bool) bool {
 		if o != l && !o.Exempt {
 			common += max(0, o.used-reserved)
 		}
+	}
+	if l.used > 0 {
+		return common <= a.common()-a.common()/6
 	}
 	return common <= a.common()
 }

@@ -229,3 +229,56 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 		})
 	})
 }
+
+// TestLevelsAreForgotten: priority levels that come and go leave nothing behind; one with a list under way keeps its account.
+func TestLevelsAreForgotten(t *testing.T) {
+	const mib = 1 << 20
+	a := New(512 * mib)
+	busy, err := a.Enter(t.Context(), Level{Name: "busy"}, 10*mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, decoded := a.Begin(t.Context(), Level{Name: "decoded"}, Form{Factor: 1, Plain: true})
+	for i := range 10 * knownLevels {
+		s, err := a.Enter(t.Context(), Level{Name: fmt.Sprint(i)}, 10*mib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Leave()
+	}
+	if n := len(a.levels); n > knownLevels {
+		t.Errorf("%d levels are known", n)
+	}
+	if err := decoded.Take(t.Context(), 0, 10*mib); err != nil {
+		t.Fatal(err)
+	}
+	if n := a.InFlight(); n != 20*mib {
+		t.Errorf("%d bytes are in flight, want those of two lists", n)
+	}
+	busy.Leave()
+	decoded.End()
+	if n := a.InFlight(); n != 0 {
+		t.Errorf("%d bytes are in flight at the end", n)
+	}
+}
+
+// TestALevelWithNothingUnderWayFindsRoom: however much two levels ask for, a list of decoded objects of a third is admitted at once.
+func TestALevelWithNothingUnderWayFindsRoom(t *testing.T) {
+	const mib = 1 << 20
+	a := New(512 * mib)
+	for _, name := range []string{"a", "b"} {
+		_, d := a.Begin(t.Context(), Level{Name: name}, Form{Factor: 1, Plain: true})
+		defer d.End()
+		for d.Grow(mib) == nil {
+			if d.Held() == a.largest() {
+				break
+			}
+		}
+	}
+	_, third := a.Begin(t.Context(), Level{Name: "c"}, Form{Factor: 1})
+	defer third.End()
+	if !a.tryAcquire(third.level, a.common()/6, true, false) {
+		t.Error("a third level finds no room")
+	}
+	a.release(third.level, a.common()/6)
+}

@@ -31,6 +31,7 @@ type Form struct {
 func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.Context, *Decoded) {
 	a.mu.Lock()
 	d := &Decoded{lists: a, level: a.levelLocked(level), form: form}
+	d.level.decoded++
 	a.mu.Unlock()
 	return context.WithValue(ctx, decodedKey{}, d), d
 }
@@ -124,8 +125,11 @@ func (d *Decoded) refuse() error {
 // Held returns how many bytes the list holds now. It may be called concurrently.
 func (d *Decoded) Held() int64 { return d.held.Load() }
 
-// End gives back the bytes and the turn of the list.
+// End gives back the bytes and the turn of the list. It is called once.
 func (d *Decoded) End() {
 	d.endTurn()
 	d.lists.release(d.level, d.held.Swap(0))
+	d.lists.mu.Lock()
+	d.level.decoded--
+	d.lists.mu.Unlock()
 }

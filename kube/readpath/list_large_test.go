@@ -21,12 +21,16 @@ import (
 type meter struct {
 	httptest.ResponseRecorder
 	after int
+	looks int // 0: once
 	alive uint64
 }
 
 func (m *meter) Write(p []byte) (int, error) {
 	if m.after -= len(p); m.after <= 0 && m.alive == 0 {
 		m.alive = heapAlive()
+		for range m.looks { // others go on meanwhile
+			m.alive = max(m.alive, heapAlive())
+		}
 	}
 	return len(p), nil
 }
@@ -80,5 +84,31 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 				t.Errorf("%d KiB more are alive in the middle of a list of %d MiB", grown>>10, objects*size>>20)
 			}
 		})
+	}
+}
+
+// TestAListMakesFewLeavesReady: what one list has made ready for a client that takes its time is bounded in bytes, however many
+// processors there are.
+func TestAListMakesFewLeavesReady(t *testing.T) {
+	was := readying
+	readying = make(chan struct{}, 32) // of 16 processors
+	t.Cleanup(func() { readying = was })
+	const objects, size = 8000, 8 << 10
+	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
+	half := make([]byte, size/2)
+	for i := range objects {
+		_, _ = rand.Read(half)
+		w.put(t, w.object(fmt.Sprintf("medium-%04d", i), map[string]string{"a": hex.EncodeToString(half)}))
+	}
+	w.catchUp(t)
+	before := heapAlive()
+	m := &meter{after: 1, looks: 10}
+	m.ResponseRecorder = *httptest.NewRecorder()
+	w.ServeHTTP(m, httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0", nil))
+	if m.alive == 0 {
+		t.Fatal("nothing was written")
+	}
+	if grown := int64(m.alive) - int64(before); grown > 3*readyBytes {
+		t.Errorf("%d KiB more are alive while the first of %d MiB are written, want at most three times %d", grown>>10, objects*size>>20, readyBytes>>10)
 	}
 }

@@ -450,15 +450,6 @@ func (r *round) monotonic(v *verdict, l *timeline) {
 	}
 }
 
-// historyLost reports whether a server has logged why watches may get 410 although etcd has their revision: history was not
-// restored in time, or memory contradicted etcd.
-func (r *round) historyLost() bool {
-	return slices.ContainsFunc(r.watched, func(each *replica) bool {
-		out := each.server.Output()
-		return strings.Contains(out, "history could not be restored") || strings.Contains(out, "memory contradicts etcd")
-	})
-}
-
 // watches judges all watches.
 func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
 	for _, w := range r.watchers {
@@ -470,9 +461,9 @@ func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
 		if err != nil {
 			v.add(watched, "%v: %v", w, err)
 		}
-		v.expiredWatches += len(w.expired)
-		if len(w.expired) > 0 && !r.historyLost() {
-			v.add(notExpired, "%v: watches from %v were refused with 410; etcd was compacted to %d", w, w.expired, r.compacted.Load())
+		v.expiredWatches += w.expired
+		for _, refused := range w.refused {
+			v.add(notExpired, "%v: %s; etcd was compacted to %d", w, refused, r.compacted.Load())
 		}
 		v.sessions += len(w.fromAny)
 		v.events += len(w.told)

@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"regexp"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,7 +36,8 @@ type watcher struct {
 	sessions recorded.Sessions
 	fromAny  []bool  // of each session, whether it began with a state of no known revision
 	told     []told  // by all of them
-	expired  []int64 // revisions that it was told are gone, and that etcd was not compacted to
+	expired  int      // times that it was told that a revision is gone to which etcd was not compacted
+	refused  []string // of them, those for which the server has not logged why
 	ended    error   // why the last watch does not reach the end
 	starts   map[string]int
 }
@@ -157,7 +160,7 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 	}
 	if refused != nil {
 		if r.classify("watch", refused, nil, "") == expired {
-			w.gone(r, after, at)
+			w.gone(r, to, after, at)
 		}
 		return refused.Err()
 	}
@@ -182,7 +185,7 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 		session.Add(e)
 		if e.Type == "ERROR" {
 			if e.Status.Code == http.StatusGone {
-				w.gone(r, after, at)
+				w.gone(r, to, after, at)
 			}
 			return fmt.Errorf("%d %s: %s", e.Status.Code, e.Status.Reason, e.Status.Message)
 		}
@@ -217,11 +220,36 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 }
 
 // gone records a watch that was refused with 410. The watcher relists.
-func (w *watcher) gone(r *round, after int64, at *position) {
+func (w *watcher) gone(r *round, to *replica, after int64, at *position) {
 	at.revision = 0
-	if after >= r.compacted.Load() {
-		w.expired = append(w.expired, after)
+	if after < r.compacted.Load() {
+		return
 	}
+	w.expired++
+	if !to.historyLost(w.resource, after) {
+		w.refused = append(w.refused, fmt.Sprintf("a watch from %d was refused by replica %d with 410", after, to.n))
+	}
+}
+
+// unrestored is what a server logs when it has no history of a prefix before a revision.
+var unrestored = regexp.MustCompile(`history could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
+
+// historyLost reports whether the server, since it was started, has logged why watches of the resource after a revision get 410
+// although etcd has it: history was not restored in time, or memory contradicted etcd.
+func (r *replica) historyLost(res resource, after int64) bool {
+	for line := range strings.Lines(r.server.Output()) {
+		if strings.Contains(line, "memory contradicts etcd") {
+			return true
+		}
+		m := unrestored.FindStringSubmatch(line)
+		if m == nil || !strings.HasPrefix("/registry/"+res.name+"/", m[1]) {
+			continue
+		}
+		if oldest, err := strconv.ParseInt(m[2], 10, 64); err == nil && after < oldest {
+			return true
+		}
+	}
+	return false
 }
 
 // commitTransaction changes some objects of a namespace in one transaction: all of them, or all but one that it deletes.

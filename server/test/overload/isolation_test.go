@@ -166,9 +166,9 @@ func lastStatus(body io.Reader) (code int, err error) {
 	return code, lines.Err()
 }
 
-// TestSlowListsOfOneLevel: clients that read large lists slowly hold up neither lists of other levels nor exempt ones, and are
-// ended when they read too little.
-func TestSlowListsOfOneLevel(t *testing.T) {
+// TestSlowListsOfTwoLevels: clients of two levels that read large lists slowly hold up neither lists of other levels, in any form, nor
+// exempt ones, and are ended when they read too little.
+func TestSlowListsOfTwoLevels(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream has no bound of lists under way")
@@ -187,14 +187,16 @@ func TestSlowListsOfOneLevel(t *testing.T) {
 		}
 		attacking.Go(func() {
 			for attack.Err() == nil {
-				s.readSlowly(attack, options{token: greedyToken, http1: i%2 == 0}, mapsPath, query, accept, 64<<10, 800*time.Millisecond)
+				s.readSlowly(attack, options{token: []string{greedyToken, systemToken}[i/2%2], http1: i%2 == 0}, mapsPath, query, accept, 64<<10, 800*time.Millisecond)
 			}
 		})
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		waiting, err := s.api.Sum(ctx, "strata_lists_waiting", `priority_level="workload-low"`)
-		return waiting > 0, fmt.Errorf("%v lists wait, %w", waiting, err)
-	}))
+	for _, level := range []string{"workload-low", "workload-high"} {
+		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			waiting, err := s.api.Sum(ctx, "strata_lists_waiting", fmt.Sprintf("priority_level=%q", level))
+			return waiting > 0, fmt.Errorf("%v lists of %s wait, %w", waiting, level, err)
+		}))
+	}
 	for _, token := range []string{readerToken, adminToken} {
 		api := s.server.APIFor(s.server.ConfigFor(token))
 		for _, accept := range []string{jsonType, protobufType, tableType, yamlType} {
