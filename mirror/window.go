@@ -160,7 +160,7 @@ func (r *Resource) trim(rev Revision) {
 		if e.Prev == nil {
 			return
 		}
-		e.Prev.retire(false) // what was retained for a deletion, or made since for readers of the past
+		e.Prev.retire(false) // for a deletion, or for readers of the past; a watch that is about to send the event makes it anew
 		if !e.Prev.hasValue() {
 			r.missing--
 		}

@@ -149,7 +149,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *listadmission.Decode
 
 	var corrupt corruptObjects
 	walked, last, more := 0, "", false
-	for e := range r.Candidates() {
+	for e := range r.Selecting() {
 		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
 			more = true
 			break

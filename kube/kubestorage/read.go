@@ -122,13 +122,8 @@ func (r *Reading) Close() {
 }
 
 // Candidates yields, in key order, entries among which are all that the request
-// selects: those of the index if there is one for the selector, else all of Runs. While other lists are under way it leaves the
-// processor to short requests now and then.
+// selects: those of the index if there is one for the selector, else all of Runs.
 func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
-	return listadmission.Interruptible(r.candidates())
-}
-
-func (r *Reading) candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.past != nil:
 		return func(yield func(*mirror.Entry) bool) {
@@ -170,6 +165,15 @@ func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
 		}
 	}
 	before(r.End)
+}
+
+// Selecting is Candidates for a loop that selects and does not wait for a client: it leaves the processor to short requests
+// now and then, while other lists are under way.
+func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
+	if r.past != nil {
+		return r.Candidates() // waits for etcd
+	}
+	return listadmission.Interruptible(r.Candidates())
 }
 
 // Count returns the number of entries of Runs, which is that of the objects if the request

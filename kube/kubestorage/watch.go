@@ -155,6 +155,7 @@ func (w *watcher) endSlow() {
 	if slow, ok := w.ctx.Value(slowClientKey{}).(func()); ok {
 		slow()
 	}
+	w.stream.Close() // nothing is held for the client but the status
 	select {
 	case w.result <- watch.Event{Type: watch.Error, Object: SlowClient()}:
 	case <-w.ctx.Done():

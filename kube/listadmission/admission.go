@@ -49,7 +49,7 @@ type Level struct {
 // others with 429.
 //
 // Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of
-// the rest one level may take half, and a sixth is for levels that have nothing under way. Such a level may always begin a list
+// the rest one level may take half, and a sixth is for lists of levels that have nothing under way. Such a level may always begin a list
 // that is sent from memory. Exempt levels never wait, and take no room.
 //
 // Lists of decoded objects also take turns to be encoded, so that a processor is left for short requests (TakeTurn). Safe for
@@ -71,7 +71,7 @@ type levelLists struct {
 	used     int64     // bytes
 	waiting  list.List // of *waitingList
 	encoding list.List // of chan struct{}, closed when the list may be encoded
-	decoded  int       // lists of decoded objects between Begin and End
+	held     int       // by lists that may have no bytes: the level is not forgotten
 	refused  map[string]int64
 }
 
@@ -108,8 +108,14 @@ func (a *Admission) Enter(ctx context.Context, level Level, bytes int64) (*Share
 	s := &Share{admission: a}
 	a.mu.Lock()
 	s.level = a.levelLocked(level)
+	s.level.held++
 	s.bytes = min(bytes, a.levelMaxLocked()/2)
 	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		s.level.held--
+		a.mu.Unlock()
+	}()
 	if err := a.acquire(ctx, s.level, s.bytes, false); err != nil {
 		return nil, err
 	}
@@ -128,9 +134,8 @@ type Share struct {
 // was known when s, which may be nil, was admitted. If it has to wait, it does with nothing held, so that
 // lists do not wait for one another. Errors: those of Enter; s is left then.
 func (s *Share) Fit(ctx context.Context, a *Admission, level Level, bytes int64) (*Share, error) {
-	if s != nil {
+	if s != nil && s.bytes > 0 {
 		a.mu.Lock()
-		s.level = a.levelLocked(level) // if s is empty it may have been forgotten
 		more := min(bytes, a.levelMaxLocked()/2) - s.bytes
 		a.mu.Unlock()
 		if more <= 0 {
@@ -191,7 +196,7 @@ func (a *Admission) levelLocked(level Level) *levelLists {
 	}
 	if len(a.levels) >= knownLevels {
 		a.levels = slices.DeleteFunc(a.levels, func(l *levelLists) bool {
-			return l.used == 0 && l.decoded == 0 && l.waiting.Len() == 0
+			return l.used == 0 && l.held == 0 && l.waiting.Len() == 0
 		})
 	}
 	l := &levelLists{Level: level, refused: map[string]int64{}}
@@ -228,8 +233,8 @@ func (a *Admission) fitsLocked(l *levelLists, bytes int64, decoded bool) bool {
 			common += max(0, o.used-reserved)
 		}
 	}
-	if l.used > 0 {
-		return common <= a.common()-a.common()/6
+	if sixth := a.common() / 6; l.used > 0 || used-reserved > sixth {
+		return common <= a.common()-sixth
 	}
 	return common <= a.common()
 }

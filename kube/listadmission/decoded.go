@@ -31,7 +31,7 @@ type Form struct {
 func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.Context, *Decoded) {
 	a.mu.Lock()
 	d := &Decoded{lists: a, level: a.levelLocked(level), form: form}
-	d.level.decoded++
+	d.level.held++
 	a.mu.Unlock()
 	return context.WithValue(ctx, decodedKey{}, d), d
 }
@@ -130,6 +130,6 @@ func (d *Decoded) End() {
 	d.endTurn()
 	d.lists.release(d.level, d.held.Swap(0))
 	d.lists.mu.Lock()
-	d.level.decoded--
+	d.level.held--
 	d.lists.mu.Unlock()
 }

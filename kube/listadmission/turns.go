@@ -13,20 +13,22 @@ var computing atomic.Int32
 
 const (
 	walkAtOnce = 256                   // objects, in about 0.1 ms
-	rest       = 50 * time.Microsecond // time for a processor to find out which connections can be read
+	rest       = 50 * time.Microsecond // up to 1 ms if the processor has nothing else to do
 )
 
-// Interruptible yields what all yields. While all processors encode or select, it leaves its own to short requests after each
-// walkAtOnce objects: the Go scheduler would only do so after 10 ms, and looks for connections that can be read only when a
-// processor has nothing to do.
+// Interruptible yields what all yields, to a loop that does not wait for clients. If all processors encode or select, and
+// there are others that do, it leaves its own to short requests after each walkAtOnce objects: the Go scheduler would only
+// do so after 10 ms, and looks for connections that can be read only when a processor has nothing to do.
 func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		computing.Add(1)
 		defer computing.Add(-1)
 		n := 0
 		for v := range all {
-			if n++; n%walkAtOnce == 0 && int(computing.Load()) >= goruntime.GOMAXPROCS(0) {
+			if n++; n%walkAtOnce == 0 && int(computing.Load()) >= max(2, goruntime.GOMAXPROCS(0)) {
+				computing.Add(-1) // others need not rest meanwhile
 				time.Sleep(rest)
+				computing.Add(1)
 			}
 			if !yield(v) {
 				return

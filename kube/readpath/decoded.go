@@ -39,8 +39,12 @@ func BoundDecodedLists(c *genericapiserver.Config, lists *listadmission.Admissio
 func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
-		if !ok || !info.IsResourceRequest || info.Verb != "list" || req.Method != http.MethodGet {
+		switch {
+		case !ok || !info.IsResourceRequest || req.Method != http.MethodGet || info.Verb != "list" && info.Verb != "watch":
 			next.ServeHTTP(w, req)
+			return
+		case info.Verb == "watch":
+			s.passWatch(next, w, req)
 			return
 		}
 		level := s.levels.of(w, req)

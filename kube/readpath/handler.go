@@ -106,10 +106,6 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 			if why == reasonEtcd {
 				req = req.WithContext(kubestorage.HasWaited(req.Context()))
 			}
-			if info.Verb == "watch" {
-				s.passWatch(next, w, req)
-				return
-			}
 			next.ServeHTTP(w, req)
 		}
 	})

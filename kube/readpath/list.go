@@ -334,7 +334,7 @@ func (r *read) selectPage(p *page) (walked int, last string, more bool, err erro
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
 	var buf []byte
-	for e := range p.reading.Candidates() {
+	for e := range p.reading.Selecting() {
 		if limit := p.reading.Limit; limit > 0 && int64(p.count) >= limit {
 			more = true
 			break

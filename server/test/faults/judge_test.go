@@ -461,9 +461,11 @@ func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
 		if err != nil {
 			v.add(watched, "%v: %v", w, err)
 		}
-		v.expiredWatches += w.expired
-		for _, refused := range w.refused {
-			v.add(notExpired, "%v: %s; etcd was compacted to %d", w, refused, r.compacted.Load())
+		v.expiredWatches += len(w.expired)
+		for _, e := range w.expired {
+			if !e.by.historyLost(w.resource, e.after) {
+				v.add(notExpired, "%v: a watch from %d was refused by replica %d with 410; etcd was compacted to %d", w, e.after, e.by.n, r.compacted.Load())
+			}
 		}
 		v.sessions += len(w.fromAny)
 		v.events += len(w.told)

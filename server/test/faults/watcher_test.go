@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -34,11 +35,10 @@ type watcher struct {
 	name     string // of the only object that is watched; "" for all
 
 	sessions recorded.Sessions
-	fromAny  []bool  // of each session, whether it began with a state of no known revision
-	told     []told  // by all of them
-	expired  int      // times that it was told that a revision is gone to which etcd was not compacted
-	refused  []string // of them, those for which the server has not logged why
-	ended    error   // why the last watch does not reach the end
+	fromAny  []bool    // of each session, whether it began with a state of no known revision
+	told     []told    // by all of them
+	expired  []refusal // of revisions to which etcd was not compacted
+	ended    error     // why the last watch does not reach the end
 	starts   map[string]int
 }
 
@@ -225,31 +225,44 @@ func (w *watcher) gone(r *round, to *replica, after int64, at *position) {
 	if after < r.compacted.Load() {
 		return
 	}
-	w.expired++
-	if !to.historyLost(w.resource, after) {
-		w.refused = append(w.refused, fmt.Sprintf("a watch from %d was refused by replica %d with 410", after, to.n))
-	}
+	w.expired = append(w.expired, refusal{to, after})
 }
 
-// unrestored is what a server logs when it has no history of a prefix before a revision.
-var unrestored = regexp.MustCompile(`history could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
+// refusal is a 410 for a watch from a revision.
+type refusal struct {
+	by    *replica
+	after int64
+}
 
-// historyLost reports whether the server, since it was started, has logged why watches of the resource after a revision get 410
-// although etcd has it: history was not restored in time, or memory contradicted etcd.
+var (
+	// unrestored is what a server logs when it has no history of a prefix before a revision, or before that at which it lists
+	// the prefix then.
+	unrestored = regexp.MustCompile(`history could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
+	listed     = regexp.MustCompile(`mirror listed"?.* prefix="?([^" ]+)"? .*revision=(\d+)`)
+)
+
+// historyLost reports whether the server has logged why watches of the resource after a revision get 410 although etcd has it:
+// history was not restored in time, or memory contradicted etcd.
 func (r *replica) historyLost(res resource, after int64) bool {
-	for line := range strings.Lines(r.server.Output()) {
-		if strings.Contains(line, "memory contradicts etcd") {
-			return true
+	return slices.ContainsFunc(r.server.Outputs(), func(output string) bool {
+		without := false // the next list is one without history
+		for line := range strings.Lines(output) {
+			if strings.Contains(line, "memory contradicts etcd") {
+				return true
+			}
+			m := unrestored.FindStringSubmatch(line)
+			if m != nil {
+				without = true
+			} else if m = listed.FindStringSubmatch(line); m == nil || !without {
+				continue
+			}
+			oldest, err := strconv.ParseInt(m[2], 10, 64)
+			if err == nil && after < oldest && strings.HasPrefix("/registry/"+res.name+"/", m[1]) {
+				return true
+			}
 		}
-		m := unrestored.FindStringSubmatch(line)
-		if m == nil || !strings.HasPrefix("/registry/"+res.name+"/", m[1]) {
-			continue
-		}
-		if oldest, err := strconv.ParseInt(m[2], 10, 64); err == nil && after < oldest {
-			return true
-		}
-	}
-	return false
+		return false
+	})
 }
 
 // commitTransaction changes some objects of a namespace in one transaction: all of them, or all but one that it deletes.

@@ -29,6 +29,7 @@ type Server struct {
 	Kubeconfig string       // path of a kubeconfig for the same user
 
 	env       *Env
+	before    []*Process          // those that StartAgain has replaced
 	program   string              // a stock kube-apiserver; "" for the strata command
 	args      []string            // of the program
 	prepare   func(pid int) error // may be nil
@@ -144,7 +145,17 @@ func (s *Server) Restart(more ...string) {
 // StartAgain is Restart without the wait.
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
+	s.before = append(s.before, s.Process)
 	s.Process = s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
+}
+
+// Outputs returns everything that the server has logged each time that it was started. It is called when nothing
+// starts it again.
+func (s *Server) Outputs() (all []string) {
+	for _, p := range append(slices.Clone(s.before), s.Process) {
+		all = append(all, p.Output())
+	}
+	return all
 }
 
 // serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.
