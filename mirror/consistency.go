@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
 // Check is what a comparison of a resource with etcd has come to.
@@ -61,7 +59,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	if err != nil {
 		return nil, err
 	}
-	c := &comparison{r: r, snap: snap, inner: r.inner(), next: r.prefix, end: prefixEnd(r.prefix), each: each}
+	c := &comparison{r: r, snap: snap, inner: r.m.registry.below(r.prefix), next: r.prefix, end: prefixEnd(r.prefix), each: each}
 	header, err := r.m.opts.Source.Keys(ctx, r.prefix, snap.Rev, c.page, c.compare)
 	switch {
 	case err != nil:
@@ -78,7 +76,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 		snap.lin.suspect.Store(false)
 		return check, nil
 	}
-	check.Mended, err = r.repair(check)
+	check.Mended, err = c.repair(check)
 	return check, err
 }
 
@@ -90,18 +88,6 @@ var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
 func (r *Resource) Suspect() bool {
 	lin := r.readable()
 	return lin != nil && lin.suspect.Load()
-}
-
-// inner returns the prefixes of the resources that lie in this one: their keys are not its.
-func (r *Resource) inner() (prefixes []string) {
-	r.m.mu.Lock()
-	defer r.m.mu.Unlock()
-	for p := range r.m.mu.resources {
-		if p != r.prefix && strings.HasPrefix(p, r.prefix) {
-			prefixes = append(prefixes, p)
-		}
-	}
-	return prefixes
 }
 
 // comparison walks over a snapshot and what etcd tells, both in key order.
@@ -193,11 +179,12 @@ type mended struct {
 }
 
 // repair gives the resource the keys that a check has found to be different, as a new lineage
-// that begins at the clock, and reports whether it has; else the resource is listed anew. Who
-// has asked for the check may have gone: what is known to be wrong is mended all the same.
+// that begins at the clock, and reports whether it has; else the resource is relisted. It does not
+// end with the context of the check: known differences are repaired in any case.
 // Errors: ErrSuperseded, ErrClosed.
-func (r *Resource) repair(check *Check) (bool, error) {
-	ctx, cancel := context.WithTimeout(r.m.ctx, repairTimeout)
+func (c *comparison) repair(check *Check) (bool, error) {
+	m := c.r.m
+	ctx, cancel := context.WithTimeout(m.ctx, repairTimeout)
 	defer cancel()
 	var keys []mended
 	var err error
@@ -210,7 +197,7 @@ func (r *Resource) repair(check *Check) (bool, error) {
 			break
 		}
 		var fix mended
-		if fix, err = r.fetch(ctx, d, check.Snapshot.Rev); fix.entry != nil {
+		if fix, err = c.fetch(ctx, d, check.Snapshot.Rev); fix.entry != nil {
 			bytes += fix.entry.footprint()
 		}
 		if err == nil && bytes > repairBytes {
@@ -219,24 +206,24 @@ func (r *Resource) repair(check *Check) (bool, error) {
 		keys = append(keys, fix)
 	}
 	done := make(chan error, 1)
-	r.m.do(func() { done <- r.mend(check.Snapshot, keys, err) })
+	m.registry.enqueue(func(w *writer) { done <- w.mend(c.r, check.Snapshot, keys, err) })
 	select {
 	case err := <-done:
 		if errors.Is(err, ErrDiverged) {
 			return false, nil
 		}
 		return err == nil, err
-	case <-r.m.ctx.Done():
+	case <-m.ctx.Done():
 		return false, ErrClosed
 	}
 }
 
 // fetch reads a key as it was at the revision of the check.
-func (r *Resource) fetch(ctx context.Context, d Difference, at Revision) (mended, error) {
+func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (mended, error) {
 	if d.Etcd == 0 {
 		return mended{key: d.Key}, nil
 	}
-	kv, ok, err := r.m.opts.Source.Get(ctx, d.Key, at)
+	kv, ok, err := c.r.m.opts.Source.Get(ctx, d.Key, at)
 	if err == nil && (!ok || kv.ModRevision != d.Etcd) {
 		err = fmt.Errorf("%w: etcd has %q of %d at %d, told of %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
 	}
@@ -244,57 +231,4 @@ func (r *Resource) fetch(ctx context.Context, d Difference, at Revision) (mended
 		return mended{}, err
 	}
 	return mended{d.Key, newEntry(&kv, true)}, nil
-}
-
-// mend is the writer's half of repair. With an error, or where a key has changed since it was
-// compared, it gives up and has the resource listed anew: ErrDiverged. Error: ErrSuperseded.
-func (r *Resource) mend(snap Snapshot, keys []mended, err error) error {
-	m := r.m
-	if r.cur.Load() != snap.lin || !r.owned {
-		return ErrSuperseded
-	}
-	head := snap.lin.head.Load()
-	edit := head.tree.Edit()
-	var gone []*Event // what is replaced
-	t := &txn{r: r}
-	for _, k := range keys {
-		if err != nil {
-			break
-		}
-		was, held := snap.Get(k.key)
-		now, _ := head.tree.Get(k.key)
-		if was != now {
-			err = fmt.Errorf("%q has changed since", k.key)
-			break
-		}
-		if held {
-			gone = append(gone, &Event{Prev: was})
-		}
-		replace(edit, was, k.entry)
-	}
-	if err != nil {
-		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
-		m.diverged(r, err)
-		r.suspect = true // when it is loaded
-		return err
-	}
-	for _, k := range keys {
-		if was, held := snap.Get(k.key); held {
-			t.count(was, -1)
-		}
-		if k.entry != nil {
-			t.count(k.entry, 1)
-		}
-	}
-	rev := m.clock.rev.Load()
-	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, eventlog.New[Event](rev), false)
-	lin.suspect.Store(true)
-	r.begin(lin)
-	// A history that is restored must not reach back to where clients were told otherwise.
-	m.since.Store(max(rev, m.since.Load()))
-	m.stats.repairs.Add(1)
-	t.events, t.old = gone, edit.Replaced()
-	t.retire()
-	m.doubt(r)
-	return nil
 }

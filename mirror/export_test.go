@@ -10,7 +10,7 @@ import (
 // is a barrier: commands given before it have been obeyed.
 func (m *Mirror) Check() error {
 	done := make(chan error, 1)
-	m.do(func() { done <- m.check() })
+	m.registry.enqueue(func(w *writer) { done <- w.check() })
 	select {
 	case err := <-done:
 		return err
@@ -23,7 +23,7 @@ func (m *Mirror) Check() error {
 // is called.
 func (m *Mirror) HoldWriter() (release func()) {
 	held, gate := make(chan struct{}), make(chan struct{})
-	m.do(func() { close(held); <-gate })
+	m.registry.enqueue(func(*writer) { close(held); <-gate })
 	<-held
 	return sync.OnceFunc(func() { close(gate) })
 }
@@ -32,13 +32,13 @@ func (m *Mirror) HoldWriter() (release func()) {
 func (m *Mirror) Weigh() {
 	for {
 		begun := make(chan bool)
-		m.do(func() {
-			busy := m.weighs
+		m.registry.enqueue(func(w *writer) {
+			busy := w.weighs
 			if !busy {
-				m.weighAgain = time.Time{}
-				m.weigh(time.Now())
+				w.weighAgain = time.Time{}
+				w.weigh(time.Now())
 			}
-			begun <- !busy && !m.weighs // there was nothing to weigh
+			begun <- !busy && !w.weighs // there was nothing to weigh
 		})
 		if <-begun {
 			return
@@ -59,7 +59,7 @@ func (r *Resource) ForgetPast() { r.cur.Load().forget(func(*version) bool { retu
 // Pending returns how many changes wait until the resource is listed.
 func (m *Mirror) Pending(r *Resource) int {
 	n := make(chan int)
-	m.do(func() { n <- len(r.pending) })
+	m.registry.enqueue(func(w *writer) { n <- len(w.tables[r.prefix].pending) })
 	return <-n
 }
 
@@ -89,9 +89,9 @@ func (p *Partition) Sorted() int {
 // Known returns how many resources the writer or claimers know.
 func (m *Mirror) Known() int {
 	n := make(chan int)
-	m.do(func() { n <- len(m.byPrefix) })
+	m.registry.enqueue(func(w *writer) { n <- len(w.tables) })
 	routed := <-n
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return max(len(m.mu.resources), routed)
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	return max(len(m.registry.resources), routed)
 }

@@ -44,7 +44,7 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 // who only estimate. Cost is O(log n). Errors: those of At.
 func (r *Resource) Near(rev Revision) (Snapshot, error) {
 	for {
-		now, err := r.holding(rev)
+		now, err := holding(r, rev)
 		if err != nil {
 			return Snapshot{}, err
 		}
@@ -182,16 +182,10 @@ func (l *lineage) past() []*version {
 	return all
 }
 
-// checkpoint keeps the newest version. Writer only.
-func (l *lineage) checkpoint(v *version, events int) {
-	next := thin(append(slices.Clone(*l.checkpoints.Load()), v), events)
-	l.checkpoints.Store(&next)
-}
-
-// addCheckpoints keeps the versions that would have been kept if it had been done from
-// the beginning. The lineage is not published yet.
+// addCheckpoints keeps the versions of a lineage that is not published yet which table.checkpoint
+// would have kept from the beginning.
 func (l *lineage) addCheckpoints(events int) {
-	end, last := l.log.End(), l.first()
+	end, last := l.log.End(), l.since(l.oldest())
 	cps := []*version{last}
 	for {
 		left := end - last.seq
@@ -208,10 +202,8 @@ func (l *lineage) addCheckpoints(events int) {
 	l.checkpoints.Store(&cps)
 }
 
-// first returns the oldest version that can be read, and does not keep it. Writer only.
-func (l *lineage) first() *version { return l.since(l.oldest()) }
-
-// since returns the version at a revision that can be read, and does not keep it. Writer only.
+// since returns the version at a revision that can be read, and does not keep it. The oldest
+// readable revision must not move meanwhile.
 func (l *lineage) since(rev Revision) *version {
 	seq := l.log.After(rev)
 	t, ok := l.roll(l.nearest(seq), seq)
@@ -250,107 +242,4 @@ func thin(cps []*version, events int) []*version {
 		cps[kept] = cps[i]
 	}
 	return slices.Clip(slices.Delete(cps, 0, kept))
-}
-
-// raise makes rev the oldest revision that can be read. It needs the events
-// after rev still in the log. Writer only.
-func (r *Resource) raise(lin *lineage, rev Revision) {
-	if rev <= lin.oldest() {
-		return
-	}
-	lin.readable.Store(rev) // before the versions go, see lineage.at
-	seq := lin.log.After(rev)
-	cps := *lin.checkpoints.Load()
-	if i, _ := slices.BinarySearchFunc(cps, seq, bySeq); i > 0 {
-		left := slices.Clone(cps[i:])
-		lin.checkpoints.Store(&left)
-	}
-	lin.forget(func(v *version) bool { return v.seq < seq })
-	r.weighed = weighed{}
-	r.countVersionBytes(lin)
-}
-
-// countVersionBytes adds up what the versions of the past weigh that are still kept.
-// Writer only.
-func (r *Resource) countVersionBytes(lin *lineage) {
-	var bytes int64
-	if lin != nil {
-		head := lin.head.Load().seq
-		for _, v := range lin.past() {
-			if v.seq != head { // or it is the present
-				bytes += v.bytes
-			}
-		}
-	}
-	before := r.versionBytes.Swap(bytes)
-	r.m.stats.versionBytes.Add(bytes - before)
-}
-
-// weighed is what a resource's versions were when they were weighed. It keeps them alive, until
-// the next time or until the window drops some.
-type weighed struct {
-	head              *version
-	checkpoints, made *[]*version
-}
-
-// weighing is the versions of a resource, from the present back.
-type weighing struct {
-	r        *Resource
-	lin      *lineage
-	versions []*version
-	trees    []tree
-	bytes    []int64
-}
-
-// weigh finds out what the versions of the past take that the present does not, of every
-// resource where that has changed, on a goroutine of its own: it walks the trees. That is
-// done every second, or so rarely that it takes a hundredth of a core. Versions made since
-// do not count yet, so the bound of the window is as exact as that. Writer only.
-func (m *Mirror) weigh(now time.Time) {
-	if m.weighs || now.Before(m.weighAgain) {
-		return
-	}
-	var all []*weighing
-	for _, r := range m.byPrefix {
-		lin := r.cur.Load()
-		if lin == nil {
-			continue
-		}
-		is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.made.Load()}
-		if is == r.weighed {
-			continue
-		}
-		r.weighed = is
-		w := &weighing{r: r, lin: lin}
-		for _, v := range append([]*version{is.head}, lin.past()...) {
-			w.versions = append(w.versions, v)
-			w.trees = append(w.trees, v.tree)
-		}
-		if len(w.versions) > 1 {
-			all = append(all, w)
-		} else {
-			r.countVersionBytes(lin)
-		}
-	}
-	if len(all) == 0 {
-		return
-	}
-	m.weighs = true
-	m.wg.Go(func() {
-		began := time.Now()
-		for _, w := range all {
-			w.bytes = btree.Weigh(w.trees)
-		}
-		took := time.Since(began)
-		m.do(func() {
-			m.weighs, m.weighAgain = false, time.Now().Add(99*took)
-			for _, w := range all {
-				for i, v := range w.versions[1:] {
-					v.bytes = w.bytes[i+1]
-				}
-				w.r.countVersionBytes(w.r.cur.Load())
-			}
-			m.bound()
-		})
-	})
 }

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
@@ -38,7 +37,7 @@ type version struct {
 	prev atomic.Pointer[version]
 
 	used  atomic.Int64 // when a reader was given it, as Now counts; of one made for readers
-	bytes int64        // of its nodes that no newer version has, as weighed last. Writer's own
+	bytes int64        // of its nodes that no newer version has, as weighed last; the writer's
 }
 
 // lineage is the unbroken life of a resource since it was last listed. A resource
@@ -72,9 +71,9 @@ func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.ma
 func (l *lineage) oldest() Revision { return l.readable.Load() }
 
 // Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
-// All methods but Release may be called concurrently.
+// All methods may be called concurrently, Release once for each claim. The writer's half of it is a table.
 type Resource struct {
-	m      *Mirror
+	m      *shared
 	prefix string
 
 	cur     atomic.Pointer[lineage] // nil while the resource is being loaded
@@ -85,25 +84,9 @@ type Resource struct {
 	forgotten    atomic.Bool  // see Forgotten
 	counts       resourceCounters
 
-	// Guarded by Mirror.mu.
+	// Guarded by registry.mu.
 	refs    int
 	exclude bool // what the refs are for
-
-	// Writer's own.
-	owned           bool // somebody claimed it
-	excluded        bool
-	loading         bool
-	stopLoading     context.CancelFunc // set while loading
-	pending         []Change           // arrived while loading
-	distrust        backoff            // between lists that a divergence asks for
-	awaited         time.Time          // since when a reader may wait for the resource, zero if it can be read
-	suspect         bool               // what is being loaded will be, see lineage.suspect
-	missing         int                // entries and events whose value was not kept
-	bytes           int64              // of entries with value
-	sinceCheckpoint int
-	history         history
-	weighed         weighed
-	absorbed        Revision // the log lacks events up to here of resources that were absorbed (absorb)
 }
 
 // Prefix returns the key prefix, which ends with a slash.
@@ -173,7 +156,7 @@ func (r *Resource) Latest() (Snapshot, error) {
 // ErrCompacted if rev is below Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {
-		now, err := r.holding(rev)
+		now, err := holding(r, rev)
 		if err != nil || rev == now.Rev {
 			return now, err
 		}
@@ -190,7 +173,7 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 }
 
 // holding returns the present of a lineage that holds the revision. Errors: those of At.
-func (r *Resource) holding(rev Revision) (Snapshot, error) {
+func holding(r *Resource, rev Revision) (Snapshot, error) {
 	now, err := r.Latest()
 	if err != nil {
 		return Snapshot{}, err

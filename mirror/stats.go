@@ -63,42 +63,6 @@ type Publications [len(publicationBounds) + 1]struct {
 	Time time.Duration
 }
 
-// publish counts the events of a batch that took so long. Writer only.
-func (c *resourceCounters) publish(events int, took time.Duration) {
-	c.received.Add(int64(events))
-	c.published.Add(int64(events))
-	i := 0
-	for i < len(publicationBounds) && took > publicationBounds[i] {
-		i++
-	}
-	c.publications[i].n.Add(1)
-	c.publications[i].time.Add(int64(took))
-}
-
-// await begins the time that the next load takes, if the resource is claimed. Writer only.
-func (r *Resource) await() {
-	if r.owned && !r.excluded && r.awaited.IsZero() {
-		r.awaited = time.Now()
-	}
-}
-
-// loaded counts that the resource can be read, with what a list has brought that began at that
-// time, zero if there was none. Writer only.
-func (r *Resource) loaded(listed time.Time) {
-	if !r.owned || r.excluded {
-		return
-	}
-	began := r.awaited
-	if began.IsZero() {
-		began = listed
-	}
-	r.awaited = time.Time{}
-	r.counts.loads.Add(1)
-	if !began.IsZero() {
-		r.counts.loadTime.Add(int64(time.Since(began)))
-	}
-}
-
 // Stats is a reading of a mirror's counters.
 type Stats struct {
 	Ready               bool     // the first list is in place
@@ -135,7 +99,7 @@ type Stats struct {
 func (m *Mirror) Stats() Stats {
 	c := &m.stats
 	return Stats{
-		Versions:            m.countVersions(),
+		Versions:            m.registry.countVersions(),
 		VersionBytes:        c.versionBytes.Load(),
 		Ready:               c.ready.Load(),
 		Clock:               m.Clock(),
@@ -216,40 +180,4 @@ func (r *Resource) Stats() ResourceStats {
 	st.Versions, st.OldestRevision = lin.versions(), lin.oldest()
 	st.VersionBytes = r.versionBytes.Load()
 	return st
-}
-
-// countVersions returns the number of versions of the past, over all resources.
-func (m *Mirror) countVersions() (n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, r := range m.mu.resources {
-		if lin := r.cur.Load(); lin != nil {
-			n += lin.versions()
-		}
-	}
-	return n
-}
-
-// Resources returns the resources that are claimed or excluded now, in no order.
-func (m *Mirror) Resources() []*Resource {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var out []*Resource
-	for _, r := range m.mu.resources {
-		if r.refs > 0 {
-			out = append(out, r)
-		}
-	}
-	return out
-}
-
-// countUnclaimed refreshes the reading of what is kept for nobody. Writer only.
-func (m *Mirror) countUnclaimed() {
-	var sum int64
-	for _, r := range m.byPrefix {
-		if !r.owned {
-			sum += r.bytes
-		}
-	}
-	m.stats.unclaimed.Store(sum)
 }

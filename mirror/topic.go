@@ -213,26 +213,24 @@ func (c *changes) unsubscribe(lin *lineage, t *topic) {
 	}
 }
 
-// publish tells of the newest events of the log, which the clock has reached. Writer only.
-func (c *changes) publish(r *Resource, lin *lineage, events []*Event) {
-	c.notifier.wake()
-	if c.subscribed.Load() == 0 {
-		return
-	}
+// topicsOf returns the topics of keys and directories of a lineage, nil if there are none.
+func (c *changes) topicsOf(lin *lineage) *topics {
 	c.mu.Lock()
-	ts := c.keys[lin]
-	c.mu.Unlock()
-	if ts == nil {
-		return
-	}
-	end, first := lin.log.End(), lin.log.First()
+	defer c.mu.Unlock()
+	return c.keys[lin]
+}
+
+// postKeys posts the newest events of the log, whose keys begin with a prefix of the given length,
+// to the topics of their keys and directories.
+func (ts *topics) postKeys(prefix int, events []*Event) {
+	end, first := ts.log.End(), ts.log.First()
 	ts.mu.Lock()
 	for i, ev := range events {
 		seq, key := end-uint64(len(events)-i), ev.Key()
 		if !strings.HasSuffix(key, "/") {
 			ts.postLocked(ts.byName[key], seq, first)
 		}
-		for at := len(r.prefix); ; {
+		for at := prefix; ; {
 			n := strings.IndexByte(key[at:], '/')
 			if n < 0 {
 				break

@@ -423,10 +423,7 @@ func (m *Mirror) checkRead(a *attempt, header Header, err error) error {
 		// The writer has found out in the meantime.
 	default:
 		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, header.Revision, a.clock)
-		select {
-		case m.restart <- restart{a.lists, err}:
-		default:
-		}
+		m.restart(a.lists, err)
 		return err
 	}
 	if header.Revision == a.clock {

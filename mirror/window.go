@@ -2,7 +2,7 @@ package mirror
 
 import "time"
 
-// history is what a resource keeps beside its present. It belongs to the writer.
+// history is the part of a resource beside its present, as its table counts it.
 type history struct {
 	// marks are revisions with the time by which everything up to them had been
 	// applied, ascending; history is cut at marks only.
@@ -23,37 +23,36 @@ const (
 	markBytes    = 1 << 20
 )
 
-// remember counts what was put into the resource's log, and makes room for it:
+// remember counts the events that were put into the resource's log, and makes room for it:
 // when all histories together exceed the window's bytes, the resource that holds
 // the most loses its oldest part, so that a busy one does not take the history of
-// the quiet ones (I7, I9). Writer only.
-func (m *Mirror) remember(r *Resource, through Revision, events []*Event) {
+// the quiet ones (I7, I9).
+func (w *writer) remember(t *table, through Revision, events []*Event) {
 	var bytes int64
 	for _, e := range events {
 		bytes += e.historyBytes()
 	}
-	h := &r.history
+	h := &t.history
 	h.bytes += bytes
 	h.fresh += bytes
-	m.stats.historyBytes.Add(bytes)
+	w.stats.historyBytes.Add(bytes)
 	h.mark(through, time.Now())
-	m.bound()
+	w.bound()
 }
 
 // held returns the bytes that the window bounds.
-func (m *Mirror) held() int64 { return m.stats.historyBytes.Load() + m.stats.versionBytes.Load() }
+func (w *writer) held() int64 { return w.stats.historyBytes.Load() + w.stats.versionBytes.Load() }
 
-// dropMade drops the version that was made for readers and has not been asked for the longest, of
-// all resources, and reports whether there was one: it is made anew in milliseconds, while
-// events are gone for good. Writer only.
-func (m *Mirror) dropMade() bool {
-	var owner *Resource
+// dropMade drops the least recently used version that was made for readers, of all resources, and
+// reports whether there was one: it can be made again in milliseconds, while events cannot.
+func (w *writer) dropMade() bool {
+	var owner *table
 	var idle *version
-	for _, r := range m.byPrefix {
-		if lin := r.cur.Load(); lin != nil {
+	for _, t := range w.tables {
+		if lin := t.cur.Load(); lin != nil {
 			for _, v := range *lin.made.Load() {
 				if idle == nil || v.used.Load() < idle.used.Load() {
-					owner, idle = r, v
+					owner, idle = t, v
 				}
 			}
 		}
@@ -67,18 +66,16 @@ func (m *Mirror) dropMade() bool {
 	return true
 }
 
-// bound drops what is more than the window may hold. Writer only.
-func (m *Mirror) bound() {
-	for m.held() > m.opts.Window.MaxBytes && (m.dropMade() || m.shed()) {
+// bound drops history in excess of the window.
+func (w *writer) bound() {
+	for w.held() > w.opts.Window.MaxBytes && (w.dropMade() || w.shed()) {
 	}
 }
 
-// recount counts the history that a new lineage has begun with. Its age counts from now: when its
-// events happened only clocks of other machines could tell, and no answer may depend on the time of
-// day. Writer only.
-func (r *Resource) recount() {
-	h, log, now := &r.history, r.cur.Load().log, time.Now()
-	before := h.bytes
+// historyOf returns the history that a new lineage begins with. Its age counts from now: only clocks
+// of other machines know when its events happened, and no answer may depend on the time of day.
+func historyOf(log *eventLog) (h history) {
+	now := time.Now()
 	for seq := log.First(); seq < log.End(); seq++ {
 		e := log.At(seq)
 		n := e.historyBytes()
@@ -86,7 +83,7 @@ func (r *Resource) recount() {
 		h.fresh += n
 		h.mark(e.Rev, now)
 	}
-	r.m.stats.historyBytes.Add(h.bytes - before)
+	return h
 }
 
 // mark sets a mark if one is due.
@@ -101,111 +98,83 @@ func (h *history) mark(rev Revision, now time.Time) {
 }
 
 // shed drops the oldest history of the resource that holds the most, and reports whether
-// there was any. Writer only.
-func (m *Mirror) shed() bool {
-	var most *Resource
-	for _, r := range m.byPrefix {
-		if most == nil || r.historyBytes() > most.historyBytes() {
-			most = r
+// there was any.
+func (w *writer) shed() bool {
+	var most *table
+	for _, t := range w.tables {
+		if most == nil || t.historyBytes() > most.historyBytes() {
+			most = t
 		}
 	}
 	if most.cur.Load() == nil {
 		return false
 	}
-	rev, before, marks := m.clock.rev.Load(), m.held(), most.history.marks
+	rev, before, marks := w.clock.rev.Load(), w.held(), most.history.marks
 	if len(marks) > 0 {
 		rev = marks[0].rev
 	}
 	most.trim(rev)
-	return len(marks) > 0 || m.held() < before
+	return len(marks) > 0 || w.held() < before
 }
 
-// historyBytes is what the resource keeps beside its present: values and versions.
-func (r *Resource) historyBytes() int64 { return r.history.bytes + r.versionBytes.Load() }
+// historyBytes is the memory of the resource beside its present: values and versions.
+func (t *table) historyBytes() int64 { return t.history.bytes + t.versionBytes.Load() }
 
-// age drops what has become too old, and what readers have not asked for for a while.
-// Writer only.
-func (m *Mirror) age(now time.Time) {
-	m.absorb()
+// age drops history that is too old, and versions made for readers that were not used for a while.
+func (w *writer) age(now time.Time) {
+	w.absorb()
 	idle := Now() - int64(madeIdle)
-	for _, r := range m.byPrefix {
-		if lin := r.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
-			r.countVersionBytes(lin)
+	for _, t := range w.tables {
+		if lin := t.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
+			t.countVersionBytes(lin)
 		}
-		h := &r.history
-		h.mark(m.clock.rev.Load(), now)
+		h := &t.history
+		h.mark(w.clock.rev.Load(), now)
 		n := 0
-		for n < len(h.marks) && now.Sub(h.marks[n].at) > m.opts.Window.MaxAge {
+		for n < len(h.marks) && now.Sub(h.marks[n].at) > w.opts.Window.MaxAge {
 			n++
 		}
 		if n > 0 {
-			r.trim(h.marks[n-1].rev)
+			t.trim(h.marks[n-1].rev)
 		}
 	}
-	m.weigh(now)
+	w.weigh(now)
 }
 
 // trim raises the floor of the resource's log, and its oldest readable version, to
-// rev. Writer only.
-func (r *Resource) trim(rev Revision) {
-	h := &r.history
+// rev.
+func (t *table) trim(rev Revision) {
+	h := &t.history
 	for len(h.marks) > 0 && h.marks[0].rev <= rev {
 		h.marks = h.marks[1:]
 	}
-	lin := r.cur.Load()
-	r.raise(lin, rev)
+	lin := t.cur.Load()
+	t.raise(lin, rev)
 	lin.log.Drop(rev, func(e *Event) {
 		h.bytes -= e.historyBytes()
-		r.m.stats.historyBytes.Add(-e.historyBytes())
+		t.w.stats.historyBytes.Add(-e.historyBytes())
 		if e.Prev == nil {
 			return
 		}
 		e.Prev.retire(false) // for a deletion, or for readers of the past; a watch that is about to send the event makes it anew
 		if !e.Prev.hasValue() {
-			r.missing--
+			t.missing--
 		}
 	})
-	r.m.stats.historyFloor.Store(max(rev, r.m.stats.historyFloor.Load()))
+	t.w.stats.historyFloor.Store(max(rev, t.w.stats.historyFloor.Load()))
 }
 
-// forget is for a resource whose log has been abandoned. Writer only.
-func (r *Resource) forget() {
-	r.m.stats.historyBytes.Add(-r.history.bytes)
-	r.history, r.weighed = history{}, weighed{}
-	r.countVersionBytes(nil)
-}
-
-// Compact makes rev the oldest revision that can be read with At, as etcd does
-// when it is compacted to rev: rev itself stays readable. Logs, and with them
-// watchers, keep their own window (KEP-4988). It returns at once; the versions
-// go when the writer gets to it. A revision above the clock waits for the clock.
-func (m *Mirror) Compact(rev Revision) {
-	for {
-		old := m.compacted.Load()
-		if rev <= old {
-			return
-		}
-		if m.compacted.CompareAndSwap(old, rev) {
-			break
-		}
-	}
-	m.do(m.applyCompaction)
-}
-
-// Compacted returns the highest revision given to Compact.
-func (m *Mirror) Compacted() Revision { return m.compacted.Load() }
-
-// applyCompaction drops the versions below what etcd was compacted to, as far as
-// the clock has come. Writer only.
-func (m *Mirror) applyCompaction() {
-	rev := min(m.compacted.Load(), m.clock.rev.Load())
-	if rev <= m.stats.compacted.Load() {
+// applyCompaction drops the versions below the compacted revision, or below the clock if that is
+// lower.
+func (w *writer) applyCompaction() {
+	rev := min(w.compacted.Load(), w.clock.rev.Load())
+	if rev <= w.stats.compacted.Load() {
 		return
 	}
-	for _, r := range m.byPrefix {
-		if lin := r.cur.Load(); lin != nil {
-			r.raise(lin, rev)
+	for _, t := range w.tables {
+		if lin := t.cur.Load(); lin != nil {
+			t.raise(lin, rev)
 		}
 	}
-	m.stats.compacted.Store(rev) // now that it is so
+	w.stats.compacted.Store(rev) // now that it is so
 }

@@ -1,0 +1,204 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// draft is a lineage that is not published yet, with its history.
+type draft struct {
+	lin     *lineage
+	history history
+}
+
+// installAll gives every resource its part of a load of the whole prefix, as a new lineage, and
+// sets the clock.
+func (w *writer) installAll(l *load) {
+	w.doubted, w.contradiction = nil, nil
+	now := Header{ClusterID: l.header.ClusterID, Revision: l.through}
+	restored := w.known().replacedBy(now)
+	if restored {
+		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
+			"revision", l.through, "was", w.clock.rev.Load())
+		w.stats.restores.Add(1)
+		w.compacted.Store(0)
+		w.stats.compacted.Store(0)
+	}
+	// Build everything, then swap everything, then move the clock: readers wait
+	// for the last two steps only.
+	parts := w.divide(l)
+	drafts, again := w.growAll(l, parts)
+	w.cluster.Store(l.header.ClusterID)
+	if l.through < w.clock.rev.Load() {
+		// Only a restored etcd goes back. Its revisions have no relation to the cached
+		// ones, so nothing is readable while the clock is set back.
+		for t := range drafts {
+			t.end()
+		}
+		w.clock.publish(l.through, false)
+	}
+	for t, d := range drafts {
+		if old := t.cur.Load(); old != nil && l.gap && !restored {
+			old.successor.Store(d.lin)
+		}
+		t.begin(d.lin, d.history)
+	}
+	w.clock.publish(l.through, false)
+	w.stats.etcdRevision.Store(l.through)
+	w.stats.historyFloor.Store(l.header.Revision)
+	if restored || l.anew {
+		w.since.Store(l.through)
+	}
+	w.lists.Add(1)
+	for t := range drafts {
+		t.loaded(l.began)
+		t.changed.wake()
+	}
+	w.bound()
+	w.age(time.Now())
+	for t, p := range parts {
+		if p.err != nil {
+			w.diverged(t, p.err)
+		}
+	}
+	for _, t := range again {
+		w.reload(t, 0, false)
+	}
+	w.stats.ready.Store(true)
+}
+
+// divide returns the part of a load that belongs to each table.
+func (w *writer) divide(l *load) map[*table]*load {
+	parts := make(map[*table]*load, len(w.tables))
+	for _, t := range w.tables {
+		parts[t] = &load{header: l.header, through: l.through}
+	}
+	for _, e := range l.entries {
+		p := parts[w.route(e.Key())]
+		p.entries = append(p.entries, e)
+	}
+	for i := range l.changes {
+		p := parts[w.route(l.changes[i].key)]
+		p.changes = append(p.changes, l.changes[i])
+	}
+	return parts
+}
+
+// growAll builds the lineages of all tables from their parts of the load. Tables without one are
+// dropped: their part has an error, or, if the load lacks their keys, they are returned in again.
+func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
+	drafts = make(map[*table]draft, len(parts))
+	for t, p := range parts {
+		t.suspect = false
+		switch {
+		case t.excluded:
+			t.drop()
+		case l.lacks(t.prefix): // it, or a prefix around it, was excluded meanwhile
+			t.drop()
+			again = append(again, t)
+		default:
+			lin, err := t.grow(p)
+			if err != nil {
+				p.err = err
+				t.drop()
+				continue
+			}
+			drafts[t] = draft{lin, historyOf(lin.log)}
+		}
+	}
+	return drafts, again
+}
+
+// install begins a lineage with what was loaded and applies what has arrived since.
+func (w *writer) install(t *table, l *load) {
+	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
+	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
+	// Resources that were claimed meanwhile load their own keys.
+	pending := slices.DeleteFunc(t.pending, func(c Change) bool { return w.route(string(c.Key)) != t })
+	lin, err := t.grow(l)
+	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
+	for i := range pending {
+		if c := &pending[i]; err == nil && c.ModRevision > l.through {
+			err = x.change(c)
+		}
+	}
+	if err != nil {
+		w.diverged(t, err)
+		return
+	}
+	if len(x.events) > 0 {
+		x.commitUnpublished()
+		w.stats.events.Add(int64(len(x.events)))
+	}
+	lin.suspect.Store(t.suspect)
+	t.suspect = false
+	// Only now: a reader takes the lineage for complete up to the clock (I8).
+	t.begin(lin, historyOf(lin.log))
+	t.loaded(time.Time{})
+	w.bound()
+	w.age(time.Now())
+}
+
+// discardPending drops the waiting changes up to a revision.
+func (w *writer) discardPending(t *table, upTo Revision) {
+	t.pending = slices.DeleteFunc(t.pending, func(c Change) bool { return c.ModRevision <= upTo })
+}
+
+// reload relists one resource, after a delay, while the others go on: at the
+// revision of the clock, so that only the changes that arrive meanwhile have to be applied
+// on top of the list; or, with its history, as loadHistory does. Cursors on the resource
+// are woken.
+func (w *writer) reload(t *table, delay time.Duration, history bool) {
+	t.drop()
+	t.await()
+	t.loading = true
+	ctx, cancel := context.WithCancel(w.ctx)
+	t.stopLoading = cancel
+	l := &reload{shared: w.shared, loader: w.loader, t: t, history: history}
+	w.wg.Go(func() { l.run(ctx, delay) })
+}
+
+// reload is the load of one resource, on its own goroutine. It reaches the table by commands only.
+type reload struct {
+	*shared
+	loader  *loader
+	t       *table
+	history bool
+}
+
+// run loads the resource and has it installed; it retries until ctx ends.
+func (r *reload) run(ctx context.Context, delay time.Duration) {
+	command := func(f func(*writer)) {
+		r.registry.enqueue(func(w *writer) {
+			if ctx.Err() == nil {
+				f(w)
+			}
+		})
+	}
+	for next := retryFirst; ; next = min(2*next, retryLast) {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return
+		}
+		// The list contains every change up to this revision (I7).
+		seen := r.clock.rev.Load()
+		command(func(w *writer) { w.discardPending(r.t, seen) })
+		l := r.loader.loadOne(ctx, r.t.prefix, seen, r.history)
+		if errors.Is(l.err, errOvertaken) {
+			r.restart(r.lists.Load(), l.err)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case l.err == nil:
+			command(func(w *writer) { w.install(r.t, l) })
+			return
+		}
+		r.t.counts.loadFailures.Add(1)
+		r.opts.Logger.Warn("listing a resource failed", "prefix", r.t.prefix, "error", l.err)
+		delay = next
+	}
+}

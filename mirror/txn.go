@@ -1,0 +1,94 @@
+package mirror
+
+import (
+	"fmt"
+
+	"github.com/stratakube/strata/internal/btree"
+)
+
+// txn is the effect of one batch, or of a part of a restored history, on one table.
+type txn struct {
+	t      *table
+	lin    *lineage
+	edit   *btree.Edit[*Entry]
+	events []*Event
+	old    []*Leaf // replaced leaves that have a memo
+
+	arrived int64 // see Event
+}
+
+// change adds a change of the feed; see add.
+func (x *txn) change(c *Change) error {
+	key := string(c.Key)
+	if c.Deleted {
+		return x.add(key, c.ModRevision, nil)
+	}
+	return x.add(key, c.ModRevision, newEntry(&c.KV, x.t.keeps(int64(len(c.Key)+len(c.Value)))))
+}
+
+// add checks a change against the cached entry and adds it (D1 of the design: etcd's
+// Version is the held one plus 1, and 1 exactly when the key is not held; a store that does not
+// count leaves it 0). The entry is nil for a deletion.
+func (x *txn) add(key string, rev Revision, e *Entry) error {
+	prev, held := x.edit.Get(key)
+	switch {
+	case e == nil && !held:
+		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, key, rev)
+	case e == nil:
+		x.edit.Delete(key)
+	case e.version != 0 && (held && (e.version != prev.version+1 || e.create != prev.create) || !held && e.version != 1):
+		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, e.version, key, rev)
+	default:
+		if e.version == 0 {
+			x.t.w.stats.uncounted.Store(true)
+		}
+		x.edit.Set(e)
+		x.t.count(e, 1)
+	}
+	if held {
+		x.t.count(prev, -1)
+		if !prev.hasValue() {
+			x.t.missing++ // it lives on in the event
+		}
+	}
+	x.events = append(x.events, &Event{Rev: rev, Entry: e, Prev: prev, Arrived: x.arrived})
+	return nil
+}
+
+// commit publishes the log and the version; the clock follows.
+func (x *txn) commit() {
+	prev := x.lin.head.Load()
+	x.old = x.edit.Replaced()
+	x.lin.log.Append(x.events...)
+	v := &version{rev: x.events[len(x.events)-1].Rev, tree: x.edit.Tree(), seq: x.lin.log.End()}
+	v.prev.Store(prev)
+	x.lin.head.Store(v)
+	if x.lin.private {
+		return // table.show adds checkpoints if the resource is claimed
+	}
+	x.t.checkpoint(x.lin, v, len(x.events))
+}
+
+// commitUnpublished is commit for a lineage that no reader has seen: the versions do not lead to
+// one another (version.prev), so that those that are dropped later are free.
+func (x *txn) commitUnpublished() {
+	x.commit()
+	x.lin.head.Load().prev.Store(nil)
+}
+
+// retire drops the memos of replaced entries and leaves that are valid in the newest version
+// only: history is large and has few readers.
+func (x *txn) retire() {
+	for _, ev := range x.events {
+		if ev.Prev != nil {
+			ev.Prev.retire(ev.Entry == nil)
+		}
+	}
+	for _, leaf := range x.old {
+		if m := leaf.Memo.Swap(nil); m != nil {
+			if r, ok := (*m).(Retirer); ok {
+				r.Retired()
+			}
+		}
+	}
+}

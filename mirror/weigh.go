@@ -1,0 +1,102 @@
+package mirror
+
+import (
+	"time"
+
+	"github.com/stratakube/strata/internal/btree"
+)
+
+// countVersionBytes adds up the weights of the past versions that are kept.
+func (t *table) countVersionBytes(lin *lineage) {
+	var bytes int64
+	if lin != nil {
+		head := lin.head.Load().seq
+		for _, v := range lin.past() {
+			if v.seq != head { // or it is the present
+				bytes += v.bytes
+			}
+		}
+	}
+	before := t.versionBytes.Swap(bytes)
+	t.w.stats.versionBytes.Add(bytes - before)
+}
+
+// weighed is what a resource's versions were when they were weighed. It keeps them alive, until
+// the next time or until the window drops some.
+type weighed struct {
+	head              *version
+	checkpoints, made *[]*version
+}
+
+// weighing is the versions of a resource, from the present back.
+type weighing struct {
+	t        *table
+	versions []*version
+	trees    []tree
+	bytes    []int64
+}
+
+// weigh measures the memory of past versions that the present does not share, of
+// every resource where that has changed, on another goroutine: it walks the trees. That is
+// done every second, or so rarely that it takes a hundredth of a core. Versions made since
+// do not count yet, so the bound of the window is as exact as that.
+func (w *writer) weigh(now time.Time) {
+	if w.weighs || now.Before(w.weighAgain) {
+		return
+	}
+	var all []*weighing
+	for _, t := range w.tables {
+		if g := t.weighing(); g != nil {
+			all = append(all, g)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	w.weighs = true
+	s := w.shared
+	s.wg.Go(func() {
+		began := time.Now()
+		for _, g := range all {
+			g.bytes = btree.Weigh(g.trees)
+		}
+		took := time.Since(began)
+		s.registry.enqueue(func(w *writer) { w.weighed(all, took) })
+	})
+}
+
+// weighing returns the versions of the table to be weighed, nil if they are the same as the last
+// time or the present is the only one.
+func (t *table) weighing() *weighing {
+	lin := t.cur.Load()
+	if lin == nil {
+		return nil
+	}
+	is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.made.Load()}
+	if is == t.weighed {
+		return nil
+	}
+	t.weighed = is
+	g := &weighing{t: t}
+	for _, v := range append([]*version{is.head}, lin.past()...) {
+		g.versions = append(g.versions, v)
+		g.trees = append(g.trees, v.tree)
+	}
+	if len(g.versions) == 1 {
+		t.countVersionBytes(lin)
+		return nil
+	}
+	return g
+}
+
+// weighed takes the result of weigh.
+func (w *writer) weighed(all []*weighing, took time.Duration) {
+	w.weighs, w.weighAgain = false, time.Now().Add(99*took)
+	for _, g := range all {
+		for i, v := range g.versions[1:] {
+			v.bytes = g.bytes[i+1]
+		}
+		g.t.countVersionBytes(g.t.cur.Load())
+	}
+	w.bound()
+}

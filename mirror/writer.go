@@ -1,0 +1,292 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// writer changes the resources of one mirror: it loads them, follows the feed, applies batches,
+// publishes versions, and bounds history. It and its tables belong to one goroutine, the one
+// that calls run. Other goroutines send it commands (registry).
+type writer struct {
+	*shared
+	loader *loader
+	tables map[string]*table // by prefix
+
+	touched   []*txn // of the batch in hand
+	unclaimed int64  // bytes of the values in tables that are not owned
+
+	weighs     bool // versions are being weighed
+	weighAgain time.Time
+
+	doubted       *table // the last one that contradicted the feed, since the last list
+	doubtedAt     time.Time
+	contradiction error // the whole feed contradicts the cached state
+}
+
+// newWriter returns the writer of a mirror whose only resource is the root.
+func newWriter(s *shared, root *Resource) *writer {
+	w := &writer{shared: s, loader: newLoader(s), tables: map[string]*table{}}
+	w.tables[root.prefix] = newTable(w, root)
+	return w
+}
+
+// runCommands runs the commands that were given so far.
+func (w *writer) runCommands() {
+	for _, c := range w.registry.take() {
+		c(w)
+	}
+}
+
+// errStart is the reason for the first list.
+var errStart = errors.New("start")
+
+const (
+	retryFirst = 50 * time.Millisecond
+	retryLast  = 5 * time.Second
+)
+
+// run loads the prefix and follows it, again and again, until ctx ends.
+func (w *writer) run(ctx context.Context) {
+	defer func() {
+		for _, t := range w.tables {
+			if lin := t.cur.Load(); lin != nil {
+				lin.log.Abandon()
+			}
+			t.changed.wake()
+		}
+	}()
+	why := errStart
+	for backoff := retryFirst; ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
+		w.loading.Store(true)
+		began, lists := time.Now(), w.lists.Load()
+		err := w.session(ctx, why)
+		if ctx.Err() != nil {
+			return
+		}
+		if w.lists.Load() != lists {
+			why = err // it was loaded, and has to be loaded again because of this
+		}
+		w.stats.relists.Add(1)
+		w.opts.Logger.Warn("mirror lists anew", "prefix", w.opts.Prefix, "error", err)
+		if time.Since(began) > retryLast {
+			backoff = retryFirst
+		}
+		w.pause(ctx, backoff)
+	}
+}
+
+// pause runs commands for the time given.
+func (w *writer) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.registry.due:
+			w.runCommands()
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// session loads the whole prefix and follows it until it has to be loaded again, and
+// returns the reason for that. why is the reason for this session.
+func (w *writer) session(ctx context.Context, why error) error {
+	loads := make(chan *load, 1)
+	w.wg.Go(func() { loads <- w.loader.loadAll(ctx, why) })
+	var l *load
+	for l == nil {
+		select {
+		case l = <-loads:
+		case <-w.registry.due:
+			w.runCommands()
+		}
+	}
+	if l.err != nil {
+		for _, t := range w.tables {
+			if t.owned && !t.excluded {
+				t.counts.loadFailures.Add(1)
+			}
+		}
+		return l.err
+	}
+	w.installAll(l)
+	w.loading.Store(false)
+	l = nil
+	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
+		before := w.clock.rev.Load()
+		err := w.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, ErrDiverged):
+			w.distrust()
+			return err
+		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored):
+			return err
+		}
+		w.stats.reconnects.Add(1)
+		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.clock.rev.Load(), "error", err)
+		if w.clock.rev.Load() > before {
+			backoff = retryFirst
+		}
+		w.pause(ctx, backoff)
+	}
+}
+
+// route returns the table with the longest prefix of key. The root's prefix
+// is a prefix of every key of the feed.
+func (w *writer) route(key string) *table {
+	for end := len(key); end > len(w.opts.Prefix); {
+		end = strings.LastIndexByte(key[:end], '/')
+		if t := w.tables[key[:end+1]]; t != nil {
+			return t
+		}
+	}
+	return w.tables[w.opts.Prefix]
+}
+
+// follow applies the feed until it breaks.
+func (w *writer) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	batches := make(chan Batch)
+	ended := make(chan error, 1)
+	after := w.known()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	number := w.vigil.feeds.Add(1)
+	wg.Go(func() {
+		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, w.vigil.watched(func(b Batch) error {
+			select {
+			case batches <- b:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}))
+	})
+	trim := time.NewTicker(markInterval)
+	defer trim.Stop()
+	for {
+		select {
+		case b := <-batches:
+			if err := w.apply(b); err != nil {
+				return err
+			}
+		case <-w.registry.due:
+			w.runCommands()
+		case <-trim.C:
+			w.age(time.Now())
+			w.stats.unclaimed.Store(w.unclaimed)
+		case err := <-ended:
+			return err
+		case n := <-w.vigil.silent:
+			if n == number {
+				w.stats.silentFeeds.Add(1)
+				cancel(ErrFeedSilent)
+				return ErrFeedSilent
+			}
+		case r := <-w.restarts:
+			if r.lists == w.lists.Load() {
+				return r.err
+			}
+		}
+		w.applyCompaction()
+	}
+}
+
+// apply commits a batch: it builds every touched resource's next version
+// privately, appends to the logs, publishes the versions and moves the clock last.
+// An error leaves the clock where it was.
+func (w *writer) apply(b Batch) error {
+	now := w.clock.rev.Load()
+	if w.opts.EventsOnly {
+		if len(b.Changes) == 0 {
+			return nil
+		}
+		b.Through = b.Changes[len(b.Changes)-1].ModRevision
+	}
+	if len(b.Changes) == 0 && b.Through < now {
+		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
+	}
+	w.touched = w.touched[:0]
+	last, arrived := now, Now()
+	for i := range b.Changes {
+		c := &b.Changes[i]
+		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
+			// Progress has overtaken an event (etcd#15220), or an event came twice.
+			return fmt.Errorf("%w: event of %d at %q after %d", ErrDiverged, c.ModRevision, c.Key, max(last, now))
+		}
+		last = c.ModRevision
+		t := w.route(string(c.Key))
+		switch {
+		case t.excluded:
+			w.stats.dropped.Add(1)
+		case t.loading:
+			t.postpone(c)
+		default:
+			x := w.txn(t, arrived)
+			if err := x.change(c); err != nil {
+				// Only this resource is in doubt; the others go on.
+				w.touched = slices.DeleteFunc(w.touched, func(o *txn) bool { return o == x })
+				w.diverged(t, err)
+				// The earlier changes of the batch to it wait with this one: the list may be of the
+				// clock as it still stands.
+				for j := range b.Changes[:i+1] {
+					if w.route(string(b.Changes[j].Key)) == t {
+						t.postpone(&b.Changes[j])
+					}
+				}
+			}
+		}
+	}
+	w.commit(b.Through, len(b.Changes) == 0)
+	return w.contradiction
+}
+
+// txn returns the transaction of the batch in hand on t.
+func (w *writer) txn(t *table, arrived int64) *txn {
+	for _, x := range w.touched {
+		if x.t == t {
+			return x
+		}
+	}
+	lin := t.cur.Load()
+	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit(), arrived: arrived}
+	w.touched = append(w.touched, x)
+	return x
+}
+
+// commit publishes the transactions of the batch in hand, and moves the clock to through.
+func (w *writer) commit(through Revision, progress bool) {
+	for _, x := range w.touched {
+		x.commit()
+	}
+	if through > w.clock.rev.Load() {
+		w.clock.publish(through, progress)
+	}
+	var took time.Duration
+	if len(w.touched) > 0 {
+		took = time.Duration(Now() - w.touched[0].arrived)
+	}
+	for _, x := range w.touched {
+		x.lin.head.Load().prev.Store(nil)
+		x.t.publish(x.lin, x.events)
+		w.stats.events.Add(int64(len(x.events)))
+		x.t.countPublication(len(x.events), took)
+		w.remember(x.t, through, x.events)
+		x.retire()
+	}
+	clear(w.touched)
+	w.touched = w.touched[:0]
+}
