@@ -10,7 +10,7 @@ import (
 // check returns an error if an invariant is broken. It runs between two batches. Cost is
 // O(everything); for tests.
 func (w *writer) check() error {
-	now := w.clock.rev.Load()
+	now := w.clock.Revision()
 	unclaimed, history, versions := int64(0), int64(0), int64(0)
 	for prefix, t := range w.tables {
 		if err := t.check(now); err != nil {

@@ -26,14 +26,14 @@ func (w *writer) adopt(r *Resource, exclude bool) {
 	t.own(true)
 	t.excluded = exclude
 	t.awaited = time.Time{}
-	if t.readable() == nil {
+	if t.cur.readable() == nil {
 		t.await()
 	}
 	parent := w.route(r.prefix)
 	w.tables[r.prefix] = t
 	w.listExcluded()
 	if !known {
-		if w.clock.rev.Load() == 0 {
+		if w.clock.Revision() == 0 {
 			return // the first list is on its way and will be divided among all resources
 		}
 		if parent.loading || parent.excluded {
@@ -92,7 +92,7 @@ func (w *writer) abandon(r *Resource) {
 	for e := range lin.head.Load().tree.All("", "") {
 		entries = append(entries, e)
 	}
-	rev := w.clock.rev.Load()
+	rev := w.clock.Revision()
 	t.begin(newLineage(t.found(entries, rev), eventlog.New[Event](rev), true), history{})
 }
 
@@ -160,7 +160,7 @@ func (w *writer) absorb() {
 			w.tables[t.prefix] = t
 			continue
 		}
-		parent.absorbed = w.clock.rev.Load()
+		parent.absorbed = w.clock.Revision()
 		t.drop()
 	}
 }

@@ -86,7 +86,7 @@ var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
 // Suspect reports whether the last check has found the resource to differ from etcd: what it
 // tells of the past may be as wrong, so whoever can read that elsewhere should.
 func (r *Resource) Suspect() bool {
-	lin := r.readable()
+	lin := r.cur.readable()
 	return lin != nil && lin.suspect.Load()
 }
 

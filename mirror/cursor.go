@@ -33,7 +33,7 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 // clock is not an error: nothing is returned until later events arrive.
 // Errors: ErrCompacted if rev is below the floor, ErrNotReady.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
-	lin := r.readable()
+	lin := r.cur.readable()
 	if lin == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}
@@ -159,7 +159,7 @@ func (c *Cursor) Await(rev Revision) {
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	for had := len(buf); ; buf = buf[:had] {
 		// The clock before the log's end: all events up to the clock are in it.
-		now := c.res.m.clock.rev.Load()
+		now := c.res.m.clock.Revision()
 		if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
 			if err := c.succeed(); err != nil {
 				return buf, err

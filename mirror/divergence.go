@@ -14,7 +14,7 @@ func (w *writer) diverged(t *table, err error) {
 	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
 	w.stats.divergences.Add(1)
 	// A restored history must not reach back to events that clients have seen differently.
-	w.since.Store(max(w.clock.rev.Load(), w.since.Load()))
+	w.since.Store(max(w.clock.Revision(), w.since.Load()))
 	w.reload(t, delay, false)
 	w.doubt(t)
 }
@@ -88,7 +88,7 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 			t.count(k.entry, 1)
 		}
 	}
-	rev := w.clock.rev.Load()
+	rev := w.clock.Revision()
 	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, eventlog.New[Event](rev), false)
 	lin.suspect.Store(true)
 	t.begin(lin, history{})

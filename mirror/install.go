@@ -21,7 +21,7 @@ func (w *writer) installAll(l *load) {
 	restored := w.known().replacedBy(now)
 	if restored {
 		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
-			"revision", l.through, "was", w.clock.rev.Load())
+			"revision", l.through, "was", w.clock.Revision())
 		w.stats.restores.Add(1)
 		w.compacted.Store(0)
 		w.stats.compacted.Store(0)
@@ -31,13 +31,13 @@ func (w *writer) installAll(l *load) {
 	parts := w.divide(l)
 	drafts, again := w.growAll(l, parts)
 	w.cluster.Store(l.header.ClusterID)
-	if l.through < w.clock.rev.Load() {
+	if l.through < w.clock.Revision() {
 		// Only a restored etcd goes back. Its revisions have no relation to the cached
 		// ones, so nothing is readable while the clock is set back.
 		for t := range drafts {
 			t.end()
 		}
-		w.clock.publish(l.through, false)
+		w.publisher.Publish(l.through, false)
 	}
 	for t, d := range drafts {
 		if old := t.cur.Load(); old != nil && l.gap && !restored {
@@ -45,7 +45,7 @@ func (w *writer) installAll(l *load) {
 		}
 		t.begin(d.lin, d.history)
 	}
-	w.clock.publish(l.through, false)
+	w.publisher.Publish(l.through, false)
 	w.stats.etcdRevision.Store(l.through)
 	w.stats.historyFloor.Store(l.header.Revision)
 	if restored || l.anew {
@@ -184,7 +184,7 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 			return
 		}
 		// The list contains every change up to this revision (I7).
-		seen := r.clock.rev.Load()
+		seen := r.clock.Revision()
 		command(func(w *writer) { w.discardPending(r.t, seen) })
 		l := r.loader.loadOne(ctx, r.t.prefix, seen, r.history)
 		if errors.Is(l.err, errOvertaken) {

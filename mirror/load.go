@@ -72,7 +72,7 @@ func newLoader(s *shared) *loader {
 		known:     s.known,
 		excluded:  func() []string { return *s.excluded.Load() },
 		since:     s.since.Load,
-		wait:      func(ctx context.Context, rev Revision) error { return s.clock.wait(ctx, s.ctx.Done(), rev) },
+		wait:      s.clock.Wait,
 		replaying: make(chan struct{}, 1),
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
 // Mirror is a copy of one key range of one etcd cluster. All methods may be called
@@ -14,16 +16,15 @@ import (
 // by commands only (registry).
 type Mirror struct {
 	*shared
-	reads        revisionReads
-	progressDue  chan struct{} // progress is to be asked for now
-	wantProgress atomic.Int64  // callers of WantProgress
+	reads    *freshness.Reads
+	progress *freshness.Progress
 }
 
 // shared is the state that callers, resources, loads and the writer of one mirror have in
 // common. Every field is set once, is atomic, or has its own lock.
 type shared struct {
 	opts     Options
-	clock    *clock
+	clock    *freshness.Clock
 	stats    counters
 	registry registry
 
@@ -35,7 +36,7 @@ type shared struct {
 	since     atomic.Int64             // history before it may differ from the events that clients have seen
 
 	restarts chan restart // requests to leave the feed and to list the prefix
-	vigil    vigil
+	feed     *freshness.Feed
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -59,7 +60,7 @@ func (s *shared) restart(lists int64, err error) {
 
 // known returns the mirrored cluster and the published revision.
 func (s *shared) known() Header {
-	return Header{ClusterID: s.cluster.Load(), Revision: s.clock.rev.Load()}
+	return Header{ClusterID: s.cluster.Load(), Revision: s.clock.Revision()}
 }
 
 // replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
@@ -77,23 +78,19 @@ func New(opts Options) (*Mirror, error) {
 		return nil, errors.New("mirror: no source")
 	}
 	opts.setDefaults()
-	s := &shared{opts: opts, clock: newClock(), restarts: make(chan restart, 1)}
-	s.vigil.silent = make(chan int64, 1)
-	s.excluded.Store(&[]string{})
+	s := &shared{opts: opts, feed: freshness.NewFeed(), restarts: make(chan restart, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	clock, publisher := freshness.NewClock(s.ctx.Done(), ErrClosed)
+	s.clock = clock
+	s.excluded.Store(&[]string{})
 	s.loading.Store(true)
 	// The root holds every key of which no prefix was claimed.
 	root := &Resource{m: s, prefix: opts.Prefix}
 	s.registry = newRegistry(root)
-	m := &Mirror{shared: s, progressDue: make(chan struct{}, 1)}
-	w := newWriter(s, root)
-	m.wg.Go(func() { w.run(m.ctx) })
-	if !opts.EventsOnly && !opts.EveryRevision {
-		m.wg.Go(func() { (&asker{m: m}).run(m.ctx) })
-	}
-	if !opts.EventsOnly && opts.FeedPatience > 0 {
-		m.wg.Go(func() { m.watchdog(m.ctx) })
-	}
+	w := newWriter(s, publisher, root)
+	s.wg.Go(func() { w.run(s.ctx) })
+	m := &Mirror{shared: s}
+	m.startFreshness()
 	return m, nil
 }
 
@@ -101,7 +98,7 @@ func New(opts Options) (*Mirror, error) {
 // readable; waits end with an error.
 func (m *Mirror) Close() {
 	m.cancel()
-	m.closeReads()
+	m.reads.Close()
 	m.wg.Wait()
 }
 

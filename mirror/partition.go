@@ -133,7 +133,7 @@ func (s *sorted) run(ctx context.Context) {
 // any more: the lineage is dead, the log has dropped what is next, nobody is left, or ctx has
 // ended.
 func (s *sorted) advance(ctx context.Context) bool {
-	now := s.res.m.clock.rev.Load() // before the log's end, which then holds all up to the clock
+	now := s.res.m.clock.Revision() // before the log's end, which then holds all up to the clock
 	for end := s.log.End(); s.next < end; {
 		ev := s.log.At(s.next)
 		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.left() {

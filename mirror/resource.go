@@ -47,7 +47,7 @@ type lineage struct {
 	// event and the successor's floor; nil if there is none.
 	successor atomic.Pointer[lineage]
 	// private: nobody has claimed the resource. Values may be missing and no reader
-	// is shown the lineage; see Resource.readable.
+	// is shown the lineage; see current.readable.
 	private bool
 	log     *eventLog
 	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment; nil when the lineage has ended
@@ -76,8 +76,8 @@ type Resource struct {
 	m      *shared
 	prefix string
 
-	cur     atomic.Pointer[lineage] // nil while the resource is being loaded
-	changed changes                 // after each publication that touches the resource
+	cur     current
+	changed changes // after each publication that touches the resource
 	holds   holds
 
 	versionBytes atomic.Int64 // see ResourceStats
@@ -97,11 +97,15 @@ func (r *Resource) Prefix() string { return r.prefix }
 func (r *Resource) Forgotten() bool { return r.forgotten.Load() }
 
 // Ready reports whether the resource can be read.
-func (r *Resource) Ready() bool { return r.readable() != nil }
+func (r *Resource) Ready() bool { return r.cur.readable() != nil }
+
+// current points to the lineage of a resource, nil while the resource is being loaded. The writer
+// stores it.
+type current struct{ atomic.Pointer[lineage] }
 
 // readable returns the lineage that readers may see, nil if there is none.
-func (r *Resource) readable() *lineage {
-	if lin := r.cur.Load(); lin != nil && !lin.private {
+func (c *current) readable() *lineage {
+	if lin := c.Load(); lin != nil && !lin.private {
 		return lin
 	}
 	return nil
@@ -123,15 +127,15 @@ type Snapshot struct {
 // Errors: ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
 	for ; ; runtime.Gosched() {
-		lin := r.readable()
+		lin := r.cur.readable()
 		if lin == nil {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 		}
 		// The clock before the head: all events up to the clock are in any head
 		// that is loaded afterwards.
-		now := r.m.clock.rev.Load()
+		now := r.m.clock.Revision()
 		if r.cur.Load() != lin {
-			continue // the clock may be another cluster's; see installAll
+			continue // the clock may be another cluster's; see writer.installAll
 		}
 		v := lin.head.Load()
 		if v == nil {
@@ -190,7 +194,7 @@ func holding(r *Resource, rev Revision) (Snapshot, error) {
 // Oldest returns the oldest revision that At can serve, and the floor of the log:
 // cursors may start at any revision at or above it. Errors: ErrNotReady.
 func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
-	lin := r.readable()
+	lin := r.cur.readable()
 	if lin == nil {
 		return 0, 0, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}

@@ -6,31 +6,29 @@ import (
 )
 
 type counters struct {
-	ready               atomic.Bool
-	uncounted           atomic.Bool // see Mirror.ChecksArrival
-	events              atomic.Int64
-	dropped             atomic.Int64
-	listedKeys          atomic.Int64
-	replayedRecords     atomic.Int64 // changes read from etcd's history, of replays that failed as well
-	relists             atomic.Int64
-	reconnects          atomic.Int64
-	silentFeeds         atomic.Int64
-	divergences         atomic.Int64
-	revisionReads       atomic.Int64
-	revisionReadWaiters atomic.Int64
-	etcdRevision        atomic.Int64
-	progressRequests    atomic.Int64
-	historyBytes        atomic.Int64
-	historyFloor        atomic.Int64
-	versionBytes        atomic.Int64
-	compacted           atomic.Int64
-	unclaimed           atomic.Int64
-	restores            atomic.Int64
-	repairs             atomic.Int64
-	replays             atomic.Int64
-	replayedEvents      atomic.Int64
-	replayFloor         atomic.Int64
-	replayTime          atomic.Int64
+	ready            atomic.Bool
+	uncounted        atomic.Bool // see Mirror.ChecksArrival
+	events           atomic.Int64
+	dropped          atomic.Int64
+	listedKeys       atomic.Int64
+	replayedRecords  atomic.Int64 // changes read from etcd's history, of replays that failed as well
+	relists          atomic.Int64
+	reconnects       atomic.Int64
+	silentFeeds      atomic.Int64
+	divergences      atomic.Int64
+	etcdRevision     atomic.Int64
+	progressRequests atomic.Int64
+	historyBytes     atomic.Int64
+	historyFloor     atomic.Int64
+	versionBytes     atomic.Int64
+	compacted        atomic.Int64
+	unclaimed        atomic.Int64
+	restores         atomic.Int64
+	repairs          atomic.Int64
+	replays          atomic.Int64
+	replayedEvents   atomic.Int64
+	replayFloor      atomic.Int64
+	replayTime       atomic.Int64
 }
 
 // replayed takes note of a history that was read from etcd.
@@ -98,6 +96,7 @@ type Stats struct {
 // Stats returns the counters. Cost is O(resources); readings are not of one moment.
 func (m *Mirror) Stats() Stats {
 	c := &m.stats
+	reads, waiters := m.reads.Counts()
 	return Stats{
 		Versions:            m.registry.countVersions(),
 		VersionBytes:        c.versionBytes.Load(),
@@ -118,8 +117,8 @@ func (m *Mirror) Stats() Stats {
 		SilentFeeds:         c.silentFeeds.Load(),
 		Divergences:         c.divergences.Load(),
 		Repairs:             c.repairs.Load(),
-		RevisionReads:       c.revisionReads.Load(),
-		RevisionReadWaiters: c.revisionReadWaiters.Load(),
+		RevisionReads:       reads,
+		RevisionReadWaiters: waiters,
 		ProgressRequests:    c.progressRequests.Load(),
 		Restores:            c.restores.Load(),
 		Replays:             c.replays.Load(),
@@ -165,8 +164,8 @@ func (r *Resource) Stats() ResourceStats {
 		p := &r.counts.publications[i]
 		st.Publications[i].N, st.Publications[i].Time = p.n.Load(), time.Duration(p.time.Load())
 	}
-	st.Readers, st.OldestRead = r.holds.past(r.readable())
-	lin := r.readable()
+	st.Readers, st.OldestRead = r.holds.past(r.cur.readable())
+	lin := r.cur.readable()
 	if lin == nil {
 		return st
 	}

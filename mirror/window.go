@@ -109,7 +109,7 @@ func (w *writer) shed() bool {
 	if most.cur.Load() == nil {
 		return false
 	}
-	rev, before, marks := w.clock.rev.Load(), w.held(), most.history.marks
+	rev, before, marks := w.clock.Revision(), w.held(), most.history.marks
 	if len(marks) > 0 {
 		rev = marks[0].rev
 	}
@@ -129,7 +129,7 @@ func (w *writer) age(now time.Time) {
 			t.countVersionBytes(lin)
 		}
 		h := &t.history
-		h.mark(w.clock.rev.Load(), now)
+		h.mark(w.clock.Revision(), now)
 		n := 0
 		for n < len(h.marks) && now.Sub(h.marks[n].at) > w.opts.Window.MaxAge {
 			n++
@@ -167,7 +167,7 @@ func (t *table) trim(rev Revision) {
 // applyCompaction drops the versions below the compacted revision, or below the clock if that is
 // lower.
 func (w *writer) applyCompaction() {
-	rev := min(w.compacted.Load(), w.clock.rev.Load())
+	rev := min(w.compacted.Load(), w.clock.Revision())
 	if rev <= w.stats.compacted.Load() {
 		return
 	}

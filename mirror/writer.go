@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
 // writer changes the resources of one mirror: it loads them, follows the feed, applies batches,
@@ -15,8 +17,9 @@ import (
 // that calls run. Other goroutines send it commands (registry).
 type writer struct {
 	*shared
-	loader *loader
-	tables map[string]*table // by prefix
+	publisher freshness.Publisher // of the clock
+	loader    *loader
+	tables    map[string]*table // by prefix
 
 	touched   []*txn // of the batch in hand
 	unclaimed int64  // bytes of the values in tables that are not owned
@@ -30,8 +33,8 @@ type writer struct {
 }
 
 // newWriter returns the writer of a mirror whose only resource is the root.
-func newWriter(s *shared, root *Resource) *writer {
-	w := &writer{shared: s, loader: newLoader(s), tables: map[string]*table{}}
+func newWriter(s *shared, p freshness.Publisher, root *Resource) *writer {
+	w := &writer{shared: s, publisher: p, loader: newLoader(s), tables: map[string]*table{}}
 	w.tables[root.prefix] = newTable(w, root)
 	return w
 }
@@ -122,7 +125,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 	w.loading.Store(false)
 	l = nil
 	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
-		before := w.clock.rev.Load()
+		before := w.clock.Revision()
 		err := w.follow(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -134,8 +137,8 @@ func (w *writer) session(ctx context.Context, why error) error {
 			return err
 		}
 		w.stats.reconnects.Add(1)
-		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.clock.rev.Load(), "error", err)
-		if w.clock.rev.Load() > before {
+		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.clock.Revision(), "error", err)
+		if w.clock.Revision() > before {
 			backoff = retryFirst
 		}
 		w.pause(ctx, backoff)
@@ -164,9 +167,9 @@ func (w *writer) follow(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	number := w.vigil.feeds.Add(1)
+	number := w.feed.Begin()
 	wg.Go(func() {
-		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, w.vigil.watched(func(b Batch) error {
+		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, freshness.Observed(w.feed, func(b Batch) error {
 			select {
 			case batches <- b:
 				return nil
@@ -190,7 +193,7 @@ func (w *writer) follow(ctx context.Context) error {
 			w.stats.unclaimed.Store(w.unclaimed)
 		case err := <-ended:
 			return err
-		case n := <-w.vigil.silent:
+		case n := <-w.feed.Silent():
 			if n == number {
 				w.stats.silentFeeds.Add(1)
 				cancel(ErrFeedSilent)
@@ -209,7 +212,7 @@ func (w *writer) follow(ctx context.Context) error {
 // privately, appends to the logs, publishes the versions and moves the clock last.
 // An error leaves the clock where it was.
 func (w *writer) apply(b Batch) error {
-	now := w.clock.rev.Load()
+	now := w.clock.Revision()
 	if w.opts.EventsOnly {
 		if len(b.Changes) == 0 {
 			return nil
@@ -272,8 +275,8 @@ func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.touched {
 		x.commit()
 	}
-	if through > w.clock.rev.Load() {
-		w.clock.publish(through, progress)
+	if through > w.clock.Revision() {
+		w.publisher.Publish(through, progress)
 	}
 	var took time.Duration
 	if len(w.touched) > 0 {

@@ -1,0 +1,179 @@
+// Package freshness tells how far a mirror has come and how far etcd is: the published revision and
+// the waits for it, requests for progress, shared reads of etcd's revision, and the watchdog of the
+// feed. It reaches etcd and the mirror through functions, so it runs in a test alone.
+package freshness
+
+import (
+	"container/heap"
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+// Clock is the published revision, and the waits for it to move. All methods may be called
+// concurrently.
+type Clock struct {
+	rev atomic.Int64
+	// min is the lowest revision of all waits, so that Publish takes the lock only if it ends one.
+	min atomic.Int64
+
+	// byProgress: progress moves the clock to the revisions of the waits, not events. It has ended
+	// the last wait, and since then no read has found the clock to be at etcd's revision.
+	byProgress atomic.Bool
+	served     atomic.Int64 // times that progress has ended waits
+	events     atomic.Int64 // times that events have moved the clock
+
+	closed    <-chan struct{}
+	errClosed error
+
+	mu      sync.Mutex // leaf; guards what follows
+	waiters waiterHeap
+
+	occupied bool          // there are waits; the channels report it
+	waiting  chan struct{} // closed while there are waits, replaced when there are none
+	resting  chan struct{} // the other way round
+	lowered  chan struct{} // a wait is for less than all others
+}
+
+// NewClock returns a clock at 0 and its publisher. Waits end with err when closed is closed.
+func NewClock(closed <-chan struct{}, err error) (*Clock, Publisher) {
+	c := &Clock{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
+	close(c.resting)
+	c.min.Store(math.MaxInt64)
+	return c, Publisher{c}
+}
+
+// Revision returns the published revision. Cost is one load.
+func (c *Clock) Revision() int64 { return c.rev.Load() }
+
+type waiter struct {
+	rev   int64
+	done  chan struct{}
+	index int
+}
+
+// Publisher moves a clock. It belongs to one goroutine, and so does the right to publish: readers
+// have the Clock only.
+type Publisher struct{ c *Clock }
+
+// Publish moves the clock to rev and ends the waits for rev and less. byProgress says that no event
+// but etcd's report of progress has moved it. Cost is O(log n) for each wait that ends, and no
+// lock if none does.
+func (p Publisher) Publish(rev int64, byProgress bool) {
+	c := p.c
+	if !byProgress {
+		c.events.Add(1)
+	}
+	c.rev.Store(rev)
+	if c.min.Load() > rev {
+		return
+	}
+	c.byProgress.Store(byProgress)
+	if byProgress {
+		c.served.Add(1)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.waiters) > 0 && c.waiters[0].rev <= rev {
+		close(heap.Pop(&c.waiters).(*waiter).done)
+	}
+	c.setMinLocked()
+}
+
+func (c *Clock) setMinLocked() {
+	lowest := int64(math.MaxInt64)
+	if len(c.waiters) > 0 {
+		lowest = c.waiters[0].rev
+	}
+	c.min.Store(lowest)
+	switch occupied := len(c.waiters) > 0; {
+	case occupied == c.occupied:
+	case occupied:
+		close(c.waiting)
+		c.occupied, c.resting = true, make(chan struct{})
+	default:
+		close(c.resting)
+		c.occupied, c.waiting = false, make(chan struct{})
+	}
+}
+
+// Wait returns when the clock has reached rev, with ctx's error, or with the error given to NewClock
+// when the mirror is closed.
+func (c *Clock) Wait(ctx context.Context, rev int64) error {
+	if c.rev.Load() >= rev {
+		return nil
+	}
+	w := &waiter{rev: rev, done: make(chan struct{})}
+	c.mu.Lock()
+	heap.Push(&c.waiters, w)
+	if w.index == 0 && c.occupied {
+		select {
+		case c.lowered <- struct{}{}:
+		default:
+		}
+	}
+	c.setMinLocked()
+	// The writer stores rev before it loads min, we store min before we load rev:
+	// one of the two sees the other.
+	if now := c.rev.Load(); now >= rev {
+		heap.Remove(&c.waiters, w.index)
+		c.setMinLocked()
+		c.mu.Unlock()
+		return nil
+	}
+	c.mu.Unlock()
+	var err error
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-c.closed:
+		err = c.errClosed
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.index < 0 { // woken in the same moment
+		return nil
+	}
+	heap.Remove(&c.waiters, w.index)
+	c.setMinLocked()
+	return err
+}
+
+// occupancy returns a channel that is closed while there are waits.
+func (c *Clock) occupancy() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting
+}
+
+// rest returns a channel that is closed while there are no waits.
+func (c *Clock) rest() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.resting
+}
+
+type waiterHeap []*waiter
+
+func (h waiterHeap) Len() int           { return len(h) }
+func (h waiterHeap) Less(i, j int) bool { return h[i].rev < h[j].rev }
+func (h waiterHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+func (h *waiterHeap) Push(x any) {
+	w := x.(*waiter)
+	w.index = len(*h)
+	*h = append(*h, w)
+}
+func (h *waiterHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	w.index = -1
+	return w
+}

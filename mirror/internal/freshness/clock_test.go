@@ -1,0 +1,100 @@
+package freshness
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestNoWakeupIsLost has the clock moved to a revision just as others begin to wait
+// for it. Nothing moves it afterwards before they have been woken, so a waiter that
+// is overlooked sleeps until the test's patience ends.
+func TestNoWakeupIsLost(t *testing.T) {
+	const waiters, revisions = 2, 10_000
+	c, publisher := NewClock(nil, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a busy machine takes a time slice for each step
+	defer cancel()
+	var woken atomic.Int64
+	var wg sync.WaitGroup
+	for range waiters {
+		wg.Go(func() {
+			for rev := int64(1); rev <= revisions; rev++ {
+				if err := c.Wait(ctx, rev); err != nil {
+					t.Errorf("waiting for %d at %d: %v", rev, c.Revision(), err)
+					return
+				}
+				woken.Add(1)
+			}
+		})
+	}
+	for rev := int64(1); rev <= revisions && ctx.Err() == nil; rev++ {
+		// All have been woken for the one before and are on their way to wait again.
+		for woken.Load() < waiters*(rev-1) && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		for spin := range rev % 64 {
+			_ = spin
+		}
+		publisher.Publish(rev, rev%2 == 0)
+	}
+	wg.Wait()
+	if len(c.waiters) != 0 {
+		t.Errorf("%d waiters are left", len(c.waiters))
+	}
+	select {
+	case <-c.occupancy():
+		t.Error("the clock reports waits that have ended")
+	default:
+	}
+}
+
+// TestWaitersWakeByRevision: each as soon as the clock has reached its own.
+func TestWaitersWakeByRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, publisher := NewClock(nil, nil)
+		publisher.Publish(1, true)
+		var mu sync.Mutex
+		var woken []int64
+		for _, rev := range []int64{9, 3, 7, 3, 5, 11} {
+			go func() {
+				if err := c.Wait(context.Background(), rev); err == nil {
+					mu.Lock()
+					defer mu.Unlock()
+					woken = append(woken, rev)
+					if now := c.Revision(); now < rev {
+						t.Errorf("woken for %d at %d", rev, now)
+					}
+				}
+			}()
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() {
+			if err := c.Wait(ctx, 6); !errors.Is(err, context.Canceled) {
+				t.Errorf("cancelled wait: %v", err)
+			}
+		}()
+		synctest.Wait()
+		cancel()
+		for _, step := range []struct {
+			through int64
+			want    []int64
+		}{{2, nil}, {3, []int64{3, 3}}, {8, []int64{5, 7}}, {8, nil}, {20, []int64{9, 11}}} {
+			publisher.Publish(step.through, true)
+			synctest.Wait()
+			slices.Sort(woken)
+			if !slices.Equal(woken, step.want) {
+				t.Errorf("at %d woken for %v, want %v", step.through, woken, step.want)
+			}
+			woken = nil
+		}
+		if err := c.Wait(context.Background(), 20); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,126 @@
+package freshness
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// While there are waits for the clock, progress is requested at growing intervals:
+// quickly at first, because etcd answers only when the feed is in step, which usually
+// is a matter of a millisecond; 100 ms is KEP-2340's interval.
+const (
+	progressFirst = 2 * time.Millisecond
+	progressLast  = 100 * time.Millisecond
+)
+
+// Progress requests reports of progress from etcd:
+//
+//   - while there are waits for the clock: at once if progress is expected to end them
+//     (Clock.byProgress), else after progressFirst, because a write inside the prefix moves the
+//     clock by its own event and needs no answer. Then at intervals that double up to
+//     progressLast. They restart when progress has ended a wait, and with a wait
+//     for less than all others: no wait depends on the interval of others, and a wait
+//     for a distant revision does not make it short;
+//   - at the moment a revision read begins, if progress is expected to end waits
+//     (Reads), so that the two answers arrive together;
+//   - once in each idle interval without events, while a caller wants the clock to move (Want).
+type Progress struct {
+	clock    *Clock
+	request  func(context.Context)
+	interval time.Duration
+
+	due    chan struct{} // a request is due with a revision read
+	wanted atomic.Int64  // calls of Want without their release
+}
+
+// NewProgress returns requests for progress of the clock, which Run sends by calling request. idle
+// is the interval of requests for Want, none if it is not positive.
+func NewProgress(c *Clock, idle time.Duration, request func(context.Context)) *Progress {
+	return &Progress{clock: c, request: request, interval: idle, due: make(chan struct{}, 1)}
+}
+
+// Run sends requests until ctx ends.
+func (p *Progress) Run(ctx context.Context) { (&requester{Progress: p}).run(ctx) }
+
+// Want has progress requested in idle intervals, for a caller that waits for no revision and yet
+// needs the clock to follow etcd, such as a watch with bookmarks. It ends with release, which is to
+// be called once.
+func (p *Progress) Want() (release func()) {
+	p.wanted.Add(1)
+	return func() { p.wanted.Add(-1) }
+}
+
+// withRead has a request sent now, along with a revision read.
+func (p *Progress) withRead() {
+	select {
+	case p.due <- struct{}{}:
+	default:
+	}
+}
+
+// requester is one call of Run.
+type requester struct {
+	*Progress
+	along time.Time // of the last request with a revision read
+}
+
+// run sends requests until ctx ends.
+func (a *requester) run(ctx context.Context) {
+	var idle <-chan time.Time
+	if a.interval > 0 {
+		ticker := time.NewTicker(a.interval)
+		defer ticker.Stop()
+		idle = ticker.C
+	}
+	events := int64(-1)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.clock.occupancy():
+			a.forWaiters(ctx)
+		case <-a.due:
+			a.along = time.Now()
+			a.request(ctx)
+		case <-idle:
+			now := a.clock.events.Load()
+			if now == events && a.wanted.Load() > 0 {
+				a.request(ctx)
+			}
+			events = now
+		}
+	}
+}
+
+// forWaiters sends requests while there are waits for the clock.
+func (a *requester) forWaiters(ctx context.Context) {
+	c := a.clock
+	// atOnce: not if a request has gone out with the revision read.
+	atOnce := func() bool { return c.byProgress.Load() && time.Since(a.along) >= progressFirst }
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for interval, due := progressFirst, atOnce(); ; {
+		served, rest := c.served.Load(), c.rest()
+		if due {
+			a.request(ctx)
+		}
+		timer.Reset(interval)
+		select {
+		case <-ctx.Done():
+			return
+		case <-rest:
+			return
+		case <-c.lowered:
+			interval, due = progressFirst, atOnce()
+			continue
+		case <-timer.C:
+		}
+		due = true
+		if c.served.Load() == served {
+			interval = min(2*interval, progressLast)
+		} else {
+			interval = progressFirst
+		}
+	}
+}

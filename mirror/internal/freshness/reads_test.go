@@ -1,0 +1,211 @@
+package freshness
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// newTestReads returns shared reads of the revision that read returns. They end with the test.
+func newTestReads(t *testing.T, read func(context.Context) (int64, error)) *Reads {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	clock, _ := NewClock(ctx.Done(), errors.New("closed"))
+	none := NewProgress(clock, 0, func(context.Context) { t.Error("progress was requested") })
+	reads := NewReads(ctx, clock, Env{Read: read, Known: func() int64 { return 0 }, Progress: none})
+	t.Cleanup(func() {
+		cancel()
+		reads.Close()
+	})
+	return reads
+}
+
+// revisionSource answers each read when the test says so.
+type revisionSource struct {
+	calls   chan struct{} // one element for each read that began
+	answers chan int64    // one for each that may end
+	errs    chan error    // or so
+}
+
+func (s *revisionSource) read(ctx context.Context) (int64, error) {
+	s.calls <- struct{}{}
+	select {
+	case rev := <-s.answers:
+		return rev, nil
+	case err := <-s.errs:
+		return 0, err
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// TestConsistentReadsShareRevisionReads: a lone call starts a read at once. Calls
+// that arrive while one is in flight share the next, never that one, because etcd
+// may have answered it before they began (I6).
+func TestConsistentReadsShareRevisionReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &revisionSource{calls: make(chan struct{}, 100), answers: make(chan int64), errs: make(chan error)}
+		reads := newTestReads(t, source.read)
+		results := make(chan int64, 1000)
+		call := func(n int) {
+			for range n {
+				go func() {
+					rev, err := reads.Current(context.Background())
+					if err != nil {
+						rev = -1
+					}
+					results <- rev
+				}()
+			}
+			synctest.Wait()
+		}
+		requireCalls := func(n int) {
+			t.Helper()
+			synctest.Wait()
+			if len(source.calls) != n {
+				t.Fatalf("%d reads began, want %d", len(source.calls), n)
+			}
+			for range n {
+				<-source.calls
+			}
+		}
+		requireResults := func(n int, rev int64) {
+			t.Helper()
+			synctest.Wait()
+			if len(results) != n {
+				t.Fatalf("%d calls returned, want %d", len(results), n)
+			}
+			for range n {
+				if got := <-results; got != rev {
+					t.Fatalf("a call returned %d, want %d", got, rev)
+				}
+			}
+		}
+
+		call(1)
+		requireCalls(1) // at once
+		call(500)
+		requireCalls(0) // one is in flight
+		source.answers <- 10
+		requireResults(1, 10) // only the one that it was made for
+		requireCalls(1)       // one for all the others
+		call(3)
+		source.answers <- 11
+		requireResults(500, 11)
+		requireCalls(1)
+		source.errs <- errors.New("no leader")
+		requireResults(3, -1)
+		requireCalls(0)
+		call(1)
+		requireCalls(1)
+		source.answers <- 12
+		requireResults(1, 12)
+		if got, calls := reads.Counts(); got != 4 || calls != 505 {
+			t.Errorf("%d reads for %d calls, want 4 for 505", got, calls)
+		}
+
+		// Who gives up does not take the read away from the others.
+		call(1)
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() {
+			if _, err := reads.Current(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("cancelled: %v", err)
+			}
+		}()
+		call(1)
+		cancel()
+		requireCalls(1)
+		source.answers <- 13
+		requireResults(1, 13)
+		requireCalls(1)
+		source.answers <- 14
+		requireResults(1, 14)
+
+		// Calls without an answer end, and so do their attempts.
+		call(1)
+		requireCalls(1)
+		call(1)
+		time.Sleep(time.Minute)
+		requireResults(2, -1)
+		if n := len(source.calls); n > 16 {
+			t.Errorf("%d attempts for two reads", n)
+		}
+		for len(source.calls) > 0 {
+			<-source.calls
+		}
+		time.Sleep(time.Hour)
+		requireCalls(0)
+		call(1)
+		requireCalls(1)
+		source.answers <- 15
+		requireResults(1, 15)
+	})
+}
+
+// TestAnOverdueReadHoldsUpNobody: a member of etcd that does not answer keeps readers for
+// 100 ms; then another attempt answers for those before as well, which are given up.
+func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var newest atomic.Int64
+		var mu sync.Mutex
+		calls, givenUp, hang := 0, 0, 1
+		reads := newTestReads(t, func(ctx context.Context) (int64, error) {
+			mu.Lock()
+			calls++
+			hangs := calls <= hang
+			mu.Unlock()
+			if hangs {
+				<-ctx.Done()
+				mu.Lock()
+				defer mu.Unlock()
+				givenUp++
+				return 0, ctx.Err()
+			}
+			time.Sleep(time.Millisecond)
+			return newest.Load(), nil
+		})
+		begin := time.Now()
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				rev := newest.Add(1)
+				if got, err := reads.Current(context.Background()); err != nil || got < rev {
+					t.Errorf("read %d: %d, %v, want at least %d", i, got, err, rev)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(begin); took != 101*time.Millisecond {
+			t.Errorf("they took %v, want 100ms and a round trip", took)
+		}
+		synctest.Wait()
+		if calls != 2 || givenUp != 1 {
+			t.Errorf("%d attempts, %d given up, want 2 and 1", calls, givenUp)
+		}
+
+		// Several hang: the next follows each in 100 ms, up to eight at once.
+		mu.Lock()
+		calls, givenUp, hang = 0, 0, 100
+		mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := reads.Current(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Current: %v", err)
+		}
+		mu.Lock()
+		if calls != 8 {
+			t.Errorf("%d attempts in five seconds, want 8", calls)
+		}
+		hang = 8
+		mu.Unlock()
+		time.Sleep(time.Minute)
+		if rev, err := reads.Current(context.Background()); err != nil || rev != newest.Load() {
+			t.Errorf("Current: %d, %v", rev, err)
+		}
+	})
+}
