@@ -93,7 +93,7 @@ func (w *writer) abandon(r *Resource) {
 		entries = append(entries, e)
 	}
 	rev := w.clock.Revision()
-	t.begin(newLineage(t.found(entries, rev), eventlog.New[Event](rev), true), history{})
+	t.begin(newLineage(t.found(entries, rev), nil, nil, true), history{})
 }
 
 // carve moves the keys of t, with their history, out of the table that has
@@ -205,9 +205,9 @@ func (p *part) add(e *Event) {
 
 // end returns the lineage, given its keys at present.
 func (p *part) end(present tree, private bool) *lineage {
-	lin := newLineage(p.base, p.log, private)
+	var newest *version
 	if p.last > 0 {
-		lin.head.Store(&version{rev: p.last, tree: present, seq: p.log.End()})
+		newest = &version{rev: p.last, tree: present, seq: p.log.End()}
 	}
-	return lin
+	return newLineage(p.base, newest, p.log, private)
 }

@@ -3,8 +3,6 @@ package mirror
 import (
 	"fmt"
 	"time"
-
-	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
 // diverged drops a resource whose feed contradicts the cached state, and relists it: at once,
@@ -89,7 +87,7 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 		}
 	}
 	rev := w.clock.Revision()
-	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, eventlog.New[Event](rev), false)
+	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
 	lin.suspect.Store(true)
 	t.begin(lin, history{})
 	// A restored history must not reach back to events that clients have seen differently.

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/internal/btree"
-	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
 // lineageOf returns a lineage of n keys to which so many events were applied, one per revision
@@ -19,7 +18,7 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 		held[i] = newEntry(&KV{Key: name(i), CreateRevision: 1, ModRevision: 1, Version: 1}, true)
 	}
 	first := &version{rev: 1, tree: btree.Build(held)}
-	l = newLineage(first, eventlog.New[Event](1), false)
+	l = newLineage(first, nil, nil, false)
 	present := func() (all []*Entry) {
 		for _, e := range held {
 			if e != nil {

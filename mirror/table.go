@@ -72,12 +72,19 @@ func (t *table) postpone(c *Change) {
 	t.counts.received.Add(1)
 }
 
-// newLineage returns a lineage that begins with the version and continues with the log.
-func newLineage(v *version, log *eventLog, private bool) *lineage {
+// newLineage returns a lineage from its oldest version to its newest, nil if that is the same. The
+// log leads from one to the other; nil means a new one. Every lineage begins here.
+func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
+	if newest == nil {
+		newest = oldest
+	}
+	if log == nil {
+		log = eventlog.New[Event](oldest.rev)
+	}
 	lin := &lineage{log: log, private: private}
-	lin.head.Store(v)
-	lin.readable.Store(v.rev)
-	lin.checkpoints.Store(&[]*version{v})
+	lin.head.Store(newest)
+	lin.readable.Store(oldest.rev)
+	lin.checkpoints.Store(&[]*version{oldest})
 	lin.made.Store(&[]*version{})
 	return lin
 }
@@ -99,7 +106,7 @@ func (t *table) found(entries []*Entry, rev Revision) *version {
 // error is that of a change which does not follow the list.
 func (t *table) grow(l *load) (*lineage, error) {
 	v := t.found(l.entries, l.header.Revision)
-	lin := newLineage(v, eventlog.New[Event](v.rev), !t.owned)
+	lin := newLineage(v, nil, nil, !t.owned)
 	t.sinceCheckpoint, t.absorbed = 0, 0
 	x := &txn{t: t, lin: lin, edit: v.tree.Edit()}
 	for i := range l.changes {
@@ -148,8 +155,7 @@ func (t *table) show() {
 	if lin == nil || !lin.private {
 		return
 	}
-	shown := newLineage(lin.since(lin.oldest()), lin.log, false)
-	shown.head.Store(lin.head.Load())
+	shown := newLineage(lin.since(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
 	t.cur.Store(shown)
 	t.loaded(time.Time{})
