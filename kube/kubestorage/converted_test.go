@@ -63,10 +63,10 @@ func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 		t.Errorf("after the deletion %d bytes are kept, want %d for its event", used, one)
 	}
 	b := take(t, stream)
-	if what, err := stream.Translate(b.Events[0]); err != nil || what != watch.Deleted {
+	if what, err := stream.translate(b.events[0]); err != nil || what != watch.Deleted {
 		t.Errorf("the event is %s, %v", what, err)
 	}
-	if prev := b.Events[0].Prev; !slices.ContainsFunc(w.view.Now().Slots(), func(slot *mirror.Slot) bool { return prev.Memo(slot) != nil }) {
+	if prev := b.events[0].Prev; !slices.ContainsFunc(w.view.Now().Slots(), func(slot *mirror.Slot) bool { return prev.Memo(slot) != nil }) {
 		t.Error("the event needs another conversion")
 	}
 	for i := range 100 { // more history than is held

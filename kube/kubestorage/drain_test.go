@@ -29,18 +29,18 @@ func (w *twin) engine() *Engine {
 }
 
 // record reads a stream to its end, and closes it.
-func record(st *Stream) (got []Batch, err error) {
+func record(st *Stream) (got []batch, err error) {
 	defer st.Close()
 	for {
-		b, err := st.Next()
-		if err == nil && b.Empty() {
-			err = st.Wait(nil)
+		b, err := st.next()
+		if err == nil && b.empty() {
+			err = st.wait(nil)
 		}
 		if err != nil {
 			return got, err
 		}
-		if !b.Empty() {
-			b.Events = append([]*mirror.Event(nil), b.Events...)
+		if !b.empty() {
+			b.events = append([]*mirror.Event(nil), b.events...)
 			got = append(got, b)
 		}
 	}
@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 				opts = withBookmarks(opts)
 			}
 			type result struct {
-				got []Batch
+				got []batch
 				err error
 			}
 			results := make(chan result)
@@ -87,10 +87,10 @@ func TestDrain(t *testing.T) {
 				if bookmarks {
 					want = 2
 				}
-				if len(r.got) != want || len(r.got[0].Events) != 1 {
+				if len(r.got) != want || len(r.got[0].events) != 1 {
 					t.Fatalf("got %+v, want an event, and a bookmark: %t", r.got, bookmarks)
 				}
-				if bookmarks && (r.got[1].Bookmark < last || r.got[1].InitialEventsEnd) {
+				if bookmarks && (r.got[1].bookmark.Revision < last || r.got[1].bookmark.InitialEventsEnd) {
 					t.Errorf("the bookmark is %+v, want one at %d", r.got[1], last)
 				}
 			}
@@ -110,7 +110,7 @@ func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		e := w.engine()
 		type result struct {
-			got []Batch
+			got []batch
 			err error
 		}
 		open := func(ctx context.Context) <-chan result {
@@ -144,7 +144,7 @@ func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
 		}
 		w.cancel()
 		for _, results := range []<-chan result{before, during} {
-			if r := <-results; !errors.Is(r.err, ErrStreamEnded) || len(r.got) != 1 || len(r.got[0].Events) != 1 {
+			if r := <-results; !errors.Is(r.err, ErrStreamEnded) || len(r.got) != 1 || len(r.got[0].events) != 1 {
 				t.Errorf("got %+v, %v, want an event and the end", r.got, r.err)
 			}
 		}
@@ -165,16 +165,16 @@ func TestDrainInTheMiddle(t *testing.T) {
 	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
 	take(t, complete)
 	w.cluster.watches.last.Store(true)
-	if b, err := listing.Next(); !errors.Is(err, ErrStreamEnded) {
+	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("in the middle: %+v, %v; want the end", b, err)
 	}
 	// What is complete may be told.
 	for _, end := range []bool{true, false} {
-		if b := take(t, complete); b.Bookmark == 0 || b.InitialEventsEnd != end {
+		if b := take(t, complete); b.bookmark.Revision == 0 || b.bookmark.InitialEventsEnd != end {
 			t.Errorf("behind the list: %+v, want a bookmark that closes it: %t", b, end)
 		}
 	}
-	if b, err := complete.Next(); !errors.Is(err, ErrStreamEnded) {
+	if b, err := complete.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("behind the bookmark: %+v, %v; want the end", b, err)
 	}
 }
@@ -261,7 +261,7 @@ func TestWithoutBookmarks(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		got, err := record(w.open(t, ctx, opts))
-		if len(got) != 1 || !got[0].InitialEventsEnd || !errors.Is(err, ErrStreamEnded) {
+		if len(got) != 1 || !got[0].bookmark.InitialEventsEnd || !errors.Is(err, ErrStreamEnded) {
 			t.Errorf("got %+v, %v; want the one that closes the initial events", got, err)
 		}
 	})

@@ -154,7 +154,7 @@ func TestAPodThatMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer st.Close()
-		if b, err := st.Next(); err != nil || !b.Empty() {
+		if b, err := st.next(); err != nil || !b.empty() {
 			t.Fatalf("%+v, %v", b, err)
 		}
 		streams = append(streams, st)
@@ -183,7 +183,7 @@ func TestAPodThatMoves(t *testing.T) {
 			t.Errorf("the watch of node other-%d was woken", i)
 		default:
 		}
-		if b, err := st.Next(); err != nil || !b.Empty() || st.cursor.Position() != gone {
+		if b, err := st.next(); err != nil || !b.empty() || st.cursor.Position() != gone {
 			t.Errorf("the watch of node other-%d: %+v, %v, position %d, want %d", i, b, err, st.cursor.Position(), gone)
 		}
 	}
@@ -296,7 +296,7 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 			for i := range n {
 				st, err := s.OpenStream(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: onNode(node(i), indexed)})
 				if err == nil {
-					_, err = st.Next()
+					_, err = st.next()
 				}
 				if err != nil {
 					b.Fatal(err)
@@ -308,20 +308,20 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 				wg.Go(func() {
 					defer st.Close()
 					for {
-						batch, err := st.Next()
+						batch, err := st.next()
 						if err != nil {
 							return
 						}
-						for _, ev := range batch.Events {
-							if what, err := st.Translate(ev); err == nil && what != "" {
+						for _, ev := range batch.events {
+							if what, err := st.translate(ev); err == nil && what != "" {
 								delivered.Add(1)
 							}
 						}
-						if !batch.Empty() {
+						if !batch.empty() {
 							continue
 						}
 						waiting.Add(1)
-						if st.Wait(nil) != nil {
+						if st.wait(nil) != nil {
 							return
 						}
 						waiting.Add(-1)

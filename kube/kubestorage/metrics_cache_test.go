@@ -144,7 +144,7 @@ func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 	defer stream.Close()
 	f.update(t, pod, "x")
 	f.outrun(contextFor(t), t, f.update(t, pod, "y").ResourceVersion)
-	if _, err = stream.Next(); err == nil {
+	if _, err = stream.next(); err == nil {
 		t.Fatal("the stream has an event, want that history has left it behind")
 	}
 	requireSeries(t, 1, "apiserver_terminated_watchers_total", pods)

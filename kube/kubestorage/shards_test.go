@@ -463,19 +463,19 @@ func TestShardedWatch_OfNamespace_Selects(t *testing.T) {
 	f.catchUp(t)
 	var got []string
 	for len(got) < len(want) {
-		b, err := st.Next()
+		b, err := st.next()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, ev := range b.Events {
-			if typ, err := st.Translate(ev); err != nil {
+		for _, ev := range b.events {
+			if typ, err := st.translate(ev); err != nil {
 				t.Fatal(err)
 			} else if typ == watch.Added {
 				got = append(got, ev.Key()[strings.LastIndex(ev.Key(), "/")+1:])
 			}
 		}
-		if b.Empty() {
-			if err := st.Wait(nil); err != nil {
+		if b.empty() {
+			if err := st.wait(nil); err != nil {
 				t.Fatal(err)
 			}
 		}

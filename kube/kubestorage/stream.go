@@ -49,20 +49,11 @@ const (
 	undecodableFor = 30 * time.Second
 )
 
-// Stream is one watch without its delivery: where it starts, what is due, when a
-// bookmark is. Whoever owns it takes from it and delivers, on a goroutine of its own
-// choice; the stream has no goroutine, no queue, and decodes nothing that a selector
-// does not ask for.
+// Stream is one watch without its form of delivery: where it starts, which events are due, when a
+// bookmark is. Deliver writes it to a Sink on the goroutine of its caller; the stream has no goroutine and
+// no queue, and decodes only the objects that a selector needs.
 //
-//	for {
-//		batch, err := stream.Next()
-//		if err == nil && batch.Empty() {
-//			err = stream.Wait(nil) // a good moment to flush is before
-//			...
-//		}
-//	}
-//
-// What is not taken costs nothing: a stream holds a position, and while it hands out
+// Undelivered events cost nothing: a stream holds a position, and while it delivers
 // initial events a few hundred entries, not a version (I7). Not safe for concurrent
 // use.
 type Stream struct {
@@ -76,7 +67,7 @@ type Stream struct {
 	// withoutDrain: the stream does not end when the server's watches are drained.
 	withoutDrain bool
 
-	failed error        // what Next returns, once what was handed out is delivered
+	failed error        // returned by next, once everything handed out is delivered
 	reason atomic.Int32 // of type endReason
 
 	satisfied func()       // gives up the wish for progress; nil if there is none
@@ -109,46 +100,51 @@ type Stream struct {
 	cursor  *mirror.Cursor
 	changed <-chan struct{} // closed at the next change after what was handed out
 	due     []*mirror.Event
+	batches int             // delivered, the one under way included
 	behind  bool            // events were handed out since the last look at the schedule
 	handed  mirror.Revision // of the last event that was
 
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if it has none
 	nextMark      time.Time     // when a bookmark is due, zero if none will be
-	timer         *time.Timer   // wakes Wait at nextMark; nil if none ever will be
+	timer         *time.Timer   // wakes wait at nextMark; nil if none ever will be
 	wake          chan struct{} // something else than an event may be due
 }
 
 // idle is the value of Stream.reading that says that nothing is left to be read.
 const idle = math.MaxInt64
 
-// Batch is what a stream has for its owner: initial events, events or a bookmark. Its
-// slices belong to the stream and are good until the next call of Next.
-type Batch struct {
-	// Runs, or Entries if an index or etcd has told them, are initial events in key order, to be
-	// sent as ADDED if Selects says so.
-	Runs    []mirror.Run
-	Entries []*mirror.Entry
-	// Selected: Selects need not be asked for what is in Runs.
-	Selected bool
-	// Events are in revision order; Translate tells what each means to the watch.
-	Events []*mirror.Event
-	// Bookmark is the revision up to which everything was handed out before, 0 if
-	// this is not a bookmark (I4).
-	Bookmark mirror.Revision
+// batch is the part of a stream that is delivered next: initial events, events or a bookmark. Its
+// slices belong to the stream and are valid until the next call of next.
+type batch struct {
+	// runs, or entries if they come from an index or from etcd, are initial events in key order, to be
+	// sent as ADDED if the watch selects them.
+	runs    []mirror.Run
+	entries []*mirror.Entry
+	// selected: the watch selects all entries of runs.
+	selected bool
+	// events are in revision order; translate returns what each means to the watch.
+	events []*mirror.Event
+	// bookmark has revision 0 if this is not a bookmark.
+	bookmark Bookmark
+}
+
+// Bookmark tells the client that everything up to a revision was delivered before (I4).
+type Bookmark struct {
+	Revision mirror.Revision
 	// InitialEventsEnd: the bookmark closes the initial events.
 	InitialEventsEnd bool
 }
 
-// Empty reports whether nothing is due.
-func (b *Batch) Empty() bool {
-	return len(b.Runs) == 0 && len(b.Entries) == 0 && len(b.Events) == 0 && b.Bookmark == 0
+// empty reports whether nothing is due.
+func (b *batch) empty() bool {
+	return len(b.runs) == 0 && len(b.entries) == 0 && len(b.events) == 0 && b.bookmark.Revision == 0
 }
 
 // OpenStream finds the place in history where a watch starts, waiting for it if it
 // has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
 // its owner has to Close it. Errors: API errors for the client (400, 429). Those that
-// upstream reports as an event of the watch, such as 410, are returned by Next.
+// upstream reports as an event of the watch, such as 410, are returned by Deliver.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
 	prefix, err := s.keys.prepare(key, opts.Recursive)
 	if err != nil {
@@ -325,15 +321,15 @@ func (st *Stream) countReplayed() {
 // Context ends when the stream does: with the request, the storage, or Close.
 func (st *Stream) Context() context.Context { return st.ctx }
 
-// Next returns what is due now, an empty batch if nothing is; it never waits. That it
-// is called means that the batch before was delivered. Errors: ErrStreamEnded, and
-// what the client is to be told before the watch ends (410 when it is too far behind).
-func (st *Stream) Next() (Batch, error) {
+// next returns the batch that is due now, an empty one if none is; it never waits. The
+// caller has delivered the batch before. Errors: ErrStreamEnded, and
+// those that are reported to the client before the watch ends (410 when it is too far behind).
+func (st *Stream) next() (batch, error) {
 	if st.ctx.Err() != nil {
-		return Batch{}, ErrStreamEnded
+		return batch{}, ErrStreamEnded
 	}
 	if st.failed != nil {
-		return Batch{}, st.failed
+		return batch{}, st.failed
 	}
 	st.selector.Generation = st.store.view.Now()
 	leaving := st.leaving()
@@ -341,14 +337,14 @@ func (st *Stream) Next() (Batch, error) {
 		// What was listed must be what goes on: etcd may have been restored meanwhile.
 		if err := st.cursor.Err(); err != nil {
 			st.failed = st.ending(err)
-			return Batch{}, st.failed
+			return batch{}, st.failed
 		}
 	}
 	if st.listing {
 		if leaving { // a bookmark would say that the list is complete
-			return Batch{}, st.left()
+			return batch{}, st.left()
 		}
-		if b := st.nextInitial(); st.failed != nil || !b.Empty() {
+		if b := st.nextInitial(); st.failed != nil || !b.empty() {
 			return b, st.failed
 		}
 	}
@@ -357,7 +353,7 @@ func (st *Stream) Next() (Batch, error) {
 		utilflowcontrol.WatchInitialized(st.ctx)
 		if st.endOfList {
 			b := st.bookmark()
-			b.InitialEventsEnd = true
+			b.bookmark.InitialEventsEnd = true
 			return b, nil
 		}
 	}
@@ -395,9 +391,9 @@ func (st *Stream) Next() (Batch, error) {
 		st.behind = true
 		st.handed = st.due[len(st.due)-1].Rev
 		st.reading.Store(st.cursor.Position())
-		return Batch{Events: st.due}, nil
+		return batch{events: st.due}, nil
 	case err != nil:
-		return Batch{}, st.failed
+		return batch{}, st.failed
 	}
 	clear(st.due[:cap(st.due)])
 	switch {
@@ -406,7 +402,7 @@ func (st *Stream) Next() (Batch, error) {
 	case st.bookmarkDue():
 		return st.bookmark(), nil
 	}
-	return Batch{}, nil
+	return batch{}, nil
 }
 
 // noteReplayed counts those of the events that are due which had happened before the watch
@@ -426,10 +422,10 @@ func (st *Stream) noteReplayed() {
 
 // nextInitial returns the next part of the initial events, none when all are out or
 // when the stream has failed.
-func (st *Stream) nextInitial() Batch {
+func (st *Stream) nextInitial() batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
-		b := Batch{Entries: st.found[:n]}
+		b := batch{entries: st.found[:n]}
 		st.store.streams.started(n, 0)
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
@@ -441,7 +437,7 @@ func (st *Stream) nextInitial() Batch {
 	snap, err := st.snapshot()
 	if err != nil {
 		st.failed = st.ending(err)
-		return Batch{}
+		return batch{}
 	}
 	n := 0
 	defer func() { st.store.streams.started(n, 0) }()
@@ -454,10 +450,10 @@ func (st *Stream) nextInitial() Batch {
 		items := run.Items()
 		if n += len(items); n >= initialAtOnce {
 			st.from = items[len(items)-1].Key() + "\x00"
-			return Batch{Runs: st.runs, Selected: selected}
+			return batch{runs: st.runs, selected: selected}
 		}
 	}
-	b := Batch{Runs: st.runs, Selected: selected}
+	b := batch{runs: st.runs, selected: selected}
 	st.listing, st.runs = false, nil
 	return b
 }
@@ -485,9 +481,9 @@ func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 	return &snap, nil
 }
 
-// Wait returns when Next may have something, and ErrStreamEnded when the stream has
-// ended or stop, which may be nil, is closed. Call it after Next had nothing.
-func (st *Stream) Wait(stop <-chan struct{}) error {
+// wait returns when next may have something, and ErrStreamEnded when the stream has
+// ended or stop, which may be nil, is closed. Call it after next returned an empty batch.
+func (st *Stream) wait(stop <-chan struct{}) error {
 	st.reading.Store(idle)
 	select {
 	case <-st.changed:

@@ -9,9 +9,9 @@ import (
 )
 
 // bookmark returns one at the position of the stream.
-func (st *Stream) bookmark() Batch {
+func (st *Stream) bookmark() batch {
 	st.store.streams.bookmark()
-	return Batch{Bookmark: st.cursor.Position()}
+	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 
 // scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
@@ -52,9 +52,9 @@ func (st *Stream) bookmarkDue() bool {
 // BookmarkObject returns the object that a bookmark is sent as: of the storage's type,
 // with nothing but a resource version and, if it closes the initial events, the
 // annotation that says so. It belongs to the caller.
-func (st *Stream) BookmarkObject(b *Batch) (runtime.Object, error) {
+func (st *Stream) BookmarkObject(b Bookmark) (runtime.Object, error) {
 	obj := st.store.newFunc()
-	if err := st.store.versioner.UpdateObject(obj, uint64(b.Bookmark)); err != nil {
+	if err := st.store.versioner.UpdateObject(obj, uint64(b.Revision)); err != nil {
 		return nil, err
 	}
 	if b.InitialEventsEnd {

@@ -85,10 +85,10 @@ func (st *Stream) why() endReason {
 	return endedByClient
 }
 
-// leave implements ender: Next looks whether it is to leave.
+// leave implements ender: next looks whether it is to leave.
 func (st *Stream) leave() { st.nudge() }
 
-// nudge has Wait return, so that Next looks what is due.
+// nudge has wait return, so that next looks what is due.
 func (st *Stream) nudge() {
 	select {
 	case st.wake <- struct{}{}:
@@ -115,13 +115,13 @@ func (st *Stream) leaving() bool {
 
 // depart returns what the stream hands out last, when everything up to lastRev is delivered: a
 // bookmark, and then its end.
-func (st *Stream) depart() (Batch, error) {
+func (st *Stream) depart() (batch, error) {
 	// A watch at a future revision has nothing to tell before that.
 	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Clock() {
 		st.marked = true
 		return st.bookmark(), nil
 	}
-	return Batch{}, st.left()
+	return batch{}, st.left()
 }
 
 // left takes note that the stream ends because the server does. Its context does not: that

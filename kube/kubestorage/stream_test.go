@@ -115,17 +115,17 @@ func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions)
 }
 
 // take returns what the stream has next, waiting for it.
-func take(t testing.TB, st *Stream) Batch {
+func take(t testing.TB, st *Stream) batch {
 	t.Helper()
 	for {
-		b, err := st.Next()
-		if err == nil && b.Empty() {
-			err = st.Wait(nil)
+		b, err := st.next()
+		if err == nil && b.empty() {
+			err = st.wait(nil)
 		}
 		if err != nil {
 			t.Fatalf("the stream ends: %v", err)
 		}
-		if !b.Empty() {
+		if !b.empty() {
 			return b
 		}
 	}
@@ -134,14 +134,14 @@ func take(t testing.TB, st *Stream) Batch {
 // endOf returns what the stream ends with, and the events before that.
 func endOf(st *Stream) (events int, _ error) {
 	for {
-		b, err := st.Next()
-		if err == nil && b.Empty() {
-			err = st.Wait(nil)
+		b, err := st.next()
+		if err == nil && b.empty() {
+			err = st.wait(nil)
 		}
 		if err != nil {
 			return events, err
 		}
-		events += len(b.Events)
+		events += len(b.events)
 	}
 }
 
@@ -169,7 +169,7 @@ func TestAStreamBookmarksTheClock(t *testing.T) {
 			other := w.etcd.Put(testPrefix+"other", fmt.Sprint(i))
 			w.catchUp(t)
 			b := take(t, st)
-			if b.Bookmark != other || b.InitialEventsEnd || len(b.Events) > 0 {
+			if b.bookmark.Revision != other || b.bookmark.InitialEventsEnd || len(b.events) > 0 {
 				t.Fatalf("got %+v, want a bookmark at %d", b, other)
 			}
 			if wait := time.Since(last); wait < bookmarkInterval || wait > bookmarkInterval*5/4 {
@@ -178,9 +178,9 @@ func TestAStreamBookmarksTheClock(t *testing.T) {
 			last = time.Now()
 		}
 		for {
-			b, err := st.Next()
-			if err == nil && b.Empty() {
-				err = st.Wait(nil)
+			b, err := st.next()
+			if err == nil && b.empty() {
+				err = st.wait(nil)
 			}
 			if errors.Is(err, ErrStreamEnded) {
 				break
@@ -188,7 +188,7 @@ func TestAStreamBookmarksTheClock(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b.Bookmark != 0 {
+			if b.bookmark.Revision != 0 {
 				last = time.Now()
 			}
 		}
@@ -216,11 +216,11 @@ func TestAStreamThatSelectsNothingIsBookmarked(t *testing.T) {
 			w.catchUp(t)
 			time.Sleep(time.Second)
 			b := take(t, st)
-			if b.Bookmark != 0 {
+			if b.bookmark.Revision != 0 {
 				break
 			}
-			for _, ev := range b.Events {
-				if e, err := st.Translate(ev); e != "" || err != nil {
+			for _, ev := range b.events {
+				if e, err := st.translate(ev); e != "" || err != nil {
 					t.Fatalf("an event that is not selected is %q, %v", e, err)
 				}
 			}
@@ -264,23 +264,23 @@ func TestABookmarkComesAfterItsEvents(t *testing.T) {
 			case 2:
 				time.Sleep(time.Duration(random.IntN(60)) * time.Second)
 			}
-			b, err := st.Next()
+			b, err := st.next()
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, ev := range b.Events {
+			for _, ev := range b.events {
 				if ev.Rev != written[0] {
 					t.Fatalf("got the event of %d, want %d", ev.Rev, written[0])
 				}
 				written, handed = written[1:], ev.Rev
 			}
-			if b.Bookmark != 0 {
+			if b.bookmark.Revision != 0 {
 				bookmarks++
-				if b.Bookmark < handed {
-					t.Fatalf("a bookmark at %d after the event of %d", b.Bookmark, handed)
+				if b.bookmark.Revision < handed {
+					t.Fatalf("a bookmark at %d after the event of %d", b.bookmark.Revision, handed)
 				}
-				if len(written) > 0 && written[0] <= b.Bookmark {
-					t.Fatalf("a bookmark at %d before the event of %d", b.Bookmark, written[0])
+				if len(written) > 0 && written[0] <= b.bookmark.Revision {
+					t.Fatalf("a bookmark at %d before the event of %d", b.bookmark.Revision, written[0])
 				}
 			}
 		}
@@ -304,8 +304,8 @@ func TestAStreamListsInParts(t *testing.T) {
 	var names int
 	for {
 		b := take(t, st)
-		if b.Bookmark != 0 {
-			if !b.InitialEventsEnd || b.Bookmark != at {
+		if b.bookmark.Revision != 0 {
+			if !b.bookmark.InitialEventsEnd || b.bookmark.Revision != at {
 				t.Fatalf("got %+v, want the end of the initial events at %d", b, at)
 			}
 			break
@@ -316,7 +316,7 @@ func TestAStreamListsInParts(t *testing.T) {
 			w.catchUp(t)
 		}
 		part := 0
-		for _, run := range b.Runs {
+		for _, run := range b.runs {
 			for _, e := range run.Items() {
 				if want := etcdKey(newPod(fmt.Sprintf("pod-%05d", names))); e.Key() != want {
 					t.Fatalf("got %s, want %s", e.Key(), want)
@@ -333,7 +333,7 @@ func TestAStreamListsInParts(t *testing.T) {
 		t.Errorf("the stream has listed %d of %d", names, n)
 	}
 	b := take(t, st)
-	if len(b.Events) != 1 || b.Events[0].Key() != etcdKey(newPod("pod-new")) {
+	if len(b.events) != 1 || b.events[0].Key() != etcdKey(newPod("pod-new")) {
 		t.Errorf("got %+v, want the pod that was created meanwhile", b)
 	}
 	if decoded := w.codec.decodes.Load(); decoded != 0 {
@@ -355,7 +355,7 @@ func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	if b := take(t, st); len(b.Runs) != 1 || len(b.Runs[0].Items()) != 1 || b.Runs[0].Items()[0].Key() != etcdKey(newPod("a")) {
+	if b := take(t, st); len(b.runs) != 1 || len(b.runs[0].Items()) != 1 || b.runs[0].Items()[0].Key() != etcdKey(newPod("a")) {
 		t.Errorf("got %+v, want the pod a", b)
 	}
 	for _, name := range []string{"b", "aa", "a-b"} {
@@ -363,7 +363,7 @@ func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
 	}
 	want := w.put(t, withLabel(newPod("a"), "n", "2"))
 	w.catchUp(t)
-	if b := take(t, st); len(b.Events) != 1 || b.Events[0].Rev != want {
+	if b := take(t, st); len(b.events) != 1 || b.events[0].Rev != want {
 		t.Errorf("got %+v, want the event at %d", b, want)
 	}
 }
@@ -392,10 +392,10 @@ func TestAStreamTranslatesBySelector(t *testing.T) {
 	} {
 		step.do()
 		b := take(t, st)
-		if len(b.Events) != 1 {
-			t.Fatalf("step %d: %d events", i, len(b.Events))
+		if len(b.events) != 1 {
+			t.Fatalf("step %d: %d events", i, len(b.events))
 		}
-		if got, err := st.Translate(b.Events[0]); got != step.want || err != nil {
+		if got, err := st.translate(b.events[0]); got != step.want || err != nil {
 			t.Errorf("step %d: %q, %v, want %q", i, got, err, step.want)
 		}
 	}
@@ -424,8 +424,8 @@ func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 		var items []string
 		for j := range streams {
 			st := streams[(i+j)%len(streams)] // each comes first once
-			ev := take(t, st).Events[0]
-			typ, err := st.Translate(ev)
+			ev := take(t, st).events[0]
+			typ, err := st.translate(ev)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -465,14 +465,14 @@ func TestStreamsEnd(t *testing.T) {
 				begin := time.Now()
 				time.AfterFunc(time.Second, func() { end(w, cancel, stop) })
 				for {
-					b, err := st.Next()
-					if err == nil && b.Empty() {
-						err = st.Wait(stop)
+					b, err := st.next()
+					if err == nil && b.empty() {
+						err = st.wait(stop)
 					}
 					if errors.Is(err, ErrStreamEnded) {
 						break
 					}
-					if err != nil || !b.Empty() {
+					if err != nil || !b.empty() {
 						t.Fatalf("got %+v, %v", b, err)
 					}
 				}
@@ -547,7 +547,7 @@ func TestInitialEventsAcrossARestore(t *testing.T) {
 			if w.mirror.Stats().Restores != 1 {
 				t.Fatal("etcd was not restored")
 			}
-			if b, err := st.Next(); !apierrors.IsResourceExpired(err) || !b.Empty() {
+			if b, err := st.next(); !apierrors.IsResourceExpired(err) || !b.empty() {
 				t.Errorf("%+v, %v, want that it has expired", b, err)
 			}
 		})

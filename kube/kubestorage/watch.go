@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -84,12 +85,13 @@ func (w *watches) end() {
 	w.wg.Wait()
 }
 
-// watcher delivers a stream as objects to a channel.
+// watcher is a Sink that sends objects to a channel.
 type watcher struct {
-	stream *Stream
-	ctx    context.Context // that of the request, until Stop
-	cancel context.CancelFunc
-	result chan watch.Event
+	stream   *Stream
+	ctx      context.Context // that of the request, until Stop
+	cancel   context.CancelFunc
+	result   chan watch.Event
+	observed int // the batch of which an event was observed last
 }
 
 // ResultChan implements watch.Interface.
@@ -108,20 +110,8 @@ func (w *watcher) run() {
 			<-w.stream.ctx.Done() // what is in the channel may not be delivered yet; see Drain
 		}
 	}()
-	for {
-		batch, err := w.stream.Next()
-		switch {
-		case err == nil && batch.Empty():
-			err = w.stream.Wait(nil)
-		case err == nil:
-			err = w.deliver(&batch)
-		}
-		if err != nil {
-			if !errors.Is(err, ErrStreamEnded) && w.stream.ctx.Err() == nil {
-				_ = w.send(errorEvent(err))
-			}
-			return
-		}
+	if err := w.stream.Deliver(nil, w); err != nil {
+		_ = w.send(errorEvent(err))
 	}
 }
 
@@ -163,60 +153,23 @@ func (w *watcher) endSlow() {
 	}
 }
 
-// deliver sends what the batch means. The error is what the watch ends with.
-func (w *watcher) deliver(b *Batch) error {
-	for _, run := range b.Runs {
+// Refresh implements Sink.
+func (w *watcher) Refresh() error { return nil }
+
+// Runs implements Sink.
+func (w *watcher) Runs(runs []mirror.Run) error {
+	for _, run := range runs {
 		for _, e := range run.Items() {
-			if err := w.added(e, b.Selected); err != nil {
+			if err := w.Added(e); err != nil {
 				return err
 			}
 		}
-	}
-	for _, e := range b.Entries {
-		if err := w.added(e, false); err != nil {
-			return err
-		}
-	}
-	observed := false
-	for _, ev := range b.Events {
-		e, err := w.translate(ev)
-		if err != nil {
-			err = w.stream.Retry(ev, err, func() (err error) {
-				e, err = w.translate(ev)
-				return err
-			})
-		}
-		if err == nil && e.Type != "" {
-			ready := int64(0)
-			if !observed && ev.Arrived != 0 {
-				ready = mirror.Now()
-			}
-			if err = w.send(e); err == nil && ready != 0 {
-				observed = true
-				w.stream.store.streams.dispatch.observe(ev.Arrived, ready, mirror.Now())
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if b.Bookmark != 0 {
-		obj, err := w.stream.BookmarkObject(b)
-		if err != nil {
-			return err
-		}
-		return w.send(watch.Event{Type: watch.Bookmark, Object: obj})
 	}
 	return nil
 }
 
-// added sends an entry of the initial events if the watch selects it, which may be known.
-func (w *watcher) added(e *mirror.Entry, selected bool) error {
-	if !selected {
-		if ok, err := w.stream.Selects(e); err != nil || !ok {
-			return err
-		}
-	}
+// Added implements Sink.
+func (w *watcher) Added(e *mirror.Entry) error {
 	obj, err := w.stream.selector.Generation.Decode(w.stream.ctx, e, e.ModRevision())
 	if err != nil {
 		return err
@@ -224,18 +177,48 @@ func (w *watcher) added(e *mirror.Entry, selected bool) error {
 	return w.send(watch.Event{Type: watch.Added, Object: obj})
 }
 
-// translate returns the event to be sent, one without a type if there is none.
-func (w *watcher) translate(ev *mirror.Event) (e watch.Event, err error) {
-	e.Type, err = w.stream.Translate(ev)
-	switch {
-	case err != nil || e.Type == "":
-	case e.Type == watch.Deleted:
-		e.Object, err = w.stream.selector.Generation.Deleted(ev)
-	default:
-		e.Object, err = w.stream.selector.Generation.Added(ev)
+// Listed implements Sink.
+func (w *watcher) Listed() {}
+
+// Event implements Sink. The first event of each batch is observed in the metrics.
+func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
+	obj, err := w.object(t, ev)
+	if err != nil {
+		return err
 	}
-	if shared, ok := e.Object.(*objects.Shared); ok && w.stream.store.decorated {
-		e.Object = shared.GetObject()
+	if w.observed == w.stream.batches || ev.Arrived == 0 {
+		return w.send(watch.Event{Type: t, Object: obj})
 	}
-	return e, err
+	ready := mirror.Now()
+	if err := w.send(watch.Event{Type: t, Object: obj}); err != nil {
+		return err
+	}
+	w.observed = w.stream.batches
+	w.stream.store.streams.dispatch.observe(ev.Arrived, ready, mirror.Now())
+	return nil
 }
+
+// object returns the object of an event that the watch sends as the type.
+func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Object, err error) {
+	if t == watch.Deleted {
+		obj, err = w.stream.selector.Generation.Deleted(ev)
+	} else {
+		obj, err = w.stream.selector.Generation.Added(ev)
+	}
+	if shared, ok := obj.(*objects.Shared); ok && w.stream.store.decorated {
+		obj = shared.GetObject()
+	}
+	return obj, err
+}
+
+// Bookmark implements Sink.
+func (w *watcher) Bookmark(b Bookmark) error {
+	obj, err := w.stream.BookmarkObject(b)
+	if err != nil {
+		return err
+	}
+	return w.send(watch.Event{Type: watch.Bookmark, Object: obj})
+}
+
+// Flush implements Sink.
+func (w *watcher) Flush() error { return nil }

@@ -3,7 +3,6 @@ package readpath
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -121,7 +120,7 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 	return timeout
 }
 
-// watchServer writes a stream to a response, on the goroutine of the request.
+// watchServer is a Sink that writes frames to a response, on the goroutine of the request.
 type watchServer struct {
 	read     *read
 	stream   *kubestorage.Stream
@@ -162,10 +161,10 @@ func (s *watchServer) serve() {
 	s.out.flusher.Flush()
 	defer s.cutoff.after(s.stream.Context(), stallTimeout)()
 
-	err := s.deliverAll()
+	err := s.stream.Deliver(s.shutdown, s)
 	if s.slow.Load() {
 		_ = s.status(kubestorage.SlowClient()) // the client may be gone
-	} else if !errors.Is(err, kubestorage.ErrStreamEnded) && s.stream.Context().Err() == nil {
+	} else if err != nil {
 		if err := s.status(kubestorage.ErrorStatus(err)); err != nil {
 			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
 		}
@@ -173,73 +172,14 @@ func (s *watchServer) serve() {
 	_ = s.out.flush() // the client may be gone
 }
 
-// deliverAll writes what the stream has until it ends, and returns why. What is written
-// reaches the client when nothing more is due.
-func (s *watchServer) deliverAll() error {
-	for {
-		batch, err := s.stream.Next()
-		switch {
-		case err == nil && batch.Empty():
-			if err = s.out.flush(); err == nil {
-				err = s.stream.Wait(s.shutdown)
-			}
-		case err == nil:
-			select {
-			case <-s.shutdown:
-				return kubestorage.ErrStreamEnded
-			default:
-			}
-			err = s.deliver(&batch)
-		}
-		if err != nil {
-			return err
-		}
-		if !s.stream.Listing() {
-			s.out.unpace()
-		}
-	}
-}
-
-// deliver writes the frames of a batch. The error is what the watch ends with.
-func (s *watchServer) deliver(b *kubestorage.Batch) error {
-	if err := s.refresh(); err != nil {
-		return err
-	}
-	if err := s.initialRuns(b.Runs, b.Selected); err != nil {
-		return err
-	}
-	for _, e := range b.Entries {
-		if err := s.entry(e, false); err != nil {
-			return err
-		}
-	}
-	for _, ev := range b.Events {
-		e, err := s.event(ev)
-		if err != nil {
-			e, err = s.eventLater(ev, err)
-		}
-		if err == nil && e.t != "" {
-			err = s.out.event(e)
-			s.out.arrived(ev.Arrived)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if b.Bookmark != 0 {
-		return s.bookmark(b)
-	}
-	return nil
-}
-
-// initialRuns writes runs of the initial events, of which the watch selects all if selected.
-func (s *watchServer) initialRuns(runs []mirror.Run, selected bool) error {
+// Runs implements kubestorage.Sink.
+func (s *watchServer) Runs(runs []mirror.Run) error {
 	s.runs, s.frames = s.runs[:0], s.frames[:0]
 	defer func() {
 		clear(s.runs)
 		clear(s.frames)
 	}()
-	if s.out.gzip && selected {
+	if s.out.gzip {
 		rep := s.read.enc.rep
 		for _, run := range runs {
 			if rep.WorthFrames(run) {
@@ -262,7 +202,7 @@ func (s *watchServer) initialRuns(runs []mirror.Run, selected bool) error {
 				continue
 			}
 		}
-		if err := s.run(run, selected); err != nil {
+		if err := s.run(run); err != nil {
 			return err
 		}
 	}
@@ -271,15 +211,15 @@ func (s *watchServer) initialRuns(runs []mirror.Run, selected bool) error {
 
 // run writes a run of the initial events. What is missing of a whole leaf's items is made
 // for all of it, so that they share a block, unless that is much.
-func (s *watchServer) run(run mirror.Run, selected bool) error {
+func (s *watchServer) run(run mirror.Run) error {
 	entries := run.Items()
-	if run.Whole() && selected && !s.read.enc.rep.Large(run) {
+	if run.Whole() && !s.read.enc.rep.Large(run) {
 		if done, err := s.leaf(run, len(entries)); done || err != nil {
 			return err
 		}
 	}
 	for _, e := range entries {
-		if err := s.entry(e, selected); err != nil {
+		if err := s.Added(e); err != nil {
 			return err
 		}
 	}
@@ -320,13 +260,8 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	return true, nil
 }
 
-// entry writes an initial event if the watch selects the entry, which may be known.
-func (s *watchServer) entry(e *mirror.Entry, selected bool) error {
-	if !selected {
-		if ok, err := s.stream.Selects(e); err != nil || !ok {
-			return err
-		}
-	}
+// Added implements kubestorage.Sink.
+func (s *watchServer) Added(e *mirror.Entry) error {
 	item, err := s.read.enc.rep.ItemIn(s.stream.Context(), e, &s.buf)
 	if err != nil {
 		return err
@@ -334,47 +269,41 @@ func (s *watchServer) entry(e *mirror.Entry, selected bool) error {
 	return s.out.item(watch.Added, item)
 }
 
+// Listed implements kubestorage.Sink: later events are not paced.
+func (s *watchServer) Listed() { s.out.unpace() }
+
 // watchEvent is an event as a watch sends it.
 type watchEvent struct {
-	t     watch.EventType // "": not at all
+	t     watch.EventType
 	item  []byte
 	frame *encoded.Frame // instead of the item, if the watch is compressed
 }
 
-// event returns what an event is to the watch.
-func (s *watchServer) event(ev *mirror.Event) (e watchEvent, err error) {
-	e.t, err = s.stream.Translate(ev)
-	rep := s.read.enc.rep
+// Event implements kubestorage.Sink.
+func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
+	e, rep := watchEvent{t: t}, s.read.enc.rep
 	switch {
-	case err != nil || e.t == "":
 	case s.out.gzip:
-		e.frame, err = rep.DeflatedEvent(ev, e.t, s.out.frame)
-	case e.t == watch.Deleted:
+		e.frame, err = rep.DeflatedEvent(ev, t, s.out.frame)
+	case t == watch.Deleted:
 		e.item, err = rep.Deleted(ev)
 	default:
 		e.item, err = rep.Current(ev)
 	}
-	return e, err
-}
-
-// eventLater is event for one that has failed with err. What was due before does not
-// wait for it.
-func (s *watchServer) eventLater(ev *mirror.Event, err error) (e watchEvent, _ error) {
-	if err := s.out.flush(); err != nil {
-		return watchEvent{}, err
-	}
-	err = s.stream.Retry(ev, err, func() (err error) {
-		if err = s.refresh(); err == nil {
-			e, err = s.event(ev)
-		}
+	if err != nil {
 		return err
-	})
-	return e, err
+	}
+	err = s.out.event(e)
+	s.out.arrived(ev.Arrived)
+	return err
 }
 
-// refresh replaces the encoding if the keys that decrypt the resource have changed: no item of
+// Flush implements kubestorage.Sink.
+func (s *watchServer) Flush() error { return s.out.flush() }
+
+// Refresh implements kubestorage.Sink. It replaces the encoding if the keys that decrypt the resource have changed: no item of
 // removed keys is sent by a watch that began before.
-func (s *watchServer) refresh() (err error) {
+func (s *watchServer) Refresh() (err error) {
 	if r := s.read; !r.enc.rep.Fresh() {
 		r.enc, err = r.resource.encodings.get(r.resource, r.enc.format)
 	}
@@ -388,11 +317,11 @@ type encodedBookmark struct {
 	object           []byte
 }
 
-// bookmark writes a bookmark. The last one is kept: many watches get theirs at the same
+// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches get theirs at the same
 // revision, when nothing happens and when the server shuts down.
-func (s *watchServer) bookmark(b *kubestorage.Batch) error {
+func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
 	last := s.read.enc.lastBookmark.Load()
-	if last == nil || last.rev != b.Bookmark || last.initialEventsEnd != b.InitialEventsEnd {
+	if last == nil || last.rev != b.Revision || last.initialEventsEnd != b.InitialEventsEnd {
 		obj, err := s.stream.BookmarkObject(b)
 		if err != nil {
 			return err
@@ -400,7 +329,7 @@ func (s *watchServer) bookmark(b *kubestorage.Batch) error {
 		if decorate := s.read.resource.Decorate; decorate != nil {
 			decorate(obj)
 		}
-		last = &encodedBookmark{rev: b.Bookmark, initialEventsEnd: b.InitialEventsEnd}
+		last = &encodedBookmark{rev: b.Revision, initialEventsEnd: b.InitialEventsEnd}
 		if last.object, err = s.encode(obj); err != nil {
 			return err
 		}

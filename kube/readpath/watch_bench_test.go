@@ -236,13 +236,13 @@ func BenchmarkWatchBookmark(b *testing.B) {
 				sink := &discard{header: http.Header{}}
 				s := &watchServer{read: &read{enc: enc, resource: w.resource}, stream: stream,
 					out: watchWriter{framer: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
-				batch := kubestorage.Batch{Bookmark: 1}
+				mark := kubestorage.Bookmark{Revision: 1}
 				b.ReportAllocs()
 				for b.Loop() {
 					if !shared {
-						batch.Bookmark++
+						mark.Revision++
 					}
-					if err := s.bookmark(&batch); err != nil {
+					if err := s.Bookmark(mark); err != nil {
 						b.Fatal(err)
 					}
 					if err := s.out.flush(); err != nil {

@@ -1,0 +1,204 @@
+package kubestorage
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Sink writes a watch in the form of its client. Stream.Deliver calls its methods in order on one goroutine. A method
+// that returns ErrStreamEnded reports that the client is gone; any other error is reported to the client at the end.
+type Sink interface {
+	// Refresh is called before each batch and before an event is retried: the keys that decrypt values may have changed.
+	Refresh() error
+	// Runs writes runs of the initial events. The watch selects all their entries.
+	Runs(runs []mirror.Run) error
+	// Added writes an entry of the initial events as ADDED.
+	Added(e *mirror.Entry) error
+	// Listed is called once if the watch has initial events, when the last of them was written.
+	Listed()
+	// Event writes an event as the type. After an error other than ErrStreamEnded, which is one of decoding or encoding,
+	// it has written nothing, and is called again.
+	Event(t watch.EventType, ev *mirror.Event) error
+	// Bookmark writes a bookmark.
+	Bookmark(b Bookmark) error
+	// Flush sends everything written to the client. It is called before the stream waits.
+	Flush() error
+}
+
+// Deliver writes the stream to the sink until it ends: initial events, then events and bookmarks in revision order (I4).
+// An event that cannot be decoded or encoded is retried and holds up later ones. Closing stop, which may be nil, ends the
+// stream. Deliver returns the error to report to the client, nil if there is none: the request, the storage or the server
+// has ended. It must not be called concurrently or twice; it allocates nothing per event.
+func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
+	err := st.deliverAll(stop, sink)
+	if errors.Is(err, ErrStreamEnded) || st.ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// deliverAll writes all batches and returns why the stream ended.
+func (st *Stream) deliverAll(stop <-chan struct{}, sink Sink) error {
+	for listing := st.listing; ; {
+		b, err := st.next()
+		switch {
+		case err == nil && b.empty():
+			if err = sink.Flush(); err == nil {
+				err = st.wait(stop)
+			}
+		case err == nil:
+			select {
+			case <-stop:
+				return ErrStreamEnded
+			default:
+			}
+			err = st.deliver(sink, &b)
+		}
+		if err != nil {
+			return err
+		}
+		if listing && !st.listing {
+			listing = false
+			sink.Listed()
+		}
+	}
+}
+
+// deliver writes one batch.
+func (st *Stream) deliver(sink Sink, b *batch) error {
+	st.batches++
+	if err := sink.Refresh(); err != nil {
+		return err
+	}
+	if err := st.deliverInitial(sink, b); err != nil {
+		return err
+	}
+	for _, ev := range b.events {
+		err := st.event(sink, ev)
+		if err != nil && !errors.Is(err, ErrStreamEnded) {
+			err = st.retry(sink, ev, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if b.bookmark.Revision != 0 {
+		return sink.Bookmark(b.bookmark)
+	}
+	return nil
+}
+
+// deliverInitial writes the initial events of a batch that the watch selects.
+func (st *Stream) deliverInitial(sink Sink, b *batch) error {
+	if b.selected {
+		return sink.Runs(b.runs)
+	}
+	for _, run := range b.runs {
+		if err := st.added(sink, run.Items()); err != nil {
+			return err
+		}
+	}
+	return st.added(sink, b.entries)
+}
+
+func (st *Stream) added(sink Sink, entries []*mirror.Entry) error {
+	for _, e := range entries {
+		ok, err := st.selects(e)
+		if err == nil && ok {
+			err = sink.Added(e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// event writes an event if the watch selects the object before or after it.
+func (st *Stream) event(sink Sink, ev *mirror.Event) error {
+	t, err := st.translate(ev)
+	if err != nil || t == "" {
+		return err
+	}
+	return sink.Event(t, ev)
+}
+
+// selects reports whether the watch selects an initial entry. The error is that of
+// decoding it; without a selector nothing is decoded.
+func (st *Stream) selects(e *mirror.Entry) (bool, error) {
+	ok, err := st.selector.Matches(st.ctx, e)
+	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
+		st.countFiltered(e)
+	}
+	return ok, err
+}
+
+// translate returns what an event is to the watch: ADDED or MODIFIED with the object
+// after it, DELETED with the object before it and the event's revision, or "" if the
+// watch selects it neither before nor after. Errors are those of decoding; see retry.
+func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
+	before, now, err := st.selector.MatchesEvent(ev)
+	if st.selector.Shard != nil && err == nil {
+		st.countFiltered(ev.Prev, ev.Entry)
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case now && before:
+		return watch.Modified, nil
+	case now:
+		return watch.Added, nil
+	case before:
+		return watch.Deleted, nil
+	}
+	return "", nil
+}
+
+// retry tries again, with growing pauses, to write an event that failed with err because it
+// cannot be decoded, converted or encoded: sending later events first would break the
+// order that a watch promises. Events written before are flushed first; other watches, and watches of other objects, go
+// on. It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
+// history lacks the event's states (lost).
+func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
+	if err := sink.Flush(); err != nil {
+		return err
+	}
+	corrupt := ev.Entry == nil && st.store.unsafeDelete
+	if st.lost(ev) {
+		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, objects.Cause(err)))
+	}
+	giveUp := time.Now().Add(st.store.retryFor)
+	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
+		if corrupt || time.Now().Add(backoff).After(giveUp) {
+			if corrupt {
+				err = corruptDeletion(err)
+			}
+			klog.FromContext(st.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
+			return err
+		}
+		select {
+		case <-time.After(backoff):
+		case <-st.wake:
+		case <-st.ctx.Done():
+			return ErrStreamEnded
+		}
+		if st.leaving() { // nothing after this event may be sent, a bookmark neither
+			return st.left()
+		}
+		if err = sink.Refresh(); err == nil {
+			err = st.event(sink, ev)
+		}
+		if errors.Is(err, ErrStreamEnded) {
+			return err
+		}
+	}
+	return nil
+}
