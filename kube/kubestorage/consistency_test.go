@@ -424,7 +424,7 @@ func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 	catchUp()
 	etcd.DropIf(nil)
 	var once sync.Once
-	s.index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
+	s.selections.Index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
 		once.Do(func() { // while the index is built
 			all, err := f.cluster.checker.Check(ctx, nil)
 			if err != nil || len(all) != 1 || !all[0].Mended {

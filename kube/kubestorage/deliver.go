@@ -162,6 +162,21 @@ func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
 	return "", nil
 }
 
+// countFiltered counts those of the entries, which may be nil, that are of other shards than the
+// watch's.
+func (st *Stream) countFiltered(entries ...*mirror.Entry) {
+	n := 0
+	for _, e := range entries {
+		if e == nil {
+			continue
+		}
+		if a := st.selector.Generation.KnownAttributes(e); a != nil && !st.selector.Shard.Selects(a) {
+			n++
+		}
+	}
+	st.store.streams.filtered(n)
+}
+
 // retry tries again, with growing pauses, to write an event that failed with err because it
 // cannot be decoded, converted or encoded: sending later events first would break the
 // order that a watch promises. Events written before are flushed first; other watches, and watches of other objects, go

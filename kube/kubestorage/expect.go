@@ -33,7 +33,7 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 	}
 	x.Objects = snap
 	if sel := s.view.Now().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
-		if known := s.shards.known(sel.Shard); known != nil {
+		if known := s.selections.KnownShard(sel.Shard); known != nil {
 			x.Objects = known
 		}
 	}

@@ -9,13 +9,9 @@ import (
 
 // keysReplaced drops derived data of keys that are no longer in use, beside the readers. The view's mutex is held.
 func (s *Store) keysReplaced() {
-	s.indexMu.Lock()
-	for _, x := range s.indexes {
-		x.drop()
-	}
-	s.indexMu.Unlock()
+	s.selections.KeysReplaced()
 	s.watches.start(func() {
-		s.shards.dropEnded()
+		s.selections.DropEnded()
 		s.dropClosed(s.ctx)
 	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -367,8 +368,8 @@ func TestDecryptionAcrossReload(t *testing.T) {
 		},
 		"object":     func(ctx context.Context) error { _, err := s.view.Now().Object(ctx, e); return err },
 		"attributes": func(ctx context.Context) error { _, err := s.view.Now().Attributes(ctx, e); return err },
-		"index":      func(ctx context.Context) error { _, err := s.indexOf(t).at(ctx, 0); return err },
-		"shard":      func(ctx context.Context) error { _, err := s.shard(set).at(ctx, 0); return err },
+		"index":      func(ctx context.Context) error { _, err := s.indexOf(t).At(ctx, 0); return err },
+		"shard":      func(ctx context.Context) error { _, err := s.selections.Shard(set).At(ctx, 0); return err },
 	}
 	for name, read := range reads {
 		r.load(slow)
@@ -398,9 +399,9 @@ func TestDecryptionAcrossReload(t *testing.T) {
 	}
 }
 
-func (s *Store) indexOf(t testing.TB) *index {
+func (s *Store) indexOf(t testing.TB) *selected.Index {
 	t.Helper()
-	x, _ := s.indexFor(onNode("a", true))
+	x, _ := s.selections.IndexFor(onNode("a", true))
 	return x
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -229,7 +230,7 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 				}
 				list()
 				counted := w.cluster.blocks.Stats().Used
-				if counted < 100*(itemOverhead+int64(len(testPrefix))) {
+				if counted < 100*(selected.ItemOverhead+int64(len(testPrefix))) {
 					t.Errorf("an index of 100 entries counts %d bytes", counted)
 				}
 				var entries []weak.Pointer[mirror.Entry]
@@ -253,7 +254,7 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				time.Sleep(2 * indexIdle)
+				time.Sleep(2 * selected.IndexIdle)
 				synctest.Wait()
 				goruntime.GC()
 				held := 0

@@ -173,6 +173,19 @@ func (m *watchMetrics) started(entries, events int) {
 
 func (m *watchMetrics) bookmark() { m.marks().Inc() }
 
+// sharded counts a watch with a shard selector, and returns the function that counts its end.
+func (m *watchMetrics) sharded() (ended func()) {
+	cachermetrics.RecordShardedWatchStarted(m.resource)
+	return func() { cachermetrics.RecordShardedWatchStopped(m.resource) }
+}
+
+// filtered counts objects that a shard selector withholds from a watch.
+func (m *watchMetrics) filtered(n int) {
+	if n > 0 {
+		cachermetrics.WatchFilteredEventsTotal.WithLabelValues(m.resource.Group, m.resource.Resource).Add(float64(n))
+	}
+}
+
 func (m *watchMetrics) ended(why endReason) {
 	watchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, why.String()).Inc()
 }

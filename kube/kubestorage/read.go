@@ -7,7 +7,6 @@ import (
 	"iter"
 	"math"
 	"net/http"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
@@ -66,15 +66,15 @@ type Reading struct {
 	store    *Store
 	request  listRequest
 	selector objects.Selector
-	shard    *sharded // nil: there is no shard selector alone, or no tree of its shard
-	index    *indexed // nil: none helps
-	name     string   // of the index
-	value    string   // to look up in it
-	changed  []string // keys that have changed between Rev and what the index knows, ascending
-	past     *past    // nil: memory has it
-	suspect  bool     // memory has it too, and may be wrong
-	err      error    // see Err
-	release  func()   // nil: nothing is held
+	shard    *selected.ShardVersion // nil: there is no shard selector alone, or no tree of its shard
+	index    *selected.IndexVersion // nil: none helps
+	name     string                 // of the index
+	value    string                 // to look up in it
+	changed  []string               // keys that have changed between Rev and what the index knows, ascending
+	past     *past                  // nil: memory has it
+	suspect  bool                   // memory has it too, and may be wrong
+	err      error                  // see Err
+	release  func()                 // nil: nothing is held
 }
 
 // FromEtcd reports whether the revision is older than memory, so that it is read from etcd
@@ -141,32 +141,6 @@ func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 	return r.indexed
 }
 
-// indexed yields what the index finds, but for the keys that have changed since: of those,
-// what the snapshot has.
-func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
-	changed := r.changed
-	before := func(key string) bool { // those of changed that come before key
-		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
-			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
-				return false
-			}
-		}
-		return true
-	}
-	for e := range r.index.entries(r.value, r.Start, r.End) {
-		if !before(e.Key()) {
-			return
-		}
-		if len(changed) > 0 && changed[0] == e.Key() {
-			continue // what it was then comes with the changed
-		}
-		if !yield(e) {
-			return
-		}
-	}
-	before(r.End)
-}
-
 // Selecting is Candidates for a loop that selects and does not wait for a client: it leaves the processor to short requests
 // now and then, while other lists are under way.
 func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
@@ -205,7 +179,7 @@ func (r *Reading) MoreAfter(key string) bool {
 // estimate returns how many objects there may be at most, for room to be made.
 func (r *Reading) estimate() int {
 	if r.index != nil {
-		return r.index.count(r.value, r.Start, r.End) + len(r.changed)
+		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changed)
 	}
 	return r.Count()
 }
@@ -360,7 +334,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 		err = s.notReady()
 	case err == nil:
 		r.Snapshot, r.Rev = snap, snap.Rev
-		s.useIndex(ctx, r)
+		r.useIndex(ctx)
 		if !snap.Present() || r.Limit == 0 && r.Count() > longReading {
 			r.release = s.resource.Hold(r.Snapshot)
 		}
@@ -433,57 +407,4 @@ func (s *Store) compacted(ctx context.Context, q listRequest) error {
 func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, listObj runtime.Object) error {
 	s.lists.fromEtcd(q.opts, reason)
 	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
-}
-
-// useIndex narrows a reading of memory to what an index finds. For a list of the present the
-// index may be a little newer than the snapshot, which then follows it: the request asked for
-// a revision or later. For one of the past it is the index of the present, and the keys that
-// have changed since.
-func (s *Store) useIndex(ctx context.Context, r *Reading) {
-	if r.selector.Plain && r.selector.Shard != nil {
-		s.useShard(ctx, r)
-		return
-	}
-	x, value := s.indexFor(r.selector.Predicate)
-	if x == nil {
-		return
-	}
-	cur, err := x.at(ctx, r.Rev)
-	if err != nil {
-		return // the walk over everything meets the same error and words it
-	}
-	if r.request.exact == 0 {
-		// The index is asked last: one of a lineage that has ended meanwhile, whose revision
-		// the next one may have too, may not know what that knows.
-		if snap, err := s.resource.At(cur.rev); err == nil && cur.serves(cur.gen, cur.rev) {
-			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.rev, cur, x.name, value
-		}
-		return
-	}
-	if changed, ok := s.changedSince(r.Snapshot.Cursor(r.Start, r.End)); ok {
-		r.index, r.name, r.value, r.changed = cur, x.name, value, changed
-	}
-}
-
-// maxChanged is how many changes may lie between a revision and the present for the index of
-// the present to be of use for it: more cost as much as looking at some hundred objects.
-const maxChanged = 4096
-
-// changedSince returns the keys that have changed after the cursor, ascending; false if there are
-// many.
-func (s *Store) changedSince(cursor *mirror.Cursor) (keys []string, ok bool) {
-	for events := make([]*mirror.Event, 0, readAtOnce); ; {
-		var err error
-		if events, err = cursor.Next(events[:0], readAtOnce); err != nil || len(keys) > maxChanged {
-			return nil, false
-		}
-		if len(events) == 0 {
-			break
-		}
-		for _, ev := range events {
-			keys = append(keys, ev.Key())
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys), true
 }

@@ -8,10 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/mirror"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -301,26 +304,34 @@ func TestShards_Kept_AreBounded(t *testing.T) {
 		}
 		r.Close()
 		set, _ := objects.ParseShardSet(sel)
-		if s.shards.known(set) == nil {
+		if s.selections.KnownShard(set) == nil {
 			t.Fatalf("the shard that was just read is gone")
 		}
-		kept := 0
-		for _, x := range s.shards.byKey[objects.ByUID] {
-			kept += x.cur.Load().tree.Len()
-		}
-		if kept > maxShardCopies*300+maxEmptyShards {
+		if _, kept := s.selections.KeptShards(); kept > selected.MaxShardCopies*300+selected.MaxEmptyShards {
 			t.Fatalf("%d entries are kept in shards of 300 pods", kept)
 		}
 	}
-	s.shards.mu.Lock()
-	for _, x := range s.shards.byKey[objects.ByUID] {
-		x.used = x.used.Add(-2 * shardIdle)
-	}
-	s.shards.mu.Unlock()
-	s.shards.dropIdle()
-	if n := len(s.shards.byKey[objects.ByUID]); n != 0 || s.shards.timer != nil {
-		t.Errorf("%d idle shards are kept", n)
-	}
+}
+
+// TestShards_WithoutReaders_AreDropped with all their versions.
+func TestShards_WithoutReaders_AreDropped(t *testing.T) {
+	shardGate(t)
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		w.put(t, newPod("a"))
+		w.catchUp(t)
+		for i := range 2 {
+			shardReading(t, w.Store, i).Close()
+		}
+		if shards, _ := w.selections.KeptShards(); shards != 2 {
+			t.Fatalf("%d shards are kept, want 2", shards)
+		}
+		time.Sleep(2 * selected.ShardIdle)
+		synctest.Wait()
+		if shards, _ := w.selections.KeptShards(); shards != 0 {
+			t.Errorf("%d idle shards are kept", shards)
+		}
+	})
 }
 
 // TestShardedWatches_GetWhatTheirShardHas: an event goes to the watches of its shard only, is sorted
@@ -426,11 +437,10 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 				shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
 				return err == nil && shards == 0
 			})
-			w := s.shardWatchesOf(map[string]objects.ShardKey{uidField: objects.ByUID, namespaceField: objects.ByNamespace}[key])
 			eventually(t, "no watch follows a shard", func() bool {
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				return w.all == 0 && len(w.bySet) == 0
+				of := map[string]objects.ShardKey{uidField: objects.ByUID, namespaceField: objects.ByNamespace}[key]
+				watches, sets := s.selections.ShardFollowers(of)
+				return watches == 0 && sets == 0
 			})
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -47,11 +47,7 @@ type Store struct {
 	lists     listMetrics
 	streams   watchMetrics
 
-	indexMu      sync.Mutex // leaf; guards indexes, indexTimer and shardWatches
-	indexes      map[string]*index
-	indexTimer   *time.Timer // drops indexes that are not read; nil if none is kept
-	shardWatches [objects.ShardKeys]*shardWatches
-	shards       shards
+	selections *selected.Selections // indexes and shards
 
 	unready outage
 	ctx     context.Context // ends when the store is destroyed
@@ -85,6 +81,14 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, s.endStreams)
 	s.view = objects.New(view, s.keysReplaced)
+	s.selections = selected.New(selected.Config{
+		Resource: r,
+		View:     s.view,
+		Blocks:   c.blocks,
+		Context:  s.ctx,
+		Start:    s.watches.start,
+		Filtered: s.streams.filtered,
+	})
 	return s
 }
 
@@ -92,9 +96,9 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 func (s *Store) stop() {
 	s.cancel()
 	s.watches.end()
-	s.shards.end()
+	s.selections.EndShards()
 	s.view.Close()
-	s.dropIndexes()
+	s.selections.DropIndexes()
 	s.resource.Release()
 }
 

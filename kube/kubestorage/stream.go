@@ -17,6 +17,7 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -72,7 +73,7 @@ type Stream struct {
 
 	satisfied func()       // gives up the wish for progress; nil if there is none
 	sharded   func()       // counts the end of a watch with a shard selector; nil if there is none
-	unfollow  func()       // the end of followShard; nil if it has not begun
+	unfollow  func()       // the end of following a shard; nil if the stream does not
 	reading   atomic.Int64 // the revision up to which the log was read; idle while the stream waits
 
 	lastRev mirror.Revision // the watch ends when it has come to here; 0: not known yet
@@ -85,13 +86,13 @@ type Stream struct {
 	replayed int
 
 	// Initial events: from the present when the stream began.
-	listing   bool                  // some are still to be handed out
-	announce  bool                  // that they are out
-	found     []*mirror.Entry       // by an index, or in etcd; nil if the keys are walked
-	shard     weak.Pointer[sharded] // the part that is selected, while it is kept
-	counted   bool                  // entries of other shards are counted
-	seat      *time.Timer           // gives back the seat of priority and fairness; nil if there are none
-	from      string                // the key to go on at
+	listing   bool                                // some are still to be handed out
+	announce  bool                                // that they are out
+	found     []*mirror.Entry                     // by an index, or in etcd; nil if the keys are walked
+	shard     weak.Pointer[selected.ShardVersion] // the part that is selected, while it is kept
+	counted   bool                                // entries of other shards are counted
+	seat      *time.Timer                         // gives back the seat of priority and fairness; nil if there are none
+	from      string                              // the key to go on at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
 	runs      []mirror.Run
@@ -271,8 +272,8 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		return err
 	}
 	if list {
-		r := &Reading{Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
-		s.useIndex(ctx, r)
+		r := &Reading{store: s, Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
+		r.useIndex(ctx)
 		snap = r.Snapshot
 		st.listing, st.from, st.at = true, st.start, snap.Rev
 		if r.shard != nil {
@@ -307,6 +308,17 @@ func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts
 	st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
 	return err
+}
+
+// follow has the stream's cursor woken by, and read, the events of one object, of one value of an index that the registry has
+// declared, of one shard, or of one namespace. A watch of anything else reads every event of the resource.
+func (st *Stream) follow() {
+	if st.end == st.start+"\x00" {
+		st.cursor.Follow()
+		return
+	}
+	whole := st.start == st.store.resource.Prefix()
+	st.unfollow = st.store.selections.Follow(st.cursor, &st.selector, whole)
 }
 
 // Listing reports whether initial events are still to be handed out.

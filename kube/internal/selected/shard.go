@@ -1,0 +1,159 @@
+package selected
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Shard is a shard selector and the entries that it selects, as a tree of their own, so that the cost of its
+// lists depends on its entries and not on those of the resource: a leaf of the tree keeps where its items
+// lie, and their compressed form, as a leaf of the resource's own tree does. Safe for concurrent use.
+type Shard struct {
+	selection[*mirror.Entry]
+	set *objects.ShardSet
+
+	// past is the last version that was made for a list of the past, for its next page.
+	past atomic.Pointer[ShardVersion]
+
+	used time.Time // guarded by shards.mu
+}
+
+// ShardVersion is a shard at one revision: the part of a snapshot that its selector selects.
+type ShardVersion = Version[*mirror.Entry]
+
+// items implements kind.
+func (x *Shard) items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]*mirror.Entry, error) {
+	var selected []*mirror.Entry
+	n := 0
+	for e := range snap.All("", "") {
+		if n++; n%1024 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		ok, err := x.selects(ctx, gen, e)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			selected = append(selected, e)
+		}
+	}
+	return selected, nil
+}
+
+// apply implements kind.
+func (x *Shard) apply(ctx context.Context, gen *objects.Generation, edit *btree.Edit[*mirror.Entry], ev *mirror.Event) error {
+	if ev.Entry == nil {
+		edit.Delete(ev.Key()) // not there if it was not selected
+		return nil
+	}
+	ok, err := x.selects(ctx, gen, ev.Entry)
+	switch {
+	case err != nil:
+		return err
+	case ok:
+		edit.Set(ev.Entry)
+	case ev.Prev != nil:
+		edit.Delete(ev.Key())
+	}
+	return nil
+}
+
+func (x *Shard) selects(ctx context.Context, gen *objects.Generation, e *mirror.Entry) (bool, error) {
+	a, err := gen.Attributes(ctx, e)
+	return err == nil && x.set.Selects(a), err
+}
+
+// install implements kind. It retires the leaves of old that next does not have.
+func (x *Shard) install(old, next *ShardVersion, edit *btree.Edit[*mirror.Entry]) {
+	x.cur.Store(next)
+	switch {
+	case edit != nil:
+		retire(edit.Replaced())
+	case old != nil:
+		retire(old.leaves())
+	}
+}
+
+// Past returns the version of the past that was made last, if it is of rev and serves gen.
+func (x *Shard) Past(gen *objects.Generation, rev mirror.Revision) (*ShardVersion, bool) {
+	past := x.past.Load()
+	return past, past != nil && past.rev == rev && past.Serves(gen, rev)
+}
+
+// RolledTo returns the shard at the revision of the snapshot, which may be of the past, made of
+// the shard at cur and of the keys that have changed since.
+func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVersion, changed []string) (*ShardVersion, error) {
+	edit := cur.tree.Edit()
+	for _, key := range changed {
+		e, ok := snap.Get(key)
+		if ok {
+			var err error
+			if ok, err = x.selects(ctx, cur.gen, e); err != nil {
+				return nil, err
+			}
+		}
+		if ok {
+			edit.Set(e)
+		} else {
+			edit.Delete(key)
+		}
+	}
+	past := &ShardVersion{gen: cur.gen, rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
+	if old := x.past.Swap(past); old != nil {
+		retireOthers(old, past, cur)
+	}
+	return past, nil
+}
+
+// retireOthers retires the leaves of old that none of the others has.
+func retireOthers(old *ShardVersion, others ...*ShardVersion) {
+	kept := map[*mirror.Leaf]bool{}
+	for _, o := range others {
+		for run := range o.tree.Runs("", "") {
+			kept[run.Leaf] = true
+		}
+	}
+	retire(slices.DeleteFunc(old.leaves(), func(l *mirror.Leaf) bool { return kept[l] }))
+}
+
+// drop releases what is cached on the leaves of the shard. It waits for the turn.
+func (x *Shard) drop() {
+	x.wait()
+	defer x.turn.Release(1)
+	for _, v := range []*ShardVersion{x.cur.Swap(nil), x.past.Swap(nil)} {
+		if v != nil {
+			retire(v.leaves())
+		}
+	}
+}
+
+// wait takes the turn, however long that takes.
+func (x *Shard) wait() {
+	_ = x.turn.Acquire(context.Background(), 1) // its only error is that of the context
+}
+
+// dropEnded implements kind.
+func (x *Shard) dropEnded() {
+	for _, p := range []*atomic.Pointer[ShardVersion]{&x.cur, &x.past} {
+		if v := p.Load(); v != nil && v.gen.Ended() && p.CompareAndSwap(v, nil) {
+			retire(v.leaves())
+		}
+	}
+}
+
+// retire does for leaves of shards what the writer does for those of the resource's own tree.
+func retire(leaves []*mirror.Leaf) {
+	for _, l := range leaves {
+		if m := l.Memo.Load(); m != nil {
+			if r, ok := (*m).(mirror.Retirer); ok {
+				r.Retired()
+			}
+		}
+	}
+}
