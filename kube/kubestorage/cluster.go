@@ -22,6 +22,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -36,7 +37,8 @@ type cluster struct {
 	mirror    *mirror.Mirror       // nil: every storage reads from etcd
 	compactor *compactor           // nil: compactions go unnoticed
 	checker   *consistency.Checker // nil without a mirror
-	cache     *cacheMetrics
+	cache     *metrics.Cache
+	scraped   *metrics.Cluster
 	stop      context.CancelFunc // of what wg waits for
 	wg        sync.WaitGroup
 	blocks    *blockcache.Cache // of the engine
@@ -132,14 +134,26 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		OnFailure:     onInconsistency,
 		Logger:        opts.Logger,
 	})
-	c.cache = newCacheMetrics(m)
+	c.cache = metrics.NewCache(m)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
-	c.wg.Go(func() { c.cache.run(ctx) })
+	c.wg.Go(func() { c.cache.Run(ctx) })
 	if compactor != nil {
 		compactor.tell(m)
 	}
-	clusters.add(c)
+	c.scraped = &metrics.Cluster{
+		Mirror:    m,
+		Blocks:    c.blocks,
+		Prefix:    c.prefix,
+		Freshness: c.freshness,
+		Endpoints: c.endpoints,
+		Lists:     func() (reading, limit int) { return len(c.lists), cap(c.lists) },
+		AddLag:    c.watches.addLag,
+	}
+	if compactor != nil {
+		c.scraped.Compactor = compactor.Compactor
+	}
+	metrics.Add(c.scraped)
 	return c, nil
 }
 
@@ -148,7 +162,7 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 
 // close ends everything and waits for it.
 func (c *cluster) close() {
-	clusters.remove(c)
+	metrics.Remove(c.scraped)
 	if c.stop != nil {
 		c.stop()
 		c.wg.Wait()
@@ -241,7 +255,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	if cfg.Uncached {
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
 	}
-	c.cache.add(resource, cfg.GroupResource)
+	c.cache.Add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
 	}, unsafeDelete)

@@ -26,6 +26,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/stratakube/strata/kube/consistency"
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
@@ -166,7 +167,7 @@ func TestConsistencyCheck(t *testing.T) {
 	// Lists of the past, old and new, come from etcd; the present does not.
 	now := f.list(t, everything()).ResourceVersion
 	suspect := func() (n float64) {
-		n, err := testutil.GetCounterMetricValue(listsTotal.WithLabelValues(of.Group, of.Resource, sourceEtcd, reasonSuspect))
+		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(of.Group, of.Resource, metrics.SourceEtcd, metrics.ReasonSuspect))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
 // direct is a storage that reads etcd. It keeps probes from doing that, its lists and
@@ -13,7 +15,7 @@ import (
 type direct struct {
 	storage.Interface
 	pages pages
-	lists listMetrics
+	lists metrics.Lists
 
 	keys    keys
 	running *running
@@ -23,7 +25,7 @@ func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
 	return direct{
 		Interface: etcd,
 		pages:     c.pages(cfg.GroupResource),
-		lists:     newListMetrics(cfg.GroupResource),
+		lists:     metrics.NewLists(cfg.GroupResource),
 		keys:      keys{c.prefix, cfg.ResourcePrefix},
 		running:   &c.watches,
 	}
@@ -41,10 +43,10 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 		return err
 	}
 	if opts, err = d.pages.open(ctx, prefix, opts); err != nil {
-		return d.lists.failed(err)
+		return d.lists.Failed(err)
 	}
-	d.lists.fromEtcd(opts, reasonUncached)
-	return d.lists.failed(d.pages.list(ctx, d.Interface, key, prefix, d.keys.scope(ctx, prefix, opts), opts, out))
+	d.lists.Count(opts, metrics.SourceEtcd, metrics.ReasonUncached)
+	return d.lists.Failed(d.pages.list(ctx, d.Interface, key, prefix, d.keys.scope(ctx, prefix, opts), opts, out))
 }
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 
+	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -299,8 +300,8 @@ func TestEventsOnlyByGate(t *testing.T) {
 func TestWatchesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
-		w.streams = newWatchMetrics(schema.GroupResource{Group: "metrics", Resource: t.Name()})
-		w.group = w.streams.resource
+		w.group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
+		w.streams = enginemetrics.NewWatches(w.group)
 		value := func(m metrics.CounterMetric) int {
 			t.Helper()
 			v, err := testutil.GetCounterMetricValue(m)
@@ -312,14 +313,14 @@ func TestWatchesAreCounted(t *testing.T) {
 		labels := []string{w.group.Group, w.group.Resource}
 		requireCounts := func(what string, initial, replayed, marks int) {
 			t.Helper()
-			if i, r, m := value(cachermetrics.InitCounter.WithLabelValues(labels...)), value(watchReplayed.WithLabelValues(labels...)),
-				value(watchBookmarks.WithLabelValues(labels...)); i != initial || r != replayed || m != marks {
+			if i, r, m := value(cachermetrics.InitCounter.WithLabelValues(labels...)), value(enginemetrics.WatchReplayed.WithLabelValues(labels...)),
+				value(enginemetrics.WatchBookmarks.WithLabelValues(labels...)); i != initial || r != replayed || m != marks {
 				t.Errorf("%s: %d initial events of which %d are replayed, %d bookmarks; want %d, %d, %d", what, i, r, m, initial, replayed, marks)
 			}
 		}
 		requireEnded := func(why endReason) {
 			t.Helper()
-			if n := value(watchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
+			if n := value(enginemetrics.WatchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
 				t.Errorf("%d watches have ended by %s, want 1", n, why)
 			}
 		}

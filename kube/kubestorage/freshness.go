@@ -102,7 +102,7 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
 		if rev > 0 { // else nothing is asked for
-			s.metrics.wait().Observe(0)
+			s.metrics.Waited(0)
 		}
 		return nil
 	}
@@ -118,12 +118,12 @@ func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 // await returns when rev can be read, or with ctx's error, and measures that.
 func (s *Store) await(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
-		s.metrics.wait().Observe(0)
+		s.metrics.Waited(0)
 		return nil
 	}
 	began := time.Now()
 	err := s.mirror.Wait(ctx, rev)
-	s.metrics.wait().Observe(time.Since(began).Seconds())
+	s.metrics.Waited(time.Since(began))
 	return err
 }
 
@@ -151,7 +151,7 @@ func (s *Store) consistent(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.metrics.consistentRead(err == nil, false)
+	s.metrics.Consistent(err == nil, false)
 	if err != nil && waitCtx.Err() != nil {
 		return errBehind()
 	}

@@ -76,7 +76,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case errors.Is(err, ErrReadEtcd):
 		err := s.getFromEtcd(ctx, key, opts, out)
 		if opts.ResourceVersion == "" {
-			s.metrics.consistentRead(err == nil || storage.IsNotFound(err), true)
+			s.metrics.Consistent(err == nil || storage.IsNotFound(err), true)
 		}
 		return err
 	case storage.IsNotFound(err) && opts.IgnoreNotFound:
@@ -123,7 +123,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		return nil, ErrReadEtcd
 	}
 	if resourceVersion == "" {
-		s.metrics.consistentRead(true, false)
+		s.metrics.Consistent(true, false)
 	}
 	e, ok := snap.Get(etcdKey)
 	if !ok {

@@ -27,14 +27,14 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	endProbe(ctx, s, key, &opts.Predicate)
 	q, err := s.request(ctx, key, opts)
 	if err != nil {
-		return s.lists.failed(err)
+		return s.lists.Failed(err)
 	}
 	r, err := s.read(ctx, q)
 	var etcd *readEtcd
 	switch {
 	case errors.As(err, &etcd):
 		if err := admitEtcd(ctx, listadmission.DecodedOf(ctx), s, q); err != nil {
-			return s.lists.failed(err)
+			return s.lists.Failed(err)
 		}
 		if err := s.listFromEtcd(ctx, q, etcd.reason, listObj); err != nil {
 			return err
@@ -46,7 +46,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	defer r.Close()
 	held := listadmission.DecodedOf(ctx)
 	if err := admit(ctx, held, r); err != nil {
-		return s.lists.failed(err)
+		return s.lists.Failed(err)
 	}
 	if err := s.fill(ctx, r, held, listObj); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (s *Store) fill(ctx context.Context, r *Reading, held *listadmission.Decode
 		ok, err := r.Matches(ctx, e)
 		if err == nil && ok && r.Selective() {
 			if err := held.Grow(e.Size()); err != nil {
-				return s.lists.failed(err)
+				return s.lists.Failed(err)
 			}
 		}
 		var obj runtime.Object

@@ -80,7 +80,7 @@ func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 	nextPod(t, w, watch.Modified)
 	f.remove(t, newPod("b"))
 	last := nextPod(t, w, watch.Deleted)
-	f.cluster.cache.report()
+	f.cluster.cache.Report()
 
 	requireSeries(t, 5, "apiserver_watch_cache_events_received_total", pods)
 	requireSeries(t, 5, "apiserver_watch_cache_events_dispatched_total", pods)
@@ -120,7 +120,7 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the load is counted", func() bool { return f.engine(t).resource.Stats().Loads == 1 })
-	f.cluster.cache.report()
+	f.cluster.cache.Report()
 	st := f.engine(t).resource.Stats()
 	requireSeries(t, float64(st.LoadFailures), "apiserver_watch_cache_initialization_errors_total", pods)
 	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)

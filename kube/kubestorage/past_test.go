@@ -20,6 +20,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
 // olderThanMemory returns the options of a list at the revision of the present, which memory
@@ -219,7 +220,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Clock()))
 	for range r.Runs() {
 	}
-	before, err := testutil.GetCounterMetricValue(listsExpired.WithLabelValues("", "pods"))
+	before, err := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +229,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 			t.Errorf("in the middle: %v, want 410", err)
 		}
 	}
-	if n, _ := testutil.GetCounterMetricValue(listsExpired.WithLabelValues("", "pods")); n != before+1 {
+	if n, _ := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods")); n != before+1 {
 		t.Errorf("%v lists counted as expired, want 1", n-before)
 	}
 	// Who asks for what is gone does not wait for those who read.
@@ -385,14 +386,14 @@ func TestListsAreCounted(t *testing.T) {
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
 	count := func(source, reason string) float64 {
-		n, err := testutil.GetCounterMetricValue(listsTotal.WithLabelValues("", "pods", source, reason))
+		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues("", "pods", source, reason))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	pages := func(continued string) float64 {
-		n, err := testutil.GetCounterMetricValue(listPages.WithLabelValues("", "pods", continued))
+		n, err := testutil.GetCounterMetricValue(metrics.ListPages.WithLabelValues("", "pods", continued))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -413,22 +414,22 @@ func TestListsAreCounted(t *testing.T) {
 	exactly := func(o *storage.ListOptions) {
 		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(present), metav1.ResourceVersionMatchExact
 	}
-	list(sourcePresent, reasonConsistent, func(o *storage.ListOptions) {})
-	list(sourcePresent, reasonAny, func(o *storage.ListOptions) { o.ResourceVersion = "0" })
-	list(sourcePresent, reasonNotOlder, func(o *storage.ListOptions) { o.ResourceVersion = "1" })
-	list(sourcePresent, reasonExact, exactly)
-	first := list(sourcePresent, reasonConsistent, func(o *storage.ListOptions) { o.Predicate.Limit = 1 })
+	list(metrics.SourcePresent, metrics.ReasonConsistent, func(o *storage.ListOptions) {})
+	list(metrics.SourcePresent, metrics.ReasonAny, func(o *storage.ListOptions) { o.ResourceVersion = "0" })
+	list(metrics.SourcePresent, metrics.ReasonNotOlder, func(o *storage.ListOptions) { o.ResourceVersion = "1" })
+	list(metrics.SourcePresent, metrics.ReasonExact, exactly)
+	first := list(metrics.SourcePresent, metrics.ReasonConsistent, func(o *storage.ListOptions) { o.Predicate.Limit = 1 })
 	f.create(t, newPod("d"))
 	f.catchUp(t)
-	list(sourcePast, reasonExact, exactly)
-	list(sourcePast, reasonLegacy, func(o *storage.ListOptions) { o.ResourceVersion, o.Predicate.Limit = fmt.Sprint(present), 1 })
+	list(metrics.SourcePast, metrics.ReasonExact, exactly)
+	list(metrics.SourcePast, metrics.ReasonLegacy, func(o *storage.ListOptions) { o.ResourceVersion, o.Predicate.Limit = fmt.Sprint(present), 1 })
 	before := pages("true")
-	list(sourcePast, reasonContinue, func(o *storage.ListOptions) { o.Predicate.Limit, o.Predicate.Continue = 1, first.Continue })
+	list(metrics.SourcePast, metrics.ReasonContinue, func(o *storage.ListOptions) { o.Predicate.Limit, o.Predicate.Continue = 1, first.Continue })
 	if n := pages("true") - before; n != 1 {
 		t.Errorf("%v pages counted, want 1", n)
 	}
 	f.olderThanMemory(t)
-	list(sourceEtcd, reasonPast, exactly)
+	list(metrics.SourceEtcd, metrics.ReasonPast, exactly)
 	if st := f.engine(t).resource.Stats(); st.Readers != 0 {
 		t.Errorf("%d readers of the past are counted after the last has ended", st.Readers)
 	}

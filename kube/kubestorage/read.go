@@ -10,9 +10,11 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/listadmission"
@@ -33,9 +35,9 @@ func (e *readEtcd) Error() string { return ErrReadEtcd.Error() + ": " + e.reason
 func (e *readEtcd) Is(target error) bool { return target == ErrReadEtcd }
 
 var (
-	errGate       = &readEtcd{reasonGate}
-	errNotLoaded  = &readEtcd{reasonNotLoaded}
-	errNoProgress = &readEtcd{reasonNoProgress}
+	errGate       = &readEtcd{metrics.ReasonGate}
+	errNotLoaded  = &readEtcd{metrics.ReasonNotLoaded}
+	errNoProgress = &readEtcd{metrics.ReasonNoProgress}
 )
 
 // Reading is what a LIST is about: a revision of the resource and the part of it
@@ -108,7 +110,7 @@ func (r *Reading) Err() error {
 		return nil
 	}
 	if r.err == nil {
-		r.err = r.store.lists.failed(r.store.pastError(r.past.ctx, r.request, r.past.err))
+		r.err = r.store.lists.Failed(r.store.pastError(r.past.ctx, r.request, r.past.err))
 	}
 	return r.err
 }
@@ -240,9 +242,27 @@ func (r *Reading) Unreadable(ctx context.Context, err error) error {
 	return corrupt.orElse(r.store.group, err)
 }
 
-// Served tells metrics what a list has come to: how many candidates were looked at, and how
-// many objects are in the answer.
-func (r *Reading) Served(walked, returned int) { r.store.lists.served(r, walked, returned) }
+// count counts a list that memory answers, or that is older than memory.
+func (r *Reading) count() {
+	source, reason := metrics.SourcePresent, r.request.reason()
+	switch {
+	case r.suspect:
+		source, reason = metrics.SourceEtcd, metrics.ReasonSuspect
+	case r.FromEtcd():
+		source, reason = metrics.SourceEtcd, metrics.ReasonPast
+	case !r.Snapshot.Present():
+		source = metrics.SourcePast
+	}
+	r.store.lists.Count(r.request.opts, source, reason)
+}
+
+// Served records in the metrics how many candidates a list has looked at, and how many objects are in the answer. Upstream's
+// releases differ in how they count lists from etcd, so those are not recorded.
+func (r *Reading) Served(walked, returned int) {
+	if !r.FromEtcd() {
+		r.store.lists.Served(r.name, walked, returned)
+	}
+}
 
 // listRequest is a LIST as a storage understands it.
 type listRequest struct {
@@ -298,6 +318,26 @@ func (q *listRequest) limit() int64 {
 	return q.opts.Predicate.Limit
 }
 
+// reason says which revision the list is about.
+func (q *listRequest) reason() string {
+	continued := q.opts.Predicate.Continue != "" && q.opts.Recursive
+	switch {
+	case continued && q.exact > 0:
+		return metrics.ReasonContinue
+	case continued:
+		return metrics.ReasonInconsistent
+	case q.exact > 0 && q.opts.ResourceVersionMatch == metav1.ResourceVersionMatchExact:
+		return metrics.ReasonExact
+	case q.exact > 0:
+		return metrics.ReasonLegacy
+	case q.opts.ResourceVersion == "":
+		return metrics.ReasonConsistent
+	case q.opts.ResourceVersion == "0":
+		return metrics.ReasonAny
+	}
+	return metrics.ReasonNotOlder
+}
+
 // Read resolves a LIST: it waits for the revision that the options ask for and
 // returns it. What each combination of resource version, match, limit and continue
 // means is KEP-2340's table and KEP-4988; see Store.snapshot. The caller closes the reading.
@@ -305,7 +345,7 @@ func (q *listRequest) limit() int64 {
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
 	q, err := s.request(ctx, key, opts)
 	if err != nil {
-		return nil, s.lists.failed(err)
+		return nil, s.lists.Failed(err)
 	}
 	return s.read(ctx, q)
 }
@@ -340,9 +380,9 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 		}
 	}
 	if err != nil {
-		return nil, s.lists.failed(err)
+		return nil, s.lists.Failed(err)
 	}
-	s.lists.read(r)
+	r.count()
 	return r, nil
 }
 
@@ -405,6 +445,6 @@ func (s *Store) compacted(ctx context.Context, q listRequest) error {
 
 // listFromEtcd has upstream's store answer a list.
 func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, listObj runtime.Object) error {
-	s.lists.fromEtcd(q.opts, reason)
-	return s.lists.failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
+	s.lists.Count(q.opts, metrics.SourceEtcd, reason)
+	return s.lists.Failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
 }

@@ -13,6 +13,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
@@ -43,9 +44,9 @@ type Store struct {
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
 	pages     pages
-	metrics   readMetrics
-	lists     listMetrics
-	streams   watchMetrics
+	metrics   metrics.Reads
+	lists     metrics.Lists
+	streams   metrics.Watches
 
 	selections *selected.Selections // indexes and shards
 
@@ -74,9 +75,9 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
 		bookmarks:    c.opts.enabled(WatchBookmark),
 		pages:        c.pages(cfg.GroupResource),
-		metrics:      newReadMetrics(cfg.GroupResource),
-		lists:        newListMetrics(cfg.GroupResource),
-		streams:      newWatchMetrics(cfg.GroupResource),
+		metrics:      metrics.NewReads(cfg.GroupResource),
+		lists:        metrics.NewLists(cfg.GroupResource),
+		streams:      metrics.NewWatches(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, s.endStreams)
@@ -87,7 +88,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		Blocks:   c.blocks,
 		Context:  s.ctx,
 		Start:    s.watches.start,
-		Filtered: s.streams.filtered,
+		Filtered: s.streams.Filtered,
 	})
 	return s
 }

@@ -226,7 +226,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.satisfied = s.mirror.WantProgress()
 	}
 	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
-		st.sharded = s.streams.sharded()
+		st.sharded = s.streams.Sharded()
 	}
 	st.scheduleBookmark()
 	return st, nil
@@ -279,7 +279,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		if r.shard != nil {
 			st.shard, st.counted = weak.Make(r.shard), true
 			all, _ := snap.Count(st.start, st.end)
-			s.streams.filtered(all - r.Count())
+			s.streams.Filtered(all - r.Count())
 		}
 		if r.index != nil {
 			st.found = slices.Collect(r.Candidates())
@@ -326,7 +326,7 @@ func (st *Stream) Listing() bool { return st.listing }
 
 // countReplayed tells the metrics what the start of the watch has cost.
 func (st *Stream) countReplayed() {
-	st.store.streams.started(0, st.replayed)
+	st.store.streams.Started(0, st.replayed)
 	st.startRev, st.replayed = 0, 0
 }
 
@@ -391,7 +391,7 @@ func (st *Stream) next() (batch, error) {
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
 		if errors.Is(err, mirror.ErrCompacted) && st.cursor.Err() == nil {
-			st.store.streams.terminated().Inc() // too slow: history has left it behind
+			st.store.streams.Terminated() // too slow: history has left it behind
 		}
 		st.failed = st.ending(err)
 	}
@@ -438,7 +438,7 @@ func (st *Stream) nextInitial() batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
 		b := batch{entries: st.found[:n]}
-		st.store.streams.started(n, 0)
+		st.store.streams.Started(n, 0)
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
 		}
@@ -452,7 +452,7 @@ func (st *Stream) nextInitial() batch {
 		return batch{}
 	}
 	n := 0
-	defer func() { st.store.streams.started(n, 0) }()
+	defer func() { st.store.streams.Started(n, 0) }()
 	objects, selected := Objects(*snap), st.selector.All
 	if shard := st.shard.Value(); shard != nil {
 		objects, selected = shard, true

@@ -10,7 +10,7 @@ import (
 
 // bookmark returns one at the position of the stream.
 func (st *Stream) bookmark() batch {
-	st.store.streams.bookmark()
+	st.store.streams.Bookmark()
 	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 

@@ -30,7 +30,7 @@ func (st *Stream) Close() {
 		return
 	}
 	st.closed = true
-	st.store.streams.ended(st.why())
+	st.store.streams.Ended(st.why().String())
 	st.countReplayed()
 	st.cancel()
 	st.store.cluster.watches.remove(st)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -81,8 +80,4 @@ func ErrorStatus(err error) *metav1.Status {
 // Delivered records in the metrics that events have been written to the client now, of which the
 // oldest arrived (mirror.Event.Arrived) and was ready to be written at those times, as mirror.Now
 // counts.
-func (st *Stream) Delivered(arrived, ready int64) {
-	now := mirror.Now()
-	st.store.streams.delivery().Observe(time.Duration(now - arrived).Seconds())
-	st.store.streams.dispatch.observe(arrived, ready, now)
-}
+func (st *Stream) Delivered(arrived, ready int64) { st.store.streams.Delivered(arrived, ready) }

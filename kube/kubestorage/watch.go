@@ -194,7 +194,7 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 		return err
 	}
 	w.observed = w.stream.batches
-	w.stream.store.streams.dispatch.observe(ev.Arrived, ready, mirror.Now())
+	w.stream.store.streams.Dispatched(ev.Arrived, ready)
 	return nil
 }
 

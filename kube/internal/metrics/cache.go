@@ -1,4 +1,4 @@
-package kubestorage
+package metrics
 
 import (
 	"context"
@@ -63,54 +63,55 @@ func registered[C metrics.Registerable](c C) C {
 // the mirror, and added up at this interval, so that an event costs no look-up of a label.
 const cacheMetricsInterval = time.Second
 
-// cacheMetrics feeds upstream's metrics of the resources of one mirror.
-type cacheMetrics struct {
+// Cache feeds upstream's metrics of the resources of one mirror.
+type Cache struct {
 	mirror *mirror.Mirror
 
 	mu        sync.Mutex // leaf
-	resources map[*mirror.Resource]*resourceMetrics
+	resources map[*mirror.Resource]*cachedResource
 	clock     mirror.Revision
 }
 
-// resourceMetrics feed upstream's metrics of one resource. Each appears when it is first used, as
+// cachedResource feed upstream's metrics of one resource. Each appears when it is first used, as
 // upstream's do.
-type resourceMetrics struct {
+type cachedResource struct {
 	group schema.GroupResource
 	seen  mirror.ResourceStats // what the metrics have of the mirror's counters
 }
 
-func newCacheMetrics(m *mirror.Mirror) *cacheMetrics {
+// NewCache returns the metrics of a mirror without resources.
+func NewCache(m *mirror.Mirror) *Cache {
 	cachermetrics.Register()
-	return &cacheMetrics{mirror: m, resources: map[*mirror.Resource]*resourceMetrics{}}
+	return &Cache{mirror: m, resources: map[*mirror.Resource]*cachedResource{}}
 }
 
-// add begins to report a resource, until the mirror forgets it. A resource that is reported under another
+// Add begins to report a resource, until the mirror forgets it. A resource that is reported under another
 // name keeps that: several storages may share it, also one after the other.
-func (c *cacheMetrics) add(r *mirror.Resource, g schema.GroupResource) {
+func (c *Cache) Add(r *mirror.Resource, g schema.GroupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.resources[r] == nil {
-		c.resources[r] = &resourceMetrics{group: g}
+		c.resources[r] = &cachedResource{group: g}
 	}
 }
 
-// run reports until the mirror is closed.
-func (c *cacheMetrics) run(ctx context.Context) {
+// Run reports until the mirror is closed.
+func (c *Cache) Run(ctx context.Context) {
 	tick := time.NewTicker(cacheMetricsInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			c.report()
+			c.Report()
 		case <-ctx.Done():
-			c.report()
+			c.Report()
 			return
 		}
 	}
 }
 
-// report adds what has happened since the last time. Cost is O(resources).
-func (c *cacheMetrics) report() {
+// Report adds the events since the last call. Cost is O(resources).
+func (c *Cache) Report() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clock := c.mirror.Clock()
@@ -128,7 +129,7 @@ func (c *cacheMetrics) report() {
 	c.clock = clock
 }
 
-func (m *resourceMetrics) report(now mirror.ResourceStats) {
+func (m *cachedResource) report(now mirror.ResourceStats) {
 	group, resource := m.group.Group, m.group.Resource
 	for _, counter := range []struct {
 		metric *metrics.CounterVec
@@ -164,29 +165,4 @@ func observeMean(vec func(...string) metrics.ObserverMetric, n int64, together t
 	for range n {
 		o.Observe(together.Seconds() / float64(n))
 	}
-}
-
-// dispatchMetrics are the stages of apiserver_watch_events_dispatch_duration_seconds that a watch
-// observes, once for each write, of the oldest event in it. The third stage, storage_to_cache, is the
-// same for all watches.
-type dispatchMetrics struct {
-	// total is from the arrival of an event from etcd until it was handed to the client.
-	total func() metrics.ObserverMetric
-	// handOver is from when the event was ready for the client until then.
-	handOver func() metrics.ObserverMetric
-}
-
-func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
-	stage := func(name string) func() metrics.ObserverMetric {
-		return sync.OnceValue(func() metrics.ObserverMetric {
-			return dispatchDuration().WithLabelValues(r.Group, r.Resource, name)
-		})
-	}
-	return dispatchMetrics{total: stage("total"), handOver: stage("cache_to_watcher")}
-}
-
-// observe records that an event was handed over now. The times are those of mirror.Now.
-func (d *dispatchMetrics) observe(arrived, ready, now int64) {
-	d.total().Observe(time.Duration(now - arrived).Seconds())
-	d.handOver().Observe(time.Duration(now - ready).Seconds())
 }

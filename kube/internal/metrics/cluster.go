@@ -1,0 +1,293 @@
+// Package metrics declares the metrics of the engine and feeds those of Kubernetes' watch cache: of clusters, lists, reads
+// and watches.
+package metrics
+
+import (
+	"math"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+)
+
+// scope is the prefix of metric names, and their labels.
+type scope struct {
+	prefix string
+	labels []string
+}
+
+var (
+	ofCluster    = scope{"strata_mirror_", []string{"endpoints", "prefix"}}
+	ofResource   = scope{"strata_mirror_", []string{"endpoints", "prefix", "resource"}}
+	ofCompaction = scope{"strata_compaction_", []string{"endpoints", "prefix"}}
+	ofBlocks     = scope{"strata_representation_", nil} // of all engines of the process together
+	ofWatches    = scope{"strata_watch_", []string{"group", "resource"}}
+)
+
+// family is a metric that is computed from stats S by each scrape.
+type family[S any] struct {
+	desc  *metrics.Desc
+	kind  metrics.ValueType
+	value func(S) float64 // NaN: there is no series
+}
+
+// number is a type of values of metrics.
+type number interface{ ~int | ~int64 | ~float64 }
+
+func gauge[S any, N number](of scope, name, help string, value func(S) N) family[S] {
+	return newFamily(of, name, help, metrics.GaugeValue, value)
+}
+
+func counter[S any, N number](of scope, name, help string, value func(S) N) family[S] {
+	return newFamily(of, name, help, metrics.CounterValue, value)
+}
+
+func newFamily[S any, N number](of scope, name, help string, kind metrics.ValueType, value func(S) N) family[S] {
+	return family[S]{
+		desc:  metrics.NewDesc(of.prefix+name, help, of.labels, nil, metrics.ALPHA, ""),
+		kind:  kind,
+		value: func(s S) float64 { return float64(value(s)) },
+	}
+}
+
+// families are all metrics of the same stats.
+type families[S any] []family[S]
+
+func (fs families[S]) describe(ch chan<- *metrics.Desc) {
+	for _, f := range fs {
+		ch <- f.desc
+	}
+}
+
+func (fs families[S]) collect(ch chan<- metrics.Metric, s S, labels ...string) {
+	for _, f := range fs {
+		if v := f.value(s); !math.IsNaN(v) {
+			ch <- metrics.NewLazyConstMetric(f.desc, f.kind, v, labels...)
+		}
+	}
+}
+
+func oneIf(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// clusterStats is a reading of a cluster.
+type clusterStats struct {
+	mirror.Stats
+	lists, listLimit int
+}
+
+// Metrics of a mirrored cluster.
+var clusterMetrics = families[clusterStats]{
+	gauge(ofCluster, "ready", "1 when the first list of etcd is in place.", func(s clusterStats) int { return oneIf(s.Ready) }),
+	gauge(ofCluster, "revision", "Revision that readers see.", func(s clusterStats) int64 { return s.Clock }),
+	gauge(ofCluster, "history_bytes", "Stored bytes that only history keeps in memory.", func(s clusterStats) int64 { return s.HistoryBytes }),
+	gauge(ofCluster, "version_bytes", "Bytes of versions of the past that they do not share with the present; the objects are in strata_mirror_history_bytes.",
+		func(s clusterStats) int64 { return s.VersionBytes }),
+	gauge(ofCluster, "history_limit_bytes", "Bound of strata_mirror_history_bytes and strata_mirror_version_bytes together.",
+		func(s clusterStats) int64 { return s.HistoryLimit }),
+	gauge(ofCluster, "history_floor_revision", "Revision that history reaches back to.", func(s clusterStats) int64 { return s.HistoryFloor }),
+	gauge(ofCluster, "compacted_revision", "Revision below which versions were dropped because etcd was compacted.",
+		func(s clusterStats) int64 { return s.Compacted }),
+	gauge(ofCluster, "etcd_lists", "Pages of lists of revisions older than memory that are being read from etcd.", func(s clusterStats) int { return s.lists }),
+	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; others wait.", func(s clusterStats) int { return s.listLimit }),
+	gauge(ofCluster, "unclaimed_bytes", "Values kept for resources that nobody has asked for.", func(s clusterStats) int64 { return s.UnclaimedBytes }),
+	gauge(ofCluster, "unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
+	counter(ofCluster, "events_total", "Events applied.", func(s clusterStats) int64 { return s.Events }),
+	counter(ofCluster, "dropped_events_total", "Events of resources that are not cached.", func(s clusterStats) int64 { return s.Dropped }),
+	counter(ofCluster, "listed_keys_total", "Keys listed from etcd.", func(s clusterStats) int64 { return s.ListedKeys }),
+	counter(ofCluster, "relists_total", "Times the whole prefix had to be listed anew, or could not be listed.", func(s clusterStats) int64 { return s.Relists }),
+	counter(ofCluster, "reconnects_total", "Times the feed was resumed after a loss.", func(s clusterStats) int64 { return s.Reconnects }),
+	counter(ofCluster, "silent_feeds_total", "Times, of strata_mirror_reconnects_total, that the feed was left because it told nothing though etcd had moved on.",
+		func(s clusterStats) int64 { return s.SilentFeeds }),
+	counter(ofCluster, "divergences_total", "Resources listed anew because the feed contradicted what was held.", func(s clusterStats) int64 { return s.Divergences }),
+	counter(ofCluster, "repairs_total", "Times keys were read again because a consistency check had found that memory differs from etcd.",
+		func(s clusterStats) int64 { return s.Repairs }),
+	gauge(ofCluster, "etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
+	gauge(ofCluster, "revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.",
+		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.Clock) }),
+	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for one of strata_mirror_revision_reads_total, each with others or alone.",
+		func(s clusterStats) int64 { return s.RevisionReadWaiters }),
+	counter(ofCluster, "etcd_restores_total", "Times etcd turned out to be another cluster, or an older state of itself, so that everything began anew.",
+		func(s clusterStats) int64 { return s.Restores }),
+	counter(ofCluster, "replays_total", "Times history was read from etcd: of the whole prefix when it was listed, or of one resource.",
+		func(s clusterStats) int64 { return s.Replays }),
+	counter(ofCluster, "replayed_events_total", "Events of the past that were read from etcd.", func(s clusterStats) int64 { return s.ReplayedEvents }),
+	gauge(ofCluster, "replay_floor_revision", "Revision after which the last history that was read from etcd began.", func(s clusterStats) int64 { return s.ReplayFloor }),
+	gauge(ofCluster, "replay_seconds", "How long the last history that was read from etcd took, after its list.",
+		func(s clusterStats) float64 { return s.ReplayTime.Seconds() }),
+	counter(ofCluster, "revision_reads_total", "Linearizable reads of etcd's revision, each shared by all readers that waited for it.",
+		func(s clusterStats) int64 { return s.RevisionReads }),
+	counter(ofCluster, "progress_requests_total", "Progress requests sent to etcd.", func(s clusterStats) int64 { return s.ProgressRequests }),
+}
+
+// Metrics of a resource in memory.
+var resourceMetrics = families[mirror.ResourceStats]{
+	gauge(ofResource, "resource_objects", "Objects in memory.", func(s mirror.ResourceStats) int { return s.Entries }),
+	gauge(ofResource, "resource_stored_bytes", "Stored size of the objects in memory.", func(s mirror.ResourceStats) int64 { return s.Bytes }),
+	gauge(ofResource, "resource_ready", "1 when the resource can be read from memory.", func(s mirror.ResourceStats) int { return oneIf(s.Ready) }),
+	gauge(ofResource, "resource_log_events", "Events that a watch can resume over.", func(s mirror.ResourceStats) int { return s.Events }),
+	gauge(ofResource, "resource_versions", "Versions of the past that are kept, those made for readers included; revisions between two of them are put together from events.",
+		func(s mirror.ResourceStats) int { return s.Versions }),
+	gauge(ofResource, "resource_version_bytes", "Bytes of strata_mirror_resource_versions that the present does not share.",
+		func(s mirror.ResourceStats) int64 { return s.VersionBytes }),
+	gauge(ofResource, "resource_suspect", "1 from when a consistency check finds that memory differs from etcd until one finds no difference: lists of the past are read from etcd.",
+		func(s mirror.ResourceStats) int { return oneIf(s.Suspect) }),
+	gauge(ofResource, "resource_oldest_revision", "Oldest revision that a list can be answered at from memory.",
+		func(s mirror.ResourceStats) int64 { return s.OldestRevision }),
+	gauge(ofResource, "resource_past_readers", "Lists of the past that are being read from memory, each of which keeps its version alive.",
+		func(s mirror.ResourceStats) int { return s.Readers }),
+	gauge(ofResource, "resource_past_readers_oldest_revision", "Oldest revision of strata_mirror_resource_past_readers, 0 if there is none.",
+		func(s mirror.ResourceStats) int64 { return s.OldestRead }),
+}
+
+// Metrics of the compactions of a cluster.
+var compactionMetrics = families[etcdsource.CompactionStats]{
+	gauge(ofCompaction, "revision", "Revision that etcd is known to be compacted to, or is about to be.", func(s etcdsource.CompactionStats) int64 { return s.Revision }),
+	gauge(ofCompaction, "kept_revisions", "Revisions of history that etcd keeps: how far it is ahead of strata_compaction_revision.",
+		func(s etcdsource.CompactionStats) float64 {
+			if s.Revision == 0 {
+				return math.NaN()
+			}
+			return float64(max(0, s.EtcdRevision-s.Revision))
+		}),
+	gauge(ofCompaction, "following", "1 while compactions are followed (compact_rev_key is watched).", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
+	counter(ofCompaction, "compactions_total", "Compactions that this server has made.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
+	counter(ofCompaction, "failures_total", "Turns of this server to compact that have failed.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
+	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
+	counter(ofCompaction, "doubted_writes_total", "Writes to compact_rev_key that were not believed.", func(s etcdsource.CompactionStats) int64 { return s.Doubts }),
+	counter(ofCompaction, "unannounced_total", "Compactions found that nobody had written to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
+}
+
+// Metrics of cached representations.
+var blockMetrics = families[blockcache.Stats]{
+	gauge(ofBlocks, "bytes", "Bytes kept of objects in the forms that clients ask for.", func(s blockcache.Stats) int64 { return s.Used }),
+	gauge(ofBlocks, "limit_bytes", "Bound of strata_representation_bytes.", func(s blockcache.Stats) int64 { return s.Limit }),
+	counter(ofBlocks, "evictions_total", "Blocks of representations that nobody had read for a while and that made room for others.",
+		func(s blockcache.Stats) int64 { return s.Evictions }),
+	counter(ofBlocks, "refusals_total", "Blocks of representations that were not kept because everything kept is being read.",
+		func(s blockcache.Stats) int64 { return s.Refusals }),
+}
+
+// Metrics of the running watches of a resource.
+var lagMetrics = families[int]{
+	gauge(ofWatches, "lag_events", "Of the running watches that have something to deliver: the largest number of events of the resource that one has still to read. Watches that wait for an event count as 0.",
+		func(events int) int { return events }),
+}
+
+// feedInfo describes the feed of a cluster.
+var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "1. freshness is how memory learns how far the feed has come: progress (etcd answers progress requests), "+
+	"events (the feed watches all keys: kine, etcd's gRPC proxy) or unproven (reads of the present go to etcd). "+
+	"arrival_check is off if the store does not count the writes to a key, so that only consistency checks find a lost event.",
+	[]string{"endpoints", "prefix", "freshness", "arrival_check"}, nil, metrics.ALPHA, "")
+
+// Cluster is a mirrored cluster whose metrics are collected.
+type Cluster struct {
+	Mirror    *mirror.Mirror
+	Compactor *etcdsource.Compactor // nil if there is none
+	Blocks    *blockcache.Cache     // counted once if several clusters share it
+	Prefix    string
+	Freshness etcdsource.Freshness
+	Endpoints func() string
+	// Lists returns the number of pages that are being read from etcd, and its bound.
+	Lists func() (reading, limit int)
+	// AddLag adds, by resource, the number of events of the log that the watch furthest behind has
+	// still to read.
+	AddLag func(lag map[schema.GroupResource]int)
+}
+
+// clusters reads the counters of all live clusters when it is scraped; nothing
+// is counted twice on the way.
+type clusters struct {
+	metrics.BaseStableCollector
+
+	mu  sync.Mutex
+	all []*Cluster // in the order in which they were added
+}
+
+var (
+	live         = &clusters{}
+	registerLive = sync.OnceFunc(func() { legacyregistry.CustomMustRegister(live) })
+)
+
+// Add reports the metrics of a cluster from now on.
+func Add(c *Cluster) {
+	registerLive()
+	live.mu.Lock()
+	defer live.mu.Unlock()
+	live.all = append(live.all, c)
+}
+
+// Remove is the end of Add. It does nothing for a cluster that was not added.
+func Remove(c *Cluster) {
+	live.mu.Lock()
+	defer live.mu.Unlock()
+	live.all = slices.DeleteFunc(live.all, func(other *Cluster) bool { return other == c })
+}
+
+// DescribeWithStability implements metrics.StableCollector.
+func (c *clusters) DescribeWithStability(ch chan<- *metrics.Desc) {
+	ch <- feedInfo
+	clusterMetrics.describe(ch)
+	resourceMetrics.describe(ch)
+	compactionMetrics.describe(ch)
+	blockMetrics.describe(ch)
+	lagMetrics.describe(ch)
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (c *clusters) CollectWithStability(ch chan<- metrics.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	caches := map[*blockcache.Cache]struct{}{}
+	lag := map[schema.GroupResource]int{}
+	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one
+	// that was added last reports, as with upstream's gauges, where the last writer does.
+	reported := map[[2]string]bool{}
+	for _, cl := range slices.Backward(c.all) {
+		if id := [2]string{cl.Endpoints(), cl.Prefix}; !reported[id] {
+			reported[id] = true
+			cl.collect(ch)
+		}
+		cl.AddLag(lag)
+		caches[cl.Blocks] = struct{}{}
+	}
+	for r, events := range lag {
+		lagMetrics.collect(ch, events, r.Group, r.Resource)
+	}
+	var sum blockcache.Stats
+	for c := range caches {
+		cached := c.Stats()
+		sum.Used += cached.Used
+		sum.Limit += cached.Limit
+		sum.Evictions += cached.Evictions
+		sum.Refusals += cached.Refusals
+	}
+	blockMetrics.collect(ch, sum)
+}
+
+func (c *Cluster) collect(ch chan<- metrics.Metric) {
+	endpoints, checked := c.Endpoints(), "off"
+	if c.Mirror.ChecksArrival() {
+		checked = "on"
+	}
+	ch <- metrics.NewLazyConstMetric(feedInfo, metrics.GaugeValue, 1, endpoints, c.Prefix, c.Freshness.String(), checked)
+	s := clusterStats{Stats: c.Mirror.Stats()}
+	s.lists, s.listLimit = c.Lists()
+	clusterMetrics.collect(ch, s, endpoints, c.Prefix)
+	if c.Compactor != nil {
+		compactionMetrics.collect(ch, c.Compactor.Stats(), endpoints, c.Prefix)
+	}
+	for _, r := range c.Mirror.Resources() {
+		resourceMetrics.collect(ch, r.Stats(), endpoints, c.Prefix, r.Prefix())
+	}
+}

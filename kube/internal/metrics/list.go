@@ -1,0 +1,92 @@
+package metrics
+
+import (
+	"strconv"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+// Where lists come from: the label source of strata_lists_total.
+const (
+	SourcePresent = "memory_present"
+	SourcePast    = "memory_past"
+	SourceEtcd    = "etcd"
+)
+
+// Why a list is of its revision, or why it is read from etcd: the label reason.
+const (
+	ReasonConsistent   = "consistent"     // no resource version
+	ReasonAny          = "any"            // resource version 0
+	ReasonNotOlder     = "not_older_than" // a resource version, or a later one
+	ReasonExact        = "exact"          // resourceVersionMatch=Exact
+	ReasonLegacy       = "limit"          // exactly at a resource version because there is a limit
+	ReasonContinue     = "continue"       // at the revision of a token
+	ReasonInconsistent = "inconsistent"   // a token that goes on in the present
+
+	ReasonPast       = "older_than_memory"
+	ReasonSuspect    = "suspect"    // a check has found memory to differ from etcd
+	ReasonGate       = "gate"       // a gate is off
+	ReasonNotLoaded  = "not_loaded" // a small page, before memory is ready
+	ReasonNoProgress = "no_progress"
+	ReasonUncached   = "uncached" // the resource is not held in memory
+)
+
+// Metrics of lists, by resource.
+var (
+	ListsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
+		Help: "Lists, and pages of lists, by source (memory_present, memory_past, etcd) and reason: consistent (no resource version), any (resource version 0), " +
+			"not_older_than, exact, limit (a resource version with a limit), continue, inconsistent (a token that goes on in the present); of those from etcd " +
+			"older_than_memory, suspect (a consistency check has found a difference), gate (one is off), not_loaded, no_progress (etcd's cannot be believed), uncached.",
+	}, []string{"group", "resource", "source", "reason"})
+	ListPages = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
+		Help: "Lists, of strata_lists_total, with a limit or a continue token.",
+	}, []string{"group", "resource", "continued"})
+	ListsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
+		Help: "Lists answered with 410, because etcd has compacted their revision or the key of their token is gone.",
+	}, []string{"group", "resource"})
+
+	registerListMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired)
+	})
+)
+
+// Lists are the metrics of the lists of one resource.
+type Lists struct{ group schema.GroupResource }
+
+// NewLists returns the metrics of a resource.
+func NewLists(r schema.GroupResource) Lists {
+	cachermetrics.Register()
+	registerListMetrics()
+	return Lists{r}
+}
+
+// Count counts a list by its source and the reason for that.
+func (m Lists) Count(opts storage.ListOptions, source, reason string) {
+	ListsTotal.WithLabelValues(m.group.Group, m.group.Resource, source, reason).Inc()
+	if continued := opts.Predicate.Continue != ""; continued || opts.Predicate.Limit > 0 {
+		ListPages.WithLabelValues(m.group.Group, m.group.Resource, strconv.FormatBool(continued)).Inc()
+	}
+}
+
+// Failed counts the error of a list, if it is 410, and returns it.
+func (m Lists) Failed(err error) error {
+	if apierrors.IsResourceExpired(err) {
+		ListsExpired.WithLabelValues(m.group.Group, m.group.Resource).Inc()
+	}
+	return err
+}
+
+// Served feeds upstream's metrics of the cost of lists from a cache: the index, the number of entries walked, and of objects
+// returned.
+func (m Lists) Served(index string, walked, returned int) {
+	cachermetrics.RecordListCacheMetrics(m.group, index, walked, returned)
+}

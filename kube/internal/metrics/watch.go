@@ -1,0 +1,138 @@
+package metrics
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// Metrics of watches, by resource.
+var (
+	WatchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
+		Help: "Events between the revision that a watch was started at and the present of that moment, before label and field selectors.",
+	}, []string{"group", "resource"})
+	WatchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
+		Help: "Bookmarks sent, those that close initial events included.",
+	}, []string{"group", "resource"})
+	WatchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
+		Help: "Watches that have ended, by reason: timeout, client (which went away or asked for the end), shutdown of the server, " +
+			"storage (destroyed, because a definition changed or the server ends), expired (410: the watch was older than memory, or the resource was listed anew), error.",
+	}, []string{"group", "resource", "reason"})
+	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
+		Help: "From the arrival of an event from etcd to after it was written to the socket of a watch, of the oldest event of each write. " +
+			"Of watches that the byte path serves; events of before the server's start have not arrived.",
+		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+	}, []string{"group", "resource"})
+
+	registerWatchMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchesEnded, watchDelivery)
+	})
+)
+
+// Watches are the metrics of the watches of one resource. Each appears when it is first used.
+type Watches struct {
+	resource                 schema.GroupResource
+	initial, replayed, marks func() metrics.CounterMetric
+	terminated               func() metrics.CounterMetric
+	delivery                 func() metrics.ObserverMetric
+	dispatch                 dispatchMetrics
+}
+
+// NewWatches returns the metrics of a resource.
+func NewWatches(r schema.GroupResource) Watches {
+	cachermetrics.Register()
+	registerWatchMetrics()
+	counter := func(vec *metrics.CounterVec) func() metrics.CounterMetric {
+		return sync.OnceValue(func() metrics.CounterMetric { return vec.WithLabelValues(r.Group, r.Resource) })
+	}
+	return Watches{
+		resource:   r,
+		initial:    counter(cachermetrics.InitCounter),
+		replayed:   counter(WatchReplayed),
+		marks:      counter(WatchBookmarks),
+		terminated: counter(cachermetrics.TerminatedWatchersCounter),
+		dispatch:   newDispatchMetrics(r),
+		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
+	}
+}
+
+// Started counts the initial entries and replayed events that the start of a watch has walked through: upstream's metric
+// has both together.
+func (m *Watches) Started(entries, events int) {
+	if n := entries + events; n > 0 {
+		m.initial().Add(float64(n))
+	}
+	if events > 0 {
+		m.replayed().Add(float64(events))
+	}
+}
+
+// Bookmark counts a bookmark.
+func (m *Watches) Bookmark() { m.marks().Inc() }
+
+// Sharded counts a watch with a shard selector, and returns the function that counts its end.
+func (m *Watches) Sharded() (ended func()) {
+	cachermetrics.RecordShardedWatchStarted(m.resource)
+	return func() { cachermetrics.RecordShardedWatchStopped(m.resource) }
+}
+
+// Filtered counts objects that a shard selector withholds from a watch.
+func (m *Watches) Filtered(n int) {
+	if n > 0 {
+		cachermetrics.WatchFilteredEventsTotal.WithLabelValues(m.resource.Group, m.resource.Resource).Add(float64(n))
+	}
+}
+
+// Ended counts the end of a watch, by reason.
+func (m *Watches) Ended(reason string) {
+	WatchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, reason).Inc()
+}
+
+// Terminated counts a watch that ends because history has left it behind.
+func (m *Watches) Terminated() { m.terminated().Inc() }
+
+// Delivered records that events have been written to the client now, of which the oldest arrived and was ready to be written
+// at those times, as mirror.Now counts.
+func (m *Watches) Delivered(arrived, ready int64) {
+	now := mirror.Now()
+	m.delivery().Observe(time.Duration(now - arrived).Seconds())
+	m.dispatch.observe(arrived, ready, now)
+}
+
+// Dispatched records that an event was handed to the client now, which arrived and was ready at those times.
+func (m *Watches) Dispatched(arrived, ready int64) { m.dispatch.observe(arrived, ready, mirror.Now()) }
+
+// dispatchMetrics are the stages of apiserver_watch_events_dispatch_duration_seconds that a watch
+// observes, once for each write, of the oldest event in it. The third stage, storage_to_cache, is the
+// same for all watches.
+type dispatchMetrics struct {
+	// total is from the arrival of an event from etcd until it was handed to the client.
+	total func() metrics.ObserverMetric
+	// handOver is from when the event was ready for the client until then.
+	handOver func() metrics.ObserverMetric
+}
+
+func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
+	stage := func(name string) func() metrics.ObserverMetric {
+		return sync.OnceValue(func() metrics.ObserverMetric {
+			return dispatchDuration().WithLabelValues(r.Group, r.Resource, name)
+		})
+	}
+	return dispatchMetrics{total: stage("total"), handOver: stage("cache_to_watcher")}
+}
+
+// observe records that an event was handed over now. The times are those of mirror.Now.
+func (d *dispatchMetrics) observe(arrived, ready, now int64) {
+	d.total().Observe(time.Duration(now - arrived).Seconds())
+	d.handOver().Observe(time.Duration(now - ready).Seconds())
+}

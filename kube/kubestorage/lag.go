@@ -1,0 +1,45 @@
+package kubestorage
+
+import (
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// addLag adds, by resource, the number of events of the log that the watch furthest behind has
+// still to read.
+func (r *running) addLag(lag map[schema.GroupResource]int) {
+	behind := map[*Store]mirror.Revision{}
+	r.each(func(w ender) {
+		st, ok := w.(*Stream)
+		if !ok {
+			return
+		}
+		at := st.reading.Load()
+		if least, known := behind[st.store]; !known || at < least {
+			behind[st.store] = at
+		}
+	})
+	for s, at := range behind {
+		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.Clock(), at))
+	}
+}
+
+// eventsAfter returns the number of events of the log after rev, all of them if rev is older. Cost
+// is a walk over them.
+func eventsAfter(r *mirror.Resource, now, rev mirror.Revision) int {
+	if rev >= now {
+		return 0
+	}
+	cur, err := r.CursorAfter(rev, "", "")
+	if err != nil {
+		return r.Stats().Events
+	}
+	n := 0
+	for buf := make([]*mirror.Event, 0, 1024); ; {
+		if buf, err = cur.Next(buf[:0], cap(buf)); err != nil || len(buf) == 0 {
+			return n
+		}
+		n += len(buf)
+	}
+}
