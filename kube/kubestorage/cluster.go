@@ -24,6 +24,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/rekey"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -42,9 +44,9 @@ type cluster struct {
 	stop      context.CancelFunc // of what wg waits for
 	wg        sync.WaitGroup
 	blocks    *blockcache.Cache // of the engine
-	tokens    *tokens
+	tokens    *pages.Tokens
 	watches   running
-	reloads   reloads
+	reloads   rekey.Reloads
 	present   present
 	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
@@ -100,13 +102,13 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
 		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
-	c.tokens = newTokens(client.KV, prefix, tokenOptions{
-		seal:        opts.enabled(SealedContinueTokens),
-		refusePlain: opts.RefusePlainTokens,
-		transformer: opts.TokenTransformer,
-		rotation:    opts.TokenKeyRotation,
-		keep:        2 * opts.Window.MaxAge,
-		logger:      opts.Logger,
+	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
+		Seal:        opts.enabled(SealedContinueTokens),
+		RefusePlain: opts.RefusePlainTokens,
+		Transformer: opts.TokenTransformer,
+		Rotation:    opts.TokenKeyRotation,
+		Keep:        2 * opts.Window.MaxAge,
+		Logger:      opts.Logger,
 	})
 	if f.source == nil {
 		return c, nil
@@ -157,6 +159,11 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 	return c, nil
 }
 
+// pages returns the pages of a resource of the cluster.
+func (c *cluster) pages(resource schema.GroupResource) pages.Pages {
+	return pages.New(resource, c.tokens, c.opts.enabled(APIListChunking))
+}
+
 // endpoints names the cluster in metrics.
 func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(), ",") }
 
@@ -170,14 +177,14 @@ func (c *cluster) close() {
 	if c.checker != nil {
 		c.checker.Close()
 	}
-	c.reloads.close()
+	c.reloads.Close()
 	if c.compactor != nil {
 		c.compactor.Stop()
 	}
 	if c.mirror != nil {
 		c.mirror.Close()
 	}
-	c.tokens.close()
+	c.tokens.Close()
 	_ = c.client.Close()
 }
 
@@ -200,6 +207,11 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 	})
 }
 
+// Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
+// dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
+// automatically need not implement it.
+type Rekeyed = rekey.Transformer
+
 // StoreConfig describes one storage: one resource in one served version.
 type StoreConfig struct {
 	Codec          runtime.Codec
@@ -219,7 +231,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	versioner := storage.APIObjectVersioner{}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
 	transformer := cfg.Transformer
-	keys, err := keysOf(transformer, cfg.GroupResource)
+	keys, err := rekey.KeysOf(transformer, cfg.GroupResource)
 	if err != nil {
 		c.opts.Logger.Error("Reloads of the encryption configuration cannot be observed, so the resource is served from etcd",
 			"resource", cfg.GroupResource.String(), "err", err)
@@ -260,7 +272,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
 	}, unsafeDelete)
 	unchecked := c.checker.Add(resource, cfg.GroupResource)
-	unfollowed := c.reloads.add(s.view)
+	unfollowed := c.reloads.Add(s.view)
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }
 

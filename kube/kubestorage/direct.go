@@ -8,16 +8,17 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/pages"
 )
 
 // direct is a storage that reads etcd. It keeps probes from doing that, its lists and
 // continue tokens are like those of resources in memory, and its watches end with theirs.
 type direct struct {
 	storage.Interface
-	pages pages
+	pages pages.Pages
 	lists metrics.Lists
 
-	keys    keys
+	keys    pages.Keys
 	running *running
 }
 
@@ -26,7 +27,7 @@ func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
 		Interface: etcd,
 		pages:     c.pages(cfg.GroupResource),
 		lists:     metrics.NewLists(cfg.GroupResource),
-		keys:      keys{c.prefix, cfg.ResourcePrefix},
+		keys:      pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
 		running:   &c.watches,
 	}
 }
@@ -38,15 +39,15 @@ func (d direct) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 
 func (d direct) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
 	endProbe(ctx, nil, key, nil)
-	prefix, err := d.keys.prepare(key, opts.Recursive)
+	prefix, err := d.keys.Prepare(key, opts.Recursive)
 	if err != nil {
 		return err
 	}
-	if opts, err = d.pages.open(ctx, prefix, opts); err != nil {
+	if opts, err = d.pages.Open(ctx, prefix, opts); err != nil {
 		return d.lists.Failed(err)
 	}
 	d.lists.Count(opts, metrics.SourceEtcd, metrics.ReasonUncached)
-	return d.lists.Failed(d.pages.list(ctx, d.Interface, key, prefix, d.keys.scope(ctx, prefix, opts), opts, out))
+	return d.lists.Failed(d.pages.List(ctx, d.Interface, key, prefix, d.keys.Scope(ctx, prefix, opts), opts, out))
 }
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/rekey"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
@@ -48,7 +49,7 @@ func TestKeysOfDynamicTransformers(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	keys := func(gr schema.GroupResource) func() any {
 		t.Helper()
-		current, err := keysOf(r.TransformerForResource(gr), gr)
+		current, err := rekey.KeysOf(r.TransformerForResource(gr), gr)
 		if err != nil || current == nil {
 			t.Fatalf("keys of %s: %v, want a function", gr, err)
 		}
@@ -83,7 +84,7 @@ func TestKeysOfDynamicTransformers(t *testing.T) {
 
 	static := encryptionconfig.StaticTransformers(overrides(encryption(t, "1"))).TransformerForResource(podsResource)
 	for _, constant := range []value.Transformer{static, encryption(t, "1"), nil} {
-		if current, err := keysOf(constant, podsResource); current != nil || err != nil {
+		if current, err := rekey.KeysOf(constant, podsResource); current != nil || err != nil {
 			t.Errorf("%T has keys that change: %v", constant, err)
 		}
 	}
@@ -439,7 +440,7 @@ func TestRekeyedTransformer(t *testing.T) {
 // BenchmarkGenerationNow is what each read pays to notice reloads.
 func BenchmarkGenerationNow(b *testing.B) {
 	r := newReloaded(nil)
-	current, err := keysOf(r.pods(), podsResource)
+	current, err := rekey.KeysOf(r.pods(), podsResource)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 // there is no resource version, else at that revision or a later one. Errors:
 // ErrReadEtcd if memory cannot answer soon, and those of storage.Interface's Get.
 func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror.Entry, error) {
-	etcdKey, err := s.keys.prepare(key, false)
+	etcdKey, err := s.keys.Prepare(key, false)
 	if err != nil {
 		return nil, err
 	}

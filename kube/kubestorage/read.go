@@ -206,7 +206,7 @@ func (r *Reading) NextPage(ctx context.Context, last string, count int, more boo
 	}
 	token, remaining, err = storage.PrepareContinueToken(last, r.Prefix, r.Rev, int64(count), more, r.request.opts)
 	if err == nil && token != "" {
-		token, err = r.store.pages.seal(ctx, r.Prefix, token)
+		token, err = r.store.pages.Seal(ctx, r.Prefix, token)
 	}
 	return token, remaining, err
 }
@@ -277,10 +277,10 @@ type listRequest struct {
 // request checks a LIST. Errors are for the client: 400, and what opening a token gives.
 func (s *Store) request(ctx context.Context, key string, opts storage.ListOptions) (q listRequest, err error) {
 	q = listRequest{key: key, opts: opts}
-	if q.prefix, err = s.keys.prepare(key, opts.Recursive); err != nil {
+	if q.prefix, err = s.keys.Prepare(key, opts.Recursive); err != nil {
 		return q, err
 	}
-	if q.opts, err = s.pages.open(ctx, q.prefix, opts); err != nil {
+	if q.opts, err = s.pages.Open(ctx, q.prefix, opts); err != nil {
 		return q, err
 	}
 	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative one for none
@@ -290,7 +290,7 @@ func (s *Store) request(ctx context.Context, key string, opts storage.ListOption
 	if q.exact < 0 { // beyond what a revision can reach
 		q.exact = math.MaxInt64
 	}
-	q.scope = s.keys.scope(ctx, q.prefix, q.opts)
+	q.scope = s.keys.Scope(ctx, q.prefix, q.opts)
 	if !strings.HasSuffix(key, "/") {
 		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
 		// from one that ends with a slash. Both read either; ours are the cacher's.
@@ -438,7 +438,7 @@ func (s *Store) compacted(ctx context.Context, q listRequest) error {
 	q.opts.Predicate = storage.Everything
 	q.opts.Predicate.Limit, q.opts.Predicate.Continue = 1, token
 	if err := s.etcd.GetList(ctx, q.key, q.opts, s.newListFunc()); err != nil {
-		return s.pages.sealError(ctx, q.scope, err)
+		return s.pages.SealError(ctx, q.scope, err)
 	}
 	return nil
 }
@@ -446,5 +446,5 @@ func (s *Store) compacted(ctx context.Context, q listRequest) error {
 // listFromEtcd has upstream's store answer a list.
 func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, listObj runtime.Object) error {
 	s.lists.Count(q.opts, metrics.SourceEtcd, reason)
-	return s.lists.Failed(s.pages.list(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
+	return s.lists.Failed(s.pages.List(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,7 +34,7 @@ type Store struct {
 	unsafeDelete bool
 	// retryFor is how long a watch retries to decode an event.
 	retryFor    time.Duration
-	keys        keys
+	keys        pages.Keys
 	newFunc     func() runtime.Object
 	newListFunc func() runtime.Object
 	versioner   storage.Versioner
@@ -43,7 +44,7 @@ type Store struct {
 	present   present
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
-	pages     pages
+	pages     pages.Pages
 	metrics   metrics.Reads
 	lists     metrics.Lists
 	streams   metrics.Watches
@@ -66,7 +67,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		resource:     r,
 		unsafeDelete: unsafeDelete,
 		retryFor:     undecodableFor,
-		keys:         keys{c.prefix, cfg.ResourcePrefix},
+		keys:         pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
 		newFunc:      cfg.NewFunc,
 		newListFunc:  cfg.NewListFunc,
 		versioner:    storage.APIObjectVersioner{},
@@ -124,7 +125,7 @@ func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
 }
 
 // ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.
-func (s *Store) ResourcePrefix() string { return s.keys.resourcePrefix }
+func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
 // Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice
 // when it is first asked for, and again when the keys that decrypt values change (Representation.Fresh).

@@ -147,7 +147,7 @@ func (b *batch) empty() bool {
 // its owner has to Close it. Errors: API errors for the client (400, 429). Those that
 // upstream reports as an event of the watch, such as 410, are returned by Deliver.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
-	prefix, err := s.keys.prepare(key, opts.Recursive)
+	prefix, err := s.keys.Prepare(key, opts.Recursive)
 	if err != nil {
 		return nil, err
 	}

@@ -19,11 +19,13 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/kube/internal/pages"
 )
 
 var podsGroup = schema.GroupResource{Resource: "pods"}
 
-const tokenKey = testPrefix + tokenKeys
+const tokenKey = testPrefix + pages.TokenKeys
 
 // aesTransformer encrypts as a provider of secrets does, with a prefix that names the key.
 func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
@@ -40,18 +42,18 @@ func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
 }
 
 // startTokens starts the tokens of one replica.
-func startTokens(t testing.TB, kv clientv3.KV, change ...func(*tokenOptions)) *tokens {
-	opts := tokenOptions{seal: true, transformer: value.NewPrefixTransformers(nil, aesTransformer(t, "key1")), logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+func startTokens(t testing.TB, kv clientv3.KV, change ...func(*pages.TokenOptions)) *pages.Tokens {
+	opts := pages.TokenOptions{Seal: true, Transformer: value.NewPrefixTransformers(nil, aesTransformer(t, "key1")), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, f := range change {
 		f(&opts)
 	}
-	tokens := newTokens(kv, testPrefix, opts)
-	t.Cleanup(tokens.close)
+	tokens := pages.NewTokens(kv, testPrefix, opts)
+	t.Cleanup(tokens.Close)
 	return tokens
 }
 
-func withoutSealing(o *tokenOptions) { o.seal = false }
-func withoutPlain(o *tokenOptions)   { o.refusePlain = true }
+func withoutSealing(o *pages.TokenOptions) { o.Seal = false }
+func withoutPlain(o *pages.TokenOptions)   { o.RefusePlain = true }
 
 func plainToken(t rapid.TB, prefix, start string, rev int64) string {
 	t.Helper()
@@ -81,12 +83,12 @@ func TestTokensComeBackAsTheyWere(t *testing.T) {
 		start := rapid.StringMatching(`[/<>&"a-zé]{1,80}\x00?`).Draw(t, "start")
 		rev := rapid.OneOf(rapid.Just(int64(-1)), rapid.Int64Min(1)).Draw(t, "revision")
 		plain := plainToken(t, prefix, start, rev)
-		sealed, err := a.seal(ctx, podsGroup, prefix, plain)
+		sealed, err := a.Seal(ctx, podsGroup, prefix, plain)
 		if err != nil || sealed == plain {
 			t.Fatalf("sealed as %q, %v", sealed, err)
 		}
 		for _, asked := range []string{prefix, strings.TrimSuffix(prefix, "/"), strings.TrimSuffix(prefix, "/") + "/"} {
-			if got, err := b.open(ctx, podsGroup, asked, sealed); err != nil || got != plain {
+			if got, err := b.Open(ctx, podsGroup, asked, sealed); err != nil || got != plain {
 				t.Fatalf("opened with prefix %s as %q, %v, want %q", asked, got, err, plain)
 			}
 		}
@@ -102,7 +104,7 @@ func TestRebasedTokens(t *testing.T) {
 	plain := plainToken(t, narrow, "name\x00", 7)
 	for _, prefix := range []string{narrow, strings.TrimSuffix(narrow, "/")} {
 		for _, scope := range []string{wide, strings.TrimSuffix(wide, "/"), narrow} {
-			got, err := rebase(plain, prefix, scope)
+			got, err := pages.Rebase(plain, prefix, scope)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,10 +114,10 @@ func TestRebasedTokens(t *testing.T) {
 			}
 		}
 	}
-	if got, err := rebase("", narrow, wide); got != "" || err != nil {
+	if got, err := pages.Rebase("", narrow, wide); got != "" || err != nil {
 		t.Errorf("no token: %q, %v", got, err)
 	}
-	if got, err := rebase(plain, narrow, testPrefix+"secrets/"); err == nil {
+	if got, err := pages.Rebase(plain, narrow, testPrefix+"secrets/"); err == nil {
 		t.Errorf("for other keys: %q", got)
 	}
 }
@@ -127,13 +129,13 @@ func TestTokensOfOtherLists(t *testing.T) {
 	ctx := contextFor(t)
 	const prefix = testPrefix + "pods/ns/"
 	plain := plainToken(t, prefix, "very-secret\x00", 7)
-	sealed, err := a.seal(ctx, podsGroup, prefix, plain)
+	sealed, err := a.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const other = "not made for this list"
 	for what, test := range map[string]struct {
-		tokens   *tokens
+		tokens   *pages.Tokens
 		resource schema.GroupResource
 		prefix   string
 		token    string
@@ -149,20 +151,20 @@ func TestTokensOfOtherLists(t *testing.T) {
 		"another version":    {a, podsGroup, prefix, "s9" + sealed[2:], "version"},
 		"plain, and refused": {startTokens(t, client.KV, withoutPlain), podsGroup, prefix, plain, "sealed ones only"},
 	} {
-		got, err := test.tokens.open(ctx, test.resource, test.prefix, test.token)
+		got, err := test.tokens.Open(ctx, test.resource, test.prefix, test.token)
 		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "continue key is not valid: ")
 		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, test.words)
 		if got != "" || strings.Contains(err.Error(), "secret\x00") || strings.Contains(err.Error(), "very") {
 			t.Errorf("%s: %q, %v", what, got, err)
 		}
 	}
-	if got, err := a.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+	if got, err := a.Open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("a plain token: %q, %v", got, err)
 	}
-	if got, err := a.open(ctx, podsGroup, prefix, ""); got != "" || err != nil {
+	if got, err := a.Open(ctx, podsGroup, prefix, ""); got != "" || err != nil {
 		t.Errorf("no token: %q, %v", got, err)
 	}
-	if got, err := a.seal(ctx, podsGroup, prefix, ""); got != "" || err != nil {
+	if got, err := a.Seal(ctx, podsGroup, prefix, ""); got != "" || err != nil {
 		t.Errorf("sealed nothing: %q, %v", got, err)
 	}
 }
@@ -171,7 +173,7 @@ func TestTokensOfOtherLists(t *testing.T) {
 func TestReplicasMakeOneRing(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
-	var all []*tokens
+	var all []*pages.Tokens
 	for range 10 {
 		all = append(all, startTokens(t, client.KV))
 	}
@@ -182,7 +184,7 @@ func TestReplicasMakeOneRing(t *testing.T) {
 	for i, tokens := range all {
 		done.Go(func() {
 			var err error
-			if sealed[i], err = tokens.seal(ctx, podsGroup, prefix, plain); err != nil {
+			if sealed[i], err = tokens.Seal(ctx, podsGroup, prefix, plain); err != nil {
 				t.Error(err)
 			}
 		})
@@ -190,7 +192,7 @@ func TestReplicasMakeOneRing(t *testing.T) {
 	done.Wait()
 	for _, tokens := range all {
 		for _, token := range sealed {
-			if got, err := tokens.open(ctx, podsGroup, prefix, token); err != nil || got != plain {
+			if got, err := tokens.Open(ctx, podsGroup, prefix, token); err != nil || got != plain {
 				t.Fatalf("%q, %v", got, err)
 			}
 		}
@@ -217,20 +219,20 @@ func TestTokensWithoutSealing(t *testing.T) {
 	const prefix = testPrefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
 	off := startTokens(t, counted, withoutSealing)
-	if got, err := off.seal(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+	if got, err := off.Seal(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("sealed as %q, %v", got, err)
 	}
-	if got, err := off.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+	if got, err := off.Open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("opened as %q, %v", got, err)
 	}
 	if gets, writes := counted.gets.Load(), counted.writes.Load(); gets+writes != 0 {
 		t.Errorf("%d reads, %d writes", gets, writes)
 	}
-	sealed, err := startTokens(t, client.KV).seal(ctx, podsGroup, prefix, plain)
+	sealed, err := startTokens(t, client.KV).Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := off.open(ctx, podsGroup, prefix, sealed); got != plain || err != nil {
+	if got, err := off.Open(ctx, podsGroup, prefix, sealed); got != plain || err != nil {
 		t.Errorf("opened as %q, %v", got, err)
 	}
 }
@@ -241,21 +243,21 @@ func TestARingThatCannotBeHad(t *testing.T) {
 	ctx := contextFor(t)
 	const prefix = testPrefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
-	sealed, err := startTokens(t, client.KV).seal(ctx, podsGroup, prefix, plain)
+	sealed, err := startTokens(t, client.KV).Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := startTokens(t, client.KV, func(o *tokenOptions) {
-		o.transformer = value.NewPrefixTransformers(nil, aesTransformer(t, "another"))
+	k := startTokens(t, client.KV, func(o *pages.TokenOptions) {
+		o.Transformer = value.NewPrefixTransformers(nil, aesTransformer(t, "another"))
 	})
-	got, err := k.seal(ctx, podsGroup, prefix, plain)
+	got, err := k.Seal(ctx, podsGroup, prefix, plain)
 	requireStatus(t, "seal", err, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not available")
 	if _, pause := apierrors.SuggestsClientDelay(err); got != "" || !pause {
 		t.Errorf("sealed as %q, pause %v", got, pause)
 	}
-	_, err = k.open(ctx, podsGroup, prefix, sealed)
+	_, err = k.Open(ctx, podsGroup, prefix, sealed)
 	requireStatus(t, "open", err, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not available")
-	if got, err := k.open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
+	if got, err := k.Open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("a plain token: %q, %v", got, err)
 	}
 }
@@ -267,7 +269,7 @@ func TestARemovedRing(t *testing.T) {
 	const prefix = testPrefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
 	k := startTokens(t, client.KV)
-	sealed, err := k.seal(ctx, podsGroup, prefix, plain)
+	sealed, err := k.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,19 +278,19 @@ func TestARemovedRing(t *testing.T) {
 	}
 	// A token that nobody has made lets it look again.
 	made := sealed[:5] + "zzzz" + sealed[9:]
-	_, err = k.open(ctx, podsGroup, prefix, made)
+	_, err = k.Open(ctx, podsGroup, prefix, made)
 	requireStatus(t, "made up", err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "not sealed by this cluster")
-	_, err = k.open(ctx, podsGroup, prefix, sealed)
+	_, err = k.Open(ctx, podsGroup, prefix, sealed)
 	requireStatus(t, "of before", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
-	fresh, err := k.seal(ctx, podsGroup, prefix, plain)
+	fresh, err := k.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
 	another := startTokens(t, client.KV)
-	if got, err := another.open(ctx, podsGroup, prefix, fresh); err != nil || got != plain {
+	if got, err := another.Open(ctx, podsGroup, prefix, fresh); err != nil || got != plain {
 		t.Errorf("%q, %v", got, err)
 	}
-	_, err = another.open(ctx, podsGroup, prefix, sealed)
+	_, err = another.Open(ctx, podsGroup, prefix, sealed)
 	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
 }
 
@@ -298,7 +300,7 @@ func FuzzTokens(f *testing.F) {
 	k := startTokens(f, client.KV)
 	const prefix = testPrefix + "pods/ns/"
 	plain := plainToken(f, prefix, "a\x00", 7)
-	sealed, err := k.seal(contextFor(f), podsGroup, prefix, plain)
+	sealed, err := k.Seal(contextFor(f), podsGroup, prefix, plain)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -308,14 +310,14 @@ func FuzzTokens(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, token, at string) {
 		ctx := t.Context()
-		got, err := k.open(ctx, podsGroup, at, token)
+		got, err := k.Open(ctx, podsGroup, at, token)
 		switch {
 		case err != nil:
 			if !apierrors.IsBadRequest(err) || got != "" {
 				t.Fatalf("%q: %q, %v", token, got, err)
 			}
 		case strings.Contains(token, "."):
-			if token != sealed || k.scope(podsGroup, at) != k.scope(podsGroup, prefix) || got != plain {
+			if token != sealed || k.Scope(podsGroup, at) != k.Scope(podsGroup, prefix) || got != plain {
 				t.Fatalf("%q opens with prefix %q as %q", token, at, got)
 			}
 		case got != token:

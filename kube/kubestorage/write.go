@@ -35,7 +35,7 @@ func (s *Store) GuaranteedUpdate(ctx context.Context, key string, destination ru
 // codec that will encode it again, or nil if there is none that can be decoded:
 // then etcd is read, and reports what is wrong.
 func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
-	key, err := s.keys.prepare(key, false)
+	key, err := s.keys.Prepare(key, false)
 	if err != nil {
 		return nil
 	}

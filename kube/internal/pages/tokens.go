@@ -1,4 +1,4 @@
-package kubestorage
+package pages
 
 import (
 	"context"
@@ -19,50 +19,53 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// tokenKeys is where the keys of continue tokens are stored, below the prefix of a cluster. No
+// retrySeconds is the pause in the answer to a request that came while tokens cannot be sealed or opened.
+const retrySeconds = 1
+
+// TokenKeys is where the keys of continue tokens are stored, below the prefix of a cluster. No
 // API shows it: built-in resources are stored below names of their own, and custom ones below a
 // group, which has a dot.
-const tokenKeys = "strata/continue-token-keys"
+const TokenKeys = "strata/continue-token-keys"
 
-// tokenOptions configures the continue tokens of a cluster.
-type tokenOptions struct {
-	seal        bool              // the gate SealedContinueTokens
-	refusePlain bool              // plain tokens from clients are refused
-	transformer value.Transformer // of secrets, for the keys in etcd; nil stores them as they are
-	rotation    time.Duration     // how long a key seals; 0: for ever
-	keep        time.Duration     // how long it still opens after that, see continuetoken.Options
-	logger      *slog.Logger
+// TokenOptions configures the continue tokens of a cluster.
+type TokenOptions struct {
+	Seal        bool              // the gate SealedContinueTokens
+	RefusePlain bool              // plain tokens from clients are refused
+	Transformer value.Transformer // of secrets, for the keys in etcd; nil stores them as they are
+	Rotation    time.Duration     // how long a key seals; 0: for ever
+	Keep        time.Duration     // how long it still opens after that, see continuetoken.Options
+	Logger      *slog.Logger
 }
 
-// tokens gives continue tokens the form that clients see, and reads it (D8). Inside the engine
+// Tokens gives continue tokens the form that clients see, and reads it (D8). Inside the engine
 // they have upstream's plain form, whose checks (path traversal, contradictions with other options)
 // so hold for every token. All methods may be called concurrently.
-type tokens struct {
-	opts   tokenOptions
+type Tokens struct {
+	opts   TokenOptions
 	prefix string // of every key in etcd, with a slash at both ends
 	keeper *continuetoken.Keeper
 }
 
-// newTokens returns the tokens of the etcd cluster that kv talks to, whose keys begin with keyPrefix.
-// With opts.seal it begins to read the keys, or makes them, in the background. Without it etcd is
+// NewTokens returns the tokens of the etcd cluster that kv talks to, whose keys begin with keyPrefix.
+// With opts.Seal it begins to read the keys, or makes them, in the background. Without it etcd is
 // asked when a client sends a sealed token.
-func newTokens(kv clientv3.KV, keyPrefix string, opts tokenOptions) *tokens {
-	return &tokens{opts: opts, prefix: keyPrefix, keeper: continuetoken.NewKeeper(continuetoken.Options{
+func NewTokens(kv clientv3.KV, keyPrefix string, opts TokenOptions) *Tokens {
+	return &Tokens{opts: opts, prefix: keyPrefix, keeper: continuetoken.NewKeeper(continuetoken.Options{
 		KV:          kv,
-		Key:         keyPrefix + tokenKeys,
-		Transformer: opts.transformer,
-		Seal:        opts.seal,
-		Rotation:    opts.rotation,
-		Keep:        opts.keep,
-		Logger:      opts.logger,
+		Key:         keyPrefix + TokenKeys,
+		Transformer: opts.Transformer,
+		Seal:        opts.Seal,
+		Rotation:    opts.Rotation,
+		Keep:        opts.Keep,
+		Logger:      opts.Logger,
 	})}
 }
 
-// close ends everything and waits for it.
-func (t *tokens) close() { t.keeper.Close() }
+// Close ends everything and waits for it.
+func (t *Tokens) Close() { t.keeper.Close() }
 
-// scope is the list of the keys below a prefix in etcd, with or without the slash at its end.
-func (t *tokens) scope(resource schema.GroupResource, prefix string) continuetoken.Scope {
+// Scope is the list of the keys below a prefix in etcd, with or without the slash at its end.
+func (t *Tokens) Scope(resource schema.GroupResource, prefix string) continuetoken.Scope {
 	return continuetoken.Scope{
 		Group:    resource.Group,
 		Resource: resource.Resource,
@@ -70,20 +73,20 @@ func (t *tokens) scope(resource schema.GroupResource, prefix string) continuetok
 	}
 }
 
-// open returns upstream's plain form of a token that a client has sent for a list of the keys
+// Open returns upstream's plain form of a token that a client has sent for a list of the keys
 // below prefix, which is a prefix in etcd as in Reading. What is wrong with a plain token, those who
 // decode it find. Errors: 400, 410, 429, ctx's.
-func (t *tokens) open(ctx context.Context, resource schema.GroupResource, prefix, token string) (plain string, err error) {
+func (t *Tokens) Open(ctx context.Context, resource schema.GroupResource, prefix, token string) (plain string, err error) {
 	switch {
 	case token == "":
 		return "", nil
 	case !continuetoken.Sealed(token):
-		if t.opts.refusePlain {
+		if t.opts.RefusePlain {
 			return "", apierrors.NewBadRequest("continue key is not valid: this server takes sealed ones only; start the list over")
 		}
 		return token, nil
 	}
-	c, err := t.keeper.Open(ctx, t.scope(resource, prefix), token)
+	c, err := t.keeper.Open(ctx, t.Scope(resource, prefix), token)
 	if err != nil {
 		return "", tokenError(ctx, err)
 	}
@@ -91,17 +94,17 @@ func (t *tokens) open(ctx context.Context, resource schema.GroupResource, prefix
 	return storage.EncodeContinue(prefix+c.Start, prefix, c.Revision)
 }
 
-// seal returns what a client is sent for upstream's plain form of a token for the list of the keys
+// Seal returns what a client is sent for upstream's plain form of a token for the list of the keys
 // below prefix: the same if sealing is off. "" stays "". Errors: 429, ctx's.
-func (t *tokens) seal(ctx context.Context, resource schema.GroupResource, prefix, plain string) (string, error) {
-	if plain == "" || !t.opts.seal {
+func (t *Tokens) Seal(ctx context.Context, resource schema.GroupResource, prefix, plain string) (string, error) {
+	if plain == "" || !t.opts.Seal {
 		return plain, nil
 	}
 	c, err := decodePlain(plain)
 	if err != nil {
 		return "", fmt.Errorf("seal a continue token: %w", err)
 	}
-	token, err := t.keeper.Seal(ctx, t.scope(resource, prefix), c)
+	token, err := t.keeper.Seal(ctx, t.Scope(resource, prefix), c)
 	if err != nil {
 		return "", tokenError(ctx, err)
 	}
@@ -122,12 +125,12 @@ func decodePlain(plain string) (continuetoken.Token, error) {
 	return continuetoken.Token{Revision: c.Revision, Start: c.Start}, err
 }
 
-// rebase makes a plain token for the keys below prefix one for the keys below scope, which is
+// Rebase makes a plain token for the keys below prefix one for the keys below scope, which is
 // shorter or equal; either is with or without the slash at its end. "" stays "".
 //
 // Upstream's store makes tokens relative to what it read. When a field selector for one namespace
 // has narrowed that, the next page comes for what the client asked for, all namespaces.
-func rebase(plain, prefix, scope string) (string, error) {
+func Rebase(plain, prefix, scope string) (string, error) {
 	prefix, scope = strings.TrimSuffix(prefix, "/")+"/", strings.TrimSuffix(scope, "/")+"/"
 	if plain == "" || prefix == scope {
 		return plain, nil
@@ -147,7 +150,7 @@ func tokenError(ctx context.Context, err error) error {
 	case errors.Is(err, continuetoken.ErrExpired):
 		return apierrors.NewResourceExpired(err.Error() + "; start the list over without it")
 	case errors.Is(err, continuetoken.ErrUnavailable) && ctx.Err() == nil:
-		return apierrors.NewTooManyRequests(err.Error(), tooHighRetrySeconds)
+		return apierrors.NewTooManyRequests(err.Error(), retrySeconds)
 	}
 	return err
 }

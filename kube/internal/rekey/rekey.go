@@ -1,4 +1,5 @@
-package kubestorage
+// Package rekey observes when the keys that decrypt a resource are replaced.
+package rekey
 
 import (
 	"errors"
@@ -14,10 +15,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
+// Transformer is implemented by a transformer whose keys change while it is in use. Derived data is
 // dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
 // automatically need not implement it.
-type Rekeyed interface {
+type Transformer interface {
 	value.Transformer
 
 	// Keys returns a comparable value that identifies the keys in use, and is never again that
@@ -26,13 +27,13 @@ type Rekeyed interface {
 	Keys() any
 }
 
-// keysOf returns a function that identifies the keys which the transformer of a resource uses at
-// present, as Rekeyed describes; nil if they never change. It knows two kinds of transformers
-// with keys that change: those that implement Rekeyed, and those of upstream's
+// KeysOf returns a function that identifies the keys which the transformer of a resource uses at
+// present, as Transformer describes; nil if they never change. It knows two kinds of transformers
+// with keys that change: those that implement Transformer, and those of upstream's
 // DynamicTransformers. All others are taken for constant, as upstream's watch cache takes
 // them. Error: upstream's type is not built as expected.
-func keysOf(t value.Transformer, resource schema.GroupResource) (func() any, error) {
-	if r, ok := t.(Rekeyed); ok {
+func KeysOf(t value.Transformer, resource schema.GroupResource) (func() any, error) {
+	if r, ok := t.(Transformer); ok {
 		return r.Keys, nil
 	}
 	if t == nil || reflect.TypeOf(t) != dynamicType {
@@ -157,17 +158,17 @@ func fieldOf(s, field reflect.Type) (int, error) {
 // decrypted.
 const reloadInterval = time.Second
 
-// reloads looks at the keys of the views whose keys can change, while there are any. The zero
+// Reloads looks at the keys of the views whose keys can change, while there are any. The zero
 // value has none.
-type reloads struct {
+type Reloads struct {
 	mu     sync.Mutex // leaf
 	views  map[*objects.View]struct{}
 	cancel chan struct{} // nil: not running
 	wg     sync.WaitGroup
 }
 
-// add follows the keys of the view until the function that it returns is called.
-func (r *reloads) add(v *objects.View) (remove func()) {
+// Add follows the keys of the view until the function that it returns is called.
+func (r *Reloads) Add(v *objects.View) (remove func()) {
 	if !v.Rekeyed() {
 		return func() {}
 	}
@@ -189,7 +190,7 @@ func (r *reloads) add(v *objects.View) (remove func()) {
 	}
 }
 
-func (r *reloads) run(cancel <-chan struct{}) {
+func (r *Reloads) run(cancel <-chan struct{}) {
 	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()
 	var views []*objects.View
@@ -212,8 +213,8 @@ func (r *reloads) run(cancel <-chan struct{}) {
 	}
 }
 
-// close ends and waits for the goroutine.
-func (r *reloads) close() {
+// Close ends and waits for the goroutine.
+func (r *Reloads) Close() {
 	r.mu.Lock()
 	if r.cancel != nil {
 		close(r.cancel)
