@@ -11,12 +11,24 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/mirror"
 )
 
+// freshness makes reads wait until memory has the revision that they need. Safe for concurrent use.
+type freshness struct {
+	mirror    *mirror.Mirror
+	resource  *mirror.Resource
+	versioner storage.Versioner
+	metrics   metrics.Reads
+	unready   outage
+	// eventsOnly: see cluster.eventsOnly.
+	eventsOnly bool
+}
+
 // notReady is the answer to a read that has to wait until the resource is loaded
 // (KEP-4568): 429 with a pause.
-func (s *Store) notReady() error {
+func (s *freshness) notReady() error {
 	pause := s.unready.refuse(time.Now())
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
 }
@@ -25,7 +37,7 @@ func (s *Store) notReady() error {
 // because a custom resource is asked for the first time, mostly is there within seconds, so
 // whoever asks waits for it, for freshWait at most. When that has been too short for others,
 // it takes long, and those who come are refused at once, as KEP-4568 has it. Error: 429.
-func (s *Store) ready(ctx context.Context) error {
+func (s *freshness) ready(ctx context.Context) error {
 	if s.resource.Ready() {
 		return nil
 	}
@@ -99,7 +111,7 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 
 // waitFor returns when rev can be read, and 504 "Too large resource version" when
 // it cannot be within freshWait.
-func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
+func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
 		if rev > 0 { // else nothing is asked for
 			s.metrics.Waited(0)
@@ -116,7 +128,7 @@ func (s *Store) waitFor(ctx context.Context, rev mirror.Revision) error {
 }
 
 // await returns when rev can be read, or with ctx's error, and measures that.
-func (s *Store) await(ctx context.Context, rev mirror.Revision) error {
+func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
 		s.metrics.Waited(0)
 		return nil
@@ -129,7 +141,7 @@ func (s *Store) await(ctx context.Context, rev mirror.Revision) error {
 
 // current returns etcd's revision (I6). Errors: mirror.ErrNotReady if etcd was
 // restored, until everything is listed anew.
-func (s *Store) current(ctx context.Context) (mirror.Revision, error) {
+func (s *freshness) current(ctx context.Context) (mirror.Revision, error) {
 	rev, err := s.mirror.Current(ctx)
 	if errors.Is(err, mirror.ErrRestored) {
 		return 0, fmt.Errorf("%w: %w", mirror.ErrNotReady, err)
@@ -141,7 +153,7 @@ func (s *Store) current(ctx context.Context) (mirror.Revision, error) {
 // before the call (I6), and 429 when it cannot tell within freshWait: that is not the
 // client's doing, and not to be passed on to etcd, which would multiply an outage
 // (KEP-2340, k/k#138494).
-func (s *Store) consistent(ctx context.Context) error {
+func (s *freshness) consistent(ctx context.Context) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	rev, err := s.current(waitCtx)
@@ -172,7 +184,7 @@ func HasWaited(ctx context.Context) context.Context {
 }
 
 // soonConsistent is consistent for those who do not wait longer than getWait.
-func (s *Store) soonConsistent(ctx context.Context) error {
+func (s *freshness) soonConsistent(ctx context.Context) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
 	rev, err := s.mirror.Current(ctx)
@@ -180,4 +192,68 @@ func (s *Store) soonConsistent(ctx context.Context) error {
 		return err
 	}
 	return s.await(ctx, rev)
+}
+
+// parseRevision returns the revision that a client has sent, 0 for none and "0". A
+// number that no revision can reach is the highest there is: always in the future.
+// Error: 400.
+func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, error) {
+	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
+	if err != nil {
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
+	}
+	return mirror.Revision(min(rev, math.MaxInt64)), nil
+}
+
+// snapshot returns the state that a list is about:
+//
+//	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
+//	no resource version, or a token that asks for the present:       the present, linearizably
+//	0:                                                               what is here now
+//	any other:                                                       that revision or later
+func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
+	if exact > 0 {
+		if exact > s.mirror.Clock() {
+			// Whether it exists is for etcd to say.
+			current, err := s.current(ctx)
+			if err != nil {
+				return mirror.Snapshot{}, err
+			}
+			if exact > current {
+				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(uint64(exact), uint64(current), tooHighRetrySeconds)
+			}
+			if err := s.waitFor(ctx, exact); err != nil {
+				if storage.IsTooLargeResourceVersion(err) { // it exists: see consistent
+					err = errBehind()
+				}
+				return mirror.Snapshot{}, err
+			}
+		}
+		if rev := s.mirror.Compacted(); exact < rev {
+			return mirror.Snapshot{}, fmt.Errorf("%w: asked %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
+		}
+		return s.resource.At(exact)
+	}
+	if opts.ResourceVersion == "" || opts.Predicate.Continue != "" {
+		if err := s.consistent(ctx); err != nil {
+			return mirror.Snapshot{}, err
+		}
+		return s.resource.Latest()
+	}
+	rev, err := s.parseRevision(opts.ResourceVersion)
+	if err != nil {
+		return mirror.Snapshot{}, err
+	}
+	if s.outOfReach(rev) {
+		return mirror.Snapshot{}, errNoProgress
+	}
+	if err := s.waitFor(ctx, rev); err != nil {
+		return mirror.Snapshot{}, err
+	}
+	return s.resource.Latest()
+}
+
+// outOfReach reports whether nothing but etcd can tell of a revision, see cluster.eventsOnly.
+func (s *freshness) outOfReach(rev mirror.Revision) bool {
+	return s.eventsOnly && rev > s.mirror.Clock()
 }

@@ -12,7 +12,7 @@ func (s *Store) keysReplaced() {
 	s.selections.KeysReplaced()
 	s.watches.start(func() {
 		s.selections.DropEnded()
-		s.dropClosed(s.ctx)
+		dropClosed(s.ctx, s.resource)
 	})
 }
 
@@ -20,8 +20,8 @@ func (s *Store) keysReplaced() {
 // that nothing that was decrypted with removed keys stays in memory until its entry is replaced.
 // Versions of the past may hold the positions of items, but no items. Cost is O(entries + events
 // of the log), without a lock that readers take. It ends early with ctx.
-func (s *Store) dropClosed(ctx context.Context) {
-	snap, err := s.resource.Latest()
+func dropClosed(ctx context.Context, r *mirror.Resource) {
+	snap, err := r.Latest()
 	if err != nil {
 		return // being relisted
 	}
@@ -34,11 +34,11 @@ func (s *Store) dropClosed(ctx context.Context) {
 			e.DropClosed()
 		}
 	}
-	_, floor, err := s.resource.Oldest()
+	_, floor, err := r.Oldest()
 	if err != nil {
 		return
 	}
-	cursor, err := s.resource.CursorAfter(floor, "", "")
+	cursor, err := r.CursorAfter(floor, "", "")
 	if err != nil {
 		return
 	}

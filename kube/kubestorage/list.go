@@ -18,7 +18,6 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/listadmission"
-	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -48,7 +47,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err := admit(ctx, held, r); err != nil {
 		return s.lists.Failed(err)
 	}
-	if err := s.fill(ctx, r, held, listObj); err != nil {
+	if err := r.fill(ctx, held, listObj); err != nil {
 		return err
 	}
 	r.Close() // not while others are encoded
@@ -75,61 +74,9 @@ func after(prefix string) string {
 	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
 }
 
-// snapshot returns the state that a list is about:
-//
-//	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
-//	no resource version, or a token that asks for the present:       the present, linearizably
-//	0:                                                               what is here now
-//	any other:                                                       that revision or later
-func (s *Store) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
-	if exact > 0 {
-		if exact > s.mirror.Clock() {
-			// Whether it exists is for etcd to say.
-			current, err := s.current(ctx)
-			if err != nil {
-				return mirror.Snapshot{}, err
-			}
-			if exact > current {
-				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(uint64(exact), uint64(current), tooHighRetrySeconds)
-			}
-			if err := s.waitFor(ctx, exact); err != nil {
-				if storage.IsTooLargeResourceVersion(err) { // it exists: see consistent
-					err = errBehind()
-				}
-				return mirror.Snapshot{}, err
-			}
-		}
-		if rev := s.mirror.Compacted(); exact < rev {
-			return mirror.Snapshot{}, fmt.Errorf("%w: asked %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
-		}
-		return s.resource.At(exact)
-	}
-	if opts.ResourceVersion == "" || opts.Predicate.Continue != "" {
-		if err := s.consistent(ctx); err != nil {
-			return mirror.Snapshot{}, err
-		}
-		return s.resource.Latest()
-	}
-	rev, err := s.parseRevision(opts.ResourceVersion)
-	if err != nil {
-		return mirror.Snapshot{}, err
-	}
-	if s.outOfReach(rev) {
-		return mirror.Snapshot{}, errNoProgress
-	}
-	if err := s.waitFor(ctx, rev); err != nil {
-		return mirror.Snapshot{}, err
-	}
-	return s.resource.Latest()
-}
-
-// outOfReach reports whether nothing but etcd can tell of a revision, see cluster.eventsOnly.
-func (s *Store) outOfReach(rev mirror.Revision) bool {
-	return s.cluster.eventsOnly && rev > s.mirror.Clock()
-}
-
-// fill decodes what was read into listObj. What is selected counts as held.
-func (s *Store) fill(ctx context.Context, r *Reading, held *listadmission.Decoded, listObj runtime.Object) error {
+// fill decodes the selected entries into listObj, which count as held.
+func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj runtime.Object) error {
+	s := r.store
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ type past struct {
 }
 
 // openPast reads the first page.
-func (s *Store) openPast(ctx context.Context, start, end string, rev mirror.Revision, most int64) (*past, error) {
+func openPast(ctx context.Context, s *Store, start, end string, rev mirror.Revision, most int64) (*past, error) {
 	held, err := s.resource.Latest()
 	if err != nil {
 		return nil, s.notReady()

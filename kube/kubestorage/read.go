@@ -110,7 +110,7 @@ func (r *Reading) Err() error {
 		return nil
 	}
 	if r.err == nil {
-		r.err = r.store.lists.Failed(r.store.pastError(r.past.ctx, r.request, r.past.err))
+		r.err = r.store.lists.Failed(r.pastError(r.past.ctx, r.past.err))
 	}
 	return r.err
 }
@@ -340,7 +340,7 @@ func (q *listRequest) reason() string {
 
 // Read resolves a LIST: it waits for the revision that the options ask for and
 // returns it. What each combination of resource version, match, limit and continue
-// means is KEP-2340's table and KEP-4988; see Store.snapshot. The caller closes the reading.
+// means is KEP-2340's table and KEP-4988; see freshness.snapshot. The caller closes the reading.
 // Errors: ErrReadEtcd, and API errors for the client (400, 410, 429, 504).
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
 	q, err := s.request(ctx, key, opts)
@@ -369,7 +369,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	}
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		err = s.readPast(ctx, r) // etcd has it, or knows that it is gone
+		err = r.readPast(ctx) // etcd has it, or knows that it is gone
 	case errors.Is(err, mirror.ErrNotReady):
 		err = s.notReady()
 	case err == nil:
@@ -391,10 +391,11 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 const longReading = 1000
 
 // readPast makes the reading one of etcd.
-func (s *Store) readPast(ctx context.Context, r *Reading) error {
+func (r *Reading) readPast(ctx context.Context) error {
+	s := r.store
 	if r.Rev < s.mirror.Compacted() {
 		// One object tells whether it is gone, which is not worth a turn.
-		if err := s.compacted(ctx, r.request); err != nil {
+		if err := r.compacted(ctx); err != nil {
 			return err
 		}
 	}
@@ -406,34 +407,35 @@ func (s *Store) readPast(ctx context.Context, r *Reading) error {
 		most = 0
 	}
 	var err error
-	if r.past, err = s.openPast(ctx, r.Start, r.End, r.Rev, most); err != nil {
-		return s.pastError(ctx, r.request, err)
+	if r.past, err = openPast(ctx, s, r.Start, r.End, r.Rev, most); err != nil {
+		return r.pastError(ctx, err)
 	}
 	return nil
 }
 
 // pastError words for the client why etcd does not tell of a revision. That it is compacted is
 // said by upstream's store, with the token that goes on in the present.
-func (s *Store) pastError(ctx context.Context, q listRequest, err error) error {
+func (r *Reading) pastError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		if told := s.compacted(ctx, q); told != nil {
+		if told := r.compacted(ctx); told != nil {
 			return told
 		}
-		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", q.exact))
+		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", r.request.exact))
 	case errors.Is(err, mirror.ErrRestored):
-		return s.notReady()
+		return r.store.notReady()
 	case apierrors.IsTimeout(err):
 		return err
 	case ctx.Err() != nil:
-		return storage.NewTimeoutError(q.key, "request did not complete within requested timeout")
+		return storage.NewTimeoutError(r.request.key, "request did not complete within requested timeout")
 	}
 	return err
 }
 
 // compacted has upstream's store read one object at the revision, whatever the list selects, and
 // returns its error.
-func (s *Store) compacted(ctx context.Context, q listRequest) error {
+func (r *Reading) compacted(ctx context.Context) error {
+	s, q := r.store, r.request
 	token := q.opts.Predicate.Continue
 	q.opts.Predicate = storage.Everything
 	q.opts.Predicate.Limit, q.opts.Predicate.Continue = 1, token

@@ -2,11 +2,8 @@ package kubestorage
 
 import (
 	"context"
-	"fmt"
-	"math"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -27,9 +24,8 @@ type Store struct {
 	cluster *cluster
 	etcd    storage.Interface // upstream's store: writes, and what memory cannot answer
 
-	mirror   *mirror.Mirror
-	resource *mirror.Resource
-	view     *objects.View
+	freshness
+	view *objects.View
 	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead of the first.
 	unsafeDelete bool
 	// retryFor is how long a watch retries to decode an event.
@@ -37,7 +33,6 @@ type Store struct {
 	keys        pages.Keys
 	newFunc     func() runtime.Object
 	newListFunc func() runtime.Object
-	versioner   storage.Versioner
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
 	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
@@ -45,13 +40,11 @@ type Store struct {
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
 	pages     pages.Pages
-	metrics   metrics.Reads
 	lists     metrics.Lists
 	streams   metrics.Watches
 
 	selections *selected.Selections // indexes and shards
 
-	unready outage
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
 	watches watches
@@ -61,22 +54,25 @@ var _ storage.Interface = (*Store)(nil)
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
 	s := &Store{
-		cluster:      c,
-		etcd:         etcd,
-		mirror:       c.mirror,
-		resource:     r,
+		cluster: c,
+		etcd:    etcd,
+		freshness: freshness{
+			mirror:     c.mirror,
+			resource:   r,
+			versioner:  storage.APIObjectVersioner{},
+			metrics:    metrics.NewReads(cfg.GroupResource),
+			eventsOnly: c.eventsOnly,
+		},
 		unsafeDelete: unsafeDelete,
 		retryFor:     undecodableFor,
 		keys:         pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
 		newFunc:      cfg.NewFunc,
 		newListFunc:  cfg.NewListFunc,
-		versioner:    storage.APIObjectVersioner{},
 		group:        cfg.GroupResource,
 		present:      c.present,
 		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
 		bookmarks:    c.opts.enabled(WatchBookmark),
 		pages:        c.pages(cfg.GroupResource),
-		metrics:      metrics.NewReads(cfg.GroupResource),
 		lists:        metrics.NewLists(cfg.GroupResource),
 		streams:      metrics.NewWatches(cfg.GroupResource),
 	}
@@ -111,17 +107,6 @@ func (s *Store) endStreams() {
 			st.cut(endedByStorage)
 		}
 	})
-}
-
-// parseRevision returns the revision that a client has sent, 0 for none and "0". A
-// number that no revision can reach is the highest there is: always in the future.
-// Error: 400.
-func (s *Store) parseRevision(resourceVersion string) (mirror.Revision, error) {
-	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
-	if err != nil {
-		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
-	}
-	return mirror.Revision(min(rev, math.MaxInt64)), nil
 }
 
 // ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.

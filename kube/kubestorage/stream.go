@@ -196,7 +196,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		if apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
 			return nil, err // nothing has begun, so the answer can carry Retry-After
 		}
-		if st.failed = s.expired(err); ctx.Err() != nil {
+		if st.failed = expired(err); ctx.Err() != nil {
 			st.failed = ErrStreamEnded // nobody is there to be told
 		}
 	}

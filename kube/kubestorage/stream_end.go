@@ -17,7 +17,7 @@ import (
 var ErrStreamEnded = errors.New("watch ended")
 
 // expired words the error of a position that has left the window.
-func (s *Store) expired(err error) error {
+func expired(err error) error {
 	if errors.Is(err, mirror.ErrCompacted) {
 		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %v", err))
 	}
@@ -140,7 +140,7 @@ func (st *Stream) ending(err error) error {
 		if errors.Is(err, mirror.ErrNotReady) { // it was, and is being listed anew
 			err = fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
 		}
-		return st.store.expired(err)
+		return expired(err)
 	}
 	// Nothing is wrong with the position; the client resumes elsewhere.
 	return ErrStreamEnded
