@@ -184,7 +184,7 @@ suites-quick: ## the tests of the tool itself, and the subset that every change 
 	cd suites && $(ALONE) $(GO) test .
 	$(MAKE) suites ARGS='-quick $(ARGS)'
 
-# Programs of others that server/test/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
+# Programs of others that server/test/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
 # The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.
 STOCK := $(CURDIR)/bin/stock
 STOCK_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$$($(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
@@ -197,7 +197,7 @@ stock: ## build stock etcd 3.6 and 3.7 and kube-apiserver 1.36 and 1.37 in bin/s
 	cd server && $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.37 k8s.io/kubernetes/cmd/kube-apiserver
 
 skew: stock ## run strata beside, before and after stock kube-apiservers, on stock etcds; a skipped test is a failure
-	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/skew >$(STOCK)/skew.log 2>&1 || \
+	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/resumption/skew >$(STOCK)/skew.log 2>&1 || \
 		{ grep -E '^ *--- FAIL|_test.go:' $(STOCK)/skew.log; echo "$(STOCK)/skew.log has it all"; exit 1; }
 	@grep -E '^ *--- ' $(STOCK)/skew.log; ! grep -E '^ *--- SKIP' $(STOCK)/skew.log
 

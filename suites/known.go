@@ -26,7 +26,7 @@ var known = []knownFinding{
 }
 
 const spansOfStorage = "The test waits for spans of upstream's watch cache and of requests to etcd. Strata answers reads from memory, without these calls. " +
-	"The spans of the handlers are those of upstream (server/test/readclients, TestTraces)."
+	"The spans of the handlers are those of upstream (server/test/answers/readclients, TestTraces)."
 
 // idleUnit is a unit in which no test passes and no API server is started, for a reason.
 type idleUnit struct{ Suite, Unit, Reason string }

@@ -1,0 +1,57 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/faulty"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// TestAClockThatIsAhead: a server whose clock is ahead by more than history lasts restores history like any other: watches
+// of revisions from before its start go on.
+func TestAClockThatIsAhead(t *testing.T) {
+	if err := faulty.ClockError(); err != nil {
+		t.Skip(err)
+	}
+	if harness.Engine() != harness.Strata {
+		t.Skip("upstream restores no history")
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("the test took too long"))
+	defer cancel()
+	env := harness.New(t)
+	etcd := env.Etcd()
+	const path, writes = "/api/v1/namespaces/default/configmaps", 20
+	before := env.APIServer(etcd)
+	first := ""
+	for i := range writes {
+		o, err := before.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": fmt.Sprint("map-", i)}})
+		check(t, err)
+		if first == "" {
+			first = o.Metadata.ResourceVersion
+		}
+	}
+	check(t, before.Stop())
+
+	clock := &faulty.Clock{}
+	env.AtEnd(clock.Close)
+	clock.Shift(30 * time.Minute)
+	after := env.StartAPIServerPrepared(clock.Prepare, etcd, "--strata-history-age=10m")
+	check(t, after.Await(ctx, "/readyz"))
+	watch, refused, err := after.API().Watch(ctx, path, "resourceVersion="+first)
+	check(t, err)
+	if refused != nil {
+		t.Fatal(refused.Err())
+	}
+	defer watch.Close()
+	for i := 1; i < writes; i++ {
+		e, err := watch.Next(ctx)
+		check(t, err)
+		if want := fmt.Sprint("map-", i); e.Type != "ADDED" || e.Object.Metadata.Name != want {
+			t.Fatalf("event %d is %s %s %v, want %s", i, e.Type, e.Object.Metadata.Name, e.Status, want)
+		}
+	}
+}

@@ -1,0 +1,486 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/stratakube/strata/internal/watchcheck"
+)
+
+// What is judged, by name:
+//
+//	Acknowledged   a write that was acknowledged is in etcd's history, at the revision and with the object that was told
+//	Explained      what is in etcd's history was asked for, once, and not refused
+//	Linearizable   the requests about each key, lists of the present among them, can be put into one order that agrees with
+//	               what each was told and with the time (porcupine)
+//	Fresh          a read of the present shows everything, of whatever key, that anybody was told before it began
+//	Snapshot       a list is the state of etcd at the revision that it claims, every object as it was written, in order
+//	Bounded        a read that is to be not older than a revision, or of exactly one, is
+//	Monotonic      what one client reads from memory of one server never goes back
+//	Expired        nobody is told that a revision is gone which etcd still has
+//	Watch          the validators of watchcheck, and every event carries the object as it was written
+//	Ended          every watch comes to the end of the round
+//	Answered       no answer is of a kind that nothing explains
+//	Mirror         at the end the memory of each server holds what etcd holds
+//
+// What a write has done that was not acknowledged is read in etcd's history, where each value stands once: either it has
+// happened, at a known revision and at any time after it was sent, or not. Deletions have no value: one that nobody was
+// told of is by one of those who were told nothing.
+const (
+	acknowledged = "Acknowledged"
+	explained    = "Explained"
+	linearizable = "Linearizable"
+	fresh        = "Fresh"
+	snapshot     = "Snapshot"
+	bounded      = "Bounded"
+	monotonic    = "Monotonic"
+	notExpired   = "Expired"
+	watched      = "Watch"
+	ended        = "Ended"
+	answered     = "Answered"
+	mirrored     = "Mirror"
+)
+
+// checkBound is when a search for an order is given up, which is a failure.
+const checkBound = 2 * time.Minute
+
+// verdict is what was found wrong, by check, and what was looked at.
+type verdict struct {
+	found map[string][]string
+
+	writes, unknownWrites, happened int
+	gets, lists, pages, unread      int
+	steps                           int
+	sessions, events                int
+	expiredWatches                  int
+}
+
+func (v *verdict) add(check, format string, args ...any) {
+	v.found[check] = append(v.found[check], fmt.Sprintf(format, args...))
+}
+
+// operations is how many requests were judged: all that were answered, and writes that were not.
+func (v *verdict) operations() int { return v.writes + v.gets + v.lists + v.sessions }
+
+// checks returns the names of the checks that have found something.
+func (v *verdict) checks() []string { return slices.Sorted(maps.Keys(v.found)) }
+
+func (v *verdict) String() string {
+	return fmt.Sprintf("%d requests judged: %d writes (%d not acknowledged, of which %d happened), %d GETs, %d LISTs (%d in pages), "+
+		"%d watches with %d events (%d told to begin anew for no reason that etcd has); %d reads were not answered; %d steps of registers",
+		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.steps)
+}
+
+// report fails the test with what was found.
+func (v *verdict) report(t *testing.T, seed uint64) {
+	t.Helper()
+	const most = 6
+	for _, check := range v.checks() {
+		found := v.found[check]
+		t.Errorf("%s=%d: %s: %d times\n\t%s", seedEnv, seed, check, len(found), strings.Join(found[:min(most, len(found))], "\n\t"))
+	}
+}
+
+// judge judges everything that the clients of a round were told.
+func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
+	t.Helper()
+	v := &verdict{found: map[string][]string{}}
+	part := &watchcheck.History{From: h.From, Through: h.Through, Base: map[string]any{}}
+	for _, res := range resources {
+		of := h.Under("/registry/" + res.name + "/")
+		for key, o := range of.Base {
+			part.Base[res.name+"/"+key] = o
+		}
+		for _, c := range of.Changes {
+			part.Changes = append(part.Changes, watchcheck.Change{Revision: c.Revision, Key: res.name + "/" + c.Key, State: c.State})
+		}
+	}
+	l := newTimeline(part)
+	for _, odd := range r.odd {
+		v.add(answered, "%s", odd)
+	}
+	histories := r.writes(v, l)
+	r.reads(v, l, histories)
+	r.fresh(v, l)
+	r.monotonic(v, l)
+	r.watches(v, l, part)
+	for _, h := range histories {
+		v.steps += len(h)
+	}
+	checkLinearizable(histories, checkBound, func(k key, result porcupine.CheckResult, info porcupine.LinearizationInfo) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		file := filepath.Join(t.ArtifactDir(), strings.ReplaceAll(string(k), "/", "_")+".html")
+		v.add(linearizable, "%s: %v (see %s with -artifacts)%s", k, result, file, stuck(info, histories[k]))
+		if f, err := os.Create(file); err == nil {
+			_ = errors.Join(porcupine.Visualize(registers, info, f), f.Close()) // it is only to look at
+		}
+	})
+	return v
+}
+
+// stuck says what the longest order that was found does not contain.
+func stuck(info porcupine.LinearizationInfo, history []porcupine.Operation) string {
+	best := []porcupine.Operation{}
+	for _, partial := range info.PartialLinearizationsOperations() {
+		for _, p := range partial {
+			if len(p) > len(best) {
+				best = p
+			}
+		}
+	}
+	in := map[any]bool{}
+	state := register{}
+	for _, o := range best {
+		in[o.Input] = true
+		state, _ = state.next(o.Input.(*step))
+	}
+	first := porcupine.Operation{Return: math.MaxInt64}
+	for _, o := range history {
+		if !in[o.Input] && o.Return < first.Return {
+			first = o
+		}
+	}
+	if first.Input == nil {
+		return ""
+	}
+	s := first.Input.(*step)
+	return fmt.Sprintf("; after %d of %d steps it is %+v, and %s cannot come (%v, %+v, want %+v, at %d)",
+		len(best), len(history), state, s.what, s.outcome, s.got, s.want, s.at)
+}
+
+// writes judges writes against etcd's history and returns the steps of each key, those of reads of one key included.
+func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
+	histories := map[key][]porcupine.Operation{}
+	add := func(o *op, ended bool, s *step) {
+		s.what = fmt.Sprintf("%v by client %d at replica %d", o.kind, o.client, o.replica)
+		s.kind, s.want = o.kind, o.want
+		histories[o.key] = append(histories[o.key], operation(o.origin, ended, s))
+	}
+	owners := map[key]map[string]*op{} // of deletions, by uid
+	doubts := map[key][]*op{}          // deletions that may have happened
+	wrote := map[string]*op{}
+	for _, o := range r.ops {
+		if o.kind == get {
+			continue
+		}
+		v.writes++
+		if o.outcome == unknown {
+			v.unknownWrites++
+		}
+		if o.kind == remove {
+			switch o.outcome {
+			case done:
+				if owners[o.key] == nil {
+					owners[o.key] = map[string]*op{}
+				}
+				if other := owners[o.key][o.got.uid]; other != nil {
+					v.add(acknowledged, "two deletions of one object were acknowledged: %v and %v", other, o)
+				}
+				owners[o.key][o.got.uid] = o
+			case unknown:
+				doubts[o.key] = append(doubts[o.key], o)
+			default:
+				add(o, true, &step{outcome: o.outcome})
+			}
+			continue
+		}
+		wrote[o.value] = o
+		at := l.values[o.value]
+		if len(at) > 1 {
+			v.add(explained, "written %d times: %v", len(at), o)
+		}
+		switch {
+		case o.outcome == done:
+			if had, _ := l.at(o.key, o.got.revision); had != o.got {
+				v.add(acknowledged, "%v; etcd has %+v at that revision", o, had)
+			}
+			add(o, true, &step{outcome: done, got: o.got, at: o.got.revision})
+		case o.outcome == unknown && len(at) == 1:
+			v.happened++
+			for _, c := range l.changes[o.key] {
+				if c.state.value == o.value {
+					add(o, false, &step{outcome: done, got: c.state, at: c.revision})
+				}
+			}
+		case o.outcome != unknown && len(at) > 0:
+			v.add(explained, "it was refused, and has happened: %v", o)
+		case o.outcome != unknown:
+			add(o, true, &step{outcome: o.outcome})
+		}
+	}
+	for k, changes := range l.changes {
+		if !r.registers(k) {
+			continue
+		}
+		for _, c := range changes {
+			if c.state.exists() && wrote[c.state.value] == nil {
+				v.add(explained, "nobody wrote %+v to %s", c.state, k)
+			}
+		}
+		for _, d := range l.deletions(k) {
+			if o := owners[k][d.last.uid]; o != nil {
+				o.got.revision = d.revision
+				add(o, true, &step{outcome: done, got: state{uid: d.last.uid}, at: d.revision})
+				delete(owners[k], d.last.uid)
+				continue
+			}
+			// One of several: it is taken to be by the first of them, and may have happened whenever any may.
+			var first *op
+			for _, o := range doubts[k] {
+				may := (o.want.uid == "" || o.want.uid == d.last.uid) && (o.want.revision == 0 || o.want.revision == d.last.revision)
+				if may && (first == nil || o.call < first.call) {
+					first = o
+				}
+			}
+			if first == nil {
+				v.add(explained, "nobody deleted %s@%d of %s at %d", d.last.uid, d.last.revision, k, d.revision)
+				continue
+			}
+			v.happened++
+			copied := *first
+			copied.want = state{}
+			add(&copied, false, &step{outcome: done, got: state{uid: d.last.uid}, at: d.revision})
+		}
+	}
+	for _, left := range owners {
+		for _, o := range left {
+			v.add(acknowledged, "%v; etcd has not deleted it", o)
+		}
+	}
+	return histories
+}
+
+// registers says whether a key is one that clients write through the API, one at a time.
+func (r *round) registers(k key) bool {
+	for _, ns := range r.namespaces {
+		if strings.Contains(string(k), "/"+ns+"/object-") {
+			return true
+		}
+	}
+	return false
+}
+
+// keys returns the keys that clients write in a collection.
+func (r *round) keys(resource, namespace string) (all []key) {
+	for _, ns := range r.namespaces {
+		if namespace == "" || ns == namespace {
+			for i := range namesPerKind {
+				all = append(all, keyOf(resource, ns, fmt.Sprintf("object-%d", i)))
+			}
+		}
+	}
+	return all
+}
+
+// reads judges reads against etcd's history, and adds those of the present to the steps of each key.
+func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Operation) {
+	for _, o := range r.ops {
+		if o.kind != get {
+			continue
+		}
+		switch {
+		case o.outcome == unknown:
+			v.unread++
+			continue
+		case o.outcome == done && !l.validFrom(o.key, o.got, 0):
+			v.add(snapshot, "%v: there was never such an object", o)
+		case o.mode == notOlder && !l.validFrom(o.key, o.got, o.min):
+			v.add(bounded, "%v: older than %d", o, o.min)
+		}
+		v.gets++
+		if o.mode == present {
+			s := &step{what: fmt.Sprintf("get by client %d at replica %d", o.client, o.replica), kind: get, outcome: o.outcome, got: o.got}
+			histories[o.key] = append(histories[o.key], operation(o.origin, true, s))
+		}
+	}
+	for _, q := range r.lists {
+		switch {
+		case q.fault != "":
+			v.add(snapshot, "%v: %s", q, q.fault)
+			continue
+		case q.outcome == unknown:
+			v.unread++
+			continue
+		case q.outcome == expired:
+			v.lists++
+			if at := max(q.asked, q.revision); at == 0 || at >= r.compacted.Load() {
+				v.add(notExpired, "%v: etcd was compacted to %d", q, r.compacted.Load())
+			}
+			continue
+		}
+		v.lists++
+		if q.pages > 0 {
+			v.pages++
+		}
+		switch {
+		case q.mode == exact && q.revision != q.asked, q.mode == notOlder && q.revision < q.asked:
+			v.add(bounded, "%v: asked for %d", q, q.asked)
+		}
+		want := l.all(q.resource, q.namespace, q.half, q.revision)
+		for _, k := range sortedKeys(want) {
+			if got, ok := q.items[k]; !ok {
+				v.add(snapshot, "%v: %s is missing, %+v", q, k, want[k])
+			} else if got != want[k] {
+				v.add(snapshot, "%v: %s is %+v, etcd had %+v", q, k, got, want[k])
+			}
+		}
+		for _, k := range sortedKeys(q.items) {
+			if _, ok := want[k]; !ok {
+				v.add(snapshot, "%v: etcd had no %s, %+v", q, k, q.items[k])
+			}
+		}
+		if q.mode != present || q.half != "" {
+			continue // what a selector leaves out is not known to be missing
+		}
+		at := q.origin
+		at.ret = q.fixed
+		for _, k := range r.keys(q.resource, q.namespace) {
+			s := &step{what: fmt.Sprintf("list by client %d at replica %d", q.client, q.replica), kind: get, outcome: missing, at: q.revision}
+			if got, ok := q.items[k]; ok {
+				s.outcome, s.got = done, got
+			}
+			histories[k] = append(histories[k], operation(at, true, s))
+		}
+	}
+}
+
+// fresh judges reads of the present by what anybody was told before, of any key: revisions count the changes of all of etcd.
+func (r *round) fresh(v *verdict, l *timeline) {
+	type notice struct {
+		at       time.Duration
+		revision int64
+	}
+	var told []notice
+	for _, o := range r.ops {
+		if o.outcome == done && o.got.revision > 0 {
+			told = append(told, notice{o.ret, o.got.revision})
+		}
+	}
+	for _, q := range r.lists {
+		if q.outcome == done && q.fault == "" {
+			told = append(told, notice{q.fixed, q.revision})
+		}
+	}
+	slices.SortFunc(told, func(a, b notice) int { return int(a.at - b.at) })
+	for i := 1; i < len(told); i++ {
+		told[i].revision = max(told[i].revision, told[i-1].revision)
+	}
+	before := func(at time.Duration) int64 {
+		n := sort.Search(len(told), func(i int) bool { return told[i].at >= at })
+		if n == 0 {
+			return 0
+		}
+		return told[n-1].revision
+	}
+	for _, o := range r.ops {
+		if o.kind != get || o.mode != present || o.outcome != done && o.outcome != missing {
+			continue
+		}
+		if min := before(o.call); !l.validFrom(o.key, o.got, min) {
+			v.add(fresh, "%v: somebody had been told of %d before", o, min)
+		}
+	}
+	for _, q := range r.lists {
+		if min := before(q.call); q.mode == present && q.outcome == done && q.fault == "" && q.revision < min {
+			v.add(fresh, "%v: somebody had been told of %d before", q, min)
+		}
+	}
+}
+
+// monotonic judges what each client has read from the memory of each server between two of its starts. GETs of the present
+// may be answered by etcd, which is ahead.
+func (r *round) monotonic(v *verdict, l *timeline) {
+	type server struct {
+		client, replica int
+		boot            int64
+	}
+	type reading struct {
+		origin
+		check func(min int64) (now int64, err string)
+	}
+	of := map[server][]reading{}
+	add := func(o origin, check func(int64) (int64, string)) {
+		if o.boot >= 0 {
+			s := server{o.client, o.replica, o.boot}
+			of[s] = append(of[s], reading{o, check})
+		}
+	}
+	for _, o := range r.ops {
+		if o.kind == get && o.mode != present && (o.outcome == done || o.outcome == missing) {
+			add(o.origin, func(min int64) (int64, string) {
+				if !l.validFrom(o.key, o.got, min) {
+					return min, o.String()
+				}
+				return max(min, o.got.revision), ""
+			})
+		}
+	}
+	for _, q := range r.lists {
+		if q.mode != exact && q.pages == 0 && q.outcome == done && q.fault == "" {
+			add(q.origin, func(min int64) (int64, string) {
+				if q.revision < min {
+					return min, q.String()
+				}
+				return q.revision, ""
+			})
+		}
+	}
+	for _, readings := range of {
+		slices.SortFunc(readings, func(a, b reading) int { return int(a.call - b.call) })
+		min := int64(0)
+		for _, each := range readings {
+			now, wrong := each.check(min)
+			if wrong != "" {
+				v.add(monotonic, "%s: the same server had shown %d to the same client", wrong, min)
+			}
+			min = now
+		}
+	}
+}
+
+// watches judges all watches.
+func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
+	for _, w := range r.watchers {
+		view := h.Under(w.resource.name + "/").View(w.selects)
+		sessions, err := w.judged(view, l, h.From)
+		if err == nil {
+			err = view.Check(sessions)
+		}
+		if err != nil {
+			v.add(watched, "%v: %v", w, err)
+		}
+		v.expiredWatches += len(w.expired)
+		for _, e := range w.expired {
+			if !e.by.historyLost(w.resource, e.after) {
+				v.add(notExpired, "%v: a watch from %d was refused by replica %d with 410; etcd was compacted to %d", w, e.after, e.by.n, r.compacted.Load())
+			}
+		}
+		v.sessions += len(w.fromAny)
+		v.events += len(w.told)
+		for _, e := range w.told {
+			want, _ := l.at(e.key, e.state.revision)
+			if e.kind == "DELETED" { // what it was before
+				want, _ = l.at(e.key, e.state.revision-1)
+				want.revision = e.state.revision
+			}
+			if e.state != want {
+				v.add(watched, "%v: session %d: %s %s with %+v, etcd has %+v", w, e.session, e.kind, e.key, e.state, want)
+			}
+		}
+		if w.ended != nil {
+			v.add(ended, "%v: %v", w, w.ended)
+		}
+	}
+}

@@ -1,0 +1,241 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/server/test/internal/etcdproxy"
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+// bug is one that the product could have. It is played by the proxies between one server and etcd, so that the server holds and
+// tells what is wrong.
+type bug struct {
+	name string
+	// play plays it and takes it away again.
+	play func(t *testing.T, ctx context.Context, r *round, at *replica)
+	// cure makes the server hold again what etcd holds.
+	cure func(t *testing.T, ctx context.Context, r *round)
+	// found are the checks that have to fail, with what they have to say.
+	found map[string]string
+}
+
+// bugs are bugs. None changes a key once more that the server has missed something of: it would notice that by etcd's count of
+// the key's changes.
+var bugs = []bug{
+	{
+		name: "the event of a creation is lost",
+		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
+			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
+				return p.DropEvents(etcdproxy.Events(etcdproxy.Creates, etcdproxy.Key(r.planted())), 0)
+			})
+			defer removeAll(rules)
+			_, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
+			check(t, err)
+			awaitHit(t, ctx, rules)
+			r.awaitRequests(t, ctx, at)
+		},
+		cure:  touchPlanted,
+		found: map[string]string{watched: "not Reliable", snapshot: "is missing", mirrored: planted},
+	},
+	{
+		name: "the event of a deletion is lost",
+		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
+			path := resources[0].path(r.namespaces[0])
+			_, err := r.asked[0].api.Create(ctx, path, body(planted, "", halves[0], state{}))
+			check(t, err)
+			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
+				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
+			})
+			defer removeAll(rules)
+			check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
+			awaitHit(t, ctx, rules)
+			r.awaitRequests(t, ctx, at)
+		},
+		cure:  touchPlanted,
+		found: map[string]string{watched: "not Reliable", snapshot: "etcd had no", mirrored: "is not in etcd"},
+	},
+	{
+		name: "reads of the present are stale",
+		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
+			// The server stays where it is, and from there on it is told of no later revision, nor of an earlier one,
+			// which it would take for that of an etcd that was restored.
+			var end atomic.Int64
+			end.Store(math.MaxInt64)
+			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
+				p.Stall(true)
+				return p.Backdate(etcdproxy.CountsOf(""), 0, func(revision int64) int64 { return min(revision, end.Load()) })
+			})
+			defer func() {
+				removeAll(rules)
+				for _, p := range at.detour {
+					p.Stall(false)
+				}
+			}()
+			end.Store(at.standsAt(t, ctx))
+			awaitHit(t, ctx, rules)
+			r.awaitRequests(t, ctx, at)
+		},
+		found: map[string]string{fresh: "had been told", linearizable: "cannot come"},
+	},
+	{
+		name: "progress comes ahead of its event",
+		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
+			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule { return p.HoldEvents(etcdproxy.Key(r.planted())) })
+			defer removeAll(rules)
+			written, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
+			check(t, err)
+			s, err := stateOfObject(written)
+			check(t, err)
+			awaitHit(t, ctx, rules)
+			check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+				return slices.ContainsFunc(r.watchers, func(w *watcher) bool { return w.bookmarked(s.revision) }), errors.New("no watch has told of progress")
+			}))
+			r.awaitRequests(t, ctx, at)
+		},
+		cure:  touchPlanted,
+		found: map[string]string{watched: "not Bookmarkable", snapshot: "is missing"},
+	},
+}
+
+// planted is the name of an object that no client touches.
+const planted = "planted"
+
+func (r *round) planted() string {
+	return "/registry/" + string(keyOf(resources[0].name, r.namespaces[0], planted))
+}
+
+// touchPlanted changes the object of which the server has missed something, past it.
+func touchPlanted(t *testing.T, ctx context.Context, r *round) {
+	path := resources[0].path(r.namespaces[0])
+	api := r.asked[0].api
+	if err := api.Delete(ctx, path+"/"+planted); err != nil && !strings.Contains(err.Error(), "404") {
+		t.Fatal(err)
+	}
+	_, err := api.Create(ctx, path, body(planted, "", halves[0], state{}))
+	check(t, err)
+}
+
+// plantBugs plays each bug between etcd and a server that does not compare itself with etcd by itself, and fails the test
+// unless the judges find it.
+func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
+	at := s.newReplica(t, replicas, nil, harness.Unchecked("bugs are planted"))
+	ready, cancel := context.WithTimeout(ctx, heal)
+	defer cancel()
+	check(t, at.server.Await(ready, "/readyz"))
+	check(t, s.throughDetour(at, true))
+	for i, b := range bugs {
+		t.Run(b.name, func(t *testing.T) {
+			seed := uint64(1)<<32 + uint64(i) // none that is drawn
+			both := []*replica{s.replicas[0], at}
+			r := newRound(s, seed, s.createNamespaces(t, ctx, fmt.Sprintf("planted-%d", i), both))
+			r.asked, r.written, r.watched = both, both[:1], both[1:] // a server that has written knows that it lags behind
+			defer r.empty(t, ctx)
+			v := r.run(t, ctx, func(ctx context.Context) {
+				ctx, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("the bug has no effect within %v", heal))
+				defer cancel()
+				r.awaitRequests(t, ctx, at)
+				b.play(t, ctx, r, at)
+			})
+			for check, says := range b.found {
+				if !slices.ContainsFunc(v.found[check], func(text string) bool { return strings.Contains(text, says) }) {
+					t.Errorf("%s has not found it: it says %q, want %q", check, v.found[check], says)
+				}
+			}
+			t.Logf("found by %v", v.checks())
+			if b.cure != nil {
+				b.cure(t, ctx, r)
+			}
+			well := &verdict{found: map[string][]string{}}
+			r.requireMirrors(ctx, well, r.newest.Load(), false) // the server may remember nothing older than its cure
+			well.report(t, seed)
+		})
+	}
+}
+
+// eachDetour adds a rule to each proxy of the replica, as its watch may be on any member.
+func (r *replica) eachDetour(add func(*harness.Proxy) *etcdproxy.Rule) (rules []*etcdproxy.Rule) {
+	for _, p := range r.detour {
+		rules = append(rules, add(p))
+	}
+	return rules
+}
+
+// standsAt returns the revision of a server that is told of nothing more, when what was on its way to it has arrived.
+func (r *replica) standsAt(t *testing.T, ctx context.Context) int64 {
+	t.Helper()
+	const enough = 10 // readings in a row that are the same
+	last, times := int64(0), 0
+	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		at, err := r.api.Metric(ctx, "strata_mirror_revision{")
+		if err != nil {
+			return false, err
+		}
+		if times++; int64(at) != last {
+			last, times = int64(at), 1
+		}
+		return times == enough, fmt.Errorf("it is at %d", last)
+	}))
+	return last
+}
+
+func removeAll(rules []*etcdproxy.Rule) {
+	for _, r := range rules {
+		r.Remove()
+	}
+}
+
+// awaitHit returns when one of the rules was applied.
+func awaitHit(t *testing.T, ctx context.Context, rules []*etcdproxy.Rule) {
+	t.Helper()
+	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		return slices.ContainsFunc(rules, func(r *etcdproxy.Rule) bool { return r.Hits() > 0 }), errors.New("no proxy has played the bug")
+	}))
+}
+
+// awaitRequests returns when clients have written through a healthy server and read the present at the other one, both often.
+func (r *round) awaitRequests(t *testing.T, ctx context.Context, at *replica) {
+	t.Helper()
+	began := r.now()
+	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		written, gets, lists := 0, 0, 0
+		for _, o := range r.ops {
+			switch {
+			case o.call < began || o.outcome != done:
+			case o.kind != get && o.replica != at.n:
+				written++
+			case o.kind == get && o.replica == at.n && o.mode == present && written > 20:
+				gets++
+			}
+		}
+		for _, l := range r.lists {
+			if l.call > began && l.outcome == done && l.replica == at.n && l.mode == present {
+				lists++
+			}
+		}
+		const enough = 20
+		return written > enough && gets > enough && lists > enough, fmt.Errorf("%d writes, %d GETs, %d LISTs", written, gets, lists)
+	}))
+}
+
+// bookmarked says whether a watch was sent a bookmark at a revision or a later one.
+func (w *watcher) bookmarked(revision int64) bool {
+	sessions, err := w.sessions.Recorded(0)
+	if err != nil {
+		return true // the judge finds that
+	}
+	return slices.ContainsFunc(sessions, func(s watchcheck.Session) bool {
+		return slices.ContainsFunc(s.Events, func(e watchcheck.Event) bool {
+			return e.Kind == watchcheck.Bookmark && e.Revision >= revision
+		})
+	})
+}

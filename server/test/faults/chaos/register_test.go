@@ -1,0 +1,61 @@
+package chaos
+
+import (
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// TestRegisters: histories of one key that are right, and such as no register can have.
+func TestRegisters(t *testing.T) {
+	first, second := state{uid: "x", revision: 2, value: "first"}, state{uid: "x", revision: 4, value: "second"}
+	other := state{uid: "y", revision: 8, value: "other"}
+	at := func(call, ret time.Duration) origin { return origin{call: call, ret: ret} }
+	created := operation(at(1, 2), true, &step{kind: create, outcome: done, got: first, at: 2})
+	updated := operation(at(3, 6), true, &step{kind: update, outcome: done, got: second, at: 4})
+	reads := func(call, ret time.Duration, s state) porcupine.Operation {
+		if !s.exists() {
+			return operation(at(call, ret), true, &step{kind: get, outcome: missing})
+		}
+		return operation(at(call, ret), true, &step{kind: get, outcome: done, got: s})
+	}
+	deleted := operation(at(7, 8), true, &step{kind: remove, outcome: done, got: state{uid: "x"}, at: 6})
+	for _, test := range []struct {
+		name    string
+		want    porcupine.CheckResult
+		history []porcupine.Operation
+	}{
+		{"before and after", porcupine.Ok, []porcupine.Operation{reads(0, 1, state{}), created, reads(3, 4, first), updated, reads(7, 8, second)}},
+		{"while it is written", porcupine.Ok, []porcupine.Operation{created, updated, reads(4, 5, second), reads(3, 5, first)}},
+		{"a stale read", porcupine.Illegal, []porcupine.Operation{created, updated, reads(7, 8, first)}},
+		{"a stale absence", porcupine.Illegal, []porcupine.Operation{created, reads(3, 4, state{})}},
+		{"back in time", porcupine.Illegal, []porcupine.Operation{created, updated, reads(3, 4, second), reads(5, 6, first)}},
+		{"an update that is lost", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
+			operation(at(9, 10), true, &step{kind: update, outcome: done, got: state{uid: "x", revision: 8}, at: 8})}},
+		{"nobody knew, and it happened", porcupine.Ok, []porcupine.Operation{created,
+			operation(at(3, 4), false, &step{kind: update, outcome: done, got: second, at: 4}), reads(9, 10, first), reads(20, 21, second)}},
+		{"it happened before it was sent", porcupine.Illegal, []porcupine.Operation{created,
+			operation(at(30, 31), false, &step{kind: update, outcome: done, got: second, at: 4}), reads(20, 21, second)}},
+		{"revisions that go back", porcupine.Illegal, []porcupine.Operation{updated,
+			operation(at(1, 2), true, &step{kind: create, outcome: done, got: state{uid: "x", revision: 5}, at: 5})}},
+		{"a refusal with a reason", porcupine.Ok, []porcupine.Operation{created, updated,
+			operation(at(7, 8), true, &step{kind: update, outcome: conflict, want: state{revision: 2}})}},
+		{"a refusal without", porcupine.Illegal, []porcupine.Operation{created, updated,
+			operation(at(7, 8), true, &step{kind: update, outcome: conflict, want: state{revision: 4}})}},
+		{"a precondition that was not met", porcupine.Illegal, []porcupine.Operation{created, updated,
+			operation(at(7, 8), true, &step{kind: remove, outcome: done, want: state{revision: 2}, got: state{uid: "x"}, at: 6})}},
+		{"created twice", porcupine.Illegal, []porcupine.Operation{created,
+			operation(at(3, 4), true, &step{kind: create, outcome: done, got: other, at: 8})}},
+		{"created again", porcupine.Ok, []porcupine.Operation{created, updated, deleted,
+			operation(at(9, 10), true, &step{kind: create, outcome: done, got: other, at: 8}), reads(11, 12, other)}},
+		{"exists, and does not", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
+			operation(at(9, 10), true, &step{kind: create, outcome: exists})}},
+		{"a list of the past", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
+			operation(at(9, 10), true, &step{kind: get, outcome: missing, at: 5})}},
+	} {
+		if got := porcupine.CheckOperationsTimeout(registers, test.history, time.Minute); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}

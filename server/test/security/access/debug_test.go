@@ -1,0 +1,85 @@
+package access
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// paths returns what a server's answer to / names.
+func paths(body []byte) []string {
+	var list struct{ Paths []string }
+	if json.Unmarshal(body, &list) != nil {
+		return nil
+	}
+	return list.Paths
+}
+
+// debugPaths are pages for operators, whether they are there or not.
+var debugPaths = []string{
+	"/metrics", "/metrics/", "/metrics/slis", "/metrics/cadvisor", "/statusz", "/flagz", "/configz", "/logs", "/logs/kube-apiserver.log",
+	"/debug", "/debug/", "/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
+	"/debug/pprof/symbol", "/debug/pprof/trace?seconds=1", "/debug/flags/v", "/debug/flags", "/debug/vars", "/debug/requests", "/debug/events",
+	"/debug/api_priority_and_fairness/dump_priority_levels", "/debug/api_priority_and_fairness/dump_queues", "/debug/api_priority_and_fairness/dump_requests",
+	"/debug/strata", "/debug/strata/", "/debug/strata/consistency", "/debug/strata/consistency/", "/debug/strata/consistency?resource=secrets", "//debug/strata/consistency",
+	"/debug/strata/../strata/consistency", "/debug%2Fstrata%2Fconsistency", "/debug/strata%2Fconsistency", "/livez/../debug/strata/consistency", "/healthz/../metrics", "/readyz//../metrics", "/version/../metrics",
+	"/version/metrics", "/livez/metrics",
+}
+
+// open to everybody by the roles that every cluster has: system:public-info-viewer, and system:discovery for whoever has
+// authenticated himself.
+var (
+	public    = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
+	discovery = []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/healthz", "/livez", "/readyz", "/version", "/version/"}
+)
+
+func matches(patterns []string, path string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		prefix, any := strings.CutSuffix(p, "*")
+		return path == p || any && strings.HasPrefix(path, prefix)
+	})
+}
+
+// TestDebugPages: nothing that a server shows beside the API, and nothing that Strata adds to it, is shown to who has no
+// right to it; nor may it be done.
+func TestDebugPages(t *testing.T) {
+	t.Parallel()
+	ctx := newContext(t)
+	w := open(t)
+	all := debugPaths
+	for _, e := range w.each() {
+		r, err := e.send(ctx, request{user: admin, target: "/"})
+		check(t, err)
+		named := paths(r.Body)
+		if len(named) < 20 {
+			t.Fatalf("%s names %d paths", e.name, len(named))
+		}
+		all = append(all, named...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	var requests []asked
+	for _, target := range all {
+		path, _, _ := strings.Cut(target, "?")
+		for user, open := range map[string][]string{anonymous: public, nothing: discovery, inA: discovery, nodeAgent: discovery, stranger: nil} {
+			for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodHead, http.MethodDelete, http.MethodOptions} {
+				want := expectation{refused: http.StatusForbidden}
+				switch {
+				case user == stranger:
+					want.refused = http.StatusUnauthorized
+				case matches(open, path) && (method == http.MethodGet || method == http.MethodHead) || strings.HasPrefix(path, "/api"):
+					want.refused = -1
+				}
+				requests = append(requests, asked{request{user: user, target: target, method: method}, want})
+			}
+		}
+	}
+	if !long() { // methods other than GET are refused alike
+		requests = slices.DeleteFunc(requests, func(r asked) bool {
+			return r.method != http.MethodGet && !strings.HasPrefix(r.target, "/debug") && !strings.HasPrefix(r.target, "/metrics")
+		})
+	}
+	w.same(t, ctx, "debug", requests)
+}
