@@ -37,12 +37,12 @@ func digest(items []string) [sha256.Size]byte {
 // TestHistoryUnderChurn writes without a pause and reads what was told before, at exactly its revision: whole and in
 // pages. All of it is still readable, from memory, and the process does not grow by more than what history needs.
 func TestHistoryUnderChurn(t *testing.T) {
-	onlyStrata(t)
+	harness.OnlyStrata(t)
 	c := churn{objects: 5000, namespaces: 50, duration: 8 * time.Second, writers: 4}
-	if long() {
+	if harness.Long() {
 		c = churn{objects: 150_000, namespaces: 50, writes: 1000, duration: 5 * time.Minute, writers: 8}
 	}
-	ctx := contextOf(t, testTimeout+2*c.duration)
+	ctx := harness.Context(t, testTimeout+2*c.duration)
 	const historyBytes, kept = 1 << 30, 64 << 20
 	env := harness.New(t)
 	s := &scene{env: env, etcd: env.Etcd()}
@@ -55,10 +55,12 @@ func TestHistoryUnderChurn(t *testing.T) {
 	s.replicas = []*replica{r}
 	for _, f := range []form{forms[0], forms[2]} {
 		_, err := r.fetch(ctx, f, maps.path(""), "")
-		check(t, err)
+		harness.Check(t, err)
 	}
-	metric := func(name string) float64 { return must[float64](t)(r.api.Metric(ctx, "strata_mirror_"+name+"{")) }
-	resident := must[int64](t)(r.Resident())
+	metric := func(name string) float64 {
+		return harness.Must[float64](t)(r.api.Metric(ctx, "strata_mirror_"+name+"{"))
+	}
+	resident := harness.Must[int64](t)(r.Resident())
 	held := metric("history_bytes")
 	r.proxy.Reset()
 
@@ -176,7 +178,7 @@ func TestHistoryUnderChurn(t *testing.T) {
 		select {
 		case <-tick.C:
 			count()
-			most = max(most, must[int64](t)(r.Resident()))
+			most = max(most, harness.Must[int64](t)(r.Resident()))
 		case <-working.Done():
 		}
 	}
@@ -186,13 +188,13 @@ func TestHistoryUnderChurn(t *testing.T) {
 	}
 	rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	for i := 0; i < len(moments); i += 1 + len(moments)/200 {
-		check(t, again(ctx, rnd, moments[i]))
+		harness.Check(t, again(ctx, rnd, moments[i]))
 	}
 	count()
 	if len(fromEtcd) > 0 {
 		t.Errorf("etcd was asked for objects %d times: %q", len(fromEtcd), fromEtcd[:min(5, len(fromEtcd))])
 	}
-	after := must[int64](t)(r.Resident())
+	after := harness.Must[int64](t)(r.Resident())
 	history := metric("history_bytes") - held
 	t.Logf("%d objects, %d revisions written (%.0f/s), %d moments, read again %d times; resident %d MiB at the start, %d at the end, %d at most; history holds %.0f MiB",
 		c.objects, writes.Load(), float64(writes.Load())/c.duration.Seconds(), len(moments), reads.Load(), resident>>20, after>>20, most>>20, history/(1<<20))

@@ -17,24 +17,26 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/pager"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestPagersOfClients lets client-go's pager walk with the typed, the dynamic and the metadata client, and compacts etcd
 // under one that does not mind.
 func TestPagersOfClients(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
-	namespace := newNamespace()
+	namespace := harness.NewName("ns")
 	_, names := s.fill(t, ctx, maps, namespace, "first", 200)
 	s.fill(t, ctx, things, namespace, "first", 200)
 	resource := schema.GroupVersionResource{Group: thingsGroup, Version: "v1", Resource: things.plural}
 
 	protobuf := rest.CopyConfig(s.replicas[0].Config)
 	protobuf.ContentType = runtime.ContentTypeProtobuf
-	typed := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(protobuf))
-	dynamically := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(s.replicas[1].Config))
-	metadataOnly := must[metadata.Interface](t)(metadata.NewForConfig(s.replicas[2].Config))
+	typed := harness.Must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(protobuf))
+	dynamically := harness.Must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(s.replicas[1].Config))
+	metadataOnly := harness.Must[metadata.Interface](t)(metadata.NewForConfig(s.replicas[2].Config))
 	for name, list := range map[string]pager.ListPageFunc{
 		"typed": func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return typed.CoreV1().ConfigMaps(namespace).List(ctx, o)
@@ -57,7 +59,7 @@ func TestPagersOfClients(t *testing.T) {
 			})
 			p.PageSize = 17
 			var got []string
-			check(t, p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
+			harness.Check(t, p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
 				accessor, err := meta.Accessor(o)
 				if err == nil {
 					got = append(got, accessor.GetName())
@@ -69,9 +71,9 @@ func TestPagersOfClients(t *testing.T) {
 				t.Errorf("%d pages of 17 for 200 items", pages)
 			}
 			all, paged, err := p.List(ctx, metav1.ListOptions{})
-			check(t, err)
+			harness.Check(t, err)
 			items, err := meta.ExtractList(all)
-			check(t, err)
+			harness.Check(t, err)
 			if len(items) != len(names) || !paged {
 				t.Errorf("%d items, in pages: %t", len(items), paged)
 			}
@@ -91,9 +93,9 @@ func TestPagersOfClients(t *testing.T) {
 		})
 		p.PageSize = 17
 		all, _, err := p.List(ctx, metav1.ListOptions{})
-		check(t, err) // it lists all at once then
+		harness.Check(t, err) // it lists all at once then
 		items, err := meta.ExtractList(all)
-		check(t, err)
+		harness.Check(t, err)
 		var got []string
 		for _, item := range items {
 			got = append(got, item.(*unstructured.Unstructured).GetName())
@@ -107,16 +109,16 @@ func TestPagersOfClients(t *testing.T) {
 
 // TestKubectlInChunks looks at what kubectl asks for, and prints.
 func TestKubectlInChunks(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
-	namespace := newNamespace()
+	namespace := harness.NewName("ns")
 	_, names := s.fill(t, ctx, maps, namespace, "first", 100)
 	s.fill(t, ctx, things, namespace, "first", 100)
 	for _, k := range []kind{maps, things} {
 		for _, args := range [][]string{{"--output=name"}, {"--no-headers"}, {"--output=jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}"}} {
 			r, err := s.replicas[0].Kubectl(ctx, "", append([]string{"--namespace=" + namespace, "get", k.plural, "--chunk-size=17", "--v=6"}, args...)...)
-			check(t, err)
+			harness.Check(t, err)
 			if r.Code != 0 {
 				t.Fatalf("kubectl get %s %s: %d %s", k.plural, args, r.Code, r.Stderr)
 			}

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // form is one in which clients ask for lists.
@@ -227,11 +229,11 @@ func (s *scene) inTurn(i int) *replica { return s.replicas[i%len(s.replicas)] }
 // TestWalksInEveryForm walks lists of built-in and custom resources in every form, each page from another server, while
 // objects are written. The pages are what the list was at their revision.
 func TestWalksInEveryForm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	for _, k := range []kind{maps, things} {
-		namespace, other := newNamespace(), newNamespace()
+		namespace, other := harness.NewName("ns"), harness.NewName("ns")
 		value := string(bytes.Repeat([]byte("v"), 1000))
 		s.fill(t, ctx, k, other, value, 100)
 		_, names := s.fill(t, ctx, k, namespace, value, 600)
@@ -248,11 +250,11 @@ func TestWalksInEveryForm(t *testing.T) {
 						return s.inTurn(i)
 					}
 					got, revision, err := walk(ctx, f, path, "", 200, next)
-					check(t, err)
+					harness.Check(t, err)
 					exact := "resourceVersionMatch=Exact&resourceVersion=" + revision
 					for _, r := range s.replicas {
 						whole, err := r.fetch(ctx, f, path, exact)
-						check(t, err)
+						harness.Check(t, err)
 						if whole.ResourceVersion != revision || whole.Continue != "" {
 							t.Errorf("at %s: revision %s, token %q", revision, whole.ResourceVersion, whole.Continue)
 						}

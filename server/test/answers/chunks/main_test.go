@@ -10,9 +10,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,9 +23,6 @@ import (
 
 // testTimeout bounds a test that has failed.
 const testTimeout = 3 * time.Minute
-
-// long says whether the long forms of tests run.
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
 
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
@@ -81,7 +76,7 @@ func (s *scene) killAll(t *testing.T, ctx context.Context) {
 		r.StartAgain()
 	}
 	for _, r := range s.replicas {
-		check(t, r.Await(ctx, "/readyz"))
+		harness.Check(t, r.Await(ctx, "/readyz"))
 	}
 }
 
@@ -168,7 +163,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value
 func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := s.client.Txn(ctx).Then(ops...).Commit()
-	check(t, err)
+	harness.Check(t, err)
 	return r.Header.Revision
 }
 
@@ -176,9 +171,9 @@ func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) in
 func (s *scene) compact(t *testing.T, ctx context.Context, revision int64) {
 	t.Helper()
 	_, err := s.client.Put(ctx, "compact_rev_key", fmt.Sprint(revision))
-	check(t, err)
+	harness.Check(t, err)
 	_, err = s.client.Compact(ctx, revision)
-	check(t, err)
+	harness.Check(t, err)
 }
 
 // defineThings defines a custom resource, and returns when all servers serve it.
@@ -194,10 +189,10 @@ func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 					"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 			},
 		})
-		check(t, err)
+		harness.Check(t, err)
 	})
 	for _, r := range s.replicas {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			_, err := r.api.List(ctx, things.path(""), "")
 			return err == nil, err
 		}))
@@ -206,55 +201,6 @@ func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
-
-var namespaces struct {
-	sync.Mutex
-	n int
-}
-
-// newNamespace returns the name of a namespace that nobody else uses. Reading needs none that exists.
-func newNamespace() string {
-	namespaces.Lock()
-	defer namespaces.Unlock()
-	namespaces.n++
-	return fmt.Sprintf("ns-%d", namespaces.n)
-}
-
-func newContext(t *testing.T) context.Context { return contextOf(t, testTimeout) }
-
-func contextOf(t *testing.T, timeout time.Duration) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		check(t, err)
-		return v
-	}
-}
-
-// onlyStrata skips what upstream's engine does not do.
-func onlyStrata(t *testing.T) {
-	t.Helper()
-	if harness.Engine() != harness.Strata {
-		t.Skip("of this engine only")
-	}
-}
-
-func revisionOf(t *testing.T, resourceVersion string) int64 {
-	t.Helper()
-	return must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
-}
 
 // requireEqual compares what a list has with what it should, and shows the first difference.
 func requireEqual(t *testing.T, what string, got, want []string) {
@@ -272,7 +218,7 @@ func requireEqual(t *testing.T, what string, got, want []string) {
 // get sends a GET whose answer may be an error.
 func get(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Response {
 	t.Helper()
-	return must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
 }
 
 // awaitExpiry returns when the server refuses a revision that was compacted.

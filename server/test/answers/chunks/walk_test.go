@@ -38,7 +38,7 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 	}
 	creating.Wait()
 	for range n {
-		check(t, <-errs)
+		harness.Check(t, <-errs)
 	}
 	return names
 }
@@ -46,11 +46,11 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 // TestFourHundredInPagesOfSeventeen does what Kubernetes' conformance test of chunking does: 400 pod templates, three
 // times in pages of a random limit and of 17, then at once.
 func TestFourHundredInPagesOfSeventeen(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const total = 400
-	namespace := newNamespace()
+	namespace := harness.NewName("ns")
 	_, err := shared.replicas[0].api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": namespace}})
-	check(t, err)
+	harness.Check(t, err)
 	names := createTemplates(t, ctx, namespace, total)
 	path := templates.path(namespace)
 	for _, limit := range []int{17, 1 + rand.IntN(total/10), 17, 1 + rand.IntN(total/10), 17, total, total + 1} {
@@ -59,7 +59,7 @@ func TestFourHundredInPagesOfSeventeen(t *testing.T) {
 		var got []string
 		for i := 0; ; i++ {
 			list, err := shared.inTurn(i).api.List(ctx, path, fmt.Sprintf("limit=%d&continue=%s", limit, url.QueryEscape(token)))
-			check(t, err)
+			harness.Check(t, err)
 			if len(list.Items) > limit {
 				t.Fatalf("%d items, the limit is %d", len(list.Items), limit)
 			}
@@ -85,14 +85,14 @@ func TestFourHundredInPagesOfSeventeen(t *testing.T) {
 		}
 	}
 	list, err := shared.replicas[1].api.List(ctx, path, "")
-	check(t, err)
+	harness.Check(t, err)
 	requireEqual(t, "all at once", list.Names(), names)
 }
 
 // TestAWalkOutlivesItsServers kills all servers in the middle of walks. Those go on at their revision, from memory.
 func TestAWalkOutlivesItsServers(t *testing.T) {
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	kinds := []kind{maps, things}
@@ -106,7 +106,7 @@ func TestAWalkOutlivesItsServers(t *testing.T) {
 	}
 	var walks []begun
 	for _, k := range kinds {
-		namespace := newNamespace()
+		namespace := harness.NewName("ns")
 		_, names := s.fill(t, ctx, k, namespace, "first", 300)
 		for i, f := range forms {
 			if f.builtIn && k == things {
@@ -118,9 +118,9 @@ func TestAWalkOutlivesItsServers(t *testing.T) {
 			}
 			limit := 40 + 3*i
 			first, err := s.inTurn(i).fetch(ctx, f, path, fmt.Sprintf("limit=%d", limit))
-			check(t, err)
+			harness.Check(t, err)
 			whole, err := s.inTurn(i+1).fetch(ctx, f, path, "resourceVersionMatch=Exact&resourceVersion="+first.ResourceVersion)
-			check(t, err)
+			harness.Check(t, err)
 			walks = append(walks, begun{k, f, path, first, whole.items, limit})
 			s.commit(t, ctx, k.put(namespace, names[i*20], f.name), k.delete(namespace, names[299-i]), k.put(namespace, fmt.Sprintf("object-%06d-%d", i*30, i), f.name))
 		}
@@ -153,8 +153,8 @@ func TestAWalkOutlivesItsServers(t *testing.T) {
 // TestExactRevisionsOutliveServers lists at revisions from before all servers were killed: in the form that asks for
 // exactly that, and in the older one of a limit beside the resource version.
 func TestExactRevisionsOutliveServers(t *testing.T) {
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	type moment struct {
@@ -164,12 +164,12 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 	}
 	var moments []moment
 	for _, k := range []kind{maps, things} {
-		namespace := newNamespace()
+		namespace := harness.NewName("ns")
 		s.fill(t, ctx, k, namespace, "first", 120)
 		for i := range 10 {
 			s.commit(t, ctx, k.put(namespace, fmt.Sprintf("object-%06d", i*7), fmt.Sprint(i)), k.delete(namespace, fmt.Sprintf("object-%06d", 119-i)))
 			list, err := s.inTurn(i).fetch(ctx, plainJSON, k.path(namespace), "")
-			check(t, err)
+			harness.Check(t, err)
 			moments = append(moments, moment{k, k.path(namespace), list.ResourceVersion, list.items})
 		}
 	}
@@ -179,7 +179,7 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 	for i, m := range moments {
 		for j, query := range []string{"resourceVersionMatch=Exact&", "resourceVersionMatch=Exact&limit=1000&", "limit=1000&"} {
 			p, err := s.inTurn(i+j).fetch(ctx, plainJSON, m.path, query+"resourceVersion="+m.revision)
-			check(t, err)
+			harness.Check(t, err)
 			if p.ResourceVersion != m.revision || p.Continue != "" {
 				t.Errorf("%s at %s: revision %s, token %q", query, m.revision, p.ResourceVersion, p.Continue)
 			}
@@ -187,7 +187,7 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 		}
 		for _, query := range []string{"resourceVersionMatch=Exact&", ""} {
 			items, revision, err := walk(ctx, plainJSON, m.path, query+"resourceVersion="+m.revision, 17, s.inTurn)
-			check(t, err)
+			harness.Check(t, err)
 			if revision != m.revision {
 				t.Errorf("pages at %s are of %s", m.revision, revision)
 			}
@@ -201,10 +201,10 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 // TestRevisionsOlderThanMemory lists at revisions that a server cannot have in memory. It reads them from etcd: the same
 // objects, in pages, a few lists at once.
 func TestRevisionsOlderThanMemory(t *testing.T) {
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
-	namespace := newNamespace()
+	namespace := harness.NewName("ns")
 	s.fill(t, ctx, maps, namespace, strings.Repeat("v", 500), 1200)
 	type moment struct {
 		revision string
@@ -220,21 +220,21 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 				query = "resourceVersionMatch=Exact&resourceVersion=" + m.revision
 			}
 			list, err := s.inTurn(i).fetch(ctx, f, maps.path(namespace), query)
-			check(t, err)
+			harness.Check(t, err)
 			m.revision, m.items[f.name] = list.ResourceVersion, list.items
 		}
 		moments = append(moments, m)
 	}
 	s.commit(t, ctx, maps.put(namespace, "object-000001", "last"))
 	young := s.start("--strata-replay-revisions=0")
-	defer func() { check(t, young.Stop()) }()
+	defer func() { harness.Check(t, young.Stop()) }()
 	path := maps.path(namespace)
 	t.Run("in every form", func(t *testing.T) {
 		for i, m := range moments {
 			for _, f := range forms {
 				young.proxy.Reset()
 				list, err := young.fetch(ctx, f, path, "resourceVersionMatch=Exact&resourceVersion="+m.revision)
-				check(t, err)
+				harness.Check(t, err)
 				requireEqual(t, f.name+" at "+m.revision, list.items, m.items[f.name])
 				if list.ResourceVersion != m.revision {
 					t.Errorf("a list at %s is of %s", m.revision, list.ResourceVersion)
@@ -245,7 +245,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 				requirePaged(t, young)
 			}
 			items, revision, err := walk(ctx, plainJSON, path, "resourceVersion="+m.revision, 170+i, always(young))
-			check(t, err)
+			harness.Check(t, err)
 			if revision != m.revision {
 				t.Errorf("pages at %s are of %s", m.revision, revision)
 			}
@@ -260,7 +260,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 				}
 				return young
 			})
-			check(t, err)
+			harness.Check(t, err)
 			requireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
 		}
 	})
@@ -282,7 +282,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 				results <- result{m, p, err}
 			}()
 		}
-		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			n := len(young.objectReads(maps))
 			return n >= most, fmt.Errorf("%d reads of objects", n)
 		}))
@@ -298,20 +298,20 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 		young.proxy.Hold(false)
 		for range lists {
 			r := <-results
-			check(t, r.err)
+			harness.Check(t, r.err)
 			requireEqual(t, "at "+r.m.revision, r.page.items, r.m.items[plainJSON.name])
 		}
 	})
 	t.Run("the window is small", func(t *testing.T) {
 		young.Kill()
 		young.StartAgain("--strata-replay-revisions=100000", "--strata-history-bytes=100Ki")
-		check(t, young.Await(ctx, "/readyz"))
+		harness.Check(t, young.Await(ctx, "/readyz"))
 		list, err := young.fetch(ctx, plainJSON, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		for i := range 1000 {
 			s.commit(t, ctx, maps.put(namespace, fmt.Sprintf("object-%06d", i), strings.Repeat("w", 500)))
 		}
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			young.proxy.Reset()
 			again, err := young.fetch(ctx, plainJSON, path, "resourceVersionMatch=Exact&resourceVersion="+list.ResourceVersion)
 			if err != nil {
@@ -322,7 +322,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 		}))
 		requirePaged(t, young)
 		// What is held is bounded.
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			held, err := young.api.Metric(ctx, "strata_mirror_history_bytes{")
 			return err == nil && held <= 120<<10, fmt.Errorf("%.0f bytes of history are held: %w", held, err)
 		}))
@@ -343,23 +343,23 @@ func requirePaged(t *testing.T, r *replica) {
 // TestAnOvertakenWalk compacts etcd under a walk. All servers refuse the token soon, with another that goes on from there:
 // its pages share one revision again, on any server, and after a restart.
 func TestAnOvertakenWalk(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	for _, k := range []kind{maps, things} {
 		t.Run(k.plural, func(t *testing.T) {
-			namespace := newNamespace()
+			namespace := harness.NewName("ns")
 			_, names := s.fill(t, ctx, k, namespace, "first", 100)
 			path := k.path(namespace)
 			first, err := s.replicas[0].api.List(ctx, path, "limit=17")
-			check(t, err)
+			harness.Check(t, err)
 			s.commit(t, ctx, k.delete(namespace, names[0]), k.delete(namespace, names[17]), k.put(namespace, names[20], "changed"), k.put(namespace, "object-000030-new", "new"))
 			last := s.commit(t, ctx, k.put(namespace, names[99], "last"))
 			began := time.Now()
 			s.compact(t, ctx, last)
 			tokens := make([]string, len(s.replicas))
 			for i, r := range s.replicas {
-				check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 					resp := get(t, ctx, r.api, path, "limit=17&continue="+url.QueryEscape(first.Metadata.Continue))
 					status := resp.Status()
 					tokens[i] = status.Continue
@@ -382,9 +382,9 @@ func TestAnOvertakenWalk(t *testing.T) {
 			for i, token := range tokens {
 				// Written now, the change may be in the rest; then in all pages of it.
 				list, err := s.inTurn(i+1).api.List(ctx, path, "limit=17&continue="+url.QueryEscape(token))
-				check(t, err)
+				harness.Check(t, err)
 				got, revision := list.Names(), list.Metadata.ResourceVersion
-				if revisionOf(t, revision) < last {
+				if harness.Revision(t, revision) < last {
 					t.Errorf("the page in the present is of %s, the last write of %d", revision, last)
 				}
 				s.commit(t, ctx, k.put(namespace, names[98], fmt.Sprint(i)))
@@ -406,13 +406,13 @@ func TestAnOvertakenWalk(t *testing.T) {
 // TestTheSelectorMayChange goes on with walks with another selector, limit or namespace than they began with, on this
 // engine and on upstream's, on the same etcd. Whose token it is makes no difference.
 func TestTheSelectorMayChange(t *testing.T) {
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := shared
-	namespace := newNamespace()
+	namespace := harness.NewName("ns")
 	s.fill(t, ctx, maps, namespace, "first", 60)
 	upstream := s.start("--engine=" + harness.Upstream)
-	defer func() { check(t, upstream.Stop()) }()
+	defer func() { harness.Check(t, upstream.Stop()) }()
 	queries := []string{"", "labelSelector=shard%3D0", "labelSelector=shard%3D1", "labelSelector=shard+in+(0,1,2)", "labelSelector=none", "fieldSelector=metadata.name%3Dobject-000033",
 		"fieldSelector=metadata.namespace%3D" + namespace}
 	for i := range 60 {
@@ -424,7 +424,7 @@ func TestTheSelectorMayChange(t *testing.T) {
 			return fmt.Sprint(r.Code, status.Reason, status.Continue != "")
 		}
 		list, err := r.List()
-		check(t, err)
+		harness.Check(t, err)
 		remaining := "unknown"
 		if n := list.Metadata.RemainingItemCount; n != nil {
 			remaining = fmt.Sprint(*n)
@@ -433,7 +433,7 @@ func TestTheSelectorMayChange(t *testing.T) {
 	}
 	// Both are at the present.
 	list, err := upstream.api.List(ctx, maps.path(namespace), "")
-	check(t, err)
+	harness.Check(t, err)
 	at := "&resourceVersionMatch=Exact&resourceVersion=" + list.Metadata.ResourceVersion
 	for _, from := range []string{namespace, ""} {
 		for _, begin := range queries {
@@ -444,7 +444,7 @@ func TestTheSelectorMayChange(t *testing.T) {
 				}
 				r := get(t, ctx, first.api, maps.path(from), "limit=5&"+begin+at)
 				page, err := r.List()
-				check(t, err)
+				harness.Check(t, err)
 				if page.Metadata.Continue == "" {
 					continue
 				}

@@ -41,12 +41,12 @@ const (
 // TestTenThousandObjectsComeAndGo lets informers and a manager follow 10,000 objects from creation to deletion. In the end
 // every cache equals a fresh list, every reconciler has seen the last state of everything, and nobody had to list twice.
 func TestTenThousandObjectsComeAndGo(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	api := cluster.API()
 	createGizmos(t, ctx, api)
 	for i := range inNamespace {
 		_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": namespace(i)}})
-		check(t, err)
+		harness.Check(t, err)
 	}
 
 	informing := startInformers(t, ctx)
@@ -54,7 +54,7 @@ func TestTenThousandObjectsComeAndGo(t *testing.T) {
 
 	churn := func(count int, path func(i int) string, body func(i int) object) {
 		t.Helper()
-		check(t, inParallel(ctx, count, func(ctx context.Context, i int) error {
+		harness.Check(t, inParallel(ctx, count, func(ctx context.Context, i int) error {
 			if _, err := api.Create(ctx, path(i), body(i)); err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func TestTenThousandObjectsComeAndGo(t *testing.T) {
 	}
 
 	// The controller's last status updates are on their way: what is compared has to stand still.
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { return managing.settled(ctx, api) }))
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { return managing.settled(ctx, api) }))
 	want := map[string]map[string]string{}
 	for _, path := range []string{mapsPath, gizmosPath, secretsPath, namespacesPath} {
 		want[path] = state(t, ctx, api, path)
@@ -97,13 +97,13 @@ func TestTenThousandObjectsComeAndGo(t *testing.T) {
 		t.Fatalf("%d ConfigMaps remain, want at least %d", got, least)
 	}
 	for who, path := range informing.paths {
-		check(t, awaitState(ctx, who, informing.stores[who], want[path]))
+		harness.Check(t, awaitState(ctx, who, informing.stores[who], want[path]))
 	}
 	for path, reconciler := range managing.reconcilers {
-		check(t, awaitState(ctx, "reconciler of "+path, reconciler.last, want[path]))
+		harness.Check(t, awaitState(ctx, "reconciler of "+path, reconciler.last, want[path]))
 	}
 	for path, list := range managing.lists {
-		check(t, awaitState(ctx, "manager's cache of "+path, list, want[path]))
+		harness.Check(t, awaitState(ctx, "manager's cache of "+path, list, want[path]))
 	}
 	informing.dynamic.expectAtMost(t, 1, "the dynamic informers", gizmosPath)
 	informing.typed.expectAtMost(t, 1, "the typed informers", mapsPath, secretsPath, namespacesPath)
@@ -119,7 +119,7 @@ func name(i int) string { return fmt.Sprintf("object-%05d", i) }
 func state(t *testing.T, ctx context.Context, api *harness.API, path string) map[string]string {
 	t.Helper()
 	list, err := api.List(ctx, path, "")
-	check(t, err)
+	harness.Check(t, err)
 	objects := map[string]string{}
 	for _, o := range list.Items {
 		objects[o.Key()] = o.Metadata.ResourceVersion
@@ -162,11 +162,11 @@ func startInformers(t *testing.T, ctx context.Context) *informing {
 	t.Helper()
 	s := &informing{paths: map[string]string{}, stores: map[string]func() map[string]string{}}
 	typed, err := kubernetes.NewForConfig(s.typed.config(cluster.Config))
-	check(t, err)
+	harness.Check(t, err)
 	untyped, err := dynamic.NewForConfig(s.dynamic.config(cluster.Config))
-	check(t, err)
+	harness.Check(t, err)
 	partial, err := metadata.NewForConfig(s.metadata.config(cluster.Config))
-	check(t, err)
+	harness.Check(t, err)
 
 	factory := informers.NewSharedInformerFactory(typed, 0)
 	dynamicFactory := dynamicinformer.NewDynamicSharedInformerFactory(untyped, 0)
@@ -231,13 +231,13 @@ func startManager(t *testing.T, ctx context.Context) *managing {
 		LeaderElectionID:        "churn",
 		LeaderElectionNamespace: "default",
 	})
-	check(t, err)
+	harness.Check(t, err)
 	gizmo := &unstructured.Unstructured{}
 	gizmo.SetGroupVersionKind(gizmoKind)
 	for path, kind := range map[string]client.Object{mapsPath: &corev1.ConfigMap{}, gizmosPath: gizmo} {
 		r := &reconciler{client: manager.GetClient(), kind: kind, versions: map[string]string{}}
 		m.reconcilers[path] = r
-		check(t, ctrl.NewControllerManagedBy(manager).For(kind).WithOptions(controller.Options{MaxConcurrentReconciles: 4}).Complete(r))
+		harness.Check(t, ctrl.NewControllerManagedBy(manager).For(kind).WithOptions(controller.Options{MaxConcurrentReconciles: 4}).Complete(r))
 	}
 	list := func(into client.ObjectList) map[string]string {
 		if err := manager.GetClient().List(ctx, into); err != nil {

@@ -40,8 +40,8 @@ func createGizmos(t *testing.T, ctx context.Context, api *harness.API) {
 			}},
 		},
 	})
-	check(t, err)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		// Discovery knows it later than its own path does; controller-runtime asks discovery.
 		r, err := api.Do(ctx, http.MethodGet, "/apis/"+gizmoGroup+"/v1", "", nil)
 		if err != nil || r.Code != http.StatusOK {

@@ -4,7 +4,6 @@ package clients
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -29,19 +28,6 @@ func TestMain(m *testing.M) {
 }
 
 type object = map[string]any
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // inParallel calls do for 0 to n-1, in this order, a few at a time.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {

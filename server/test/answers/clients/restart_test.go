@@ -15,19 +15,19 @@ import (
 // TestInformersCatchUpAfterARestart restarts an API server while another one writes to the same etcd. Informers of the
 // first see all of that, and list at most once more: a server that has just started need not know what came before.
 func TestInformersCatchUpAfterARestart(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	watched, writer := env.StartAPIServer(etcd), env.StartAPIServer(etcd)
 	for _, s := range []*harness.Server{watched, writer} {
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
 	api := writer.API()
 	createGizmos(t, ctx, api)
 	const count = 200
 	write := func(from, to int) {
 		t.Helper()
-		check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+		harness.Check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
 			i += from
 			if _, err := api.Create(ctx, "/api/v1/namespaces/default/configmaps", object{"metadata": object{"name": name(i)}}); err != nil {
 				return err
@@ -44,9 +44,9 @@ func TestInformersCatchUpAfterARestart(t *testing.T) {
 
 	var typedRequests, dynamicRequests requests
 	typed, err := kubernetes.NewForConfig(typedRequests.config(watched.Config))
-	check(t, err)
+	harness.Check(t, err)
 	untyped, err := dynamic.NewForConfig(dynamicRequests.config(watched.Config))
-	check(t, err)
+	harness.Check(t, err)
 	factory := informers.NewSharedInformerFactory(typed, 0)
 	dynamicFactory := dynamicinformer.NewDynamicSharedInformerFactory(untyped, 0)
 	maps := factory.Core().V1().ConfigMaps().Informer()
@@ -61,14 +61,14 @@ func TestInformersCatchUpAfterARestart(t *testing.T) {
 			mapsPath:   func() map[string]string { return versions(maps.GetStore().List()) },
 			gizmosPath: func() map[string]string { return versions(gizmos.GetStore().List()) },
 		} {
-			check(t, awaitState(ctx, "informer of "+path, stored, state(t, ctx, api, path)))
+			harness.Check(t, awaitState(ctx, "informer of "+path, stored, state(t, ctx, api, path)))
 		}
 	}
 	compare()
 	write(count, count+20) // client-go lists again when a watch of less than a second brought nothing
 	compare()
 
-	check(t, watched.Stop())
+	harness.Check(t, watched.Stop())
 	write(count+20, 2*count)
 	watched.Restart()
 	write(2*count, 2*count+20)

@@ -67,7 +67,7 @@ func (d definition) path(version, namespace string) string {
 func (d definition) create(t *testing.T, ctx context.Context) {
 	t.Helper()
 	_, err := api.Create(ctx, definitionsPath, d.object())
-	check(t, err)
+	harness.Check(t, err)
 	d.await(t, ctx)
 }
 
@@ -76,9 +76,9 @@ func (d definition) update(t *testing.T, ctx context.Context) {
 	t.Helper()
 	o := d.object()
 	patch, err := json.Marshal(object{"spec": o["spec"]})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Patch(ctx, definitionsPath+"/"+d.plural+"."+group, string(patch))
-	check(t, err)
+	harness.Check(t, err)
 	d.await(t, ctx)
 }
 
@@ -89,7 +89,7 @@ func (d definition) await(t *testing.T, ctx context.Context) {
 		if !v.served {
 			want = http.StatusNotFound
 		}
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, d.path(v.name, ""), "", nil)
 			if err != nil {
 				return false, err
@@ -103,8 +103,8 @@ const anySpec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 
 // TestVersionsFollowTheDefinition serves, stops serving and adds versions while objects exist.
 func TestVersionsFollowTheDefinition(t *testing.T) {
-	ctx := newContext(t)
-	newNamespace(t, ctx, "versions")
+	ctx := harness.Context(t, testTimeout)
+	harness.Namespace(t, ctx, api, "versions")
 	d := definition{"gadgets", []version{
 		{name: "v1", served: true, storage: true, spec: anySpec},
 		{name: "v2", served: true, spec: anySpec},
@@ -113,14 +113,14 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 	for i := range 20 {
 		_, err := api.Create(ctx, d.path("v1", "versions"), object{"apiVersion": group + "/v1", "kind": "Gadget",
 			"metadata": object{"name": fmt.Sprintf("gadget-%02d", i)}, "spec": object{"i": i}})
-		check(t, err)
+		harness.Check(t, err)
 	}
 	all, err := api.List(ctx, d.path("v1", ""), "")
-	check(t, err)
+	harness.Check(t, err)
 	same := func(version string) {
 		t.Helper()
 		list, err := api.List(ctx, d.path(version, ""), "")
-		check(t, err)
+		harness.Check(t, err)
 		equalObjects(t, version, list.Items, all.Items)
 		for _, o := range list.Items {
 			if o.APIVersion != group+"/"+version {
@@ -145,9 +145,9 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 	d.versions[0].storage, d.versions[2].storage = false, true
 	d.update(t, ctx)
 	_, err = api.Patch(ctx, d.path("v2", "versions")+"/gadget-07", `{"spec":{"more":"data"}}`)
-	check(t, err)
+	harness.Check(t, err)
 	all, err = api.List(ctx, d.path("v1", ""), "")
-	check(t, err)
+	harness.Check(t, err)
 	for _, version := range []string{"v1", "v2", "v3"} {
 		same(version)
 	}
@@ -156,19 +156,19 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 // TestDefaultsAppearInStoredObjects gives a schema a default after objects were stored without that field: the objects
 // do not change in etcd, but all reads show it.
 func TestDefaultsAppearInStoredObjects(t *testing.T) {
-	ctx := newContext(t)
-	newNamespace(t, ctx, "defaults")
+	ctx := harness.Context(t, testTimeout)
+	harness.Namespace(t, ctx, api, "defaults")
 	d := definition{"lamps", []version{{name: "v1", served: true, storage: true,
 		spec: `{"type":"object","properties":{"size":{"type":"integer"}}}`}}}
 	d.create(t, ctx)
 	created, err := api.Create(ctx, d.path("v1", "defaults"), object{"apiVersion": group + "/v1", "kind": "Lamp",
 		"metadata": object{"name": "lamp"}, "spec": object{"size": 3}})
-	check(t, err)
+	harness.Check(t, err)
 
 	d.versions[0].spec = `{"type":"object","properties":{"size":{"type":"integer"},"color":{"type":"string","default":"white"}}}`
 	d.update(t, ctx)
 	path := d.path("v1", "defaults")
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path+"/lamp", "", nil)
 		if err != nil {
 			return false, err
@@ -177,7 +177,7 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 	}))
 	for _, query := range []string{"", "resourceVersion=0", "limit=1", "resourceVersionMatch=Exact&resourceVersion=" + created.Metadata.ResourceVersion} {
 		r, err := api.Do(ctx, http.MethodGet, path, query, nil)
-		check(t, err)
+		harness.Check(t, err)
 		if !strings.Contains(string(r.Body), `"color":"white"`) || !strings.Contains(string(r.Body), `"resourceVersion":"`+created.Metadata.ResourceVersion+`"`) {
 			t.Errorf("list with %q shows %s", query, r.Body)
 		}
@@ -185,7 +185,7 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 	// And pruning: a field that the schema no longer knows is not shown.
 	d.versions[0].spec = `{"type":"object","properties":{"color":{"type":"string","default":"white"}}}`
 	d.update(t, ctx)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		if err != nil {
 			return false, err
@@ -196,8 +196,8 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 
 // TestSelectableFields lists and watches by a field that the definition declares.
 func TestSelectableFields(t *testing.T) {
-	ctx := newContext(t)
-	newNamespace(t, ctx, "fields")
+	ctx := harness.Context(t, testTimeout)
+	harness.Namespace(t, ctx, api, "fields")
 	d := definition{"paints", []version{{name: "v1", served: true, storage: true,
 		spec: `{"type":"object","properties":{"color":{"type":"string"}}}`, fields: []string{".spec.color"}}}}
 	d.create(t, ctx)
@@ -208,19 +208,19 @@ func TestSelectableFields(t *testing.T) {
 		name := fmt.Sprintf("paint-%02d", i)
 		_, err := api.Create(ctx, path, object{"apiVersion": group + "/v1", "kind": "Paint",
 			"metadata": object{"name": name}, "spec": object{"color": colors[i%3]}})
-		check(t, err)
+		harness.Check(t, err)
 		if i%3 == 0 {
 			red = append(red, name)
 		}
 	}
 	list, err := api.List(ctx, path, "fieldSelector=spec.color%3Dred")
-	check(t, err)
+	harness.Check(t, err)
 	equal(t, "red", list.Names(), red)
 	items, _, err := api.ListAll(ctx, path, "fieldSelector=spec.color%3Dred", 4)
-	check(t, err)
+	harness.Check(t, err)
 	equal(t, "red in chunks", (&harness.List{Items: items}).Names(), red)
 	w, refused, err := api.Watch(ctx, path, "fieldSelector=spec.color%3Dred&resourceVersion="+list.Metadata.ResourceVersion)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())
 	}
@@ -229,12 +229,12 @@ func TestSelectableFields(t *testing.T) {
 		{"paint-00", "blue", "DELETED"}, {"paint-01", "red", "ADDED"}, {"paint-02", "green", ""}, {"paint-03", "red", ""}, {"paint-01", "green", "DELETED"},
 	} {
 		_, err := api.Patch(ctx, path+"/"+step.name, fmt.Sprintf(`{"spec":{"color":%q}}`, step.color))
-		check(t, err)
+		harness.Check(t, err)
 		if step.event == "" {
 			continue // if it sent anything, that would be the next event
 		}
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != step.event || e.Object.Metadata.Name != step.name {
 			t.Fatalf("got %s of %s, want %s of %s", e.Type, e.Object.Metadata.Name, step.event, step.name)
 		}
@@ -247,45 +247,45 @@ func TestSelectableFields(t *testing.T) {
 // TestManyDefinitionsComeAndGo creates and deletes definitions of the same name, each with objects, and looks for remains
 // of the one before.
 func TestManyDefinitionsComeAndGo(t *testing.T) {
-	ctx := newContext(t)
-	newNamespace(t, ctx, "rounds")
+	ctx := harness.Context(t, testTimeout)
+	harness.Namespace(t, ctx, api, "rounds")
 	d := definition{"ghosts", []version{{name: "v1", served: true, storage: true, spec: anySpec}}}
 	for round := range 3 {
 		d.create(t, ctx)
 		list, err := api.List(ctx, d.path("v1", ""), "")
-		check(t, err)
+		harness.Check(t, err)
 		if len(list.Items) != 0 {
 			t.Fatalf("round %d begins with %d objects", round, len(list.Items))
 		}
 		w, refused, err := api.Watch(ctx, d.path("v1", "rounds"), "resourceVersion="+list.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatal(refused.Err())
 		}
 		for i := range 10 {
 			_, err := api.Create(ctx, d.path("v1", "rounds"), object{"apiVersion": group + "/v1", "kind": "Ghost",
 				"metadata": object{"name": fmt.Sprintf("ghost-%d-%d", round, i)}})
-			check(t, err)
+			harness.Check(t, err)
 		}
-		check(t, api.Delete(ctx, definitionsPath+"/"+d.plural+"."+group))
+		harness.Check(t, api.Delete(ctx, definitionsPath+"/"+d.plural+"."+group))
 		events := map[string]int{}
 		for events["DELETED"] < 10 {
 			e, err := w.Next(ctx)
 			if errors.Is(err, harness.ErrEnded) {
 				t.Fatalf("the watch ended after %v", events)
 			}
-			check(t, err)
+			harness.Check(t, err)
 			events[e.Type]++
 		}
 		w.Close()
 		if events["ADDED"] != 10 {
 			t.Errorf("round %d: events %v", round, events)
 		}
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, definitionsPath+"/"+d.plural+"."+group, "", nil)
 			return err == nil && r.Code == http.StatusNotFound, err
 		}))
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, d.path("v1", ""), "", nil)
 			return err == nil && r.Code == http.StatusNotFound, err
 		}))

@@ -3,9 +3,7 @@ package customresources
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -30,19 +28,6 @@ func TestMain(m *testing.M) {
 
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // inParallel calls do for 0 to n-1, a few at a time: what two cores can serve.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
@@ -52,12 +37,6 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 		group.Go(func() error { return do(ctx, i) })
 	}
 	return group.Wait()
-}
-
-func newNamespace(t *testing.T, ctx context.Context, name string) {
-	t.Helper()
-	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
-	check(t, err)
 }
 
 func versions(objects []harness.Object) []string {
@@ -84,11 +63,4 @@ func equal(t *testing.T, what string, got, want []string) {
 		i++
 	}
 	t.Errorf("%s: got %d objects, want %d; from number %d got %v, want %v", what, len(got), len(want), i, got[i:min(i+3, len(got))], want[i:min(i+3, len(want))])
-}
-
-func revision(t *testing.T, resourceVersion string) int64 {
-	t.Helper()
-	n, err := strconv.ParseInt(resourceVersion, 10, 64)
-	check(t, err)
-	return n
 }

@@ -89,11 +89,11 @@ func (p project) path(version, namespace string) string {
 func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, version := range p.versions {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			_, err := api.List(ctx, p.path(version, ""), "")
 			return err == nil, err
 		}))
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, "/apis/"+p.group+"/"+version, "", nil)
 			return err == nil && strings.Contains(string(r.Body), `"name":"`+p.resource+`"`), err
 		}))
@@ -116,12 +116,12 @@ const (
 )
 
 func (p project) test(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	manifests := p.download(t, ctx)
 	install := func(path string) {
 		t.Helper()
 		r, err := cluster.Kubectl(ctx, "", "apply", "--server-side", "-f", path)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != 0 {
 			t.Fatalf("apply %s: %s", path, r.Stderr)
 		}
@@ -132,7 +132,7 @@ func (p project) test(t *testing.T) {
 	namespace := func(i int) string { return fmt.Sprintf("%s-%d", p.resource, i%namespaceCount) }
 	name := func(i int) string { return fmt.Sprintf("object-%04d", i) }
 	for i := range namespaceCount {
-		newNamespace(t, ctx, namespace(i))
+		harness.Namespace(t, ctx, api, namespace(i))
 	}
 	create := func(ctx context.Context, i int) error {
 		version := p.versions[i%len(p.versions)]
@@ -143,10 +143,10 @@ func (p project) test(t *testing.T) {
 		})
 		return err
 	}
-	check(t, inParallel(ctx, objectCount, create))
+	harness.Check(t, inParallel(ctx, objectCount, create))
 
 	all, err := api.List(ctx, p.path(p.versions[0], ""), "")
-	check(t, err)
+	harness.Check(t, err)
 	if len(all.Items) != objectCount {
 		t.Fatalf("listed %d objects, want %d", len(all.Items), objectCount)
 	}
@@ -158,23 +158,23 @@ func (p project) test(t *testing.T) {
 		p.testDelete(t, ctx)
 		install(filepath.Join(manifests, p.definition))
 		list, err := api.List(ctx, p.path(p.versions[0], ""), "")
-		check(t, err)
+		harness.Check(t, err)
 		if len(list.Items) != 0 {
 			t.Fatalf("%d objects after the definition came back, want none", len(list.Items))
 		}
-		if revision(t, list.Metadata.ResourceVersion) <= revision(t, all.Metadata.ResourceVersion) {
+		if harness.Revision(t, list.Metadata.ResourceVersion) <= harness.Revision(t, all.Metadata.ResourceVersion) {
 			t.Errorf("list at %s after one at %s", list.Metadata.ResourceVersion, all.Metadata.ResourceVersion)
 		}
 		last := p.versions[len(p.versions)-1]
 		w, refused, err := api.Watch(ctx, p.path(last, ""), "resourceVersion="+list.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatal(refused.Err())
 		}
 		defer w.Close()
-		check(t, create(ctx, 0))
+		harness.Check(t, create(ctx, 0))
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "ADDED" || e.Object.Metadata.Name != name(0) || e.Object.APIVersion != p.group+"/"+last {
 			t.Errorf("got %s of %s in %s", e.Type, e.Object.Key(), e.Object.APIVersion)
 		}
@@ -187,7 +187,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	list := func(path, query string) *harness.List {
 		t.Helper()
 		list, err := api.List(ctx, path, query)
-		check(t, err)
+		harness.Check(t, err)
 		return list
 	}
 	whole := list(path, "")
@@ -204,7 +204,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	equalObjects(t, "exactly", list(path, "resourceVersionMatch=Exact&resourceVersion="+all.Metadata.ResourceVersion).Items, all.Items)
 
 	items, chunks, err := api.ListAll(ctx, path, "", 137)
-	check(t, err)
+	harness.Check(t, err)
 	equalObjects(t, "in chunks", items, all.Items)
 	if want := (objectCount + 136) / 137; len(chunks) != want {
 		t.Errorf("%d chunks, want %d", len(chunks), want)
@@ -226,18 +226,18 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	equalObjects(t, "one namespace", list(p.path(version, namespace), "").Items, here)
 	equalObjects(t, "by label", list(path, "labelSelector=tenth%3D7").Items, tenth)
 	selected, _, err := api.ListAll(ctx, path, "labelSelector=tenth%3D7", 13)
-	check(t, err)
+	harness.Check(t, err)
 	equalObjects(t, "by label in chunks", selected, tenth)
 	equalObjects(t, "by name", list(p.path(version, namespace), "fieldSelector=metadata.name%3D"+here[5].Metadata.Name).Items, here[5:6])
 
 	r, err := api.DoAs(ctx, http.MethodGet, path, "", "", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", nil)
-	check(t, err)
+	harness.Check(t, err)
 	metadata, err := r.List()
-	check(t, err)
+	harness.Check(t, err)
 	equalObjects(t, "metadata", metadata.Items, all.Items)
 
 	kubectl, err := cluster.Kubectl(ctx, "", "get", p.resource+"."+version+"."+p.group, "-A", "--chunk-size=300", "--no-headers")
-	check(t, err)
+	harness.Check(t, err)
 	if rows := strings.Count(kubectl.Stdout, "\n"); rows != objectCount {
 		t.Errorf("kubectl shows %d rows, want %d\n%s", rows, objectCount, kubectl.Stderr)
 	}
@@ -249,7 +249,7 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 	watches := map[string]*harness.Watch{}
 	for _, version := range p.versions {
 		w, refused, err := api.Watch(ctx, p.path(version, ""), "resourceVersion="+all.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatal(refused.Err())
 		}
@@ -290,15 +290,15 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 		})
 	}
 	written := make([]string, updateCount) // resource versions
-	check(t, inParallel(ctx, updateCount, func(ctx context.Context, i int) error {
+	harness.Check(t, inParallel(ctx, updateCount, func(ctx context.Context, i int) error {
 		o, err := api.Patch(ctx, p.path(p.versions[i%len(p.versions)], namespace(i))+"/"+name(i), `{"metadata":{"annotations":{"updated":"yes"}}}`)
 		written[i] = o.Metadata.ResourceVersion
 		return err
 	}))
-	check(t, inParallel(ctx, deleteCount, func(ctx context.Context, i int) error {
+	harness.Check(t, inParallel(ctx, deleteCount, func(ctx context.Context, i int) error {
 		return api.Delete(ctx, p.path(p.versions[0], namespace(updateCount+i))+"/"+name(updateCount+i))
 	}))
-	check(t, reading.Wait())
+	harness.Check(t, reading.Wait())
 	for version, seen := range seenBy {
 		for i, want := range written {
 			if got := seen[namespace(i)+"/"+name(i)]; got != want {
@@ -311,11 +311,11 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 // testDelete deletes the definition: watchers see all objects go, then the API is gone.
 func (p project) testDelete(t *testing.T, ctx context.Context) {
 	list, err := api.List(ctx, p.path(p.versions[0], ""), "")
-	check(t, err)
+	harness.Check(t, err)
 	var watching errgroup.Group
 	for _, version := range p.versions {
 		w, refused, err := api.Watch(ctx, p.path(version, ""), "resourceVersion="+list.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatal(refused.Err())
 		}
@@ -334,14 +334,14 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 		})
 	}
 	const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
-	check(t, api.Delete(ctx, definitions+p.resource+"."+p.group))
-	check(t, watching.Wait())
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, api.Delete(ctx, definitions+p.resource+"."+p.group))
+	harness.Check(t, watching.Wait())
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, definitions+p.resource+"."+p.group, "", nil)
 		return err == nil && r.Code == http.StatusNotFound, err
 	}))
 	for _, version := range p.versions {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, p.path(version, ""), "", nil)
 			if err != nil {
 				return false, err
@@ -351,7 +351,7 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 	}
 	// The project's other resources are still there.
 	r, err := api.Do(ctx, http.MethodGet, "/apis/"+p.group, "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusOK {
 		t.Errorf("the group %s is gone too: %v", p.group, r.Err())
 	}

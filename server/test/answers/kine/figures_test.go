@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,9 +28,9 @@ const (
 )
 
 // TestFigures measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
-// ConfigMaps of 1 KB (docs/benchmarks.md).
+// ConfigMaps of 1 KB (docs/benchmarks/kine.md).
 func TestFigures(t *testing.T) {
-	if os.Getenv("STRATA_TEST_LONG") == "" {
+	if !harness.Long() {
 		t.Skip("set STRATA_TEST_LONG=1")
 	}
 	stock := harness.StockAPIServer(t, "1.37")
@@ -53,10 +52,10 @@ func TestFigures(t *testing.T) {
 			name := servers[(round+i)%len(servers)] // neither is always the first
 			began := time.Now()
 			s := start[name]()
-			check(t, s.Await(ctx, "/readyz"))
+			harness.Check(t, s.Await(ctx, "/readyz"))
 			figures[name][startToReady] = append(figures[name][startToReady], time.Since(began))
 			f.measure(s, figures[name])
-			check(t, s.Stop())
+			harness.Check(t, s.Stop())
 		}
 	}
 	t.Logf("%-40s %10s %10s %10s %10s", "", "strata p50", "p99", "stock p50", "p99")
@@ -143,7 +142,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 			began := time.Now()
 			r, err := api.Do(f.ctx, http.MethodGet, path, query, nil)
 			took := time.Since(began)
-			check(f.T, err)
+			harness.Check(f.T, err)
 			if r.Code != http.StatusOK || len(r.Body) < atLeast {
 				f.Fatalf("%s: %d with %d bytes", what, r.Code, len(r.Body))
 			}
@@ -179,7 +178,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 	writer.Wait()
 
 	w, refused, err := plain.Watch(f.ctx, small, "resourceVersion=0&fieldSelector=metadata.name%3Dmap-00001")
-	check(f.T, err)
+	harness.Check(f.T, err)
 	if refused != nil {
 		f.Fatal(refused.Err())
 	}

@@ -27,13 +27,6 @@ func configMap(name, value string) object {
 	return object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": name}, "data": object{"v": value}}
 }
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // fixture is two servers on one kine: the engine's, behind a proxy that counts, and upstream's.
 type fixture struct {
 	*testing.T
@@ -51,11 +44,10 @@ func TestKine(t *testing.T) {
 	f.proxy = env.Proxy(f.kine)
 	f.strata = env.StartAPIServer(f.proxy.Etcd(), "--engine="+harness.Strata)
 	f.upstream = env.StartAPIServer(f.kine, "--engine="+harness.Upstream)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
+	ctx := harness.Context(t, testTimeout)
 	f.ctx = ctx
 	for i, s := range []*harness.Server{f.strata, f.upstream} {
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 		f.apis[i] = s.API()
 	}
 	for _, step := range []struct {
@@ -85,14 +77,14 @@ func TestKine(t *testing.T) {
 func (f *fixture) put(api *harness.API, name, value string) int64 {
 	f.Helper()
 	o, err := api.Create(f.ctx, maps, configMap(name, value))
-	check(f.T, err)
+	harness.Check(f.T, err)
 	return f.revision(o.Metadata.ResourceVersion)
 }
 
 func (f *fixture) revision(s string) int64 {
 	f.Helper()
 	rev, err := strconv.ParseInt(s, 10, 64)
-	check(f.T, err)
+	harness.Check(f.T, err)
 	return rev
 }
 
@@ -100,14 +92,14 @@ func (f *fixture) revision(s string) int64 {
 func (f *fixture) elsewhere() int64 {
 	f.Helper()
 	resp, err := f.kine.Client().Put(f.ctx, "/elsewhere", time.Now().String())
-	check(f.T, err)
+	harness.Check(f.T, err)
 	return resp.Header.Revision
 }
 
 func (f *fixture) list(api *harness.API, query string) *harness.List {
 	f.Helper()
 	l, err := api.List(f.ctx, maps, query)
-	check(f.T, err)
+	harness.Check(f.T, err)
 	return l
 }
 
@@ -115,7 +107,7 @@ func (f *fixture) list(api *harness.API, query string) *harness.List {
 func (f *fixture) body(api *harness.API, path, query string) string {
 	f.Helper()
 	r, err := api.Do(f.ctx, http.MethodGet, path, query, nil)
-	check(f.T, err)
+	harness.Check(f.T, err)
 	if r.Code != http.StatusOK {
 		f.Fatalf("%s?%s: %v", path, query, r.Err())
 	}
@@ -150,13 +142,13 @@ func (f *fixture) linearizable() {
 		name := fmt.Sprintf("linear-%02d", i)
 		rev := f.put(writer, name, "1")
 		o, err := reader.Get(f.ctx, maps+"/"+name, "")
-		check(f.T, err)
+		harness.Check(f.T, err)
 		l := f.list(reader, "")
 		if f.revision(o.Metadata.ResourceVersion) != rev || !slices.Contains(l.Names(), name) || f.revision(l.Metadata.ResourceVersion) < rev {
 			f.Fatalf("%s, written at %d, is read at %s; the list at %s has %v", name, rev, o.Metadata.ResourceVersion, l.Metadata.ResourceVersion, l.Names())
 		}
 		if i%4 == 0 {
-			check(f.T, writer.Delete(f.ctx, maps+"/"+name))
+			harness.Check(f.T, writer.Delete(f.ctx, maps+"/"+name))
 			if l := f.list(reader, ""); slices.Contains(l.Names(), name) {
 				f.Fatalf("%s was deleted and is in the list at %s", name, l.Metadata.ResourceVersion)
 			}
@@ -244,7 +236,7 @@ func (f *fixture) next(w *harness.Watch) string {
 	f.Helper()
 	for {
 		e, err := w.Next(f.ctx)
-		check(f.T, err)
+		harness.Check(f.T, err)
 		if e.Type != "BOOKMARK" {
 			return fmt.Sprintf("%s %s %s", e.Type, e.Object.Metadata.Name, e.Object.Metadata.ResourceVersion)
 		}
@@ -254,7 +246,7 @@ func (f *fixture) next(w *harness.Watch) string {
 func (f *fixture) watch(api *harness.API, query string) *harness.Watch {
 	f.Helper()
 	w, refused, err := api.Watch(f.ctx, maps, query)
-	check(f.T, err)
+	harness.Check(f.T, err)
 	if refused != nil {
 		f.Fatalf("watch?%s: %v", query, refused.Err())
 	}
@@ -273,9 +265,9 @@ func (f *fixture) watches() {
 		name := fmt.Sprintf("watched-%d", i)
 		f.put(f.apis[i%2], name, "1")
 		_, err := f.apis[1-i%2].Patch(f.ctx, maps+"/"+name, `{"data":{"v":"2"}}`)
-		check(f.T, err)
+		harness.Check(f.T, err)
 		f.elsewhere()
-		check(f.T, f.apis[i%2].Delete(f.ctx, maps+"/"+name))
+		harness.Check(f.T, f.apis[i%2].Delete(f.ctx, maps+"/"+name))
 		events += 3
 	}
 	late := f.watch(f.apis[0], "resourceVersion="+from)
@@ -296,7 +288,7 @@ func (f *fixture) bookmarks() {
 	w := f.watch(f.apis[0], "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Dnone&timeoutSeconds=4")
 	for range 2 {
 		e, err := w.Next(f.ctx)
-		check(f.T, err)
+		harness.Check(f.T, err)
 		if e.Type != "BOOKMARK" || f.revision(e.Object.Metadata.ResourceVersion) < rev {
 			f.Fatalf("%s at %s, want a bookmark at %d or later", e.Type, e.Object.Metadata.ResourceVersion, rev)
 		}
@@ -308,7 +300,7 @@ func (f *fixture) bookmarks() {
 func (f *fixture) restart() {
 	from := f.list(f.apis[0], "")
 	f.put(f.apis[0], "before-stop", "1")
-	check(f.T, f.strata.Stop())
+	harness.Check(f.T, f.strata.Stop())
 	f.put(f.apis[1], "while-down", "1")
 	f.elsewhere()
 	f.strata.Restart()
@@ -341,7 +333,7 @@ func (f *fixture) kineRestarts() {
 	}
 	f.kine.Start()
 	var o harness.Object
-	check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
 		var err error
 		o, err = f.apis[0].Create(ctx, maps, configMap("after-kine", "1"))
 		return err == nil, err
@@ -349,7 +341,7 @@ func (f *fixture) kineRestarts() {
 	if got, want := f.next(w), "ADDED after-kine "+o.Metadata.ResourceVersion; got != want {
 		f.Errorf("event %s, want %s", got, want)
 	}
-	check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
 		l, err := f.apis[0].List(ctx, maps, "")
 		return err == nil && slices.Contains(l.Names(), "after-kine"), err
 	}))
@@ -363,10 +355,10 @@ func (f *fixture) kineRestarts() {
 // compaction: turns are announced and made by kube-apiserver's protocol, and the keys of sealed tokens are
 // written by a transaction, in the forms that kine knows.
 func (f *fixture) compaction() {
-	check(f.T, f.strata.Stop())
+	harness.Check(f.T, f.strata.Stop())
 	f.strata.Restart("--etcd-compaction-interval=1s", "--strata-feature-gates=SealedContinueTokens=true")
 	f.apis[0] = f.strata.API()
-	check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
 		f.elsewhere()
 		n, err := f.apis[0].Sum(ctx, "strata_compaction_compactions_total")
 		return n >= 2, err
@@ -375,7 +367,7 @@ func (f *fixture) compaction() {
 		f.Errorf("%v compactions have failed, %v", n, err)
 	}
 	items, pages, err := f.apis[0].ListAll(f.ctx, maps, "", 7)
-	check(f.T, err)
+	harness.Check(f.T, err)
 	if want := f.list(f.apis[0], ""); len(items) != len(want.Items) || len(pages) < 2 {
 		f.Errorf("%d items in %d pages, want %d", len(items), len(pages), len(want.Items))
 	}

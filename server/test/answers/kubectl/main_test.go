@@ -3,9 +3,7 @@ package kubectl
 
 import (
 	"context"
-	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,12 +18,6 @@ func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
 }
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // user runs kubectl in one namespace and looks at what it prints.
 type user struct {
 	t          *testing.T
@@ -34,13 +26,11 @@ type user struct {
 	kubeconfig string
 }
 
-var namespaces atomic.Int64
-
 // newUser returns the administrator in a new namespace.
 func newUser(t *testing.T) user {
 	t.Helper()
-	u := user{t: t, ctx: newContext(t), kubeconfig: cluster.Kubeconfig}
-	name := fmt.Sprintf("ns-%d", namespaces.Add(1))
+	u := user{t: t, ctx: harness.Context(t, testTimeout), kubeconfig: cluster.Kubeconfig}
+	name := harness.NewName("ns")
 	u.ok("create", "namespace", name).prints("namespace/" + name + " created")
 	u.namespace = name
 	return u

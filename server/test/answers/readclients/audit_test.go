@@ -20,7 +20,7 @@ import (
 // object, code, annotations, and the objects that the level asks for.
 func TestAudit(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
 	levels := map[string]int{ // events of one GET
@@ -28,14 +28,14 @@ func TestAudit(t *testing.T) {
 	}
 	for namespace := range levels {
 		_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": namespace}})
-		check(t, err)
+		harness.Check(t, err)
 		for path, o := range map[string]object{
 			maps(namespace): configMap("one", "data"), gizmos(namespace): gizmo("one", "more"),
 			"/api/v1/namespaces/" + namespace + "/endpoints": {"metadata": object{"name": "one"}},
 		} {
 			created, err := api.Create(ctx, path, o)
-			check(t, err)
-			check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
+			harness.Check(t, err)
+			harness.Check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
 		}
 	}
 
@@ -80,16 +80,16 @@ func TestAudit(t *testing.T) {
 				header.Set("Audit-Id", id)
 				seen := map[string]string{}
 				for _, engine := range both.each() {
-					answer := must[*harness.Response](t)(engine.raw(ctx, r.token, http.MethodGet, path, header))
+					answer := harness.Must[*harness.Response](t)(engine.raw(ctx, r.token, http.MethodGet, path, header))
 					if got := answer.Header.Get("Audit-Id"); got != id {
 						t.Errorf("%s: GET %s: the answer's Audit-Id is %q, want %q", engine.name, path, got, id)
 					}
 					due := perGet > 1 || perGet == 1 && answer.Code != http.StatusUnauthorized // which leaves one event, of a stage that is omitted
-					events := must[[]auditv1.Event](t)(engine.audited(ctx, id, due))
+					events := harness.Must[[]auditv1.Event](t)(engine.audited(ctx, id, due))
 					if n := len(events); i == 0 && n != perGet {
 						t.Errorf("%s: GET %s left %d audit events, want %d", engine.name, path, n, perGet)
 					}
-					seen[engine.name] = must[string](t)(eventsText(events))
+					seen[engine.name] = harness.Must[string](t)(eventsText(events))
 				}
 				if got, want := seen[harness.Strata], seen[harness.Upstream]; got != want {
 					t.Errorf("GET %s as %q (%v): got the events\n%s\nwant\n%s", path, r.token, r.header, got, want)

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // page reads the lists that it finds at /lists, and posts to /readings what they decode to.
@@ -34,7 +36,7 @@ await fetch('/readings', { method: 'POST', body: JSON.stringify(readings) });
 // TestGzipReadByChromium: a page of another origin reads lists from the API server itself, as CORS allows it to.
 func TestGzipReadByChromium(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	chromium := program(t, "chromium", "chromium-browser", "google-chrome")
 	lists := compressedLists(t, ctx)
 	server := both.strata
@@ -67,7 +69,7 @@ func TestGzipReadByChromium(t *testing.T) {
 		"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 		"--ignore-certificate-errors", "--user-data-dir="+t.TempDir(), "--user-agent=reader/1", "--remote-debugging-port=0", site.URL)
 	cmd.Stdout, cmd.Stderr = &output, &output
-	check(t, cmd.Start())
+	harness.Check(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	select {

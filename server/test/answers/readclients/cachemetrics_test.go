@@ -32,10 +32,10 @@ var cacheMetrics = []string{
 // TestCacheMetrics: by the same requests the same time series of the watch cache grow at both engines, for a built-in and
 // a custom resource that are listed, watched and written. What counts events grows by their number.
 func TestCacheMetrics(t *testing.T) {
-	ctx := newContext(t) // not in parallel: other tests read these resources
+	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
-	namespace := newNamespace(t, ctx, api, "cache-metrics")
+	namespace := harness.Namespace(t, ctx, api, harness.NewName("cache-metrics"))
 	resources := map[string]string{"podtemplates": "/api/v1/namespaces/" + namespace + "/podtemplates", "gizmos": gizmos(namespace)}
 	objects := map[string]func(name string) object{
 		"podtemplates": func(name string) object {
@@ -46,12 +46,12 @@ func TestCacheMetrics(t *testing.T) {
 	before := map[string][]sample{}
 	watches := map[string][]*harness.Watch{}
 	for _, engine := range both.each() {
-		before[engine.name] = must[[]sample](t)(scrape(ctx, engine.API(), cacheMetrics...))
+		before[engine.name] = harness.Must[[]sample](t)(scrape(ctx, engine.API(), cacheMetrics...))
 		for resource, path := range resources {
 			_, err := engine.API().List(ctx, path, "resourceVersion=0")
-			check(t, err)
+			harness.Check(t, err)
 			w, response, err := engine.API().Watch(ctx, path, "resourceVersion=0")
-			check(t, err)
+			harness.Check(t, err)
 			if w == nil {
 				t.Fatalf("%s: watch of %s: %d", engine.name, resource, response.Code)
 			}
@@ -63,10 +63,10 @@ func TestCacheMetrics(t *testing.T) {
 	for resource, path := range resources {
 		for i := range writes {
 			_, err := api.Create(ctx, path, objects[resource]("object-"+strconv.Itoa(i)))
-			check(t, err)
+			harness.Check(t, err)
 			for _, w := range watches[resource] { // each write is a delivery of its own
 				_, err := w.Next(ctx)
-				check(t, err)
+				harness.Check(t, err)
 			}
 		}
 	}
@@ -84,7 +84,7 @@ func TestCacheMetrics(t *testing.T) {
 		}
 		return series, err
 	}
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		var differ []string
 		series := map[string]map[string]float64{}
 		for _, engine := range both.each() {
@@ -126,7 +126,7 @@ func TestCacheMetrics(t *testing.T) {
 
 	// What the start has counted.
 	for _, engine := range both.each() {
-		started := must[[]sample](t)(scrape(ctx, engine.API(), cacheMetrics...))
+		started := harness.Must[[]sample](t)(scrape(ctx, engine.API(), cacheMetrics...))
 		for resource := range resources {
 			labels := map[string]string{"resource": resource}
 			for _, name := range []string{"apiserver_watch_cache_initializations_total", "apiserver_watch_cache_initialization_duration_seconds_count"} {

@@ -50,11 +50,11 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 	api := cluster.API()
 	for _, name := range []string{"one", "two"} {
 		_, err := api.Create(ctx, path, create(name))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	o, err := r.get("one")
-	check(t, err)
-	if name := must[metav1.Object](t)(meta.Accessor(o)).GetName(); name != "one" {
+	harness.Check(t, err)
+	if name := harness.Must[metav1.Object](t)(meta.Accessor(o)).GetName(); name != "one" {
 		t.Errorf("got %q, want one", name)
 	}
 	if _, err := r.get("nobody"); !apierrors.IsNotFound(err) {
@@ -63,15 +63,15 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 	names := func(options metav1.ListOptions) (names []string, list metav1.ListInterface) {
 		t.Helper()
 		o, err := r.list(options)
-		check(t, err)
+		harness.Check(t, err)
 		items, err := meta.ExtractList(o)
-		check(t, err)
+		harness.Check(t, err)
 		for _, item := range items {
-			if name := must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") { // the namespace's own
+			if name := harness.Must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") { // the namespace's own
 				names = append(names, name)
 			}
 		}
-		return names, must[metav1.ListInterface](t)(meta.ListAccessor(o))
+		return names, harness.Must[metav1.ListInterface](t)(meta.ListAccessor(o))
 	}
 	all, list := names(metav1.ListOptions{})
 	current := list.GetResourceVersion()
@@ -101,15 +101,15 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 	}
 
 	w, err := r.watch(metav1.ListOptions{ResourceVersion: current, AllowWatchBookmarks: true})
-	check(t, err)
+	harness.Check(t, err)
 	defer w.Stop()
 	sendInitialEvents := true
 	initial, err := r.watch(metav1.ListOptions{SendInitialEvents: &sendInitialEvents, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
-	check(t, err)
+	harness.Check(t, err)
 	defer initial.Stop()
 	var got []string
 	for e := range initial.ResultChan() {
-		accessor := must[metav1.Object](t)(meta.Accessor(e.Object))
+		accessor := harness.Must[metav1.Object](t)(meta.Accessor(e.Object))
 		if e.Type == watch.Bookmark && accessor.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
 			break
 		}
@@ -121,10 +121,10 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 		t.Errorf("the initial events are %q, want %q", got, want)
 	}
 	_, err = api.Create(ctx, path, create("three"))
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Patch(ctx, path+"/three", `{"metadata":{"labels":{"changed":"yes"}}}`)
-	check(t, err)
-	check(t, api.Delete(ctx, path+"/three"))
+	harness.Check(t, err)
+	harness.Check(t, api.Delete(ctx, path+"/three"))
 	for _, w := range []watch.Interface{w, initial} {
 		var got []string
 		for len(got) < 3 {
@@ -134,7 +134,7 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 					t.Fatalf("the watch has ended after %q", got)
 				}
 				if e.Type != watch.Bookmark {
-					got = append(got, fmt.Sprint(e.Type, " ", must[metav1.Object](t)(meta.Accessor(e.Object)).GetName()))
+					got = append(got, fmt.Sprint(e.Type, " ", harness.Must[metav1.Object](t)(meta.Accessor(e.Object)).GetName()))
 				}
 			case <-ctx.Done():
 				t.Fatalf("%v: %q so far", context.Cause(ctx), got)
@@ -153,7 +153,7 @@ func createGizmo(name string) object { return gizmo(name, "more") }
 func useTyped(t *testing.T, ctx context.Context, contentType string) {
 	namespace := newClusterNamespace(t, ctx)
 	client, err := kubernetes.NewForConfig(withContentType(cluster.Config, contentType))
-	check(t, err)
+	harness.Check(t, err)
 	secrets := client.CoreV1().Secrets(namespace)
 	expectReads(t, ctx, "/api/v1/namespaces/"+namespace+"/secrets", func(name string) object {
 		return object{"metadata": object{"name": name}, "stringData": object{"key": name}}
@@ -163,7 +163,7 @@ func useTyped(t *testing.T, ctx context.Context, contentType string) {
 		watch: func(o metav1.ListOptions) (watch.Interface, error) { return secrets.Watch(ctx, o) },
 	})
 	one, err := secrets.Get(ctx, "one", metav1.GetOptions{ResourceVersion: "0"})
-	check(t, err)
+	harness.Check(t, err)
 	if got := string(one.Data["key"]); got != "one" {
 		t.Errorf("the secret's key is %q, want one", got)
 	}
@@ -201,7 +201,7 @@ func withContentType(config *rest.Config, contentType string) *rest.Config {
 
 func useDynamic(t *testing.T, ctx context.Context) {
 	client, err := dynamic.NewForConfig(cluster.Config)
-	check(t, err)
+	harness.Check(t, err)
 	namespace := newClusterNamespace(t, ctx)
 	for resource, create := range map[schema.GroupVersionResource]func(string) object{mapResource: createMap, gizmoResource: createGizmo} {
 		in := client.Resource(resource).Namespace(namespace)
@@ -213,7 +213,7 @@ func useDynamic(t *testing.T, ctx context.Context) {
 		})
 	}
 	one, err := client.Resource(gizmoResource).Namespace(namespace).Get(ctx, "one", metav1.GetOptions{})
-	check(t, err)
+	harness.Check(t, err)
 	if want, _, _ := unstructured.NestedString(one.Object, "spec", "want"); want != "more" || one.GetKind() != "Gizmo" {
 		t.Errorf("the custom resource is %v", one.Object)
 	}
@@ -227,7 +227,7 @@ func useMetadata(t *testing.T, ctx context.Context) {
 			config = withContentType(cluster.Config, contentType)
 		}
 		client, err := metadata.NewForConfig(config)
-		check(t, err)
+		harness.Check(t, err)
 		for resource, create := range map[schema.GroupVersionResource]func(string) object{mapResource: createMap, gizmoResource: createGizmo} {
 			in := client.Resource(resource).Namespace(namespace)
 			path := map[bool]string{true: maps(namespace), false: gizmos(namespace)}[resource == mapResource]
@@ -237,7 +237,7 @@ func useMetadata(t *testing.T, ctx context.Context) {
 				watch: func(o metav1.ListOptions) (watch.Interface, error) { return in.Watch(ctx, o) },
 			})
 			for _, name := range []string{"one", "two"} {
-				check(t, in.Delete(ctx, name, metav1.DeleteOptions{}))
+				harness.Check(t, in.Delete(ctx, name, metav1.DeleteOptions{}))
 			}
 		}
 	}
@@ -252,7 +252,7 @@ func useInformers(t *testing.T, ctx context.Context, watchList bool) {
 	for path, create := range paths {
 		for i := range 20 {
 			_, err := api.Create(ctx, path, create(fmt.Sprintf("early-%d", i)))
-			check(t, err)
+			harness.Check(t, err)
 		}
 	}
 	type following struct {
@@ -266,7 +266,7 @@ func useInformers(t *testing.T, ctx context.Context, watchList bool) {
 		config := withContentType(cluster.Config, contentType)
 		config.Wrap(initial.wrap)
 		typed, err := kubernetes.NewForConfig(config)
-		check(t, err)
+		harness.Check(t, err)
 		factory := informers.NewSharedInformerFactoryWithOptions(typed, 0, informers.WithNamespace(namespace))
 		all = append(all, following{"typed, " + contentType, maps(namespace), factory.Core().V1().ConfigMaps().Informer()})
 		factory.Start(ctx.Done())
@@ -274,9 +274,9 @@ func useInformers(t *testing.T, ctx context.Context, watchList bool) {
 	config := rest.CopyConfig(cluster.Config)
 	config.Wrap(initial.wrap)
 	untyped, err := dynamic.NewForConfig(config)
-	check(t, err)
+	harness.Check(t, err)
 	partial, err := metadata.NewForConfig(config)
-	check(t, err)
+	harness.Check(t, err)
 	for resource, path := range map[schema.GroupVersionResource]string{mapResource: maps(namespace), gizmoResource: gizmos(namespace)} {
 		dynamicFactory := dynamicinformer.NewFilteredDynamicSharedInformerFactory(untyped, 0, namespace, nil)
 		all = append(all, following{"dynamic, " + resource.Resource, path, dynamicFactory.ForResource(resource).Informer()})
@@ -294,25 +294,25 @@ func useInformers(t *testing.T, ctx context.Context, watchList bool) {
 		for i := range 20 {
 			early := fmt.Sprintf("%s/early-%d", path, i)
 			_, err := api.Create(ctx, path, create(fmt.Sprintf("late-%d", i)))
-			check(t, err)
+			harness.Check(t, err)
 			if i%2 == 0 {
 				_, err = api.Patch(ctx, early, `{"metadata":{"labels":{"changed":"yes"}}}`)
-				check(t, err)
+				harness.Check(t, err)
 			}
 			if i%3 == 0 {
-				check(t, api.Delete(ctx, early))
+				harness.Check(t, api.Delete(ctx, early))
 			}
 		}
 	}
 	for _, f := range all {
 		list, err := api.List(ctx, f.path, "")
-		check(t, err)
+		harness.Check(t, err)
 		var want []string
 		for _, o := range list.Items {
 			want = append(want, o.Key()+"@"+o.Metadata.ResourceVersion)
 		}
 		slices.Sort(want)
-		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			got := held(f.informer.GetStore())
 			return slices.Equal(got, want), fmt.Errorf("%s: holds %d objects, want %d:\n%q\n%q", f.name, len(got), len(want), got, want)
 		}))

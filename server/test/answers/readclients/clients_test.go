@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestClients lets one client library after the other work against a control plane, whose controllers are clients too.
 // Nothing that they read is passed on to upstream's handlers, except tables, and events, which memory does not hold.
 func TestClients(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, cluster.API())
 	for _, client := range []struct {
 		name  string
@@ -30,7 +32,7 @@ func TestClients(t *testing.T) {
 	} {
 		t.Run(client.name, func(t *testing.T) {
 			before := readMetrics(t, ctx)
-			client.test(t, newContext(t))
+			client.test(t, harness.Context(t, testTimeout))
 			expectNothingPassed(t, since(before, readMetrics(t, ctx)), strings.Fields(client.verbs))
 		})
 	}
@@ -44,7 +46,7 @@ const (
 
 func readMetrics(t *testing.T, ctx context.Context) []sample {
 	t.Helper()
-	return must[[]sample](t)(scrape(ctx, cluster.API(), answered, passedOn, "apiserver_request_total"))
+	return harness.Must[[]sample](t)(scrape(ctx, cluster.API(), answered, passedOn, "apiserver_request_total"))
 }
 
 // expectNothingPassed fails the test unless the byte path has answered reads of each verb, and passed on none but those
@@ -72,7 +74,7 @@ func expectNothingPassed(t *testing.T, grown []sample, used []string) {
 
 func newClusterNamespace(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	return newNamespace(t, ctx, cluster.API(), "client")
+	return harness.Namespace(t, ctx, cluster.API(), harness.NewName("client"))
 }
 
 // useKubectl gets, watches, describes and waits for objects of built-in and custom kinds.
@@ -81,7 +83,7 @@ func useKubectl(t *testing.T, ctx context.Context) {
 	run := func(args ...string) string {
 		t.Helper()
 		r, err := cluster.Kubectl(ctx, "", append([]string{"--namespace=" + namespace}, args...)...)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != 0 {
 			t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr)
 		}
@@ -93,7 +95,7 @@ func useKubectl(t *testing.T, ctx context.Context) {
 			t.Errorf("kubectl %s: no %q in\n%s", strings.Join(args, " "), want, got)
 		}
 	}
-	check(t, cluster.Apply(ctx, fmt.Sprintf(`
+	harness.Check(t, cluster.Apply(ctx, fmt.Sprintf(`
 {apiVersion: v1, kind: ConfigMap, metadata: {name: one, namespace: %[1]s, labels: {a: b}}, data: {k: v}}
 ---
 {apiVersion: test.example.com/v1, kind: Gizmo, metadata: {name: one, namespace: %[1]s, labels: {a: b}}, spec: {want: more}}
@@ -131,21 +133,21 @@ func useKubectl(t *testing.T, ctx context.Context) {
 			watching := cluster.StartKubectl("--namespace="+namespace, "get", resource, "--watch", output)
 			defer watching.Kill()
 			_, n, err := watching.WaitLine(ctx, 0, "one")
-			check(t, err)
+			harness.Check(t, err)
 			added := "added" + strings.ToLower(strings.TrimPrefix(output, "-"))
 			path, o := maps(namespace), configMap(added, "data")
 			if resource == "gizmos" {
 				path, o = gizmos(namespace), gizmo(added, "more")
 			}
 			_, err = cluster.API().Create(ctx, path, o)
-			check(t, err)
+			harness.Check(t, err)
 			_, _, err = watching.WaitLine(ctx, n, added)
-			check(t, err)
+			harness.Check(t, err)
 		}
 	}
 	run("delete", "configmap,gizmo", "--all") // waits, by watches, until they are gone
 	r, err := cluster.API().Do(ctx, http.MethodGet, gizmos(namespace)+"/one", "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusNotFound {
 		t.Errorf("after kubectl delete: %v", r.Err())
 	}

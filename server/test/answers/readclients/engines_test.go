@@ -203,7 +203,7 @@ type request struct {
 // sameAnswers fails the test unless each request is answered by both engines with the same code, headers and body.
 func (e *engines) sameAnswers(t *testing.T, ctx context.Context, requests []request) {
 	t.Helper()
-	check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
+	harness.Check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
 		r := requests[i]
 		want, err := e.upstream.raw(ctx, r.token, r.method, r.target, r.header)
 		if err != nil {

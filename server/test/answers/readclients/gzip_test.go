@@ -55,7 +55,7 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 	t.Helper()
 	engine := both.strata
 	api := engine.API()
-	namespace := newNamespace(t, ctx, api, "gzip")
+	namespace := harness.Namespace(t, ctx, api, harness.NewName("gzip"))
 	words := strings.Fields("revision compact tombstone snapshot event batch cursor progress bookmark prefix index äöü \"quoted\" <tag> & \u2028")
 	random := rand.New(rand.NewPCG(1, 2))
 	text := func() string {
@@ -72,7 +72,7 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 	}
 	write := func(method func(context.Context, string, any) (harness.Object, error), path func(i int) string, from, to int) {
 		t.Helper()
-		check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+		harness.Check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
 			o := configMap(fmt.Sprintf("map-%04d", from+i), texts[from+i])
 			o["metadata"].(object)["labels"] = object{"even": fmt.Sprint(i%2 == 0)}
 			_, err := method(ctx, path(from+i), o)
@@ -85,7 +85,7 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 	add := func() {
 		t.Helper()
 		list, err := api.List(ctx, maps(namespace), "")
-		check(t, err)
+		harness.Check(t, err)
 		exact := "&resourceVersionMatch=Exact&resourceVersion=" + list.Metadata.ResourceVersion
 		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 			for _, target := range []string{
@@ -96,11 +96,11 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 				maps(namespace) + "?pretty=false" + exact,
 			} {
 				l := compressed{Target: target, Accept: accept}
-				r := must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"identity"}}))
+				r := harness.Must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"identity"}}))
 				if l.plain = r.Body; r.Code != http.StatusOK || len(r.Body) < 128<<10 || r.Header.Get("Content-Encoding") != "" {
 					t.Fatalf("GET %s: %d, %d bytes in %q, want 200 and at least 128 KiB that are not compressed", target, r.Code, len(r.Body), r.Header.Get("Content-Encoding"))
 				}
-				r = must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"gzip"}}))
+				r = harness.Must[*harness.Response](t)(engine.send(ctx, adminToken, http.MethodGet, target, "", http.Header{"Accept": {accept}, "Accept-Encoding": {"gzip"}}))
 				if r.Header.Get("Content-Encoding") != "gzip" {
 					t.Fatalf("GET %s: the content encoding is %q, want gzip", target, r.Header.Get("Content-Encoding"))
 				}
@@ -153,7 +153,7 @@ func expectReadings(t *testing.T, lists []compressed, ways []string, readings []
 
 func TestGzipReadByGo(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	lists := compressedLists(t, ctx)
 	for _, http2 := range []bool{false, true} {
 		config := both.strata.ConfigFor(adminToken)
@@ -161,13 +161,13 @@ func TestGzipReadByGo(t *testing.T) {
 			config.NextProtos = []string{"http/1.1"}
 		}
 		client, err := rest.HTTPClientFor(config)
-		check(t, err)
+		harness.Check(t, err)
 		for _, l := range lists {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, both.strata.URL+l.Target, nil)
-			check(t, err)
+			harness.Check(t, err)
 			req.Header.Set("Accept", l.Accept)
 			resp, err := client.Do(req)
-			check(t, err)
+			harness.Check(t, err)
 			var body bytes.Buffer
 			_, err = body.ReadFrom(resp.Body)
 			resp.Body.Close()
@@ -181,7 +181,7 @@ func TestGzipReadByGo(t *testing.T) {
 
 func TestGzipReadByCurl(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	curl := program(t, "curl")
 	lists := compressedLists(t, ctx)
 	server := both.strata
@@ -202,9 +202,9 @@ func TestGzipReadByCurl(t *testing.T) {
 				t.Fatalf("curl %s: %v\n%s", l.Target, err, out)
 			}
 			r := reading{How: way, Target: l.Target, Accept: l.Accept}
-			data := must[[]byte](t)(os.ReadFile(body))
+			data := harness.Must[[]byte](t)(os.ReadFile(body))
 			r.Bytes, r.SHA256 = len(data), fmt.Sprintf("%x", sha256.Sum256(data))
-			for _, line := range strings.Split(string(must[[]byte](t)(os.ReadFile(header))), "\r\n") {
+			for _, line := range strings.Split(string(harness.Must[[]byte](t)(os.ReadFile(header))), "\r\n") {
 				if name, value, _ := strings.Cut(line, ": "); strings.EqualFold(name, "Content-Encoding") {
 					r.Encoding = value
 				}
@@ -218,18 +218,18 @@ func TestGzipReadByCurl(t *testing.T) {
 // TestGzipReadByCurlIndented: what curl asks for when nothing is said about it.
 func TestGzipReadByCurlIndented(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	curl := program(t, "curl")
 	l := compressedLists(t, ctx)[0]
 	out, err := exec.CommandContext(ctx, curl, "--silent", "--show-error", "--fail", "--compressed", "--noproxy", "*", "--cacert", both.strata.CAFile,
 		"--header", "Authorization: Bearer "+adminToken, both.strata.URL+l.Target).Output()
-	check(t, err)
+	harness.Check(t, err)
 	if !bytes.Contains(out, []byte("\n  \"kind\": \"ConfigMapList\"")) {
 		t.Errorf("the list is not indented; it begins with\n%.200s", out)
 	}
 	var got, want any
-	check(t, json.Unmarshal(out, &got))
-	check(t, json.Unmarshal(l.plain, &want))
+	harness.Check(t, json.Unmarshal(out, &got))
+	harness.Check(t, json.Unmarshal(l.plain, &want))
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Error("the indented list is another one")
 	}
@@ -238,10 +238,10 @@ func TestGzipReadByCurlIndented(t *testing.T) {
 // TestGzipReadByNode: fetch decodes by itself; https and http2 leave that to zlib.
 func TestGzipReadByNode(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	node := program(t, "node")
 	lists := compressedLists(t, ctx)
-	input := must[[]byte](t)(json.Marshal(map[string]any{"url": both.strata.URL, "token": adminToken, "lists": lists}))
+	input := harness.Must[[]byte](t)(json.Marshal(map[string]any{"url": both.strata.URL, "token": adminToken, "lists": lists}))
 	cmd := exec.CommandContext(ctx, node, "testdata/js/gzip.mjs")
 	cmd.Env = append(os.Environ(), "NODE_EXTRA_CA_CERTS="+both.strata.CAFile)
 	cmd.Stdin = bytes.NewReader(input)
@@ -252,6 +252,6 @@ func TestGzipReadByNode(t *testing.T) {
 		t.Fatalf("node: %v\n%s", err, stderr.String())
 	}
 	var readings []reading
-	check(t, json.Unmarshal(out, &readings))
+	harness.Check(t, json.Unmarshal(out, &readings))
 	expectReadings(t, lists, []string{"fetch", "https", "http2"}, readings)
 }

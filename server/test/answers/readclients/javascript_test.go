@@ -23,12 +23,12 @@ func useJavaScript(t *testing.T, ctx context.Context) {
 	api := cluster.API()
 	const many = 300
 	text := fmt.Sprintf("%01000d", 7)
-	check(t, inParallel(ctx, many, func(ctx context.Context, i int) error {
+	harness.Check(t, inParallel(ctx, many, func(ctx context.Context, i int) error {
 		_, err := api.Create(ctx, maps(namespace), configMap(fmt.Sprintf("map-%d", i), text))
 		return err
 	}))
 	_, err := api.Create(ctx, gizmos(namespace), gizmo("one", "more"))
-	check(t, err)
+	harness.Check(t, err)
 
 	cmd := exec.CommandContext(ctx, node, script, cluster.Kubeconfig, namespace)
 	var stderr bytes.Buffer
@@ -50,7 +50,7 @@ func useJavaScript(t *testing.T, ctx context.Context) {
 		t.Fatalf("node %s printed %q: %v", script, out, err)
 	}
 	list, err := api.List(ctx, maps(namespace), "")
-	check(t, err)
+	harness.Check(t, err)
 	if fmt.Sprint(got.Listed) != fmt.Sprint(list.Names()) || len(got.Listed) < many {
 		t.Errorf("listed %d ConfigMaps, want %d", len(got.Listed), len(list.Items))
 	}
@@ -70,9 +70,9 @@ func installModules(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	npm := program(t, "npm")
 	dir := t.TempDir()
-	check(t, os.CopyFS(dir, os.DirFS("testdata/js")))
-	lock := must[[]byte](t)(os.ReadFile("testdata/js/package-lock.json"))
-	cache := must[string](t)(os.UserCacheDir())
+	harness.Check(t, os.CopyFS(dir, os.DirFS("testdata/js")))
+	lock := harness.Must[[]byte](t)(os.ReadFile("testdata/js/package-lock.json"))
+	cache := harness.Must[string](t)(os.UserCacheDir())
 	kept := filepath.Join(cache, "strata-test", fmt.Sprintf("js-%x", sha256.Sum256(lock)), "node_modules")
 	if _, err := os.Stat(kept); err != nil {
 		cmd := exec.CommandContext(ctx, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
@@ -80,12 +80,12 @@ func installModules(t *testing.T, ctx context.Context) string {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			harness.Missing(t, "npm", fmt.Sprintf("npm ci fails: %v\n%s", err, out))
 		}
-		check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
+		harness.Check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
 		if err := os.Rename(filepath.Join(dir, "node_modules"), kept); err != nil {
 			t.Logf("the modules are not kept for the next run: %v", err) // another file system, or another test was first
 			return dir
 		}
 	}
-	check(t, os.Symlink(kept, filepath.Join(dir, "node_modules")))
+	harness.Check(t, os.Symlink(kept, filepath.Join(dir, "node_modules")))
 	return dir
 }

@@ -9,10 +9,8 @@ package readclients
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,29 +43,6 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 // inParallel calls do for 0 to n-1, a few at a time.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
@@ -77,17 +52,6 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 		group.Go(func() error { return do(ctx, i) })
 	}
 	return group.Wait()
-}
-
-var namespaces atomic.Int64
-
-// newNamespace creates an empty namespace, whose name begins with prefix, and returns its name.
-func newNamespace(t *testing.T, ctx context.Context, api *harness.API, prefix string) string {
-	t.Helper()
-	name := fmt.Sprintf("%s-%d", prefix, namespaces.Add(1))
-	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
-	check(t, err)
-	return name
 }
 
 // maps is the path of a namespace's ConfigMaps.
@@ -114,7 +78,7 @@ func gizmo(name, want string) object {
 func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 	t.Helper()
 	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-	r := must[*harness.Response](t)(servers[0].Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
+	r := harness.Must[*harness.Response](t)(servers[0].Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
 		"metadata": object{"name": "gizmos." + gizmoGroup},
 		"spec": object{
 			"group": gizmoGroup, "scope": "Namespaced",
@@ -129,7 +93,7 @@ func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 		t.Fatal(r.Err())
 	}
 	for _, api := range servers {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			// Discovery knows it later than its own path does; clients ask discovery.
 			for _, path := range []string{gizmoPrefix, gizmoPrefix + "/gizmos"} {
 				r, err := api.Do(ctx, http.MethodGet, path, "", nil)

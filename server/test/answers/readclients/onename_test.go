@@ -14,7 +14,7 @@ import (
 // learns about no other object, however the selector or the path is put.
 func TestOneName(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "onename")
 	api := both.strata.API()
 	for _, path := range []string{maps(namespace), gizmos(namespace)} {
@@ -23,21 +23,21 @@ func TestOneName(t *testing.T) {
 			"kind":       map[bool]string{true: "ConfigMap", false: "Gizmo"}[path == maps(namespace)],
 			"metadata":   object{"name": "other", "annotations": object{"secret": "nobody's business"}},
 		})
-		check(t, err)
-		check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
+		harness.Check(t, err)
+		harness.Check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
 	}
 	rbac := "/apis/rbac.authorization.k8s.io/v1/namespaces/" + namespace
 	_, err := api.Create(ctx, rbac+"/roles", object{"metadata": object{"name": "one"}, "rules": []any{object{
 		"apiGroups": []string{"", gizmoGroup}, "resources": []string{"configmaps", "gizmos"},
 		"resourceNames": []string{"one"}, "verbs": []string{"get", "list", "watch"},
 	}}})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Create(ctx, rbac+"/rolebindings", object{"metadata": object{"name": "one"},
 		"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "one"},
 		"subjects": []any{object{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "onename"}}})
-	check(t, err)
+	harness.Check(t, err)
 	for _, engine := range both.each() { // authorizers read rules from their informers
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := engine.send(ctx, oneNameToken, http.MethodGet, maps(namespace)+"/one", "", nil)
 			return err == nil && r.Code == http.StatusOK, err
 		}))

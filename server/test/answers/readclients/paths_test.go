@@ -15,7 +15,7 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 	t.Helper()
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
-	namespace = newNamespace(t, ctx, api, prefix)
+	namespace = harness.Namespace(t, ctx, api, harness.NewName(prefix))
 	for path, o := range map[string]object{
 		maps(namespace):   configMap("one", "data"),
 		gizmos(namespace): gizmo("one", "more"),
@@ -27,8 +27,8 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 		}},
 	} {
 		created, err := api.Create(ctx, path, o)
-		check(t, err)
-		check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
+		harness.Check(t, err)
+		harness.Check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
 	}
 	return namespace
 }
@@ -36,7 +36,7 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 // TestPathsAndMethods: what is not a plain read of a plain path is answered as upstream answers it, header by header.
 func TestPathsAndMethods(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "paths")
 	var requests []request
 	for _, target := range []string{
@@ -163,7 +163,7 @@ func TestPathsAndMethods(t *testing.T) {
 // one line to an event, whoever asks.
 func TestPretty(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "pretty")
 	var requests []request
 	add := func(path, query, agent, accept string, indented bool) {

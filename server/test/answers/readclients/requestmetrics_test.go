@@ -29,10 +29,10 @@ var requestMetrics = []string{
 // TestRequestMetrics sends the same requests to both engines and compares by how much each time series has grown. They
 // are about resources that nobody else reads.
 func TestRequestMetrics(t *testing.T) {
-	ctx := newContext(t) // not in parallel: other tests read these resources
+	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
-	namespace := newNamespace(t, ctx, api, "metrics")
+	namespace := harness.Namespace(t, ctx, api, harness.NewName("metrics"))
 	templates, attachments, endpoints := "/api/v1/namespaces/"+namespace+"/podtemplates", "/apis/storage.k8s.io/v1/volumeattachments", "/api/v1/namespaces/"+namespace+"/endpoints"
 	for path, create := range map[string]func(name string) object{
 		gizmos(namespace): func(name string) object { return gizmo(name, strings.Repeat("x", 100)) },
@@ -46,8 +46,8 @@ func TestRequestMetrics(t *testing.T) {
 	} {
 		for _, name := range []string{"one", "two"} {
 			created, err := api.Create(ctx, path, create(name))
-			check(t, err)
-			check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
+			harness.Check(t, err)
+			harness.Check(t, both.awaitRevision(ctx, path, created.Metadata.ResourceVersion))
 		}
 	}
 
@@ -98,8 +98,8 @@ func TestRequestMetrics(t *testing.T) {
 	}
 	grown := map[string]map[string]float64{}
 	for _, engine := range both.each() {
-		before := must[[]sample](t)(scrape(ctx, engine.API(), requestMetrics...))
-		check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
+		before := harness.Must[[]sample](t)(scrape(ctx, engine.API(), requestMetrics...))
+		harness.Check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
 			r, header := requests[i], http.Header{}
 			if r.accept != "" {
 				header.Set("Accept", r.accept)
@@ -109,7 +109,7 @@ func TestRequestMetrics(t *testing.T) {
 		}))
 		// What is recorded after the answer's last byte takes a moment: read until nothing changes between two readings.
 		var last []sample
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			now, err := scrape(ctx, engine.API(), requestMetrics...)
 			if err != nil {
 				return false, err
@@ -151,7 +151,7 @@ func TestRequestMetrics(t *testing.T) {
 // TestLongRunningGauge: an open watch counts as one long-running request, until it ends.
 func TestLongRunningGauge(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, both.strata.API(), both.upstream.API())
 	for path, labels := range map[string]map[string]string{ // of watches that nobody else has
 		"/api/v1/namespaces/default/replicationcontrollers": {"verb": "WATCH", "group": "", "version": "v1", "resource": "replicationcontrollers", "subresource": "", "scope": "namespace", "component": "apiserver"},
@@ -164,15 +164,15 @@ func TestLongRunningGauge(t *testing.T) {
 				return total(samples, labels), err
 			}
 			w, refused, err := api.Watch(ctx, path, "")
-			check(t, err)
+			harness.Check(t, err)
 			if refused != nil {
 				t.Fatal(refused.Err())
 			}
-			if n := must[float64](t)(open(ctx)); n != 1 {
+			if n := harness.Must[float64](t)(open(ctx)); n != 1 {
 				t.Errorf("%s: a watch of %s counts as %v long-running requests, want 1", engine.name, path, n)
 			}
 			w.Close()
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				n, err := open(ctx)
 				if err == nil && n != 0 {
 					err = fmt.Errorf("%s: %v long-running requests for %s after the watch, want 0", engine.name, n, path)

@@ -33,11 +33,11 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 		Cache:   cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}},
 		Metrics: metricsserver.Options{BindAddress: "0"},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	maker := &gizmoReconciler{client: manager.GetClient()}
-	check(t, ctrl.NewControllerManagedBy(manager).Named("gizmos").For(newGizmo()).Owns(&corev1.ConfigMap{}, builder.OnlyMetadata).Complete(maker))
+	harness.Check(t, ctrl.NewControllerManagedBy(manager).Named("gizmos").For(newGizmo()).Owns(&corev1.ConfigMap{}, builder.OnlyMetadata).Complete(maker))
 	seen := &mapReconciler{client: manager.GetClient(), seen: map[string]string{}}
-	check(t, ctrl.NewControllerManagedBy(manager).Named("maps").For(&corev1.ConfigMap{}).WithOptions(controller.Options{MaxConcurrentReconciles: 2}).Complete(seen))
+	harness.Check(t, ctrl.NewControllerManagedBy(manager).Named("maps").For(&corev1.ConfigMap{}).WithOptions(controller.Options{MaxConcurrentReconciles: 2}).Complete(seen))
 
 	running := make(chan error, 1)
 	managerCtx, stop := context.WithCancel(ctx)
@@ -57,11 +57,11 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 		o := newGizmo()
 		o.SetName(fmt.Sprintf("gizmo-%d", i))
 		o.SetNamespace(namespace)
-		check(t, unstructured.SetNestedField(o.Object, fmt.Sprint(i), "spec", "want"))
-		check(t, manager.GetClient().Create(ctx, o))
+		harness.Check(t, unstructured.SetNestedField(o.Object, fmt.Sprint(i), "spec", "want"))
+		harness.Check(t, manager.GetClient().Create(ctx, o))
 	}
 	reader := manager.GetAPIReader() // asks the server, not the cache
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(gizmoKind.GroupVersion().WithKind("GizmoList"))
 		if err := reader.List(ctx, list, client.InNamespace(namespace), client.Limit(2*count)); err != nil {
@@ -78,14 +78,14 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 	}))
 	partial := &metav1.PartialObjectMetadata{}
 	partial.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
-	check(t, reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "gizmo-0"}, partial))
+	harness.Check(t, reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "gizmo-0"}, partial))
 	err = reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "nobody"}, &corev1.ConfigMap{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("get what is not there: %v, want NotFound", err)
 	}
 	// Gone from the server is gone from the cache.
-	check(t, cluster.API().Delete(ctx, maps(namespace)+"/gizmo-0"))
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, cluster.API().Delete(ctx, maps(namespace)+"/gizmo-0"))
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := cluster.API().Do(ctx, http.MethodGet, maps(namespace)+"/gizmo-0", "", nil)
 		return err == nil && r.Code == http.StatusOK, err // the controller that owns it has made it again
 	}))

@@ -23,7 +23,7 @@ func createCrowd(t *testing.T, ctx context.Context, engine *engine) {
 		"type": "Limited", "limited": object{"nominalConcurrencyShares": 1, "lendablePercent": 0, "borrowingLimitPercent": 0,
 			"limitResponse": object{"type": "Queue", "queuing": object{"queues": 1, "handSize": 1, "queueLengthLimit": 1000}}},
 	}})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Create(ctx, flowcontrol+"/flowschemas", object{"metadata": object{"name": crowd}, "spec": object{
 		"matchingPrecedence": 2, "priorityLevelConfiguration": object{"name": crowd},
 		"rules": []any{object{
@@ -31,8 +31,8 @@ func createCrowd(t *testing.T, ctx context.Context, engine *engine) {
 			"resourceRules": []any{object{"verbs": []string{"*"}, "apiGroups": []string{"*"}, "resources": []string{"*"}, "namespaces": []string{"*"}, "clusterScope": true}},
 		}},
 	}})
-	check(t, err)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		samples, err := scrape(ctx, api, "apiserver_flowcontrol_nominal_limit_seats")
 		if err != nil {
 			return false, err
@@ -57,12 +57,12 @@ func grantReader(t *testing.T, ctx context.Context, engine *engine) {
 			"roleRef":  object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"},
 			"subjects": []any{object{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}}},
 	} {
-		r := must[*harness.Response](t)(engine.API().Do(ctx, http.MethodPost, path, "", o))
+		r := harness.Must[*harness.Response](t)(engine.API().Do(ctx, http.MethodPost, path, "", o))
 		if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
 			t.Fatal(r.Err())
 		}
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := engine.send(ctx, readerToken, http.MethodGet, "/api/v1/configmaps", "limit=1", nil)
 		return err == nil && r.Code == http.StatusOK, err
 	}))
@@ -99,7 +99,7 @@ func awaitFreeSeats(ctx context.Context, api *harness.API) error {
 // get what happens later: each has given its seat back when its initial events were out.
 func TestWatchesReleaseTheirSeats(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	engine := both.strata
 	api, reader := engine.API(), engine.APIFor(engine.ConfigFor(readerToken))
 	namespace := fillPaths(t, ctx, "seats")
@@ -121,11 +121,11 @@ func TestWatchesReleaseTheirSeats(t *testing.T) {
 			"resourceVersion=REVISION":            0,
 		} {
 			list, err := api.List(ctx, path, "")
-			check(t, err)
+			harness.Check(t, err)
 			query = strings.ReplaceAll(query, "REVISION", list.Metadata.ResourceVersion)
 			for range times {
 				w, refused, err := reader.Watch(ctx, path, query)
-				check(t, err)
+				harness.Check(t, err)
 				if refused != nil {
 					t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
 				}
@@ -143,7 +143,7 @@ func TestWatchesReleaseTheirSeats(t *testing.T) {
 		t.Errorf("%d watches are open: %v", len(watches), err)
 	}
 	// Who comes now is served.
-	r := must[*harness.Response](t)(reader.Do(ctx, http.MethodGet, maps(namespace)+"/one", "", nil))
+	r := harness.Must[*harness.Response](t)(reader.Do(ctx, http.MethodGet, maps(namespace)+"/one", "", nil))
 	if r.Code != http.StatusOK {
 		t.Error(r.Err())
 	}

@@ -29,7 +29,7 @@ const (
 // seats are free; meanwhile memory does not grow by what they have not read.
 func TestSlowReaders(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	const requestTimeout = 5 * time.Second
 	server := &engine{name: harness.Strata, Server: env.APIServer(env.Etcd(),
@@ -41,7 +41,7 @@ func TestSlowReaders(t *testing.T) {
 	api := server.API()
 	createCrowd(t, ctx, server)
 	path := maps("default")
-	check(t, inParallel(ctx, bigObjects, func(ctx context.Context, i int) error {
+	harness.Check(t, inParallel(ctx, bigObjects, func(ctx context.Context, i int) error {
 		data := make([]byte, bigObjectBytes/2)
 		if _, err := rand.Read(data); err != nil {
 			return err
@@ -63,20 +63,20 @@ func TestSlowReaders(t *testing.T) {
 			ctx, cancel := context.WithTimeoutCause(ctx, 10*requestTimeout, fmt.Errorf("not done after %v", 10*requestTimeout))
 			defer cancel()
 			slow, err := open(ctx, readerToken)
-			check(t, err)
+			harness.Check(t, err)
 			if executing, _, err := seats(ctx, api); err != nil || executing == 0 {
 				t.Errorf("%v seats are taken by a list that is being read, want at least one (%v)", executing, err)
 			}
-			check(t, slow.another(ctx, server.URL+path+"/big-0"))
+			harness.Check(t, slow.another(ctx, server.URL+path+"/big-0"))
 			if err := awaitFreeSeats(ctx, api); err != nil {
 				t.Errorf("the request timeout is %v: %v", requestTimeout, err)
 			}
-			check(t, slow.another(ctx, server.URL+path+"/big-0"))
+			harness.Check(t, slow.another(ctx, server.URL+path+"/big-0"))
 			n, err := slow.finish()
 			if err == nil || n >= bigListBytes {
 				t.Errorf("read %d bytes of a list of %d after its time, and then %v", n, bigListBytes, err)
 			}
-			r := must[*harness.Response](t)(server.send(ctx, readerToken, http.MethodGet, path+"/big-0", "", nil))
+			r := harness.Must[*harness.Response](t)(server.send(ctx, readerToken, http.MethodGet, path+"/big-0", "", nil))
 			if r.Code != http.StatusOK {
 				t.Errorf("a request after that: %v", r.Err())
 			}
@@ -84,17 +84,17 @@ func TestSlowReaders(t *testing.T) {
 	}
 
 	t.Run("memory", func(t *testing.T) {
-		ctx := newContext(t)
+		ctx := harness.Context(t, testTimeout)
 		// What is alive, not what is resident: the latter has room left from what was garbage before.
 		live := func() float64 {
 			t.Helper()
-			r := must[*harness.Response](t)(api.Do(ctx, http.MethodGet, "/debug/pprof/heap", "gc=1", nil))
+			r := harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, "/debug/pprof/heap", "gc=1", nil))
 			if r.Code != http.StatusOK {
 				t.Fatal(r.Err())
 			}
-			return total(must[[]sample](t)(scrape(ctx, api, "go_memstats_heap_alloc_bytes")), nil)
+			return total(harness.Must[[]sample](t)(scrape(ctx, api, "go_memstats_heap_alloc_bytes")), nil)
 		}
-		r := must[*harness.Response](t)(server.send(ctx, adminToken, http.MethodGet, path, "", http.Header{"Accept-Encoding": {"identity"}}))
+		r := harness.Must[*harness.Response](t)(server.send(ctx, adminToken, http.MethodGet, path, "", http.Header{"Accept-Encoding": {"identity"}}))
 		if len(r.Body) < bigListBytes { // now what is kept has been made
 			t.Fatalf("the list has %d bytes, want at least %d", len(r.Body), bigListBytes)
 		}
@@ -104,7 +104,7 @@ func TestSlowReaders(t *testing.T) {
 		for range readers / 2 {
 			for _, open := range open {
 				reader, err := open(ctx, adminToken)
-				check(t, err)
+				harness.Check(t, err)
 				slow = append(slow, reader)
 			}
 		}

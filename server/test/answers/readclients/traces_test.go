@@ -87,11 +87,11 @@ const clientSpan = "00f067aa0ba902b7"
 // TestTraces: a traced request leaves the same spans with either engine, but for those of upstream's watch cache and of etcd.
 func TestTraces(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
-	namespace := newNamespace(t, ctx, both.strata.API(), "traces")
+	ctx := harness.Context(t, testTimeout)
+	namespace := harness.Namespace(t, ctx, both.strata.API(), harness.NewName("traces"))
 	created, err := both.strata.API().Create(ctx, maps(namespace), configMap("one", "data"))
-	check(t, err)
-	check(t, both.awaitRevision(ctx, maps(namespace), created.Metadata.ResourceVersion))
+	harness.Check(t, err)
+	harness.Check(t, both.awaitRevision(ctx, maps(namespace), created.Metadata.ResourceVersion))
 	for i, test := range []struct{ name, path, query, handler string }{
 		{"get", maps(namespace) + "/one", "", "Get"},
 		{"get what is not there", maps(namespace) + "/two", "", "Get"},
@@ -106,7 +106,7 @@ func TestTraces(t *testing.T) {
 			seen := map[string]string{}
 			for _, engine := range both.each() {
 				_, err := engine.send(ctx, adminToken, http.MethodGet, test.path, test.query, http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}})
-				check(t, err)
+				harness.Check(t, err)
 				root, all, err := engine.traces.await(ctx, trace, test.handler)
 				if err != nil {
 					t.Fatalf("%s: %v", engine.name, err)

@@ -17,13 +17,13 @@ import (
 // TestWatchOverWebSocket: each event is a message, with either engine.
 func TestWatchOverWebSocket(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "websocket")
 	for _, path := range []string{maps(namespace), gizmos(namespace)} {
 		for _, query := range []string{"?watch=true&resourceVersion=0", "?watch=true&resourceVersion=0&fieldSelector=metadata.name%3Done"} {
 			seen := map[string]string{}
 			for _, engine := range both.each() {
-				seen[engine.name] = must[string](t)(engine.firstMessage(ctx, path+query))
+				seen[engine.name] = harness.Must[string](t)(engine.firstMessage(ctx, path+query))
 			}
 			if seen[harness.Strata] != seen[harness.Upstream] || !strings.Contains(seen[harness.Strata], `"name":"one"`) {
 				t.Errorf("watch of %s%s: the first message is\n%s\nwant\n%s", path, query, seen[harness.Strata], seen[harness.Upstream])

@@ -24,16 +24,16 @@ func startAggregated(t *testing.T, ctx context.Context) (service object) {
 	}))
 	t.Cleanup(server.Close)
 	u, err := url.Parse(server.URL)
-	check(t, err)
+	harness.Check(t, err)
 	_, port, err := net.SplitHostPort(u.Host)
-	check(t, err)
+	harness.Check(t, err)
 	var number int
 	_, err = fmt.Sscan(port, &number)
-	check(t, err)
+	harness.Check(t, err)
 	// An API server asks a service of this kind by its name.
 	r, err := api.Do(ctx, http.MethodPost, "/api/v1/namespaces/default/services", "", object{
 		"metadata": object{"name": "elsewhere"}, "spec": object{"type": "ExternalName", "externalName": "localhost"}})
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
 		t.Fatal(r.Err())
 	}
@@ -50,7 +50,7 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 	r, err := api.DoAs(ctx, http.MethodPatch, "/apis/apiregistration.k8s.io/v1/apiservices/"+name, "", "application/merge-patch+json", "", object{
 		// Without the label nobody takes it back but the test.
 		"metadata": object{"labels": object{"kube-aggregator.kubernetes.io/automanaged": nil}}, "spec": spec})
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusOK {
 		t.Fatal(r.Err())
 	}
@@ -58,7 +58,7 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 
 // TestGroupsThatMoveToOtherServers: what they answer counts, also for resources that are stored here.
 func TestGroupsThatMoveToOtherServers(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "moves")
 	d := definition{plural: "nomads", kind: "Nomad", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
@@ -99,7 +99,7 @@ func TestGroupsThatMoveToOtherServers(t *testing.T) {
 			untilCode(t, ctx, read[0], read[1], http.StatusServiceUnavailable)
 		}
 		// And the APIService is deleted: what is stored here is served again.
-		check(t, api.Delete(ctx, path))
+		harness.Check(t, api.Delete(ctx, path))
 		for _, read := range group.read {
 			until(t, ctx, read[0], read[1], func(r *harness.Response) bool { return r.Code == http.StatusOK })
 		}

@@ -10,11 +10,11 @@ import (
 
 // TestDeprecatedVersionsWarn clients, and are counted.
 func TestDeprecatedVersionsWarn(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "warned")
 	const base = "/api/v1/namespaces/warned/endpoints"
 	_, err := api.Create(ctx, base, object{"metadata": object{"name": "a"}})
-	check(t, err)
+	harness.Check(t, err)
 	before := metric(t, ctx, api, `apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoints"`)
 	for _, read := range [][2]string{
 		{base + "/a", ""}, {base + "/none", ""}, {base, ""}, {base, "resourceVersion=0"}, {base, "limit=x"}, {"/api/v1/endpoints", ""}, {base, "watch=true&timeoutSeconds=1"},
@@ -32,7 +32,7 @@ func TestDeprecatedVersionsWarn(t *testing.T) {
 
 // TestPathsThatOnlyLookRight are answered as upstream answers them.
 func TestPathsThatOnlyLookRight(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "paths")
 	same(t, ctx, "/api/v1/nodes", "")
 	for _, path := range []string{
@@ -58,7 +58,7 @@ func TestPathsThatOnlyLookRight(t *testing.T) {
 
 // TestEveryBuiltInResourceIsReadFromMemory but for those that are kept out of it, or are not stored.
 func TestEveryBuiltInResourceIsReadFromMemory(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	r := get(t, ctx, api, "/api/v1", "")
 	for _, path := range listable(t, r, "/api/v1") {
 		switch path {
@@ -69,7 +69,7 @@ func TestEveryBuiltInResourceIsReadFromMemory(t *testing.T) {
 		}
 	}
 	groups, err := api.Do(ctx, http.MethodGet, "/apis", "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	for _, gv := range groupVersions(t, groups) {
 		if strings.HasPrefix(gv, group) {
 			continue

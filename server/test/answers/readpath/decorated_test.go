@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // old are objects as releases wrote them that did not know some fields yet, and what is shown in their place.
@@ -23,18 +25,18 @@ var old = []struct{ key, path, spec, shows string }{
 
 // TestOldObjectsAreCompletedWhenTheyAreRead: Services and PersistentVolumeClaims are changed above the storage.
 func TestOldObjectsAreCompletedWhenTheyAreRead(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "old")
 	kinds := map[string]string{"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}
 	for i, o := range old {
 		base := "/api/v1/namespaces/old/" + o.path
 		since, err := api.List(ctx, base, "")
-		check(t, err)
+		harness.Check(t, err)
 		name := fmt.Sprintf("old-%d", i)
 		_, err = etcd.Put(ctx, "/registry/"+o.key+"/old/"+name, fmt.Sprintf(
 			`{"kind":%q,"apiVersion":"v1","metadata":{"name":%q,"namespace":"old","uid":"uid-%d","creationTimestamp":"2019-01-01T00:00:00Z"},"spec":%s,"status":{}}`,
 			kinds[o.path], name, i, o.spec))
-		check(t, err)
+		harness.Check(t, err)
 
 		untilBody(t, ctx, base+"/"+name, "", o.shows)
 		untilBody(t, ctx, base, "fieldSelector=metadata.name%3D"+name, o.shows)

@@ -43,7 +43,7 @@ func (d definition) object(t *testing.T) object {
 	var versions []any
 	for i, v := range d.versions {
 		var spec any
-		check(t, json.Unmarshal([]byte(v.spec), &spec))
+		harness.Check(t, json.Unmarshal([]byte(v.spec), &spec))
 		var fields []any
 		for _, path := range v.fields {
 			fields = append(fields, object{"jsonPath": path})
@@ -79,7 +79,7 @@ func (d definition) path(version, namespace string) string {
 func (d definition) create(t *testing.T, ctx context.Context) {
 	t.Helper()
 	_, err := api.Create(ctx, definitionsPath, d.object(t))
-	check(t, err)
+	harness.Check(t, err)
 	for _, v := range d.versions {
 		if !v.notServed {
 			untilCode(t, ctx, d.path(v.name, ""), "", http.StatusOK)
@@ -91,9 +91,9 @@ func (d definition) create(t *testing.T, ctx context.Context) {
 func (d definition) update(t *testing.T, ctx context.Context) {
 	t.Helper()
 	patch, err := json.Marshal(object{"spec": d.object(t)["spec"]})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Patch(ctx, definitionsPath+"/"+d.name(), string(patch))
-	check(t, err)
+	harness.Check(t, err)
 }
 
 func (d definition) add(t *testing.T, ctx context.Context, namespace, name string, spec object) {
@@ -101,12 +101,12 @@ func (d definition) add(t *testing.T, ctx context.Context, namespace, name strin
 	_, err := api.Create(ctx, d.path(d.versions[0].name, namespace), object{
 		"apiVersion": group + "/" + d.versions[0].name, "kind": d.kind, "metadata": object{"name": name}, "spec": spec,
 	})
-	check(t, err)
+	harness.Check(t, err)
 }
 
 func (d definition) delete(t *testing.T, ctx context.Context) {
 	t.Helper()
-	check(t, api.Delete(ctx, definitionsPath+"/"+d.name()))
+	harness.Check(t, api.Delete(ctx, definitionsPath+"/"+d.name()))
 }
 
 // sized is a schema with a number that has a default, and nothing else.
@@ -129,7 +129,7 @@ func (d definition) reads(version, namespace string) [][2]string {
 
 // TestADefinitionDecidesWhatIsRead: versions and schemas of a definition change, and with them what is read.
 func TestADefinitionDecidesWhatIsRead(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "decides")
 	d := definition{plural: "gadgets", kind: "Gadget", versions: []version{{name: "v1", spec: anySpec}, {name: "v2", spec: anySpec}}}
 	d.create(t, ctx)
@@ -173,7 +173,7 @@ func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 			untilBody(t, ctx, read[0], read[1], `"size":7`)
 		}
 		e, err := startWatch(t, ctx, api, d.path("v1", "decides"), "").Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "ADDED" || e.Object.Metadata.Name != "a" {
 			t.Errorf("the watch begins with %s of %q", e.Type, e.Object.Metadata.Name)
 		}
@@ -224,7 +224,7 @@ func settled(t *testing.T, ctx context.Context, paths ...string) {
 	if harness.Engine() == harness.Upstream {
 		return
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		asked := metric(t, ctx, api, "strata_readpath_probes_total")
 		for _, path := range paths {
 			get(t, ctx, api, path, "")
@@ -238,7 +238,7 @@ func settled(t *testing.T, ctx context.Context, paths ...string) {
 // resources has replaced its storage. None of them may go on with the old one. Other definitions, which change and are
 // read at the same time, keep that handler busy.
 func TestADefinitionThatChangesOften(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "often")
 	definitions := []definition{
 		{plural: "dials", kind: "Dial"}, {plural: "busies", kind: "Busy"}, {plural: "hectics", kind: "Hectic"}, {plural: "hurries", kind: "Hurry"},
@@ -251,7 +251,7 @@ func TestADefinitionThatChangesOften(t *testing.T) {
 	// Stored without the field that has a default.
 	_, err := etcd.Put(ctx, "/registry/"+group+"/dials/often/a",
 		`{"apiVersion":"test.example.com/v1","kind":"Dial","metadata":{"name":"a","namespace":"often","uid":"1"},"spec":{}}`)
-	check(t, err)
+	harness.Check(t, err)
 	untilBody(t, ctx, d.path("v1", "often")+"/a", "", `"size":0`)
 
 	reading, stop := context.WithCancel(ctx)
@@ -288,7 +288,7 @@ func TestADefinitionThatChangesOften(t *testing.T) {
 
 // TestWatchesOfTheOldFormEnd when the definition changes, and not before their storage is given up.
 func TestWatchesOfTheOldFormEnd(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "watches")
 	d := definition{plural: "clocks", kind: "Clock", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
@@ -296,7 +296,7 @@ func TestWatchesOfTheOldFormEnd(t *testing.T) {
 	w := startWatch(t, ctx, api, d.path("v1", "watches"), "")
 	d.add(t, ctx, "watches", "a", object{"x": 1})
 	e, err := w.Next(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	if e.Type != "ADDED" {
 		t.Fatalf("got %s", e.Type)
 	}
@@ -311,7 +311,7 @@ func TestWatchesOfTheOldFormEnd(t *testing.T) {
 		t.Error(err)
 	}
 	e, err = startWatch(t, ctx, api, d.path("v1", "watches"), "").Next(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	if e.Object.Metadata.Name != "a" {
 		t.Errorf("the new watch begins with %q", e.Object.Metadata.Name)
 	}
@@ -320,14 +320,14 @@ func TestWatchesOfTheOldFormEnd(t *testing.T) {
 
 // TestADefinitionIsDeletedAndMadeAnew under the same name, with another schema and scope of versions.
 func TestADefinitionIsDeletedAndMadeAnew(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "anew")
 	d := definition{plural: "ghosts", kind: "Ghost", versions: []version{{name: "v1", spec: anySpec}}}
 	for round := range 3 {
 		d.versions[0].spec = sized(round)
 		d.create(t, ctx)
 		list, err := api.List(ctx, d.path("v1", ""), "")
-		check(t, err)
+		harness.Check(t, err)
 		if len(list.Items) != 0 {
 			t.Fatalf("round %d begins with %d objects", round, len(list.Items))
 		}
@@ -346,13 +346,13 @@ func TestADefinitionIsDeletedAndMadeAnew(t *testing.T) {
 
 // TestATerminatingDefinitionIsRead until its last object is gone.
 func TestATerminatingDefinitionIsRead(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "ends")
 	d := definition{plural: "anchors", kind: "Anchor", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
 	d.add(t, ctx, "ends", "a", object{})
 	_, err := api.Patch(ctx, d.path("v1", "ends")+"/a", `{"metadata":{"finalizers":["test.example.com/hold"]}}`)
-	check(t, err)
+	harness.Check(t, err)
 	untilBody(t, ctx, d.path("v1", "ends"), "", "test.example.com/hold")
 	settled(t, ctx, d.path("v1", "ends"))
 	d.delete(t, ctx)
@@ -361,7 +361,7 @@ func TestATerminatingDefinitionIsRead(t *testing.T) {
 		untilBody(t, ctx, read[0], read[1], `"name":"a"`)
 	}
 	_, err = api.Patch(ctx, d.path("v1", "ends")+"/a", `{"metadata":{"finalizers":null}}`)
-	check(t, err)
+	harness.Check(t, err)
 	for _, read := range d.reads("v1", "ends") {
 		untilCode(t, ctx, read[0], read[1], http.StatusNotFound)
 	}
@@ -369,12 +369,12 @@ func TestATerminatingDefinitionIsRead(t *testing.T) {
 
 // TestADefinitionWithoutItsNamesIsNotServed: another one has them.
 func TestADefinitionWithoutItsNamesIsNotServed(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	first := definition{plural: "firsts", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
 	first.create(t, ctx)
 	second := definition{plural: "seconds", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
 	_, err := api.Create(ctx, definitionsPath, second.object(t))
-	check(t, err)
+	harness.Check(t, err)
 	untilBody(t, ctx, definitionsPath+"/"+second.name(), "", `Conflict"`)
 	untilCode(t, ctx, second.path("v1", ""), "", http.StatusNotFound)
 	first.delete(t, ctx)

@@ -18,7 +18,7 @@ func listable(t *testing.T, r *harness.Response, base string) (paths []string) {
 		t.Fatalf("%s: %v", base, r.Err())
 	}
 	var list metav1.APIResourceList
-	check(t, json.Unmarshal(r.Body, &list))
+	harness.Check(t, json.Unmarshal(r.Body, &list))
 	for _, resource := range list.APIResources {
 		if slices.Contains(resource.Verbs, "list") {
 			paths = append(paths, base+"/"+resource.Name)
@@ -31,7 +31,7 @@ func listable(t *testing.T, r *harness.Response, base string) (paths []string) {
 func groupVersions(t *testing.T, r *harness.Response) (versions []string) {
 	t.Helper()
 	var list metav1.APIGroupList
-	check(t, json.Unmarshal(r.Body, &list))
+	harness.Check(t, json.Unmarshal(r.Body, &list))
 	for _, g := range list.Groups {
 		for _, v := range g.Versions {
 			versions = append(versions, v.GroupVersion)

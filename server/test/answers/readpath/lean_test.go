@@ -12,10 +12,10 @@ func TestReadsTakeTheLeanChain(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream has one chain")
 	}
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "lean")
 	_, err := api.Create(ctx, "/api/v1/namespaces/lean/configmaps", object{"metadata": object{"name": "cm"}})
-	check(t, err)
+	harness.Check(t, err)
 	const path = "/api/v1/namespaces/lean/configmaps"
 	const requests = 200 // many beside those that the server sends to itself meanwhile
 	const filters = `apiserver_request_filter_duration_seconds_count{filter="authorization"}`

@@ -47,24 +47,10 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newNamespace creates a namespace and returns when both servers know it.
 func newNamespace(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
-	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
-	check(t, err)
+	harness.Namespace(t, ctx, api, name)
 	same(t, ctx, "/api/v1/namespaces/"+name, "")
 }
 
@@ -72,7 +58,7 @@ func newNamespace(t *testing.T, ctx context.Context, name string) {
 func get(t *testing.T, ctx context.Context, from *harness.API, path, query string) *harness.Response {
 	t.Helper()
 	r, err := from.Do(ctx, http.MethodGet, path, query, nil)
-	check(t, err)
+	harness.Check(t, err)
 	return r
 }
 
@@ -88,7 +74,7 @@ func same(t *testing.T, ctx context.Context, path, query string) *harness.Respon
 	asking.Go(func() { got, errs[0] = api.Do(ctx, http.MethodGet, path, query, nil) })
 	asking.Go(func() { want, errs[1] = upstream.Do(ctx, http.MethodGet, path, query, nil) })
 	asking.Wait()
-	check(t, errors.Join(errs[:]...))
+	harness.Check(t, errors.Join(errs[:]...))
 	if got.Code != want.Code || !bytes.Equal(listVersion.ReplaceAll(got.Body, nil), listVersion.ReplaceAll(want.Body, nil)) {
 		t.Errorf("%s?%s: %d %s\nupstream: %d %s", path, query, got.Code, got.Body, want.Code, want.Body)
 	}
@@ -107,7 +93,7 @@ func until(t *testing.T, ctx context.Context, path, query string, wanted func(*h
 		t.Helper()
 		ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s?%s is not answered as wanted", path, query))
 		defer cancel()
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := server.Do(ctx, http.MethodGet, path, query, nil)
 			if err != nil {
 				return false, err
@@ -154,7 +140,7 @@ func byBytes(t *testing.T, ctx context.Context, path, query string) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, fmt.Errorf("%s?%s: reads are passed on", path, query))
 	defer cancel()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var why []string
 		before := passedReads(t, ctx)
 		if _, err := api.Do(ctx, http.MethodGet, path, query, nil); err != nil {
@@ -205,7 +191,7 @@ func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (
 func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) map[string]float64 {
 	t.Helper()
 	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
-	check(t, err)
+	harness.Check(t, err)
 	values := map[string]float64{}
 	lines := bufio.NewScanner(bytes.NewReader(r.Body))
 	lines.Buffer(nil, len(r.Body)+1)
@@ -213,7 +199,7 @@ func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) m
 		line := lines.Text()
 		if i := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, prefix) {
 			value, err := strconv.ParseFloat(line[i+1:], 64)
-			check(t, err)
+			harness.Check(t, err)
 			values[line[:i]] = value
 		}
 	}
@@ -225,7 +211,7 @@ func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) m
 func startWatch(t *testing.T, ctx context.Context, on *harness.API, path, query string) *harness.Watch {
 	t.Helper()
 	var w *harness.Watch
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		started, refused, err := on.Watch(t.Context(), path, query)
 		if err != nil {
 			return false, err

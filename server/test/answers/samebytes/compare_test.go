@@ -23,7 +23,7 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 		// A server may have written something by itself, and the two may have heard of it one after the other. What differs
 		// although nothing has changed is a failure.
 		before, err := w.revision(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if w.comparedAt(r.path) != before {
 			w.ask(t, ctx, request{path: r.path}) // a list that waits for the present
 			w.compared.Store(r.path, before)
@@ -32,7 +32,7 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 			break
 		}
 		after, err := w.revision(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if before != after {
 			continue
 		}
@@ -139,7 +139,7 @@ func (w *world) run(t *testing.T, ctx context.Context, all cases) {
 // consistent read shows is only as new as what its server has heard of.
 func (w *world) settle(t *testing.T, ctx context.Context, path string) {
 	t.Helper()
-	check(t, w.awaitList(ctx, path))
+	harness.Check(t, w.awaitList(ctx, path))
 }
 
 // awaitList returns when both servers list what is at path: a resource that nobody has asked for may not be in memory.

@@ -12,7 +12,6 @@ package samebytes
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -21,8 +20,6 @@ import (
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
-
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
 
 // testTimeout bounds a test that has failed.
 const testTimeout = 3 * time.Minute
@@ -177,17 +174,4 @@ func (w *world) revision(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	return resp.Header.Revision, nil
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

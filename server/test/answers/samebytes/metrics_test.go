@@ -10,13 +10,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestBytePathAnswers looks at whether what is compared here comes from where it should: the byte path answers GET, LIST
 // and WATCH of every resource that memory holds, in JSON and protobuf, and passes none of them on.
 func TestBytePathAnswers(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	stored := slices.DeleteFunc(slices.Clone(w.resources), func(r resource) bool {
 		return !r.stored() || r.gvr.Resource == "events" // of these upstream keeps nothing in memory either
 	})
@@ -43,14 +45,14 @@ func TestBytePathAnswers(t *testing.T) {
 			before := readpathMetrics(t, ctx, strata)
 			for _, r := range requests {
 				answer, err := strata.ask(ctx, r)
-				check(t, err)
+				harness.Check(t, err)
 				if answer.code != http.StatusOK {
 					t.Fatalf("%s: %d", r, answer.code)
 				}
 			}
 			for _, r := range watches {
 				o, err := strata.watch(ctx, r, endOfInitialEvents)
-				check(t, err)
+				harness.Check(t, err)
 				o.read()
 			}
 			after := readpathMetrics(t, ctx, strata)
@@ -87,7 +89,7 @@ func (r resource) bytePathMedia() []mediaType {
 func readpathMetrics(t *testing.T, ctx context.Context, e *engine) map[string]float64 {
 	t.Helper()
 	answer, err := e.ask(ctx, request{path: "/metrics"})
-	check(t, err)
+	harness.Check(t, err)
 	if answer.code != http.StatusOK {
 		t.Fatalf("/metrics: %d", answer.code)
 	}

@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestEveryResource asks for all objects of every resource, in every version, in its media types, over every wire.
 func TestEveryResource(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, r := range w.resources {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
@@ -52,8 +54,8 @@ var empty = map[string]bool{"Unicorn": true, "OpenShiftWebConsoleConfig": true}
 // list returns the metadata of all objects of a resource.
 func list(t *testing.T, w *world, r resource) []metav1.ObjectMeta {
 	t.Helper()
-	answer, err := w.engines[1].ask(newContext(t), request{path: r.path(), accept: transformedList})
-	check(t, err)
+	answer, err := w.engines[1].ask(harness.Context(t, testTimeout), request{path: r.path(), accept: transformedList})
+	harness.Check(t, err)
 	var list metav1.PartialObjectMetadataList
 	if err := json.Unmarshal(answer.body, &list); err != nil || answer.code != 200 {
 		t.Fatalf("list %s: %d %s", r, answer.code, excerpt(answer.body, 0))

@@ -4,12 +4,14 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestErrors asks for what is not there, is not allowed, or is not said right.
 func TestErrors(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w.settle(t, ctx, "/api/v1/configmaps")
 	const maps, object = "/api/v1/namespaces/odd/configmaps", "/api/v1/namespaces/odd/configmaps/plain-1"
 	all := cases{}

@@ -3,6 +3,8 @@ package samebytes
 import (
 	"fmt"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // getOptions are queries of a GET, by name. What has not to do with revisions is here.
@@ -37,13 +39,13 @@ var getOptions = map[string]string{
 // TestGetOptions tries every option of a GET, and every kind of nonsense in it.
 func TestGetOptions(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
 			w.settle(t, ctx, s.path())
 			present, err := w.revision(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			all := cases{}
 			names := map[string]string{"object": s.object(), "missing": s.in(s.namespace) + "/missing"}
 			if s.namespaced {

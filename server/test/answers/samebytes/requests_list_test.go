@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // subject is a resource for which all options are tried.
@@ -68,7 +70,7 @@ var complete = []string{"configmaps.v1", "widgets.v1." + customGroup, "widgets.v
 // part returns the cases that are tried for the subject: all in the long form and for a complete subject, and a third for each
 // other one, so that two of these have every case.
 func (s subject) part(all cases) cases {
-	if long() || slices.Contains(complete, s.String()) {
+	if harness.Long() || slices.Contains(complete, s.String()) {
 		return all
 	}
 	which := uint32(slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
@@ -196,7 +198,7 @@ func continueToken(revision int64, start string) string {
 // TestListOptions tries every option of a LIST, and every kind of nonsense in it.
 func TestListOptions(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
@@ -242,13 +244,13 @@ var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64
 // TestListRevisions combines resourceVersion, resourceVersionMatch and limit, valid or not.
 func TestListRevisions(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
 			w.settle(t, ctx, s.path())
 			present, err := w.revision(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			versions := map[string]string{
 				"unset": "", "0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
 				"garbage": "x", "negative": "-1", "zeros": "00", "fraction": "1.5", "too-large": "18446744073709551616",
@@ -291,7 +293,7 @@ func set(values url.Values, name, value string) {
 // which Strata gave.
 func TestPages(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		for where, path := range s.paths() {
 			for _, start := range []string{"", "labelSelector=app", "resourceVersion=0", fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.past)} {
@@ -313,12 +315,12 @@ func TestPages(t *testing.T) {
 // pages walks a list to its end, or for some pages.
 func (w *world) pages(t *testing.T, path, query, accept string) {
 	t.Helper()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const most = 12
 	limit, token := 1, ""
 	for page := range most {
 		values, err := url.ParseQuery(query)
-		check(t, err)
+		harness.Check(t, err)
 		values.Set("limit", strconv.Itoa(limit))
 		if token != "" {
 			values.Set("continue", token)
@@ -333,7 +335,7 @@ func (w *world) pages(t *testing.T, path, query, accept string) {
 		var list struct {
 			Metadata struct{ Continue string }
 		}
-		check(t, json.Unmarshal(answer.body, &list))
+		harness.Check(t, json.Unmarshal(answer.body, &list))
 		if token = list.Metadata.Continue; token == "" || t.Failed() {
 			return
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // mediaType is something to accept, of an object and of a list.
@@ -50,7 +52,7 @@ var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 // media returns the media types that the resource is asked for: all if it is a custom one or a subject of other tests, or
 // in the long form. Of the others, one type is like any other to what encodes them.
 func (r resource) media() []mediaType {
-	if long() || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
+	if harness.Long() || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
 		return media
 	}
 	return fewMedia

@@ -11,7 +11,7 @@ import (
 // later: it reads etcd, and answers with the bytes that upstream answers with. Large objects are among them.
 func TestListsOlderThanMemory(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
 	// It leaves no lease as a member of the cluster behind, whose end would move the revision under other tests.
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-replay-revisions=0",

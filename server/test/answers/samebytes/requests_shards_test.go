@@ -53,7 +53,7 @@ var shardSelectors = map[string]string{
 // TestShards lists and watches shards of resources, with everything else that a request may select by.
 func TestShards(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
@@ -98,7 +98,7 @@ func TestPagesOfShards(t *testing.T) {
 				for _, start := range []string{"", "&labelSelector=app", fmt.Sprintf("&resourceVersionMatch=Exact&resourceVersion=%d", w.past)} {
 					t.Run(named(s.String(), where, shard, or(start, "plain")), func(t *testing.T) {
 						t.Parallel()
-						w.settle(t, newContext(t), path)
+						w.settle(t, harness.Context(t, testTimeout), path)
 						w.pages(t, path, "shardSelector="+url.QueryEscape(shardSelectors[shard])+start, jsonType)
 					})
 				}
@@ -112,7 +112,7 @@ func TestPagesOfShards(t *testing.T) {
 // here.
 func TestWatchShardsLive(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	accounts := live{resource: core("serviceaccounts"), namespace: liveNamespace}
 	w.settle(t, ctx, accounts.path())
 	api := w.engines[1].server.API()
@@ -147,17 +147,17 @@ func TestWatchShardsLive(t *testing.T) {
 		t.Helper()
 		written++
 		due := int64((written - 4) * len(w.engines) * len(all) * 2 / 3)
-		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			n := received.Load()
 			return n >= due, fmt.Errorf("%d of %d events have arrived", n, due)
 		}))
 	}
 	create := func(i int) {
-		check(t, post(ctx, api, path, fmt.Sprintf(`{"metadata":{"name":%q}}`, name(i))))
+		harness.Check(t, post(ctx, api, path, fmt.Sprintf(`{"metadata":{"name":%q}}`, name(i))))
 	}
 	annotate := func(i int, key, value string) {
 		r, err := api.DoAs(ctx, http.MethodPatch, path+"/"+name(i), "", "application/merge-patch+json", "", fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, key, value))
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != http.StatusOK {
 			t.Fatalf("patch %s: %v", name(i), r.Err())
 		}
@@ -172,7 +172,7 @@ func TestWatchShardsLive(t *testing.T) {
 			wrote()
 		}
 		for i := range objects / 2 {
-			check(t, api.Delete(ctx, path+"/"+name(i)))
+			harness.Check(t, api.Delete(ctx, path+"/"+name(i)))
 			wrote()
 			create(i) // with another UID
 			wrote()
@@ -190,6 +190,6 @@ func TestWatchShardsLive(t *testing.T) {
 		}
 	})
 	for i := range objects {
-		check(t, api.Delete(ctx, path+"/"+name(i)))
+		harness.Check(t, api.Delete(ctx, path+"/"+name(i)))
 	}
 }

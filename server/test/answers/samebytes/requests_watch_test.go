@@ -20,7 +20,7 @@ const initialEvents = "watch=true&sendInitialEvents=true&resourceVersionMatch=No
 // is there.
 func TestWatchEveryResource(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, r := range w.resources {
 		if !r.watchable {
 			continue
@@ -89,13 +89,13 @@ var watchOptions = map[string]string{
 // TestWatchOptions tries every option of a WATCH, and every kind of nonsense in it, from the beginning.
 func TestWatchOptions(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
 			w.settle(t, ctx, s.path())
 			present, err := w.revision(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			all := cases{}
 			for where, path := range s.paths() {
 				for name, query := range watchOptions {
@@ -289,13 +289,13 @@ var apiServices = subjects[len(subjects)-1]
 // deleted; then it compares watches that begin before all that, or in the middle.
 func TestWatchLive(t *testing.T) {
 	w := open(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, l := range lives {
 		t.Run(l.String(), func(t *testing.T) {
 			api := w.engines[1].server.API()
 			w.settle(t, ctx, l.path())
 			before, err := w.revision(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			var middle int64
 			until := func() func([]byte) bool { return containing(theEnd) }
 			live := l.watches(before)
@@ -305,7 +305,7 @@ func TestWatchLive(t *testing.T) {
 			w.watchAll(t, ctx, live, func() { middle = l.write(t, ctx, w, api) }, until)
 			t.Run("from-before", func(t *testing.T) { w.watchAll(t, ctx, l.watches(before), func() {}, until) })
 			t.Run("from-the-middle", func(t *testing.T) { w.watchAll(t, ctx, l.watches(middle), func() {}, until) })
-			check(t, api.Delete(ctx, l.in(l.namespace)+"/"+l.name("one")))
+			harness.Check(t, api.Delete(ctx, l.in(l.namespace)+"/"+l.name("one")))
 		})
 	}
 }
@@ -325,11 +325,11 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 		if kind != "" {
 			typeMeta = fmt.Sprintf(`"apiVersion":%q,"kind":%q,`, l.gvr.GroupVersion(), kind)
 		}
-		check(t, post(ctx, api, path, fmt.Sprintf(`{%s"metadata":{"name":%q,"labels":%s}%s}`, typeMeta, l.name(name), labels, spec)))
+		harness.Check(t, post(ctx, api, path, fmt.Sprintf(`{%s"metadata":{"name":%q,"labels":%s}%s}`, typeMeta, l.name(name), labels, spec)))
 	}
 	patch := func(name, subresource, patch string) {
 		r, err := api.DoAs(ctx, http.MethodPatch, path+"/"+l.name(name)+subresource, "", "application/merge-patch+json", "", patch)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != http.StatusOK {
 			t.Fatalf("patch %s %s: %v", name, patch, r.Err())
 		}
@@ -339,7 +339,7 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 			patch(name, "", `{"metadata":{"finalizers":null}}`) // admission adds one, and there is no controller to take it away
 		}
 		r, err := api.Do(ctx, http.MethodDelete, path+"/"+l.name(name), "gracePeriodSeconds=0", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code/100 != 2 {
 			t.Fatalf("delete %s: %v", name, r.Err())
 		}
@@ -358,7 +358,7 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 	}
 	patch("two", "", `{"metadata":{"labels":{"app":"db"},"annotations":{"html":"<&>\u2028"}}}`)
 	middle, err := w.revision(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	remove("two") // while it is not selected
 	create("two", `{"app":"web","tier":"back"}`)
 	remove("two") // while it is

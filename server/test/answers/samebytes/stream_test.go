@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // stream is the answer to a WATCH: like that to any other request, but for its body, which is a sequence of frames.
@@ -194,14 +196,14 @@ func (w *world) sameWatch(t *testing.T, ctx context.Context, r request, until fu
 	t.Helper()
 	for {
 		before, err := w.revision(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		streams, err := w.watchBoth(ctx, r, until)
 		if err != nil {
 			t.Errorf("%s: %v", r, err)
 			return
 		}
 		after, err := w.revision(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if before == after {
 			sameStreams(t, r, streams[0], streams[1])
 			return

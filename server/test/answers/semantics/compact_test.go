@@ -17,25 +17,25 @@ func compact(t *testing.T, ctx context.Context, at int64) {
 	t.Helper()
 	client := etcd.Client()
 	_, err := client.Put(ctx, "compact_rev_key", fmt.Sprint(at))
-	check(t, err)
+	harness.Check(t, err)
 	_, err = client.Compact(ctx, at)
-	check(t, err)
+	harness.Check(t, err)
 }
 
 // TestExpiredToken compacts what a continue token needs. The answer is 410 with a token that continues in the present.
 func TestExpiredToken(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(12)...)
-	page := must[*harness.List](t)(api.List(ctx, maps(ns), "limit=4"))
-	old := must[*harness.List](t)(api.List(ctx, maps(ns), ""))
-	check(t, api.Delete(ctx, maps(ns)+"/map-0005"))
+	page := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "limit=4"))
+	old := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), ""))
+	harness.Check(t, api.Delete(ctx, maps(ns)+"/map-0005"))
 	createMaps(t, ctx, ns, "map-0005-new")
 	latest := createMaps(t, ctx, ns, "map-0000-new")[0]
-	compact(t, ctx, revision(t, latest.Metadata.ResourceVersion))
+	compact(t, ctx, harness.Revision(t, latest.Metadata.ResourceVersion))
 
 	var expired *harness.Response
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, maps(ns), "limit=4&continue="+url.QueryEscape(page.Metadata.Continue), nil)
 		if err != nil {
 			return false, err
@@ -54,7 +54,7 @@ func TestExpiredToken(t *testing.T) {
 	var items []harness.Object
 	version := ""
 	for token := status.Continue; token != ""; {
-		list := must[*harness.List](t)(api.List(ctx, maps(ns), "limit=4&continue="+url.QueryEscape(token)))
+		list := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "limit=4&continue="+url.QueryEscape(token)))
 		items = append(items, list.Items...)
 		if version != "" && list.Metadata.ResourceVersion != version {
 			t.Errorf("chunk at %s after one at %s", list.Metadata.ResourceVersion, version)
@@ -65,19 +65,19 @@ func TestExpiredToken(t *testing.T) {
 	equalNames(t, "the rest", (&harness.List{Items: items}).Names(), want)
 
 	// A list exactly at a compacted revision is gone too; a list that may be newer is not.
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, maps(ns), "resourceVersionMatch=Exact&resourceVersion="+old.Metadata.ResourceVersion, nil)
 		if err != nil {
 			return false, err
 		}
 		return r.Code == http.StatusGone && r.Status().Reason == metav1.StatusReasonExpired, r.Err()
 	}))
-	list := must[*harness.List](t)(api.List(ctx, maps(ns), "resourceVersionMatch=NotOlderThan&resourceVersion="+old.Metadata.ResourceVersion))
+	list := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "resourceVersionMatch=NotOlderThan&resourceVersion="+old.Metadata.ResourceVersion))
 	if len(list.Items) != 13 {
 		t.Errorf("got %d items, want 13", len(list.Items))
 	}
 	// The compacted revision itself can still be read.
-	exact := must[*harness.List](t)(api.List(ctx, maps(ns), "resourceVersionMatch=Exact&resourceVersion="+latest.Metadata.ResourceVersion))
+	exact := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "resourceVersionMatch=Exact&resourceVersion="+latest.Metadata.ResourceVersion))
 	if len(exact.Items) != 13 {
 		t.Errorf("at the compacted revision: got %d items, want 13", len(exact.Items))
 	}
@@ -86,15 +86,15 @@ func TestExpiredToken(t *testing.T) {
 // TestWatchOfAnExpiredRevision watches from the first revision of an etcd that was compacted: 410, as an error event or
 // as the answer.
 func TestWatchOfAnExpiredRevision(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	latest := createMaps(t, ctx, ns, "a")[0]
-	compact(t, ctx, revision(t, latest.Metadata.ResourceVersion))
+	compact(t, ctx, harness.Revision(t, latest.Metadata.ResourceVersion))
 	// A server that starts after the compaction cannot know what came before.
 	late := harness.New(t).APIServer(etcd).API()
 	for name, path := range map[string]string{"cached": maps(ns), "uncached": "/api/v1/namespaces/" + ns + "/events"} {
 		w, refused, err := late.Watch(ctx, path, "resourceVersion=1")
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			if refused.Code != http.StatusGone {
 				t.Errorf("%s: got %v, want 410", name, refused.Err())
@@ -102,7 +102,7 @@ func TestWatchOfAnExpiredRevision(t *testing.T) {
 			continue
 		}
 		defer w.Close()
-		e := must[harness.Event](t)(w.Next(ctx))
+		e := harness.Must[harness.Event](t)(w.Next(ctx))
 		if e.Type != "ERROR" || e.Status.Code != http.StatusGone {
 			t.Errorf("%s: got %s %+v, want 410", name, e.Type, e.Status)
 		}

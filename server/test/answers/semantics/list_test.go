@@ -16,11 +16,11 @@ import (
 
 // TestFutureResourceVersion asks for a resource version that does not come.
 func TestFutureResourceVersion(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a")
-	rv := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
-	future := fmt.Sprint(revision(t, rv) + 1_000_000)
+	rv := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	future := fmt.Sprint(harness.Revision(t, rv) + 1_000_000)
 
 	for name, request := range map[string]struct{ path, query string }{
 		"get":                   {maps(ns) + "/a", "resourceVersion=" + future},
@@ -35,17 +35,17 @@ func TestFutureResourceVersion(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // each waits three seconds
-			ctx := newContext(t)
+			ctx := harness.Context(t, testTimeout)
 			status, code := metav1.Status{}, 0
 			if name == "initial events" {
 				// The answer to a watch may have begun by the time that the wait fails.
 				w, refused, err := api.Watch(ctx, request.path, request.query)
-				check(t, err)
+				harness.Check(t, err)
 				if refused != nil {
 					status, code = refused.Status(), refused.Code
 				} else {
 					defer w.Close()
-					e := must[harness.Event](t)(w.Next(ctx))
+					e := harness.Must[harness.Event](t)(w.Next(ctx))
 					if e.Type != "ERROR" {
 						t.Fatalf("got %s of %q, want an error", e.Type, e.Object.Metadata.Name)
 					}
@@ -74,13 +74,13 @@ func TestFutureResourceVersion(t *testing.T) {
 
 // TestNearFutureResourceVersionWaits asks for a resource version that comes while the request waits.
 func TestNearFutureResourceVersionWaits(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")
 	for name, path := range map[string]string{"get": maps(ns) + "/a", "list": maps(ns)} {
 		t.Run(name, func(t *testing.T) {
 			// A write moves the revision by one, and others may write too, so this comes soon and not yet.
-			want := revision(t, must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
+			want := harness.Revision(t, harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
 			answers := make(chan *harness.Response, 1)
 			var waiting sync.WaitGroup
 			waiting.Go(func() {
@@ -92,8 +92,8 @@ func TestNearFutureResourceVersionWaits(t *testing.T) {
 			})
 			defer waiting.Wait()
 			for i := 0; ; i++ {
-				patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/"+created[0].Metadata.Name, fmt.Sprintf(`{"data":{"i":"%s %d"}}`, name, i)))
-				if revision(t, patched.Metadata.ResourceVersion) >= want {
+				patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/"+created[0].Metadata.Name, fmt.Sprintf(`{"data":{"i":"%s %d"}}`, name, i)))
+				if harness.Revision(t, patched.Metadata.ResourceVersion) >= want {
 					break
 				}
 			}
@@ -106,8 +106,8 @@ func TestNearFutureResourceVersionWaits(t *testing.T) {
 
 // TestUnparsableResourceVersion sends resource versions that are none.
 func TestUnparsableResourceVersion(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a")
 	for _, version := range []string{"abc", "-1", "1.5", "0x10", "99999999999999999999999"} {
 		for name, request := range map[string]struct{ path, query string }{
@@ -133,11 +133,11 @@ func TestUnparsableResourceVersion(t *testing.T) {
 // TestReadsSeeAcknowledgedWrites writes and reads with several clients at a time: a read that starts after a write was
 // acknowledged sees it (I6).
 func TestReadsSeeAcknowledgedWrites(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const writers, rounds = 4, 50
 	var writing sync.WaitGroup
 	for writer := range writers {
-		ns := newNamespace(t, ctx)
+		ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 		writing.Go(func() {
 			for round := range rounds {
 				name := fmt.Sprintf("map-%d-%d", writer, round)
@@ -180,8 +180,8 @@ func TestReadsSeeAcknowledgedWrites(t *testing.T) {
 
 // TestExactListRepeatsAList lists at the resource version of an earlier list, in all shapes, while objects change.
 func TestExactListRepeatsAList(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(20)...)
 	type snapshot struct {
 		query string
@@ -189,23 +189,23 @@ func TestExactListRepeatsAList(t *testing.T) {
 	}
 	var taken []snapshot
 	for i := range 10 {
-		check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), i)))
+		harness.Check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), i)))
 		_, err := api.Patch(ctx, maps(ns)+"/map-0019", fmt.Sprintf(`{"metadata":{"labels":{"round":"%d"}}}`, i))
-		check(t, err)
+		harness.Check(t, err)
 		for _, query := range []string{"", fmt.Sprintf("labelSelector=round%%3D%d", i), "fieldSelector=metadata.name%3Dmap-0019"} {
-			taken = append(taken, snapshot{query, must[*harness.List](t)(api.List(ctx, maps(ns), query))})
+			taken = append(taken, snapshot{query, harness.Must[*harness.List](t)(api.List(ctx, maps(ns), query))})
 		}
 	}
 	for _, s := range taken {
 		query := s.query + "&resourceVersionMatch=Exact&resourceVersion=" + s.list.Metadata.ResourceVersion
-		again := must[*harness.List](t)(api.List(ctx, maps(ns), query))
+		again := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), query))
 		if again.Metadata.ResourceVersion != s.list.Metadata.ResourceVersion {
 			t.Errorf("%s: resource version %s", query, again.Metadata.ResourceVersion)
 		}
 		equalVersions(t, query, again.Items, s.list.Items)
 
 		paged, chunks, err := api.ListAll(ctx, maps(ns), query, 3)
-		check(t, err)
+		harness.Check(t, err)
 		equalVersions(t, query+" in pages", paged, s.list.Items)
 		for _, chunk := range chunks {
 			if chunk.ResourceVersion != s.list.Metadata.ResourceVersion {
@@ -231,17 +231,17 @@ func versions(objects []harness.Object) []string {
 
 // TestFieldSelectorsList lists by the fields that can be selected.
 func TestFieldSelectorsList(t *testing.T) {
-	ctx := newContext(t)
-	ns, other := newNamespace(t, ctx), newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a", "b", "c")
 	createMaps(t, ctx, other, "a")
 	pods := func(namespace string) string { return "/api/v1/namespaces/" + namespace + "/pods" }
 	for i, node := range []string{"", "node-1", "node-1", "node-2"} {
 		_, err := api.Create(ctx, pods(ns), pod(fmt.Sprintf("pod-%d", i), node))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	_, err := api.Create(ctx, pods(other), pod("pod-9", "node-1"))
-	check(t, err)
+	harness.Check(t, err)
 
 	for _, tc := range []struct {
 		path, selector string
@@ -264,18 +264,18 @@ func TestFieldSelectorsList(t *testing.T) {
 			query := "fieldSelector=" + url.QueryEscape(tc.selector) + more
 			if more == "&resourceVersion=0" {
 				// What memory holds may be older than the writes above, until a consistent list has waited for them.
-				must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
+				harness.Must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
 			}
 			var names []string
 			if more == "&limit=1" {
 				items, _, err := api.ListAll(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector), 1)
-				check(t, err)
+				harness.Check(t, err)
 				names = (&harness.List{Items: items}).Names()
 				if harness.Engine() == harness.Upstream {
 					names = slices.Compact(names) // its token for metadata.namespace starts with the object before it
 				}
 			} else {
-				names = must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
+				names = harness.Must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
 			}
 			equalNames(t, tc.path+"?"+query, names, tc.want)
 		}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,41 +35,6 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// newContext returns the context of a test.
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-var namespaces atomic.Int64
-
-// newNamespace creates an empty namespace and returns its name.
-func newNamespace(t *testing.T, ctx context.Context) string {
-	t.Helper()
-	name := fmt.Sprintf("ns-%d", namespaces.Add(1))
-	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
-	check(t, err)
-	return name
-}
-
 // maps is the path of a namespace's ConfigMaps, which most tests use because nothing changes them on the way.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
@@ -84,7 +47,7 @@ func createMaps(t *testing.T, ctx context.Context, namespace string, names ...st
 	t.Helper()
 	var created []harness.Object
 	for _, name := range names {
-		created = append(created, must[harness.Object](t)(api.Create(ctx, maps(namespace), configMap(name, nil))))
+		created = append(created, harness.Must[harness.Object](t)(api.Create(ctx, maps(namespace), configMap(name, nil))))
 	}
 	return created
 }
@@ -96,12 +59,6 @@ func numbered(n int) []string {
 		names[i] = fmt.Sprintf("map-%04d", i)
 	}
 	return names
-}
-
-// revision returns a resource version as the number that it is in Kubernetes on etcd.
-func revision(t *testing.T, resourceVersion string) int64 {
-	t.Helper()
-	return must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
 }
 
 func equalNames(t *testing.T, what string, got, want []string) {
@@ -123,7 +80,7 @@ func abbreviated(names []string) []string {
 func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
 	t.Helper()
 	w, refused, err := api.Watch(ctx, path, query)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
 	}
@@ -135,7 +92,7 @@ func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.
 func next(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
 	t.Helper()
 	for {
-		if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "BOOKMARK" {
+		if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != "BOOKMARK" {
 			return e
 		}
 	}
@@ -154,5 +111,5 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name
 // get sends a GET whose answer may be an error.
 func get(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
-	return must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
 }

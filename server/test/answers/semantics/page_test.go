@@ -12,32 +12,32 @@ import (
 
 // TestPagesAreOneSnapshot walks a list in pages and changes what it has passed and what is still to come.
 func TestPagesAreOneSnapshot(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const count, limit = 100, 9
 	for _, scope := range []string{"namespace", "everywhere"} {
 		t.Run(scope, func(t *testing.T) {
-			ns := newNamespace(t, ctx)
+			ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 			path := maps(ns)
 			if scope == "everywhere" {
 				path = "/api/v1/configmaps"
 			}
 			createMaps(t, ctx, ns, numbered(count)...)
-			before := must[*harness.List](t)(api.List(ctx, path, ""))
+			before := harness.Must[*harness.List](t)(api.List(ctx, path, ""))
 
-			page := must[*harness.List](t)(api.List(ctx, path, fmt.Sprintf("limit=%d", limit)))
+			page := harness.Must[*harness.List](t)(api.List(ctx, path, fmt.Sprintf("limit=%d", limit)))
 			first := page.Metadata.ResourceVersion
 			items := page.Items
 			for i := 0; page.Metadata.Continue != ""; i++ {
 				if got, want := page.Metadata.RemainingItemCount, int64(len(before.Items)-len(items)); got == nil || *got != want {
 					t.Errorf("page %d: remainingItemCount %v, want %d", i, show(got), want)
 				}
-				check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), i)))
-				check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), count-1-i)))
+				harness.Check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), i)))
+				harness.Check(t, api.Delete(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), count-1-i)))
 				_, err := api.Patch(ctx, fmt.Sprintf("%s/map-%04d", maps(ns), count/2), fmt.Sprintf(`{"data":{"i":"%d"}}`, i))
-				check(t, err)
+				harness.Check(t, err)
 				createMaps(t, ctx, ns, fmt.Sprintf("map-%04d-new-%d", 3*i, i))
 
-				page = must[*harness.List](t)(api.List(ctx, path, fmt.Sprintf("limit=%d&continue=%s", limit, url.QueryEscape(page.Metadata.Continue))))
+				page = harness.Must[*harness.List](t)(api.List(ctx, path, fmt.Sprintf("limit=%d&continue=%s", limit, url.QueryEscape(page.Metadata.Continue))))
 				if page.Metadata.ResourceVersion != first {
 					t.Errorf("page %d has resource version %s, the first had %s", i+1, page.Metadata.ResourceVersion, first)
 				}
@@ -63,20 +63,20 @@ func show(n *int64) string {
 
 // TestPagesWithASelector walks lists of which a selector takes some, first, last or no items.
 func TestPagesWithASelector(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	const count = 40
 	for i, name := range numbered(count) {
 		labels := map[string]string{"third": fmt.Sprint(i % 3), "last": fmt.Sprint(i == count-1)}
 		_, err := api.Create(ctx, maps(ns), configMap(name, labels))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	for _, selector := range []string{"third=0", "third!=0", "third in (1,2)", "last=true", "last=false", "none", "!none"} {
 		query := "labelSelector=" + url.QueryEscape(selector)
-		want := must[*harness.List](t)(api.List(ctx, maps(ns), query))
+		want := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), query))
 		for _, limit := range []int{1, 5, 100} {
 			items, chunks, err := api.ListAll(ctx, maps(ns), query, limit)
-			check(t, err)
+			harness.Check(t, err)
 			equalVersions(t, fmt.Sprintf("%s limit %d", selector, limit), items, want.Items)
 			for i, chunk := range chunks {
 				if chunk.RemainingItemCount != nil {
@@ -92,10 +92,10 @@ func TestPagesWithASelector(t *testing.T) {
 
 // TestTokensAreChecked sends continue tokens where they do not belong, and garbage.
 func TestTokensAreChecked(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a", "b", "c")
-	token := must[*harness.List](t)(api.List(ctx, maps(ns), "limit=1")).Metadata.Continue
+	token := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "limit=1")).Metadata.Continue
 	for name, bad := range map[string]string{
 		"garbage":     "garbage",
 		"not base64":  "!!!",
@@ -110,7 +110,7 @@ func TestTokensAreChecked(t *testing.T) {
 		}
 	}
 	// A token of one namespace shows nothing of it in another.
-	other := newNamespace(t, ctx)
+	other := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, other, "x")
 	if r := get(t, ctx, maps(other), "limit=5&continue="+url.QueryEscape(token)); strings.Contains(string(r.Body), `"namespace":"`+ns+`"`) {
 		t.Errorf("a token of namespace %s lists it in namespace %s: %s", ns, other, r.Body)
@@ -119,34 +119,34 @@ func TestTokensAreChecked(t *testing.T) {
 
 // TestUncachedResourceInPages walks events, which are served from etcd by default.
 func TestUncachedResourceInPages(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	path := "/api/v1/namespaces/" + ns + "/events"
 	for _, name := range numbered(10) {
 		_, err := api.Create(ctx, path, object{"metadata": object{"name": name},
 			"involvedObject": object{"kind": "ConfigMap", "name": "a", "namespace": ns}, "reason": "Test", "type": "Normal"})
-		check(t, err)
+		harness.Check(t, err)
 	}
-	want := must[*harness.List](t)(api.List(ctx, path, ""))
+	want := harness.Must[*harness.List](t)(api.List(ctx, path, ""))
 	items, _, err := api.ListAll(ctx, path, "", 3)
-	check(t, err)
+	harness.Check(t, err)
 	equalVersions(t, "events", items, want.Items)
 	equalNames(t, "events", want.Names(), numbered(10))
 	w := startWatch(t, ctx, path, "fieldSelector=reason%3DTest&resourceVersion="+want.Metadata.ResourceVersion)
-	check(t, api.Delete(ctx, path+"/map-0003"))
+	harness.Check(t, api.Delete(ctx, path+"/map-0003"))
 	expectEvent(t, ctx, w, "DELETED", "map-0003")
 }
 
 // TestMetadataAndTables asks for the other shapes of a list.
 func TestMetadataAndTables(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(5)...)
-	want := must[*harness.List](t)(api.List(ctx, maps(ns), ""))
+	want := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), ""))
 
 	const metadataType = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-	r := must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, maps(ns), "limit=3", "", metadataType, nil))
-	list := must[*harness.List](t)(r.List())
+	r := harness.Must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, maps(ns), "limit=3", "", metadataType, nil))
+	list := harness.Must[*harness.List](t)(r.List())
 	if list.Kind != "PartialObjectMetadataList" || list.Metadata.Continue == "" {
 		t.Errorf("got %s with token %q", list.Kind, list.Metadata.Continue)
 	}
@@ -158,22 +158,22 @@ func TestMetadataAndTables(t *testing.T) {
 	}
 
 	const tableType = "application/json;as=Table;g=meta.k8s.io;v=v1"
-	r = must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, maps(ns), "", "", tableType, nil))
+	r = harness.Must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, maps(ns), "", "", tableType, nil))
 	o, err := r.Object()
-	check(t, err)
+	harness.Check(t, err)
 	if rows, _ := o.Object["rows"].([]any); o.GetKind() != "Table" || len(rows) != 5 {
 		t.Errorf("got %s with %d rows, want a Table with 5", o.GetKind(), len(rows))
 	}
 
 	w, refused, err := api.WatchAs(ctx, maps(ns), "resourceVersion="+want.Metadata.ResourceVersion,
 		"application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())
 	}
 	defer w.Close()
 	_, err = api.Patch(ctx, maps(ns)+"/map-0001", `{"data":{"x":"y"}}`)
-	check(t, err)
+	harness.Check(t, err)
 	got := expectEvent(t, ctx, w, "MODIFIED", "map-0001")
 	if got.Kind != "PartialObjectMetadata" || len(got.Data) != 0 {
 		t.Errorf("got %+v, want metadata only", got)

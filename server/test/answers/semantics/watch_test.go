@@ -21,11 +21,11 @@ func initialEventsEnd(e harness.Event) bool {
 
 // TestInitialEventsEndWithABookmark watches with selectors and across namespaces.
 func TestInitialEventsEndWithABookmark(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	for i, name := range numbered(30) {
 		_, err := api.Create(ctx, maps(ns), configMap(name, map[string]string{"third": fmt.Sprint(i % 3)}))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	const initial = "&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
 	for _, tc := range []struct{ path, query string }{
@@ -36,11 +36,11 @@ func TestInitialEventsEndWithABookmark(t *testing.T) {
 		{"/api/v1/configmaps", "labelSelector=third%3D1"},
 		{"/api/v1/configmaps", "fieldSelector=metadata.namespace%3D" + ns},
 	} {
-		want := must[*harness.List](t)(api.List(ctx, tc.path, tc.query))
+		want := harness.Must[*harness.List](t)(api.List(ctx, tc.path, tc.query))
 		w := startWatch(t, ctx, tc.path, tc.query+initial)
 		var got []harness.Object
 		for {
-			e := must[harness.Event](t)(w.Next(ctx))
+			e := harness.Must[harness.Event](t)(w.Next(ctx))
 			if initialEventsEnd(e) {
 				break
 			}
@@ -54,21 +54,21 @@ func TestInitialEventsEndWithABookmark(t *testing.T) {
 	// Without bookmarks there is none at the end.
 	w := startWatch(t, ctx, maps(ns), strings.Replace(initial, "allowWatchBookmarks=true", "allowWatchBookmarks=false", 1))
 	for range 30 {
-		if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" {
+		if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" {
 			t.Fatalf("got %s", e.Type)
 		}
 	}
 	createMaps(t, ctx, ns, "fence")
-	if e := must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" || e.Object.Metadata.Name != "fence" {
+	if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" || e.Object.Metadata.Name != "fence" {
 		t.Errorf("got %s of %q, want ADDED of fence", e.Type, e.Object.Metadata.Name)
 	}
 }
 
 // TestSelectorsTurnChangesIntoAddedAndDeleted changes labels so that an object starts and stops matching.
 func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
-	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
+	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
 	query := "labelSelector=color%3Dred&resourceVersion=" + start
 	live := startWatch(t, ctx, maps(ns), query)
 
@@ -76,9 +76,9 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 		t.Helper()
 		switch method {
 		case "create":
-			return must[harness.Object](t)(api.Create(ctx, maps(ns), body))
+			return harness.Must[harness.Object](t)(api.Create(ctx, maps(ns), body))
 		default:
-			return must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", body))
+			return harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", body))
 		}
 	}
 	_ = write("create", `{"metadata":{"name":"a","labels":{"color":"blue"}},"data":{"v":"1"}}`)
@@ -87,7 +87,7 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 	left := write("patch", `{"metadata":{"labels":{"color":"green"}},"data":{"v":"4"}}`)
 	_ = write("patch", `{"data":{"v":"5"}}`)
 	again := write("patch", `{"metadata":{"labels":{"color":"red"}},"data":{"v":"6"}}`)
-	check(t, api.Delete(ctx, maps(ns)+"/a"))
+	harness.Check(t, api.Delete(ctx, maps(ns)+"/a"))
 
 	// The same from history as live.
 	for name, w := range map[string]*harness.Watch{"live": live, "from history": startWatch(t, ctx, maps(ns), query)} {
@@ -114,10 +114,10 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 
 // TestFieldSelectorsTurnBindingIntoAdded binds pods to nodes, as a scheduler does, and watches as kubelets do.
 func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	pods := "/api/v1/namespaces/" + ns + "/pods"
-	rv := must[*harness.List](t)(api.List(ctx, "/api/v1/pods", "")).Metadata.ResourceVersion
+	rv := harness.Must[*harness.List](t)(api.List(ctx, "/api/v1/pods", "")).Metadata.ResourceVersion
 	kubelet1 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+rv)
 	kubelet2 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-2&resourceVersion="+rv)
 	scheduler := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3D&resourceVersion="+rv)
@@ -125,9 +125,9 @@ func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 
 	for i := range 4 {
 		name := fmt.Sprintf("pod-%d", i)
-		must[harness.Object](t)(api.Create(ctx, pods, pod(name, "")))
+		harness.Must[harness.Object](t)(api.Create(ctx, pods, pod(name, "")))
 		node := fmt.Sprintf("node-%d", 1+i%2)
-		r := must[*harness.Response](t)(api.Do(ctx, http.MethodPost, pods+"/"+name+"/binding", "", object{
+		r := harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodPost, pods+"/"+name+"/binding", "", object{
 			"apiVersion": "v1", "kind": "Binding", "metadata": object{"name": name}, "target": object{"kind": "Node", "name": node}}))
 		if r.Code != http.StatusCreated {
 			t.Fatal(r.Err())
@@ -143,8 +143,8 @@ func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 	expectEvent(t, ctx, one, "MODIFIED", "pod-2")
 
 	_, err := api.Patch(ctx, pods+"/pod-2/status", `{"status":{"phase":"Running"}}`)
-	check(t, err)
-	r := must[*harness.Response](t)(api.Do(ctx, http.MethodDelete, pods+"/pod-2", "gracePeriodSeconds=0", nil))
+	harness.Check(t, err)
+	r := harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodDelete, pods+"/pod-2", "gracePeriodSeconds=0", nil))
 	if r.Code != http.StatusOK {
 		t.Fatal(r.Err())
 	}
@@ -154,27 +154,27 @@ func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 		expectEvent(t, ctx, w, "DELETED", "pod-2")
 	}
 	// Nothing of that went to the others: their next event is the fence.
-	must[harness.Object](t)(api.Create(ctx, pods, pod("fence-2", "node-2")))
+	harness.Must[harness.Object](t)(api.Create(ctx, pods, pod("fence-2", "node-2")))
 	expectEvent(t, ctx, kubelet2, "ADDED", "fence-2")
-	must[harness.Object](t)(api.Create(ctx, pods, pod("fence", "")))
+	harness.Must[harness.Object](t)(api.Create(ctx, pods, pod("fence", "")))
 	expectEvent(t, ctx, scheduler, "ADDED", "fence")
 }
 
 // TestDeletedCarriesTheDeletionsResourceVersion resumes right before and right after a deletion.
 func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
 	w := startWatch(t, ctx, maps(ns), "resourceVersion="+created.Metadata.ResourceVersion)
-	patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
-	check(t, api.Delete(ctx, maps(ns)+"/a"))
+	patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
+	harness.Check(t, api.Delete(ctx, maps(ns)+"/a"))
 	createMaps(t, ctx, ns, "fence")
 
 	expectEvent(t, ctx, w, "MODIFIED", "a")
 	deleted := expectEvent(t, ctx, w, "DELETED", "a")
 	fence := expectEvent(t, ctx, w, "ADDED", "fence")
-	at := revision(t, deleted.Metadata.ResourceVersion)
-	if at <= revision(t, patched.Metadata.ResourceVersion) || at >= revision(t, fence.Metadata.ResourceVersion) {
+	at := harness.Revision(t, deleted.Metadata.ResourceVersion)
+	if at <= harness.Revision(t, patched.Metadata.ResourceVersion) || at >= harness.Revision(t, fence.Metadata.ResourceVersion) {
 		t.Errorf("deletion at %d, not between the writes at %s and %s", at, patched.Metadata.ResourceVersion, fence.Metadata.ResourceVersion)
 	}
 	if deleted.Data["v"] != "last" {
@@ -186,21 +186,21 @@ func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
 	expectEvent(t, ctx, before, "DELETED", "a")
 	expectEvent(t, ctx, before, "ADDED", "fence")
 	// The lists at both sides agree.
-	equalNames(t, "before", must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at-1))).Names(), []string{"a"})
-	equalNames(t, "after", must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
+	equalNames(t, "before", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at-1))).Names(), []string{"a"})
+	equalNames(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
 }
 
 // TestPlainWatchOfTheFutureStarts watches from a resource version that comes later.
 func TestPlainWatchOfTheFutureStarts(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
-	future := revision(t, created.Metadata.ResourceVersion) + 20
+	future := harness.Revision(t, created.Metadata.ResourceVersion) + 20
 	w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", future))
 	var want []string
 	for i := 0; len(want) < 3; i++ {
-		patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", fmt.Sprintf(`{"data":{"i":"%d"}}`, i)))
-		if revision(t, patched.Metadata.ResourceVersion) > future {
+		patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", fmt.Sprintf(`{"data":{"i":"%d"}}`, i)))
+		if harness.Revision(t, patched.Metadata.ResourceVersion) > future {
 			want = append(want, patched.Metadata.ResourceVersion)
 		}
 	}
@@ -213,14 +213,14 @@ func TestPlainWatchOfTheFutureStarts(t *testing.T) {
 
 // TestBookmarks watches until the server ends the watch: with bookmarks one comes before that, without none does.
 func TestBookmarks(t *testing.T) {
-	ctx := newContext(t)
-	ns := newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
 	// Upstream sends a bookmark two seconds before the end of a watch.
 	const query = "timeoutSeconds=4&fieldSelector=metadata.name%3Da&resourceVersion="
 	with := startWatch(t, ctx, maps(ns), "allowWatchBookmarks=true&"+query+created.Metadata.ResourceVersion)
 	without := startWatch(t, ctx, maps(ns), query+created.Metadata.ResourceVersion)
-	patched := must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
+	patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
 	unrelated := createMaps(t, ctx, ns, "b", "c")[1]
 
 	collect := func(w *harness.Watch) (events []harness.Event) {
@@ -229,7 +229,7 @@ func TestBookmarks(t *testing.T) {
 			if errors.Is(err, harness.ErrEnded) {
 				return events
 			}
-			check(t, err)
+			harness.Check(t, err)
 			events = append(events, e)
 		}
 	}
@@ -246,7 +246,7 @@ func TestBookmarks(t *testing.T) {
 	}
 	last := events[0].Object.Metadata.ResourceVersion
 	for _, e := range events[1:] {
-		if e.Type != "BOOKMARK" || revision(t, e.Object.Metadata.ResourceVersion) < revision(t, last) {
+		if e.Type != "BOOKMARK" || harness.Revision(t, e.Object.Metadata.ResourceVersion) < harness.Revision(t, last) {
 			t.Errorf("got %s at %s after %s, want bookmarks that move on", e.Type, e.Object.Metadata.ResourceVersion, last)
 		}
 		if o := e.Object; o.Kind != "ConfigMap" || o.Metadata.Name != "" || len(o.Data) != 0 {
@@ -255,17 +255,17 @@ func TestBookmarks(t *testing.T) {
 		last = e.Object.Metadata.ResourceVersion
 	}
 	// Bookmarks follow the clock, not only what the watch selects.
-	if revision(t, last) < revision(t, unrelated.Metadata.ResourceVersion) {
+	if harness.Revision(t, last) < harness.Revision(t, unrelated.Metadata.ResourceVersion) {
 		t.Errorf("last bookmark at %s, before the change of another object at %s", last, unrelated.Metadata.ResourceVersion)
 	}
 }
 
 // TestWatchResumesAtEveryRevision watches from each revision of a history and gets exactly what came after it (I3).
 func TestWatchResumesAtEveryRevision(t *testing.T) {
-	ctx := newContext(t)
-	ns, other := newNamespace(t, ctx), newNamespace(t, ctx)
+	ctx := harness.Context(t, testTimeout)
+	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, other, "x")
-	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
 	all := startWatch(t, ctx, maps(ns), "resourceVersion="+start)
 	for i := range 12 {
 		name := fmt.Sprintf("map-%d", i%4)
@@ -274,13 +274,13 @@ func TestWatchResumesAtEveryRevision(t *testing.T) {
 			createMaps(t, ctx, ns, name)
 		case i < 8:
 			_, err := api.Patch(ctx, maps(ns)+"/"+name, `{"data":{"v":"2"}}`)
-			check(t, err)
+			harness.Check(t, err)
 		default:
-			check(t, api.Delete(ctx, maps(ns)+"/"+name))
+			harness.Check(t, api.Delete(ctx, maps(ns)+"/"+name))
 		}
 		// Revisions of other namespaces and resources lie between.
 		_, err := api.Patch(ctx, maps(other)+"/x", fmt.Sprintf(`{"data":{"v":"%d"}}`, i))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	end := createMaps(t, ctx, ns, "fence")[0]
 	var history []harness.Event
@@ -290,10 +290,10 @@ func TestWatchResumesAtEveryRevision(t *testing.T) {
 	if len(history) != 13 {
 		t.Fatalf("got %d events, want 13", len(history))
 	}
-	for at := revision(t, start); at < revision(t, end.Metadata.ResourceVersion); at++ {
+	for at := harness.Revision(t, start); at < harness.Revision(t, end.Metadata.ResourceVersion); at++ {
 		w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
 		for _, want := range history {
-			if revision(t, want.Object.Metadata.ResourceVersion) <= at {
+			if harness.Revision(t, want.Object.Metadata.ResourceVersion) <= at {
 				continue
 			}
 			got := next(t, ctx, w)
@@ -308,10 +308,10 @@ func TestWatchResumesAtEveryRevision(t *testing.T) {
 // TestWatchersAgree lets many watchers of different shape watch concurrent writers: each gets every event that it selects,
 // once, in the order of revisions.
 func TestWatchersAgree(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const watchers, writers, rounds = 24, 4, 40
-	ns := newNamespace(t, ctx)
-	start := must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
+	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
+	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
 	paths := []struct{ path, query string }{
 		{maps(ns), ""},
 		{maps(ns), "labelSelector=writer"},

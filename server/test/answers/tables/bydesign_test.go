@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // fromTheKEP lists where the API differs from KEP-2340's tables, for both engines.
@@ -85,7 +87,7 @@ func designed(r request, s *server, about aspect) *difference {
 // TestDifferencesAreDocumented looks for each difference in the document that is to explain it.
 func TestDifferencesAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../../../docs/keps.md")
-	check(t, err)
+	harness.Check(t, err)
 	ids := slices.Clone(fromTheKEP)
 	for _, d := range byDesign {
 		ids = append(ids, d.id)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // getRequests returns every combination for a GET, of an object and of none.
@@ -42,11 +44,11 @@ func (h *history) get(r request, memory bool) expectation {
 
 // TestGetTable sends every GET.
 func TestGetTable(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	want := func(r request, s *server) expectation { return w.get(r, s.memory) }
 	requests := getRequests()
 	got, err := w.askAll(ctx, w.servers, requests, want)
-	check(t, err)
+	harness.Check(t, err)
 	compare(t, w.servers, requests, want, got)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // large is a limit that no list here reaches.
@@ -175,11 +177,11 @@ func (h *history) listed(row string, s *scope, at int64, after string, limit int
 
 // TestListTable sends every LIST.
 func TestListTable(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	want := func(r request, s *server) expectation { return w.list(r, s.memory) }
 	requests := listRequests()
 	got, err := w.askAll(ctx, w.servers, requests, want)
-	check(t, err)
+	harness.Check(t, err)
 	compare(t, w.servers, requests, want, got)
 }

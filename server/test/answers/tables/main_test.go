@@ -109,10 +109,10 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	t.Helper()
 	w, err := newWorld()
-	check(t, err)
+	harness.Check(t, err)
 	startAll(w.etcd, more)
-	check(t, w.recent(ctx))
-	check(t, w.settle(ctx, slices.Concat(w.servers, more)))
+	harness.Check(t, w.recent(ctx))
+	harness.Check(t, w.settle(ctx, slices.Concat(w.servers, more)))
 	return w
 }
 
@@ -126,17 +126,4 @@ func (w *world) settle(ctx context.Context, servers []*server) error {
 		}
 	}
 	return nil
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -131,13 +131,13 @@ func compareLooked(t *testing.T, servers []*server, requests []request, want exp
 
 // TestListTableEdges sends tokens that no server has made, or for something else, and limits that are none.
 func TestListTableEdges(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	w.craft()
 	want := func(r request, s *server) expectation { return w.edge(r, s.memory) }
 	requests := edgeRequests()
 	got, err := w.askAll(ctx, w.servers, requests, want)
-	check(t, err)
+	harness.Check(t, err)
 	compareLooked(t, w.servers, requests, want, got)
 }
 
@@ -176,7 +176,7 @@ func (h *history) uncached(r request) expectation {
 
 // TestListTableUncached sends LISTs of a resource that neither engine caches.
 func TestListTableUncached(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const off = "--watch-cache-sizes=secrets#0"
 	servers := []*server{
 		{name: "strata, uncached", watchList: true, flags: []string{off, "--engine=" + harness.Strata}},
@@ -186,7 +186,7 @@ func TestListTableUncached(t *testing.T) {
 	want := func(r request, _ *server) expectation { return w.uncached(r) }
 	requests := someListRequests()
 	got, err := w.askAll(ctx, servers, requests, want)
-	check(t, err)
+	harness.Check(t, err)
 	compareLooked(t, servers, requests, want, got)
 	for _, r := range requests {
 		for about, text := range differences(got[servers[0]][r].aspects, got[servers[1]][r].aspects) {
@@ -207,7 +207,7 @@ func (h *history) whole(r request, memory bool) expectation {
 
 // TestListTableWithoutChunking sends LISTs to servers whose gate APIListChunking is off. There never is a token.
 func TestListTableWithoutChunking(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const off = "APIListChunking=false"
 	servers := []*server{
 		{name: "strata", memory: true, watchList: true, flags: []string{"--engine=" + harness.Strata, "--strata-feature-gates=" + off}},
@@ -221,7 +221,7 @@ func TestListTableWithoutChunking(t *testing.T) {
 		return r.limit == large || r.inVain() && r.scope != scopes[namespace] // those wait
 	})
 	got, err := w.askAll(ctx, servers, requests, want)
-	check(t, err)
+	harness.Check(t, err)
 	compareLooked(t, servers, requests, want, got)
 	for _, s := range servers {
 		for r, a := range got[s] {

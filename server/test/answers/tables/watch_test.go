@@ -315,18 +315,18 @@ func (w *world) expectWatch(r request, s *server) expectation {
 
 // TestWatchTable sends every WATCH.
 func TestWatchTable(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	requests := watchRequests()
 	got, err := w.watchAll(ctx, w.servers, requests)
-	check(t, err)
+	harness.Check(t, err)
 	compare(t, w.servers, requests, w.expectWatch, got)
 }
 
 // TestWatchTableWithoutInitialEvents sends every WATCH to servers whose API knows no sendInitialEvents, which is what
 // KEP-2340's table was written for.
 func TestWatchTableWithoutInitialEvents(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const off = "--feature-gates=WatchList=false"
 	servers := []*server{
 		{name: "strata", memory: true, flags: []string{off, "--engine=" + harness.Strata}},
@@ -335,6 +335,6 @@ func TestWatchTableWithoutInitialEvents(t *testing.T) {
 	w := open(t, ctx, servers...)
 	requests := watchRequests()
 	got, err := w.watchAll(ctx, servers, requests)
-	check(t, err)
+	harness.Check(t, err)
 	compare(t, servers, requests, w.expectWatch, got)
 }

@@ -29,27 +29,27 @@ func TestAClockThatIsAhead(t *testing.T) {
 	first := ""
 	for i := range writes {
 		o, err := before.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": fmt.Sprint("map-", i)}})
-		check(t, err)
+		harness.Check(t, err)
 		if first == "" {
 			first = o.Metadata.ResourceVersion
 		}
 	}
-	check(t, before.Stop())
+	harness.Check(t, before.Stop())
 
 	clock := &faulty.Clock{}
 	env.AtEnd(clock.Close)
 	clock.Shift(30 * time.Minute)
 	after := env.StartAPIServerPrepared(clock.Prepare, etcd, "--strata-history-age=10m")
-	check(t, after.Await(ctx, "/readyz"))
+	harness.Check(t, after.Await(ctx, "/readyz"))
 	watch, refused, err := after.API().Watch(ctx, path, "resourceVersion="+first)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())
 	}
 	defer watch.Close()
 	for i := 1; i < writes; i++ {
 		e, err := watch.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if want := fmt.Sprint("map-", i); e.Type != "ADDED" || e.Object.Metadata.Name != want {
 			t.Fatalf("event %d is %s %s %v, want %s", i, e.Type, e.Object.Metadata.Name, e.Status, want)
 		}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // wallClock are the functions and methods that tell or take the time of day. What is left of package time (Now, Since, Sub,
@@ -34,7 +36,7 @@ func TestNothingDependsOnTheTimeOfDay(t *testing.T) {
 	root := filepath.Join("..", "..", "..", "..")
 	files, met := 0, map[string]bool{}
 	for _, dir := range []string{"mirror", "etcdsource", "internal/btree", "kube/kubestorage", "kube/readpath"} {
-		check(t, fs.WalkDir(os.DirFS(root), dir, func(path string, d fs.DirEntry, err error) error {
+		harness.Check(t, fs.WalkDir(os.DirFS(root), dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
 			}

@@ -48,7 +48,7 @@ func (s *scene) playRounds(t *testing.T, ctx context.Context) {
 	switch {
 	case number(t, seedEnv, 0) != 0:
 		play(number(t, seedEnv, 0))
-	case long():
+	case harness.Long():
 		most, least := int(number(t, operationsEnv, 100_000)), parseDuration(t, durationEnv)
 		for _, seed := range seeds {
 			play(seed)
@@ -121,7 +121,7 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 	healing, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("not well after %v", heal))
 	defer cancel()
 	ends, last, err := r.fences(healing)
-	check(t, err)
+	harness.Check(t, err)
 	for _, w := range r.watchers {
 		fences[w] <- ends[w]
 	}
@@ -135,7 +135,7 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 		<-done
 	}
 	h, err := r.history.Now(healing)
-	check(t, err)
+	harness.Check(t, err)
 	watchedAt := r.now()
 	v := r.judge(t, h)
 	judged := r.now()
@@ -229,6 +229,6 @@ func (r *round) requireConsistent(ctx context.Context, v *verdict, to *replica, 
 func parseDuration(t *testing.T, name string) time.Duration {
 	t.Helper()
 	d, err := time.ParseDuration(envOr(name, "0s"))
-	check(t, err)
+	harness.Check(t, err)
 	return d
 }

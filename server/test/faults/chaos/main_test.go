@@ -17,16 +17,16 @@ package chaos
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 const (
 	seedEnv       = "STRATA_TEST_SEED"
-	longEnv       = "STRATA_TEST_LONG"
 	operationsEnv = "STRATA_TEST_OPERATIONS"
 	durationEnv   = "STRATA_TEST_DURATION"
 )
@@ -34,22 +34,11 @@ const (
 // testTimeout bounds a test that has failed; the long form takes as long as it takes.
 const testTimeout = 6 * time.Minute
 
-func long() bool { return os.Getenv(longEnv) == "1" }
-
 func newContext(t *testing.T) context.Context {
-	if long() {
+	if harness.Long() {
 		return t.Context()
 	}
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	return harness.Context(t, testTimeout)
 }
 
 // number reads a number from the environment.

@@ -38,7 +38,7 @@ var bugs = []bug{
 			})
 			defer removeAll(rules)
 			_, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
-			check(t, err)
+			harness.Check(t, err)
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
@@ -50,12 +50,12 @@ var bugs = []bug{
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
 			path := resources[0].path(r.namespaces[0])
 			_, err := r.asked[0].api.Create(ctx, path, body(planted, "", halves[0], state{}))
-			check(t, err)
+			harness.Check(t, err)
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
 			})
 			defer removeAll(rules)
-			check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
+			harness.Check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
@@ -91,11 +91,11 @@ var bugs = []bug{
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule { return p.HoldEvents(etcdproxy.Key(r.planted())) })
 			defer removeAll(rules)
 			written, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
-			check(t, err)
+			harness.Check(t, err)
 			s, err := stateOfObject(written)
-			check(t, err)
+			harness.Check(t, err)
 			awaitHit(t, ctx, rules)
-			check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 				return slices.ContainsFunc(r.watchers, func(w *watcher) bool { return w.bookmarked(s.revision) }), errors.New("no watch has told of progress")
 			}))
 			r.awaitRequests(t, ctx, at)
@@ -120,7 +120,7 @@ func touchPlanted(t *testing.T, ctx context.Context, r *round) {
 		t.Fatal(err)
 	}
 	_, err := api.Create(ctx, path, body(planted, "", halves[0], state{}))
-	check(t, err)
+	harness.Check(t, err)
 }
 
 // plantBugs plays each bug between etcd and a server that does not compare itself with etcd by itself, and fails the test
@@ -129,8 +129,8 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 	at := s.newReplica(t, replicas, nil, harness.Unchecked("bugs are planted"))
 	ready, cancel := context.WithTimeout(ctx, heal)
 	defer cancel()
-	check(t, at.server.Await(ready, "/readyz"))
-	check(t, s.throughDetour(at, true))
+	harness.Check(t, at.server.Await(ready, "/readyz"))
+	harness.Check(t, s.throughDetour(at, true))
 	for i, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
 			seed := uint64(1)<<32 + uint64(i) // none that is drawn
@@ -173,7 +173,7 @@ func (r *replica) standsAt(t *testing.T, ctx context.Context) int64 {
 	t.Helper()
 	const enough = 10 // readings in a row that are the same
 	last, times := int64(0), 0
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		at, err := r.api.Metric(ctx, "strata_mirror_revision{")
 		if err != nil {
 			return false, err
@@ -195,7 +195,7 @@ func removeAll(rules []*etcdproxy.Rule) {
 // awaitHit returns when one of the rules was applied.
 func awaitHit(t *testing.T, ctx context.Context, rules []*etcdproxy.Rule) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		return slices.ContainsFunc(rules, func(r *etcdproxy.Rule) bool { return r.Hits() > 0 }), errors.New("no proxy has played the bug")
 	}))
 }
@@ -204,7 +204,7 @@ func awaitHit(t *testing.T, ctx context.Context, rules []*etcdproxy.Rule) {
 func (r *round) awaitRequests(t *testing.T, ctx context.Context, at *replica) {
 	t.Helper()
 	began := r.now()
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		written, gets, lists := 0, 0, 0

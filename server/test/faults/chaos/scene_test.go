@@ -113,7 +113,7 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 	ready, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for _, r := range s.replicas {
-		check(t, r.server.Await(ready, "/readyz"))
+		harness.Check(t, r.server.Await(ready, "/readyz"))
 	}
 	return s
 }
@@ -171,7 +171,7 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 	t.Helper()
 	for i := range 2 {
 		name := fmt.Sprintf("%s-%d", prefix, i)
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := s.replicas[0].api.Do(ctx, http.MethodPost, "/api/v1/namespaces", "", object{"metadata": object{"name": name}})
 			if err != nil {
 				return false, err
@@ -183,7 +183,7 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 	// Admission asks a cache of each replica whether a namespace exists.
 	for _, r := range all {
 		for _, name := range names {
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				resp, err := r.api.Do(ctx, http.MethodPost, resources[0].path(name), "dryRun=All", object{"metadata": object{"name": "probe"}})
 				if err != nil {
 					return false, err
@@ -200,7 +200,7 @@ func (r *round) empty(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, res := range resources {
 		for _, ns := range r.namespaces {
-			check(t, r.again(ctx, func(ctx context.Context) error {
+			harness.Check(t, r.again(ctx, func(ctx context.Context) error {
 				_, err := r.scene.client.Delete(ctx, "/registry/"+res.name+"/"+ns+"/", clientv3.WithPrefix())
 				return err
 			}))

@@ -34,7 +34,7 @@ func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.
 		}
 		done <- all[0]
 	}()
-	check(t, rule.Await(ctx, 1))
+	harness.Check(t, rule.Await(ctx, 1))
 	return rule, done
 }
 
@@ -44,7 +44,7 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	count := func() int {
 		t.Helper()
 		n, err := lossy.API().Checks(ctx, "", "failure")
-		check(t, err)
+		harness.Check(t, err)
 		return n
 	}
 	before := count()
@@ -58,13 +58,13 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 
 // TestCompactionIsNoAlarm compacts etcd while keys are being compared, before the first page and between two.
 func TestCompactionIsNoAlarm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for i := range 12 { // two pages, as values are counted
 		commit(t, ctx, routes.put(fmt.Sprintf("page-%02d", i), strings.Repeat("v", 1<<20)))
 	}
 	t.Cleanup(func() {
 		_, err := client.Delete(context.WithoutCancel(ctx), routes.key("page-"), clientv3.WithPrefix())
-		check(t, err)
+		harness.Check(t, err)
 	})
 	start := commit(t, ctx, routes.put("fence", "0"))
 	list(t, ctx, lossy, routes, exactly(start)+"&limit=1")
@@ -76,7 +76,7 @@ func TestCompactionIsNoAlarm(t *testing.T) {
 		commit(t, ctx, routes.put("page-00", ""), clientv3.OpDelete(routes.key("page-01")))
 		last := commit(t, ctx, routes.put("fence", "1"))
 		_, err := client.Compact(ctx, last, clientv3.WithCompactPhysical())
-		check(t, err)
+		harness.Check(t, err)
 		rule.Remove()
 		if c := <-done; c.Status != "error" || !strings.Contains(c.Error, "compacted") {
 			t.Errorf("a check that is overtaken by a compaction is %+v, want an error", c)
@@ -93,7 +93,7 @@ func TestCompactionIsNoAlarm(t *testing.T) {
 
 // TestRestartsAreNoAlarm stops and starts etcd, and both servers, while they compare.
 func TestRestartsAreNoAlarm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	before := requireStatus(t, ctx, lossy, maps, "success")
 	verify := noAlarm(t, ctx)
 	rule, done := asked(t, ctx, maps, "")
@@ -104,7 +104,7 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 		t.Errorf("a check while etcd is started again is %+v", c)
 	}
 	for _, k := range []kind{maps, things, routes} {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			c := compare(t, ctx, lossy, k)
 			return c.Status == "success", fmt.Errorf("%+v", c)
 		}))
@@ -113,14 +113,14 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 
 	// A server that is told to end does not wait for a check that hangs.
 	rule, done = asked(t, ctx, maps, "")
-	check(t, lossy.Stop())
+	harness.Check(t, lossy.Stop())
 	rule.Remove()
 	if c := <-done; c.Status == "failure" {
 		t.Errorf("a check whose server ends is %+v", c)
 	}
 	var group sync.WaitGroup
 	group.Go(func() { lossy.Restart() })
-	check(t, strict.Stop())
+	harness.Check(t, strict.Stop())
 	strict.Restart()
 	group.Wait()
 	for _, s := range []*harness.Server{lossy, strict} {
@@ -137,11 +137,11 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 
 // TestGarbageIsNoAlarm writes values that nobody can decode: keys are compared all the same.
 func TestGarbageIsNoAlarm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, k := range []kind{maps, leases, things, routes} {
 		revision := commit(t, ctx, clientv3.OpPut(k.key("garbage"), "garbage"), k.put("beside", ""))
 		for _, s := range []*harness.Server{lossy, strict} {
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				r, err := s.API().Do(ctx, http.MethodGet, k.in("default")+"/garbage", "", nil)
 				return err == nil && r.Code == http.StatusInternalServerError, errors.Join(err, fmt.Errorf("garbage is answered with %d", r.Code))
 			}))
@@ -153,7 +153,7 @@ func TestGarbageIsNoAlarm(t *testing.T) {
 		}
 		commit(t, ctx, clientv3.OpDelete(k.key("garbage")))
 		for _, s := range []*harness.Server{lossy, strict} {
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				_, err := s.API().List(ctx, k.path, "")
 				return err == nil, err
 			}))
@@ -164,7 +164,7 @@ func TestGarbageIsNoAlarm(t *testing.T) {
 
 // TestTooLargeAPageIsNoAlarm answers the first request for keys as a client does that is sent more than it takes.
 func TestTooLargeAPageIsNoAlarm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for i := range 20 {
 		commit(t, ctx, things.put(fmt.Sprintf("large-%d", i), ""))
 	}
@@ -191,7 +191,7 @@ func TestTooLargeAPageIsNoAlarm(t *testing.T) {
 
 // TestWritesAreNoAlarm compares, again and again and on both servers, while all kinds are written as fast as that goes.
 func TestWritesAreNoAlarm(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, things, routes}
 	verify := noAlarm(t, ctx)
 	writing, stop := context.WithCancel(ctx)

@@ -18,7 +18,7 @@ import (
 // TestReplicasHaveEqualHashes compares what two servers tell, of the present and the past, with the hash of what they list
 // and of what etcd has.
 func TestReplicasHaveEqualHashes(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, namespaces, leases, things, routes}
 	var ops []clientv3.Op
 	for _, k := range []kind{maps, secrets, things, routes} {
@@ -33,7 +33,7 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 			t.Errorf("%s: a success says %+v", k.name, mine)
 		}
 		last, err := lossy.API().LastConsistent(ctx, k.name)
-		check(t, err)
+		harness.Check(t, err)
 		if len(last) != 1 || last[0].Revision != mine.Revision || last[0].Hash != mine.Hash || last[0].Status != "success" {
 			t.Errorf("%s: the last check is %+v, want %+v", k.name, last, mine)
 		}
@@ -47,7 +47,7 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 			items, _ := list(t, ctx, s, k, exactly(mine.Revision))
 			requireSame(t, k.name+" listed", items, want)
 			at, err := s.API().HashAt(ctx, k.name, mine.Revision)
-			check(t, err)
+			harness.Check(t, err)
 			if at.Hash != hashOf(items) || at.Hash != mine.Hash || at.Keys != int64(len(items)) || mine.Keys != at.Keys {
 				t.Errorf("%s at %d: %+v, and the check was %+v; want %s of %d objects", k.name, mine.Revision, at, mine, hashOf(items), len(items))
 			}
@@ -65,7 +65,7 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 
 // TestAsksForKeysOnly looks at what a check asks of etcd: keys in pages, of the revision of memory, and nothing else.
 func TestAsksForKeysOnly(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const objects, big, bigBytes = 2000, 24, 1 << 20
 	small, large := strings.Repeat("v", 1024), strings.Repeat("v", bigBytes)
 	for first := 0; first < objects; first += 100 {
@@ -81,7 +81,7 @@ func TestAsksForKeysOnly(t *testing.T) {
 	t.Cleanup(func() {
 		for _, k := range []kind{things, routes} {
 			_, err := client.Delete(context.WithoutCancel(ctx), k.key("keys-"), clientv3.WithPrefix())
-			check(t, err)
+			harness.Check(t, err)
 		}
 	})
 	for _, k := range []kind{things, routes} {
@@ -120,12 +120,12 @@ func TestAsksForKeysOnly(t *testing.T) {
 
 // TestOnlyForThoseWhoMay: names are in the answer, so it is not for everybody.
 func TestOnlyForThoseWhoMay(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			before := checks(t, ctx, lossy, maps, "success")
 			r, err := lossy.APIFor(lossy.ConfigFor(token)).Do(ctx, method, "/debug/strata/consistency", "resource=configmaps", nil)
-			check(t, err)
+			harness.Check(t, err)
 			if r.Code != want || strings.Contains(string(r.Body), "items") {
 				t.Errorf("%s with token %q: %v, want %d", method, token, r.Err(), want)
 			}
@@ -140,7 +140,7 @@ func TestOnlyForThoseWhoMay(t *testing.T) {
 // off nothing ever is.
 func TestOnSchedule(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	without := env.Proxy(etcd)
 	off := env.APIServer(without.Etcd(), noServiceAccounts, often, "--strata-feature-gates=DetectCacheInconsistency=false",
 		harness.Unchecked("its gate is off"))
@@ -155,7 +155,7 @@ func TestOnSchedule(t *testing.T) {
 		for i, status := range []string{"success", "failure", "error"} {
 			var err error
 			n[i], err = s.API().Checks(ctx, "", status)
-			check(t, err)
+			harness.Check(t, err)
 		}
 		return n
 	}
@@ -165,7 +165,7 @@ func TestOnSchedule(t *testing.T) {
 	for _, k := range kinds {
 		before[k] = checks(t, ctx, strict, k, "success")
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		for _, k := range kinds {
 			if n := checks(t, ctx, strict, k, "success"); n < before[k]+3 {
 				return false, fmt.Errorf("%d checks of %s, %d before", n, k.name, before[k])
@@ -183,10 +183,10 @@ func TestOnSchedule(t *testing.T) {
 		t.Errorf("with the gate off: checks %v; etcd was asked %+v", all(off), keys)
 	}
 	r, err := off.API().Do(ctx, http.MethodPost, "/debug/strata/consistency", "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	last, err := off.API().LastConsistent(ctx, "")
 	if r.Code != http.StatusForbidden || err != nil || len(last) != 0 || all(off) != [3]int{} {
 		t.Errorf("with the gate off a check is answered with %v, the last ones were %v, %v; want 403 and none", r.Err(), last, err)
 	}
-	check(t, off.Stop())
+	harness.Check(t, off.Stop())
 }

@@ -20,7 +20,7 @@ import (
 func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after int64) *harness.Watch {
 	t.Helper()
 	w, refused, err := s.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s after %d: %v", k.name, after, refused.Err())
 	}
@@ -33,7 +33,7 @@ func until(t *testing.T, ctx context.Context, w *harness.Watch, name string, rev
 	t.Helper()
 	for {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "ERROR" {
 			t.Fatalf("a watch ends with %d %s, want %s", e.Status.Code, e.Status.Message, name)
 		}
@@ -62,7 +62,7 @@ func lists(t *testing.T, ctx context.Context, s *harness.Server, k kind, source 
 	t.Helper()
 	resource, _, _ := strings.Cut(k.name, ".")
 	n, err := s.API().Sum(ctx, "strata_lists_total", fmt.Sprintf("resource=%q", resource), fmt.Sprintf("source=%q", source))
-	check(t, err)
+	harness.Check(t, err)
 	return int(n)
 }
 
@@ -82,10 +82,10 @@ func valuesRead(k kind) (keys []string) {
 // TestLostEvents loses events of ConfigMaps on their way to the lossy server, in turn: creations, updates, deletions, and
 // some of each. A check finds it, and mends it.
 func TestLostEvents(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const value = "this is nobody's business"
 	mistakes, err := lossy.API().Checks(ctx, "", "error")
-	check(t, err)
+	harness.Check(t, err)
 	for _, c := range []struct {
 		what    string
 		before  []clientv3.Op
@@ -126,7 +126,7 @@ func TestLostEvents(t *testing.T) {
 			t.Cleanup(rule.Remove)
 			lost := commit(t, ctx, c.lost...)
 			fence := commit(t, ctx, maps.put("fence", "1"), secrets.put("fence", "1"), things.put("fence", "1"))
-			check(t, rule.Await(ctx, len(c.lost)))
+			harness.Check(t, rule.Await(ctx, len(c.lost)))
 			if events := until(t, ctx, watch, "fence", fence); len(events) != 1 {
 				t.Fatalf("%v, want the events lost", events)
 			}
@@ -192,7 +192,7 @@ func TestLostEvents(t *testing.T) {
 			requireSame(t, "the present after the check", items, truth)
 			for _, name := range slices.Concat(c.missing, c.differ, c.extra) {
 				r, err := lossy.API().Do(ctx, http.MethodGet, maps.in("default")+"/"+name, "", nil)
-				check(t, err)
+				harness.Check(t, err)
 				if isThere := r.Code == http.StatusOK; isThere == slices.Contains(c.extra, name) || isThere && !strings.Contains(string(r.Body), value) {
 					t.Errorf("get of %s: %v", name, r.Err())
 				}
@@ -248,14 +248,14 @@ func TestLostEvents(t *testing.T) {
 	if err := lossy.RequireConsistent(); err == nil {
 		t.Error("a server with failures is taken for consistent")
 	}
-	check(t, strict.RequireConsistent())
+	harness.Check(t, strict.RequireConsistent())
 }
 
 // requireRefusedOrGone requires that a watch after a revision is answered with 410, at once or as its first event.
 func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64) {
 	t.Helper()
 	w, refused, err := lossy.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
-	check(t, err)
+	harness.Check(t, err)
 	if refused == nil {
 		requireGone(t, ctx, fmt.Sprintf("a new watch after %d", after), w)
 		w.Close()
@@ -267,7 +267,7 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 // TestLostEventIsNoticedByTheNext loses an update, and then nothing: the next update of the same object does not continue
 // what is held, which shows without a check.
 func TestLostEventIsNoticedByTheNext(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	start := commit(t, ctx, maps.put("twice", "0"))
 	list(t, ctx, lossy, maps, exactly(start))
 	watch := watched(t, ctx, lossy, maps, start)
@@ -276,12 +276,12 @@ func TestLostEventIsNoticedByTheNext(t *testing.T) {
 	diverged := func() float64 {
 		t.Helper()
 		n, err := lossy.API().Sum(ctx, "strata_mirror_divergences_total")
-		check(t, err)
+		harness.Check(t, err)
 		return n
 	}
 	before, failures := diverged(), checks(t, ctx, lossy, maps, "failure")
 	commit(t, ctx, maps.put("twice", "1"))
-	check(t, rule.Await(ctx, 1))
+	harness.Check(t, rule.Await(ctx, 1))
 	commit(t, ctx, maps.put("twice", "2"))
 	requireGone(t, ctx, "a watch that ran", watch)
 	items, now := list(t, ctx, lossy, maps, "")
@@ -299,13 +299,13 @@ func TestLostEventIsNoticedByTheNext(t *testing.T) {
 // TestProgressAheadOfItsEvent tells the lossy server of progress before an event that it covers, which etcd never does: a
 // check finds what is missing, and what comes late does no harm.
 func TestProgressAheadOfItsEvent(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const name = "overtaken"
 	list(t, ctx, lossy, maps, exactly(commit(t, ctx, maps.put("fence", "before"))))
 	rule := proxy.HoldEvents(etcdproxy.Key(maps.key(name)))
 	t.Cleanup(rule.Remove)
 	overtaken := commit(t, ctx, maps.put(name, "1"))
-	check(t, rule.Await(ctx, 1))
+	harness.Check(t, rule.Await(ctx, 1))
 	// A list of the present has the server ask for progress, which passes.
 	items, now := list(t, ctx, lossy, maps, "")
 	truth, _ := stored(t, ctx, maps.prefix, now)
@@ -339,21 +339,21 @@ func TestProgressAheadOfItsEvent(t *testing.T) {
 // the past from memory again.
 func TestLostEventIsMendedOnSchedule(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	proxy := env.Proxy(etcd)
 	s := env.APIServer(proxy.Etcd(), noServiceAccounts, harness.Unchecked("it loses an event"), often)
 	list(t, ctx, s, things, "")
 	rule := proxy.DropEvents(etcdproxy.Key(things.key("lost-unseen")), 1)
 	lost := commit(t, ctx, things.put("lost-unseen", ""))
-	check(t, rule.Await(ctx, 1))
+	harness.Check(t, rule.Await(ctx, 1))
 	commit(t, ctx, things.put("fence", "unseen"))
 	suspect := func() int {
 		t.Helper()
 		n, err := s.API().Sum(ctx, "strata_mirror_resource_suspect")
-		check(t, err)
+		harness.Check(t, err)
 		return int(n)
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		n := checks(t, ctx, s, things, "failure")
 		return n == 1 && suspect() == 0, fmt.Errorf("%d failures, %d suspects", n, suspect())
 	}))
@@ -371,20 +371,20 @@ func TestLostEventIsMendedOnSchedule(t *testing.T) {
 	if all, err := s.API().Checks(ctx, "", "failure"); err != nil || all != 1 {
 		t.Errorf("%d failures in all, %v, want 1", all, err)
 	}
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 }
 
 // TestDifferencePanics loses an event of a custom resource on the way to a server that is told to panic.
 func TestDifferencePanics(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const lost, value = "lost-before-the-panic", "this is nobody's business"
 	proxy := env.Proxy(etcd)
 	s := env.APIServer(proxy.Etcd(), noServiceAccounts, "--strata-consistency-check-interval=0")
 	list(t, ctx, s, routes, "")
 	rule := proxy.DropEvents(etcdproxy.Key(routes.key(lost)), 1)
 	commit(t, ctx, routes.put(lost, value))
-	check(t, rule.Await(ctx, 1))
+	harness.Check(t, rule.Await(ctx, 1))
 	t.Cleanup(func() { commit(t, context.WithoutCancel(ctx), clientv3.OpDelete(routes.key(lost))) })
 	requireStatus(t, ctx, s, maps, "success")
 	list(t, ctx, s, maps, exactly(commit(t, ctx, maps.put("fence", "panic")))) // it has come past what was lost
@@ -392,7 +392,7 @@ func TestDifferencePanics(t *testing.T) {
 		t.Errorf("a check that has to panic is answered: %+v", all)
 	}
 	code, err := s.Wait(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	log := s.Output()
 	_, message, _ := strings.Cut(log, "panic: ")
 	message, _, _ = strings.Cut(message, "\n")

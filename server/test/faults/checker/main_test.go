@@ -79,19 +79,6 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // kind is a resource in the API and in etcd.
 type kind struct {
 	name, path, prefix, apiVersion, kind string // the name is that of the resource with its group
@@ -130,7 +117,7 @@ func (k kind) put(name, value string) clientv3.Op {
 func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := client.Txn(ctx).Then(ops...).Commit()
-	check(t, err)
+	harness.Check(t, err)
 	return r.Header.Revision
 }
 
@@ -138,7 +125,7 @@ func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items []string, revision int64) {
 	t.Helper()
 	r, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
-	check(t, err)
+	harness.Check(t, err)
 	for _, kv := range r.Kvs {
 		items = append(items, fmt.Sprintf("%s@%d", strings.TrimPrefix(string(kv.Key), prefix), kv.ModRevision))
 	}
@@ -149,7 +136,7 @@ func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items [
 func list(t *testing.T, ctx context.Context, s *harness.Server, k kind, query string) (items []string, revision int64) {
 	t.Helper()
 	var l *harness.List
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := s.API().Do(ctx, http.MethodGet, k.path, query, nil)
 		if err != nil {
 			return false, err
@@ -158,25 +145,18 @@ func list(t *testing.T, ctx context.Context, s *harness.Server, k kind, query st
 			return false, r.Err()
 		}
 		l, err = r.List()
-		check(t, err)
+		harness.Check(t, err)
 		return true, nil
 	}))
 	for _, o := range l.Items {
 		items = append(items, o.Key()+"@"+o.Metadata.ResourceVersion)
 	}
-	return items, revisionOf(t, l.Metadata.ResourceVersion)
+	return items, harness.Revision(t, l.Metadata.ResourceVersion)
 }
 
 // exactly is the query of a list at a revision.
 func exactly(revision int64) string {
 	return fmt.Sprintf("resourceVersion=%d&resourceVersionMatch=Exact", revision)
-}
-
-func revisionOf(t *testing.T, resourceVersion string) (n int64) {
-	t.Helper()
-	_, err := fmt.Sscan(resourceVersion, &n)
-	check(t, err)
-	return n
 }
 
 // hashOf is KEP-4988's hash of a list: 64-bit FNV over namespace, name and resource version of each object, joined by '/'.
@@ -197,7 +177,7 @@ func hashOf(items []string) string {
 func compare(t *testing.T, ctx context.Context, s *harness.Server, k kind) harness.Consistency {
 	t.Helper()
 	all, err := s.API().Consistent(ctx, k.name)
-	check(t, err)
+	harness.Check(t, err)
 	if len(all) != 1 || strings.TrimSuffix(all[0].Resource+"."+all[0].Group, ".") != k.name {
 		t.Fatalf("a check of %s is %+v", k.name, all)
 	}
@@ -219,7 +199,7 @@ func checks(t *testing.T, ctx context.Context, s *harness.Server, k kind, status
 	t.Helper()
 	resource, _, _ := strings.Cut(k.name, ".")
 	n, err := s.API().Checks(ctx, resource, status)
-	check(t, err)
+	harness.Check(t, err)
 	return n
 }
 

@@ -60,7 +60,7 @@ func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
 			object{"identity": object{}}, // what the test writes itself
 		}}},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	p.server = e.APIServer(p.proxy.Etcd(), append([]string{noServiceAccounts, "--encryption-provider-config=" + e.WriteFile("encryption.json", config)}, flags...)...)
 	p.api, p.client = p.server.API(), p.etcd.Client()
 	createThings(t, ctx, p.api)
@@ -74,17 +74,17 @@ func (p *past) fill(t *testing.T, ctx context.Context) {
 	for _, k := range p.kinds {
 		for i := range 12 {
 			_, err := p.api.Create(ctx, k.path, k.body(fmt.Sprintf("api-%02d", i), "created"))
-			check(t, err)
+			harness.Check(t, err)
 		}
 	}
 	p.take(t, ctx)
 	for _, k := range p.kinds {
 		for i := range 6 {
 			_, err := p.api.Patch(ctx, fmt.Sprintf("%s/api-%02d", k.path, i), `{"metadata":{"annotations":{"value":"changed"}}}`)
-			check(t, err)
+			harness.Check(t, err)
 		}
 		for i := range 6 {
-			check(t, p.api.Delete(ctx, fmt.Sprintf("%s/api-%02d", k.path, 3+i)))
+			harness.Check(t, p.api.Delete(ctx, fmt.Sprintf("%s/api-%02d", k.path, 3+i)))
 		}
 	}
 	p.take(t, ctx)
@@ -104,7 +104,7 @@ func (p *past) fill(t *testing.T, ctx context.Context) {
 	}
 	p.take(t, ctx)
 	lease, err := p.client.Grant(ctx, 3600)
-	check(t, err)
+	harness.Check(t, err)
 	for n := range 10 {
 		var ops []clientv3.Op
 		for i := range 20 {
@@ -116,7 +116,7 @@ func (p *past) fill(t *testing.T, ctx context.Context) {
 	}
 	p.take(t, ctx)
 	_, err = p.client.Revoke(ctx, lease.ID) // 1,000 deletions in one revision
-	check(t, err)
+	harness.Check(t, err)
 	p.take(t, ctx)
 	p.churn(t, ctx, 20)
 	p.take(t, ctx)
@@ -146,9 +146,9 @@ func (p *past) take(t *testing.T, ctx context.Context) {
 	for _, k := range p.kinds {
 		list := awaitList(t, ctx, p.api, k.path)
 		page, err := p.api.List(ctx, k.path, fmt.Sprintf("limit=%d", pageSize))
-		check(t, err)
-		p.marks = append(p.marks, mark{k, revisionOf(t, list.Metadata.ResourceVersion), items(list), items(page), page.Metadata.Continue,
-			revisionOf(t, page.Metadata.ResourceVersion)})
+		harness.Check(t, err)
+		p.marks = append(p.marks, mark{k, harness.Revision(t, list.Metadata.ResourceVersion), items(list), items(page), page.Metadata.Continue,
+			harness.Revision(t, page.Metadata.ResourceVersion)})
 	}
 }
 
@@ -228,7 +228,7 @@ func (m mark) requirePages(t *testing.T, ctx context.Context, api *harness.API) 
 			t.Errorf("page of %s at %d: %v", m.kind.path, m.at, err)
 			return
 		}
-		if got := revisionOf(t, page.Metadata.ResourceVersion); got != m.at {
+		if got := harness.Revision(t, page.Metadata.ResourceVersion); got != m.at {
 			t.Errorf("page of %s is of %d, those before were of %d", m.kind.path, got, m.at)
 		}
 		all, token = all+items(page), page.Metadata.Continue
@@ -256,8 +256,8 @@ func (p *past) objectReads() (keys []string) {
 // lists of the past and walks go on, and all of it from memory.
 func TestHistorySurvivesAKill(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
 	p.server.Kill()
@@ -327,8 +327,8 @@ func TestHistorySurvivesAKill(t *testing.T) {
 // TestRequestsWaitForHistory sends watches and lists of the past to a server that is still reading it.
 func TestRequestsWaitForHistory(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
 	for _, held := range []struct {
@@ -343,7 +343,7 @@ func TestRequestsWaitForHistory(t *testing.T) {
 			held.hold(true)
 			defer held.hold(false)
 			p.server.StartAgain()
-			check(t, p.server.Await(ctx, "/version")) // it serves, and cannot be ready
+			harness.Check(t, p.server.Await(ctx, "/version")) // it serves, and cannot be ready
 			marks := p.marks[len(p.marks)/2:]
 			fence := p.fence(t, ctx, held.name)
 			var group sync.WaitGroup
@@ -372,7 +372,7 @@ func TestRequestsWaitForHistory(t *testing.T) {
 			t.Logf("%d watches and as many lists were sent; sent again, because the server asked for it: %d, and %d of custom and uncached resources",
 				len(marks), retries[0].Load(), retries[1].Load())
 			p.requireEvents(t, ctx, marks, recordings, fence)
-			check(t, p.server.Await(ctx, "/readyz"))
+			harness.Check(t, p.server.Await(ctx, "/readyz"))
 			p.requireContinued(t, ctx, p.marks)
 		})
 		if t.Failed() {
@@ -391,8 +391,8 @@ func shortly(t *testing.T) context.Context {
 // TestHistoryIsCompactedWhileItIsRead compacts etcd under a server that starts. It begins anew at what is left.
 func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
 	for _, held := range []struct {
@@ -413,23 +413,23 @@ func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 			defer held.hold(false)
 			p.proxy.Reset()
 			p.server.StartAgain()
-			check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 				return slices.ContainsFunc(p.proxy.Ranges(), func(r *pb.RangeRequest) bool {
 					return string(r.Key) == "/registry/" && !r.CountOnly
 				}), errors.New("the server has listed nothing")
 			}))
-			check(t, p.server.Await(ctx, "/version"))
+			harness.Check(t, p.server.Await(ctx, "/version"))
 			gone := history(t, ctx, p.client, maps.prefix, before, compacted)
 			compact(t, ctx, p.client, compacted)
 			held.hold(false)
-			check(t, p.server.Await(ctx, "/readyz"))
+			harness.Check(t, p.server.Await(ctx, "/readyz"))
 			logHistory(t, p.server)
 			p.requireContinued(t, ctx, marks)
 			fence := p.fence(t, ctx, "after "+held.name)
 			left := history(t, ctx, p.client, maps.prefix, compacted, fence)
 			record(t, ctx, p.api, maps.path, "", compacted).requireEvents(t, ctx, left)
 			// What was read before is dropped as soon as the server hears of the compaction.
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				r, err := listAt(ctx, p.api, maps.path, before)
 				return err == nil && r.Code == http.StatusGone, fmt.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
 			}))

@@ -39,8 +39,8 @@ func newSingle(t *testing.T, flags ...string) *single {
 // No watch ends, and each shows everything once.
 func TestTheFeedIsResumed(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newSingle(t)
 	createThings(t, ctx, s.api)
 	kinds := []kind{maps, secrets, leases, things}
@@ -109,7 +109,7 @@ func TestTheFeedIsResumed(t *testing.T) {
 		}
 		for _, k := range kinds {
 			list := awaitList(t, ctx, s.api, k.path)
-			if revisionOf(t, list.Metadata.ResourceVersion) < at {
+			if harness.Revision(t, list.Metadata.ResourceVersion) < at {
 				t.Errorf("%s: a list of the present is of %s, want %d or later", fault.name, list.Metadata.ResourceVersion, at)
 			}
 		}
@@ -129,13 +129,13 @@ func TestTheFeedIsResumed(t *testing.T) {
 // floor end with 410. One that has begun above it, because its client comes from another server, knows nothing of that.
 func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newSingle(t)
 	other := s.env.APIServer(s.etcd.Etcd, noServiceAccounts).API()
 	for round := range 2 {
 		started := commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
-		check(t, awaitClock(ctx, s.api, started))
+		harness.Check(t, awaitClock(ctx, s.api, started))
 		below := []*recording{
 			record(t, ctx, s.api, maps.path, "", started),
 			record(t, ctx, s.api, maps.path, "fieldSelector=metadata.name%3Done", started),
@@ -154,7 +154,7 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 		compacted := put(50)
 		compact(t, ctx, s.client, compacted)
 		put(10)
-		bookmark := revisionOf(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // what a bookmark would show
+		bookmark := harness.Revision(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // what a bookmark would show
 		goesOn := map[*recording]kind{
 			record(t, ctx, s.api, maps.path, "", bookmark):                             maps,
 			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):    maps, // at the floor, and not below it
@@ -204,7 +204,7 @@ func awaitClock(ctx context.Context, api *harness.API, revision int64) error {
 func compact(t *testing.T, ctx context.Context, client *clientv3.Client, at int64) {
 	t.Helper()
 	_, err := client.Put(ctx, "compact_rev_key", fmt.Sprint(at))
-	check(t, err)
+	harness.Check(t, err)
 	_, err = client.Compact(ctx, at, clientv3.WithCompactPhysical())
-	check(t, err)
+	harness.Check(t, err)
 }

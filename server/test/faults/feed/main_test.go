@@ -28,27 +28,6 @@ const testTimeout = 4 * time.Minute
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// onlyStrata skips what upstream's engine does not do.
-func onlyStrata(t *testing.T) {
-	t.Helper()
-	if harness.Engine() != harness.Strata {
-		t.Skip("of this engine only")
-	}
-}
-
 // noServiceAccounts keeps servers from writing by themselves into the namespaces of tests.
 const noServiceAccounts = "--disable-admission-plugins=ServiceAccount"
 
@@ -90,7 +69,7 @@ func value(o harness.Object) string { return o.Metadata.Annotations["value"] }
 func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := client.Txn(ctx).Then(ops...).Commit()
-	check(t, err)
+	harness.Check(t, err)
 	return r.Header.Revision
 }
 
@@ -106,14 +85,14 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	awaitList(t, ctx, api, things.path)
 }
 
 // awaitList returns a list as soon as there is one.
 func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var err error
 		list, err = api.List(ctx, path, "")
 		return err == nil, err
@@ -132,7 +111,7 @@ func through(etcd *harness.Etcd, urls ...string) *harness.Etcd {
 func metric(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
 	t.Helper()
 	v, err := api.Metric(ctx, "strata_mirror_"+name+"{")
-	check(t, err)
+	harness.Check(t, err)
 	return int64(v)
 }
 
@@ -148,11 +127,4 @@ func items(list *harness.List) string {
 // listAt lists exactly at a revision.
 func listAt(ctx context.Context, api *harness.API, path string, revision int64) (*harness.Response, error) {
 	return api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", revision), nil)
-}
-
-func revisionOf(t *testing.T, resourceVersion string) (n int64) {
-	t.Helper()
-	_, err := fmt.Sscan(resourceVersion, &n)
-	check(t, err)
-	return n
 }

@@ -64,7 +64,7 @@ func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	t.Helper()
 	const size = 1 << 20
 	found, times := -1, 0
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var before [3]int64
 		for i, l := range s.links {
 			before[i] = l.Down()
@@ -169,8 +169,8 @@ func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 // the others; none ends, and none shows anything twice.
 func TestTheFeedsMemberFails(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newMembers(t, ctx)
 	for _, fault := range []struct {
 		name   string
@@ -217,7 +217,7 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 	client := harness.Endpoints(left...).Client()
 	var first int64
-	check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the others may have to elect a leader
+	harness.Check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the others may have to elect a leader
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		resp, err := client.Txn(ctx).Then(maps.put("first", fmt.Sprint(failed)), secrets.put("first", fmt.Sprint(failed))).Commit()
@@ -249,7 +249,7 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	var consistent time.Duration
 	if err := harness.Poll(bound, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, maps.path, "")
-		if err == nil && revisionOf(t, list.Metadata.ResourceVersion) < first {
+		if err == nil && harness.Revision(t, list.Metadata.ResourceVersion) < first {
 			t.Errorf("a list of the present is of %s, a write of %d was acknowledged before", list.Metadata.ResourceVersion, first)
 		}
 		return err == nil, err
@@ -275,8 +275,8 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 // version; when they go on, so do the watches.
 func TestNoMemberAnswers(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newMembers(t, ctx)
 	for _, fault := range []struct {
 		name string

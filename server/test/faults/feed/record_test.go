@@ -32,7 +32,7 @@ func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix 
 	defer cancel()
 	var all []change
 	for r := range client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1)) {
-		check(t, r.Err())
+		harness.Check(t, r.Err())
 		for _, e := range r.Events {
 			c := change{"MODIFIED", strings.TrimPrefix(string(e.Kv.Key), prefix), e.Kv.ModRevision}
 			switch {
@@ -247,7 +247,7 @@ func (r *recording) requireExpired(t *testing.T, ctx context.Context) {
 // requireEventsOrExpired fails the test unless one of the two holds.
 func (r *recording) requireEventsOrExpired(t *testing.T, ctx context.Context, want []change) {
 	t.Helper()
-	check(t, r.await(ctx, "either ended or shown everything", func() bool { return r.mu.err != nil || len(r.mu.changes) >= len(want) }))
+	harness.Check(t, r.await(ctx, "either ended or shown everything", func() bool { return r.mu.err != nil || len(r.mu.changes) >= len(want) }))
 	r.mu.Lock()
 	ended := r.mu.err != nil
 	r.mu.Unlock()

@@ -35,12 +35,12 @@ func TestEtcdIsRestored(t *testing.T) {
 		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
 			backup := filepath.Join(s.env.Dir("backup"), "data")
 			s.etcd.Stop()
-			check(t, os.CopyFS(backup, os.DirFS(s.etcd.Dir)))
+			harness.Check(t, os.CopyFS(backup, os.DirFS(s.etcd.Dir)))
 			s.etcd.Start()
 			return func() {
 				s.etcd.Stop()
-				check(t, os.RemoveAll(s.etcd.Dir))
-				check(t, os.CopyFS(s.etcd.Dir, os.DirFS(backup)))
+				harness.Check(t, os.RemoveAll(s.etcd.Dir))
+				harness.Check(t, os.CopyFS(s.etcd.Dir, os.DirFS(backup)))
 				s.etcd.Start()
 			}
 		})
@@ -62,7 +62,7 @@ func TestEtcdIsRestored(t *testing.T) {
 				s.client = s.etcd.Client()
 				for commit(t, ctx, s.client, leases.put("one", "restored")) < lostAt+100 {
 				}
-				check(t, s.link.Lead(s.etcd.URL))
+				harness.Check(t, s.link.Lead(s.etcd.URL))
 				s.link.Refuse(false)
 			}
 		})
@@ -71,8 +71,8 @@ func TestEtcdIsRestored(t *testing.T) {
 
 // testRestored calls back up, then the function that it returns, which restores.
 func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s *single) (restore func())) {
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newSingle(t)
 	createThings(t, ctx, s.api)
 	kinds := []kind{maps, secrets, things}
@@ -93,7 +93,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 			t.Fatalf("%s has %d objects: %s", k.path, len(list.Items), items(list))
 		}
 		shown[k] = items(list)
-		began = revisionOf(t, list.Metadata.ResourceVersion)
+		began = harness.Revision(t, list.Metadata.ResourceVersion)
 	}
 	var recordings []*recording
 	for _, k := range kinds {
@@ -108,16 +108,16 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}
 	for _, k := range kinds {
 		list, err := s.api.List(ctx, k.path, "limit=3")
-		check(t, err)
+		harness.Check(t, err)
 		tokens[k] = list.Metadata.Continue
-		at := revisionOf(t, list.Metadata.ResourceVersion)
+		at := harness.Revision(t, list.Metadata.ResourceVersion)
 		if at < lostAt {
 			t.Fatalf("a list of the present is of %d, want %d or later", at, lostAt)
 		}
 		// Kept by readers, too, in whatever form they asked for.
 		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf", "application/json;as=Table;v=v1;g=meta.k8s.io"} {
 			_, err := s.api.DoAs(ctx, http.MethodGet, k.path, "", "", accept, nil)
-			check(t, err)
+			harness.Check(t, err)
 		}
 	}
 
@@ -145,7 +145,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 		}
 	}
 	restore()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, maps.path, "")
 		if err == nil && items(list) != shown[maps] {
 			err = fmt.Errorf("%s is shown, want %s", items(list), shown[maps])
@@ -160,7 +160,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}
 	var after []*recording
 	for _, k := range kinds {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			list, err := s.api.List(ctx, k.path, "")
 			if err == nil && items(list) != shown[k] {
 				t.Fatalf("after the restore %s shows %s, want %s", k.path, items(list), shown[k])
@@ -186,10 +186,10 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 			after = append(after, record(t, ctx, s.api, k.path, "", at))
 		}
 		r, err := listAt(ctx, s.api, k.path, lostAt)
-		check(t, err)
+		harness.Check(t, err)
 		requireNotLost(t, "a list at a lost revision", r)
 		r, err = s.api.Do(ctx, http.MethodGet, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]), nil)
-		check(t, err)
+		harness.Check(t, err)
 		requireNotLost(t, "a token of a lost revision", r)
 	}
 	stop()
@@ -202,7 +202,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}
 	for _, k := range kinds {
 		list := awaitList(t, ctx, s.api, k.path)
-		at := revisionOf(t, list.Metadata.ResourceVersion)
+		at := harness.Revision(t, list.Metadata.ResourceVersion)
 		r := record(t, ctx, s.api, k.path, "", at)
 		next := commit(t, ctx, s.client, k.put("new", "newest"))
 		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, at, next))
@@ -261,10 +261,10 @@ func (r *recording) requireNothingLost(t *testing.T) {
 func snapshot(t *testing.T, ctx context.Context, e *harness.Env, client *clientv3.Client) string {
 	t.Helper()
 	r, err := client.Snapshot(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	defer r.Close()
 	data, err := io.ReadAll(r)
-	check(t, err)
+	harness.Check(t, err)
 	const sum = 32 // of the data, behind it
 	return e.WriteFile("snapshot.db", data[:len(data)-sum])
 }
@@ -274,12 +274,12 @@ func snapshot(t *testing.T, ctx context.Context, e *harness.Env, client *clientv
 func restoreSnapshot(t *testing.T, file, dir string) {
 	t.Helper()
 	from, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})
-	check(t, err)
+	harness.Check(t, err)
 	defer from.Close()
 	to, err := bbolt.Open(filepath.Join(dir, "member", "snap", "db"), 0o600, nil)
-	check(t, err)
-	defer func() { check(t, to.Close()) }()
-	check(t, from.View(func(src *bbolt.Tx) error {
+	harness.Check(t, err)
+	defer func() { harness.Check(t, to.Close()) }()
+	harness.Check(t, from.View(func(src *bbolt.Tx) error {
 		return to.Update(func(dst *bbolt.Tx) error {
 			for _, name := range []string{"key", "lease"} {
 				if err := dst.DeleteBucket([]byte(name)); err != nil && !errors.Is(err, bbolterrors.ErrBucketNotFound) {

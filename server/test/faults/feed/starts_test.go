@@ -3,7 +3,6 @@ package feed
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -18,12 +17,9 @@ import (
 // TestThreeServersStartAtOnce starts three servers on one etcd with a long history, which all of them read at the same
 // time, while somebody writes. It logs what that costs; what it demands is that each of them knows the history.
 func TestThreeServersStartAtOnce(t *testing.T) {
-	onlyStrata(t)
-	revisions, size := 20_000, 1<<10
-	if os.Getenv("STRATA_TEST_LONG") == "1" {
-		revisions = 200_000
-	}
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	revisions, size := harness.Pick(20_000, 200_000), 1<<10
+	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	client := etcd.Client()
@@ -39,9 +35,9 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 			return err
 		})
 	}
-	check(t, group.Wait())
+	harness.Check(t, group.Wait())
 	filled, err := etcd.Resident()
-	check(t, err)
+	harness.Check(t, err)
 	t.Logf("%d revisions of %d bytes were written in %v; etcd holds %d MB", revisions, size, time.Since(began).Round(time.Millisecond), filled>>20)
 
 	background, stop := context.WithCancel(ctx)
@@ -83,7 +79,7 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 			return err
 		})
 	}
-	check(t, starting.Wait())
+	harness.Check(t, starting.Wait())
 	stop()
 	beside.Wait()
 	t.Logf("beside it %d writes, the longest took %v; etcd held at most %d MB", writes, longest.Round(time.Millisecond), peak>>20)
@@ -102,7 +98,7 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 			cancel()
 		}
 		list, err := listAt(ctx, api, maps.path, first)
-		check(t, err)
+		harness.Check(t, err)
 		if l, err := list.List(); err != nil || len(l.Items) != 1 {
 			t.Errorf("list at %d: %v, %v", first, l, err)
 		}
@@ -113,8 +109,8 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 // for its informers, and the hooks that write must not end the process.
 func TestALoadThatTakesLong(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	value := strings.Repeat("x", 512<<10)
@@ -132,11 +128,11 @@ func TestALoadThatTakesLong(t *testing.T) {
 	defer proxy.Delay(nil)
 	began := time.Now()
 	server := e.StartAPIServer(proxy.Etcd(), noServiceAccounts, "--strata-feature-gates=WatchHistoryRestore=false")
-	check(t, server.Await(ctx, "/readyz"))
+	harness.Check(t, server.Await(ctx, "/readyz"))
 	t.Logf("ready after %v", time.Since(began).Round(time.Millisecond))
 	proxy.Delay(nil)
 	list, err := listAt(ctx, server.API(), maps.path, last)
-	check(t, err)
+	harness.Check(t, err)
 	if l, err := list.List(); err != nil || len(l.Items) != 60 {
 		t.Errorf("list: %d objects, %v, want 60", len(l.Items), err)
 	}

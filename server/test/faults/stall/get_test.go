@@ -15,7 +15,7 @@ func TestReadsOfOneObjectAreBounded(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads each from etcd")
 	}
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, 0)
 	want := s.stall(t, ctx)
 	s.proxy.Reset()
@@ -37,7 +37,7 @@ func TestReadsOfOneObjectAreBounded(t *testing.T) {
 		t.Helper()
 		select {
 		case a := <-answers:
-			check(t, a.err)
+			harness.Check(t, a.err)
 			return a.Response
 		case <-ctx.Done():
 			t.Fatal(context.Cause(ctx))
@@ -53,7 +53,7 @@ func TestReadsOfOneObjectAreBounded(t *testing.T) {
 		return n
 	}
 	refused := 0
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		for ; len(answers) > 0; refused++ {
 			if err := isRefused(next()); err != nil {
 				t.Fatal("while etcd answers nothing:", err)
@@ -73,7 +73,7 @@ func TestReadsOfOneObjectAreBounded(t *testing.T) {
 	for range atOnce - refused {
 		r := next()
 		o, err := r.Object()
-		check(t, err)
+		harness.Check(t, err)
 		if o.GetResourceVersion() != want.Metadata.ResourceVersion {
 			t.Errorf("read at %s what was written at %s", o.GetResourceVersion(), want.Metadata.ResourceVersion)
 		}

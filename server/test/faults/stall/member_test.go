@@ -19,11 +19,11 @@ func TestAMemberThatHangs(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads etcd for each request")
 	}
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	target, err := url.Parse(etcd.URL)
-	check(t, err)
+	harness.Check(t, err)
 	var members []*member
 	var urls []string
 	for range 3 {
@@ -34,7 +34,7 @@ func TestAMemberThatHangs(t *testing.T) {
 	all.URL = strings.Join(urls, ",")
 	api := e.APIServer(&all, "--disable-admission-plugins=ServiceAccount").API()
 	_, err = api.Create(ctx, mapsPath, configMap(newest, "created"))
-	check(t, err)
+	harness.Check(t, err)
 
 	const reads = 30
 	good := 0
@@ -44,12 +44,12 @@ func TestAMemberThatHangs(t *testing.T) {
 		for range reads {
 			began := time.Now()
 			r, err := api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-			check(t, err)
+			harness.Check(t, err)
 			longest = max(longest, time.Since(began))
 			if r.Code == http.StatusOK {
 				answered++
 			} else {
-				check(t, isRefused(r))
+				harness.Check(t, isRefused(r))
 				break // over this member runs the feed
 			}
 		}
@@ -58,7 +58,7 @@ func TestAMemberThatHangs(t *testing.T) {
 			good++
 		}
 		m.hang(false)
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, mapsPath, "", nil)
 			return err == nil && r.Code == http.StatusOK, err
 		}))
@@ -80,7 +80,7 @@ type member struct {
 func startMember(t *testing.T, e *harness.Env, target string) *member {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
+	harness.Check(t, err)
 	m := &member{listener: listener, open: make(chan struct{})}
 	close(m.open)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -82,7 +82,7 @@ func newScene(t *testing.T, ctx context.Context, objects int) *scene {
 		_, err := s.api.Create(ctx, mapsPath, configMap(newest, "created"))
 		return err
 	})
-	check(t, group.Wait())
+	harness.Check(t, group.Wait())
 	return s
 }
 
@@ -91,7 +91,7 @@ func (s *scene) stall(t *testing.T, ctx context.Context) harness.Object {
 	t.Helper()
 	s.proxy.Stall(true)
 	o, err := s.api.Update(ctx, newestPath, configMap(newest, "stalled"))
-	check(t, err)
+	harness.Check(t, err)
 	return o
 }
 
@@ -108,17 +108,4 @@ func lease(name string, n int, resourceVersion string) object {
 		"holderIdentity": "holder", "leaseDurationSeconds": 15,
 		"renewTime": time.Unix(int64(n), 0).UTC().Format("2006-01-02T15:04:05.000000Z07:00"),
 	}}
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

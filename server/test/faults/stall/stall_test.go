@@ -35,17 +35,17 @@ func TestStalledFeed(t *testing.T) {
 	if !strata { // for comparison: it reads everything from etcd, so a little will do
 		perSecond, stalled = 20, 3*time.Second
 	}
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, objects)
 	_, err := s.api.Create(ctx, mapsPath, configMap("updated", ""))
-	check(t, err)
+	harness.Check(t, err)
 	renewed, err := s.api.Create(ctx, leasesPath, lease("leader", 0, ""))
-	check(t, err)
+	harness.Check(t, err)
 	watch := s.startWatch(t, ctx)
 
 	s.answered(t, ctx, "before the stall", perSecond)
 	before, err := s.resident()
-	check(t, err)
+	harness.Check(t, err)
 
 	s.stall(t, ctx)
 	others := []loop{
@@ -86,7 +86,7 @@ func TestStalledFeed(t *testing.T) {
 	}
 
 	last, err := s.api.Update(ctx, newestPath, configMap(newest, "last"))
-	check(t, err)
+	harness.Check(t, err)
 	s.resume(t, ctx, last, watch)
 	s.answered(t, ctx, "after the stall", perSecond)
 	s.took.log(t)
@@ -96,9 +96,9 @@ func TestStalledFeed(t *testing.T) {
 func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	t.Helper()
 	present, err := s.api.List(ctx, mapsPath, "")
-	check(t, err)
+	harness.Check(t, err)
 	watch, refused, err := s.api.Watch(ctx, mapsPath, "resourceVersion="+present.Metadata.ResourceVersion)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())
 	}
@@ -117,7 +117,7 @@ func (s *scene) answered(t *testing.T, ctx context.Context, when string, perSeco
 	lists := answers()
 	s.logLists(t, when, lists)
 	for _, o := range lists {
-		check(t, o.err)
+		harness.Check(t, o.err)
 		if o.Code != http.StatusOK {
 			t.Fatalf("%s: %v", when, o.Err())
 		}
@@ -147,17 +147,17 @@ func (s *scene) resume(t *testing.T, ctx context.Context, last harness.Object, w
 	ended := time.Now()
 	for {
 		r, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code == http.StatusOK {
 			t.Logf("a LIST is answered %v after the end of the stall", time.Since(ended).Round(10*time.Microsecond))
 			checkNewest(t, r, last)
 			break
 		}
-		check(t, isRefused(r))
+		harness.Check(t, isRefused(r))
 	}
 	for {
 		e, err := watch.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "ERROR" {
 			t.Fatalf("a watch from before the stall: %d %s", e.Status.Code, e.Status.Message)
 		}
@@ -242,7 +242,7 @@ func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int)
 		{"strata_mirror_revision_lag{", 1},
 	} {
 		n, err := s.api.Metric(ctx, want.series)
-		check(t, err)
+		harness.Check(t, err)
 		if n < float64(want.atLeast) {
 			t.Errorf("%s is %v, want at least %d", want.series, n, want.atLeast)
 		}
@@ -257,7 +257,7 @@ func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int)
 func checkNewest(t *testing.T, r *harness.Response, last harness.Object) {
 	t.Helper()
 	l, err := r.List()
-	check(t, err)
+	harness.Check(t, err)
 	if len(l.Items) < objects {
 		t.Errorf("%d items after the stall, want %d and more", len(l.Items), objects)
 	}

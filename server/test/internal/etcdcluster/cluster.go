@@ -45,7 +45,7 @@ func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota
 func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
 	program, err := os.Executable()
-	check(t, err)
+	harness.Check(t, err)
 	c := &Cluster{}
 	var initial, listen []string
 	for i := range n {
@@ -67,10 +67,10 @@ func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), startTimeout, fmt.Errorf("not ready after %v", startTimeout))
 	defer cancel()
 	for _, m := range c.Members {
-		check(t, m.Await(ctx))
+		harness.Check(t, m.Await(ctx))
 	}
 	list, err := c.Members[0].Client().MemberList(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	for _, m := range list.Members {
 		for _, own := range c.Members {
 			if m.PeerURLs[0] == own.peers.url {
@@ -120,12 +120,5 @@ func (c *Cluster) Cut(m *Member, off bool) {
 		} else {
 			each.peers.shutFrom(m.ID, off)
 		}
-	}
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -32,8 +32,8 @@ func TestMembersComeAndGo(t *testing.T) {
 		}
 	}
 	leader, err := c.Leader(ctx)
-	check(t, err)
-	check(t, put(ctx, leader, "first"))
+	harness.Check(t, err)
+	harness.Check(t, put(ctx, leader, "first"))
 	other := c.Members[0]
 	if other == leader {
 		other = c.Members[1]

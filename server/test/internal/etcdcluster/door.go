@@ -36,12 +36,12 @@ const fromHeader = "X-Server-From"
 func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
+	harness.Check(t, err)
 	d := &door{url: "http://" + listener.Addr().String()}
 	d.mu.from, d.mu.changed = map[string]bool{}, make(chan struct{})
 
 	to, err := url.Parse(target)
-	check(t, err)
+	harness.Check(t, err)
 	transport := &http.Transport{}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },

@@ -25,25 +25,15 @@ func proxied(t *testing.T) (p *harness.Proxy, direct, through *clientv3.Client, 
 	return p, etcd.Client(), p.Etcd().Client(), ctx
 }
 
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
 func TestProxyPassesAndCounts(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
-	rev := must[*clientv3.PutResponse](t)(client.Put(ctx, "a", "1")).Header.Revision
-	if got := must[*clientv3.GetResponse](t)(direct.Get(ctx, "a")); got.Header.Revision != rev || string(got.Kvs[0].Value) != "1" {
+	rev := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "a", "1")).Header.Revision
+	if got := harness.Must[*clientv3.GetResponse](t)(direct.Get(ctx, "a")); got.Header.Revision != rev || string(got.Kvs[0].Value) != "1" {
 		t.Errorf("etcd holds %v, want what was put through the proxy", got)
 	}
 
 	p.Reset()
-	must[*clientv3.GetResponse](t)(client.Get(ctx, "a", clientv3.WithPrefix(), clientv3.WithCountOnly()))
+	harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "a", clientv3.WithPrefix(), clientv3.WithCountOnly()))
 	if _, err := client.Get(ctx, "a", clientv3.WithRev(rev+100)); !errors.Is(err, rpctypes.ErrFutureRev) {
 		t.Errorf("a future revision: %v, want etcd's error", err)
 	}
@@ -74,7 +64,7 @@ func TestProxyPassesAndCounts(t *testing.T) {
 func TestProxyReportsVersion(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	status := func(c *clientv3.Client) *clientv3.StatusResponse {
-		return must[*clientv3.StatusResponse](t)(c.Status(ctx, c.Endpoints()[0]))
+		return harness.Must[*clientv3.StatusResponse](t)(c.Status(ctx, c.Endpoints()[0]))
 	}
 	want := status(direct)
 	p.SetVersion("3.5.12")
@@ -95,7 +85,7 @@ func TestProxyStalls(t *testing.T) {
 	}
 	put := func(value string) {
 		t.Helper()
-		must[*clientv3.PutResponse](t)(client.Put(ctx, "k", value))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "k", value))
 	}
 	values := func(watch clientv3.WatchChan, n int) (values []string) {
 		t.Helper()
@@ -126,7 +116,7 @@ func TestProxyStalls(t *testing.T) {
 		want = append(want, fmt.Sprint(i))
 		put(want[i])
 		values(seen, 1)
-		if got := must[*clientv3.GetResponse](t)(client.Get(ctx, "k")); string(got.Kvs[0].Value) != want[i] {
+		if got := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k")); string(got.Kvs[0].Value) != want[i] {
 			t.Errorf("a read during the stall: %v, want %q", got.Kvs, want[i])
 		}
 		select {
@@ -149,7 +139,7 @@ func TestProxyStalls(t *testing.T) {
 
 func TestProxyHoldsReadsOfValues(t *testing.T) {
 	p, _, client, ctx := proxied(t)
-	must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "1"))
+	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "1"))
 	p.Reset()
 	p.Hold(true)
 	read := make(chan error, 1)
@@ -161,8 +151,8 @@ func TestProxyHoldsReadsOfValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 50 {
-		must[*clientv3.GetResponse](t)(client.Get(ctx, "k", clientv3.WithCountOnly()))
-		must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "2"))
+		harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k", clientv3.WithCountOnly()))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "2"))
 		select {
 		case err := <-read:
 			t.Fatal("a read of a value is answered:", err)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/stratakube/strata/server/test/internal/etcdproxy"
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // next returns what the watch is sent next, in words.
@@ -59,7 +60,7 @@ func TestDropsEvents(t *testing.T) {
 		for _, key := range keys {
 			ops = append(ops, clientv3.OpPut(key, "value"))
 		}
-		return must[*clientv3.TxnResponse](t)(client.Txn(ctx).Then(ops...).Commit()).Header.Revision
+		return harness.Must[*clientv3.TxnResponse](t)(client.Txn(ctx).Then(ops...).Commit()).Header.Revision
 	}
 	expect := func(format string, args ...any) {
 		t.Helper()
@@ -75,13 +76,13 @@ func TestDropsEvents(t *testing.T) {
 	always := p.DropEvents(etcdproxy.Events(etcdproxy.Prefix("k/"), etcdproxy.Deletes), 0)
 	creates := p.DropEvents(etcdproxy.Creates, 0)
 	for _, key := range []string{"k/a", "k/b"} { // of which nothing is left
-		must[*clientv3.DeleteResponse](t)(client.Delete(ctx, key))
+		harness.Must[*clientv3.DeleteResponse](t)(client.Delete(ctx, key))
 		put(key)
 	}
 	expect("PUT k/c@%d", put("k/c", "k/d"))
 	always.Remove()
 	always.Remove()
-	revision := must[*clientv3.DeleteResponse](t)(client.Delete(ctx, "k/c")).Header.Revision
+	revision := harness.Must[*clientv3.DeleteResponse](t)(client.Delete(ctx, "k/c")).Header.Revision
 	expect("DELETE k/c@%d", revision)
 	if got := []int{once.Hits(), always.Hits(), creates.Hits()}; !slices.Equal(got, []int{1, 2, 3}) {
 		t.Errorf("the rules were applied %v times, want 1, 2 and 3", got)
@@ -94,7 +95,7 @@ func TestDropsEventsOfFragments(t *testing.T) {
 	const keys = 60
 	value := strings.Repeat("v", 100_000)
 	for i := range keys {
-		must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%02d", i), value))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%02d", i), value))
 	}
 	all := func(client *clientv3.Client) (names []string) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -111,7 +112,7 @@ func TestDropsEventsOfFragments(t *testing.T) {
 		}
 		return names
 	}
-	must[*clientv3.PutResponse](t)(client.Put(ctx, "k/end", ""))
+	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "k/end", ""))
 	want := all(direct)
 	p.Reset()
 	if got := all(client); !slices.Equal(got, want) {
@@ -146,7 +147,7 @@ func TestHoldsEventsWhileProgressPasses(t *testing.T) {
 	rule := p.HoldEvents(etcdproxy.Key("k/held"))
 	put := func(key string) int64 {
 		t.Helper()
-		return must[*clientv3.PutResponse](t)(client.Put(ctx, key, "")).Header.Revision
+		return harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, key, "")).Header.Revision
 	}
 	before, held, after, beside := put("k/before"), put("k/held"), put("k/after"), put("other/beside")
 	want := []string{fmt.Sprintf("PUT k/before@%d", before)}
@@ -183,7 +184,7 @@ func TestSendsProgress(t *testing.T) {
 	if got := next(t, ctx, watch); got != "progress 12345" {
 		t.Errorf("the watch is told %q", got)
 	}
-	revision := must[*clientv3.PutResponse](t)(client.Put(ctx, "other/a", "")).Header.Revision
+	revision := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "other/a", "")).Header.Revision
 	if got, want := next(t, ctx, other), fmt.Sprintf("PUT other/a@%d", revision); got != want {
 		t.Errorf("the other watch is told %q, want %q", got, want)
 	}
@@ -193,10 +194,10 @@ func TestChangesAnswers(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	get := func(key string, opts ...clientv3.OpOption) *clientv3.GetResponse {
 		t.Helper()
-		return must[*clientv3.GetResponse](t)(client.Get(ctx, key, opts...))
+		return harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, key, opts...))
 	}
 	for i := range 5 {
-		must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%d", i), "value"))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%d", i), "value"))
 	}
 	now := get("probe", clientv3.WithCountOnly()).Header.Revision
 	rule := p.Backdate(etcdproxy.CountsOf("probe"), 2, func(revision int64) int64 { return revision - 3 })
@@ -217,7 +218,7 @@ func TestHoldsAndFailsRequests(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	rule := p.FailRequests(etcdproxy.KeysOf("k/"), 1, rpctypes.ErrGRPCCompacted)
 	for i, want := range []error{rpctypes.ErrCompacted, nil} {
-		must[*clientv3.GetResponse](t)(client.Get(ctx, "k/", clientv3.WithPrefix()))
+		harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k/", clientv3.WithPrefix()))
 		if _, err := client.Get(ctx, "k/", clientv3.WithPrefix(), clientv3.WithKeysOnly()); !errors.Is(err, want) {
 			t.Errorf("request %d: %v, want %v", i, err, want)
 		}
@@ -243,7 +244,7 @@ func TestHoldsAndFailsRequests(t *testing.T) {
 		if err := <-commit(clientv3.OpPut("k/c", "")); err != nil {
 			t.Error(err)
 		}
-		if n := must[*clientv3.GetResponse](t)(client.Get(ctx, "k/a", clientv3.WithCountOnly())).Count; n != 0 {
+		if n := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k/a", clientv3.WithCountOnly())).Count; n != 0 {
 			t.Fatal("a transaction that is held has happened")
 		}
 	}
@@ -256,7 +257,7 @@ func TestHoldsAndFailsRequests(t *testing.T) {
 	if err := <-held; err != nil {
 		t.Error(err)
 	}
-	if n := must[*clientv3.GetResponse](t)(client.Get(ctx, "k/a", clientv3.WithCountOnly())).Count; n != 1 {
+	if n := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k/a", clientv3.WithCountOnly())).Count; n != 1 {
 		t.Error("the transaction was lost")
 	}
 }
@@ -265,13 +266,13 @@ func TestTrafficByKind(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	const keys, size = 20, 10_000
 	for i := range keys {
-		must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%d", i), strings.Repeat("v", size)))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, fmt.Sprintf("k/%d", i), strings.Repeat("v", size)))
 	}
 	p.Reset()
 	for _, opts := range [][]clientv3.OpOption{
 		{clientv3.WithCountOnly()}, {clientv3.WithKeysOnly()}, {clientv3.WithKeysOnly()}, {}, {}, {},
 	} {
-		must[*clientv3.GetResponse](t)(client.Get(ctx, "k/", append(opts, clientv3.WithPrefix())...))
+		harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "k/", append(opts, clientv3.WithPrefix())...))
 	}
 	traffic := p.Traffic()
 	for kind, want := range map[etcdproxy.Kind]struct{ n, least, most int64 }{

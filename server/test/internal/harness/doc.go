@@ -12,5 +12,6 @@
 //	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one
 //	STRATA_BINARY         a built command to use; by default it is built from this module
 //	STRATA_TEST_OLD_ETCD  an etcd 3.4 below 3.4.31, whose progress notifications cannot be believed (default /usr/bin/etcd)
+//	STRATA_TEST_LONG      1: the long forms of tests, where a package has some
 //	STRATA_TEST_REQUIRE   programs of others, separated by commas, whose absence is a failure and no reason to skip
 package harness

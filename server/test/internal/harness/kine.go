@@ -1,15 +1,12 @@
 package harness
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
-	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"github.com/stratakube/strata/server/internal/testbin"
 )
 
 const kineEnv = "STRATA_TEST_KINE"
@@ -32,32 +29,11 @@ func (e *Env) Kine(t testing.TB) *Etcd {
 	return kine
 }
 
-// kineBinary returns the path of kine, which it builds first: with SQLite in C where there is a C compiler, in Go
-// where there is none. Test packages that run at the same time share one file.
-var kineBinary = sync.OnceValues(func() (string, error) {
+// kineBinary returns the path of kine, which it builds unless STRATA_TEST_KINE names one: with SQLite in C where there is a
+// C compiler, in Go where there is none.
+func kineBinary() (string, error) {
 	if path := os.Getenv(kineEnv); path != "" {
 		return filepath.Abs(path)
 	}
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/stratakube/strata/server").Output()
-	if err != nil {
-		return "", fmt.Errorf("find the server module: %w", err)
-	}
-	root := filepath.Dir(strings.TrimSpace(string(out)))
-	dir := filepath.Join(root, "bin", "test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "kine")
-	lock, err := fileutil.LockFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return "", fmt.Errorf("lock %s: %w", path, err)
-	}
-	defer lock.Close()
-	build := exec.Command("go", "build", "-o", path, "github.com/k3s-io/kine") // does nothing if the file is what it would write
-	build.Dir = filepath.Join(root, "tools", "kine")
-	build.Env = append(os.Environ(), "GOWORK=off")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("it cannot be built: %w\n%s", err, out)
-	}
-	return path, nil
-})
+	return testbin.Build("test/kine", "tools/kine", "github.com/k3s-io/kine", "GOWORK=off")
+}

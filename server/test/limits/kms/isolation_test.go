@@ -35,13 +35,6 @@ const (
 
 type object = map[string]any
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // encryptionConfig returns the flag for Secrets behind the plugin.
 func encryptionConfig(t *testing.T, env *harness.Env, p *plugin) string {
 	t.Helper()
@@ -50,7 +43,7 @@ func encryptionConfig(t *testing.T, env *harness.Env, p *plugin) string {
 		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{
 			object{"kms": object{"apiVersion": "v2", "name": "test", "endpoint": "unix://" + p.socket, "timeout": "3s"}}}}},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	return "--encryption-provider-config=" + env.WriteFile("encryption.json", data)
 }
 
@@ -146,16 +139,16 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 	createSecrets(t, ctx, api, 0, 20)
 	requireEncrypted(t, ctx, etcd)
 	list, err := api.List(ctx, secretsPath, "")
-	check(t, err)
+	harness.Check(t, err)
 
 	const n = 60
 	l := &load{api: api}
 	before, err := l.run(ctx, n)
-	check(t, err)
+	harness.Check(t, err)
 
 	t.Run("it hangs under a running server", func(t *testing.T) {
 		watch, refused, err := api.Watch(ctx, secretsPath, "resourceVersion="+list.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatal(refused.Err())
 		}
@@ -165,11 +158,11 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 		createSecrets(t, ctx, other.API(), 20, 25)
 		stop := readSecrets(ctx, api)
 		defer stop()
-		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			return ours.held.Load() > 0, errors.New("nobody has called the plugin")
 		}))
 		during, err := l.run(ctx, n)
-		check(t, err)
+		harness.Check(t, err)
 		requireAsBefore(t, during, before)
 		if harness.Engine() == harness.Strata {
 			// Secrets that were decrypted before are still there, one by one.
@@ -185,7 +178,7 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 		requireSecrets(t, ctx, api, 25)
 		for i := 20; i < 25; i++ {
 			e, err := watch.Next(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			if e.Type != "ADDED" || e.Object.Metadata.Name != secretName(i) {
 				t.Fatalf("got %s of %q %s, want ADDED of %s", e.Type, e.Object.Metadata.Name, e.Status.Message, secretName(i))
 			}
@@ -193,27 +186,27 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 	})
 
 	t.Run("it is away when the server starts", func(t *testing.T) {
-		check(t, s.Stop())
+		harness.Check(t, s.Stop())
 		ours.stop(t)
 		s.StartAgain()
 		// Not ready, since upstream counts the plugin and informers of Secrets in; but it serves.
 		for _, path := range []string{mapsPath, leasesPath, thingsPath} {
-			check(t, s.Await(ctx, path))
+			harness.Check(t, s.Await(ctx, path))
 		}
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			_, err := api.Create(ctx, mapsPath, object{"metadata": object{"name": "first"}})
 			return err == nil || strings.Contains(err.Error(), "AlreadyExists"), err
 		}))
 		stop := readSecrets(ctx, api)
 		defer stop()
 		during, err := l.run(ctx, n)
-		check(t, err)
+		harness.Check(t, err)
 		requireAsBefore(t, during, before)
 		stop()
 
 		ours.start(t)
 		requireSecrets(t, ctx, api, 25)
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 	})
 }
 
@@ -225,7 +218,7 @@ func createSecrets(t *testing.T, ctx context.Context, api *harness.API, first, e
 	t.Helper()
 	for i := first; i < end; i++ {
 		_, err := api.Create(ctx, secretsPath, object{"metadata": object{"name": secretName(i)}, "stringData": object{"text": secretText}})
-		check(t, err)
+		harness.Check(t, err)
 	}
 }
 
@@ -233,7 +226,7 @@ func createSecrets(t *testing.T, ctx context.Context, api *harness.API, first, e
 func requireEncrypted(t *testing.T, ctx context.Context, etcd *harness.Etcd) {
 	t.Helper()
 	resp, err := etcd.Client().Get(ctx, "/registry/secrets/default/"+secretName(0))
-	check(t, err)
+	harness.Check(t, err)
 	if len(resp.Kvs) != 1 || !strings.HasPrefix(string(resp.Kvs[0].Value), "k8s:enc:kms:v2:test:") || strings.Contains(string(resp.Kvs[0].Value), secretText) {
 		t.Fatal("secrets are not stored encrypted")
 	}
@@ -271,7 +264,7 @@ func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) 
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("Secrets are not complete after a minute"))
 	defer cancel()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := api.List(ctx, secretsPath, "")
 		if err == nil && len(list.Items) != n {
 			err = fmt.Errorf("listed %d Secrets, want %d", len(list.Items), n)
@@ -279,14 +272,14 @@ func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) 
 		return err == nil, err
 	}))
 	w, refused, err := api.Watch(ctx, secretsPath, "")
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())
 	}
 	defer w.Close()
 	for i := range n {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "ADDED" || e.Object.Metadata.Name != secretName(i) || e.Object.Data["text"] == "" {
 			t.Fatalf("got %s of %q with %v, want ADDED of %s", e.Type, e.Object.Metadata.Name, e.Object.Data, secretName(i))
 		}
@@ -304,15 +297,15 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	check(t, err)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		_, err := api.List(ctx, thingsPath, "")
 		return err == nil, err
 	}))
 	// A server keeps the first creations waiting while a definition is new: here, rather than where answers are timed.
 	r, err := api.Do(ctx, http.MethodPost, thingsPath, "dryRun=All", object{
 		"apiVersion": "test.example.com/v1", "kind": "Thing", "metadata": object{"name": "thing"}})
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusCreated {
 		t.Fatal(r.Err())
 	}

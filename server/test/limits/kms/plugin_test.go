@@ -32,7 +32,7 @@ const mask = 0x5a
 func newPlugin(t *testing.T) *plugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms-") // a socket's path is bounded to about a hundred bytes
-	check(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &plugin{socket: filepath.Join(dir, "kms.sock")}
 	p.start(t)
@@ -48,7 +48,7 @@ func (p *plugin) start(t *testing.T) {
 	go func(s *service.GRPCService, serving chan error) { serving <- s.ListenAndServe() }(p.server, p.serving)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		_, err := os.Stat(p.socket)
 		return err == nil, err
 	}))

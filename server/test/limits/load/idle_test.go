@@ -17,20 +17,20 @@ func TestIdleWatchersHoldLittle(t *testing.T) {
 		perConnection = 200
 		bytesEach     = 45e3
 	)
-	watchers := pick(600, 10_000)
-	ctx := newContext(t)
+	watchers := harness.Pick(600, 10_000)
+	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, 1_000, perConnection)
 	first, err := s.idle(t, ctx, 10, perConnection) // what is made once is no watcher's
-	check(t, err)
+	harness.Check(t, err)
 	first()
 	before, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Log("before:", before)
 
 	gone, err := s.idle(t, ctx, watchers, perConnection)
-	check(t, err)
+	harness.Check(t, err)
 	meanwhile, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Logf("with %d watchers: %v", watchers, meanwhile)
 	if harness.Engine() == harness.Strata {
 		if each := float64(meanwhile.Heap+meanwhile.Stacks-before.Heap-before.Stacks) / float64(watchers); each > bytesEach {
@@ -45,7 +45,7 @@ func TestIdleWatchersHoldLittle(t *testing.T) {
 func (s *scene) idle(t *testing.T, ctx context.Context, watchers, perConnection int) (gone func(), err error) {
 	t.Helper()
 	list, err := s.api.List(ctx, namespace, "limit=1")
-	check(t, err)
+	harness.Check(t, err)
 	ctx, cancel := context.WithCancel(ctx)
 	clients := make([]*client, (watchers+perConnection-1)/perConnection)
 	for i := range clients {

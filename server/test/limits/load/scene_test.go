@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,15 +31,8 @@ const (
 	firstName = "map-000000" // all names are as long
 )
 
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
-
-// pick returns short, or full if STRATA_TEST_LONG=1.
-func pick[T any](short, full T) T {
-	if long() {
-		return full
-	}
-	return short
-}
+// testTimeout bounds a test that has failed.
+var testTimeout = harness.Pick(2*time.Minute, 15*time.Minute)
 
 // scene is a server with an etcd of its own that holds ConfigMaps.
 type scene struct {
@@ -59,7 +51,7 @@ func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
 	_, err := s.api.Create(ctx, namespace, map[string]any{
 		"metadata": map[string]any{"name": firstName}, "data": map[string]any{"value": strings.Repeat("0123456789abcdef", 60)},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	s.fill(t, ctx, objects)
 	return s
 }
@@ -69,7 +61,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	t.Helper()
 	const prefix, atOnce = "/registry/configmaps/default/", 100
 	stored, err := s.etcd.Get(ctx, prefix+firstName)
-	check(t, err)
+	harness.Check(t, err)
 	if len(stored.Kvs) != 1 {
 		t.Fatalf("etcd holds %d values of %s", len(stored.Kvs), firstName)
 	}
@@ -79,12 +71,12 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 		ops = append(ops, clientv3.OpPut(prefix+name, string(bytes.ReplaceAll(stored.Kvs[0].Value, []byte(firstName), []byte(name)))))
 		if len(ops) == atOnce || i == objects-1 {
 			_, err := s.etcd.Txn(ctx).Then(ops...).Commit()
-			check(t, err)
+			harness.Check(t, err)
 			ops = ops[:0]
 		}
 	}
 	// The server has seen all of them when it lists as many.
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, namespace, "limit=1")
 		if err != nil {
 			return false, err
@@ -125,7 +117,7 @@ type client struct {
 func (s *scene) client(t *testing.T, http1 bool) *client {
 	t.Helper()
 	config, err := rest.TLSConfigFor(s.server.Config)
-	check(t, err)
+	harness.Check(t, err)
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
 		controlErr := raw.Control(func(fd uintptr) {
@@ -164,18 +156,4 @@ func (c *client) watch(ctx context.Context, path, query string) (*http.Response,
 		return nil, fmt.Errorf("watch %s?%s: %s", path, query, response.Status)
 	}
 	return response, nil
-}
-
-func newContext(t *testing.T) context.Context {
-	timeout := pick(2*time.Minute, 15*time.Minute)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

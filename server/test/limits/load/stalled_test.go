@@ -16,29 +16,29 @@ import (
 // however many objects there are; a watcher beside them gets every event; and when they are gone nothing is left.
 func TestStalledClientsHoldLittle(t *testing.T) {
 	var (
-		objects = pick(20_000, 300_000)
-		clients = pick(60, 1_000)
-		bound   = int64(pick(60*400e3, 200e6)) // a server that held what is not read would hold 20 MB for each
+		objects = harness.Pick(20_000, 300_000)
+		clients = harness.Pick(60, 1_000)
+		bound   = int64(harness.Pick(60*400e3, 200e6)) // a server that held what is not read would hold 20 MB for each
 	)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, objects, 250)
 	first, err := s.stall(t, ctx, 4) // what is made once is no client's
-	check(t, err)
+	harness.Check(t, err)
 	first()
 	before, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Log("before:", before)
 
 	gone, err := s.stall(t, ctx, clients)
-	check(t, err)
+	harness.Check(t, err)
 	meanwhile, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Logf("with %d clients: %v", clients, meanwhile)
 	if harness.Engine() == harness.Strata {
 		if more := meanwhile.Heap + meanwhile.Stacks - before.Heap - before.Stacks; more > bound {
 			t.Errorf("the server holds %.1f MB for %d clients that do not read, want at most %.1f", float64(more)/1e6, clients, float64(bound)/1e6)
 		}
-		if more := meanwhile.Resident - before.Resident; long() && more > bound {
+		if more := meanwhile.Resident - before.Resident; harness.Long() && more > bound {
 			t.Errorf("the server's memory has grown by %.1f MB, want at most %.1f", float64(more)/1e6, float64(bound)/1e6)
 		}
 	}
@@ -90,9 +90,9 @@ func (s *scene) healthy(t *testing.T, ctx context.Context) {
 	t.Helper()
 	const changes = 50
 	list, err := s.api.List(ctx, namespace, "limit=1")
-	check(t, err)
+	harness.Check(t, err)
 	w, r, err := s.api.Watch(ctx, namespace, "fieldSelector=metadata.name%3D"+firstName+"&resourceVersion="+list.Metadata.ResourceVersion)
-	check(t, err)
+	harness.Check(t, err)
 	if w == nil {
 		t.Fatal("a watcher beside clients that do not read:", r.Err())
 	}
@@ -100,14 +100,14 @@ func (s *scene) healthy(t *testing.T, ctx context.Context) {
 	for i := range changes {
 		patch := fmt.Sprintf(`{"data":{"changed":"%d"}}`, i)
 		r, err := s.api.DoAs(ctx, http.MethodPatch, namespace+"/"+firstName, "", "application/merge-patch+json", "", patch)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != http.StatusOK {
 			t.Fatal("a write beside clients that do not read:", r.Err())
 		}
 		event, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		written, err := r.Object()
-		check(t, err)
+		harness.Check(t, err)
 		if event.Object.Metadata.ResourceVersion != written.GetResourceVersion() {
 			t.Fatalf("the watcher got %s at %s, what was written is at %s", event.Type, event.Object.Metadata.ResourceVersion, written.GetResourceVersion())
 		}

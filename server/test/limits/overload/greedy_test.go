@@ -136,14 +136,14 @@ type greedyScene struct {
 func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64) {
 	t.Helper()
 	described, err := json.Marshal(greedyScene{s.server.URL, s.server.CAFile, s.old})
-	check(t, err)
+	harness.Check(t, err)
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestGreedyClientsOfThreeLevels$", "-test.count=1")
 	cmd.Env = append(os.Environ(), greedyEnv+"="+string(described))
 	in, err := cmd.StdinPipe()
-	check(t, err)
+	harness.Check(t, err)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	check(t, cmd.Start())
+	harness.Check(t, cmd.Start())
 	return func() int64 {
 		in.Close()
 		if err := cmd.Wait(); err != nil {
@@ -160,11 +160,11 @@ func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64
 // runGreedy is the process of startGreedy.
 func runGreedy(t *testing.T, described string) {
 	var of greedyScene
-	check(t, json.Unmarshal([]byte(described), &of))
+	harness.Check(t, json.Unmarshal([]byte(described), &of))
 	if os.Getenv(idleEnv) == "" {
 		runtime.LockOSThread() // scheduling is of a thread; the program that replaces this one inherits it
-		check(t, unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
-		check(t, syscall.Exec(os.Args[0], os.Args, append(os.Environ(), idleEnv+"=1")))
+		harness.Check(t, unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
+		harness.Check(t, syscall.Exec(os.Args[0], os.Args, append(os.Environ(), idleEnv+"=1")))
 	}
 	config := &rest.Config{Host: of.URL, TLSClientConfig: rest.TLSClientConfig{CAFile: of.CAFile}}
 	s := &scene{server: &harness.Server{URL: of.URL, CAFile: of.CAFile, Config: config}, old: of.Old}
@@ -237,17 +237,17 @@ func TestGreedyClientsOfThreeLevels(t *testing.T) {
 		runGreedy(t, described)
 		return
 	}
-	if !long() {
+	if !harness.Long() {
 		t.Skip("takes minutes; STRATA_TEST_LONG=1 runs it")
 	}
 	const quiet, busy = 40 * time.Second, 90 * time.Second
 	var table strings.Builder
 	for _, engine := range []string{harness.Strata, harness.Upstream} {
 		t.Run(engine, func(t *testing.T) {
-			ctx := newContext(t, 8*time.Minute)
+			ctx := harness.Context(t, 8*time.Minute)
 			s := newScene(t, ctx, 20_000, 0, "--engine="+engine)
 			_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-			check(t, err)
+			harness.Check(t, err)
 			during := func(d time.Duration) (map[string]latencies, int, error) {
 				ctx, cancel := context.WithTimeout(ctx, d)
 				defer cancel()

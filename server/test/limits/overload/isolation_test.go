@@ -71,10 +71,10 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream's watch cache does not bound how long a watch keeps its seat")
 	}
-	ctx := newContext(t, 4*time.Minute)
+	ctx := harness.Context(t, 4*time.Minute)
 	s := newScene(t, ctx, 20_000, 0)
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-	check(t, err)
+	harness.Check(t, err)
 
 	const clients = 24          // of 10 seats each: all that the level has
 	read := make(chan struct{}) // closed when the clients begin to read
@@ -110,18 +110,18 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 			return nil
 		})
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		seats, err := s.executing(ctx, "workload-low")
 		return seats >= 200, fmt.Errorf("%v seats, %w", seats, err)
 	}))
 	stop := s.probe(t, ctx, modestToken)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		seats, err := s.executing(ctx, "workload-low")
 		return seats <= 30, fmt.Errorf("%v seats, %w", seats, err)
 	}))
 	// A client that begins to read now learns why its watch ends, if its connection was not ended yet.
 	close(read)
-	check(t, watching.Wait())
+	harness.Check(t, watching.Wait())
 	told := 0
 	for _, code := range codes {
 		switch code {
@@ -141,7 +141,7 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 	if len(took) == 0 {
 		t.Error("another user of the level was not served once")
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		slow, err := s.api.Sum(ctx, "strata_watches_ended_total", `reason="slow_client"`)
 		return slow == clients, fmt.Errorf("%v watches are counted as ended because their clients did not read, want %d, %w", slow, clients, err)
 	}))
@@ -173,10 +173,10 @@ func TestSlowListsOfTwoLevels(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream has no bound of lists under way")
 	}
-	ctx := newContext(t, 4*time.Minute)
+	ctx := harness.Context(t, 4*time.Minute)
 	s := newScene(t, ctx, 20_000, 0, "--strata-list-bytes-in-flight=64Mi") // three lists of 23 MB
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-	check(t, err)
+	harness.Check(t, err)
 
 	attack, stop := context.WithCancel(ctx)
 	var attacking sync.WaitGroup
@@ -192,7 +192,7 @@ func TestSlowListsOfTwoLevels(t *testing.T) {
 		})
 	}
 	for _, level := range []string{"workload-low", "workload-high"} {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			waiting, err := s.api.Sum(ctx, "strata_lists_waiting", fmt.Sprintf("priority_level=%q", level))
 			return waiting > 0, fmt.Errorf("%v lists of %s wait, %w", waiting, level, err)
 		}))
@@ -209,7 +209,7 @@ func TestSlowListsOfTwoLevels(t *testing.T) {
 			}
 			began := time.Now()
 			r, err := api.DoAs(ctx, http.MethodGet, mapsPath, query, "", accept, nil)
-			check(t, err)
+			harness.Check(t, err)
 			if took := time.Since(began); r.Code != http.StatusOK {
 				t.Errorf("%s: a list in %s is answered with %d after %v", token, accept, r.Code, took)
 			} else {
@@ -218,19 +218,19 @@ func TestSlowListsOfTwoLevels(t *testing.T) {
 		}
 		for _, level := range []string{"global-default", "exempt"} {
 			refused, err := s.api.Sum(ctx, "strata_lists_refused_total", fmt.Sprintf("priority_level=%q", level))
-			check(t, err)
+			harness.Check(t, err)
 			if refused > 0 {
 				t.Errorf("%v lists of level %s were refused", refused, level)
 			}
 		}
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		slow, err := s.api.Sum(ctx, "strata_lists_refused_total", `reason="slow_client"`, `priority_level="workload-low"`)
 		return slow > 0, fmt.Errorf("%v lists of slow clients were ended, %w", slow, err)
 	}))
 	stop()
 	attacking.Wait()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		bytes, err := s.api.Sum(ctx, "strata_lists_in_flight_bytes")
 		return bytes == 0, fmt.Errorf("%v bytes of lists are under way when all clients are gone, %w", bytes, err)
 	}))
@@ -266,7 +266,7 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 // lists may take.
 func TestAuditedListsAreNeverTooLarge(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t, 4*time.Minute)
+	ctx := harness.Context(t, 4*time.Minute)
 	policy := harness.New(t).WriteFile("policy.yaml", []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n"+
 		"- level: RequestResponse\n  verbs: [list]\n  resources: [{group: \"\", resources: [configmaps]}]\n- level: None\n"))
 	flags := []string{"--audit-policy-file=" + policy, "--audit-log-path=/dev/null"}
@@ -277,7 +277,7 @@ func TestAuditedListsAreNeverTooLarge(t *testing.T) {
 	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
 	for _, accept := range []string{jsonType, protobufType} {
 		r, err := reader.DoAs(ctx, http.MethodGet, mapsPath, "resourceVersion=0&limit=500", "", accept, nil)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != http.StatusOK || len(r.Body) < 20_000_000 {
 			t.Errorf("a list in %s is answered with %d and %d bytes", accept, r.Code, len(r.Body))
 		}

@@ -103,11 +103,11 @@ const (
 // a bound, health checks are answered, what cannot be served is refused with 429 and Retry-After, and afterwards all is as before.
 func TestEverybodyListsEverything(t *testing.T) {
 	var (
-		objects = pick(20_000, 300_000)
-		clients = pick(66, 500)
-		bound   = int64(pick(768<<20, 1536<<20))
+		objects = harness.Pick(20_000, 300_000)
+		clients = harness.Pick(66, 500)
+		bound   = int64(harness.Pick(768<<20, 1536<<20))
 	)
-	ctx := newContext(t, pick(4*time.Minute, 20*time.Minute))
+	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
 	const uncounted = 192 << 20 // what the Go runtime does not count: pages of the executable above all
 	s := newScene(t, ctx, objects, bound-uncounted)
 	s.listAll(t, ctx, clients, bound, options{token: readerToken})
@@ -116,14 +116,14 @@ func TestEverybodyListsEverything(t *testing.T) {
 func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound int64, o options) {
 	t.Helper()
 	list, err := s.api.List(ctx, mapsPath, "limit=1")
-	check(t, err)
+	harness.Check(t, err)
 	all := kinds(list.Metadata.ResourceVersion, s.old)
 	before, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Log("before:", before)
 
 	stopMemory := s.watchMemory(t, bound)
-	stopHealth := s.health(t, ctx, pick(30*time.Second, 10*time.Second))
+	stopHealth := s.health(t, ctx, harness.Pick(30*time.Second, 10*time.Second))
 	var (
 		asking sync.WaitGroup
 		told   answers
@@ -131,10 +131,10 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	)
 	for i := range clients {
 		c, err := s.client(o)
-		check(t, err)
+		harness.Check(t, err)
 		k := all[i%len(all)]
 		resp, err := c.get(ctx, "/version", "", "", "") // it is connected already
-		check(t, err)
+		harness.Check(t, err)
 		resp.Body.Close()
 		asking.Go(func() {
 			defer c.close()
@@ -149,7 +149,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	t.Logf("%d clients were answered within %v:%v", clients, time.Since(began).Round(time.Millisecond), &told)
 	took := stopHealth()
 	peak := stopMemory()
-	if longest := s.logHealth(t, took); long() && longest > time.Second && harness.Engine() == harness.Strata {
+	if longest := s.logHealth(t, took); harness.Long() && longest > time.Second && harness.Engine() == harness.Strata {
 		t.Errorf("a health check took %v, want at most a second", longest)
 	}
 	t.Logf("at most %.1f MB were resident", float64(peak)/1e6)

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,16 +50,6 @@ const (
 		nodeToken + ",probe,probe,\"system:nodes,readers\"\n"
 )
 
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
-
-// pick returns short, or full if STRATA_TEST_LONG=1.
-func pick[T any](short, full T) T {
-	if long() {
-		return full
-	}
-	return short
-}
-
 // scene is a server with an etcd of its own that holds ConfigMaps, and a tenth as many custom resources.
 type scene struct {
 	env     *harness.Env
@@ -96,7 +85,7 @@ func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64,
 		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
 		"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	s.define(t, ctx)
 	return s
 }
@@ -113,7 +102,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
 			return
 		}
 		r, err := etcd.Txn(ctx).Then(ops...).Commit()
-		check(t, err)
+		harness.Check(t, err)
 		s.old, ops = r.Header.Revision, ops[:0]
 	}
 	if objects := s.objects + s.objects/10; objects%atOnce != 0 {
@@ -129,7 +118,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
 			Data:       map[string]string{"value": text},
 		}
 		data, err := runtime.Encode(serializer, cm)
-		check(t, err)
+		harness.Check(t, err)
 		put("/registry/configmaps/default/"+name, string(data))
 		if i%10 == 0 {
 			data, err := json.Marshal(map[string]any{
@@ -137,7 +126,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
 				"metadata": map[string]any{"name": name, "namespace": "default", "uid": uid, "creationTimestamp": created, "generation": 1, "labels": labels},
 				"spec":     map[string]any{"value": text},
 			})
-			check(t, err)
+			harness.Check(t, err)
 			put("/registry/overload.example.com/widgets/default/"+name, string(data))
 		}
 	}
@@ -164,8 +153,8 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	check(t, err)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, widgetsPath, "limit=1")
 		return err == nil && len(list.Items) == 1, err
 	}))
@@ -174,7 +163,7 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 // returned waits until the server holds about as much as before, and says what it still holds if it does not.
 func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
-	patience := pick(time.Minute, 2*time.Minute)
+	patience := harness.Pick(time.Minute, 2*time.Minute)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not returned within %v", patience))
 	defer cancel()
 	var last harness.Held
@@ -197,13 +186,13 @@ func (s *scene) works(t *testing.T, ctx context.Context) {
 	const path = "/api/v1/namespaces/default/configmaps"
 	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
 	made, err := reader.Create(ctx, path, map[string]any{"metadata": map[string]any{"generateName": "after-"}})
-	check(t, err)
+	harness.Check(t, err)
 	list, err := reader.List(ctx, path, "fieldSelector=metadata.name%3D"+made.Metadata.Name)
-	check(t, err)
+	harness.Check(t, err)
 	if len(list.Items) != 1 {
 		t.Errorf("a list after the overload has %d items of what was just written, want 1", len(list.Items))
 	}
-	check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
+	harness.Check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
 }
 
 // health asks /livez and /readyz by turns, each on a new connection, until stop, which returns how long the answers took. Anything but a 200
@@ -303,20 +292,7 @@ func (s *scene) watchMemory(t *testing.T, most int64) (stop func() int64) {
 		if watched := watching.Wait(); watched != nil {
 			t.Fatal(watched)
 		}
-		check(t, err)
+		harness.Check(t, err)
 		return peak
-	}
-}
-
-func newContext(t *testing.T, timeout time.Duration) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -74,20 +74,20 @@ var idleAttacks = []attack{
 func TestClientsThatHoldTheServerUp(t *testing.T) {
 	t.Parallel()
 	var (
-		each    = pick(6, 100) // clients of each kind
-		most    = 160e3        // bytes for each of them
-		objects = pick(20_000, 100_000)
+		each    = harness.Pick(6, 100) // clients of each kind
+		most    = 160e3                // bytes for each of them
+		objects = harness.Pick(20_000, 100_000)
 	)
-	ctx := newContext(t, pick(4*time.Minute, 12*time.Minute))
+	ctx := harness.Context(t, harness.Pick(4*time.Minute, 12*time.Minute))
 	s := newScene(t, ctx, objects, 0, "--request-timeout="+requestTimeout.String(), "--min-request-timeout=60")
 	all := attacks
-	if long() {
+	if harness.Long() {
 		all = append(all, idleAttacks...)
 	}
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // what is made once is nobody's
-	check(t, err)
+	harness.Check(t, err)
 	before, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Log("before:", before)
 
 	stopHealth := s.health(t, ctx, 30*time.Second)
@@ -166,24 +166,24 @@ func TestWatchersThatVanish(t *testing.T) {
 	t.Parallel()
 	const perConnection = 100 // the server's limit
 	var (
-		watches = pick(600, 10_000)
+		watches = harness.Pick(600, 10_000)
 		most    = 60e3 // bytes for each
 	)
-	ctx := newContext(t, pick(3*time.Minute, 10*time.Minute))
+	ctx := harness.Context(t, harness.Pick(3*time.Minute, 10*time.Minute))
 	s := newScene(t, ctx, 2_000, 0)
 	before, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Log("before:", before)
 	stopHealth := s.health(t, ctx, 30*time.Second)
 	var conns []*tls.Conn
 	for range watches / perConnection {
 		conn, err := s.dial(ctx, "h2")
-		check(t, err)
+		harness.Check(t, err)
 		conns = append(conns, conn)
-		check(t, openWatches(conn, perConnection))
+		harness.Check(t, openWatches(conn, perConnection))
 	}
 	meanwhile, err := s.server.Held(ctx, s.api)
-	check(t, err)
+	harness.Check(t, err)
 	t.Logf("with %d watches: %v", watches, meanwhile)
 	if each := float64(meanwhile.Heap+meanwhile.Stacks-before.Heap-before.Stacks) / float64(watches); harness.Engine() == harness.Strata && each > most {
 		t.Errorf("the server holds %.1f KB for each watch, want at most %.1f", each/1e3, most/1e3)
@@ -191,9 +191,9 @@ func TestWatchersThatVanish(t *testing.T) {
 	for i, conn := range conns {
 		raw := conn.NetConn().(*net.TCPConn)
 		if i%2 == 0 {
-			check(t, raw.SetLinger(0)) // closing sends a reset
+			harness.Check(t, raw.SetLinger(0)) // closing sends a reset
 		}
-		check(t, raw.Close())
+		harness.Check(t, raw.Close())
 	}
 	s.logHealth(t, stopHealth())
 	s.works(t, ctx)

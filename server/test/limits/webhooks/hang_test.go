@@ -94,7 +94,7 @@ func TestAConversionWebhookThatHangsHoldsUpNobodyElse(t *testing.T) {
 		{name: "warm", warm: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			ctx := newContext(t)
+			ctx := harness.Context(t, testTimeout)
 			var g gate
 			hook := newWebhook(t, g.pass)
 			t.Cleanup(g.open)
@@ -109,21 +109,21 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 	v1, v2 := d.path("v1"), d.path("v2")
 	l := &load{routes: d}
 	before, err := l.run(ctx, n)
-	check(t, err)
+	harness.Check(t, err)
 
 	var early *harness.Watch // of v2, from before the hang
 	list, err := api.List(ctx, v1, "")
-	check(t, err)
+	harness.Check(t, err)
 	if warm {
 		list, err = api.List(ctx, v2, "")
-		check(t, err)
-		check(t, d.wrong("v2", list.Items, numbered(0, n)...))
+		harness.Check(t, err)
+		harness.Check(t, d.wrong("v2", list.Items, numbered(0, n)...))
 		early = startWatch(t, ctx, v2, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
 	w1 := startWatch(t, ctx, v1, "resourceVersion="+list.Metadata.ResourceVersion)
 
 	g.close()
-	check(t, d.create(ctx, l.next, l.next+1)) // for who has already converted the others
+	harness.Check(t, d.create(ctx, l.next, l.next+1)) // for who has already converted the others
 	l.next++
 	// Who reads v2 now waits, or is told to come again.
 	readers, stop := context.WithCancel(ctx)
@@ -155,16 +155,16 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 		}
 		results <- result{"watch", err}
 	}()
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		return hook.held.Load() > 0, errors.New("nobody has called the webhook")
 	}))
 	hanging, cancel := context.WithTimeoutCause(ctx, hangBound, fmt.Errorf("the requests together took more than %v", hangBound))
 	defer cancel()
 	hangs := time.Now()
 	during, err := l.run(hanging, n)
-	check(t, err)
+	harness.Check(t, err)
 	_, err = added(hanging, w1, l.next-n)
-	check(t, err)
+	harness.Check(t, err)
 	if hook.held.Load() == 0 {
 		t.Error("the webhook did not hang all the time")
 	}
@@ -184,15 +184,15 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 	}
 	want := numbered(0, l.next)
 	after, err := api.List(ctx, v2, "")
-	check(t, err)
-	check(t, d.wrong("v2", after.Items, want...))
+	harness.Check(t, err)
+	harness.Check(t, d.wrong("v2", after.Items, want...))
 	fresh, err := added(ctx, startWatch(t, ctx, v2, "resourceVersion=0"), l.next)
-	check(t, err)
+	harness.Check(t, err)
 	slices.SortFunc(fresh, func(a, b harness.Object) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
-	check(t, d.wrong("v2", fresh, want...))
+	harness.Check(t, d.wrong("v2", fresh, want...))
 	if early != nil {
 		events, err := added(ctx, early, l.next-n)
-		check(t, err)
-		check(t, d.wrong("v2", events, numbered(n, l.next)...))
+		harness.Check(t, err)
+		harness.Check(t, d.wrong("v2", events, numbered(n, l.next)...))
 	}
 }

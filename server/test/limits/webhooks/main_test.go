@@ -29,25 +29,6 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func newNamespace(t *testing.T, ctx context.Context, name string) {
-	t.Helper()
-	_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
-	check(t, err)
-}
-
 // maps is the path of a namespace's ConfigMaps.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
@@ -55,7 +36,7 @@ func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + 
 func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
 	t.Helper()
 	w, refused, err := api.Watch(ctx, path, query)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
 	}

@@ -27,7 +27,7 @@ type routes struct {
 // having read v2, and creations take no longer than usual. The name is that of the namespace and the prefix of the plural.
 func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) routes {
 	t.Helper()
-	newNamespace(t, ctx, name)
+	harness.Namespace(t, ctx, api, name)
 	d := routes{plural: name + "routes", namespace: name}
 	version := func(name string, storage bool, fields ...string) object {
 		data := object{}
@@ -49,8 +49,8 @@ func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) ro
 			}},
 		},
 	})
-	check(t, err)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, d.path("v1"), "", nil)
 		if err != nil {
 			return false, err
@@ -59,7 +59,7 @@ func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) ro
 	}))
 	// A server keeps the first creations waiting while a definition is new: here, rather than where answers are timed.
 	r, err := api.Do(ctx, http.MethodPost, d.path("v1"), "dryRun=All", d.route(0))
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusCreated {
 		t.Fatal(r.Err())
 	}

@@ -12,7 +12,7 @@ import (
 // TestAWebhookThatReadsThroughTheServer converts with a webhook that, before each answer, gets a ConfigMap and lists the
 // stored version of the very objects that it is to convert.
 func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	const n = 20
 	var d routes // set before anybody reads v2
 	defined := make(chan struct{})
@@ -33,8 +33,8 @@ func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
 	})
 	d = newRoutes(t, ctx, "through", hook)
 	_, err := api.Create(ctx, maps(d.namespace), object{"metadata": object{"name": "settings"}})
-	check(t, err)
-	check(t, d.create(ctx, 0, n))
+	harness.Check(t, err)
+	harness.Check(t, d.create(ctx, 0, n))
 	close(defined)
 
 	// A server that waits for itself is given up by the webhook's caller after 30 s: the bound is less.
@@ -44,15 +44,15 @@ func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("no answer within %v", bound))
 		defer cancel()
 		list, err := api.List(ctx, d.path("v2"), "")
-		check(t, err)
-		check(t, d.wrong("v2", list.Items, want...))
+		harness.Check(t, err)
+		harness.Check(t, d.wrong("v2", list.Items, want...))
 		return list
 	}
 	before := list(numbered(0, n)...)
 	w := startWatch(t, ctx, d.path("v2"), "resourceVersion="+before.Metadata.ResourceVersion)
-	check(t, d.create(ctx, n, n+5))
+	harness.Check(t, d.create(ctx, n, n+5))
 	events, err := added(ctx, w, 5)
-	check(t, err)
-	check(t, d.wrong("v2", events, numbered(n, n+5)...))
+	harness.Check(t, err)
+	harness.Check(t, d.wrong("v2", events, numbered(n, n+5)...))
 	list(numbered(0, n+5)...)
 }

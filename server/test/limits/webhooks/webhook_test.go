@@ -34,7 +34,7 @@ func newWebhook(t *testing.T, before func(context.Context) error) *webhook {
 	authority := harness.New(t).Authority()
 	issued := authority.Issue("webhook")
 	pair, err := tls.X509KeyPair(issued.CertPEM, issued.KeyPEM)
-	check(t, err)
+	harness.Check(t, err)
 	h := &webhook{ca: authority.CertPEM}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review apiextensionsv1.ConversionReview

@@ -15,8 +15,8 @@ import (
 // nothing, and compact.
 func TestKeyIsWrittenByHand(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -35,7 +35,7 @@ func TestKeyIsWrittenByHand(t *testing.T) {
 	} {
 		old := rev
 		_, err := client.Do(ctx, write)
-		check(t, err)
+		harness.Check(t, err)
 		rev = create(t, ctx, servers[0].API(), fmt.Sprint("map-", i))
 		for {
 			a := next(t, ctx, announced, rev)
@@ -51,7 +51,7 @@ func TestKeyIsWrittenByHand(t *testing.T) {
 			if r := listAt(t, ctx, s.API(), newest); r.Code != http.StatusOK {
 				t.Errorf("after write %d by hand: a list at %d, the newest: %v", i, newest, r.Err())
 			}
-			check(t, s.Await(ctx, "/readyz"))
+			harness.Check(t, s.Await(ctx, "/readyz"))
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 // compacts: below the revision is 410, the revision itself is 200, watches lose nothing.
 func TestCompactionIsFollowed(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -32,7 +32,7 @@ func TestCompactionIsFollowed(t *testing.T) {
 	soonest := testTimeout // on a busy machine a round may take any time; a server that only polls needs seconds in each
 	for round, name := range []string{"new-0", "new-1", "new-2"} {
 		page, err := following.List(ctx, maps, "limit=2")
-		check(t, err)
+		harness.Check(t, err)
 		last := create(t, ctx, compacting, name)
 		a := next(t, ctx, announced, last)
 		awaitGone(t, ctx, following, a.rev-1)
@@ -65,12 +65,12 @@ func TestCompactionIsFollowed(t *testing.T) {
 	// KEP-4988: compaction does not shorten the history of watches.
 	for who, api := range map[string]*harness.API{"compacts": compacting, "follows": following} {
 		w, refused, err := api.Watch(ctx, maps, fmt.Sprintf("resourceVersion=%d", first))
-		check(t, err)
+		harness.Check(t, err)
 		if refused != nil {
 			t.Fatalf("the server that %s: a watch from %d: %v", who, first, refused.Err())
 		}
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "ADDED" || e.Object.Metadata.Name != "map-1" {
 			t.Errorf("the server that %s: a watch from %d begins with %s %s %v", who, first, e.Type, e.Object.Metadata.Name, e.Status.Message)
 		}
@@ -82,8 +82,8 @@ func TestCompactionIsFollowed(t *testing.T) {
 // servers agree with etcd.
 func TestServersCompactTogether(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -109,8 +109,8 @@ func TestServersCompactTogether(t *testing.T) {
 // TestValueAboveEtcdIsNotBelieved by a server that only follows, not even when etcd has come to that revision.
 func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -118,7 +118,7 @@ func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 	first := create(t, ctx, api, "first")
 	rev := create(t, ctx, api, "second")
 	_, err := client.Put(ctx, key, fmt.Sprint(rev+50))
-	check(t, err)
+	harness.Check(t, err)
 	for i := range 100 {
 		create(t, ctx, api, fmt.Sprint("map-", i))
 	}
@@ -126,9 +126,9 @@ func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 		t.Errorf("a list at %d, which nobody has compacted: %v", first, r.Err())
 	}
 	_, err = client.Put(ctx, key, fmt.Sprint(rev))
-	check(t, err)
+	harness.Check(t, err)
 	_, err = client.Compact(ctx, rev)
-	check(t, err)
+	harness.Check(t, err)
 	awaitGone(t, ctx, api, first)
 	for _, at := range []int64{rev, rev + 10, rev + 49} {
 		if r := listAt(t, ctx, api, at); r.Code != http.StatusOK {
@@ -140,8 +140,8 @@ func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 // TestUnannouncedCompaction: by hand, or by etcd itself. The next of the looks that a server takes every 10 s notices it.
 func TestUnannouncedCompaction(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -150,7 +150,7 @@ func TestUnannouncedCompaction(t *testing.T) {
 	rev := create(t, ctx, api, "second")
 	create(t, ctx, api, "third")
 	_, err := client.Compact(ctx, rev)
-	check(t, err)
+	harness.Check(t, err)
 	compacted := time.Now()
 	awaitGone(t, ctx, api, first)
 	t.Logf("noticed after %s", time.Since(compacted))
@@ -162,8 +162,8 @@ func TestUnannouncedCompaction(t *testing.T) {
 // TestIntervalChanges from one start of a server to the next, to nothing and back.
 func TestIntervalChanges(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -172,7 +172,7 @@ func TestIntervalChanges(t *testing.T) {
 	rev := create(t, ctx, s.API(), "first")
 	next(t, ctx, announced, rev)
 
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	s.Restart(every(3 * time.Second))
 	began := time.Now() // the first of the two compactions comes later, and the second is heard of later than it comes
 	rev = create(t, ctx, s.API(), "second")
@@ -185,7 +185,7 @@ func TestIntervalChanges(t *testing.T) {
 	requireCompacted(t, ctx, client, b.rev)
 	awaitGone(t, ctx, s.API(), b.rev-1)
 
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	s.Restart(every(0))
 	old := create(t, ctx, s.API(), "fourth")
 	written := keyVersion(t, ctx, client)
@@ -193,7 +193,7 @@ func TestIntervalChanges(t *testing.T) {
 	other := env.APIServer(etcd, every(2*time.Second))
 	next(t, ctx, announced, old)
 	awaitGone(t, ctx, s.API(), old)
-	check(t, other.Stop())
+	harness.Check(t, other.Stop())
 	if now := keyVersion(t, ctx, client); now <= written {
 		t.Errorf("the key has version %d, had %d", now, written)
 	}
@@ -202,7 +202,7 @@ func TestIntervalChanges(t *testing.T) {
 func keyVersion(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	r, err := client.Get(ctx, key)
-	check(t, err)
+	harness.Check(t, err)
 	if len(r.Kvs) == 0 {
 		return 0
 	}
@@ -213,8 +213,8 @@ func keyVersion(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 // the other.
 func TestCompactionBesideAStockServer(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t)
-	ctx := newContext(t)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -231,11 +231,11 @@ func TestCompactionBesideAStockServer(t *testing.T) {
 	}
 	both("both-0")
 	both("both-1")
-	check(t, stock.Stop())
+	harness.Check(t, stock.Stop())
 	rev := create(t, ctx, ours.API(), "ours")
 	requireCompacted(t, ctx, client, next(t, ctx, announced, rev).rev)
 	stock.Restart()
-	check(t, ours.Stop())
+	harness.Check(t, ours.Stop())
 	rev = create(t, ctx, stock.API(), "stock")
 	requireCompacted(t, ctx, client, next(t, ctx, announced, rev).rev)
 	ours.Restart()

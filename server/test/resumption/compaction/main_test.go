@@ -29,27 +29,6 @@ const (
 	maps = "/api/v1/namespaces/default/configmaps"
 )
 
-// onlyStrata skips what upstream's engine does not do.
-func onlyStrata(t *testing.T) {
-	t.Helper()
-	if harness.Engine() != harness.Strata {
-		t.Skip("of this engine only")
-	}
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // every is the flag for the time between compactions.
 func every(interval time.Duration) string { return "--etcd-compaction-interval=" + interval.String() }
 
@@ -57,13 +36,13 @@ func every(interval time.Duration) string { return "--etcd-compaction-interval="
 func create(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
 	t.Helper()
 	var o harness.Object
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not be there yet
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not be there yet
 		var err error
 		o, err = api.Create(ctx, maps, map[string]any{"metadata": map[string]any{"name": name}})
 		return err == nil, err
 	}))
 	rev, err := strconv.ParseInt(o.Metadata.ResourceVersion, 10, 64)
-	check(t, err)
+	harness.Check(t, err)
 	return rev
 }
 
@@ -71,7 +50,7 @@ func create(t *testing.T, ctx context.Context, api *harness.API, name string) in
 func listAt(t *testing.T, ctx context.Context, api *harness.API, rev int64) *harness.Response {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, maps, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", rev), nil)
-	check(t, err)
+	harness.Check(t, err)
 	return r
 }
 
@@ -83,7 +62,7 @@ func gone(r *harness.Response) bool {
 // awaitGone returns when a list at the revision is refused.
 func awaitGone(t *testing.T, ctx context.Context, api *harness.API, rev int64) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r := listAt(t, ctx, api, rev)
 		return gone(r), fmt.Errorf("a list at %d, which was compacted: code %d", rev, r.Code)
 	}))
@@ -99,7 +78,7 @@ type announcement struct {
 func announcements(t *testing.T, ctx context.Context, client *clientv3.Client) <-chan announcement {
 	t.Helper()
 	now, err := client.Get(ctx, key)
-	check(t, err)
+	harness.Check(t, err)
 	out := make(chan announcement, 1000)
 	watch := client.Watch(ctx, key, clientv3.WithRev(now.Header.Revision+1))
 	go func() {
@@ -136,7 +115,7 @@ func next(t *testing.T, ctx context.Context, from <-chan announcement, above int
 // requireCompacted returns when etcd is compacted to the revision or beyond.
 func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client, rev int64) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		_, err := client.Get(ctx, key, clientv3.WithRev(rev-1))
 		return errors.Is(err, rpctypes.ErrCompacted), fmt.Errorf("etcd still has %d: %v", rev-1, err)
 	}))
@@ -147,7 +126,7 @@ func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client
 func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness.API, token string, want []string) {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, maps, "limit=2&continue="+url.QueryEscape(token), nil)
-	check(t, err)
+	harness.Check(t, err)
 	if !gone(r) || r.Status().Continue == "" {
 		t.Errorf("the token of a compacted revision: %d %s", r.Code, r.Body)
 		return
@@ -156,7 +135,7 @@ func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness
 	version := ""
 	for token := r.Status().Continue; token != ""; {
 		page, err := api.List(ctx, maps, "limit=2&continue="+url.QueryEscape(token))
-		check(t, err)
+		harness.Check(t, err)
 		if version != "" && page.Metadata.ResourceVersion != version {
 			t.Errorf("a page at %s after one at %s", page.Metadata.ResourceVersion, version)
 		}

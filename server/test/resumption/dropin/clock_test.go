@@ -19,7 +19,7 @@ import (
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())
-	check(t, err)
+	harness.Check(t, err)
 	return resp.Header.Revision
 }
 
@@ -28,7 +28,7 @@ func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	t.Helper()
 	resp, err := client.Get(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend), clientv3.WithLimit(1))
-	check(t, err)
+	harness.Check(t, err)
 	if len(resp.Kvs) == 0 {
 		t.Fatal("the etcd is empty")
 	}
@@ -39,7 +39,7 @@ func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 func writeElsewhere(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Put(ctx, "elsewhere", "")
-	check(t, err)
+	harness.Check(t, err)
 	return resp.Header.Revision
 }
 
@@ -47,8 +47,8 @@ func writeElsewhere(t *testing.T, ctx context.Context, client *clientv3.Client) 
 func listRevision(t *testing.T, ctx context.Context, api *harness.API, path, query string) int64 {
 	t.Helper()
 	list, err := api.List(ctx, path, query)
-	check(t, err)
-	return revision(t, list.Metadata.ResourceVersion)
+	harness.Check(t, err)
+	return harness.Revision(t, list.Metadata.ResourceVersion)
 }
 
 // initialEvents starts a watch that begins with what exists, and returns the names of that, in their order, and the
@@ -59,12 +59,12 @@ func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, qu
 	defer w.Close()
 	for {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		switch {
 		case e.Type == "ADDED":
 			names = append(names, e.Object.Metadata.Name)
 		case e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true":
-			return names, revision(t, e.Object.Metadata.ResourceVersion)
+			return names, harness.Revision(t, e.Object.Metadata.ResourceVersion)
 		case e.Type != "BOOKMARK":
 			t.Fatalf("initial events of %s?%s: got %s of %s (%s)", path, query, e.Type, e.Object.Key(), e.Status.Message)
 		}
@@ -81,18 +81,18 @@ func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64
 	if errors.Is(err, harness.ErrEnded) {
 		return 0
 	}
-	check(t, err)
+	harness.Check(t, err)
 	if e.Type != "BOOKMARK" {
 		t.Fatalf("an idle watch got %s of %s (%s)", e.Type, e.Object.Key(), e.Status.Message)
 	}
-	return revision(t, e.Object.Metadata.ResourceVersion)
+	return harness.Revision(t, e.Object.Metadata.ResourceVersion)
 }
 
 // awaitBookmark watches a path on which nothing happens, from a revision and again and again, until a bookmark shows at
 // least another.
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path string, from, atLeast int64) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		w := startWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
 		defer w.Close()
 		at := nextBookmark(t, ctx, w)
@@ -110,14 +110,14 @@ func clock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Et
 func clusterMetric(t *testing.T, ctx context.Context, api *harness.API, name string, etcd *harness.Etcd) int64 {
 	t.Helper()
 	value, err := api.Metric(ctx, fmt.Sprintf("strata_mirror_%s{endpoints=%q,", name, etcd.URL))
-	check(t, err)
+	harness.Check(t, err)
 	return int64(value)
 }
 
 // awaitClock returns when a server's memory of an etcd is at a revision or later.
 func awaitClock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd, atLeast int64) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		at := clock(t, ctx, api, etcd)
 		return at >= atLeast, fmt.Errorf("the clock is at %d, want %d", at, atLeast)
 	}))

@@ -46,10 +46,10 @@ func (e encryption) write(t *testing.T, providers ...provider) {
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{object{"resources": []any{"secrets", "things." + thingsGroup}, "providers": list}},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	// A rename, so that a server that watches the file never reads half of it.
-	check(t, os.WriteFile(e.path+".new", data, 0o600))
-	check(t, os.Rename(e.path+".new", e.path))
+	harness.Check(t, os.WriteFile(e.path+".new", data, 0o600))
+	harness.Check(t, os.Rename(e.path+".new", e.path))
 }
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
@@ -73,7 +73,7 @@ func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, n
 	t.Helper()
 	for _, prefix := range []string{secretsPrefix, thingsPrefix} {
 		resp, err := client.Get(ctx, prefix+name)
-		check(t, err)
+		harness.Check(t, err)
 		if len(resp.Kvs) != 1 {
 			t.Fatalf("%d keys %s", len(resp.Kvs), prefix+name)
 		}
@@ -96,13 +96,13 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 	for path, text := range map[string]string{defaultSecrets: base64.StdEncoding.EncodeToString([]byte(secret)), thingsPath: secret} {
 		for _, name := range names {
 			r, err := api.Do(ctx, http.MethodGet, path+"/"+name, "", nil)
-			check(t, err)
+			harness.Check(t, err)
 			if r.Code != http.StatusOK || !strings.Contains(string(r.Body), text) {
 				t.Errorf("get %s/%s: %v", path, name, r.Err())
 			}
 		}
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if n := strings.Count(string(r.Body), text); n != len(names) {
 			t.Errorf("list of %s shows the text %d times, want %d: code %d", path, n, len(names), r.Code)
 		}
@@ -120,7 +120,7 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 // Kubernetes says; then upstream reads the result.
 func TestEncryptionAtRest(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -153,11 +153,11 @@ func TestEncryptionAtRest(t *testing.T) {
 	for _, path := range []string{defaultSecrets, thingsPath} {
 		for name, rewritten := range map[string]bool{"plain": true, "boxed": true, "chained": false} {
 			r, err := s.API().Do(ctx, http.MethodGet, path+"/"+name, "", nil)
-			check(t, err)
+			harness.Check(t, err)
 			var before harness.Object
-			check(t, json.Unmarshal(r.Body, &before))
+			harness.Check(t, json.Unmarshal(r.Body, &before))
 			after, err := s.API().Update(ctx, path+"/"+name, r.Body)
-			check(t, err)
+			harness.Check(t, err)
 			if got := after.Metadata.ResourceVersion != before.Metadata.ResourceVersion; got != rewritten {
 				t.Errorf("%s/%s was rewritten: %v, want %v", path, name, got, rewritten)
 			}
@@ -171,7 +171,7 @@ func TestEncryptionAtRest(t *testing.T) {
 	config.write(t, cbc)
 	restart(t, ctx, s)
 	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	other := harness.Upstream
 	if harness.Engine() == harness.Upstream {
 		other = harness.Strata
@@ -181,7 +181,7 @@ func TestEncryptionAtRest(t *testing.T) {
 
 func restart(t *testing.T, ctx context.Context, s *harness.Server) {
 	t.Helper()
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	s.Restart()
 	createThings(t, ctx, s.API()) // returns when they are served
 }
@@ -190,21 +190,21 @@ func restart(t *testing.T, ctx context.Context, s *harness.Server) {
 // configuration, which the server looks at once a minute, so is this one.
 func TestKeysThatComeBack(t *testing.T) {
 	t.Parallel() // it waits for the server to look
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
 	config := newEncryption(t, key1)
 	first := env.APIServer(etcd, config.flag())
 	create(t, ctx, first.API(), defaultSecrets, object{"metadata": object{"name": "lost"}, "stringData": object{"text": secret}})
-	check(t, first.Stop())
+	harness.Check(t, first.Stop())
 
 	config.write(t, key2)
 	s := env.StartAPIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true")
 	api := s.API()
 	// Not /readyz: upstream's informers of Secrets cannot start, and its readiness may wait for them.
-	check(t, s.Await(ctx, "/livez"))
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, s.Await(ctx, "/livez"))
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		_, err := api.Create(ctx, defaultSecrets, object{"metadata": object{"name": "known"}, "stringData": object{"text": secret}})
 		return err == nil, err
 	}))
@@ -218,12 +218,12 @@ func TestKeysThatComeBack(t *testing.T) {
 		w := startWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
 		expectEvent(t, ctx, w, "ADDED", "known")
 		_, err := api.Patch(ctx, defaultSecrets+"/known", `{"metadata":{"labels":{"a":"b"}}}`)
-		check(t, err)
+		harness.Check(t, err)
 		expectEvent(t, ctx, w, "MODIFIED", "known")
 	}
 
 	config.write(t, key2, key1)
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := api.List(ctx, defaultSecrets, "")
 		return err == nil && len(list.Items) == 2, err
 	}))
@@ -240,7 +240,7 @@ func TestKeysThatComeBack(t *testing.T) {
 // Upstream answers GETs in the same way, LISTs and watches from its cache for longer: until the cache is built again.
 func TestReloadWithoutKey(t *testing.T) {
 	t.Parallel() // it waits for the server to look at the file, which it does once a minute
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
@@ -269,7 +269,7 @@ func TestReloadWithoutKey(t *testing.T) {
 	reads = append(reads, request{defaultSecrets, "", "application/vnd.kubernetes.protobuf"}, request{defaultSecrets + "/one", "", "application/vnd.kubernetes.protobuf"})
 	read := func(r request) *harness.Response {
 		resp, err := api.DoAs(ctx, http.MethodGet, r.path, r.query, "", r.accept, nil)
-		check(t, err)
+		harness.Check(t, err)
 		return resp
 	}
 	readAll := func(wanted bool) {
@@ -281,7 +281,7 @@ func TestReloadWithoutKey(t *testing.T) {
 		}
 		for _, r := range watches {
 			w, refused, err := api.Watch(ctx, r.path, r.query)
-			check(t, err)
+			harness.Check(t, err)
 			if refused != nil {
 				if wanted {
 					t.Errorf("watch %s?%s: %v", r.path, r.query, refused.Err())
@@ -298,7 +298,7 @@ func TestReloadWithoutKey(t *testing.T) {
 	reloads := func() int {
 		const name = "apiserver_encryption_config_controller_automatic_reloads_total{"
 		resp, err := api.Do(ctx, http.MethodGet, "/metrics", "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		n := 0
 		for line := range strings.Lines(string(resp.Body)) {
 			if strings.HasPrefix(line, name) && strings.Contains(line, `status="success"`) {
@@ -317,7 +317,7 @@ func TestReloadWithoutKey(t *testing.T) {
 
 	config.write(t, key2)
 	get := request{defaultSecrets + "/one", "", "application/json"}
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		reloaded := reloads() > 0
 		switch code := read(get).Code; {
 		case code != http.StatusOK && code != http.StatusInternalServerError:
@@ -339,7 +339,7 @@ func TestReloadWithoutKey(t *testing.T) {
 	}
 
 	config.write(t, key2, key1)
-	check(t, harness.Poll(ctx, func(context.Context) (bool, error) { return read(get).Code == http.StatusOK, nil }))
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { return read(get).Code == http.StatusOK, nil }))
 	if harness.Engine() == harness.Strata {
 		readAll(true)
 	}

@@ -24,21 +24,21 @@ func exercise(t *testing.T, ctx context.Context, api *harness.API) {
 		{thingsPath, thing("exercise", "data")},
 	} {
 		list, err := api.List(ctx, tc.path, "")
-		check(t, err)
+		harness.Check(t, err)
 		w := startWatch(t, ctx, api, tc.path, "resourceVersion="+list.Metadata.ResourceVersion)
 		create(t, ctx, api, tc.path, tc.body)
 		expectEvent(t, ctx, w, "ADDED", "exercise")
 		patched, err := api.Patch(ctx, tc.path+"/exercise", `{"metadata":{"labels":{"a":"b"}}}`)
-		check(t, err)
+		harness.Check(t, err)
 		if o := expectEvent(t, ctx, w, "MODIFIED", "exercise"); o.Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
 			t.Errorf("event at %s, want %s", o.Metadata.ResourceVersion, patched.Metadata.ResourceVersion)
 		}
 		again, err := api.List(ctx, tc.path, "labelSelector=a%3Db")
-		check(t, err)
+		harness.Check(t, err)
 		if len(again.Items) != 1 {
 			t.Errorf("%d objects after one was created", len(again.Items))
 		}
-		check(t, api.Delete(ctx, tc.path+"/exercise"))
+		harness.Check(t, api.Delete(ctx, tc.path+"/exercise"))
 		expectEvent(t, ctx, w, "DELETED", "exercise")
 		w.Close()
 	}
@@ -65,11 +65,11 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
 		t.Fatal(r.Err())
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		_, err := api.List(ctx, thingsPath, "")
 		return err == nil, err
 	}))
@@ -79,26 +79,26 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-	check(t, err)
+	harness.Check(t, err)
 	return resp.Count
 }
 
 // TestOtherPrefixes runs two clusters on one etcd, apart by their prefix.
 func TestOtherPrefixes(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
 	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry")
 	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2") // the other's is the beginning of this
 	for _, s := range []*harness.Server{one, two} {
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
 	exercise(t, ctx, one.API())
 	exercise(t, ctx, two.API())
 	list, err := two.API().List(ctx, defaultMaps, "")
-	check(t, err)
+	harness.Check(t, err)
 	w := startWatch(t, ctx, two.API(), defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	create(t, ctx, one.API(), defaultMaps, configMap("of-one"))
 	create(t, ctx, two.API(), defaultMaps, configMap("of-two"))
@@ -119,14 +119,14 @@ func TestOtherPrefixes(t *testing.T) {
 // TestClientCertificates runs on an etcd that wants a certificate, and is told clearly when there is none.
 func TestClientCertificates(t *testing.T) {
 	t.Parallel() // it waits for an etcd that does not let it in
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.EtcdTLS(env.Authority())
 	exercise(t, ctx, env.APIServer(etcd).API())
 
 	without := env.StartAPIServer(etcd, "--etcd-certfile=", "--etcd-keyfile=")
 	code, err := without.Wait(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	output := without.Output()
 	if code != 1 || !strings.Contains(output[strings.LastIndex(strings.TrimSpace(output), "\n")+1:], etcd.URL) {
 		t.Errorf("without a certificate: exit code %d, want 1 and a last line that names %s:\n%s", code, etcd.URL, without.Tail())
@@ -137,7 +137,7 @@ func TestClientCertificates(t *testing.T) {
 // is TestSplitEtcd's.)
 func TestOverrides(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	first, second := env.Etcd(), env.Etcd()
 	advance(t, ctx, first.Client(), 3000)
@@ -150,8 +150,8 @@ func TestOverrides(t *testing.T) {
 		"/api/v1/configmaps": func(r int64) bool { return r < 3000 },
 	} {
 		list, err := api.List(ctx, path, "")
-		check(t, err)
-		if r := revision(t, list.Metadata.ResourceVersion); !test(r) {
+		harness.Check(t, err)
+		if r := harness.Revision(t, list.Metadata.ResourceVersion); !test(r) {
 			t.Errorf("%s is at revision %d, which is that of the other etcd", path, r)
 		}
 	}
@@ -167,20 +167,20 @@ func TestOverrides(t *testing.T) {
 
 	// A resource version of one etcd means nothing in the other: for ConfigMaps that of Secrets lies in the future.
 	secrets, err := api.List(ctx, defaultSecrets, "")
-	check(t, err)
+	harness.Check(t, err)
 	maps, err := api.List(ctx, defaultMaps, "")
-	check(t, err)
+	harness.Check(t, err)
 	r, err := api.Do(ctx, http.MethodGet, defaultMaps, "resourceVersion="+secrets.Metadata.ResourceVersion, nil)
-	check(t, err)
+	harness.Check(t, err)
 	if r.Code != http.StatusGatewayTimeout {
 		t.Errorf("ConfigMaps at the resource version of Secrets: %v, want 504", r.Err())
 	}
 
 	// Compaction in one leaves the other alone.
-	_, err = first.Client().Compact(ctx, revision(t, secrets.Metadata.ResourceVersion))
-	check(t, err)
+	_, err = first.Client().Compact(ctx, harness.Revision(t, secrets.Metadata.ResourceVersion))
+	harness.Check(t, err)
 	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+maps.Metadata.ResourceVersion)
-	check(t, err)
+	harness.Check(t, err)
 	if fmt.Sprint(exact.Names()) != fmt.Sprint(maps.Names()) {
 		t.Errorf("got %v, want %v", exact.Names(), maps.Names())
 	}
@@ -191,23 +191,15 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 	t.Helper()
 	for i := range revisions {
 		_, err := client.Put(ctx, "elsewhere", fmt.Sprint(i))
-		check(t, err)
+		harness.Check(t, err)
 	}
-}
-
-func revision(t *testing.T, resourceVersion string) int64 {
-	t.Helper()
-	var n int64
-	_, err := fmt.Sscan(resourceVersion, &n)
-	check(t, err)
-	return n
 }
 
 // TestTransactionsBecomeVisibleAtOnce writes several objects in one etcd transaction, again and again: no list, page walk
 // or watch may show some of them without the others (I5).
 func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -220,7 +212,7 @@ func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 		create(t, ctx, api, defaultMaps, configMap(names[i]))
 	}
 	list, err := api.List(ctx, defaultMaps, "")
-	check(t, err)
+	harness.Check(t, err)
 	watch := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	writing := make(chan error, 1)
 	go func() {
@@ -242,17 +234,17 @@ func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 	for done := false; !done; {
 		select {
 		case err := <-writing:
-			check(t, err)
+			harness.Check(t, err)
 			done = true // and once more
 		default:
 		}
 		for _, query := range []string{"", "resourceVersion=0"} {
 			list, err := api.List(ctx, defaultMaps, query)
-			check(t, err)
+			harness.Check(t, err)
 			requireOneRound(t, list.Items)
 		}
 		items, _, err := api.ListAll(ctx, defaultMaps, "", 6)
-		check(t, err)
+		harness.Check(t, err)
 		requireOneRound(t, items)
 	}
 	for round := range rounds {
@@ -280,7 +272,7 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 // when etcd is back, the same watches go on.
 func TestEtcdStopsAndReturns(t *testing.T) {
 	t.Parallel() // it waits for reads to give up
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	s := env.APIServer(etcd)
@@ -295,7 +287,7 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 	watches := map[string]*harness.Watch{}
 	for path := range paths {
 		list, err := api.List(ctx, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		watches[path] = startWatch(t, ctx, api, path, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
 
@@ -317,13 +309,13 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 		etcd.Start()
 		for path, body := range paths {
 			name := fmt.Sprintf("after-%d", round)
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				_, err := api.Create(ctx, path, body(name))
 				return err == nil || strings.Contains(err.Error(), "AlreadyExists"), err
 			}))
 			expectEvent(t, ctx, watches[path], "ADDED", name)
 			list, err := api.List(ctx, path, "")
-			check(t, err)
+			harness.Check(t, err)
 			if names := fmt.Sprint(list.Names()); !strings.Contains(names, name) || !strings.Contains(names, "before") {
 				t.Errorf("round %d: %s lists %s", round, path, names)
 			}

@@ -31,7 +31,7 @@ var corruptions = []corrupt{
 // else of the same resource goes on; when the value is gone, so is the error.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -44,10 +44,10 @@ func TestGarbage(t *testing.T) {
 		t.Run(c.what+" while running", func(t *testing.T) {
 			create(t, ctx, api, c.path, c.body("a"))
 			list, err := api.List(ctx, c.path, "")
-			check(t, err)
+			harness.Check(t, err)
 			watch := startWatch(t, ctx, api, c.path, "fieldSelector=metadata.name%3Da&resourceVersion="+list.Metadata.ResourceVersion)
 			_, err = client.Put(ctx, c.key+"garbage", c.value)
-			check(t, err)
+			harness.Check(t, err)
 			requireNeighboursServed(t, ctx, api, c, watch)
 		})
 	}
@@ -55,24 +55,24 @@ func TestGarbage(t *testing.T) {
 		// Its cacher tries to start anew, again and again, and needs some seconds when it can.
 		for _, c := range corruptions {
 			_, err := client.Delete(ctx, c.key+"garbage")
-			check(t, err)
+			harness.Check(t, err)
 			awaitList(t, ctx, api, c.path)
 		}
 		return
 	}
 	// The same for a server that finds the garbage when it starts. It is not ready, because its own informer of Secrets
 	// cannot list them, but serves.
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	s.StartAgain()
-	check(t, s.Await(ctx, "/livez"))
+	harness.Check(t, s.Await(ctx, "/livez"))
 	for _, c := range corruptions {
 		t.Run(c.what+" at the start", func(t *testing.T) {
-			check(t, s.Await(ctx, c.path+"/a"))
+			harness.Check(t, s.Await(ctx, c.path+"/a"))
 			requireNeighboursServed(t, ctx, api, c, nil)
 		})
 		t.Run(c.what+" goes", func(t *testing.T) {
 			_, err := client.Delete(ctx, c.key+"garbage")
-			check(t, err)
+			harness.Check(t, err)
 			list := awaitList(t, ctx, api, c.path)
 			w := startWatch(t, ctx, api, c.path, "resourceVersion="+list.Metadata.ResourceVersion)
 			create(t, ctx, api, c.path, c.body("z"))
@@ -80,11 +80,11 @@ func TestGarbage(t *testing.T) {
 		})
 		t.Run(c.what+" is deleted by force", func(t *testing.T) {
 			_, err := client.Put(ctx, c.key+"garbage", c.value)
-			check(t, err)
+			harness.Check(t, err)
 			requireNotReadable(t, ctx, api, c.path)
 			r, err := api.Do(ctx, http.MethodDelete, c.path+"/garbage", "", object{
 				"apiVersion": "v1", "kind": "DeleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential": true})
-			check(t, err)
+			harness.Check(t, err)
 			if r.Code != http.StatusOK {
 				t.Errorf("unsafe deletion: %v", r.Err())
 			}
@@ -96,7 +96,7 @@ func TestGarbage(t *testing.T) {
 // awaitList returns a list as soon as there is one.
 func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		var err error
 		list, err = api.List(ctx, path, "")
 		return err == nil, err
@@ -107,13 +107,13 @@ func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string)
 // requireNotReadable checks what is said about the object: GET and LIST fail, and not as if it did not exist.
 func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		return err == nil && r.Code != http.StatusOK, err
 	}))
 	for _, target := range []string{path, path + "/garbage"} {
 		r, err := api.Do(ctx, http.MethodGet, target, "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if status := r.Status(); r.Code != http.StatusInternalServerError || status.Status != metav1.StatusFailure {
 			t.Errorf("get %s: %v, want 500", target, r.Err())
 		}
@@ -135,7 +135,7 @@ func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API
 		t.Errorf("get of another at any resource version: %v", err)
 	}
 	patched, err := api.Patch(ctx, path+"/a", fmt.Sprintf(`{"metadata":{"annotations":{"touched":"%d"}}}`, time.Now().UnixNano()))
-	check(t, err)
+	harness.Check(t, err)
 	if running != nil {
 		if o := expectEvent(t, ctx, running, "MODIFIED", "a"); o.Metadata.ResourceVersion != patched.Metadata.ResourceVersion {
 			t.Errorf("event at %s, want %s", o.Metadata.ResourceVersion, patched.Metadata.ResourceVersion)
@@ -144,7 +144,7 @@ func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API
 	w := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Dneighbour&resourceVersion="+patched.Metadata.ResourceVersion)
 	create(t, ctx, api, path, c.body("neighbour"))
 	expectEvent(t, ctx, w, "ADDED", "neighbour")
-	check(t, api.Delete(ctx, path+"/neighbour"))
+	harness.Check(t, api.Delete(ctx, path+"/neighbour"))
 	expectEvent(t, ctx, w, "DELETED", "neighbour")
 	w.Close()
 	one := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Da")

@@ -6,7 +6,6 @@ package dropin
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -23,19 +22,6 @@ const testTimeout = 4 * time.Minute
 
 type object = map[string]any
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // engine returns the flag that chooses an engine.
 func engine(name string) string { return "--engine=" + name }
 
@@ -51,14 +37,14 @@ func configMap(name string) object {
 func create(t *testing.T, ctx context.Context, api *harness.API, path string, body any) harness.Object {
 	t.Helper()
 	o, err := api.Create(ctx, path, body)
-	check(t, err)
+	harness.Check(t, err)
 	return o
 }
 
 func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Watch {
 	t.Helper()
 	w, refused, err := api.Watch(ctx, path, query)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
 	}
@@ -71,7 +57,7 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name
 	t.Helper()
 	for {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "BOOKMARK" {
 			continue
 		}
@@ -109,7 +95,7 @@ func read(t *testing.T, ctx context.Context, api *harness.API) content {
 			objects := map[string]string{}
 			for _, item := range list.Items {
 				var o struct{ Metadata metav1.ObjectMeta }
-				check(t, json.Unmarshal(item, &o))
+				harness.Check(t, json.Unmarshal(item, &o))
 				if !changesByItself(o.Metadata) {
 					objects[o.Metadata.Namespace+"/"+o.Metadata.Name] = string(item)
 				}
@@ -146,7 +132,7 @@ func groupVersions(t *testing.T, ctx context.Context, api *harness.API) []string
 // get reads a path, again while the server asks for patience: what has never been read is not in memory at once.
 func get(t *testing.T, ctx context.Context, api *harness.API, path string, into any) {
 	t.Helper()
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		if err != nil {
 			return false, err

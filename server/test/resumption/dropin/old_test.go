@@ -44,7 +44,7 @@ func putMap(t *testing.T, ctx context.Context, client *clientv3.Client, name str
 	t.Helper()
 	resp, err := client.Put(ctx, "/registry/configmaps/default/"+name, fmt.Sprintf(
 		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q}}`, name, name))
-	check(t, err)
+	harness.Check(t, err)
 	return resp.Header.Revision
 }
 
@@ -69,7 +69,7 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 		t.Fatalf("the server is ready, want it to refuse and to say %q", texts)
 	}
 	code, err := s.Wait(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	lines := strings.Split(strings.TrimSpace(s.Output()), "\n")
 	last := lines[len(lines)-1]
 	if code != 1 || !strings.HasPrefix(last, "strata: ") || slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(last, text) }) {
@@ -82,7 +82,7 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 func TestOldEtcd(t *testing.T) {
 	t.Parallel() // it waits for bookmarks, and for reads that give up
 	path, version := harness.OldEtcd(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	old := env.ProgramEtcd(path)
 	proxy := env.Proxy(old)
@@ -101,7 +101,7 @@ func TestOldEtcd(t *testing.T) {
 			for range 3 {
 				proxy.Reset()
 				r, err := api.Do(ctx, http.MethodGet, path, "", nil)
-				check(t, err)
+				harness.Check(t, err)
 				if n := rangesBelow(proxy, prefix); r.Code != http.StatusOK || n == 0 {
 					t.Errorf("%s: %d with %d reads of etcd", path, r.Code, n)
 				}
@@ -113,11 +113,11 @@ func TestOldEtcd(t *testing.T) {
 			name := fmt.Sprintf("written-%d", i)
 			put := putMap(t, ctx, client, name)
 			o, err := api.Get(ctx, defaultMaps+"/"+name, "")
-			check(t, err)
+			harness.Check(t, err)
 			list, err := api.List(ctx, defaultMaps, "")
-			check(t, err)
-			if !slices.Contains(list.Names(), name) || revision(t, list.Metadata.ResourceVersion) < put ||
-				revision(t, o.Metadata.ResourceVersion) != put {
+			harness.Check(t, err)
+			if !slices.Contains(list.Names(), name) || harness.Revision(t, list.Metadata.ResourceVersion) < put ||
+				harness.Revision(t, o.Metadata.ResourceVersion) != put {
 				t.Fatalf("%s, written at %d, is at %s; the list at %s has %v", name, put,
 					o.Metadata.ResourceVersion, list.Metadata.ResourceVersion, list.Names())
 			}
@@ -125,7 +125,7 @@ func TestOldEtcd(t *testing.T) {
 	})
 	t.Run("reads of any version are memory's", func(t *testing.T) {
 		o := create(t, ctx, api, defaultMaps, configMap("any"))
-		awaitClock(t, ctx, api, proxy.Etcd(), revision(t, o.Metadata.ResourceVersion))
+		awaitClock(t, ctx, api, proxy.Etcd(), harness.Revision(t, o.Metadata.ResourceVersion))
 		proxy.Reset()
 		for path, queries := range map[string][]string{
 			defaultMaps + "/any": {"resourceVersion=0", "resourceVersion=" + o.Metadata.ResourceVersion},
@@ -134,14 +134,14 @@ func TestOldEtcd(t *testing.T) {
 		} {
 			for _, query := range queries {
 				r, err := api.Do(ctx, http.MethodGet, path, query, nil)
-				check(t, err)
+				harness.Check(t, err)
 				if r.Code != http.StatusOK || !strings.Contains(string(r.Body), `"any"`) {
 					t.Errorf("%s?%s: %v", path, query, r.Err())
 				}
 			}
 		}
 		names, at := initialEvents(t, ctx, api, defaultMaps, "resourceVersion=0")
-		if !slices.Contains(names, "any") || at < revision(t, o.Metadata.ResourceVersion) {
+		if !slices.Contains(names, "any") || at < harness.Revision(t, o.Metadata.ResourceVersion) {
 			t.Errorf("initial events at %d: %v", at, names)
 		}
 		if n := rangesBelow(proxy, "/registry/configmaps/default/"); n != 0 {
@@ -152,11 +152,11 @@ func TestOldEtcd(t *testing.T) {
 		// What was stored before anybody asked is not kept in memory, and is read at the revision of the last event.
 		_, err := client.Put(ctx, "/registry/"+thingsGroup+"/things/default/stored", fmt.Sprintf(
 			`{"apiVersion":"%s/v1","kind":"Thing","metadata":{"name":"stored","namespace":"default","uid":"stored"}}`, thingsGroup))
-		check(t, err)
+		harness.Check(t, err)
 		createThings(t, ctx, api)
 		advance(t, ctx, client, 100)
 		var list *harness.List
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			list, err = api.List(ctx, thingsPath, "resourceVersion=0")
 			return err == nil && slices.Contains(list.Names(), "stored"), err
 		}))
@@ -172,7 +172,7 @@ func TestOldEtcd(t *testing.T) {
 		}
 		w := startWatch(t, ctx, api, defaultMaps, "fieldSelector=metadata.name%3Dbegin")
 		expectEvent(t, ctx, w, "ADDED", "begin")
-		check(t, api.Delete(ctx, defaultMaps+"/begin"))
+		harness.Check(t, api.Delete(ctx, defaultMaps+"/begin"))
 		expectEvent(t, ctx, w, "DELETED", "begin")
 	})
 	t.Run("writes elsewhere", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
@@ -202,13 +202,13 @@ func TestOldEtcd(t *testing.T) {
 // the last event, and reads that come with a later revision, which other reads have shown, are answered.
 func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client, etcd *harness.Etcd) {
 	o := create(t, ctx, api, defaultMaps, configMap("last"))
-	awaitClock(t, ctx, api, etcd, revision(t, o.Metadata.ResourceVersion))
+	awaitClock(t, ctx, api, etcd, harness.Revision(t, o.Metadata.ResourceVersion))
 	advance(t, ctx, client, 100)
 	// Of small pages the later ones are of the revision of the first, which memory has not reached.
 	items, pages, err := api.ListAll(ctx, defaultMaps, "", 7)
-	check(t, err)
+	harness.Check(t, err)
 	list, err := api.List(ctx, defaultMaps, "")
-	check(t, err)
+	harness.Check(t, err)
 	if len(items) != len(list.Items) || len(pages) < 2 {
 		t.Errorf("%d items in %d pages, want %d", len(items), len(pages), len(list.Items))
 	}
@@ -218,7 +218,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	}
 
 	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+present)
-	check(t, err)
+	harness.Check(t, err)
 	if exact.Metadata.ResourceVersion != present || len(exact.Items) != len(list.Items) {
 		t.Errorf("exactly at %s: %d items at %s, want %d", present, len(exact.Items), exact.Metadata.ResourceVersion, len(list.Items))
 	}
@@ -230,7 +230,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	for _, path := range []string{defaultMaps, defaultMaps + "/last"} {
 		// Memory cannot know that it is as new as that. It may say so, as upstream's does on such an etcd, but not hang.
 		r, err := api.Do(ctx, http.MethodGet, path, "timeout=20s&resourceVersion="+present, nil)
-		check(t, err)
+		harness.Check(t, err)
 		tooLarge := r.Code == http.StatusGatewayTimeout && storage.IsTooLargeResourceVersion(&apierrors.StatusError{ErrStatus: r.Status()})
 		if r.Code != http.StatusOK && !tooLarge {
 			t.Errorf("%s not older than what another read has shown: %v", path, r.Err())
@@ -246,19 +246,19 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 		t.Errorf("event at %s, want %s", got.Metadata.ResourceVersion, o.Metadata.ResourceVersion)
 	}
 	// The event takes all resources with it.
-	next := revision(t, o.Metadata.ResourceVersion)
+	next := harness.Revision(t, o.Metadata.ResourceVersion)
 	awaitClock(t, ctx, api, etcd, next)
 	if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < next {
 		t.Errorf("%s is in memory at %d after an event at %d", quietPath, got, next)
 	}
-	awaitBookmark(t, ctx, api, quietPath, revision(t, present), next)
+	awaitBookmark(t, ctx, api, quietPath, harness.Revision(t, present), next)
 }
 
 // TestOldEtcdAndExplicitGates starts servers that are told to rely on what such an etcd cannot do, or not to.
 func TestOldEtcdAndExplicitGates(t *testing.T) {
 	t.Parallel()
 	path, version := harness.OldEtcd(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	old := env.ProgramEtcd(path)
 	gates := func(value string) *harness.Server {
@@ -269,7 +269,7 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 	}
 	// The last word on a gate is what counts.
 	off := gates(listGate + "=true," + getGate + "=true," + listGate + "=false," + getGate + "=false")
-	check(t, off.Await(ctx, "/readyz"))
+	harness.Check(t, off.Await(ctx, "/readyz"))
 	exercise(t, ctx, off.API())
 }
 
@@ -277,11 +277,11 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 // of them answer consistent reads themselves shows what the server thinks of them.
 func TestVersionsOfEtcd(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	unreachable, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing, and nobody else gets the port
-	check(t, err)
+	harness.Check(t, err)
 	defer unreachable.Close()
 	down := "http://" + unreachable.Addr().String()
 
@@ -331,7 +331,7 @@ func TestVersionsOfEtcd(t *testing.T) {
 					p.Reset()
 				}
 				_, err := api.List(ctx, path, query)
-				check(t, err)
+				harness.Check(t, err)
 				n := 0
 				for _, p := range proxies[i] {
 					n += rangesBelow(p, "/registry/"+b.stored+"/default/")
@@ -373,7 +373,7 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 // says so, and memory answers reads of the present, also after writes that are no object's.
 func TestEtcdWithoutProgress(t *testing.T) {
 	t.Parallel() // it waits for an answer that never comes
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	without := startGRPCProxy(t, env, etcd)
@@ -389,8 +389,8 @@ func TestEtcdWithoutProgress(t *testing.T) {
 		advance(t, ctx, client, 3)
 		proxy.Reset()
 		list, err := api.List(ctx, defaultMaps, "")
-		check(t, err)
-		if at := revision(t, list.Metadata.ResourceVersion); at < put+3 {
+		harness.Check(t, err)
+		if at := harness.Revision(t, list.Metadata.ResourceVersion); at < put+3 {
 			t.Errorf("the list is at %d, want %d or later", at, put+3)
 		}
 		if n := rangesBelow(proxy, "/registry/configmaps/default/"); n != 0 {
@@ -403,7 +403,7 @@ func TestEtcdWithoutProgress(t *testing.T) {
 func startGRPCProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd) *harness.Etcd {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
+	harness.Check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	client := etcd.Client()
 	server := grpc.NewServer()

@@ -12,7 +12,7 @@ import (
 // writes: both are at the revision of the etcd, whatever moved that (KEP-1904, the second scenario).
 func TestReplicasStayTogether(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
@@ -27,7 +27,7 @@ func TestReplicasStayTogether(t *testing.T) {
 			writer := apis[i%2]
 			o := create(t, ctx, writer, defaultMaps, configMap(fmt.Sprintf("written-%d", i)))
 			for _, api := range []*harness.API{apis[(i+1)%2], writer} {
-				if got, want := listRevision(t, ctx, api, quietPath, ""), revision(t, o.Metadata.ResourceVersion); got < want {
+				if got, want := listRevision(t, ctx, api, quietPath, ""), harness.Revision(t, o.Metadata.ResourceVersion); got < want {
 					t.Fatalf("a list is of %d after a write at %d", got, want)
 				}
 			}
@@ -83,7 +83,7 @@ func requireNoProgressAsked(t *testing.T, ctx context.Context, env *harness.Env,
 	read := func() int64 { return clusterMetric(t, ctx, api, "revision_reads_total", etcd) }
 	for {
 		before, reads, others := asked(api), read(), asked(other)
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			return asked(other) >= others+5, fmt.Errorf("the other asks for no progress")
 		}))
 		if after := asked(api); read() != reads {

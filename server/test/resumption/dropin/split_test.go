@@ -28,7 +28,7 @@ const uncachedPath = "/api/v1/namespaces/default/events"
 // resource.
 func TestSplitEtcd(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	far := side{name: "far", etcd: env.Etcd(), busy: defaultSecrets,
 		quiet: []string{"/api/v1/limitranges", thingsPath}} // custom resources cannot be kept elsewhere
@@ -99,8 +99,8 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	last := etcdRevision(t, ctx, written.client)
 	for i := range 50 {
 		o := create(t, ctx, api, written.busy, object{"metadata": object{"name": fmt.Sprintf("apart-%d", i)}})
-		written.requireWithin(t, ctx, "a new object", revision(t, o.Metadata.ResourceVersion), last)
-		last = revision(t, o.Metadata.ResourceVersion)
+		written.requireWithin(t, ctx, "a new object", harness.Revision(t, o.Metadata.ResourceVersion), last)
+		last = harness.Revision(t, o.Metadata.ResourceVersion)
 		writeElsewhere(t, ctx, written.client)
 	}
 	if got := listRevision(t, ctx, api, written.busy, ""); got < last {
@@ -128,7 +128,7 @@ func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harn
 	uncached := path == uncachedPath // its watches are etcd's, which shows no progress of its own in this time
 
 	o := create(t, ctx, api, s.busy, object{"metadata": object{"generateName": "followed-"}})
-	written := revision(t, o.Metadata.ResourceVersion)
+	written := harness.Revision(t, o.Metadata.ResourceVersion)
 	if harness.Engine() == harness.Strata && !uncached {
 		// By events alone: nobody asks for the present.
 		awaitClock(t, ctx, api, s.etcd, written)

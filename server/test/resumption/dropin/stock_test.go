@@ -16,7 +16,7 @@ import (
 // showed.
 func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 
@@ -27,7 +27,7 @@ func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	if paths, objects := len(before), before.objects(); paths < 60 || objects < 200 {
 		t.Fatalf("%d resources with %d objects: this test compares too little", paths, objects)
 	}
-	check(t, stock.Stop())
+	harness.Check(t, stock.Stop())
 
 	strata := env.APIServer(etcd, engine(harness.Strata))
 	api := strata.API()
@@ -40,7 +40,7 @@ func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	requireEqual(t, "the engine beside upstream", read(t, ctx, api), changed)
 	// A write through one is seen by a read through the other, and by its watches.
 	list, err := api.List(ctx, defaultMaps, "")
-	check(t, err)
+	harness.Check(t, err)
 	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	created := create(t, ctx, both.API(), defaultMaps, configMap("mixed"))
 	if got, err := api.Get(ctx, defaultMaps+"/mixed", ""); err != nil || got.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
@@ -51,19 +51,19 @@ func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	for name, servers := range map[string][2]*harness.API{"from the engine": {api, both.API()}, "from upstream": {both.API(), api}} {
 		const everywhere = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 		first, err := servers[0].List(ctx, everywhere, "limit=7")
-		check(t, err)
+		harness.Check(t, err)
 		rest, err := servers[1].List(ctx, everywhere, "continue="+first.Metadata.Continue)
-		check(t, err)
+		harness.Check(t, err)
 		if first.Metadata.ResourceVersion != rest.Metadata.ResourceVersion {
 			t.Errorf("%s: pages at %s and %s", name, first.Metadata.ResourceVersion, rest.Metadata.ResourceVersion)
 		}
 		whole, err := api.List(ctx, everywhere, "resourceVersionMatch=Exact&resourceVersion="+first.Metadata.ResourceVersion)
-		check(t, err)
+		harness.Check(t, err)
 		if got, want := fmt.Sprint(append(first.Names(), rest.Names()...)), fmt.Sprint(whole.Names()); got != want {
 			t.Errorf("%s: pages have %s, want %s", name, got, want)
 		}
 	}
-	check(t, strata.Stop())
+	harness.Check(t, strata.Stop())
 
 	after := read(t, ctx, both.API())
 	delete(after[defaultMapsEverywhere], "default/mixed")
@@ -78,13 +78,13 @@ func fill(t *testing.T, ctx context.Context, s *harness.Server) {
 	kubectl := func(args ...string) {
 		t.Helper()
 		r, err := s.Kubectl(ctx, "", args...)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != 0 {
 			t.Fatalf("kubectl %s: %s", strings.Join(args, " "), r.Stderr)
 		}
 	}
 	directory, err := os.Getwd()
-	check(t, err)
+	harness.Check(t, err)
 	kubectl("create", "-f", directory+"/testdata/objects.yaml")
 	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
 	kubectl("create", "-f", directory+"/testdata/custom.yaml")
@@ -102,14 +102,14 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 	create(t, ctx, api, things, object{"apiVersion": "stock.example.com/v1", "kind": "Thing", "metadata": object{"name": "three"}})
 	for _, path := range []string{"/api/v1/namespaces/stock/configmaps/settings", things + "/one", "/apis/apps/v1/namespaces/stock/deployments/web", "/api/v1/nodes/node-1"} {
 		_, err := api.Patch(ctx, path, `{"metadata":{"annotations":{"changed":"yes"}}}`)
-		check(t, err)
+		harness.Check(t, err)
 	}
 	_, err := api.Patch(ctx, "/api/v1/namespaces/stock/pods/assigned", `{"metadata":{"finalizers":null}}`)
-	check(t, err)
+	harness.Check(t, err)
 	for _, path := range []string{"/api/v1/namespaces/stock/secrets/basic", "/apis/stock.example.com/v1/planets/venus", "/apis/batch/v1/namespaces/stock/cronjobs/nightly"} {
-		check(t, api.Delete(ctx, path))
+		harness.Check(t, api.Delete(ctx, path))
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, "/apis/batch/v1/namespaces/stock/cronjobs/nightly", "", nil)
 		return err == nil && r.Code == http.StatusNotFound, err
 	}))
@@ -119,7 +119,7 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 // once served from etcd, as is the default, and once from memory.
 func TestLeasesOfEventsRunOut(t *testing.T) {
 	t.Parallel() // it waits for the leases
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	stock := env.APIServer(etcd, engine(harness.Upstream), "--event-ttl=20s")
@@ -131,12 +131,12 @@ func TestLeasesOfEventsRunOut(t *testing.T) {
 			"involvedObject": object{"kind": "Pod", "name": "p", "namespace": "default"}}
 	}
 	for _, s := range []*harness.Server{uncached, cached} {
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
 	watches := map[string]*harness.Watch{}
 	for name, s := range map[string]*harness.Server{"uncached": uncached, "cached": cached} {
 		list, err := s.API().List(ctx, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		watches[name] = startWatch(t, ctx, s.API(), path, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
 	create(t, ctx, stock.API(), path, event("theirs"))
@@ -147,7 +147,7 @@ func TestLeasesOfEventsRunOut(t *testing.T) {
 		gone := map[string]bool{}
 		for len(gone) < 2 {
 			e, err := w.Next(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			if e.Type == "DELETED" {
 				gone[e.Object.Metadata.Name] = true
 			} else if e.Type != "BOOKMARK" {
@@ -157,7 +157,7 @@ func TestLeasesOfEventsRunOut(t *testing.T) {
 	}
 	for _, s := range []*harness.Server{stock, uncached, cached} {
 		list, err := s.API().List(ctx, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		if len(list.Items) != 0 {
 			t.Errorf("%d events are left", len(list.Items))
 		}

@@ -23,13 +23,13 @@ func TestOrderlyStopLogsNoReflectorErrors(t *testing.T) {
 		"watch termination": {"--shutdown-send-retry-after=true", "--shutdown-watch-termination-grace-period=2s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx := newContext(t)
+			ctx := harness.Context(t, testTimeout)
 			env := harness.New(t)
 			s := env.APIServer(env.Etcd(), flags...)
 			w := startWatch(t, ctx, s.API(), defaultMaps, "")
 			create(t, ctx, s.API(), defaultMaps, configMap("one"))
 			expectEvent(t, ctx, w, "ADDED", "one")
-			check(t, s.Stop())
+			harness.Check(t, s.Stop())
 			var found []string
 			for line := range strings.Lines(s.Output()) {
 				if reflectorError.MatchString(line) {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/server/test/internal/harness"
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
@@ -47,9 +48,9 @@ func (f follow) String() string {
 func (f follow) selects(t testing.TB) watchcheck.Select {
 	t.Helper()
 	byLabels, err := labels.Parse(f.labels)
-	check(t, err)
+	harness.Check(t, err)
 	byFields, err := fields.ParseSelector(f.fields)
-	check(t, err)
+	harness.Check(t, err)
 	return func(key string, state any) bool {
 		o := state.(*recorded.Object)
 		namespace, name, _ := cache.SplitMetaNamespaceKey(key)
@@ -84,14 +85,14 @@ func newClients(t testing.TB, config *rest.Config) clients {
 	encoded.ContentType = "application/vnd.kubernetes.protobuf"
 	encoded.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	httpClient, err := rest.HTTPClientFor(config)
-	check(t, err)
+	harness.Check(t, err)
 	var c clients
 	c.typed, err = kubernetes.NewForConfigAndClient(encoded, httpClient)
-	check(t, err)
+	harness.Check(t, err)
 	c.untyped, err = dynamic.NewForConfigAndClient(config, httpClient)
-	check(t, err)
+	harness.Check(t, err)
 	c.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), httpClient)
-	check(t, err)
+	harness.Check(t, err)
 	return c
 }
 

@@ -35,16 +35,16 @@ func newXY(t *testing.T, ctx context.Context, servers int) *xy {
 		}, serverFlags...)...))
 	}
 	for _, server := range s.servers {
-		check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 	s.advance(t, ctx, 99)
 	api := s.servers[0].API()
 	x, err := api.Create(ctx, xPath, object{"metadata": object{"name": "x"}, "spec": object{"limits": []any{}}})
-	check(t, err)
+	harness.Check(t, err)
 	s.expect(t, x, 100)
 	y, err := api.Create(ctx, yPath, object{"metadata": object{"name": "y"}, "template": object{"spec": object{
 		"containers": []any{object{"name": "main", "image": "none"}}}}})
-	check(t, err)
+	harness.Check(t, err)
 	s.expect(t, y, 101)
 	return s
 }
@@ -55,7 +55,7 @@ func (s *xy) advance(t *testing.T, ctx context.Context, revision int64) {
 	client := s.etcd.Client()
 	for {
 		r, err := client.Put(ctx, "elsewhere", "")
-		check(t, err)
+		harness.Check(t, err)
 		if r.Header.Revision == revision {
 			return
 		}
@@ -76,7 +76,7 @@ func (s *xy) expect(t *testing.T, o harness.Object, revision int64) {
 func (s *xy) touch(t *testing.T, ctx context.Context, path string, revision int64) {
 	t.Helper()
 	o, err := s.servers[0].API().Patch(ctx, path, fmt.Sprintf(`{"metadata":{"annotations":{"touched":"%d"}}}`, revision))
-	check(t, err)
+	harness.Check(t, err)
 	s.expect(t, o, revision)
 }
 
@@ -86,7 +86,7 @@ func restart(t *testing.T, s *harness.Server, kill bool) {
 	if kill {
 		s.Kill()
 	} else {
-		check(t, s.Stop())
+		harness.Check(t, s.Stop())
 	}
 	s.Restart()
 }
@@ -107,7 +107,7 @@ func expectX(t *testing.T, ctx context.Context, w *watcher, revision int64) {
 	t.Helper()
 	for {
 		e, err := w.next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "BOOKMARK" && w.position < revision {
 			continue
 		}
@@ -124,11 +124,11 @@ func TestKEP1904OneServer(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {
-			ctx := newContext(t, 2*time.Minute)
+			ctx := harness.Context(t, 2*time.Minute)
 			s := newXY(t, ctx, 1)
 			w := s.resume(t, ctx, s.servers[0], 99)
 			e, err := w.next(ctx)
-			check(t, err)
+			harness.Check(t, err)
 			if e.Type != "ADDED" || w.position != 100 {
 				t.Fatalf("W begins with %s at %d, want x at 100", e.Type, w.position)
 			}
@@ -152,21 +152,21 @@ func TestKEP1904TwoServers(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {
-			ctx := newContext(t, 2*time.Minute)
+			ctx := harness.Context(t, 2*time.Minute)
 			s := newXY(t, ctx, 2)
 			restart(t, s.servers[0], kill) // T1, T2
 			s.touch(t, ctx, yPath+"/y", 102)
 			restart(t, s.servers[1], kill) // T4, T5
 			r, err := s.etcd.Client().Get(ctx, "x", clientv3.WithCountOnly())
-			check(t, err)
+			harness.Check(t, err)
 			if r.Header.Revision != 102 {
 				t.Fatalf("etcd is at %d, want 102", r.Header.Revision)
 			}
 			var all []*watcher
 			for _, server := range s.servers {
 				list, err := server.API().List(ctx, xPath, "resourceVersion=0")
-				check(t, err)
-				for _, after := range []int64{100, 101, 102, revisionOf(t, list.Metadata.ResourceVersion)} {
+				harness.Check(t, err)
+				for _, after := range []int64{100, 101, 102, harness.Revision(t, list.Metadata.ResourceVersion)} {
 					all = append(all, s.resume(t, ctx, server, after))
 				}
 			}

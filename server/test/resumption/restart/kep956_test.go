@@ -25,7 +25,7 @@ func TestKEP956(t *testing.T) {
 		perTxn            = 100
 		atLeast           = 40 // times fewer
 	)
-	ctx := newContext(t, 3*time.Minute)
+	ctx := harness.Context(t, 3*time.Minute)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	api := e.APIServer(etcd, serverFlags...).API()
@@ -36,11 +36,11 @@ func TestKEP956(t *testing.T) {
 	for resource, bookmarks := range resources {
 		path := "/api/v1/namespaces/default/" + resource
 		list, err := api.List(ctx, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		for range watches {
 			// A bookmark comes 2 s before the end.
 			w := &watcher{path: path, query: bookmarks + "labelSelector=selected%3Dyes&timeoutSeconds=3"}
-			check(t, w.begin(ctx, api, revisionOf(t, list.Metadata.ResourceVersion)))
+			harness.Check(t, w.begin(ctx, api, harness.Revision(t, list.Metadata.ResourceVersion)))
 			watchers[resource] = append(watchers[resource], w)
 			t.Cleanup(w.end)
 		}
@@ -66,19 +66,19 @@ func TestKEP956(t *testing.T) {
 		}
 		for _, all := range watchers {
 			for _, w := range all {
-				check(t, w.until(ctx, selected))
+				harness.Check(t, w.until(ctx, selected))
 			}
 		}
 		for _, w := range watchers["configmaps"] {
 			// The end, and before it the bookmark. On a slow machine that comes before the last change: then once more.
-			for check(t, w.drain(ctx)); w.position < last; check(t, w.drain(ctx)) {
-				check(t, w.begin(ctx, api, w.position))
+			for harness.Check(t, w.drain(ctx)); w.position < last; harness.Check(t, w.drain(ctx)) {
+				harness.Check(t, w.begin(ctx, api, w.position))
 			}
 		}
 		for resource, all := range watchers {
 			before := processed(resource)
 			for _, w := range all {
-				check(t, w.begin(ctx, api, w.position))
+				harness.Check(t, w.begin(ctx, api, w.position))
 			}
 			counted[resource] += processed(resource) - before
 		}
@@ -108,10 +108,10 @@ func writeStored(t *testing.T, ctx context.Context, client *clientv3.Client, res
 		}
 		value, err := json.Marshal(object{"apiVersion": "v1", "kind": kind, "metadata": object{
 			"name": name, "namespace": "default", "uid": string(uuid.NewUUID()), "creationTimestamp": metav1.Now(), "labels": labels}})
-		check(t, err)
+		harness.Check(t, err)
 		puts = append(puts, clientv3.OpPut("/registry/"+resource+"/default/"+name, string(value)))
 	}
 	r, err := client.Txn(ctx).Then(puts...).Commit()
-	check(t, err)
+	harness.Check(t, err)
 	return r.Header.Revision
 }

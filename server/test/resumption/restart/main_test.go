@@ -11,12 +11,10 @@ package restart
 import (
 	"context"
 	"flag"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -37,9 +35,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// long says whether the long forms of tests run.
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
-
 // noGates are the flags that make the server forget the past at a restart and vouch for nothing.
 const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResumption=false,WatchHistoryRestore=false"
 
@@ -50,20 +45,6 @@ var serverFlags = []string{
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
-
-// newContext returns a context that ends with the test, or when it has failed to come to its end.
-func newContext(t *testing.T, timeout time.Duration) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // ownConnections returns a copy of config whose clients share no connection with those of other copies.
 func ownConnections(config *rest.Config) *rest.Config {
@@ -77,7 +58,7 @@ func ownConnections(config *rest.Config) *rest.Config {
 func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(config)
-	check(t, err)
+	harness.Check(t, err)
 	one := rest.CopyConfig(config)
 	one.TLSClientConfig, one.Dial = rest.TLSClientConfig{}, nil
 	one.Transport = &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSHandshakeTimeout: 10 * time.Second}
@@ -89,20 +70,5 @@ func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
-	}
-}
-
-// revisionOf returns a resource version as a number.
-func revisionOf(t testing.TB, resourceVersion string) int64 {
-	t.Helper()
-	r, err := strconv.ParseInt(resourceVersion, 10, 64)
-	check(t, err)
-	return r
-}
-
-// onlyStrata skips tests of what upstream does not do.
-func onlyStrata(t *testing.T) {
-	if harness.Engine() != harness.Strata {
-		t.Skip("upstream's engine does not do this")
 	}
 }

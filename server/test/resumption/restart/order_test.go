@@ -21,13 +21,13 @@ func TestOneTotalOrder(t *testing.T) {
 		reconnects = 10
 		perClient  = 20 // watches on one connection
 	)
-	ctx := newContext(t, 3*time.Minute)
+	ctx := harness.Context(t, 3*time.Minute)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	client := etcd.Client()
 	servers := []*harness.Server{e.StartAPIServer(etcd, serverFlags...), e.StartAPIServer(etcd, serverFlags...)}
 	for _, server := range servers {
-		check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 	createGizmos(t, ctx, servers)
 	history := recorded.Follow(t, ctx, client, "/registry/")
@@ -51,8 +51,8 @@ func TestOneTotalOrder(t *testing.T) {
 		if first == 0 {
 			for _, server := range servers { // both know where they are
 				list, err := server.API().List(ctx, w.path, "")
-				check(t, err)
-				first = revisionOf(t, list.Metadata.ResourceVersion)
+				harness.Check(t, err)
+				first = harness.Revision(t, list.Metadata.ResourceVersion)
 			}
 		}
 	}
@@ -115,11 +115,11 @@ func TestOneTotalOrder(t *testing.T) {
 	stop()
 	writers.Wait()
 	reference, err := history.Now(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	wrong := 0
 	for _, w := range all {
 		sessions, err := w.sessions.Recorded(0)
-		check(t, err)
+		harness.Check(t, err)
 		if err := reference.Under(under(w.resource)).View(w.selects(t)).Check(sessions); err != nil {
 			if wrong++; wrong <= 5 {
 				t.Errorf("watch of %s?%s: %v", w.path, w.query, err)

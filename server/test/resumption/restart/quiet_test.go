@@ -18,10 +18,10 @@ import (
 func TestQuietRegistry(t *testing.T) {
 	t.Parallel()
 	interval := 5 * time.Second
-	if long() {
+	if harness.Long() {
 		interval = 30 * time.Second
 	}
-	ctx := newContext(t, 2*time.Minute+10*interval)
+	ctx := harness.Context(t, 2*time.Minute+10*interval)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	client := etcd.Client()
@@ -38,7 +38,7 @@ func TestQuietRegistry(t *testing.T) {
 		"/api/v1/namespaces/default/podtemplates": "/registry/podtemplates/",
 	}
 	_, err := api.Create(ctx, "/api/v1/namespaces/default/secrets", object{"metadata": object{"name": "there"}})
-	check(t, err)
+	harness.Check(t, err)
 	type quiet struct {
 		*watcher
 		prefix string
@@ -47,14 +47,14 @@ func TestQuietRegistry(t *testing.T) {
 	var all []*quiet
 	for path, prefix := range paths {
 		list, err := api.List(ctx, path, "")
-		check(t, err)
+		harness.Check(t, err)
 		for k := range 3 {
-			w := &quiet{&watcher{path: path}, prefix, revisionOf(t, list.Metadata.ResourceVersion)}
+			w := &quiet{&watcher{path: path}, prefix, harness.Revision(t, list.Metadata.ResourceVersion)}
 			w.query = fmt.Sprintf("allowWatchBookmarks=true&timeoutSeconds=%d", 3+2*k)
 			if k == 2 {
 				w.query += "&labelSelector=a%3Db"
 			}
-			check(t, w.begin(ctx, api, w.start))
+			harness.Check(t, w.begin(ctx, api, w.start))
 			all = append(all, w)
 			t.Cleanup(w.end)
 		}
@@ -81,10 +81,10 @@ func TestQuietRegistry(t *testing.T) {
 	defer stop()
 	compactions := func(n int) {
 		t.Helper()
-		check(t, awaitCompactions(ctx, client, n))
+		harness.Check(t, awaitCompactions(ctx, client, n))
 	}
 	compactions(2)
-	check(t, server.Stop())
+	harness.Check(t, server.Stop())
 	server.Restart()
 	compactions(2)
 	stop()
@@ -94,7 +94,7 @@ func TestQuietRegistry(t *testing.T) {
 	}
 	for _, w := range all {
 		after := w.position
-		check(t, w.begin(ctx, api, after))
+		harness.Check(t, w.begin(ctx, api, after))
 		if harness.Engine() == harness.Strata && after == w.start {
 			t.Errorf("watch of %s: no bookmark has ever come", w.path)
 		}

@@ -73,7 +73,7 @@ type fleet struct {
 func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fleet {
 	t.Helper()
 	perConnection := informersPerClient
-	if long() {
+	if harness.Long() {
 		perConnection = longPerClient
 	}
 	f := &fleet{}
@@ -81,7 +81,7 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fle
 	for i, follow := range all {
 		if i%perConnection == 0 {
 			config := s.config()
-			if long() {
+			if harness.Long() {
 				config = oneConnection(t, config)
 			}
 			c = newClients(t, config)
@@ -95,7 +95,7 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fle
 		running.Go(func() { i.RunWithContext(ctx) })
 	}
 	for _, i := range f.informers {
-		check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			return i.HasSynced(), fmt.Errorf("the informer of %v has not synced: %v", i.follow, i.errs)
 		}))
 		f.before = append(f.before, i.lists.Load())
@@ -167,7 +167,7 @@ func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	for n, i := range f.informers {
 		selects[n] = i.selects(t)
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		stored := map[string]map[string]recorded.Item{}
 		var faults []error
 		for n, i := range f.informers {
@@ -199,7 +199,7 @@ func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	history, err := s.history.Now(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	type view struct {
 		*watchcheck.View
 		last int64
@@ -225,7 +225,7 @@ func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 			views[same] = v
 		}
 		got, err := i.sessions.Recorded(v.last)
-		check(t, err)
+		harness.Check(t, err)
 		for _, session := range got {
 			for _, e := range session.Events {
 				if e.Kind == watchcheck.Bookmark {
@@ -251,7 +251,7 @@ func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 // TestRollingRestart restarts three servers one after the other, all at once, and all at once without a warning, while 300
 // informers follow and writers write. Nobody has to list again, nobody is told 410, nobody misses anything.
 func TestRollingRestart(t *testing.T) {
-	ctx := newContext(t, restartTestTimeout)
+	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx)
 	o := s.rollingRestart(t, ctx, informerCount, true)
 	if harness.Engine() != harness.Strata {
@@ -267,10 +267,10 @@ func TestRollingRestart(t *testing.T) {
 
 // TestRollingRestartWithGatesOff shows that the test above can fail.
 func TestRollingRestartWithGatesOff(t *testing.T) {
-	onlyStrata(t)
-	ctx := newContext(t, restartTestTimeout)
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx, noGates)
-	if o := s.rollingRestart(t, ctx, fewInformers, long()); o.lists == 0 {
+	if o := s.rollingRestart(t, ctx, fewInformers, harness.Long()); o.lists == 0 {
 		t.Error("nobody listed again though the gates are off: the test sees nothing")
 	}
 }
@@ -286,7 +286,7 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 	}
 	s.seed(t, ctx)
 	all := follows(informers)
-	if long() {
+	if harness.Long() {
 		for i := range nodes() {
 			all = append(all, follow{resource: "pods", fields: "spec.nodeName=" + node(i)})
 		}
@@ -295,11 +295,11 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 	audited := s.audit(t)
 	w := s.startWriters(t, ctx)
 	var unexpected atomic.Int64
-	if long() {
+	if harness.Long() {
 		for range longReaders {
 			w.readOften(s, ctx, &unexpected)
 		}
-		check(t, awaitCompactions(ctx, s.etcd.Client(), 1)) // and once more after the last restart
+		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1)) // and once more after the last restart
 	}
 	step(fmt.Sprintf("all %d informers have synced", len(all)))
 	seen := func(name string) {
@@ -326,8 +326,8 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 	s.restartAll(t, ctx, true)
 	pause(ctx, afterEachRestart)
 	seen("all servers were killed and started again")
-	if long() {
-		check(t, awaitCompactions(ctx, s.etcd.Client(), 1))
+	if harness.Long() {
+		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1))
 		seen("etcd was compacted again")
 	}
 	w.end()

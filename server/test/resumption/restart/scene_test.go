@@ -53,7 +53,7 @@ rules:
 - {level: None}
 `))
 	tokens := e.WriteFile("tokens.csv", []byte("admin-token,admin,admin,system:masters\n"+informerToken+",informer,informer,system:masters\n"))
-	if long() {
+	if harness.Long() {
 		flags = append(flags, "--etcd-compaction-interval="+compactionInterval.String())
 	}
 	for range 3 {
@@ -65,7 +65,7 @@ rules:
 		}, serverFlags...), flags...)...))
 	}
 	for _, server := range s.servers {
-		check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 	s.balancer = e.Balancer(s.servers...)
 	s.api = s.servers[0].APIFor(ownConnections(s.balancer.Config))
@@ -86,9 +86,9 @@ func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) 
 				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
 	})
-	check(t, err)
+	harness.Check(t, err)
 	for _, server := range servers {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			_, err := server.API().List(ctx, "/apis/"+gizmoGroup+"/v1/gizmos", "")
 			return err == nil, err
 		}))
@@ -105,7 +105,7 @@ func (s *scene) config() *rest.Config {
 // restartOne stops a server as an operator would and starts it again.
 func (s *scene) restartOne(t *testing.T, i int) {
 	t.Helper()
-	check(t, s.servers[i].Stop())
+	harness.Check(t, s.servers[i].Stop())
 	s.servers[i].Restart()
 }
 
@@ -127,7 +127,7 @@ func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool) {
 		server.StartAgain()
 	}
 	for _, server := range s.servers {
-		check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 }
 
@@ -147,7 +147,7 @@ func (s *scene) audit(t *testing.T) audited {
 	seen := map[string]bool{}
 	for _, path := range s.audits {
 		file, err := os.Open(path)
-		check(t, err)
+		harness.Check(t, err)
 		lines := bufio.NewScanner(file)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {
@@ -169,7 +169,7 @@ func (s *scene) audit(t *testing.T) audited {
 			seen[event.AuditID] = true
 			a.codes[event.ResponseStatus.Code]++
 			u, err := url.Parse(event.RequestURI)
-			check(t, err)
+			harness.Check(t, err)
 			if event.Verb == "list" && u.Query().Get("continue") == "" || u.Query().Get("sendInitialEvents") == "true" {
 				a.lists++
 				a.paths[u.Path]++
@@ -177,8 +177,8 @@ func (s *scene) audit(t *testing.T) audited {
 				a.watches++
 			}
 		}
-		check(t, lines.Err())
-		check(t, file.Close())
+		harness.Check(t, lines.Err())
+		harness.Check(t, file.Close())
 	}
 	return a
 }

@@ -12,33 +12,33 @@ import (
 // client has had.
 func TestBookmarkOfANewerServer(t *testing.T) {
 	t.Parallel()
-	onlyStrata(t) // upstream answers "Too large resource version"
-	ctx := newContext(t, 2*time.Minute)
+	harness.OnlyStrata(t) // upstream answers "Too large resource version"
+	ctx := harness.Context(t, 2*time.Minute)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	proxy := e.Proxy(etcd)
 	newer, older := e.StartAPIServer(etcd, serverFlags...), e.StartAPIServer(proxy.Etcd(), serverFlags...)
 	for _, server := range []*harness.Server{newer, older} {
-		check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 	history := recorded.Follow(t, ctx, etcd.Client(), "/registry/")
 	const maps, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
 	api := newer.API()
 	before, err := older.API().List(ctx, maps, "") // both servers know the resources
-	check(t, err)
+	harness.Check(t, err)
 	_, err = older.API().List(ctx, secrets, "")
-	check(t, err)
+	harness.Check(t, err)
 
 	proxy.Stall(true)
 	for i := range 20 {
 		_, err := api.Create(ctx, maps, configMap(string(rune('a'+i)), i))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	busy, quiet := &watcher{path: maps}, &watcher{path: secrets}
 	all := []*watcher{busy, quiet}
 	for _, w := range all {
 		w.query = "allowWatchBookmarks=true&timeoutSeconds=3" // the server vouches before it ends a watch
-		check(t, w.begin(ctx, api, revisionOf(t, before.Metadata.ResourceVersion)))
+		harness.Check(t, w.begin(ctx, api, harness.Revision(t, before.Metadata.ResourceVersion)))
 	}
 	for _, w := range all {
 		if err := w.drain(ctx); err != nil {
@@ -47,8 +47,8 @@ func TestBookmarkOfANewerServer(t *testing.T) {
 		t.Cleanup(w.end)
 		w.query = "allowWatchBookmarks=true"
 		held, err := older.API().List(ctx, w.path, "resourceVersion=0")
-		check(t, err)
-		if at := revisionOf(t, held.Metadata.ResourceVersion); at >= w.position {
+		harness.Check(t, err)
+		if at := harness.Revision(t, held.Metadata.ResourceVersion); at >= w.position {
 			t.Fatalf("the server that is behind is at %d, and the bookmark at %d", at, w.position)
 		}
 		if err := w.begin(ctx, older.API(), w.position); err != nil {
@@ -56,13 +56,13 @@ func TestBookmarkOfANewerServer(t *testing.T) {
 		}
 	}
 	o, err := api.Create(ctx, maps, configMap("last", 0))
-	check(t, err)
+	harness.Check(t, err)
 	proxy.Stall(false)
-	last := revisionOf(t, o.Metadata.ResourceVersion)
-	check(t, busy.until(ctx, last))
+	last := harness.Revision(t, o.Metadata.ResourceVersion)
+	harness.Check(t, busy.until(ctx, last))
 	o, err = api.Create(ctx, secrets, object{"metadata": object{"name": "last"}})
-	check(t, err)
-	check(t, quiet.until(ctx, revisionOf(t, o.Metadata.ResourceVersion)))
+	harness.Check(t, err)
+	harness.Check(t, quiet.until(ctx, harness.Revision(t, o.Metadata.ResourceVersion)))
 	judge(t, ctx, history, "/registry/configmaps/", follow{namespace: "default"}, busy, last)
 	judge(t, ctx, history, "/registry/secrets/", follow{namespace: "default"}, quiet, quiet.position)
 }

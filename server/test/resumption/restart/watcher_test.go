@@ -125,9 +125,9 @@ func collection(f follow) string {
 func judge(t testing.TB, ctx context.Context, h *recorded.History, prefix string, f follow, w *watcher, through int64) {
 	t.Helper()
 	history, err := h.Now(ctx)
-	check(t, err)
+	harness.Check(t, err)
 	sessions, err := w.sessions.Recorded(through)
-	check(t, err)
+	harness.Check(t, err)
 	if err := history.Under(prefix).View(f.selects(t)).Check(sessions); err != nil {
 		t.Errorf("watch of %s?%s: %v", w.path, w.query, err)
 	}

@@ -28,7 +28,7 @@ func namespace(i int) string { return fmt.Sprintf("space-%d", i%namespaces) }
 
 // nodes is how many nodes have pods. In the long form each has a watcher.
 func nodes() int {
-	if long() {
+	if harness.Long() {
 		return 5000
 	}
 	return 30
@@ -57,7 +57,7 @@ func (s *scene) seed(t *testing.T, ctx context.Context) {
 	create := func(path string, body object) {
 		t.Helper()
 		_, err := s.api.Create(ctx, path, body)
-		check(t, err)
+		harness.Check(t, err)
 	}
 	for i := range namespaces {
 		create("/api/v1/namespaces", object{"metadata": object{"name": namespace(i)}})

@@ -27,14 +27,14 @@ func TestCompactors(t *testing.T) {
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
 		p := c.start(t, ctx, "--etcd-compaction-interval=1s")
 		begin, err := p.client.Get(ctx, compactKey)
-		check(t, err)
+		harness.Check(t, err)
 		turns := p.client.Watch(ctx, compactKey, clientv3.WithRev(begin.Header.Revision+1))
 		p.requireCompaction(t, ctx, "both", p.strata, p.peer)
-		check(t, p.peer.Stop())
+		harness.Check(t, p.peer.Stop())
 		p.requireCompaction(t, ctx, "strata", p.strata)
 		p.peer.Restart()
 		p.requireCompaction(t, ctx, "both again", p.strata, p.peer)
-		check(t, p.strata.Stop())
+		harness.Check(t, p.strata.Stop())
 		p.requireCompaction(t, ctx, "peer", p.peer)
 		p.strata.Restart("--etcd-compaction-interval=0")
 		p.requireCompaction(t, ctx, "peer, which strata follows", p.strata, p.peer)
@@ -49,7 +49,7 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 	api := servers[0].API()
 	for i := range 3 * limit {
 		r, err := api.Do(ctx, http.MethodPost, defaultMaps, "", configMap(fmt.Sprintf("compacted-%d", i)))
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
 			t.Fatal(r.Err())
 		}
@@ -60,13 +60,13 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 		page := list(t, ctx, s.API(), defaultMaps, fmt.Sprintf("limit=%d", limit))
 		tokens[i], version = page.Metadata.Continue, page.Metadata.ResourceVersion
 	}
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		// A compactor compacts to where etcd was at its last turn: without writes there is nothing to compact.
 		_, err := api.Patch(ctx, defaultMaps+"/compacted-0", fmt.Sprintf(`{"data":{"revision":"%d"}}`, etcdRevision(t, ctx, p.client)))
 		if err != nil {
 			return false, err
 		}
-		_, err = p.client.Get(ctx, "elsewhere", clientv3.WithRev(revision(t, version)))
+		_, err = p.client.Get(ctx, "elsewhere", clientv3.WithRev(harness.Revision(t, version)))
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			return true, nil
 		}
@@ -78,7 +78,7 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 		for j, token := range tokens { // of its own, and of the other
 			expired := awaitCode(t, ctx, api, defaultMaps, continued(token, limit), http.StatusGone)
 			var status metav1.Status
-			check(t, json.Unmarshal(expired.Body, &status))
+			harness.Check(t, json.Unmarshal(expired.Body, &status))
 			if status.Reason != metav1.StatusReasonExpired || status.Continue == "" {
 				t.Errorf("%s: server %d answers the expired token of server %d with %s", who, i, j, expired.Body)
 				continue
@@ -105,7 +105,7 @@ func requireTurns(t *testing.T, ctx context.Context, client *clientv3.Client, be
 		version = kv.Version
 	}
 	first := version
-	check(t, client.RequestProgress(ctx))
+	harness.Check(t, client.RequestProgress(ctx))
 	for {
 		var resp clientv3.WatchResponse
 		select {
@@ -113,7 +113,7 @@ func requireTurns(t *testing.T, ctx context.Context, client *clientv3.Client, be
 		case <-ctx.Done():
 			t.Fatal(context.Cause(ctx))
 		}
-		check(t, resp.Err())
+		harness.Check(t, resp.Err())
 		for _, e := range resp.Events {
 			to, err := strconv.ParseInt(string(e.Kv.Value), 10, 64)
 			if e.Type != clientv3.EventTypePut || e.Kv.Version != version+1 || err != nil || to < compacted || to > e.Kv.ModRevision {

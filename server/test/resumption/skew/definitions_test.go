@@ -28,7 +28,7 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 			first := create(t, ctx, dir.from, d.things("v1"), d.thing("v1", "first"))
 			d.requireStored(t, ctx, p, "first", "v1")
 			got, err := dir.to.Get(ctx, d.things("v2")+"/first", "")
-			check(t, err)
+			harness.Check(t, err)
 			if got.APIVersion != d.group+"/v2" || got.Metadata.ResourceVersion != first.Metadata.ResourceVersion {
 				t.Errorf("the first is %s at %s, want %s/v2 at %s", got.APIVersion, got.Metadata.ResourceVersion, d.group, first.Metadata.ResourceVersion)
 			}
@@ -42,7 +42,7 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 			d.change(t, ctx, dir.to, d.versions("v2", "v1", "v2"))
 			var written []harness.Object
 			for j, api := range apis {
-				check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 					o, err := api.Create(ctx, d.things("v1"), object{"apiVersion": d.group + "/v1", "kind": "Thing",
 						"metadata": object{"generateName": fmt.Sprintf("changed-%d-", j)}})
 					if err != nil {
@@ -73,11 +73,11 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 				d.await(t, ctx, api, "v2", http.StatusOK)
 			}
 
-			check(t, dir.to.Delete(ctx, d.path()))
+			harness.Check(t, dir.to.Delete(ctx, d.path()))
 			for _, api := range apis {
 				d.await(t, ctx, api, "v2", http.StatusNotFound)
 			}
-			check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				r, err := dir.from.Do(ctx, http.MethodGet, d.path(), "", nil)
 				if err != nil {
 					return false, err
@@ -85,7 +85,7 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 				return r.Code == http.StatusNotFound, fmt.Errorf("get of the deleted definition: %d", r.Code)
 			}))
 			resp, err := p.client.Get(ctx, d.prefix())
-			check(t, err)
+			harness.Check(t, err)
 			if resp.Count != 0 {
 				t.Errorf("%d things of a deleted definition", resp.Count)
 			}
@@ -102,12 +102,12 @@ func (d definition) requireDelivered(t *testing.T, ctx context.Context, api *har
 		e, err := w.Next(ctx)
 		if err != nil && ctx.Err() == nil {
 			if last == "" {
-				last = fmt.Sprint(revision(t, written[0].Metadata.ResourceVersion) - 1)
+				last = fmt.Sprint(harness.Revision(t, written[0].Metadata.ResourceVersion) - 1)
 			}
 			w = watchFrom(t, ctx, api, d.things(version), last)
 			continue
 		}
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "BOOKMARK" {
 			continue
 		}
@@ -123,12 +123,12 @@ func (d definition) requireDelivered(t *testing.T, ctx context.Context, api *har
 func (d definition) stored(t *testing.T, ctx context.Context, p *pair, name string) string {
 	t.Helper()
 	resp, err := p.client.Get(ctx, d.prefix()+name)
-	check(t, err)
+	harness.Check(t, err)
 	if len(resp.Kvs) != 1 {
 		t.Fatalf("%d keys %s%s", len(resp.Kvs), d.prefix(), name)
 	}
 	var o struct{ APIVersion string }
-	check(t, json.Unmarshal(resp.Kvs[0].Value, &o))
+	harness.Check(t, json.Unmarshal(resp.Kvs[0].Value, &o))
 	return o.APIVersion
 }
 

@@ -37,8 +37,8 @@ func (e encryption) write(t *testing.T, keys ...string) {
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{object{"secretbox": object{"keys": list}}}}},
 	})
-	check(t, err)
-	check(t, os.WriteFile(e.path, data, 0o600))
+	harness.Check(t, err)
+	harness.Check(t, os.WriteFile(e.path, data, 0o600))
 }
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
@@ -60,14 +60,14 @@ func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
 			expectEvent(t, ctx, w, "ADDED", o)
 			w.Close()
 			resp, err := p.client.Get(ctx, "/registry/secrets/default/"+name)
-			check(t, err)
+			harness.Check(t, err)
 			if want := "k8s:enc:secretbox:v1:" + keys[dir[0]] + ":"; len(resp.Kvs) != 1 || !bytes.HasPrefix(resp.Kvs[0].Value, []byte(want)) {
 				t.Errorf("%s is not stored as %s", name, want)
 			}
 		}
 		for _, s := range []*harness.Server{p.strata, p.peer} {
 			r, err := s.API().Do(ctx, http.MethodGet, defaultSecrets, "", nil)
-			check(t, err)
+			harness.Check(t, err)
 			for i := range written {
 				text := base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "of secret-%d", i))
 				if !strings.Contains(string(r.Body), text) {
@@ -78,18 +78,18 @@ func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
 	}
 	both()
 	e.write(t, "two", "one")
-	check(t, p.strata.Stop())
+	harness.Check(t, p.strata.Stop())
 	p.strata.Restart()
 	keys[p.strata] = "two"
 	both()
 	// Each server rewrites an object that the other wrote with another key.
 	for _, name := range []string{"secret-0", "secret-1"} {
 		r, err := p.strata.API().Do(ctx, http.MethodGet, defaultSecrets+"/"+name, "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		updated, err := p.strata.API().Update(ctx, defaultSecrets+"/"+name, r.Body)
-		check(t, err)
+		harness.Check(t, err)
 		resp, err := p.client.Get(ctx, "/registry/secrets/default/"+name)
-		check(t, err)
+		harness.Check(t, err)
 		if len(resp.Kvs) != 1 || !bytes.HasPrefix(resp.Kvs[0].Value, []byte("k8s:enc:secretbox:v1:two:")) ||
 			fmt.Sprint(resp.Kvs[0].ModRevision) != updated.Metadata.ResourceVersion {
 			t.Errorf("%s is not rewritten with the second key", name)

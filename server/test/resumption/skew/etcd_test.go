@@ -25,12 +25,12 @@ func TestEtcdServers(t *testing.T) {
 		t.Run("etcd="+version, func(t *testing.T) {
 			t.Parallel()                  // it waits for bookmarks, and for a server to notice a compaction
 			harness.StockEtcd(t, version) // is built before the time limit begins
-			ctx := newContext(t)
+			ctx := harness.Context(t, testTimeout)
 			env := harness.New(t)
 			etcd := env.StockEtcd(t, version)
 			client := etcd.Client()
 			s := startStrata(env, etcd)
-			check(t, s.Await(ctx, "/readyz"))
+			harness.Check(t, s.Await(ctx, "/readyz"))
 			api := s.API()
 
 			requireProgress(t, ctx, api, client)
@@ -38,7 +38,7 @@ func TestEtcdServers(t *testing.T) {
 			// History: the events of a watch from before the restart are those of before and after it.
 			from := list(t, ctx, api, defaultMaps, "").Metadata.ResourceVersion
 			before := create(t, ctx, api, defaultMaps, configMap("before"))
-			check(t, s.Stop())
+			harness.Check(t, s.Stop())
 			const large = 1500
 			fillEtcd(t, ctx, client, "/registry/configmaps/large/", large)
 			s.Restart()
@@ -57,8 +57,8 @@ func TestEtcdServers(t *testing.T) {
 			// Compaction by hand is followed at once, and a watch from before it goes on from memory.
 			old := list(t, ctx, s.API(), defaultMaps, "").Metadata.ResourceVersion
 			last := create(t, ctx, s.API(), defaultMaps, configMap("last"))
-			_, err := client.Compact(ctx, revision(t, last.Metadata.ResourceVersion))
-			check(t, err)
+			_, err := client.Compact(ctx, harness.Revision(t, last.Metadata.ResourceVersion))
+			harness.Check(t, err)
 			awaitCode(t, ctx, s.API(), defaultMaps, exact(old), http.StatusGone)
 			expectEvent(t, ctx, watchFrom(t, ctx, s.API(), defaultMaps, old), "ADDED", last)
 		})
@@ -72,15 +72,15 @@ func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client
 	const quiet = "/api/v1/limitranges"
 	from := list(t, ctx, api, quiet, "").Metadata.ResourceVersion
 	put, err := client.Put(ctx, "elsewhere", "written")
-	check(t, err)
-	if l := list(t, ctx, api, quiet, ""); revision(t, l.Metadata.ResourceVersion) < put.Header.Revision {
+	harness.Check(t, err)
+	if l := list(t, ctx, api, quiet, ""); harness.Revision(t, l.Metadata.ResourceVersion) < put.Header.Revision {
 		t.Errorf("%s is listed at %s after a write at %d", quiet, l.Metadata.ResourceVersion, put.Header.Revision)
 	}
-	if at := endOfInitialEvents(t, ctx, api, quiet, ""); revision(t, at) < put.Header.Revision {
+	if at := endOfInitialEvents(t, ctx, api, quiet, ""); harness.Revision(t, at) < put.Header.Revision {
 		t.Errorf("initial events end at %s after a write at %d", at, put.Header.Revision)
 	}
 	put, err = client.Put(ctx, "elsewhere", "again")
-	check(t, err)
+	harness.Check(t, err)
 	awaitBookmark(t, ctx, api, quiet, from, put.Header.Revision)
 	if n, err := api.Metric(ctx, "strata_mirror_progress_requests_total"); err != nil || n == 0 {
 		t.Errorf("%v progress requests, %v", n, err)
@@ -98,11 +98,11 @@ func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path, fr
 		if errors.Is(err, harness.ErrEnded) {
 			continue
 		}
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "BOOKMARK" {
 			t.Fatalf("%s of %s in a resource without writes", e.Type, e.Object.Key())
 		}
-		if revision(t, e.Object.Metadata.ResourceVersion) >= atLeast {
+		if harness.Revision(t, e.Object.Metadata.ResourceVersion) >= atLeast {
 			return
 		}
 	}
@@ -121,7 +121,7 @@ func fillEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, prefix
 			puts = append(puts, clientv3.OpPut(prefix+name, rawConfigMap(namespace, name, text)))
 		}
 		_, err := client.Txn(ctx).Then(puts...).Commit()
-		check(t, err)
+		harness.Check(t, err)
 	}
 }
 
@@ -139,13 +139,13 @@ func TestEtcdUpgrade(t *testing.T) {
 			for _, version := range etcdVersions {
 				harness.StockEtcd(t, version) // is built before the time limit begins
 			}
-			ctx := newContext(t)
+			ctx := harness.Context(t, testTimeout)
 			program := program(t, peer)
 			env := harness.New(t)
 			etcd := env.StockEtcd(t, etcdVersions[0])
 			p := &pair{client: etcd.Client(), strata: startStrata(env, etcd), peer: startPeer(env, program, etcd)}
-			check(t, p.strata.Await(ctx, "/readyz"))
-			check(t, p.peer.Await(ctx, "/readyz"))
+			harness.Check(t, p.strata.Await(ctx, "/readyz"))
+			harness.Check(t, p.peer.Await(ctx, "/readyz"))
 			watched := p.strata.API()
 			w := watchFrom(t, ctx, watched, defaultMaps, list(t, ctx, watched, defaultMaps, "").Metadata.ResourceVersion)
 			expectEvent(t, ctx, w, "ADDED", create(t, ctx, p.peer.API(), defaultMaps, configMap("before")))
@@ -155,13 +155,13 @@ func TestEtcdUpgrade(t *testing.T) {
 			etcd.Start()
 			for _, dir := range p.directions() {
 				var created harness.Object
-				check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 					var err error
 					created, err = dir.from.Create(ctx, defaultMaps, object{"metadata": object{"generateName": "after-"}})
 					return err == nil, err
 				}))
 				expectEvent(t, ctx, w, "ADDED", created)
-				check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 					l, err := dir.to.List(ctx, defaultMaps, "")
 					if err != nil {
 						return false, err

@@ -25,7 +25,7 @@ func requireOneLeader(t *testing.T, ctx context.Context, p *pair) {
 	candidates := map[string]*candidate{}
 	for name, s := range map[string]*harness.Server{"strata": p.strata, "peer": p.peer} {
 		client, err := kubernetes.NewForConfig(s.Config)
-		check(t, err)
+		harness.Check(t, err)
 		candidates[name] = &candidate{name: name, client: client, started: func() {
 			mu.Lock()
 			leading[name] = true
@@ -55,20 +55,20 @@ func requireOneLeader(t *testing.T, ctx context.Context, p *pair) {
 	}
 	others := map[string]string{"strata": "peer", "peer": "strata"}
 	for _, c := range candidates {
-		check(t, c.start(ctx))
+		harness.Check(t, c.start(ctx))
 	}
 	leader := next("")
 	for range changes {
 		candidates[leader].stop()
 		resigned := leader
 		leader = next(others[resigned])
-		check(t, candidates[resigned].start(ctx)) // it stands again
+		harness.Check(t, candidates[resigned].start(ctx)) // it stands again
 	}
 	for _, s := range []*harness.Server{p.strata, p.peer} {
 		client, err := kubernetes.NewForConfig(s.Config)
-		check(t, err)
+		harness.Check(t, err)
 		lease, err := client.CoordinationV1().Leases("default").Get(ctx, leaseName, metav1.GetOptions{})
-		check(t, err)
+		harness.Check(t, err)
 		if *lease.Spec.HolderIdentity != leader {
 			t.Errorf("%s holds the lease, want %s", *lease.Spec.HolderIdentity, leader)
 		}

@@ -26,19 +26,6 @@ const testTimeout = 4 * time.Minute
 
 type object = map[string]any
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // upstream is the name of the peer that is the strata command with upstream's watch cache. Others are minor versions of the
 // stock kube-apiserver.
 const (
@@ -58,7 +45,7 @@ func forEach(t *testing.T, combinations []combination, test func(t *testing.T, c
 	for _, c := range combinations {
 		t.Run(fmt.Sprintf("peer=%s/etcd=%s", c.peer, c.etcd), func(t *testing.T) {
 			harness.StockEtcd(t, c.etcd) // is built before the time limit begins
-			test(t, newContext(t), c)
+			test(t, harness.Context(t, testTimeout), c)
 		})
 	}
 }
@@ -107,8 +94,8 @@ func (c combination) start(t *testing.T, ctx context.Context, flags ...string) *
 	p := &pair{client: etcd.Client()}
 	p.strata = startStrata(env, etcd, append(flags, "--advertise-address="+strataAddress)...)
 	p.peer = startPeer(env, peer, etcd, append(flags, "--advertise-address="+peerAddress)...)
-	check(t, p.strata.Await(ctx, "/readyz"))
-	check(t, p.peer.Await(ctx, "/readyz"))
+	harness.Check(t, p.strata.Await(ctx, "/readyz"))
+	harness.Check(t, p.peer.Await(ctx, "/readyz"))
 	return p
 }
 
@@ -133,21 +120,21 @@ func (p *pair) eachDirection(t *testing.T, test func(t *testing.T, d direction))
 func create(t *testing.T, ctx context.Context, api *harness.API, path string, body any) harness.Object {
 	t.Helper()
 	o, err := api.Create(ctx, path, body)
-	check(t, err)
+	harness.Check(t, err)
 	return o
 }
 
 func list(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.List {
 	t.Helper()
 	l, err := api.List(ctx, path, query)
-	check(t, err)
+	harness.Check(t, err)
 	return l
 }
 
 func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Watch {
 	t.Helper()
 	w, refused, err := api.Watch(ctx, path, query)
-	check(t, err)
+	harness.Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
 	}
@@ -166,7 +153,7 @@ func nextEvent(t *testing.T, ctx context.Context, w *harness.Watch) harness.Even
 	t.Helper()
 	for {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type != "BOOKMARK" {
 			return e
 		}
@@ -181,14 +168,6 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind strin
 		t.Fatalf("got %s of %s at %s (%s), want %s of %s at %s", e.Type, e.Object.Key(), e.Object.Metadata.ResourceVersion,
 			e.Status.Message, kind, want.Key(), want.Metadata.ResourceVersion)
 	}
-}
-
-// revision returns a resource version as a number.
-func revision(t *testing.T, resourceVersion string) int64 {
-	t.Helper()
-	n, err := strconv.ParseInt(resourceVersion, 10, 64)
-	check(t, err)
-	return n
 }
 
 // exact is the query of a list at a resource version.
@@ -266,9 +245,9 @@ func (d definition) create(t *testing.T, ctx context.Context, api *harness.API) 
 func (d definition) change(t *testing.T, ctx context.Context, api *harness.API, versions []any) {
 	t.Helper()
 	patch, err := json.Marshal(object{"spec": object{"versions": versions}})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = api.Patch(ctx, d.path(), string(patch))
-	check(t, err)
+	harness.Check(t, err)
 }
 
 // await returns when a server answers a list of a version with the code.
@@ -281,7 +260,7 @@ func (d definition) await(t *testing.T, ctx context.Context, api *harness.API, v
 func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path, query string, code int) *harness.Response {
 	t.Helper()
 	var response *harness.Response
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, query, nil)
 		if err != nil {
 			return false, err
@@ -296,6 +275,6 @@ func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path, query 
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())
-	check(t, err)
+	harness.Check(t, err)
 	return resp.Header.Revision
 }

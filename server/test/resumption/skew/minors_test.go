@@ -37,11 +37,11 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	common := slices.Clip([]string{"--runtime-config=api/all=true", "--disable-admission-plugins=ServiceAccount"})
 	s := &three{env: env, client: etcd.Client()}
 	s.older = startPeer(env, programs[0], etcd, append(common, "--feature-gates=ClusterTrustBundle=true,StorageVersionMigrator=true")...)
-	check(t, s.older.Await(ctx, "/readyz"))
+	harness.Check(t, s.older.Await(ctx, "/readyz"))
 	s.newer = startPeer(env, programs[1], etcd, append(common, flags...)...)
 	s.strata = startStrata(env, etcd, append(common, flags...)...)
-	check(t, s.newer.Await(ctx, "/readyz"))
-	check(t, s.strata.Await(ctx, "/readyz"))
+	harness.Check(t, s.newer.Await(ctx, "/readyz"))
+	harness.Check(t, s.strata.Await(ctx, "/readyz"))
 	return s
 }
 
@@ -50,7 +50,7 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 // differ from those of 1.36, and kube-apiserver 1.36 reads all of them.
 func TestStoredByEitherMinor(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx)
 	s.fill(t, ctx)
 	objects := s.resources(t, ctx)
@@ -89,11 +89,11 @@ func TestStoredByEitherMinor(t *testing.T) {
 func (s *three) fill(t *testing.T, ctx context.Context) {
 	t.Helper()
 	testdata, err := filepath.Abs("../dropin/testdata")
-	check(t, err)
+	harness.Check(t, err)
 	kubectl := func(args ...string) {
 		t.Helper()
 		r, err := s.older.Kubectl(ctx, "", args...)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code != 0 {
 			t.Fatalf("kubectl %s: %s", strings.Join(args, " "), r.Stderr)
 		}
@@ -152,14 +152,14 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 	read := func(path string) {
 		t.Helper()
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code == http.StatusNotFound {
 			return // /apis names the versions of all servers on an etcd, whose APIServices they share
 		}
 		if r.Code != http.StatusOK {
 			t.Fatalf("get %s: %v", path, r.Err())
 		}
-		check(t, json.Unmarshal(r.Body, &discovered))
+		harness.Check(t, json.Unmarshal(r.Body, &discovered))
 	}
 	read("/apis")
 	for _, g := range discovered.Groups {
@@ -207,7 +207,7 @@ func (s *three) requireSameBytes(t *testing.T, ctx context.Context, what string,
 func readAs(t *testing.T, ctx context.Context, api *harness.API, path, query, accept string) *harness.Response {
 	t.Helper()
 	var response *harness.Response
-	check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
 		if err != nil {
 			return false, err
@@ -255,7 +255,7 @@ func (s *three) touch(t *testing.T, ctx context.Context, by string, api *harness
 			}
 			r, err := api.DoAs(ctx, http.MethodPatch, prefix+namespace+"/"+resource+"/"+o.Metadata.Name, "", "application/merge-patch+json", "",
 				fmt.Sprintf(`{"metadata":{"annotations":{"touched":%q}}}`, by))
-			check(t, err)
+			harness.Check(t, err)
 			if r.Code != http.StatusOK {
 				t.Errorf("%s: patch of %s: %v", by, o.Metadata.Name, r.Err())
 			}
@@ -294,7 +294,7 @@ func listed(t *testing.T, ctx context.Context, api *harness.API) map[string][]pa
 			if r.Code != http.StatusOK {
 				t.Fatalf("list %s: %v", path, r.Err())
 			}
-			check(t, json.Unmarshal(r.Body, &list))
+			harness.Check(t, json.Unmarshal(r.Body, &list))
 			all[path] = list.Items
 		}
 	}
@@ -315,8 +315,8 @@ func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[st
 		for _, item := range list.Items {
 			var o partial
 			data, err := json.Marshal(item)
-			check(t, err)
-			check(t, json.Unmarshal(data, &o))
+			harness.Check(t, err)
+			harness.Check(t, json.Unmarshal(data, &o))
 			if changesByItself(path, o.Metadata) {
 				continue
 			}
@@ -327,7 +327,7 @@ func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[st
 			annotations, _ := metadata["annotations"].(object)
 			delete(annotations, "touched")
 			data, err = json.Marshal(item)
-			check(t, err)
+			harness.Check(t, err)
 			view[path+" "+o.Metadata.Namespace+"/"+o.Metadata.Name] = string(data)
 		}
 	}
@@ -338,12 +338,12 @@ func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[st
 func (s *three) stored(t *testing.T, ctx context.Context) map[string]string {
 	t.Helper()
 	resp, err := s.client.Get(ctx, "/registry/", clientv3.WithPrefix())
-	check(t, err)
+	harness.Check(t, err)
 	forms := map[string]string{}
 	for _, kv := range resp.Kvs {
 		var o runtime.Unknown
 		if rest, ok := bytes.CutPrefix(kv.Value, []byte("k8s\x00")); ok {
-			check(t, o.Unmarshal(rest))
+			harness.Check(t, o.Unmarshal(rest))
 		} else if err := json.Unmarshal(kv.Value, &o.TypeMeta); err != nil {
 			t.Errorf("%s: %v", kv.Key, err)
 		}
@@ -366,7 +366,7 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 // kube-apiserver 1.36 does not show it and drops it with the next update; then no server shows it any more.
 func TestFieldsOfTheNewerMinor(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx)
 	const field = "runningInUserNamespace"
 	shown := func(name string, apis ...*harness.API) (shown []bool) {
@@ -378,7 +378,7 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 					query = "fieldSelector=metadata.name%3D" + name
 				}
 				r, err := api.Do(ctx, http.MethodGet, path, query, nil)
-				check(t, err)
+				harness.Check(t, err)
 				if r.Code != http.StatusOK || !strings.Contains(string(r.Body), name) {
 					t.Fatalf("get %s?%s: %v", path, query, r.Err())
 				}
@@ -392,7 +392,7 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 		created := create(t, ctx, writer, "/api/v1/nodes", object{"metadata": object{"name": name}})
 		w := watchFrom(t, ctx, s.strata.API(), "/api/v1/nodes", created.Metadata.ResourceVersion)
 		patched, err := writer.Patch(ctx, "/api/v1/nodes/"+name+"/status", `{"status":{"nodeInfo":{"`+field+`":true}}}`)
-		check(t, err)
+		harness.Check(t, err)
 		expectEvent(t, ctx, w, "MODIFIED", patched)
 		if got := shown(name, newerOnes...); slices.Contains(got, false) {
 			t.Errorf("%s has written the field; it is shown: %v", name, got)
@@ -401,7 +401,7 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 			t.Errorf("%s has written the field; %s shows it: %v", name, older, got)
 		}
 		patched, err = s.older.API().Patch(ctx, "/api/v1/nodes/"+name, `{"metadata":{"labels":{"updated":"yes"}}}`)
-		check(t, err)
+		harness.Check(t, err)
 		expectEvent(t, ctx, w, "MODIFIED", patched)
 		w.Close()
 		if got := shown(name, append(newerOnes, s.older.API())...); slices.Contains(got, true) {
@@ -414,7 +414,7 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 // have the same features, and store objects in the same versions.
 func TestEmulatedMinor(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx, "--emulated-version="+older)
 	s.fill(t, ctx)
 	paths := s.resources(t, ctx)
@@ -427,7 +427,7 @@ func TestEmulatedMinor(t *testing.T) {
 	features := func(server *harness.Server) map[string]string {
 		t.Helper()
 		r, err := server.API().DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
-		check(t, err)
+		harness.Check(t, err)
 		enabled := map[string]string{}
 		for line := range strings.Lines(string(r.Body)) {
 			if series, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && strings.HasPrefix(series, "kubernetes_feature_enabled{") {
@@ -450,8 +450,8 @@ func TestEmulatedMinor(t *testing.T) {
 	version := func(server *harness.Server) (v map[string]string) {
 		t.Helper()
 		r, err := server.API().Do(ctx, http.MethodGet, "/version", "", nil)
-		check(t, err)
-		check(t, json.Unmarshal(r.Body, &v))
+		harness.Check(t, err)
+		harness.Check(t, json.Unmarshal(r.Body, &v))
 		return v
 	}
 	ours, theirs := version(s.strata), version(s.newer)

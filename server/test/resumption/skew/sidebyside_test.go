@@ -62,19 +62,19 @@ func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 			created := create(t, ctx, dir.from, path, body)
 			requireShown(t, ctx, dir, path, created)
 			patched, err := dir.from.Patch(ctx, path+"/written", `{"metadata":{"labels":{"patched":"yes"}}}`)
-			check(t, err)
+			harness.Check(t, err)
 			requireShown(t, ctx, dir, path, patched)
 			// A write through the other server is a write to the same object: no conflict, and none without its version.
 			again, err := dir.to.Patch(ctx, path+"/written",
 				fmt.Sprintf(`{"metadata":{"resourceVersion":%q,"labels":{"patched":"again"}}}`, patched.Metadata.ResourceVersion))
-			check(t, err)
+			harness.Check(t, err)
 			stale, err := dir.from.DoAs(ctx, http.MethodPatch, path+"/written", "", "application/merge-patch+json", "",
 				fmt.Sprintf(`{"metadata":{"resourceVersion":%q,"labels":{"patched":"stale"}}}`, patched.Metadata.ResourceVersion))
-			check(t, err)
+			harness.Check(t, err)
 			if stale.Code != http.StatusConflict {
 				t.Errorf("patch of %s at a stale resource version: %v, want 409", path, stale.Err())
 			}
-			check(t, dir.from.Delete(ctx, path+"/written"))
+			harness.Check(t, dir.from.Delete(ctx, path+"/written"))
 			if r, err := dir.to.Do(ctx, http.MethodGet, path+"/written", "", nil); err != nil || r.Code != http.StatusNotFound {
 				t.Errorf("get of the deleted %s: %+v, %v, want 404", path, r, err)
 			}
@@ -102,10 +102,10 @@ func requireShown(t *testing.T, ctx context.Context, dir direction, path string,
 	t.Helper()
 	name, version := o.Metadata.Name, o.Metadata.ResourceVersion
 	want, err := dir.from.Do(ctx, http.MethodGet, path+"/"+name, "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	for _, query := range []string{"", "resourceVersion=" + version} {
 		got, err := dir.to.Do(ctx, http.MethodGet, path+"/"+name, query, nil)
-		check(t, err)
+		harness.Check(t, err)
 		if string(got.Body) != string(want.Body) {
 			t.Errorf("get %s/%s?%s: got\n%s\nwant\n%s", path, name, query, got.Body, want.Body)
 		}
@@ -126,7 +126,7 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 	p.eachDirection(t, func(t *testing.T, dir direction) {
 		const path = defaultMaps
 		first := create(t, ctx, dir.from, path, object{"metadata": object{"generateName": "versions-"}})
-		event := watchFrom(t, ctx, dir.from, path, fmt.Sprint(revision(t, first.Metadata.ResourceVersion)-1))
+		event := watchFrom(t, ctx, dir.from, path, fmt.Sprint(harness.Revision(t, first.Metadata.ResourceVersion)-1))
 		expectEvent(t, ctx, event, "ADDED", first)
 		issued := map[string]string{
 			"object":            first.Metadata.ResourceVersion,
@@ -140,12 +140,12 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 		second := create(t, ctx, dir.from, path, object{"metadata": object{"generateName": "versions-"}})
 		for what, version := range issued {
 			w := watchFrom(t, ctx, dir.to, path, version)
-			if revision(t, version) < revision(t, first.Metadata.ResourceVersion) {
+			if harness.Revision(t, version) < harness.Revision(t, first.Metadata.ResourceVersion) {
 				expectEvent(t, ctx, w, "ADDED", first)
 			}
 			expectEvent(t, ctx, w, "ADDED", second)
 			w.Close()
-			if l := list(t, ctx, dir.to, path, notOlder(version)); revision(t, l.Metadata.ResourceVersion) < revision(t, version) {
+			if l := list(t, ctx, dir.to, path, notOlder(version)); harness.Revision(t, l.Metadata.ResourceVersion) < harness.Revision(t, version) {
 				t.Errorf("%s: a list not older than %s is at %s", what, version, l.Metadata.ResourceVersion)
 			}
 			ours, theirs := list(t, ctx, dir.from, path, exact(version)), list(t, ctx, dir.to, path, exact(version))
@@ -153,7 +153,7 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 				t.Errorf("%s: lists exactly at %s: %v at %s and %v at %s", what, version,
 					ours.Names(), ours.Metadata.ResourceVersion, theirs.Names(), theirs.Metadata.ResourceVersion)
 			}
-			if at := endOfInitialEvents(t, ctx, dir.to, path, version); revision(t, at) < revision(t, version) {
+			if at := endOfInitialEvents(t, ctx, dir.to, path, version); harness.Revision(t, at) < harness.Revision(t, version) {
 				t.Errorf("%s: initial events not older than %s end at %s", what, version, at)
 			}
 		}
@@ -169,7 +169,7 @@ func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, pat
 	defer w.Close()
 	for {
 		e, err := w.Next(ctx)
-		check(t, err)
+		harness.Check(t, err)
 		if e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
 			return e.Object.Metadata.ResourceVersion
 		}
@@ -204,7 +204,7 @@ func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 				// What is written meanwhile is in no page.
 				o := create(t, ctx, servers[pages%2], defaultMaps, object{"metadata": object{"generateName": "token-0-"}})
 				page = list(t, ctx, servers[pages%2], path, continued(page.Metadata.Continue, limit))
-				check(t, servers[(pages+1)%2].Delete(ctx, defaultMaps+"/"+o.Metadata.Name))
+				harness.Check(t, servers[(pages+1)%2].Delete(ctx, defaultMaps+"/"+o.Metadata.Name))
 				names = append(names, page.Names()...)
 				if page.Metadata.ResourceVersion != version {
 					t.Errorf("%s: page %d is at %s, the first at %s", path, pages, page.Metadata.ResourceVersion, version)
@@ -225,7 +225,7 @@ func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 		stopped, left *harness.Server
 		address       string // of the one that is left
 	}{{p.strata, p.peer, peerAddress}, {p.peer, p.strata, strataAddress}} {
-		check(t, s.stopped.Stop())
+		harness.Check(t, s.stopped.Stop())
 		requireEndpoints(t, ctx, &pair{strata: s.left, peer: s.left}, s.address)
 		requireLeaseRenewed(t, ctx, s.left.API())
 		s.stopped.Restart()
@@ -237,7 +237,7 @@ func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...string) {
 	t.Helper()
 	for _, api := range []*harness.API{p.strata.API(), p.peer.API()} {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes", "", nil)
 			if err != nil {
 				return false, err

@@ -44,7 +44,7 @@ func TestTakeOverAndBack(t *testing.T) {
 		// connection of a watch request breaks.
 		const delay = "--shutdown-delay-duration=1s"
 		peer := startPeer(env, peerProgram, etcd, delay)
-		check(t, peer.Await(ctx, "/readyz"))
+		harness.Check(t, peer.Await(ctx, "/readyz"))
 		d.create(t, ctx, peer.API())
 		d.await(t, ctx, peer.API(), "v1", 200)
 		fillEtcd(t, ctx, client, "/registry/configmaps/filled/", 300)
@@ -54,8 +54,8 @@ func TestTakeOverAndBack(t *testing.T) {
 		}
 
 		strata := startStrata(env, etcd, delay)
-		check(t, strata.Await(ctx, "/readyz"))
-		check(t, strata.Stop())
+		harness.Check(t, strata.Await(ctx, "/readyz"))
+		harness.Check(t, strata.Stop())
 		balancer := env.Balancer(peer, strata)
 		informers := startInformers(t, ctx, balancer.Config, d)
 		informers.requireEqual(t, ctx, client)
@@ -63,12 +63,12 @@ func TestTakeOverAndBack(t *testing.T) {
 		// The first three changes keep history; etcd is compacted in the last two.
 		running, stopped := peer, strata
 		for i, compact := range []bool{false, false, false, true, true} {
-			check(t, running.Stop())
+			harness.Check(t, running.Stop())
 			before := informers.counts()
 			changeEtcd(t, ctx, client, d, i)
 			if compact {
 				_, err := client.Compact(ctx, etcdRevision(t, ctx, client))
-				check(t, err)
+				harness.Check(t, err)
 			}
 			stopped.Restart()
 			running, stopped = stopped, running
@@ -76,7 +76,7 @@ func TestTakeOverAndBack(t *testing.T) {
 			create(t, ctx, running.API(), defaultMaps, configMap(fmt.Sprintf("change-%d", i)))
 			create(t, ctx, running.API(), d.things("v1"), d.thing("v1", fmt.Sprintf("change-%d", i)))
 			_, err := running.API().Patch(ctx, defaultSecrets+"/secret-10", fmt.Sprintf(`{"metadata":{"labels":{"change":"%d"}}}`, i))
-			check(t, err)
+			harness.Check(t, err)
 			informers.requireEqual(t, ctx, client)
 			for informer, n := range informers.counts() {
 				n := n.since(before[informer])
@@ -98,17 +98,17 @@ func changeEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, d de
 	modify := func(key string) {
 		t.Helper()
 		resp, err := client.Get(ctx, key)
-		check(t, err)
+		harness.Check(t, err)
 		if len(resp.Kvs) != 1 {
 			t.Fatalf("%d keys %s", len(resp.Kvs), key)
 		}
 		_, err = client.Put(ctx, key, string(resp.Kvs[0].Value))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	remove := func(key string) {
 		t.Helper()
 		resp, err := client.Delete(ctx, key)
-		check(t, err)
+		harness.Check(t, err)
 		if resp.Deleted != 1 {
 			t.Fatalf("%d keys %s", resp.Deleted, key)
 		}
@@ -120,7 +120,7 @@ func changeEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, d de
 		remove(fmt.Sprintf("/registry/configmaps/filled/map-%05d", 10*round+i))
 		name := fmt.Sprintf("new-%d-%d", round, i)
 		_, err := client.Put(ctx, "/registry/configmaps/filled/"+name, rawConfigMap("filled", name, "new"))
-		check(t, err)
+		harness.Check(t, err)
 	}
 	modify(d.prefix() + "thing-10")
 	remove(d.prefix() + fmt.Sprintf("thing-%02d", round))
@@ -174,11 +174,11 @@ func startInformers(t *testing.T, ctx context.Context, config *rest.Config, d de
 	encoded.ContentType = runtime.ContentTypeProtobuf
 	encoded.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	typed, err := kubernetes.NewForConfig(encoded)
-	check(t, err)
+	harness.Check(t, err)
 	untyped, err := dynamic.NewForConfig(config)
-	check(t, err)
+	harness.Check(t, err)
 	partial, err := metadata.NewForConfig(metadata.ConfigFor(config))
-	check(t, err)
+	harness.Check(t, err)
 
 	all := informers{}
 	add := func(name, prefix string, kind runtime.Object, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
@@ -258,7 +258,7 @@ func (all informers) counts() map[string]counts {
 func (all informers) requireEqual(t *testing.T, ctx context.Context, client *clientv3.Client) {
 	t.Helper()
 	for name, i := range all {
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			resp, err := client.Get(ctx, i.prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 			if err != nil {
 				return false, err

@@ -23,7 +23,7 @@ import (
 
 // verbosity of the log. From 8 on client-go, whose clients run in the server as well, prints what it receives.
 func verbosity() int {
-	if long() {
+	if harness.Long() {
 		return 10
 	}
 	return 7
@@ -89,7 +89,7 @@ func TestNeedle(t *testing.T) {
 // With encryption at rest it is nowhere in etcd's files either, nor are the keys of continue tokens.
 func TestSecretsStaySecret(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	dir := env.Dir("canary")
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
@@ -110,31 +110,31 @@ resources:
 	secret, inSecrets := newNeedle("the content of a Secret")
 	needles := []needle{inSecrets, needleOf("the encryption key", base64.StdEncoding.EncodeToString(key))}
 	bearer, err := useServiceAccount(ctx, server)
-	check(t, err)
+	harness.Check(t, err)
 	_, signature, _ := strings.Cut(bearer[strings.Index(bearer, ".")+1:], ".")
 	needles = append(needles, needleOf("a bearer token", signature))
 	for _, name := range []string{"ca.pem", "admin.pem", "controller-manager.pem", "apiserver.pem", "front-proxy-ca.pem", "front-proxy-client.pem", "service-account.key"} {
 		pem, err := os.ReadFile(filepath.Join(data, "pki", name))
-		check(t, err)
+		harness.Check(t, err)
 		lines := strings.Split(strings.TrimSpace(string(pem)), "\n")
 		needles = append(needles, needle{what: "the key " + name, forms: []string{lines[len(lines)-3]}})
 	}
-	check(t, useSecrets(ctx, api, secret))
+	harness.Check(t, useSecrets(ctx, api, secret))
 
 	// What cannot be read is in plain text in etcd, where we put it, and shown by nothing.
 	broken, inBroken := newNeedle("the content of a Secret that cannot be read")
 	kv, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(data, "etcd", "client.sock")}, DialTimeout: testTimeout})
-	check(t, err)
+	harness.Check(t, err)
 	defer kv.Close()
-	check(t, requireEncrypted(ctx, kv))
+	harness.Check(t, requireEncrypted(ctx, kv))
 	useBroken(t, ctx, api, kv, broken, inBroken)
-	check(t, func() error { _, err := kv.Delete(ctx, brokenPrefix, clientv3.WithPrefix()); return err }())
+	harness.Check(t, func() error { _, err := kv.Delete(ctx, brokenPrefix, clientv3.WithPrefix()); return err }())
 
 	shown := 0
 	for _, path := range append(pagesOf(t, ctx, api), "/", "/metrics", "/metrics/slis", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/statusz", "/flagz", "/configz", "/debug/strata/consistency") {
 		path, query, _ := strings.Cut(path, "?")
 		r, err := api.DoAs(ctx, http.MethodGet, path, query, "", "*/*", nil)
-		check(t, err)
+		harness.Check(t, err)
 		if r.Code == http.StatusOK {
 			shown++
 		}
@@ -148,11 +148,11 @@ resources:
 		t.Errorf("only %d pages were shown", shown)
 	}
 	kv.Close()
-	check(t, server.Stop())
+	harness.Check(t, server.Stop())
 
 	logged := 0
 	for _, root := range []string{data, dir} {
-		check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		harness.Check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.Type().IsRegular() {
 				return err
 			}
@@ -364,14 +364,14 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 				}
 			}
 		}
-		check(t, group.Wait())
+		harness.Check(t, group.Wait())
 	}
 	// A watch is there when they come, are written again, and go.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for _, form := range []string{"", protobuf, partial} {
 		live, refusal, err := api.WatchAs(watching, "/api/v1/namespaces/broken/secrets", "resourceVersion=0", form)
-		check(t, err)
+		harness.Check(t, err)
 		if refusal != nil {
 			t.Fatal(refusal.Err())
 		}
@@ -392,7 +392,7 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 	for range 2 {
 		for name, value := range values {
 			_, err := kv.Put(ctx, brokenPrefix+name, strings.ReplaceAll(value, "NAME", name))
-			check(t, err)
+			harness.Check(t, err)
 		}
 	}
 	read("")
@@ -402,7 +402,7 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 		"watch=true&timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
 		for _, path := range []string{"/api/v1/namespaces/broken/secrets", "/api/v1/secrets"} {
 			r, err := api.Do(ctx, http.MethodGet, path, query, nil)
-			check(t, err)
+			harness.Check(t, err)
 			if found := n.in(r.Body); found != "" {
 				t.Errorf("GET %s?%s: %d, and shows %s", path, query, r.Code, found)
 			}
@@ -414,6 +414,6 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 func pagesOf(t *testing.T, ctx context.Context, api *harness.API) []string {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, "/", "", nil)
-	check(t, err)
+	harness.Check(t, err)
 	return paths(r.Body)
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // paths returns what a server's answer to / names.
@@ -46,12 +48,12 @@ func matches(patterns []string, path string) bool {
 // right to it; nor may it be done.
 func TestDebugPages(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	all := debugPaths
 	for _, e := range w.each() {
 		r, err := e.send(ctx, request{user: admin, target: "/"})
-		check(t, err)
+		harness.Check(t, err)
 		named := paths(r.Body)
 		if len(named) < 20 {
 			t.Fatalf("%s names %d paths", e.name, len(named))
@@ -76,7 +78,7 @@ func TestDebugPages(t *testing.T) {
 			}
 		}
 	}
-	if !long() { // methods other than GET are refused alike
+	if !harness.Long() { // methods other than GET are refused alike
 		requests = slices.DeleteFunc(requests, func(r asked) bool {
 			return r.method != http.MethodGet && !strings.HasPrefix(r.target, "/debug") && !strings.HasPrefix(r.target, "/metrics")
 		})

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 const authentication = "authentication.k8s.io"
@@ -35,7 +37,7 @@ var (
 // who may not is refused. Both engines say who was impersonated, and how, in the audit log.
 func TestImpersonation(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	as := func(user string, more ...string) http.Header {
 		h := http.Header{}
@@ -90,7 +92,7 @@ func TestImpersonation(t *testing.T) {
 			h := as(inA)
 			h.Set("Accept", media)
 			first, err := e.send(ctx, request{user: impersonator, target: secrets.path("a"), header: h})
-			check(t, err)
+			harness.Check(t, err)
 			if first.Code != http.StatusOK {
 				t.Fatalf("%s: the first impersonation: %d %s", e.name, first.Code, first.Body)
 			}

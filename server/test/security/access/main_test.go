@@ -131,7 +131,7 @@ func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 		"--audit-policy-file=" + env.WriteFile("audit.yaml", []byte(auditPolicy)),
 		"--audit-log-path=" + e.auditLog,
 		"--audit-log-mode=blocking",
-		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,APIServingWithRoutine=" + strconv.FormatBool(long()),
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,APIServingWithRoutine=" + strconv.FormatBool(harness.Long()),
 		"--etcd-compaction-interval=0",
 	}, more...)...)
 	return e
@@ -144,19 +144,6 @@ func (w *world) each() []*engine { return []*engine{w.upstream, w.strata} }
 func open(t *testing.T) *world {
 	t.Helper()
 	w, err := newWorld()
-	check(t, err)
+	harness.Check(t, err)
 	return w
-}
-
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

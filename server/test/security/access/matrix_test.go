@@ -3,9 +3,10 @@ package access
 import (
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // Forms of an answer, beside JSON.
@@ -93,9 +94,6 @@ type variant struct {
 
 func accept(media string) http.Header { return http.Header{"Accept": {media}} }
 
-// long reports whether everything is asked for.
-func long() bool { return os.Getenv("STRATA_TEST_LONG") == "1" }
-
 // variants are the ways to say a read. Those in front are asked for in every scope.
 func (w *world) variants(verb string) (few, many []variant) {
 	named := func(name string) string { return "fieldSelector=" + url.QueryEscape("metadata.name="+name) }
@@ -160,7 +158,7 @@ func (w *world) variants(verb string) (few, many []variant) {
 // answer and audit the same.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	users := []string{anonymous, stranger, nothing, inA, inB, oneName, getter, lister, watcher, all}
 	var requests []asked
@@ -193,7 +191,7 @@ func TestMatrix(t *testing.T) {
 					continue
 				}
 				variants := few
-				if long() || (r == secrets || r == gizmos) && namespace == "a" {
+				if harness.Long() || (r == secrets || r == gizmos) && namespace == "a" {
 					variants = append(few[:len(few):len(few)], many...)
 				}
 				for _, v := range variants {
@@ -214,7 +212,7 @@ func TestMatrix(t *testing.T) {
 // TestSubresources: what stands behind an object's name is another thing to authorize.
 func TestSubresources(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	var requests []asked
 	for _, user := range []string{anonymous, stranger, nothing, inA, inB, oneName, getter, lister, all} {

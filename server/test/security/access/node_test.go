@@ -43,7 +43,7 @@ var podSelectors = []string{
 // ConfigMaps that they mount; with whatever selector it sees no others.
 func TestNodes(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	const watch = "watch=true&timeoutSeconds=1&resourceVersion=0&"
 	const initial = "watch=true&timeoutSeconds=1&resourceVersionMatch=NotOlderThan&sendInitialEvents=true&allowWatchBookmarks=true&"
@@ -139,7 +139,7 @@ func TestNodes(t *testing.T) {
 		{nodeA, secrets.path("nodes"), http.StatusForbidden},
 	} {
 		resp, err := w.strata.send(ctx, request{user: a.user, target: a.target})
-		check(t, err)
+		harness.Check(t, err)
 		if resp.Code != a.code {
 			t.Errorf("%s as %s: %v, want %d", a.target, a.user, resp.Err(), a.code)
 		}
@@ -149,10 +149,10 @@ func TestNodes(t *testing.T) {
 // TestNodesWatchOnlyTheirPods: what happens to pods of others, after a node has begun to watch its own, reaches it by no
 // watch that it may have.
 func TestNodesWatchOnlyTheirPods(t *testing.T) { // not in parallel: others count pods
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	list, err := w.strata.API().List(ctx, pods.path(""), "")
-	check(t, err)
+	harness.Check(t, err)
 	var running sync.WaitGroup
 	for _, e := range w.each() {
 		running.Go(func() {

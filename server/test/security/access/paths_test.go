@@ -5,13 +5,15 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // TestPaths: however a path, a method or a query is put, nobody gets to see by it what he may not read. What is decided is
 // read from the path once; a second reading of it, that is not the same, would be a hole.
 func TestPaths(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	const watch = "watch=true&timeoutSeconds=1&resourceVersion=0"
 	field := func(selector string) string { return "fieldSelector=" + url.QueryEscape(selector) }
@@ -71,7 +73,7 @@ func TestPaths(t *testing.T) {
 		"/api/v1/nodes/one/proxy/", "/api/v1/nodes/two/proxy/", "/api/v1/componentstatuses", "/apis/metrics.k8s.io/v1beta1/nodes",
 	)
 	users := []string{stranger, nothing, inA, oneName}
-	if long() {
+	if harness.Long() {
 		users = append(users, anonymous, inB, getter, lister, watcher, all)
 	}
 	var requests []asked

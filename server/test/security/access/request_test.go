@@ -259,7 +259,7 @@ func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, reques
 			return err
 		})
 	}
-	check(t, group.Wait())
+	harness.Check(t, group.Wait())
 	due := 0
 	for _, a := range answers {
 		if a.audited {
@@ -267,7 +267,7 @@ func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, reques
 		}
 	}
 	byID, err := e.audited(ctx, prefix+"-", due)
-	check(t, err)
+	harness.Check(t, err)
 	events := make([][]auditv1.Event, len(requests))
 	for i, r := range requests {
 		if err := r.want.check(answers[i]); err != nil {
@@ -400,7 +400,7 @@ func auditText(t *testing.T, events []auditv1.Event) string {
 			delete(event.Annotations, "authorization.k8s.io/reason")
 		}
 		line, err := json.Marshal(event)
-		check(t, err)
+		harness.Check(t, err)
 		text.Write(line)
 		text.WriteByte('\n')
 	}

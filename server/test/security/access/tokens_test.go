@@ -79,7 +79,7 @@ func (w *world) forgedRequests() []asked {
 			add(inA, "", "", query)
 			add(inB, "b", "", query+"&limit=1")
 			add(oneName, "a", "one", query+"&fieldSelector=metadata.name%3Done")
-			if long() {
+			if harness.Long() {
 				add(all, "", "", query)
 				add(all, "a", "", query+"&limit=2&labelSelector=all%3Dtrue")
 			}
@@ -92,7 +92,7 @@ func (w *world) forgedRequests() []asked {
 // A token that was made by hand leads nowhere else.
 func TestTokens(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	w.same(t, ctx, "tokens", tokenRequests(tokenLists...))
 	w.strata.askAll(t, ctx, "narrowed", tokenRequests(narrowed))
@@ -103,10 +103,10 @@ func TestTokens(t *testing.T) {
 // was not made, which is said without a word about what is in it.
 func TestSealedTokens(t *testing.T) {
 	t.Parallel()
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	sealed := startEngine(w.etcd, harness.Strata, "--strata-feature-gates=SealedContinueTokens=true")
-	check(t, sealed.settle(ctx, w.revision))
+	harness.Check(t, sealed.settle(ctx, w.revision))
 	requests := tokenRequests(append(tokenLists, narrowed)...)
 	answers, _ := sealed.askAll(t, ctx, "sealed", requests)
 	for i, r := range requests {
@@ -131,7 +131,7 @@ func TestSealedTokens(t *testing.T) {
 	}
 	sealed.askAll(t, ctx, "foreign", requests)
 	token, err := sealed.token(ctx, secrets.path("a")+"?limit=1")
-	check(t, err)
+	harness.Check(t, err)
 	_, body, ok := strings.Cut(token, ".")
 	data, err := base64.RawURLEncoding.DecodeString(body)
 	if !ok || err != nil {

@@ -19,34 +19,11 @@ import (
 
 const testTimeout = 5 * time.Minute
 
-func newContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // requireStrata skips a test of what upstream does not have.
 func requireStrata(t *testing.T) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream's tokens are plain")
-	}
-}
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -81,12 +58,12 @@ func (e encryption) write(t *testing.T, keys ...string) {
 		secret := fmt.Sprintf("%-32s", name)
 		list = append(list, object{"name": name, "secret": base64.StdEncoding.EncodeToString([]byte(secret))})
 	}
-	data := must[[]byte](t)(json.Marshal(object{
+	data := harness.Must[[]byte](t)(json.Marshal(object{
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{object{"aescbc": object{"keys": list}}}}},
 	}))
-	check(t, os.WriteFile(string(e)+".new", data, 0o600))
-	check(t, os.Rename(string(e)+".new", string(e)))
+	harness.Check(t, os.WriteFile(string(e)+".new", data, 0o600))
+	harness.Check(t, os.Rename(string(e)+".new", string(e)))
 }
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + string(e) }
@@ -100,13 +77,13 @@ func fill(t *testing.T, ctx context.Context, api *harness.API, path string, n in
 			o[k] = v
 		}
 		_, err := api.Create(ctx, path, o)
-		check(t, err)
+		harness.Check(t, err)
 	}
 }
 
 func get(t *testing.T, ctx context.Context, api *harness.API, path, query, accept string) *harness.Response {
 	t.Helper()
-	return must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, path, query, "", accept, nil))
+	return harness.Must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, path, query, "", accept, nil))
 }
 
 // page is what a page of a list, or of a table, has in common.
@@ -127,7 +104,7 @@ func readPage(t *testing.T, ctx context.Context, api *harness.API, path, token s
 		t.Fatalf("page of %s with token %q: %v", path, token, r.Err())
 	}
 	var p page
-	check(t, json.Unmarshal(r.Body, &p))
+	harness.Check(t, json.Unmarshal(r.Body, &p))
 	return p
 }
 

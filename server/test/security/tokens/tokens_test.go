@@ -7,7 +7,6 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -35,7 +34,7 @@ const (
 // TestSealedTokensOfAFleet: what one replica seals all open, whoever dies meanwhile; nobody else makes one.
 func TestSealedTokensOfAFleet(t *testing.T) {
 	requireStrata(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	config := newEncryption(t, "key1")
@@ -43,7 +42,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	start := func(more ...string) *harness.Server { return env.StartAPIServer(etcd, append(flags, more...)...) }
 	servers := []*harness.Server{start(sealing), start(sealing)} // at the same time, on an empty etcd
 	for _, s := range servers {
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
 	a, b := servers[0].API(), servers[1].API()
 	const objects, limit = 40, 7
@@ -75,10 +74,10 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 
 	t.Run("a field selector for one namespace", func(t *testing.T) {
 		const everywhere, selector = "/api/v1/configmaps", "&fieldSelector=metadata.namespace%3Ddefault"
-		want := must[*harness.List](t)(a.List(ctx, maps, ""))
+		want := harness.Must[*harness.List](t)(a.List(ctx, maps, ""))
 		var names []string
 		for token, i := "", 0; i == 0 || token != ""; i++ {
-			p := must[*harness.List](t)(servers[i%2].API().List(ctx, everywhere, query(limit, token)+selector))
+			p := harness.Must[*harness.List](t)(servers[i%2].API().List(ctx, everywhere, query(limit, token)+selector))
 			names = append(names, p.Names()...)
 			if token = p.Metadata.Continue; token != "" {
 				requireSealed(t, token)
@@ -90,7 +89,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	})
 
 	client := etcd.Client()
-	resp := must[*clientv3.GetResponse](t)(client.Get(ctx, "/registry/strata/", clientv3.WithPrefix()))
+	resp := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "/registry/strata/", clientv3.WithPrefix()))
 	if len(resp.Kvs) != 1 || string(resp.Kvs[0].Key) != ringKey || resp.Kvs[0].Version != 1 {
 		t.Fatalf("etcd has %d keys of ours, want one ring, written once: %v", len(resp.Kvs), resp.Kvs)
 	}
@@ -114,7 +113,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	plain := ""
 	t.Run("sealing off", func(t *testing.T) {
 		s := start(notSealing)
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 		p := readPage(t, ctx, s.API(), maps, token, limit, "")
 		if p.Metadata.ResourceVersion != sealed.Metadata.ResourceVersion || len(p.Items) != limit {
 			t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, sealed.Metadata.ResourceVersion)
@@ -123,23 +122,23 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 		requirePlain(t, plain)
 		// And those that seal read plain ones.
 		requireSealed(t, readPage(t, ctx, a, maps, plain, limit, "").Metadata.Continue)
-		check(t, s.Stop())
+		harness.Check(t, s.Stop())
 	})
 	t.Run("plain refused", func(t *testing.T) {
 		s := start(sealing, refusePlain)
-		check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, s.Await(ctx, "/readyz"))
 		for _, path := range []string{maps, events} {
 			requireRefused(t, path, get(t, ctx, s.API(), path, query(limit, plain), ""), http.StatusBadRequest, "sealed ones only")
 		}
 		requireSealed(t, readPage(t, ctx, s.API(), maps, token, limit, "").Metadata.Continue)
-		check(t, s.Stop())
+		harness.Check(t, s.Stop())
 	})
 	t.Run("keys that cannot be read", func(t *testing.T) {
 		// A server whose encryption configuration does not have the key: pages are refused for a while, all else works.
 		wrong := newEncryption(t, "another")
 		s := start(sealing, wrong.flag())
 		api := s.API()
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, maps, "", nil)
 			return err == nil && r.Code == http.StatusOK, err
 		}))
@@ -158,10 +157,10 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	t.Run("an expired token goes on in the present", func(t *testing.T) {
 		latest := readPage(t, ctx, a, maps, "", limit, "")
 		old := latest.Metadata.Continue
-		at := must[*clientv3.PutResponse](t)(client.Put(ctx, "/other", "x")).Header.Revision
-		must[*clientv3.CompactResponse](t)(client.Compact(ctx, at))
-		must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", fmt.Sprint(at)))
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		at := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "/other", "x")).Header.Revision
+		harness.Must[*clientv3.CompactResponse](t)(client.Compact(ctx, at))
+		harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", fmt.Sprint(at)))
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := b.Do(ctx, http.MethodGet, maps, query(limit, old), nil)
 			if err != nil || r.Code != http.StatusGone {
 				return false, err
@@ -185,13 +184,13 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 			s.StartAgain()
 		}
 		for _, s := range servers {
-			check(t, s.Await(ctx, "/readyz"))
+			harness.Check(t, s.Await(ctx, "/readyz"))
 			p := readPage(t, ctx, s.API(), maps, first.Metadata.Continue, limit, "")
 			if p.Metadata.ResourceVersion != first.Metadata.ResourceVersion || len(p.Items) != limit {
 				t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, first.Metadata.ResourceVersion)
 			}
 		}
-		if n := must[*clientv3.GetResponse](t)(client.Get(ctx, ringKey)); n.Kvs[0].Version != 1 {
+		if n := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, ringKey)); n.Kvs[0].Version != 1 {
 			t.Errorf("the ring was written %d times", n.Kvs[0].Version)
 		}
 	})
@@ -207,7 +206,7 @@ func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 		_, _ = rand.Read(b)
 		return b
 	}
-	known := must[[]byte](t)(base64.RawURLEncoding.DecodeString(token[3:]))[:8]
+	known := harness.Must[[]byte](t)(base64.RawURLEncoding.DecodeString(token[3:]))[:8]
 	var forged []string
 	for i := range 1000 {
 		changed := []byte(token)
@@ -259,8 +258,8 @@ func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 
 // takeAway removes the ring while a pager of client-go walks: it starts over, and has everything at the end.
 func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, servers []*harness.Server) {
-	config := must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(servers[0].Config)).CoreV1().ConfigMaps("default")
-	want := must[*harness.List](t)(servers[0].API().List(ctx, maps, ""))
+	config := harness.Must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(servers[0].Config)).CoreV1().ConfigMaps("default")
+	want := harness.Must[*harness.List](t)(servers[0].API().List(ctx, maps, ""))
 	before := readPage(t, ctx, servers[0].API(), maps, "", 7, "").Metadata.Continue
 	pages, expired := 0, 0
 	p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -284,7 +283,7 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 	})
 	p.PageSize = 7
 	list, full, err := p.List(ctx, metav1.ListOptions{})
-	check(t, err)
+	harness.Check(t, err)
 	items := meta.LenList(list)
 	if expired != 1 || !full || items != len(want.Items) {
 		t.Errorf("%d refusals, full list %v, %d items, want one, a full list, %d", expired, full, items, len(want.Items))
@@ -300,10 +299,10 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
-	if os.Getenv("STRATA_TEST_LONG") != "1" {
+	if !harness.Long() {
 		t.Skip("takes two minutes: the server looks at the file once a minute; STRATA_TEST_LONG=1 does it")
 	}
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	config := newEncryption(t, "key1")
@@ -314,7 +313,7 @@ func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	client := etcd.Client()
 	stored := func(with string) {
 		t.Helper()
-		check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			resp, err := client.Get(ctx, ringKey)
 			if err != nil {
 				return false, err
@@ -326,7 +325,7 @@ func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	stored("key1")
 	config.write(t, "key2", "key1")
 	stored("key2")
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 	config.write(t, "key2")
 	s.Restart()
 	readPage(t, ctx, s.API(), maps, token, 3, "")
@@ -336,11 +335,11 @@ func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 func TestUpSeals(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
-	ctx := newContext(t)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	s := env.Up("--", "--strata-feature-gates=WatchBookmark=false")
 	token := readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", "", 5, "").Metadata.Continue
 	requireSealed(t, token)
 	readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", token, 5, "")
-	check(t, s.Stop())
+	harness.Check(t, s.Stop())
 }

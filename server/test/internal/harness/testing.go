@@ -1,0 +1,77 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// longEnv selects the long forms of tests.
+const longEnv = "STRATA_TEST_LONG"
+
+// Check ends the test if err is not nil.
+func Check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Must returns a function that returns its first argument, and ends the test if the second one is an error:
+// Must[*List](t)(api.List(ctx, path, "")).
+func Must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		Check(t, err)
+		return v
+	}
+}
+
+// Context returns a context that ends with the test, or after timeout. The timeout bounds a test that hangs.
+func Context(t testing.TB, timeout time.Duration) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Namespace creates an empty namespace and returns its name.
+func Namespace(t testing.TB, ctx context.Context, api *API, name string) string {
+	t.Helper()
+	_, err := api.Create(ctx, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": name}})
+	Check(t, err)
+	return name
+}
+
+var names atomic.Int64
+
+// NewName returns prefix and a number that no other call in this process returns.
+func NewName(prefix string) string { return fmt.Sprintf("%s-%d", prefix, names.Add(1)) }
+
+// Long reports whether the long forms of tests run: STRATA_TEST_LONG=1.
+func Long() bool { return os.Getenv(longEnv) == "1" }
+
+// Pick returns full in the long forms of tests, otherwise short.
+func Pick[T any](short, full T) T {
+	if Long() {
+		return full
+	}
+	return short
+}
+
+// OnlyStrata skips a test of properties that upstream's engine does not have.
+func OnlyStrata(t testing.TB) {
+	t.Helper()
+	if Engine() != Strata {
+		t.Skip("upstream's engine does not do this")
+	}
+}
+
+// Revision returns a resource version as the etcd revision that it is.
+func Revision(t testing.TB, resourceVersion string) int64 {
+	t.Helper()
+	return Must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
+}
