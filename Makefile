@@ -1,10 +1,11 @@
 # Strata: build, run, test, check. `make help` lists the targets.
 #
-# go.work ties three Go modules together, the workspace:
+# go.work ties four Go modules together, the workspace:
 #
 #   .        the engine               (etcd client; no Kubernetes)
 #   kube     storage.Interface on it  (k8s.io/apiserver)
 #   server   the strata command       (k8s.io/kubernetes)
+#   server/bench  the benchmark of the command, as a process
 #
 # Modules outside the workspace: suites, robustness and conformance run tests of others; tools and below it pin programs.
 #
@@ -57,7 +58,7 @@ run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 RUN_TESTS = GO='$(GO)' RACE='$(RACE)' TEST_TIMEOUT='$(TEST_TIMEOUT)' TEST_FLAGS='$(TEST_FLAGS)' .ci/test
 
 test: ## run all tests; engine and kube with the race detector
-	@$(RUN_TESTS) engine kube server
+	@$(RUN_TESTS) engine kube server bench
 
 test-engine: ## tests of the engine
 	@$(RUN_TESTS) engine
@@ -65,15 +66,15 @@ test-engine: ## tests of the engine
 test-kube: ## tests of the adapter, on a real embedded etcd
 	@$(RUN_TESTS) kube
 
-test-server: ## tests of the command, which start it
-	@$(RUN_TESTS) server
+test-server: ## tests of the command and of the benchmark, which start it
+	@$(RUN_TESTS) server bench
 
 test-race: RACE := -race
 test-race: ## the race detector on engine and kube
 	@$(RUN_TESTS) engine kube
 
 test-long: ## tests of kube and of the command in their long forms: hours, and gigabytes of memory
-	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test kube server
+	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test kube server bench
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
@@ -96,22 +97,24 @@ gofmt: ## fail if a file is not formatted
 
 vet: ## go vet in the workspace, suites and robustness; `make conformance` vets conformance
 	$(ALONE) $(GO) vet ./...
-	$(GO) vet -tags $(NEWEST) ./kube/... ./server/...
+	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./server/bench/...
 	cd suites && $(ALONE) $(GO) vet ./...
 	cd robustness && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, suites and robustness
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
-	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/...; \
+	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./server/bench/...; \
 	for module in suites robustness; do (cd $$module && $(ALONE) "$$bin" ./...); done
 
-boundaries: ## fail if the engine, its tests included, depends on Kubernetes
+boundaries: ## fail if the engine, its tests included, depends on Kubernetes, or the benchmark on the command
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
+	@set -e; deps=$$(cd server/bench && $(GO) list -deps -test ./...); \
+	! printf '%s\n' "$$deps" | grep -E '^github\.com/stratakube/strata/(kube|server/(cmd|internal|test))/' | grep -v '/server/internal/testbin$$'
 
 # Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server tools suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench tools suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
