@@ -255,6 +255,10 @@ func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
 	return s.tree.Count(start, end)
 }
 
+// Last returns the entry with the greatest key in start <= key < end, false if there is none; an
+// empty end means no upper bound. Cost is O(log n), no allocation.
+func (s Snapshot) Last(start, end string) (*Entry, bool) { return s.tree.Last(start, end) }
+
 // Measure adds up what measure returns for the runs with start <= key < end, and
 // keeps the sums of subtrees under the name of; see Tree.Measure.
 func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, bool)) (int64, bool) {

@@ -240,6 +240,43 @@ func (t Tree[T]) All(start, end string) iter.Seq[T] {
 	}
 }
 
+// Last returns the item with the greatest key in start <= key < end, false if there is none. An empty end means no upper
+// bound. Cost is O(log n), no allocation. Safe for concurrent use.
+func (t Tree[T]) Last(start, end string) (item T, ok bool) {
+	if t.root == nil {
+		return item, false
+	}
+	item, ok = t.root.last(end)
+	if !ok || item.Key() < start {
+		var zero T
+		return zero, false
+	}
+	return item, true
+}
+
+// last returns the item with the greatest key below end. All keys of a child are below those of the next one, so at most two
+// paths are followed.
+func (n *node[T]) last(end string) (item T, ok bool) {
+	if n.kids == nil {
+		i := len(n.leaf.items)
+		if end != "" {
+			i = search(n.leaf.items, end)
+		}
+		if i == 0 {
+			return item, false
+		}
+		return n.leaf.items[i-1], true
+	}
+	i := len(n.kids) - 1
+	if end != "" {
+		i = childIndex(n.seps, end)
+	}
+	if item, ok = n.kids[i].last(end); ok || i == 0 {
+		return item, ok
+	}
+	return n.kids[i-1].last("")
+}
+
 // sum is what Measure found below an inner node, by what it measured: a list that is
 // nearly always one element long.
 type sum struct {

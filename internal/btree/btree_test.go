@@ -123,6 +123,9 @@ func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
 				if c, b := tree.Count(start, end); c != len(want) || b != wantBytes {
 					t.Fatalf("Count = %d, %d; want %d, %d", c, b, len(want), wantBytes)
 				}
+				if last, ok := tree.Last(start, end); ok != (len(want) > 0) || ok && last != model[want[len(want)-1]] {
+					t.Fatalf("Last(%q, %q) = %v, %v; want the last of %q", start, end, last, ok, want)
+				}
 			},
 			"measure": func(t *rapid.T) {
 				start, end := key.Draw(t, "start"), key.Draw(t, "end")
