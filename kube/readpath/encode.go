@@ -221,7 +221,7 @@ func spliceItem(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
 	version := strconv.AppendInt(digits[:0], rev, 10)
 	length += uint64(len(version))
 	dst = append(dst, itemsTag)
-	dst = binary.AppendUvarint(dst, 1+uint64(uvarintSize(length))+length+uint64(len(rest)))
+	dst = binary.AppendUvarint(dst, 1+uint64(uvarintLen(length))+length+uint64(len(rest)))
 	dst = append(dst, objectMetadata)
 	dst = binary.AppendUvarint(dst, length)
 	dst = append(dst, meta[:at]...)
@@ -248,14 +248,6 @@ func emptyField(message []byte, tag byte) (at int, ok bool) {
 		at += 1 + n + int(length)
 	}
 	return 0, false
-}
-
-func uvarintSize(x uint64) int {
-	n := 1
-	for ; x >= 0x80; x >>= 7 {
-		n++
-	}
-	return n
 }
 
 // object returns the response to a GET of the object with the item, in pieces.

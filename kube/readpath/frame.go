@@ -106,8 +106,8 @@ func beginProtobuf(dst []byte, t watch.EventType, object int) (begun []byte, siz
 	return binary.AppendUvarint(dst, uint64(object)), size
 }
 
-// uvarintLen is the length of n as a varint.
-func uvarintLen(n int) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
+// uvarintLen returns the number of bytes of n as a varint. n is at least 0.
+func uvarintLen[N int | uint64](n N) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
 
 // protobufItemLen is the length of the first of several items: a tag, a length, and as
 // many bytes.
