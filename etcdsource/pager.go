@@ -62,7 +62,7 @@ func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pa
 // Done reports whether the range has been read to its end.
 func (p *Pager) Done() bool { return p.done }
 
-// Expect tells about how many bytes a value has, for the first page.
+// Expect sets the number of keys of the first page from an estimate of the bytes of a value.
 func (p *Pager) Expect(bytes int64) {
 	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
 }
@@ -91,7 +91,7 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		if err != nil {
 			return Page{}, translate(err)
 		}
-		if err := p.expected(resp.Kvs); err != nil {
+		if err := p.checkOrder(resp.Kvs); err != nil {
 			return Page{}, err
 		}
 		if p.rev == 0 {
@@ -113,9 +113,9 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 	}
 }
 
-// expected returns an error unless the keys are of the range that was asked for, in order: what
-// follows them could otherwise be asked for without end.
-func (p *Pager) expected(kvs []*mvccpb.KeyValue) error {
+// checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the next page could
+// begin before this one, and the pager would read without end.
+func (p *Pager) checkOrder(kvs []*mvccpb.KeyValue) error {
 	for i, kv := range kvs {
 		if string(kv.Key) < p.key || i > 0 && string(kv.Key) <= string(kvs[i-1].Key) ||
 			p.end != "" && p.end != "\x00" && string(kv.Key) >= p.end {

@@ -82,7 +82,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 		if part.RangeResponse == nil {
 			return header, errStreamCut, nil
 		}
-		if err := p.expected(part.Kvs); err != nil {
+		if err := p.checkOrder(part.Kvs); err != nil {
 			return header, nil, fmt.Errorf("list: %w", err)
 		}
 		if n := len(part.Kvs); n > 0 {
