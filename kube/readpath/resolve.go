@@ -163,6 +163,20 @@ func (b *binding) read() (*Resource, reason) {
 	return b.resource, ""
 }
 
+// known returns what a request reads if it is known already, and nil otherwise. It
+// looks nothing up and waits for nobody.
+func (r *Resolver) known(info *request.RequestInfo) *Resource {
+	c := (*r.routes.Load())[routeOf(info)]
+	if c == nil {
+		return nil
+	}
+	b := c.bound.Load()
+	if b == nil || !r.holds(b) {
+		return nil
+	}
+	return b.resource
+}
+
 // holds reports whether what was found is still so.
 func (r *Resolver) holds(b *binding) bool {
 	if b.definition != nil && r.config.Definition(b.name) != b.definition {
