@@ -148,7 +148,7 @@ func (h *chain) noteComplete(inner http.Handler) http.Handler {
 
 func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	received := time.Now()
-	h.boundBody(w, req)
+	h.boundRequestBody(w, req)
 	info := h.leanRead(req)
 	if info == nil {
 		h.full.ServeHTTP(w, req)
