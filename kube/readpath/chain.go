@@ -13,8 +13,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
-// ChainOptions says how BuildHandlerChain mounts a handler of reads in an API server.
-type ChainOptions struct {
+// chainOptions says how newChain mounts a handler of reads in an API server.
+type chainOptions struct {
 	// Full builds the chain of every request that is not a plain read: whatever
 	// Config.BuildHandlerChainFunc was before. nil means upstream's default.
 	Full func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler
@@ -27,11 +27,11 @@ type ChainOptions struct {
 	Serves func(req *http.Request, info *request.RequestInfo) bool
 	// Cost is what a read will send; nil leaves priority and fairness to upstream's
 	// estimates.
-	Cost CostFunc
+	Cost costFunc
 }
 
 // Mount puts the server in front of the handlers of the API server that c configures, with
-// the lean chain for reads (BuildHandlerChain). It wraps c.BuildHandlerChainFunc, and
+// the lean chain for reads (newChain). It wraps c.BuildHandlerChainFunc, and
 // has to be called before c is completed.
 func (s *Server) Mount(c *genericapiserver.Config) {
 	full := c.BuildHandlerChainFunc
@@ -40,7 +40,7 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
 		}
 		s.levels, s.conns = watchLevels(c), trackServed(c)
-		return BuildHandlerChain(s.boundDecodedLists(apiHandler), c, ChainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.Cost})
+		return newChain(s.boundDecodedLists(apiHandler), c, chainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.cost})
 	}
 }
 
@@ -52,40 +52,6 @@ func trackServed(c *genericapiserver.Config) *trackedListener {
 	conns := trackConnections(c.SecureServing.Listener)
 	c.SecureServing.Listener = conns
 	return conns
-}
-
-// BuildHandlerChain returns the handler of a whole API server: authentication,
-// authorization, audit, priority and fairness and the other filters, then the mounted
-// handler of reads, then apiHandler. It is meant to be called by
-// Config.BuildHandlerChainFunc.
-//
-// A plain read (see leanRead) takes the lean chain, everything else the full one.
-// Both end in a handler that Mount returned; they differ in what is between:
-//
-//	full   what Full builds: upstream's own chain
-//	lean   the same filters that decide and record, in the same order, without the
-//	       measurement of each filter, and with a write deadline on the calling goroutine
-//	       where upstream moves each request to a goroutine of its own (leanFilters)
-//
-// The lean chain is used only for what the handler of reads serves, as far as ChainOptions.Serves can
-// tell, and when it decides nothing that the full chain would decide otherwise:
-//
-//   - not before a request has passed the full chain with the mux complete, which is then so
-//     for good. Until then upstream marks requests so that an unknown path is answered
-//     503, never 404;
-//   - not once shutdown has begun: Retry-After, and which requests are still let in, are
-//     upstream's to say. Reads under way are waited for, as in the full chain;
-//   - not for watches, if --shutdown-watch-termination-grace-period wants them waited for;
-//   - not if Full is somebody's own (the proxy to peers of --peer-ca-file, for example):
-//     nobody but Full knows what it decides;
-//   - not without priority and fairness: the limit of requests in flight counts inside a
-//     chain, and two chains would admit twice as many.
-//
-// If c serves TLS, BuildHandlerChain replaces c.SecureServing.Listener by one that can close
-// a single connection, for readers that stall so hard that nothing else reaches them
-// (withWriteDeadline).
-func BuildHandlerChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOptions) http.Handler {
-	return newChain(apiHandler, c, o)
 }
 
 // chain is a handler with two ways to the handler of reads. It is safe for concurrent use.
@@ -104,7 +70,37 @@ type chain struct {
 	complete atomic.Bool
 }
 
-func newChain(apiHandler http.Handler, c *genericapiserver.Config, o ChainOptions) *chain {
+// newChain returns the handler of a whole API server: authentication,
+// authorization, audit, priority and fairness and the other filters, then the mounted
+// handler of reads, then apiHandler. It is called by
+// Config.BuildHandlerChainFunc.
+//
+// A plain read (see leanRead) takes the lean chain, everything else the full one.
+// Both end in a handler that Mount returned; they differ in what is between:
+//
+//	full   what Full builds: upstream's own chain
+//	lean   the same filters that decide and record, in the same order, without the
+//	       measurement of each filter, and with a write deadline on the calling goroutine
+//	       where upstream moves each request to a goroutine of its own (leanFilters)
+//
+// The lean chain is used only for what the handler of reads serves, as far as chainOptions.Serves can
+// tell, and when it decides nothing that the full chain would decide otherwise:
+//
+//   - not before a request has passed the full chain with the mux complete, which is then so
+//     for good. Until then upstream marks requests so that an unknown path is answered
+//     503, never 404;
+//   - not once shutdown has begun: Retry-After, and which requests are still let in, are
+//     upstream's to say. Reads under way are waited for, as in the full chain;
+//   - not for watches, if --shutdown-watch-termination-grace-period wants them waited for;
+//   - not if Full is a chain of another author (the proxy to peers of --peer-ca-file, for
+//     example), whose decisions are not known here;
+//   - not without priority and fairness: the limit of requests in flight counts inside a
+//     chain, and two chains would admit twice as many.
+//
+// If c serves TLS, newChain replaces c.SecureServing.Listener by one that can close
+// a single connection, for readers that stall so hard that nothing else reaches them
+// (withWriteDeadline).
+func newChain(apiHandler http.Handler, c *genericapiserver.Config, o chainOptions) *chain {
 	build := o.Full
 	if build == nil {
 		build = genericapiserver.DefaultBuildHandlerChain

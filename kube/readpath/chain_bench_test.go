@@ -48,7 +48,7 @@ func BenchmarkChain(b *testing.B) {
 	c.FlowControl = utilflowcontrol.New(informers.NewSharedInformerFactory(client, 0), client.FlowcontrolV1(), 600)
 
 	body := make([]byte, 1024)
-	chain := newChain(nil, c, ChainOptions{Mount: func(http.Handler) http.Handler {
+	chain := newChain(nil, c, chainOptions{Mount: func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Write(body)

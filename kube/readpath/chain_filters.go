@@ -44,8 +44,8 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 //     they are here if spans are recorded, because they make one for each filter;
 //   - tracing, for a request that carries no trace while no tracer is configured;
 //   - the wrapper that times each Write, if no audit event can carry the result;
-//   - the filters of the server's start and end (BuildHandlerChain).
-func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListener) []filter {
+//   - the filters of the server's start and end (newChain).
+func leanFilters(c *genericapiserver.Config, cost costFunc, conns *trackedListener) []filter {
 	var filters []filter
 	add := func(name string, wrap func(http.Handler) http.Handler) {
 		filters = append(filters, filter{name, wrap})
@@ -130,7 +130,7 @@ func leanFilters(c *genericapiserver.Config, cost CostFunc, conns *trackedListen
 	measured("priorityandfairness", func(h http.Handler) http.Handler {
 		estimate := flowcontrolrequest.NewWorkEstimator(c.StorageObjectCountTracker.Get,
 			c.FlowControl.GetInterestedWatchCount, flowcontrolrequest.DefaultWorkEstimatorConfig(), c.FlowControl.GetMaxSeats)
-		estimate = WorkEstimator(estimate, cost, c.FlowControl.GetMaxSeats)
+		estimate = workEstimator(estimate, cost, c.FlowControl.GetMaxSeats)
 		return genericfilters.WithPriorityAndFairness(h, c.LongRunningFunc, c.FlowControl, estimate, c.RequestTimeout/4)
 	})
 	measured("authorization", func(h http.Handler) http.Handler {

@@ -61,7 +61,7 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 	}
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		names := []string{"full", "lean"}
-		return BuildHandlerChain(apiHandler, c, ChainOptions{Mount: func(next http.Handler) http.Handler {
+		return newChain(apiHandler, c, chainOptions{Mount: func(next http.Handler) http.Handler {
 			name, inner := names[0], mount(next)
 			names = names[1:]
 			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -396,7 +396,7 @@ func TestPassedOnHoldsItsSeat(t *testing.T) {
 		}
 	})
 	c, seats := chainConfig()
-	h := newChain(slow, c, ChainOptions{Mount: func(next http.Handler) http.Handler { return next }})
+	h := newChain(slow, c, chainOptions{Mount: func(next http.Handler) http.Handler { return next }})
 	h.complete.Store(true)
 	answered := make(chan *http.Response, 1)
 	go func() { answered <- send(requireLean{t, h}, readBy("reader", "?timeout=20ms")) }()

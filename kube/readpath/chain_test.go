@@ -151,7 +151,7 @@ func (l *auditLog) last() *auditinternal.Event {
 // leanChain returns a chain that is past the start of its server, with handler in the place
 // of the handler of reads.
 func leanChain(c *genericapiserver.Config, handler http.HandlerFunc) *chain {
-	h := newChain(nil, c, ChainOptions{Mount: func(http.Handler) http.Handler { return handler }})
+	h := newChain(nil, c, chainOptions{Mount: func(http.Handler) http.Handler { return handler }})
 	h.complete.Store(true)
 	return h
 }
@@ -200,7 +200,7 @@ func TestChainOfARequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, _ := chainConfig()
 			var took string
-			h := newChain(nil, c, ChainOptions{
+			h := newChain(nil, c, chainOptions{
 				Mount: func(next http.Handler) http.Handler { return next },
 				Serves: func(req *http.Request, _ *request.RequestInfo) bool {
 					return !strings.Contains(req.Header.Get("Accept"), "as=Table")
@@ -250,7 +250,7 @@ func TestWhenThereIsNoLeanChain(t *testing.T) {
 			if test.change != nil {
 				test.change(c)
 			}
-			h := newChain(nil, c, ChainOptions{Full: test.full, Mount: func(next http.Handler) http.Handler { return next }})
+			h := newChain(nil, c, chainOptions{Full: test.full, Mount: func(next http.Handler) http.Handler { return next }})
 			if got := h.lean != nil; got != test.want {
 				t.Errorf("lean chain: %v, want %v", got, test.want)
 			}

@@ -8,11 +8,11 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// CostFunc returns how many bytes the answer to a read will have, uncompressed: of a
+// costFunc returns how many bytes the answer to a read will have, uncompressed: of a
 // watch, those of its initial events. ok is false if the answer does not come from
 // memory, or if its size is not known beforehand. It is called for each list and
 // watch before it waits for its turn, so it must be cheap and must not wait.
-type CostFunc func(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool)
+type costFunc func(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool)
 
 const (
 	// bytesPerSeat is upstream's measure: what a seat of priority and fairness may hold
@@ -24,7 +24,7 @@ const (
 	maxReadSeats = 10
 )
 
-// WorkEstimator returns the work of a request for priority and fairness. A list, or a watch
+// workEstimator returns the work of a request for priority and fairness. A list, or a watch
 // with initial events, whose size cost knows occupies a seat for each bytesPerSeat
 // begun, at least one and at most maxReadSeats, and never more than maxSeats, which
 // is what its priority level allows a single request (0: no bound). Where upstream
@@ -33,7 +33,7 @@ const (
 // by upstream.
 //
 // No latency is added: a read is over when it has been sent.
-func WorkEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost CostFunc, maxSeats func(priorityLevel string) uint64) flowcontrolrequest.WorkEstimatorFunc {
+func workEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost costFunc, maxSeats func(priorityLevel string) uint64) flowcontrolrequest.WorkEstimatorFunc {
 	if cost == nil {
 		return upstream
 	}
@@ -57,7 +57,7 @@ func WorkEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost CostFunc,
 	}
 }
 
-// Cost is the CostFunc of what the server answers.
+// cost is the costFunc of what the server answers.
 //
 // The bytes are those of the items in the form that was negotiated, exactly if they have
 // been encoded before, else as they are stored. Of a page it is the share that its limit
@@ -65,7 +65,7 @@ func WorkEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost CostFunc,
 // is an upper bound of what is sent. Of a shard that has been listed before, its own objects count.
 //
 // It does not look for storages: the first list of a resource is estimated by upstream.
-func (s *Server) Cost(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool) {
+func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool) {
 	resource := s.resolver.known(info)
 	if resource == nil {
 		return 0, false

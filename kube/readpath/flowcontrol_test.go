@@ -36,7 +36,7 @@ func TestWorkEstimator(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := false
-			estimate := WorkEstimator(
+			estimate := workEstimator(
 				func(*http.Request, string, string) flowcontrolrequest.WorkEstimate {
 					return flowcontrolrequest.WorkEstimate{InitialSeats: upstreams}
 				},
@@ -65,7 +65,7 @@ func TestWorkEstimator(t *testing.T) {
 // TestCostReachesFlowControl: the lean chain's priority and fairness learns it.
 func TestCostReachesFlowControl(t *testing.T) {
 	c, seats := chainConfig()
-	h := newChain(nil, c, ChainOptions{
+	h := newChain(nil, c, chainOptions{
 		Mount: func(http.Handler) http.Handler { return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}) },
 		Cost: func(*http.Request, *request.RequestInfo) (int64, bool) {
 			return 450_000, true
@@ -116,7 +116,7 @@ func TestCost(t *testing.T) {
 	const unknown = -1
 	cost := func(path, accept string) int64 {
 		t.Helper()
-		bytes, ok := s.Cost(get(path, accept))
+		bytes, ok := s.cost(get(path, accept))
 		if !ok {
 			return unknown
 		}

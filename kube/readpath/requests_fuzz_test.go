@@ -186,7 +186,7 @@ func FuzzRequests(f *testing.F) {
 				t.Fatalf("%s takes the lean chain as %+v; it is %+v, %v", req.URL, lean, info, err)
 			}
 			if err == nil && info.IsResourceRequest {
-				if bytes, ok := server.Cost(req, info); ok && bytes < 0 {
+				if bytes, ok := server.cost(req, info); ok && bytes < 0 {
 					t.Fatalf("%s costs %d bytes", req.URL, bytes)
 				}
 			}
