@@ -1,0 +1,284 @@
+package readpath
+
+import (
+	"context"
+	"iter"
+	"net/http"
+	goruntime "runtime"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
+)
+
+// writePage sends the list.
+func (r *read) writePage(p *page) {
+	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	trailing := 0
+	if p.count > 0 {
+		trailing = r.enc.trailing()
+	}
+	b := newBody(r, int64(len(head))+p.bytes-int64(trailing)+int64(len(tail)))
+	defer b.free()
+	if p.share != nil {
+		defer b.pace(r, p)()
+	}
+	b.write(head)
+	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing, once: p.reading.FromEtcd()}
+	switch {
+	case p.count == 0:
+	case p.selected != nil:
+		for _, e := range p.selected {
+			w.entry(e)
+		}
+	case p.reading.Selective():
+		w.selected(p.reading)
+	case w.once:
+		w.each(p.reading.Runs())
+	default:
+		if trailing > 0 {
+			w.last = p.last()
+		}
+		w.runs(p.reading.Objects().Runs(p.start, p.end))
+	}
+	if err := p.reading.Err(); err != nil {
+		w.fail(err)
+	}
+	b.write(tail)
+	b.close()
+}
+
+// itemWriter writes items, but for the trailing bytes of the last one.
+type itemWriter struct {
+	read     *read
+	body     *body
+	left     int    // items
+	last     string // the key of the last one, if something of it is not shown
+	trailing int
+	once     bool // what is made of the items is not kept: they are read from etcd
+	spans    encoded.Spans
+	buf      []byte // for single items
+}
+
+// span writes bytes that end with the n-th next item.
+func (w *itemWriter) span(data []byte, last bool) {
+	if last {
+		data = data[:len(data)-w.trailing]
+	}
+	w.body.write(data)
+}
+
+func (w *itemWriter) entry(e *mirror.Entry) {
+	data, err := w.read.enc.rep.ItemIn(w.read.req.Context(), e, &w.buf)
+	if err != nil {
+		w.fail(err)
+	}
+	w.left--
+	w.span(data, w.left == 0)
+}
+
+// fail ends the response for an error that its client can not be told any more: the header is
+// out.
+func (w *itemWriter) fail(err error) {
+	if w.read.req.Context().Err() == context.Canceled {
+		breakOff(err)
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// selected walks the objects again.
+func (w *itemWriter) selected(reading *kubestorage.Reading) {
+	ctx := w.read.req.Context()
+	for e := range reading.Candidates() {
+		ok, err := reading.Matches(ctx, e)
+		if err != nil {
+			w.fail(err)
+		}
+		if !ok {
+			continue
+		}
+		if w.entry(e); w.left == 0 {
+			return
+		}
+	}
+}
+
+// runs writes the items of runs, compressed as they are kept if that is what the client
+// gets. If much of it is not kept, several leaves are made ready while those before them
+// are written.
+func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
+	missing := 0
+	for run := range all {
+		if !w.kept(run) {
+			missing++
+		}
+	}
+	if missing <= cap(readying) {
+		w.each(all)
+		return
+	}
+	ctx, cancel := context.WithCancel(w.read.req.Context())
+	defer cancel()
+	queue := make(chan chan piece, cap(readying))
+	room := semaphore.NewWeighted(readyBytes)
+	go func() {
+		defer close(queue)
+		for run := range all {
+			next, bytes := make(chan piece, 1), min(w.size(run), readyBytes)
+			if room.Acquire(ctx, bytes) != nil {
+				return
+			}
+			select {
+			case queue <- next:
+			case <-ctx.Done():
+				return
+			}
+			produce := func() {
+				p := piece{run: run, bytes: bytes}
+				p.err = guard.Call(func() error {
+					p = w.ready(run, spansPool.Get().(*encoded.Spans))
+					p.bytes = bytes
+					return p.err
+				})
+				next <- p
+			}
+			select {
+			case readying <- struct{}{}:
+				go func() {
+					defer func() { <-readying }()
+					produce()
+				}()
+			default:
+				produce() // others have them all, perhaps for long (I9)
+			}
+		}
+	}()
+	for next := range queue {
+		p := <-next
+		w.piece(&p)
+		if p.spans != nil {
+			p.spans.Reset()
+			spansPool.Put(p.spans)
+		}
+		room.Release(p.bytes)
+	}
+	if err := ctx.Err(); err != nil {
+		w.fail(err)
+	}
+}
+
+// each makes one run after the other ready, and writes it.
+func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
+	for run := range all {
+		p := w.ready(run, &w.spans)
+		w.piece(&p)
+	}
+}
+
+var (
+	// readying bounds how many leaves are made ready at the same time, for all requests.
+	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
+	spansPool = sync.Pool{New: func() any { return new(encoded.Spans) }}
+)
+
+// piece is a run on its way to the body: compressed, as spans of items, or, if they are too
+// many bytes to wait for the client together, as its entries.
+type piece struct {
+	run      mirror.Run
+	large    bool
+	deflated gzipjoin.Run
+	spans    *encoded.Spans // nil: it is compressed, or large
+	bytes    int64          // of readyBytes that it takes
+	err      error
+}
+
+// readyBytes bounds what one list has made ready and not written yet, however many processors there
+// are. It is part of what the list was admitted with: those bytes are still to be sent.
+const readyBytes = 2 << 20
+
+// size returns about how many bytes a run takes when it is ready.
+func (w *itemWriter) size(run mirror.Run) int64 {
+	rep := w.read.enc.rep
+	if rep.Large(run) {
+		return 0 // its entries are made ready one by one
+	}
+	if n, ok := rep.Size(run); ok {
+		return n
+	}
+	var n int64
+	for _, e := range run.Items() {
+		n += e.Size()
+	}
+	return n
+}
+
+// kept reports whether there is nothing to be made ready of the run.
+func (w *itemWriter) kept(run mirror.Run) bool {
+	rep := w.read.enc.rep
+	if w.compresses(run) {
+		return rep.KeepsDeflated(run)
+	}
+	return rep.Large(run) || rep.Keeps(run)
+}
+
+// compresses reports whether the run is sent as it is compressed on its own: not if it
+// is cut by the borders of the list, or too short for that.
+func (w *itemWriter) compresses(run mirror.Run) bool {
+	if w.once || w.body.gz == nil || !run.Whole() || run.Items()[len(run.Items())-1].Key() == w.last {
+		return false
+	}
+	n, ok := w.read.enc.rep.Size(run)
+	return ok && gzipjoin.WorthApart(n)
+}
+
+// ready makes a run ready to be written, in spans if it is not compressed. It may be
+// called concurrently.
+func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
+	p := piece{run: run}
+	ctx, rep := w.read.req.Context(), w.read.enc.rep
+	if w.compresses(run) {
+		p.deflated, p.err = rep.Deflated(ctx, run)
+		return p
+	}
+	if p.large = rep.Large(run); p.large {
+		return p
+	}
+	p.spans = spans
+	spans.Reset()
+	if w.once {
+		p.err = rep.AppendOnce(ctx, spans, run)
+	} else {
+		p.err = rep.AppendRun(ctx, spans, run)
+	}
+	return p
+}
+
+// piece writes a run.
+func (w *itemWriter) piece(p *piece) {
+	if p.err != nil {
+		w.fail(p.err)
+	}
+	if p.large {
+		for _, e := range p.run.Items() {
+			w.entry(e)
+		}
+		return
+	}
+	w.left -= len(p.run.Items())
+	if p.spans == nil {
+		w.body.writeRun(p.deflated)
+		return
+	}
+	for i, data := range p.spans.All {
+		w.span(data, w.left == 0 && i == len(p.spans.All)-1)
+	}
+}
