@@ -101,6 +101,14 @@ func (b *Block) Load(now uint32) *Payload {
 	return p
 }
 
+// SwapMemo is Entry.SwapMemo for an old memo that may be a nil pointer, which means that there was none.
+func SwapMemo[T any](e *mirror.Entry, slot *mirror.Slot, old, value *T) bool {
+	if old == nil {
+		return e.SwapMemo(slot, nil, value)
+	}
+	return e.SwapMemo(slot, old, value)
+}
+
 // Ref adds a reference: an entry or a leaf refers to the block.
 func (b *Block) Ref() { b.refs.Add(1) }
 

@@ -85,11 +85,7 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 	if it.block != nil {
 		it.block.Ref()
 	}
-	var before any // nil if nothing was kept
-	if old != nil {
-		before = old
-	}
-	if e.SwapMemo(p.slot, before, it) {
+	if blockcache.SwapMemo(e, p.slot, old, it) {
 		old.unref()
 	} else {
 		it.unref()

@@ -40,11 +40,7 @@ func (g *Generation) Object(ctx context.Context, e *mirror.Entry) (runtime.Objec
 		return obj, nil
 	}
 	if b := g.Blocks().AddObject(obj, objectFactor*e.Size()+objectBase, g.decodedSlot); b != nil {
-		var before any
-		if old != nil {
-			before = old
-		}
-		if !e.SwapMemo(g.decodedSlot, before, &cachedObject{b}) {
+		if !blockcache.SwapMemo(e, g.decodedSlot, old, &cachedObject{b}) {
 			b.Unref()
 		}
 		g.DropIfEnded(e)

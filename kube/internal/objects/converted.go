@@ -42,12 +42,8 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	if err != nil {
 		return
 	}
-	var before any // nil if nothing was cached
-	if old != nil {
-		before = old
-	}
 	b := g.Blocks().Add(blockcache.Payload{Data: data}, int64(cap(data)), g.convertedSlot)
-	if b != nil && !e.SwapMemo(g.convertedSlot, before, &convertedItem{b}) {
+	if b != nil && !blockcache.SwapMemo(e, g.convertedSlot, old, &convertedItem{b}) {
 		b.Unref() // another reader was faster
 	}
 	g.DropIfEnded(e)
