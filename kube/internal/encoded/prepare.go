@@ -27,89 +27,110 @@ func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool, appendRun func(context.Context, *Spans, mirror.Run) error) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var total atomic.Int64
-	var full atomic.Bool // there is no room for more that is compressed
-	var wg sync.WaitGroup
-	prepare := func(r mirror.Run, spans *Spans) {
-		if deflated && p.worthApart(r) && !full.Load() {
-			run, err := p.Deflated(ctx, r)
-			if err != nil {
-				cancel(err)
-				return
-			}
-			if !p.KeepsDeflated(r) {
-				full.Store(true)
-			}
-			total.Add(run.Len)
-			return
-		}
-		spans.Reset()
-		if p.Large(r) {
-			n, err := p.prepareLarge(ctx, r, spans)
-			if err != nil {
-				cancel(err)
-			}
-			total.Add(n)
-			return
-		}
-		if err := appendRun(ctx, spans, r); err != nil {
-			cancel(err)
-			return
-		}
-		for _, s := range spans.All {
-			total.Add(int64(len(s)))
-		}
+	x := &preparation{rep: p, ctx: ctx, cancel: cancel, deflated: deflated, appendRun: appendRun}
+	x.all(all)
+	x.helpers.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return 0, err
 	}
-	var work chan mirror.Run // to helpers, once there is something to be made
-	defer func() {           // after a panic
+	return x.total.Load(), nil
+}
+
+// preparation makes the missing items of the runs of one list, in the goroutine of the reader and in helpers.
+type preparation struct {
+	rep       *Representation
+	ctx       context.Context
+	cancel    context.CancelCauseFunc // ends the preparation with an error
+	deflated  bool                    // compressed runs will be written
+	appendRun func(context.Context, *Spans, mirror.Run) error
+
+	total   atomic.Int64 // bytes
+	full    atomic.Bool  // the block cache has no room for more compressed runs
+	helpers sync.WaitGroup
+}
+
+// all prepares the runs until the first error. It returns when the reader has no more runs; helpers may still be at work.
+func (x *preparation) all(all iter.Seq[mirror.Run]) {
+	var work chan mirror.Run // to helpers, once there is something to make
+	defer func() {           // after a panic as well
 		if work != nil {
 			close(work)
 		}
 	}()
 	var own Spans
 	for r := range all {
-		if ctx.Err() != nil {
+		if x.ctx.Err() != nil {
 			break
 		}
-		if n, ok := p.prepared(r, deflated); ok {
-			total.Add(n)
+		if n, ok := x.rep.prepared(r, x.deflated); ok {
+			x.total.Add(n)
 			continue
 		}
 		if work == nil {
-			runs := make(chan mirror.Run) // a helper may begin when work is nil again
-			work = runs
-			for range runtime.GOMAXPROCS(0) - 1 {
-				select {
-				case encoders <- struct{}{}:
-				default:
-					continue // others have them all, perhaps for long: this reader works alone (I9)
-				}
-				wg.Go(func() {
-					defer func() { <-encoders }()
-					var spans Spans
-					for r := range runs {
-						if err := guard.Call(func() error { prepare(r, &spans); return nil }); err != nil {
-							cancel(err)
-						}
-					}
-				})
-			}
+			work = make(chan mirror.Run)
+			x.startHelpers(work)
 		}
 		select {
 		case work <- r:
 		default:
-			prepare(r, &own)
+			x.run(r, &own)
 		}
 	}
-	if work != nil {
-		close(work)
-		work = nil
+}
+
+// startHelpers starts a helper for each other processor, as far as encoders allows. They end when runs is closed.
+func (x *preparation) startHelpers(runs <-chan mirror.Run) {
+	for range runtime.GOMAXPROCS(0) - 1 {
+		select {
+		case encoders <- struct{}{}:
+		default:
+			continue // other readers have them all, perhaps for long: this reader works alone (I9)
+		}
+		x.helpers.Go(func() {
+			defer func() { <-encoders }()
+			var spans Spans
+			for r := range runs {
+				if err := guard.Call(func() error { x.run(r, &spans); return nil }); err != nil {
+					x.cancel(err)
+				}
+			}
+		})
 	}
-	wg.Wait()
-	if err := context.Cause(ctx); err != nil {
+}
+
+// run prepares one run. An error ends the preparation. It may be called concurrently.
+func (x *preparation) run(r mirror.Run, spans *Spans) {
+	n, err := x.make(r, spans)
+	if err != nil {
+		x.cancel(err)
+	}
+	x.total.Add(n)
+}
+
+// make makes the missing items of a run, compressed or not, and returns their size.
+func (x *preparation) make(r mirror.Run, spans *Spans) (n int64, err error) {
+	p := x.rep
+	if x.deflated && p.worthApart(r) && !x.full.Load() {
+		run, err := p.Deflated(x.ctx, r)
+		if err != nil {
+			return 0, err
+		}
+		if !p.KeepsDeflated(r) {
+			x.full.Store(true)
+		}
+		return run.Len, nil
+	}
+	spans.Reset()
+	if p.Large(r) {
+		return p.prepareLarge(x.ctx, r, spans)
+	}
+	if err := x.appendRun(x.ctx, spans, r); err != nil {
 		return 0, err
 	}
-	return total.Load(), nil
+	for _, s := range spans.All {
+		n += int64(len(s))
+	}
+	return n, nil
 }
 
 // prepareLarge makes what is missing of a run one by one, and returns the size of all items.
