@@ -46,97 +46,117 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 //   - the wrapper that times each Write, if no audit event can carry the result;
 //   - the filters of the server's start and end (newChain).
 func leanFilters(c *genericapiserver.Config, cost costFunc, conns *trackedListener) []filter {
-	var filters []filter
-	add := func(name string, wrap func(http.Handler) http.Handler) {
-		filters = append(filters, filter{name, wrap})
-	}
-	spans := recordsSpans(c)
-	// measured adds a filter together with its span, if there are any.
-	measured := func(name string, wrap func(http.Handler) http.Handler) {
-		if !spans {
-			add(name, wrap)
-			return
-		}
-		add(name, func(h http.Handler) http.Handler {
-			return filterlatency.TrackStarted(wrap(filterlatency.TrackCompleted(h)), c.TracerProvider, name)
-		})
-	}
+	l := &filterList{config: c, spans: recordsSpans(c)}
+	l.addTransport(conns)
+	l.addDecisions(cost)
+	return l.filters
+}
 
-	add("audit-init", genericapifilters.WithAuditInit)
-	add("panic-recovery", func(h http.Handler) http.Handler {
+// filterList is a list of filters in the making, outermost first.
+type filterList struct {
+	config  *genericapiserver.Config
+	spans   bool // a tracer is configured
+	filters []filter
+}
+
+func (l *filterList) add(name string, wrap func(http.Handler) http.Handler) {
+	l.filters = append(l.filters, filter{name, wrap})
+}
+
+// measured adds a filter together with its span, if a tracer is configured.
+func (l *filterList) measured(name string, wrap func(http.Handler) http.Handler) {
+	if !l.spans {
+		l.add(name, wrap)
+		return
+	}
+	l.add(name, func(h http.Handler) http.Handler {
+		return filterlatency.TrackStarted(wrap(filterlatency.TrackCompleted(h)), l.config.TracerProvider, name)
+	})
+}
+
+// addTransport adds the filters that apply to every request, independent of its user: headers, deadlines, logs and recovery.
+func (l *filterList) addTransport(conns *trackedListener) {
+	c := l.config
+	l.add("audit-init", genericapifilters.WithAuditInit)
+	l.add("panic-recovery", func(h http.Handler) http.Handler {
 		return genericfilters.WithPanicRecovery(h, c.RequestInfoResolver)
 	})
 	if c.FeatureGate.Enabled(genericfeatures.APIServingWithRoutine) {
-		add("routine", func(h http.Handler) http.Handler {
+		l.add("routine", func(h http.Handler) http.Handler {
 			return routine.WithRoutine(h, c.LongRunningFunc)
 		})
 	}
 	if c.AuditBackend != nil {
-		add("latency-trackers", genericapifilters.WithLatencyTrackers)
+		l.add("latency-trackers", genericapifilters.WithLatencyTrackers)
 	} else {
-		add("latency-trackers", withLatencyTrackersOnly)
+		l.add("latency-trackers", withLatencyTrackersOnly)
 	}
 	// Asks for klog's verbosity at each request, and does nothing below 3.
-	add("http-logging", genericfilters.WithHTTPLogging)
+	l.add("http-logging", genericfilters.WithHTTPLogging)
 	if len(c.HSTSDirectives) > 0 {
-		add("hsts", func(h http.Handler) http.Handler {
+		l.add("hsts", func(h http.Handler) http.Handler {
 			return genericfilters.WithHSTS(h, c.HSTSDirectives)
 		})
 	}
-	add("cache-control", genericapifilters.WithCacheControl)
+	l.add("cache-control", genericapifilters.WithCacheControl)
 	if c.SecureServing != nil && !c.SecureServing.DisableHTTP2 && c.GoawayChance > 0 {
-		add("goaway", func(h http.Handler) http.Handler {
+		l.add("goaway", func(h http.Handler) http.Handler {
 			return genericfilters.WithProbabilisticGoaway(h, c.GoawayChance)
 		})
 	}
-	add("wait-group", func(h http.Handler) http.Handler {
+	l.add("wait-group", func(h http.Handler) http.Handler {
 		return genericfilters.WithWaitGroup(h, c.LongRunningFunc, c.NonLongRunningRequestWaitGroup)
 	})
-	add("request-deadline", func(h http.Handler) http.Handler {
+	l.add("request-deadline", func(h http.Handler) http.Handler {
 		return genericapifilters.WithRequestDeadline(h, c.AuditBackend, c.AuditPolicyRuleEvaluator,
 			c.LongRunningFunc, c.Serializer, c.RequestTimeout)
 	})
-	add("write-deadline", func(h http.Handler) http.Handler {
+	l.add("write-deadline", func(h http.Handler) http.Handler {
 		return withWriteDeadline(h, conns)
 	})
-	add("warnings", genericapifilters.WithWarningRecorder)
+	l.add("warnings", genericapifilters.WithWarningRecorder)
 	if len(c.CorsAllowedOriginList) > 0 {
-		add("cors", func(h http.Handler) http.Handler {
+		l.add("cors", func(h http.Handler) http.Handler {
 			return genericfilters.WithCORS(h, c.CorsAllowedOriginList, nil, nil, nil, "true")
 		})
 	}
+}
+
+// addDecisions adds the filters that depend on the user: authentication, audit, impersonation, priority and fairness,
+// authorization.
+func (l *filterList) addDecisions(cost costFunc) {
+	c := l.config
 	unauthenticated := genericapifilters.WithFailedAuthenticationAudit(
 		genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
-	measured("authentication", func(h http.Handler) http.Handler {
+	l.measured("authentication", func(h http.Handler) http.Handler {
 		return genericapifilters.WithAuthentication(h, c.Authentication.Authenticator, unauthenticated,
 			c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
 	})
 	// Behind a feature gate until 0.37, but locked on.
-	add("tracing", func(h http.Handler) http.Handler {
+	l.add("tracing", func(h http.Handler) http.Handler {
 		return withTracing(h, c)
 	})
-	measured("audit", func(h http.Handler) http.Handler {
+	l.measured("audit", func(h http.Handler) http.Handler {
 		return genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc)
 	})
 	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
-		measured("constrainedimpersonation", func(h http.Handler) http.Handler {
+		l.measured("constrainedimpersonation", func(h http.Handler) http.Handler {
 			return impersonation.WithConstrainedImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 		})
 	} else {
-		measured("impersonation", func(h http.Handler) http.Handler {
+		l.measured("impersonation", func(h http.Handler) http.Handler {
 			return impersonation.WithImpersonation(h, c.Authorization.Authorizer, c.Serializer)
 		})
 	}
-	measured("priorityandfairness", func(h http.Handler) http.Handler {
+	l.measured("priorityandfairness", func(h http.Handler) http.Handler {
 		estimate := flowcontrolrequest.NewWorkEstimator(c.StorageObjectCountTracker.Get,
 			c.FlowControl.GetInterestedWatchCount, flowcontrolrequest.DefaultWorkEstimatorConfig(), c.FlowControl.GetMaxSeats)
 		estimate = workEstimator(estimate, cost, c.FlowControl.GetMaxSeats)
 		return genericfilters.WithPriorityAndFairness(h, c.LongRunningFunc, c.FlowControl, estimate, c.RequestTimeout/4)
 	})
-	measured("authorization", func(h http.Handler) http.Handler {
+	l.measured("authorization", func(h http.Handler) http.Handler {
 		return genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
 	})
-	return filters
 }
 
 // withLatencyTrackersOnly gives a request that is not a watch the trackers that the metric
