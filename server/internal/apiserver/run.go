@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -25,74 +26,97 @@ import (
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
-// run applies the settings and serves until ctx is cancelled.
+// run prepares, starts and serves until ctx is cancelled, and stops. When it returns, the port is free and the engine closed.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(Info)) error {
-	if err := s.limits.validate(); err != nil {
+	defer logs.FlushLogs()
+	completed, err := s.prepare(ctx, flags)
+	if err != nil {
 		return err
+	}
+	if stopped, err := reachEtcd(ctx, completed); stopped || err != nil {
+		return err
+	}
+	kube := &instance{}
+	defer kube.stop()
+	if err := kube.start(ctx, s, completed); err != nil {
+		return err
+	}
+	return kube.serve(ctx, onReady)
+}
+
+// prepare validates and applies the settings: feature gates, logging, memory limits.
+func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed options.CompletedOptions, err error) {
+	if err := s.limits.validate(); err != nil {
+		return completed, err
 	}
 	if err := s.checks.validate(); err != nil {
-		return err
+		return completed, err
 	}
 	if err := s.tokens.validate(s.gates); err != nil {
-		return err
+		return completed, err
 	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := registry.Set(); err != nil {
-		return err
+		return completed, err
 	}
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings that it sent them
 
 	logs.InitLogs()
-	defer logs.FlushLogs()
 	gate := registry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
 	if err := logsapi.ValidateAndApply(s.kube.Logs, gate); err != nil {
-		return err
+		return completed, err
 	}
 	cliflag.PrintFlags(flags)
 
-	completed, err := s.kube.Complete(ctx)
-	if err != nil {
-		return err
+	if completed, err = s.kube.Complete(ctx); err != nil {
+		return completed, err
 	}
 	if errs := completed.Validate(); len(errs) != 0 {
-		return utilerrors.NewAggregate(errs)
+		return completed, utilerrors.NewAggregate(errs)
 	}
 	gate.(featuregate.MutableFeatureGate).AddMetrics()
 	registry.AddMetrics()
 	if s.engine == engineStrata {
 		s.limits.fit(flags, followMemoryLimit())
 	}
-	return s.serve(ctx, completed, onReady)
-}
-
-// serve builds the chain of servers and runs it. When it returns, the port is free and the engine closed.
-func (s *settings) serve(ctx context.Context, completed options.CompletedOptions, onReady func(Info)) error {
 	klog.InfoS("Starting", "version", componentversion.Get(), "engine", s.engine,
 		"GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOMEMLIMIT", os.Getenv("GOMEMLIMIT"))
+	return completed, nil
+}
 
-	// An egress selector may lead to an etcd that this process cannot reach by itself.
-	if completed.EgressSelector == nil || completed.EgressSelector.ConfigFile == "" {
-		reaching, cancel := context.WithTimeout(ctx, etcdPatience)
-		err := awaitEtcd(reaching, completed.Etcd)
-		cancel()
-		if ctx.Err() != nil {
-			return nil // asked to stop before there was anything to serve
-		}
-		if err != nil {
-			return err
-		}
+// reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled meanwhile. With an egress selector, which
+// may lead to an etcd that this process cannot reach by itself, it does not wait.
+func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
+	if completed.EgressSelector != nil && completed.EgressSelector.ConfigFile != "" {
+		return false, nil
 	}
+	reaching, cancel := context.WithTimeout(ctx, etcdPatience)
+	defer cancel()
+	err = awaitEtcd(reaching, completed.Etcd)
+	if ctx.Err() != nil {
+		return true, nil
+	}
+	return false, err
+}
 
+// instance is the chain of servers that is kube-apiserver, with the engine attached.
+type instance struct {
+	listener   net.Listener // nil: none
+	attachment *Attachment  // nil until there is a configuration
+	config     *app.Config
+	prepared   interface{ Run(context.Context) error }
+}
+
+// start builds the chain of servers. It does not listen yet.
+func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions) error {
 	attachment := s.attachment()
 	attachment.Options(completed.Etcd)
 	config, err := app.NewConfig(completed)
-	if listener := completed.SecureServing.Listener; listener != nil {
-		defer listener.Close() // serving closes it too; this is for errors before that
-	}
+	v.listener = completed.SecureServing.Listener
 	if err != nil {
 		return err
 	}
-	defer attachment.Close() // after Run, which destroys the storages
+	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata {
 		gcpolicy.Start(ctx)
 	}
@@ -109,26 +133,37 @@ func (s *settings) serve(ctx context.Context, completed options.CompletedOptions
 		return err
 	}
 	attachment.Mount(chain)
-	prepared, err := chain.PrepareRun()
-	if err != nil {
-		return err
-	}
+	v.prepared, err = chain.PrepareRun()
+	return err
+}
 
+// serve loads memory, then serves until ctx is cancelled. onReady, if not nil, is called when the server is ready.
+func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if onReady != nil {
 		var waiting sync.WaitGroup
 		defer waiting.Wait()
 		defer cancel() // runs before the wait
-		loopback := config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
+		loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
 		waiting.Go(func() {
 			if waitReady(ctx, loopback) == nil {
 				onReady(Info{URL: loopback.Host})
 			}
 		})
 	}
-	attachment.AwaitMemory(ctx)
-	return prepared.Run(ctx)
+	v.attachment.AwaitMemory(ctx)
+	return v.prepared.Run(ctx)
+}
+
+// stop closes the engine, after serve, which destroys the storages, and the listener, which serve closes too.
+func (v *instance) stop() {
+	if v.attachment != nil {
+		v.attachment.Close()
+	}
+	if v.listener != nil {
+		v.listener.Close()
+	}
 }
 
 // waitReady asks /readyz, as the server's own privileged client, until the answer is 200 or ctx is cancelled.
