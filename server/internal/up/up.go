@@ -56,123 +56,172 @@ type settings struct {
 	out     io.Writer // where the steps go
 }
 
-// run starts everything, and stops it when ctx is cancelled. The error is one line that says what to do.
+// run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that says what to do.
 func run(ctx context.Context, s settings) (err error) {
-	show := &progress{out: s.out, start: time.Now()}
-
-	// What is wrong with the flags is found before anything is touched.
-	enabled, err := controllers.Resolve(s.controllers)
-	if err != nil {
-		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
-	}
-	if err := checkServerFlags(s.engine, s.serverFlags); err != nil {
+	p := &plane{settings: s, show: &progress{out: s.out, start: time.Now()}}
+	defer func() { err = p.stop(err) }()
+	if err := p.prepare(); err != nil {
 		return err
 	}
-	addr, err := address{s.bindAddress, s.securePort}.reserve()
-	if err != nil {
-		// Who started twice has both the port and the directory in use, and the directory says more.
-		return firstError(datadir.CheckFree(s.dataDir), err)
+	if started, err := p.start(ctx); !started || err != nil {
+		return err
 	}
-	if s.kubeconfig != "" {
-		if _, err := ourKubeconfig(s.kubeconfig); err != nil {
+	return p.serve(ctx)
+}
+
+// plane is a control plane, with the parts of it that exist so far; the others are nil.
+type plane struct {
+	settings
+	show    *progress
+	addr    address
+	enabled []string // the controllers
+
+	dir     *datadir.Dir // locked
+	log     *logFile
+	files   *pki.Files
+	etcd    *embedetcd.Server
+	server  *component
+	manager *component // of the controllers
+}
+
+// prepare checks the flags, locks the data directory, and makes the certificates that are missing. An error of the flags is found before
+// anything is touched.
+func (p *plane) prepare() (err error) {
+	if p.enabled, err = controllers.Resolve(p.controllers); err != nil {
+		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
+	}
+	if err := checkServerFlags(p.engine, p.serverFlags); err != nil {
+		return err
+	}
+	if p.addr, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
+		// After a second start, both the port and the directory are in use, and the directory says more.
+		return firstError(datadir.CheckFree(p.dataDir), err)
+	}
+	if p.kubeconfig != "" {
+		if _, err := ourKubeconfig(p.kubeconfig); err != nil {
 			return err
 		}
 	}
-
-	closeFilesToOthers()
-	dir, err := datadir.Open(s.dataDir)
-	if err != nil {
+	if err := p.openDir(); err != nil {
 		return err
 	}
-	defer dir.Close()
-	log, err := openLog(dir.Log())
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	if dir.New {
-		show.step("data directory: %s (new)", dir.Path)
-	} else {
-		show.step("data directory: %s", dir.Path)
-	}
-	if n := len(dir.Closed); n > 0 {
-		show.step("data directory: other users might have reached %s (%d such files and directories in all); closed to them", dir.Closed[0], n)
-	}
-
-	files, err := pki.Ensure(dir.PKI(), addr.hosts(s.tlsSANs), time.Now())
-	if err != nil {
+	if p.files, err = pki.Ensure(p.dir.PKI(), p.addr.hosts(p.tlsSANs), time.Now()); err != nil {
 		return fmt.Errorf("certificates: %w", err)
 	}
-	if len(files.Made) > 0 {
-		show.step("certificates: made %s", strings.Join(files.Made, ", "))
+	if len(p.files.Made) > 0 {
+		p.show.step("certificates: made %s", strings.Join(p.files.Made, ", "))
 	} else {
-		show.step("certificates: found")
+		p.show.step("certificates: found")
 	}
+	return nil
+}
 
-	etcd, err := embedetcd.Start(ctx, embedetcd.Config{
-		Dir:                    dir.Etcd(),
-		ProgressNotifyInterval: s.progressInterval,
-		Logger:                 log.etcdLogger(),
+// openDir locks the data directory and opens the log in it.
+func (p *plane) openDir() (err error) {
+	closeFilesToOthers()
+	if p.dir, err = datadir.Open(p.dataDir); err != nil {
+		return err
+	}
+	if p.log, err = openLog(p.dir.Log()); err != nil {
+		return err
+	}
+	if p.dir.New {
+		p.show.step("data directory: %s (new)", p.dir.Path)
+	} else {
+		p.show.step("data directory: %s", p.dir.Path)
+	}
+	if n := len(p.dir.Closed); n > 0 {
+		p.show.step("data directory: other users might have reached %s (%d such files and directories in all); closed to them", p.dir.Closed[0], n)
+	}
+	return nil
+}
+
+// start starts etcd, the API server and the controllers, and writes the kubeconfigs. It reports false if ctx is cancelled before
+// the API server is ready.
+func (p *plane) start(ctx context.Context) (started bool, err error) {
+	p.etcd, err = embedetcd.Start(ctx, embedetcd.Config{
+		Dir:                    p.dir.Etcd(),
+		ProgressNotifyInterval: p.progressInterval,
+		Logger:                 p.log.etcdLogger(),
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil
+		return false, nil
 	case err != nil:
-		return err
+		return false, err
 	}
-	defer func() {
-		etcd.Close()
-		if err == nil {
-			show.step("stopped; the data stays in %s", dir.Path)
-		}
-	}()
-	show.step("etcd: ready")
+	p.show.step("etcd: ready")
 
-	show.step("API server: starting")
+	p.show.step("API server: starting")
 	ready := make(chan apiserver.Info, 1)
-	server := launch("API server", func(ctx context.Context) error {
+	p.server = launch("API server", func(ctx context.Context) error {
 		return apiserver.Run(ctx, apiserver.Options{
-			Args:    serverFlags(etcd.Endpoint(), addr, files, s.engine, s.serverFlags),
-			Out:     s.out,
+			Args:    serverFlags(p.etcd.Endpoint(), p.addr, p.files, p.engine, p.serverFlags),
+			Out:     p.out,
 			OnReady: func(info apiserver.Info) { ready <- info },
 		})
 	})
-	defer func() { err = firstError(err, server.stop()) }()
-	info, err := waitReady(ctx, show, dir, server, ready, etcd)
+	info, err := waitReady(ctx, p.show, p.dir, p.server, ready, p.etcd)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if ctx.Err() != nil {
-		show.step("stopping")
-		return nil
+		p.show.step("stopping")
+		return false, nil
 	}
-	show.step("API server: ready on %s", info.URL)
+	p.show.step("API server: ready on %s", info.URL)
 
-	for _, path := range slices.DeleteFunc([]string{dir.Kubeconfig(), s.kubeconfig}, isEmpty) {
-		if err := adminKubeconfig(path, info.URL, files); err != nil {
-			return err
+	for _, path := range slices.DeleteFunc([]string{p.dir.Kubeconfig(), p.kubeconfig}, isEmpty) {
+		if err := adminKubeconfig(path, info.URL, p.files); err != nil {
+			return false, err
 		}
 	}
-	manager, err := s.startControllers(ctx, show, dir, info.URL, files, enabled)
-	if err != nil {
-		return err
+	if p.manager, err = p.startControllers(ctx, p.show, p.dir, info.URL, p.files, p.enabled); err != nil {
+		return false, err
 	}
-	defer func() { err = firstError(err, manager.stop()) }()
 	if ctx.Err() == nil {
-		s.printNext(dir)
+		p.printNext(p.dir)
 	}
+	return true, nil
+}
 
+// serve returns when ctx is cancelled, or with the reason for which a component has ended.
+func (p *plane) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
-		show.step("stopping")
+		p.show.step("stopping")
 		return nil
-	case <-server.done:
-		return server.ended()
-	case <-manager.done:
-		return manager.ended()
-	case err := <-etcd.Err():
+	case <-p.server.done:
+		return p.server.ended()
+	case <-p.manager.done:
+		return p.manager.ended()
+	case err := <-p.etcd.Err():
 		return fmt.Errorf("etcd: %w", err)
 	}
+}
+
+// stop ends all components in the reverse order of their start, and unlocks the data directory. It returns err, or else the first error
+// of a component.
+func (p *plane) stop(err error) error {
+	if p.manager != nil {
+		err = firstError(err, p.manager.stop())
+	}
+	if p.server != nil {
+		err = firstError(err, p.server.stop())
+	}
+	if p.etcd != nil {
+		p.etcd.Close()
+		if err == nil {
+			p.show.step("stopped; the data stays in %s", p.dir.Path)
+		}
+	}
+	if p.log != nil {
+		p.log.Close()
+	}
+	if p.dir != nil {
+		p.dir.Close()
+	}
+	return err
 }
 
 // waitReady returns what the API server says when it is ready, or why it ended. A signal does not end the wait at once, because upstream's
