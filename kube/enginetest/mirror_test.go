@@ -186,6 +186,143 @@ func pass(from, to net.Conn) {
 	}
 }
 
+// follower keeps a state of its own from a cursor.
+type follower struct {
+	r    *mirror.Resource
+	c    *mirror.Cursor
+	held state
+}
+
+func follow(r *mirror.Resource, s mirror.Snapshot) *follower {
+	return &follower{r: r, c: s.Cursor("", ""), held: read(s)}
+}
+
+// next applies at most n events.
+func (f *follower) next(t *testing.T, n int) {
+	t.Helper()
+	evs, err := f.c.Next(nil, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range evs {
+		delete(f.held, e.Key())
+		if e.Entry != nil {
+			f.held[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Entry.Value(), e.Entry.ModRevision(), e.Entry.CreateRevision())
+		}
+	}
+}
+
+// catchUp applies all events up to end, and compares the state with etcd's.
+func (f *follower) catchUp(t *testing.T, client *clientv3.Client, end mirror.Revision) {
+	t.Helper()
+	for f.c.Position() < end {
+		f.next(t, 100)
+	}
+	want, err := readEtcd(t, client, f.r.Prefix(), f.c.Position())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !maps.Equal(f.held, want) {
+		t.Errorf("a follower of %s at %d:%s", f.r.Prefix(), f.c.Position(), diff(f.held, want))
+	}
+}
+
+// randomWriter writes transactions to the keys of resources.
+type randomWriter struct {
+	client       *clientv3.Client
+	resources    []string
+	rnd          *rand.Rand
+	acknowledged *atomic.Int64 // the highest revision of all writers
+}
+
+// ops returns the operations of one transaction.
+func (w *randomWriter) ops() []clientv3.Op {
+	rnd, resources := w.rnd, w.resources
+	var ops []clientv3.Op
+	seen := map[string]bool{}
+	for range 1 + rnd.IntN(4) {
+		key := resources[rnd.IntN(len(resources))] + fmt.Sprint(rnd.IntN(12))
+		if seen[key] {
+			continue // etcd refuses a key twice in one transaction
+		}
+		seen[key] = true
+		if rnd.IntN(3) == 0 {
+			ops = append(ops, clientv3.OpDelete(key))
+		} else {
+			ops = append(ops, clientv3.OpPut(key, strings.Repeat("v", rnd.IntN(50))))
+		}
+	}
+	if rnd.IntN(20) == 0 {
+		ops = []clientv3.Op{clientv3.OpDelete(resources[rnd.IntN(len(resources))], clientv3.WithPrefix())}
+	}
+	return ops
+}
+
+// write commits n transactions.
+func (w *randomWriter) write(n int) error {
+	for range n {
+		resp, err := w.client.Txn(context.Background()).Then(w.ops()...).Commit()
+		if err != nil {
+			return err
+		}
+		for {
+			old := w.acknowledged.Load()
+			if old >= resp.Header.Revision || w.acknowledged.CompareAndSwap(old, resp.Header.Revision) {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// randomReader compares a mirror with etcd at random revisions.
+type randomReader struct {
+	client       *clientv3.Client
+	m            *mirror.Mirror
+	claimed      []*mirror.Resource
+	rnd          *rand.Rand
+	acknowledged *atomic.Int64
+	began, last  mirror.Revision // the first and the last revision that was read
+	compared     int
+	followers    []*follower
+}
+
+// compare compares a resource at the present, and at a random revision of the past, with etcd. It moves all followers on.
+func (x *randomReader) compare(t *testing.T) {
+	t.Helper()
+	r := x.claimed[x.rnd.IntN(len(x.claimed))]
+	before := x.acknowledged.Load()
+	now := catchUp(t, x.m)
+	s, err := r.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Rev < now || s.Rev < before || s.Rev < x.last {
+		t.Fatalf("a consistent read is of %d; etcd was at %d, %d was acknowledged, the last one was of %d", s.Rev, now, before, x.last)
+	}
+	x.last = s.Rev
+	then, err := r.At(x.began + x.rnd.Int64N(s.Rev-x.began+1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []mirror.Snapshot{s, then} {
+		want, err := readEtcd(t, x.client, r.Prefix(), s.Rev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(s); !maps.Equal(got, want) {
+			t.Fatalf("%s at %d:%s", r.Prefix(), s.Rev, diff(got, want))
+		}
+		x.compared++
+	}
+	if x.rnd.IntN(10) == 0 {
+		x.followers = append(x.followers, follow(r, then))
+	}
+	for _, f := range x.followers {
+		f.next(t, 1+x.rnd.IntN(200))
+	}
+}
+
 // TestMirrorIsEtcdAtRandomRevisions has several clients write at random while the
 // mirror's connection breaks now and then, and compares snapshots, at the present
 // and at random revisions of the past, and what cursors lead to, with what etcd
@@ -202,151 +339,51 @@ func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
 	p, socket := newProxy(t, shared.etcd.socket())
 	resources := []string{prefix + "pods/", prefix + "nodes/", prefix + "leases/"}
 	m := newMirror(t, connect(t, socket), prefix, func(o *mirror.Options) { o.CheckpointEvents = 20 })
-	var claimed []*mirror.Resource
+	var acknowledged atomic.Int64
+	x := &randomReader{client: client, m: m, rnd: rand.New(rand.NewPCG(seed, 100)), acknowledged: &acknowledged}
 	for _, r := range resources {
-		claimed = append(claimed, claim(t, m, r))
+		x.claimed = append(x.claimed, claim(t, m, r))
 	}
-	began := catchUp(t, m)
-
-	// follower keeps a state of its own from a cursor.
-	type follower struct {
-		r    *mirror.Resource
-		c    *mirror.Cursor
-		held state
-	}
-	var followers []*follower
-	follow := func(r *mirror.Resource, s mirror.Snapshot) {
-		followers = append(followers, &follower{r: r, c: s.Cursor("", ""), held: read(s)})
-	}
-	for _, r := range claimed {
+	x.began = catchUp(t, m)
+	for _, r := range x.claimed {
 		s, err := r.Latest()
 		if err != nil {
 			t.Fatal(err)
 		}
-		follow(r, s)
+		x.followers = append(x.followers, follow(r, s))
 	}
 
 	const writers, writes = 4, 500
 	var wg sync.WaitGroup
-	var acknowledged atomic.Int64
 	for w := range writers {
-		rnd := rand.New(rand.NewPCG(seed, uint64(w)))
+		writer := &randomWriter{client: client, resources: resources, rnd: rand.New(rand.NewPCG(seed, uint64(w))), acknowledged: &acknowledged}
 		wg.Go(func() {
-			for range writes {
-				var ops []clientv3.Op
-				seen := map[string]bool{}
-				for range 1 + rnd.IntN(4) {
-					key := resources[rnd.IntN(len(resources))] + fmt.Sprint(rnd.IntN(12))
-					if seen[key] {
-						continue // etcd refuses a key twice in one transaction
-					}
-					seen[key] = true
-					if rnd.IntN(3) == 0 {
-						ops = append(ops, clientv3.OpDelete(key))
-					} else {
-						ops = append(ops, clientv3.OpPut(key, strings.Repeat("v", rnd.IntN(50))))
-					}
-				}
-				if rnd.IntN(20) == 0 {
-					ops = []clientv3.Op{clientv3.OpDelete(resources[rnd.IntN(len(resources))], clientv3.WithPrefix())}
-				}
-				resp, err := client.Txn(context.Background()).Then(ops...).Commit()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for {
-					old := acknowledged.Load()
-					if old >= resp.Header.Revision || acknowledged.CompareAndSwap(old, resp.Header.Revision) {
-						break
-					}
-				}
+			if err := writer.write(writes); err != nil {
+				t.Error(err)
 			}
 		})
 	}
 	stopped := make(chan struct{})
 	go func() { wg.Wait(); close(stopped) }()
 
-	rnd := rand.New(rand.NewPCG(seed, 100))
-	compared, last := 0, mirror.Revision(0)
-	compare := func() {
-		i := rnd.IntN(len(resources))
-		before := acknowledged.Load()
-		now := catchUp(t, m)
-		s, err := claimed[i].Latest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.Rev < now || s.Rev < before || s.Rev < last {
-			t.Fatalf("a consistent read is of %d; etcd was at %d, %d was acknowledged, the last one was of %d", s.Rev, now, before, last)
-		}
-		last = s.Rev
-		then, err := claimed[i].At(began + rnd.Int64N(s.Rev-began+1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range []mirror.Snapshot{s, then} {
-			want, err := readEtcd(t, client, resources[i], s.Rev)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := read(s); !maps.Equal(got, want) {
-				t.Fatalf("%s at %d:%s", resources[i], s.Rev, diff(got, want))
-			}
-			compared++
-		}
-		if rnd.IntN(10) == 0 {
-			follow(claimed[i], then)
-		}
-		for _, f := range followers {
-			evs, err := f.c.Next(nil, 1+rnd.IntN(200))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range evs {
-				delete(f.held, e.Key())
-				if e.Entry != nil {
-					f.held[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Entry.Value(), e.Entry.ModRevision(), e.Entry.CreateRevision())
-				}
-			}
-		}
-		if compared%40 == 4 {
-			p.cut(false)
-		}
-	}
 	for running := true; running; {
 		select {
 		case <-stopped:
 			running = false
 		default:
 		}
-		compare()
+		x.compare(t)
+		if x.compared%40 == 4 {
+			p.cut(false)
+		}
 	}
 	end := catchUp(t, m)
-	for _, f := range followers {
-		for f.c.Position() < end {
-			evs, err := f.c.Next(nil, 100)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range evs {
-				delete(f.held, e.Key())
-				if e.Entry != nil {
-					f.held[e.Key()] = fmt.Sprintf("%s@%d,%d", e.Entry.Value(), e.Entry.ModRevision(), e.Entry.CreateRevision())
-				}
-			}
-		}
-		want, err := readEtcd(t, client, f.r.Prefix(), f.c.Position())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !maps.Equal(f.held, want) {
-			t.Errorf("a follower of %s at %d:%s", f.r.Prefix(), f.c.Position(), diff(f.held, want))
-		}
+	for _, f := range x.followers {
+		f.catchUp(t, client, end)
 	}
 	st := m.Stats()
 	t.Logf("%d revisions, %d comparisons, %d followers, %d reconnects, %d relists, %d divergences",
-		end-began, compared, len(followers), st.Reconnects, st.Relists, st.Divergences)
+		end-x.began, x.compared, len(x.followers), st.Reconnects, st.Relists, st.Divergences)
 	if st.Relists+st.Divergences > 0 {
 		t.Error("the mirror distrusted etcd")
 	}
