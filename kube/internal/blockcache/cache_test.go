@@ -1,10 +1,153 @@
 package blockcache
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/mirror"
 )
+
+// check returns an error if the counters of the cache disagree with its blocks: used is the bytes of the blocks with a payload
+// plus outside, the bytes reserved or charged, objects those of decoded objects, live their number. A block with a payload is in
+// the ring exactly once. No method may be running.
+func (c *Cache) check(outside int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	used, objects, live := outside, int64(0), int64(0)
+	seen := map[*Block]bool{}
+	for _, b := range c.ring {
+		if seen[b] {
+			return fmt.Errorf("a block is in the ring twice")
+		}
+		seen[b] = true
+		if b.payload.Load() == nil {
+			continue
+		}
+		if b.refs.Load() <= 0 {
+			return fmt.Errorf("a block without references has a payload of %d bytes", b.size)
+		}
+		if b.slot.Closed() {
+			return fmt.Errorf("a block of a closed slot has a payload of %d bytes", b.size)
+		}
+		live++
+		used += b.size
+		if b.object {
+			objects += b.size
+		}
+	}
+	if c.used.Load() != used || c.objects.Load() != objects || c.live.Load() != live {
+		return fmt.Errorf("counted %d bytes, %d of objects, %d blocks; held %d, %d, %d",
+			c.used.Load(), c.objects.Load(), c.live.Load(), used, objects, live)
+	}
+	return nil
+}
+
+func (c *Cache) requireCheck(t interface{ Fatal(...any) }, outside int64) {
+	if err := c.check(outside); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCache_CountersEqualBlocks calls all methods at random. After each, the counters agree with the blocks, and only charges
+// may exceed the limit.
+func TestCache_CountersEqualBlocks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const limit, objectLimit = 50_000, 20_000
+		c := New(limit, objectLimit)
+		slots := []*mirror.Slot{{}, {}}
+		var refs []*Block // one element for each reference
+		var charged int64
+		held := func(b *Block) {
+			if b != nil {
+				refs = append(refs, b)
+			}
+		}
+		size := func(t *rapid.T) int64 { return rapid.Int64Range(0, 4000).Draw(t, "size") }
+		slot := func(t *rapid.T) *mirror.Slot { return rapid.SampledFrom(slots).Draw(t, "slot") }
+		t.Repeat(map[string]func(*rapid.T){
+			"add":        func(t *rapid.T) { held(c.Add(Payload{}, size(t), slot(t))) },
+			"add object": func(t *rapid.T) { held(c.AddObject(c, size(t), slot(t))) },
+			"reserve and fill": func(t *rapid.T) {
+				if n := size(t); c.Reserve(n) {
+					c.requireCheck(t, charged+n+Overhead)
+					held(c.Fill(Payload{}, n, slot(t)))
+				}
+			},
+			"ref": func(t *rapid.T) {
+				if len(refs) > 0 {
+					b := rapid.SampledFrom(refs).Draw(t, "block")
+					b.Ref()
+					refs = append(refs, b)
+				}
+			},
+			"unref": func(t *rapid.T) {
+				if len(refs) > 0 {
+					i := rapid.IntRange(0, len(refs)-1).Draw(t, "i")
+					refs[i].Unref()
+					refs[i] = refs[len(refs)-1]
+					refs = refs[:len(refs)-1]
+				}
+			},
+			"charge": func(t *rapid.T) {
+				n := max(rapid.Int64Range(-10_000, 10_000).Draw(t, "bytes"), -charged)
+				c.Charge(n)
+				charged += n
+			},
+			"room":  func(t *rapid.T) { c.HasRoom(size(t)) },
+			"idle":  func(*rapid.T) { c.idle() },
+			"flush": func(*rapid.T) { c.Flush() },
+			"close": func(t *rapid.T) {
+				i := rapid.IntRange(0, len(slots)-1).Draw(t, "slot")
+				slots[i].Close()
+				c.ReleaseClosed()
+				slots[i] = &mirror.Slot{}
+			},
+			"": func(t *rapid.T) {
+				c.requireCheck(t, charged)
+				if n := c.objects.Load(); n > objectLimit {
+					t.Fatalf("%d bytes of objects, want at most %d", n, objectLimit)
+				}
+			},
+		})
+	})
+}
+
+// TestCache_CountersEqualBlocksAfterConcurrentUse has goroutines add, read and release blocks while others flush.
+func TestCache_CountersEqualBlocksAfterConcurrentUse(t *testing.T) {
+	c := New(100_000, 40_000)
+	slot := &mirror.Slot{}
+	var wg sync.WaitGroup
+	for i := range 4 {
+		rnd := rand.New(rand.NewPCG(1, uint64(i)))
+		wg.Go(func() {
+			for range 2000 {
+				n := rnd.Int64N(4000)
+				b := c.Add(Payload{}, n, slot)
+				if rnd.IntN(2) == 0 {
+					if o := c.AddObject(c, n, slot); o != nil && rnd.IntN(2) == 0 {
+						o.Unref()
+					}
+				}
+				if b == nil {
+					continue
+				}
+				b.Load(c.Now())
+				if rnd.IntN(2) == 0 {
+					b.Unref()
+				}
+				if rnd.IntN(100) == 0 {
+					c.Flush()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	c.requireCheck(t, 0)
+}
 
 // idle makes all blocks idle.
 func (c *Cache) idle() { c.start = c.start.Add(-2 * idleTime) }
@@ -44,6 +187,7 @@ func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 	if add() != nil || first.payload.Load() == nil {
 		t.Error("a block was evicted although it was read during the search")
 	}
+	c.requireCheck(t, 0)
 }
 
 func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
@@ -61,6 +205,7 @@ func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 	if n := c.objects.Load(); n > limit {
 		t.Errorf("%d bytes of objects are held, want at most %d", n, limit)
 	}
+	c.requireCheck(t, 0)
 }
 
 func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
@@ -73,6 +218,7 @@ func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
 	if c.Add(Payload{}, large, slot) == nil {
 		t.Error("no room was made for a large block")
 	}
+	c.requireCheck(t, 0)
 }
 
 func TestCache_ReleaseClosed(t *testing.T) {
@@ -92,4 +238,5 @@ func TestCache_ReleaseClosed(t *testing.T) {
 	if s := c.Stats(); s.Used != 0 || c.live.Load() != 0 || c.objects.Load() != 0 {
 		t.Errorf("%+v after the last reference is gone", s)
 	}
+	c.requireCheck(t, 0)
 }
