@@ -19,21 +19,6 @@
 //
 // # Invariants
 //
-// Code that relies on one of these cites its number.
-//
-//	I1  the published revision (the clock) never decreases, but for a restored
-//	    etcd, which starts everything anew
-//	I2  a published version is never written again
-//	I3  every event with floor < revision <= clock is in its log exactly once,
-//	    in revision order
-//	I4  a cursor's position reaches R only when every event <= R that it selects
-//	    was returned
-//	I5  all keys that changed in one etcd transaction become visible together
-//	I6  a read answered at R saw every write acknowledged before the read began
-//	    (Current, then Wait), or R is at least what it asked for (Wait), or
-//	    exactly that (At)
-//	I7  memory held by history is bounded by Options.Window, whatever readers do
-//	I8  nothing acknowledged by etcd is absent at or after its revision
-//	I9  the writer calls nothing that decodes, waits for a reader, or blocks on
-//	    anything but its source
+// Code that relies on an invariant cites its number, I1 to I9. docs/architecture.md, section 3,
+// has the list, with the part that this package has in each.
 package mirror
