@@ -131,119 +131,123 @@ func TestFirstMinutesOfANewUser(t *testing.T) {
 	p := start(t, t.TempDir())
 	p.requireUp(t)
 
-	t.Run("three lines say what to type", func(t *testing.T) {
-		_, next, found := strings.Cut(p.printed(), "type next:\n")
-		if !found {
-			t.Fatal("nothing says what to type next")
-		}
-		lines := strings.Split(strings.TrimSpace(next), "\n")
-		if len(lines) != 3 {
-			t.Fatalf("%d lines: %q", len(lines), lines)
-		}
-		for _, line := range lines[:2] { // the third is for the shell
-			_, args, found := strings.Cut(line, "/strata ")
-			if !found {
-				t.Fatalf("%q does not call strata", line)
-			}
-			if _, stderr, code := runStrata(t, p.dir, "", strings.Fields(args)...); code != 0 {
-				t.Errorf("%s: code %d: %s", line, code, stderr)
-			}
-		}
-		if want := "export KUBECONFIG=" + filepath.Join(p.dir, "strata-data", "kubeconfig"); !strings.Contains(lines[2], want) {
-			t.Errorf("%q, want %q", lines[2], want)
-		}
-	})
-
-	t.Run("the version is that of a release", func(t *testing.T) {
-		var v struct {
-			ClientVersion, ServerVersion struct{ GitVersion string }
-		}
-		if err := json.Unmarshal([]byte(p.kubectl(t, "version", "-o", "json")), &v); err != nil {
-			t.Fatal(err)
-		}
-		for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
-			if !strings.HasPrefix(got, "v1.37.1+strata") {
-				t.Errorf("version %q", got)
-			}
-		}
-	})
-
+	t.Run("three lines say what to type", p.checkNextLines)
+	t.Run("the version is that of a release", p.checkVersion)
 	t.Run("only the user reads the files", func(t *testing.T) {
 		requirePrivate(t, filepath.Join(p.dir, "strata-data"))
 	})
-
-	t.Run("nobody is anonymous", func(t *testing.T) {
-		config := p.config(t)
-		anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
-		for _, path := range []string{"/version", "/healthz", "/livez", "/readyz", "/api", "/api/v1/namespaces"} {
-			response, err := anonymous.Get(config.Host + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			response.Body.Close()
-			if response.StatusCode != http.StatusUnauthorized {
-				t.Errorf("GET %s: %s, want 401", path, response.Status)
-			}
-		}
-		if got := p.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
-			t.Errorf("the administrator's GET /readyz: %q", got)
-		}
-	})
-
+	t.Run("nobody is anonymous", p.checkAnonymous)
 	t.Run("RBAC refuses", func(t *testing.T) {
 		stdout, _, code := p.tryKubectl(t, "", "auth", "can-i", "list", "secrets", "--as=system:serviceaccount:default:default")
 		if strings.TrimSpace(stdout) != "no" || code != 1 {
 			t.Errorf("a service account without a role: %q, code %d", stdout, code)
 		}
 	})
-
-	t.Run("a deleted namespace goes", func(t *testing.T) {
-		p.kubectl(t, "create", "namespace", "gone")
-		p.kubectl(t, "-n", "gone", "create", "configmap", "c", "--from-literal=k=v")
-		p.kubectl(t, "delete", "namespace", "gone", "--wait", "--timeout="+timeout.String())
-		if _, stderr, code := p.tryKubectl(t, "", "get", "namespace", "gone"); code != 1 || !strings.Contains(stderr, "NotFound") {
-			t.Errorf("after the deletion: code %d: %s", code, stderr)
-		}
-	})
-
-	t.Run("what an owner leaves behind goes", func(t *testing.T) {
-		p.kubectl(t, "create", "configmap", "owner")
-		uid := p.kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
-		p.apply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
-		p.kubectl(t, "delete", "configmap", "owner")
-		p.kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout="+timeout.String())
-	})
-
+	t.Run("a deleted namespace goes", p.checkNamespaceDeletion)
+	t.Run("what an owner leaves behind goes", p.checkGarbageCollection)
 	t.Run("a claim can be deleted", func(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: claim}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
 		p.kubectl(t, "delete", "persistentvolumeclaim", "claim", "--timeout="+timeout.String())
 	})
-
-	t.Run("quotas count", func(t *testing.T) {
-		p.kubectl(t, "create", "namespace", "small")
-		p.kubectl(t, "-n", "small", "create", "quota", "q", "--hard=secrets=1")
-		p.kubectl(t, "-n", "small", "wait", "quota/q", "--for=jsonpath={.status.used.secrets}=0", "--timeout="+timeout.String())
-		p.kubectl(t, "-n", "small", "create", "secret", "generic", "one")
-		if _, stderr, code := p.tryKubectl(t, "", "-n", "small", "create", "secret", "generic", "two"); code != 1 || !strings.Contains(stderr, "exceeded quota") {
-			t.Errorf("over the quota: code %d: %s", code, stderr)
-		}
-	})
-
-	t.Run("pods have what they need", func(t *testing.T) {
-		p.kubectl(t, "wait", "--for=create", "configmap/kube-root-ca.crt", "--timeout="+timeout.String())
-		p.apply(t, `{apiVersion: v1, kind: Pod, metadata: {name: pod}, spec: {containers: [{name: c, image: example.test/i}]}}`)
-		if got := p.kubectl(t, "get", "pod", "pod", "-o", "jsonpath={.spec.serviceAccountName}"); got != "default" {
-			t.Errorf("the pod's service account is %q", got)
-		}
-		p.kubectl(t, "delete", "pod", "pod", "--timeout="+timeout.String())
-	})
-
+	t.Run("quotas count", p.checkQuota)
+	t.Run("pods have what they need", p.checkPod)
 	t.Run("token secrets are filled", func(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}}}`)
 		p.kubectl(t, "wait", "secret/token", "--for=jsonpath={.data.token}", "--timeout="+timeout.String())
 	})
 
 	p.requireStop(t, terminate)
+}
+
+func (p *process) checkNextLines(t *testing.T) {
+	_, next, found := strings.Cut(p.printed(), "type next:\n")
+	if !found {
+		t.Fatal("nothing says what to type next")
+	}
+	lines := strings.Split(strings.TrimSpace(next), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("%d lines: %q", len(lines), lines)
+	}
+	for _, line := range lines[:2] { // the third is for the shell
+		_, args, found := strings.Cut(line, "/strata ")
+		if !found {
+			t.Fatalf("%q does not call strata", line)
+		}
+		if _, stderr, code := runStrata(t, p.dir, "", strings.Fields(args)...); code != 0 {
+			t.Errorf("%s: code %d: %s", line, code, stderr)
+		}
+	}
+	if want := "export KUBECONFIG=" + filepath.Join(p.dir, "strata-data", "kubeconfig"); !strings.Contains(lines[2], want) {
+		t.Errorf("%q, want %q", lines[2], want)
+	}
+}
+
+func (p *process) checkVersion(t *testing.T) {
+	var v struct {
+		ClientVersion, ServerVersion struct{ GitVersion string }
+	}
+	if err := json.Unmarshal([]byte(p.kubectl(t, "version", "-o", "json")), &v); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
+		if !strings.HasPrefix(got, "v1.37.1+strata") {
+			t.Errorf("version %q", got)
+		}
+	}
+}
+
+func (p *process) checkAnonymous(t *testing.T) {
+	config := p.config(t)
+	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
+	for _, path := range []string{"/version", "/healthz", "/livez", "/readyz", "/api", "/api/v1/namespaces"} {
+		response, err := anonymous.Get(config.Host + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusUnauthorized {
+			t.Errorf("GET %s: %s, want 401", path, response.Status)
+		}
+	}
+	if got := p.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
+		t.Errorf("the administrator's GET /readyz: %q", got)
+	}
+}
+
+func (p *process) checkNamespaceDeletion(t *testing.T) {
+	p.kubectl(t, "create", "namespace", "gone")
+	p.kubectl(t, "-n", "gone", "create", "configmap", "c", "--from-literal=k=v")
+	p.kubectl(t, "delete", "namespace", "gone", "--wait", "--timeout="+timeout.String())
+	if _, stderr, code := p.tryKubectl(t, "", "get", "namespace", "gone"); code != 1 || !strings.Contains(stderr, "NotFound") {
+		t.Errorf("after the deletion: code %d: %s", code, stderr)
+	}
+}
+
+func (p *process) checkGarbageCollection(t *testing.T) {
+	p.kubectl(t, "create", "configmap", "owner")
+	uid := p.kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
+	p.apply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
+	p.kubectl(t, "delete", "configmap", "owner")
+	p.kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout="+timeout.String())
+}
+
+func (p *process) checkQuota(t *testing.T) {
+	p.kubectl(t, "create", "namespace", "small")
+	p.kubectl(t, "-n", "small", "create", "quota", "q", "--hard=secrets=1")
+	p.kubectl(t, "-n", "small", "wait", "quota/q", "--for=jsonpath={.status.used.secrets}=0", "--timeout="+timeout.String())
+	p.kubectl(t, "-n", "small", "create", "secret", "generic", "one")
+	if _, stderr, code := p.tryKubectl(t, "", "-n", "small", "create", "secret", "generic", "two"); code != 1 || !strings.Contains(stderr, "exceeded quota") {
+		t.Errorf("over the quota: code %d: %s", code, stderr)
+	}
+}
+
+func (p *process) checkPod(t *testing.T) {
+	p.kubectl(t, "wait", "--for=create", "configmap/kube-root-ca.crt", "--timeout="+timeout.String())
+	p.apply(t, `{apiVersion: v1, kind: Pod, metadata: {name: pod}, spec: {containers: [{name: c, image: example.test/i}]}}`)
+	if got := p.kubectl(t, "get", "pod", "pod", "-o", "jsonpath={.spec.serviceAccountName}"); got != "default" {
+		t.Errorf("the pod's service account is %q", got)
+	}
+	p.kubectl(t, "delete", "pod", "pod", "--timeout="+timeout.String())
 }
 
 // apply creates the object that manifest describes.
