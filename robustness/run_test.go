@@ -147,6 +147,24 @@ func record(t *testing.T, operations int, d *defect) history {
 		t.Fatal(err)
 	}
 
+	r.drive(ctx, t, first, ids, d)
+	if t.Failed() {
+		t.FailNow()
+	}
+
+	h := history{reports: append(r.clients.Reports(), r.reports...), counts: r.counts}
+	r.etcd.stop()
+	if h.persisted, err = report.PersistedRequests(zap.NewNop(), []string{r.etcd.data}); err != nil {
+		t.Fatal(err)
+	}
+	h.writes = len(h.persisted)
+	return h
+}
+
+// drive runs all writers, readers and watchers to their end: until the operations were made, and the watchers have seen a last write of
+// first, which the validators need.
+func (r *run) drive(ctx context.Context, t *testing.T, first *client.RecordingClient, ids identity.Provider, d *defect) {
+	t.Helper()
 	var traffic, watching sync.WaitGroup
 	for range writers {
 		c := r.client(t)
@@ -174,7 +192,6 @@ func record(t *testing.T, operations int, d *defect) history {
 	}
 	traffic.Wait()
 
-	// A last write, because the validators need one that succeeded, and all watches come to it.
 	put, err := first.Put(ctx, keys[0], "last")
 	if err != nil {
 		t.Fatal(err)
@@ -185,17 +202,6 @@ func record(t *testing.T, operations int, d *defect) history {
 	r.final.Store(put.Header.Revision)
 	close(r.drain)
 	watching.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
-
-	h := history{reports: append(r.clients.Reports(), r.reports...), counts: r.counts}
-	r.etcd.stop()
-	if h.persisted, err = report.PersistedRequests(zap.NewNop(), []string{r.etcd.data}); err != nil {
-		t.Fatal(err)
-	}
-	h.writes = len(h.persisted)
-	return h
 }
 
 // client returns a client of etcd whose operations are part of the history.
