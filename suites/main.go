@@ -77,120 +77,173 @@ func main() {
 	}
 }
 
-// run runs what o selects. The results of each unit are written when it has ended, so that an interrupted run leaves those
+// run runs the selected units. The results of each unit are written when it has ended, so that an interrupted run leaves those
 // of the units before.
 func run(ctx context.Context, env *Env, o options) error {
-	resultsFile, documentFile := filepath.Join(env.Root, "suites", "results.json"), filepath.Join(env.Root, "docs", "conformance.md")
-	r, err := readResults(resultsFile)
-	if err != nil {
+	s := &session{
+		options: o, env: env, started: time.Now(), slots: make(chan struct{}, o.jobs),
+		resultsFile:  filepath.Join(env.Root, "suites", "results.json"),
+		documentFile: filepath.Join(env.Root, "docs", "conformance.md"),
+	}
+	var err error
+	if s.results, err = readResults(s.resultsFile); err != nil {
 		return err
 	}
 	if o.document {
-		return os.WriteFile(documentFile, []byte(document(all, r)), 0o644)
+		return s.writeDocument()
 	}
 	if err := os.MkdirAll(filepath.Join(env.Bin, "logs"), 0o755); err != nil {
 		return err
 	}
-	started := time.Now()
-	ran, left := 0, 0
-	var mu sync.Mutex // of problems, r and the files
-	var problems []string
 	defer func() { // also of a run that was interrupted
-		for _, p := range problems {
+		for _, p := range s.problems {
 			fmt.Println("FAILED ", p)
 		}
 	}()
-	write := func() error {
-		return errors.Join(r.write(resultsFile), os.WriteFile(documentFile, []byte(document(all, r)), 0o644))
-	}
-	record := func(suite *Suite, unit Unit) error {
-		result, found, err := runUnit(ctx, env, suite, unit, o)
-		mu.Lock()
-		defer mu.Unlock()
-		problems = append(problems, found...)
-		if err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			problems = append(problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
-			return nil
-		}
-		if !o.write {
-			return nil
-		}
-		if r[suite.Name] == nil {
-			r[suite.Name] = map[string]outcome{}
-		}
-		r[suite.Name][unit.Name] = result
-		return write()
-	}
-	// prepared judges suites/known.go, and drops rows that are not of the present version.
-	prepared := func(suite *Suite, units []Unit) error {
-		mu.Lock()
-		defer mu.Unlock()
-		problems = append(problems, withoutUnit(known, idle, suite.Name, units)...)
-		if !o.write || !r.dropStale(suite.Name, units) {
-			return nil
-		}
-		return write()
-	}
-	var running errgroup
-	slots := make(chan struct{}, o.jobs)
 	for _, suite := range all {
 		if o.quick && !suite.Quick || !o.suites.MatchString(suite.Name) {
 			continue
 		}
-		fmt.Printf("%s: preparing\n", suite.Name)
-		units, err := suite.Prepare(ctx, env)
-		if err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", suite.Name, err), running.Wait())
-		}
-		if err := prepared(&suite, units); err != nil {
-			return errors.Join(err, running.Wait())
-		}
-		for _, unit := range units {
-			mu.Lock()
-			recorded := r[suite.Name][unit.Name].Source == unit.Source
-			mu.Unlock()
-			if o.quick && unit.Quick == nil || !o.units.MatchString(unit.Name) || o.missing && recorded {
-				continue
-			}
-			slots <- struct{}{}
-			if o.period > 0 && time.Since(started) > o.period {
-				<-slots
-				left++
-				continue
-			}
-			ran++
-			if err := build(ctx, &suite, unit); err != nil {
-				<-slots
-				if ctx.Err() != nil {
-					return errors.Join(ctx.Err(), running.Wait())
-				}
-				mu.Lock()
-				problems = append(problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
-				mu.Unlock()
-				continue
-			}
-			running.Go(func() error {
-				defer func() { <-slots }()
-				return record(&suite, unit)
-			})
+		if err := s.suite(ctx, &suite); err != nil {
+			return errors.Join(err, s.running.Wait())
 		}
 	}
-	if err := running.Wait(); err != nil {
+	if err := s.running.Wait(); err != nil {
 		return err
 	}
-	if ran == 0 && !o.missing {
+	return s.verdict()
+}
+
+// session is one run of suites.
+type session struct {
+	options
+	env                       *Env
+	resultsFile, documentFile string
+
+	started   time.Time
+	ran, left int           // units that were run, and that there was no time for
+	slots     chan struct{} // one element for each unit that is at work
+	running   errgroup
+
+	mu       sync.Mutex // guards problems, results and the files
+	problems []string
+	results  results
+}
+
+// suite prepares a suite and starts its units. It returns when the last one has been started.
+func (s *session) suite(ctx context.Context, suite *Suite) error {
+	fmt.Printf("%s: preparing\n", suite.Name)
+	units, err := suite.Prepare(ctx, s.env)
+	if err != nil {
+		return fmt.Errorf("%s: %w", suite.Name, err)
+	}
+	if err := s.prepared(suite, units); err != nil {
+		return err
+	}
+	for _, unit := range units {
+		if s.selects(suite, unit) {
+			if err := s.start(ctx, suite, unit); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// prepared checks suites/known.go against the units, and drops the results of other versions.
+func (s *session) prepared(suite *Suite, units []Unit) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problems = append(s.problems, withoutUnit(known, idle, suite.Name, units)...)
+	if !s.write || !s.results.dropStale(suite.Name, units) {
+		return nil
+	}
+	return s.writeLocked()
+}
+
+// selects reports whether the options select the unit.
+func (s *session) selects(suite *Suite, unit Unit) bool {
+	s.mu.Lock()
+	recorded := s.results[suite.Name][unit.Name].Source == unit.Source
+	s.mu.Unlock()
+	return !(s.quick && unit.Quick == nil || !s.units.MatchString(unit.Name) || s.missing && recorded)
+}
+
+// start builds a unit and runs it in the background, once there is a slot. The error is that of ctx.
+func (s *session) start(ctx context.Context, suite *Suite, unit Unit) error {
+	s.slots <- struct{}{}
+	if s.period > 0 && time.Since(s.started) > s.period {
+		<-s.slots
+		s.left++
+		return nil
+	}
+	s.ran++
+	if err := build(ctx, suite, unit); err != nil {
+		<-s.slots
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.problem(suite, unit, err)
+		return nil
+	}
+	s.running.Go(func() error {
+		defer func() { <-s.slots }()
+		return s.record(ctx, suite, unit)
+	})
+	return nil
+}
+
+// record runs a unit and records its result.
+func (s *session) record(ctx context.Context, suite *Suite, unit Unit) error {
+	result, found, err := runUnit(ctx, s.env, suite, unit, s.options)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problems = append(s.problems, found...)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.problem(suite, unit, err)
+		return nil
+	}
+	if !s.write {
+		return nil
+	}
+	if s.results[suite.Name] == nil {
+		s.results[suite.Name] = map[string]outcome{}
+	}
+	s.results[suite.Name][unit.Name] = result
+	return s.writeLocked()
+}
+
+// problem records an error of a unit. s.mu is held.
+func (s *session) problem(suite *Suite, unit Unit, err error) {
+	s.problems = append(s.problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
+}
+
+// writeLocked writes the results and the document.
+func (s *session) writeLocked() error {
+	return errors.Join(s.results.write(s.resultsFile), s.writeDocument())
+}
+
+func (s *session) writeDocument() error {
+	return os.WriteFile(s.documentFile, []byte(document(all, s.results)), 0o644)
+}
+
+// verdict returns an error unless the run is complete and without a problem. All units have ended.
+func (s *session) verdict() error {
+	if s.ran == 0 && !s.missing {
 		return errors.New("nothing matches -suites and -units")
 	}
-	if len(problems) > 0 {
-		return fmt.Errorf("%d problems in %d units", len(problems), ran)
+	if len(s.problems) > 0 {
+		return fmt.Errorf("%d problems in %d units", len(s.problems), s.ran)
 	}
-	if left > 0 {
-		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: go on with -missing", ran, left)
+	if s.left > 0 {
+		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: go on with -missing", s.ran, s.left)
 	}
-	fmt.Printf("%d units, no unexplained difference, %.0f s\n", ran, time.Since(started).Seconds())
+	fmt.Printf("%d units, no unexplained difference, %.0f s\n", s.ran, time.Since(s.started).Seconds())
 	return nil
 }
 

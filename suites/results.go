@@ -142,79 +142,89 @@ as passed if it passes once; "retried" is how many top-level tests that were. "S
 All units together take ` + fmt.Sprint(math.Ceil(took.Minutes())) + ` minutes of test time, without builds, when they run one after the other.
 `)
 	for _, s := range suites {
-		units := r[s.Name]
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.Title, s.About)
-		if len(units) == 0 {
-			b.WriteString("No results yet.\n")
-			continue
-		}
-		b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | servers | retried | seconds: upstream | strata | date |\n")
-		b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
-		row := func(name string, engines map[Engine]counts, date string) {
-			cells := func(e Engine) (verdicts, seconds string) {
-				c, ok := engines[e]
-				if !ok {
-					return " | | ", ""
-				}
-				return fmt.Sprintf("%d | %d | %d", c.Passed, c.Failed, c.Skipped), fmt.Sprint(c.Seconds)
-			}
-			upstream, upstreamSeconds := cells(Upstream)
-			strata, strataSeconds := cells(Strata)
-			servers := ""
-			if n := engines[Strata].Servers; n > 0 {
-				servers = fmt.Sprint(n)
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, servers, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
-		}
-		sources := map[string]bool{}
-		for _, name := range slices.Sorted(maps.Keys(units)) {
-			row(name, units[name].Engines, units[name].Date)
-			sources[units[name].Source] = true
-		}
-		sums := map[Engine]counts{}
-		for _, e := range s.engines() {
-			if sum, ok := total(units, e); ok {
-				sums[e] = sum
-			}
-		}
-		row("**all**", sums, "")
-		fmt.Fprintf(&b, "\nTested: %s.\n", strings.Join(slices.Sorted(maps.Keys(sources)), ", "))
-
-		var differing, failed, unstable []string
-		for _, name := range slices.Sorted(maps.Keys(units)) {
-			explanation := func(f Finding) string {
-				if text := reason(known, s.Name, name, f); text != "" {
-					return text
-				}
-				return "not explained: an error"
-			}
-			for _, d := range units[name].Differences {
-				differing = append(differing, fmt.Sprintf("| %s | %s | %s | %s | %s |", name, d.Test, d.Upstream, d.Strata, explanation(d)))
-			}
-			for _, test := range units[name].Failed {
-				failed = append(failed, fmt.Sprintf("| %s | %s | %s |", name, test, explanation(failure(test))))
-			}
-			for _, e := range s.engines() {
-				if tests := units[name].Unstable[e]; len(tests) > 0 {
-					unstable = append(unstable, fmt.Sprintf("- %s, %s: %s", name, e, strings.Join(tests, ", ")))
-				}
-			}
-		}
-		if len(s.engines()) > 1 {
-			if len(differing) == 0 {
-				b.WriteString("\nNo differences.\n")
-			} else {
-				b.WriteString("\n| package | differing test | upstream | strata | reason |\n| --- | --- | --- | --- | --- |\n" + strings.Join(differing, "\n") + "\n")
-			}
-		}
-		if len(failed) > 0 {
-			b.WriteString("\nFailed on every engine:\n\n| package | failed test | reason |\n| --- | --- | --- |\n" + strings.Join(failed, "\n") + "\n")
-		}
-		if len(unstable) > 0 {
-			b.WriteString("\nFailed at first and passed when run again:\n\n" + strings.Join(unstable, "\n") + "\n")
-		}
+		writeSuite(&b, s, r[s.Name])
 	}
 	return b.String()
+}
+
+// writeSuite writes the section of a suite.
+func writeSuite(b *strings.Builder, s Suite, units map[string]outcome) {
+	fmt.Fprintf(b, "\n## %s\n\n%s\n\n", s.Title, s.About)
+	if len(units) == 0 {
+		b.WriteString("No results yet.\n")
+		return
+	}
+	b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | servers | retried | seconds: upstream | strata | date |\n")
+	b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+	sources := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(units)) {
+		writeRow(b, name, units[name].Engines, units[name].Date)
+		sources[units[name].Source] = true
+	}
+	sums := map[Engine]counts{}
+	for _, e := range s.engines() {
+		if sum, ok := total(units, e); ok {
+			sums[e] = sum
+		}
+	}
+	writeRow(b, "**all**", sums, "")
+	fmt.Fprintf(b, "\nTested: %s.\n", strings.Join(slices.Sorted(maps.Keys(sources)), ", "))
+	writeFindings(b, s, units)
+}
+
+// writeRow writes a row of a suite's table.
+func writeRow(b *strings.Builder, name string, engines map[Engine]counts, date string) {
+	cells := func(e Engine) (verdicts, seconds string) {
+		c, ok := engines[e]
+		if !ok {
+			return " | | ", ""
+		}
+		return fmt.Sprintf("%d | %d | %d", c.Passed, c.Failed, c.Skipped), fmt.Sprint(c.Seconds)
+	}
+	upstream, upstreamSeconds := cells(Upstream)
+	strata, strataSeconds := cells(Strata)
+	servers := ""
+	if n := engines[Strata].Servers; n > 0 {
+		servers = fmt.Sprint(n)
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, servers, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
+}
+
+// writeFindings writes the differences of a suite, and its failed and unstable tests.
+func writeFindings(b *strings.Builder, s Suite, units map[string]outcome) {
+	var differing, failed, unstable []string
+	for _, name := range slices.Sorted(maps.Keys(units)) {
+		explanation := func(f Finding) string {
+			if text := reason(known, s.Name, name, f); text != "" {
+				return text
+			}
+			return "not explained: an error"
+		}
+		for _, d := range units[name].Differences {
+			differing = append(differing, fmt.Sprintf("| %s | %s | %s | %s | %s |", name, d.Test, d.Upstream, d.Strata, explanation(d)))
+		}
+		for _, test := range units[name].Failed {
+			failed = append(failed, fmt.Sprintf("| %s | %s | %s |", name, test, explanation(failure(test))))
+		}
+		for _, e := range s.engines() {
+			if tests := units[name].Unstable[e]; len(tests) > 0 {
+				unstable = append(unstable, fmt.Sprintf("- %s, %s: %s", name, e, strings.Join(tests, ", ")))
+			}
+		}
+	}
+	if len(s.engines()) > 1 {
+		if len(differing) == 0 {
+			b.WriteString("\nNo differences.\n")
+		} else {
+			b.WriteString("\n| package | differing test | upstream | strata | reason |\n| --- | --- | --- | --- | --- |\n" + strings.Join(differing, "\n") + "\n")
+		}
+	}
+	if len(failed) > 0 {
+		b.WriteString("\nFailed on every engine:\n\n| package | failed test | reason |\n| --- | --- | --- |\n" + strings.Join(failed, "\n") + "\n")
+	}
+	if len(unstable) > 0 {
+		b.WriteString("\nFailed at first and passed when run again:\n\n" + strings.Join(unstable, "\n") + "\n")
+	}
 }
 
 // today is the date of a run.
