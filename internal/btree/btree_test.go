@@ -45,110 +45,130 @@ func requireSame(t *rapid.T, f frozen) {
 	}
 }
 
+// machine drives edits of a tree and of a plain map.
+type machine struct {
+	tree  Tree[*item]
+	model map[string]*item
+	old   []frozen
+}
+
+var drawKey = rapid.Custom(func(t *rapid.T) string {
+	return fmt.Sprintf("%03d", rapid.IntRange(0, 700).Draw(t, "key"))
+})
+
+// build begins with a tree of many items.
+func (m *machine) build(t *rapid.T) {
+	n := rapid.IntRange(0, 600).Draw(t, "n")
+	var items []*item
+	for i := range n {
+		it := &item{fmt.Sprintf("%03d", i), int64(i)}
+		items = append(items, it)
+		m.model[it.key] = it
+	}
+	m.tree = Build(items)
+}
+
+func (m *machine) edit(t *rapid.T) {
+	e := m.tree.Edit()
+	n := rapid.IntRange(1, 200).Draw(t, "ops")
+	deletes := rapid.IntRange(0, 10).Draw(t, "deletes of 10")
+	rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+	for range n {
+		k := fmt.Sprintf("%03d", rnd.IntN(700))
+		want, had := m.model[k]
+		if rnd.IntN(10) < deletes {
+			prev, ok := e.Delete(k)
+			if ok != had || prev != want {
+				t.Fatalf("Delete(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
+			}
+			delete(m.model, k)
+			continue
+		}
+		it := &item{k, int64(rnd.IntN(1000))}
+		prev, ok := e.Set(it)
+		if ok != had || prev != want {
+			t.Fatalf("Set(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
+		}
+		m.model[k] = it
+	}
+	m.tree = e.Tree()
+}
+
+func (m *machine) freeze(*rapid.T) {
+	m.old = append(m.old, frozen{m.tree, maps.Clone(m.model)})
+}
+
+// within reads a range in every way.
+func (m *machine) within(t *rapid.T) {
+	start, end := drawKey.Draw(t, "start"), drawKey.Draw(t, "end")
+	if rapid.IntRange(0, 5).Draw(t, "open") == 0 {
+		end = ""
+	}
+	var want []string
+	var wantBytes int64
+	for k, it := range m.model {
+		if k >= start && (end == "" || k < end) {
+			want = append(want, k)
+			wantBytes += it.size
+		}
+	}
+	sort.Strings(want)
+	var got []string
+	for run := range m.tree.Runs(start, end) {
+		if len(run.Items()) == 0 {
+			t.Fatal("empty run")
+		}
+		for _, it := range run.Items() {
+			got = append(got, it.key)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("range [%q, %q) = %q, want %q", start, end, got, want)
+	}
+	if c, b := m.tree.Count(start, end); c != len(want) || b != wantBytes {
+		t.Fatalf("Count = %d, %d; want %d, %d", c, b, len(want), wantBytes)
+	}
+	if last, ok := m.tree.Last(start, end); ok != (len(want) > 0) || ok && last != m.model[want[len(want)-1]] {
+		t.Fatalf("Last(%q, %q) = %v, %v; want the last of %q", start, end, last, ok, want)
+	}
+}
+
+func (m *machine) measure(t *rapid.T) {
+	start, end := drawKey.Draw(t, "start"), drawKey.Draw(t, "end")
+	length := func(r Run[*item]) (n int64, known bool) {
+		for _, it := range r.Items() {
+			n += it.size + 1
+		}
+		return n, true
+	}
+	c, b := m.tree.Count(start, end)
+	for range 2 { // the second time from kept sums
+		if n, ok := m.tree.Measure(start, end, "length", length); !ok || n != b+int64(c) {
+			t.Fatalf("Measure = %d, %v; want %d", n, ok, b+int64(c))
+		}
+	}
+	unknown := func(Run[*item]) (int64, bool) { return 0, false }
+	if n, ok := m.tree.Measure(start, end, "unknown", unknown); ok != (c == 0) {
+		t.Fatalf("Measure of what is not known = %d, %v", n, ok)
+	}
+}
+
 // TestTreeIsSortedMapAndOldTreesNeverMove drives edits against a plain map and
 // reads every earlier tree again at the end.
 func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		model := map[string]*item{}
-		var tree Tree[*item]
-		var old []frozen
-		key := rapid.Custom(func(t *rapid.T) string {
-			return fmt.Sprintf("%03d", rapid.IntRange(0, 700).Draw(t, "key"))
-		})
+		m := &machine{model: map[string]*item{}}
 		if rapid.Bool().Draw(t, "bulk") {
-			n := rapid.IntRange(0, 600).Draw(t, "n")
-			var items []*item
-			for i := range n {
-				it := &item{fmt.Sprintf("%03d", i), int64(i)}
-				items = append(items, it)
-				model[it.key] = it
-			}
-			tree = Build(items)
+			m.build(t)
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"edit": func(t *rapid.T) {
-				e := tree.Edit()
-				n := rapid.IntRange(1, 200).Draw(t, "ops")
-				deletes := rapid.IntRange(0, 10).Draw(t, "deletes of 10")
-				rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-				for range n {
-					k := fmt.Sprintf("%03d", rnd.IntN(700))
-					want, had := model[k]
-					if rnd.IntN(10) < deletes {
-						prev, ok := e.Delete(k)
-						if ok != had || prev != want {
-							t.Fatalf("Delete(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
-						}
-						delete(model, k)
-						continue
-					}
-					it := &item{k, int64(rnd.IntN(1000))}
-					prev, ok := e.Set(it)
-					if ok != had || prev != want {
-						t.Fatalf("Set(%q) = %v, %v; want %v, %v", k, prev, ok, want, had)
-					}
-					model[k] = it
-				}
-				tree = e.Tree()
-			},
-			"freeze": func(t *rapid.T) {
-				old = append(old, frozen{tree, maps.Clone(model)})
-			},
-			"range": func(t *rapid.T) {
-				start, end := key.Draw(t, "start"), key.Draw(t, "end")
-				if rapid.IntRange(0, 5).Draw(t, "open") == 0 {
-					end = ""
-				}
-				var want []string
-				var wantBytes int64
-				for k, it := range model {
-					if k >= start && (end == "" || k < end) {
-						want = append(want, k)
-						wantBytes += it.size
-					}
-				}
-				sort.Strings(want)
-				var got []string
-				for run := range tree.Runs(start, end) {
-					if len(run.Items()) == 0 {
-						t.Fatal("empty run")
-					}
-					for _, it := range run.Items() {
-						got = append(got, it.key)
-					}
-				}
-				if !slices.Equal(got, want) {
-					t.Fatalf("range [%q, %q) = %q, want %q", start, end, got, want)
-				}
-				if c, b := tree.Count(start, end); c != len(want) || b != wantBytes {
-					t.Fatalf("Count = %d, %d; want %d, %d", c, b, len(want), wantBytes)
-				}
-				if last, ok := tree.Last(start, end); ok != (len(want) > 0) || ok && last != model[want[len(want)-1]] {
-					t.Fatalf("Last(%q, %q) = %v, %v; want the last of %q", start, end, last, ok, want)
-				}
-			},
-			"measure": func(t *rapid.T) {
-				start, end := key.Draw(t, "start"), key.Draw(t, "end")
-				length := func(r Run[*item]) (n int64, known bool) {
-					for _, it := range r.Items() {
-						n += it.size + 1
-					}
-					return n, true
-				}
-				c, b := tree.Count(start, end)
-				for range 2 { // the second time from what was kept
-					if n, ok := tree.Measure(start, end, "length", length); !ok || n != b+int64(c) {
-						t.Fatalf("Measure = %d, %v; want %d", n, ok, b+int64(c))
-					}
-				}
-				unknown := func(Run[*item]) (int64, bool) { return 0, false }
-				if n, ok := tree.Measure(start, end, "unknown", unknown); ok != (c == 0) {
-					t.Fatalf("Measure of what is not known = %d, %v", n, ok)
-				}
-			},
-			"": func(t *rapid.T) { requireSame(t, frozen{tree, model}) },
+			"edit":    m.edit,
+			"freeze":  m.freeze,
+			"range":   m.within,
+			"measure": m.measure,
+			"":        func(t *rapid.T) { requireSame(t, frozen{m.tree, m.model}) },
 		})
-		for _, f := range old {
+		for _, f := range m.old {
 			requireSame(t, f)
 		}
 	})
