@@ -222,6 +222,42 @@ func TestShutdown(t *testing.T) {
 	wait(t, "the server to stop", stopped)
 }
 
+// endless answers a request without a timeout at once, and writes to others until that fails; the error is sent to returned.
+func endless(returned chan<- error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Query().Get("timeout") == "" {
+			w.WriteHeader(http.StatusOK)
+			return
+		}
+		item := make([]byte, 64<<10)
+		for {
+			if _, err := w.Write(item); err != nil {
+				returned <- err
+				return
+			}
+		}
+	})
+}
+
+// connectionOf sends a list that is read, and returns the local address of the connection that answered.
+func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool) (local string) {
+	t.Helper()
+	req := s.list(t, "")
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { local = info.Conn.LocalAddr().String() },
+	}))
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatalf("a list that is read: %v", err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+	if resp.StatusCode != 200 || http2 != (resp.ProtoMajor == 2) {
+		t.Fatalf("a list that is read: status %d over %s", resp.StatusCode, resp.Proto)
+	}
+	return local
+}
+
 // TestStalledReader: a client that does not read gives up its seat at the deadline, and
 // cannot take what it got for all there is.
 func TestStalledReader(t *testing.T) {
@@ -240,19 +276,7 @@ func TestStalledReader(t *testing.T) {
 			t.Parallel()
 			returned := make(chan error, test.streams)
 			s := newChainServer(t, nil, func(http.Handler) http.Handler {
-				return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-					if req.URL.Query().Get("timeout") == "" {
-						w.WriteHeader(http.StatusOK)
-						return
-					}
-					item := make([]byte, 64<<10)
-					for {
-						if _, err := w.Write(item); err != nil {
-							returned <- err
-							return
-						}
-					}
-				})
+				return endless(returned)
 			})
 			s.start(t)
 			var deaf atomic.Bool
@@ -263,25 +287,7 @@ func TestStalledReader(t *testing.T) {
 				}
 				return &deafConn{Conn: conn, deaf: &deaf, closed: make(chan struct{})}, nil
 			})
-			ok := func() string { // the address of the connection that answered
-				t.Helper()
-				var local string
-				req := s.list(t, "")
-				req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-					GotConn: func(info httptrace.GotConnInfo) { local = info.Conn.LocalAddr().String() },
-				}))
-				resp, err := client.Do(req)
-				if err != nil {
-					t.Fatalf("a list that is read: %v", err)
-				}
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-				if resp.StatusCode != 200 || test.http2 != (resp.ProtoMajor == 2) {
-					t.Fatalf("a list that is read: status %d over %s", resp.StatusCode, resp.Proto)
-				}
-				return local
-			}
-			before := ok()
+			before := s.connectionOf(t, client, test.http2)
 
 			deaf.Store(test.deaf)
 			var clients sync.WaitGroup
@@ -313,7 +319,7 @@ func TestStalledReader(t *testing.T) {
 			deaf.Store(false)
 			close(read)
 			clients.Wait()
-			after := ok()
+			after := s.connectionOf(t, client, test.http2)
 			if reused := before == after; reused != (test.http2 && !test.deaf) {
 				t.Errorf("connection %s before, %s after", before, after)
 			}

@@ -113,6 +113,35 @@ func reached(req *http.Request, newest uint64) bool {
 	return true
 }
 
+// addRequestSeeds adds the seeds of FuzzRequests: targets, media types and encodings.
+func addRequestSeeds(f *testing.F) {
+	const path = "/apis/example.apiserver.k8s.io/v1/"
+	for _, target := range []string{
+		"pods", "namespaces/ns/pods", "namespaces/ns/pods/a", "namespaces/ns/pods/large", "namespaces/ns/pods/none", "namespaces/other/pods",
+		"pods?limit=1", "pods?limit=2&resourceVersion=0", "pods?labelSelector=name%3Da", "pods?fieldSelector=metadata.name%3Db",
+		"namespaces/ns/pods?fieldSelector=metadata.name%3Db", "pods?pretty=true", "pods?pretty=0", "pods/", "pods//", "namespaces//pods", "namespaces/ns/pods/a/status",
+		"namespaces/ns/pods/%61", "namespaces/ns/pods/..%2Fa", "namespaces/ns/pods/../pods/a", "namespaces/./pods", "./pods", "pods?resourceVersion=x",
+		"namespaces/n%20s/pods", "namespaces/ns/pods/a?resourceVersion=1", "namespaces/pods", "proxy/pods", "watch/pods/x", "namespaces/ns/pods/A_",
+		"pods?limit=-1", "pods?continue=x", "pods?resourceVersionMatch=Exact&resourceVersion=2", "pods;a=b", "pods%3Fx",
+	} {
+		f.Add(path+target, jsonType, "", "")
+		f.Add(path+target, protobufType, "gzip", "kubectl")
+	}
+	for _, accept := range []string{
+		"", "*/*", "application/*", "text/html", "application/yaml", "application/cbor", "application/json;q=0.1,application/vnd.kubernetes.protobuf",
+		"application/json;pretty=1", "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
+		jsonType + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", protobufType + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
+		jsonType + metadataV1, protobufType + metadataBeta, jsonType + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v2", ";", "application/json;stream=watch",
+		"application/json;profile=nominal", "application/json, */*;q=0.5", "application/JSON", "application/json;as=", ", ,", "application/json;charset=utf-8",
+		"application/apidiscovery.k8s.io;as=x", "application/vnd.kubernetes.protobuf;type=x", "a/b;c=\"d,application/json\"",
+	} {
+		f.Add(path+"pods", accept, "gzip", "")
+		f.Add(path+"namespaces/ns/pods/large", accept, "deflate,gzip ; q=1, gzip", "curl/8")
+	}
+	f.Add(path+"pods", jsonType, "gzip;q=0", "")
+	f.Add(path+"pods", jsonType, "x-gzip,gzip;q=1", "Go")
+}
+
 // FuzzRequests sends GET requests with any path, query and headers that have a say in the form of
 // the answer. The byte path answers them with the very bytes that upstream's routes, handlers and
 // registry answer with over the same storage, or passes them on.
@@ -141,31 +170,7 @@ func FuzzRequests(f *testing.F) {
 	chain := &chain{requestInfo: fuzzInfo, lean: bytePath, leanWatches: true}
 	chain.complete.Store(true)
 
-	const path = "/apis/example.apiserver.k8s.io/v1/"
-	for _, target := range []string{
-		"pods", "namespaces/ns/pods", "namespaces/ns/pods/a", "namespaces/ns/pods/large", "namespaces/ns/pods/none", "namespaces/other/pods",
-		"pods?limit=1", "pods?limit=2&resourceVersion=0", "pods?labelSelector=name%3Da", "pods?fieldSelector=metadata.name%3Db",
-		"namespaces/ns/pods?fieldSelector=metadata.name%3Db", "pods?pretty=true", "pods?pretty=0", "pods/", "pods//", "namespaces//pods", "namespaces/ns/pods/a/status",
-		"namespaces/ns/pods/%61", "namespaces/ns/pods/..%2Fa", "namespaces/ns/pods/../pods/a", "namespaces/./pods", "./pods", "pods?resourceVersion=x",
-		"namespaces/n%20s/pods", "namespaces/ns/pods/a?resourceVersion=1", "namespaces/pods", "proxy/pods", "watch/pods/x", "namespaces/ns/pods/A_",
-		"pods?limit=-1", "pods?continue=x", "pods?resourceVersionMatch=Exact&resourceVersion=2", "pods;a=b", "pods%3Fx",
-	} {
-		f.Add(path+target, jsonType, "", "")
-		f.Add(path+target, protobufType, "gzip", "kubectl")
-	}
-	for _, accept := range []string{
-		"", "*/*", "application/*", "text/html", "application/yaml", "application/cbor", "application/json;q=0.1,application/vnd.kubernetes.protobuf",
-		"application/json;pretty=1", "application/json;as=Table;g=meta.k8s.io;v=v1", "application/json;as=Table;g=meta.k8s.io;v=v1,application/json",
-		jsonType + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", protobufType + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
-		jsonType + metadataV1, protobufType + metadataBeta, jsonType + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v2", ";", "application/json;stream=watch",
-		"application/json;profile=nominal", "application/json, */*;q=0.5", "application/JSON", "application/json;as=", ", ,", "application/json;charset=utf-8",
-		"application/apidiscovery.k8s.io;as=x", "application/vnd.kubernetes.protobuf;type=x", "a/b;c=\"d,application/json\"",
-	} {
-		f.Add(path+"pods", accept, "gzip", "")
-		f.Add(path+"namespaces/ns/pods/large", accept, "deflate,gzip ; q=1, gzip", "curl/8")
-	}
-	f.Add(path+"pods", jsonType, "gzip;q=0", "")
-	f.Add(path+"pods", jsonType, "x-gzip,gzip;q=1", "Go")
+	addRequestSeeds(f)
 	f.Fuzz(func(t *testing.T, target, accept, encoding, agent string) {
 		if strings.ContainsAny(target, " \r\n") || strings.ContainsAny(accept+encoding+agent, "\r\n\x00") {
 			return

@@ -79,6 +79,36 @@ func TestReadsAreAnsweredFromMemory(t *testing.T) {
 	}
 }
 
+// openWatch begins a watch in the protocol.
+func openWatch(t *testing.T, client *http.Client, proto, url, accept string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", accept)
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK || resp.Proto != proto {
+		t.Fatalf("%s, %s", resp.Status, resp.Proto)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+// eventTypes returns the types of the events of a watch in JSON.
+func eventTypes(stream []byte) (types []string) {
+	for decoder := json.NewDecoder(bytes.NewReader(stream)); ; {
+		var event struct{ Type string }
+		if err := decoder.Decode(&event); err != nil {
+			return types
+		}
+		types = append(types, event.Type)
+	}
+}
+
 // TestShutdownEndsWatchesInOrder: each gets the events that are due, then a bookmark if it wants
 // those, then its end, which is no error; and the server is gone soon. So it is of the byte path
 // and of upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients that
@@ -106,20 +136,7 @@ func TestShutdownEndsWatchesInOrder(t *testing.T) {
 	}
 	watch := func(proto, accept, query string) *http.Response {
 		t.Helper()
-		req, err := http.NewRequest(http.MethodGet, pods+"?watch=1"+query, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Accept", accept)
-		resp, err := clients[proto].Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp.StatusCode != http.StatusOK || resp.Proto != proto {
-			t.Fatalf("%s, %s", resp.Status, resp.Proto)
-		}
-		t.Cleanup(func() { resp.Body.Close() })
-		return resp
+		return openWatch(t, clients[proto], proto, pods+"?watch=1"+query, accept)
 	}
 	type open struct {
 		name string
@@ -164,14 +181,7 @@ func TestShutdownEndsWatchesInOrder(t *testing.T) {
 		if w.want == nil {
 			continue
 		}
-		var got []string
-		for decoder := json.NewDecoder(bytes.NewReader(rest)); ; {
-			var event struct{ Type string }
-			if err := decoder.Decode(&event); err != nil {
-				break
-			}
-			got = append(got, event.Type)
-		}
+		got := eventTypes(rest)
 		if fmt.Sprint(got) != fmt.Sprint(w.want) {
 			t.Errorf("%s: got %s, want %s: %s", w.name, got, w.want, rest)
 		}
