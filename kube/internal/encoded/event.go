@@ -3,7 +3,6 @@ package encoded
 import (
 	"context"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/watch"
@@ -13,40 +12,40 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// eventItem is kept on an event: an item that is made by whoever asks first; the
-// others wait for that. A failure is forgotten, so that a later caller tries again.
+// eventItem is the memo of an event: an item that is made by its first reader (Representation.lazy).
 type eventItem struct {
 	data atomic.Pointer[[]byte]
-	// frames are the event's frames compressed, of the type MODIFIED and of the other type that
+	// modified and other are the compressed frames of the event, of the type MODIFIED and of the other type that
 	// the item is sent as.
 	modified, other atomic.Pointer[Frame]
-	mu              sync.Mutex // held by who makes one of them
 }
 
-func (i *eventItem) get(made func(ctx context.Context) ([]byte, error)) ([]byte, error) {
+// lazy returns the item, made once for all readers; concurrent readers wait. After a failure the next reader tries again.
+func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
 	if data := i.data.Load(); data != nil {
 		return *data, nil
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if data := i.data.Load(); data != nil {
-		return *data, nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), objects.DecodeTimeout)
-	defer cancel()
-	data, err := made(ctx)
-	if err != nil {
-		return nil, err
-	}
-	i.data.Store(&data)
-	return data, nil
+	data, _, err := p.encoding.Do(context.Background(), i, func() ([]byte, error) {
+		if data := i.data.Load(); data != nil { // made since the first look
+			return *data, nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), objects.DecodeTimeout)
+		defer cancel()
+		data, err := encode(ctx)
+		if err != nil {
+			return nil, err
+		}
+		i.data.Store(&data)
+		return data, nil
+	})
+	return data, err
 }
 
 // Current returns the item of the object after the event, made once for all
 // watchers and kept while the event is among the newest. The bytes are shared: do not
 // write to them. Errors are those of Item.
 func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
-	return p.eventItem(p.slot, ev, ev.Entry).get(func(ctx context.Context) ([]byte, error) {
+	return p.lazy(p.eventItem(p.slot, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
 		obj, err := p.gen.AddedIfWanted(ev)
 		if err != nil {
 			return nil, err
@@ -62,7 +61,7 @@ func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 // Deleted returns the item of the object before the event with the revision of the
 // event, as a DELETED carries it. Otherwise it is like Current.
 func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
-	return p.eventItem(p.gone, ev, ev.Prev).get(func(ctx context.Context) ([]byte, error) {
+	return p.lazy(p.eventItem(p.gone, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
 		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
 		return slices.Clip(data), err
 	})
@@ -87,15 +86,16 @@ func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, fram
 	if err != nil {
 		return nil, err
 	}
-	kept.mu.Lock()
-	defer kept.mu.Unlock()
-	if f := made.Load(); f != nil {
+	f, _, err := p.framing.Do(context.Background(), made, func() (*Frame, error) {
+		if f := made.Load(); f != nil { // made since the first look
+			return f, nil
+		}
+		framed, size := frame(nil, t, data)
+		f := &Frame{Run: gzipjoin.Compress(nil, framed), Size: size}
+		made.Store(f)
 		return f, nil
-	}
-	framed, size := frame(nil, t, data)
-	f := &Frame{Run: gzipjoin.Compress(nil, framed), Size: size}
-	made.Store(f)
-	return f, nil
+	})
+	return f, err
 }
 
 func (p *Representation) eventItem(slot *mirror.Slot, ev *mirror.Event, e *mirror.Entry) *eventItem {

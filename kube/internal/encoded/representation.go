@@ -38,8 +38,11 @@ type Representation struct {
 	// Sums of sizes are then not relied on.
 	varies atomic.Bool
 
+	// The work under way: items of leaves, compressed leaves, items of events, compressed frames of events.
 	building  flight.Group[*mirror.Leaf, struct{}]
 	deflating flight.Group[deflatingKey, Frames]
+	encoding  flight.Group[*eventItem, []byte]
+	framing   flight.Group[*atomic.Pointer[Frame], *Frame]
 }
 
 // New returns a representation of objects decoded by a generation; splice may be nil. Close it after use.

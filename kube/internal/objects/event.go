@@ -2,7 +2,7 @@ package objects
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,34 +18,40 @@ type eventObjects struct {
 	current, deleted lazyObject
 }
 
-// lazyObject is decoded by its first reader; concurrent readers wait. After a failure the next reader tries again.
+// lazyObject is decoded by its first reader (Generation.lazy).
 type lazyObject struct {
-	mu  sync.Mutex
-	obj runtime.Object
+	obj atomic.Pointer[runtime.Object]
 }
 
-func (l *lazyObject) get(decode func() (runtime.Object, error)) (runtime.Object, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.obj == nil {
+// lazy returns the object, decoded once for all readers; concurrent readers wait. After a failure the next reader tries again.
+func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) (runtime.Object, error) {
+	if obj := l.obj.Load(); obj != nil {
+		return *obj, nil
+	}
+	obj, _, err := g.decoding.Do(context.Background(), l, func() (runtime.Object, error) {
+		if obj := l.obj.Load(); obj != nil { // decoded since the first look
+			return *obj, nil
+		}
 		obj, err := decode()
 		if err != nil {
 			return nil, err
 		}
-		l.obj = share(obj)
-	}
-	return l.obj, nil
+		obj = share(obj)
+		l.obj.Store(&obj)
+		return obj, nil
+	})
+	return obj, err
 }
 
 // Added returns the object after the event, shared by all watchers.
 func (g *Generation) Added(ev *mirror.Event) (runtime.Object, error) {
-	return g.eventObjects(ev).current.get(func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
+	return g.lazy(&g.eventObjects(ev).current, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
 }
 
 // Deleted returns the object before the event with the revision of the event, as a DELETED carries it, shared by all
 // watchers.
 func (g *Generation) Deleted(ev *mirror.Event) (runtime.Object, error) {
-	return g.eventObjects(ev).deleted.get(func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
+	return g.lazy(&g.eventObjects(ev).deleted, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
 }
 
 // decodeEvent decodes an entry for all watchers, and keeps its attributes.

@@ -4,7 +4,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -23,8 +26,9 @@ type Generation struct {
 	// decodedSlot and convertedSlot are the memo slots of decoded objects and of custom resources converted by a webhook.
 	decodedSlot, convertedSlot *mirror.Slot
 
-	events  EventCache
-	derived sync.Map // of Derived, by name
+	events   EventCache
+	decoding flight.Group[*lazyObject, runtime.Object]
+	derived  sync.Map // of Derived, by name
 
 	ended atomic.Bool
 }

@@ -16,7 +16,7 @@ type Shared struct {
 	metav1.Object // the object's metadata, for reading
 	obj           runtime.Object
 
-	mu        sync.Mutex
+	mu        sync.Mutex // leaf; guards encodings
 	encodings map[runtime.Identifier]*encoding
 }
 
