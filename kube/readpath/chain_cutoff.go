@@ -23,8 +23,8 @@ type cutoff struct {
 	req   *http.Request
 	conns *trackedListener
 
-	mu       sync.Mutex
-	finished bool // the handler has returned
+	mu       sync.Mutex // held while the writes are made to fail; guards the fields below
+	finished bool       // the handler has returned
 	isCut    bool
 	stalled  *time.Timer
 }

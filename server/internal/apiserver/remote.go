@@ -23,7 +23,7 @@ type remoteVersions struct {
 
 	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote ones; replaced when it changes
 
-	mu       sync.Mutex
+	mu       sync.Mutex               // leaf; guards services, and the replacement of versions
 	services map[string]*registration // by name of the APIService
 }
 
