@@ -113,8 +113,8 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 	}
 }
 
-// checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the next page could
-// begin before this one, and the pager would read without end.
+// checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the
+// next page could begin before this one, and the pager would read without end.
 func (p *Pager) checkOrder(kvs []*mvccpb.KeyValue) error {
 	for i, kv := range kvs {
 		if string(kv.Key) < p.key || i > 0 && string(kv.Key) <= string(kvs[i-1].Key) ||

@@ -161,8 +161,8 @@ func record(t *testing.T, operations int, d *defect) history {
 	return h
 }
 
-// drive runs all writers, readers and watchers to their end: until the operations were made, and the watchers have seen a last write of
-// first, which the validators need.
+// drive runs all writers, readers and watchers to their end: until the operations were made, and
+// the watchers have seen a last write of first, which the validators need.
 func (r *run) drive(ctx context.Context, t *testing.T, first *client.RecordingClient, ids identity.Provider, d *defect) {
 	t.Helper()
 	var traffic, watching sync.WaitGroup

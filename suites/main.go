@@ -77,8 +77,8 @@ func main() {
 	}
 }
 
-// run runs the selected units. The results of each unit are written when it has ended, so that an interrupted run leaves those
-// of the units before.
+// run runs the selected units. The results of each unit are written when it has ended, so that an
+// interrupted run leaves those of the units before.
 func run(ctx context.Context, env *Env, o options) error {
 	s := &session{
 		options: o, env: env, started: time.Now(), slots: make(chan struct{}, o.jobs),
@@ -169,7 +169,8 @@ func (s *session) selects(suite *Suite, unit Unit) bool {
 	return !(s.quick && unit.Quick == nil || !s.units.MatchString(unit.Name) || s.missing && recorded)
 }
 
-// start builds a unit and runs it in the background, once there is a slot. The error is that of ctx.
+// start builds a unit and runs it in the background, once there is a slot. The error is that of
+// ctx.
 func (s *session) start(ctx context.Context, suite *Suite, unit Unit) error {
 	s.slots <- struct{}{}
 	if s.period > 0 && time.Since(s.started) > s.period {

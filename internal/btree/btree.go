@@ -240,8 +240,8 @@ func (t Tree[T]) All(start, end string) iter.Seq[T] {
 	}
 }
 
-// Last returns the item with the greatest key in start <= key < end, false if there is none. An empty end means no upper
-// bound. Cost is O(log n), no allocation. Safe for concurrent use.
+// Last returns the item with the greatest key in start <= key < end, false if there is none. An
+// empty end means no upper bound. Cost is O(log n), no allocation. Safe for concurrent use.
 func (t Tree[T]) Last(start, end string) (item T, ok bool) {
 	if t.root == nil {
 		return item, false
@@ -254,8 +254,8 @@ func (t Tree[T]) Last(start, end string) (item T, ok bool) {
 	return item, true
 }
 
-// last returns the item with the greatest key below end. All keys of a child are below those of the next one, so at most two
-// paths are followed.
+// last returns the item with the greatest key below end. All keys of a child are below those of the
+// next one, so at most two paths are followed.
 func (n *node[T]) last(end string) (item T, ok bool) {
 	if n.kids == nil {
 		i := len(n.leaf.items)

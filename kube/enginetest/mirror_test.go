@@ -287,7 +287,8 @@ type randomReader struct {
 	followers    []*follower
 }
 
-// compare compares a resource at the present, and at a random revision of the past, with etcd. It moves all followers on.
+// compare compares a resource at the present, and at a random revision of the past, with etcd. It
+// moves all followers on.
 func (x *randomReader) compare(t *testing.T) {
 	t.Helper()
 	r := x.claimed[x.rnd.IntN(len(x.claimed))]

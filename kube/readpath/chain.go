@@ -83,8 +83,8 @@ type chain struct {
 //	       measurement of each filter, and with a write deadline on the calling goroutine
 //	       where upstream moves each request to a goroutine of its own (leanFilters)
 //
-// The lean chain is used only for what the handler of reads serves, as far as chainOptions.Serves can
-// tell, and when it decides nothing that the full chain would decide otherwise:
+// The lean chain is used only for what the handler of reads serves, as far as chainOptions.Serves
+// can tell, and when it decides nothing that the full chain would decide otherwise:
 //
 //   - not before a request has passed the full chain with the mux complete, which is then so
 //     for good. Until then upstream marks requests so that an unknown path is answered

@@ -74,7 +74,8 @@ func (l *filterList) measured(name string, wrap func(http.Handler) http.Handler)
 	})
 }
 
-// addTransport adds the filters that apply to every request, independent of its user: headers, deadlines, logs and recovery.
+// addTransport adds the filters that apply to every request, independent of its user: headers,
+// deadlines, logs and recovery.
 func (l *filterList) addTransport(conns *trackedListener) {
 	c := l.config
 	l.add("audit-init", genericapifilters.WithAuditInit)
@@ -122,8 +123,8 @@ func (l *filterList) addTransport(conns *trackedListener) {
 	}
 }
 
-// addDecisions adds the filters that depend on the user: authentication, audit, impersonation, priority and fairness,
-// authorization.
+// addDecisions adds the filters that depend on the user: authentication, audit, impersonation,
+// priority and fairness, authorization.
 func (l *filterList) addDecisions(cost costFunc) {
 	c := l.config
 	unauthenticated := genericapifilters.WithFailedAuthenticationAudit(

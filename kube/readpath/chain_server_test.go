@@ -222,7 +222,8 @@ func TestShutdown(t *testing.T) {
 	wait(t, "the server to stop", stopped)
 }
 
-// endless answers a request without a timeout at once, and writes to others until that fails; the error is sent to returned.
+// endless answers a request without a timeout at once, and writes to others until that fails; the
+// error is sent to returned.
 func endless(returned chan<- error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Query().Get("timeout") == "" {
@@ -239,7 +240,8 @@ func endless(returned chan<- error) http.Handler {
 	})
 }
 
-// connectionOf sends a list that is read, and returns the local address of the connection that answered.
+// connectionOf sends a list that is read, and returns the local address of the connection that
+// answered.
 func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool) (local string) {
 	t.Helper()
 	req := s.list(t, "")

@@ -11,11 +11,12 @@ import (
 // answered.
 const bodyGrace = time.Second
 
-// boundRequestBody makes reads of a request's body over HTTP/1.1 fail once the request has timed out. Upstream
-// answers such a request with 504, but net/http does not send the answer while the abandoned handler reads the
-// body: a client that sends a byte now and then would keep its connection, two goroutines and a seat of priority
-// and fairness without end. An HTTP/2 stream is reset instead. A long-running request has no deadline of its own
-// and gets none here, because a proxied body may be sent for hours.
+// boundRequestBody makes reads of a request's body over HTTP/1.1 fail once the request has timed
+// out. Upstream answers such a request with 504, but net/http does not send the answer while the
+// abandoned handler reads the body: a client that sends a byte now and then would keep its
+// connection, two goroutines and a seat of priority and fairness without end. An HTTP/2 stream is
+// reset instead. A long-running request has no deadline of its own and gets none here, because a
+// proxied body may be sent for hours.
 func (h *chain) boundRequestBody(w http.ResponseWriter, req *http.Request) {
 	if req.ProtoMajor != 1 || req.Body == nil || req.Body == http.NoBody || h.requestTimeout <= 0 {
 		return

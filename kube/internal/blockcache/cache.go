@@ -101,7 +101,8 @@ func (b *Block) Load(now uint32) *Payload {
 	return p
 }
 
-// SwapMemo is Entry.SwapMemo for an old memo that may be a nil pointer, which means that there was none.
+// SwapMemo is Entry.SwapMemo for an old memo that may be a nil pointer, which means that there was
+// none.
 func SwapMemo[T any](e *mirror.Entry, slot *mirror.Slot, old, value *T) bool {
 	if old == nil {
 		return e.SwapMemo(slot, nil, value)

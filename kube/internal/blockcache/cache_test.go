@@ -11,9 +11,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// check returns an error if the counters of the cache disagree with its blocks: used is the bytes of the blocks with a payload
-// plus outside, the bytes reserved or charged, objects those of decoded objects, live their number. A block with a payload is in
-// the ring exactly once. No method may be running.
+// check returns an error if the counters of the cache disagree with its blocks: used is the bytes
+// of the blocks with a payload plus outside, the bytes reserved or charged, objects those of
+// decoded objects, live their number. A block with a payload is in the ring exactly once. No method
+// may be running.
 func (c *Cache) check(outside int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,8 +53,8 @@ func (c *Cache) requireCheck(t interface{ Fatal(...any) }, outside int64) {
 	}
 }
 
-// TestCache_CountersEqualBlocks calls all methods at random. After each, the counters agree with the blocks, and only charges
-// may exceed the limit.
+// TestCache_CountersEqualBlocks calls all methods at random. After each, the counters agree with
+// the blocks, and only charges may exceed the limit.
 func TestCache_CountersEqualBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit, objectLimit = 50_000, 20_000
@@ -116,7 +117,8 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 	})
 }
 
-// TestCache_CountersEqualBlocksAfterConcurrentUse has goroutines add, read and release blocks while others flush.
+// TestCache_CountersEqualBlocksAfterConcurrentUse has goroutines add, read and release blocks while
+// others flush.
 func TestCache_CountersEqualBlocksAfterConcurrentUse(t *testing.T) {
 	c := New(100_000, 40_000)
 	slot := &mirror.Slot{}

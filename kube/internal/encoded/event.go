@@ -12,15 +12,17 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// eventItem is the memo of an event: an item that is made by its first reader (Representation.lazy).
+// eventItem is the memo of an event: an item that is made by its first reader
+// (Representation.lazy).
 type eventItem struct {
 	data atomic.Pointer[[]byte]
-	// modified and other are the compressed frames of the event, of the type MODIFIED and of the other type that
-	// the item is sent as.
+	// modified and other are the compressed frames of the event, of the type MODIFIED and of the
+	// other type that the item is sent as.
 	modified, other atomic.Pointer[Frame]
 }
 
-// lazy returns the item, made once for all readers; concurrent readers wait. After a failure the next reader tries again.
+// lazy returns the item, made once for all readers; concurrent readers wait. After a failure the
+// next reader tries again.
 func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
 	if data := i.data.Load(); data != nil {
 		return *data, nil

@@ -36,7 +36,8 @@ func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	return x.total.Load(), nil
 }
 
-// preparation makes the missing items of the runs of one list, in the goroutine of the reader and in helpers.
+// preparation makes the missing items of the runs of one list, in the goroutine of the reader and
+// in helpers.
 type preparation struct {
 	rep       *Representation
 	ctx       context.Context
@@ -49,7 +50,8 @@ type preparation struct {
 	helpers sync.WaitGroup
 }
 
-// all prepares the runs until the first error. It returns when the reader has no more runs; helpers may still be at work.
+// all prepares the runs until the first error. It returns when the reader has no more runs; helpers
+// may still be at work.
 func (x *preparation) all(all iter.Seq[mirror.Run]) {
 	var work chan mirror.Run // to helpers, once there is something to make
 	defer func() {           // after a panic as well
@@ -78,7 +80,8 @@ func (x *preparation) all(all iter.Seq[mirror.Run]) {
 	}
 }
 
-// startHelpers starts a helper for each other processor, as far as encoders allows. They end when runs is closed.
+// startHelpers starts a helper for each other processor, as far as encoders allows. They end when
+// runs is closed.
 func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 	for range runtime.GOMAXPROCS(0) - 1 {
 		select {

@@ -38,7 +38,8 @@ type Representation struct {
 	// Sums of sizes are then not relied on.
 	varies atomic.Bool
 
-	// The work under way: items of leaves, compressed leaves, items of events, compressed frames of events.
+	// The work under way: items of leaves, compressed leaves, items of events, compressed frames of
+	// events.
 	building  flight.Group[*mirror.Leaf, struct{}]
 	deflating flight.Group[deflatingKey, Frames]
 	encoding  flight.Group[*eventItem, []byte]

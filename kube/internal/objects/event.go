@@ -23,7 +23,8 @@ type lazyObject struct {
 	obj atomic.Pointer[runtime.Object]
 }
 
-// lazy returns the object, decoded once for all readers; concurrent readers wait. After a failure the next reader tries again.
+// lazy returns the object, decoded once for all readers; concurrent readers wait. After a failure
+// the next reader tries again.
 func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) (runtime.Object, error) {
 	if obj := l.obj.Load(); obj != nil {
 		return *obj, nil

@@ -26,7 +26,8 @@ import (
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
-// run prepares, starts and serves until ctx is cancelled, and stops. When it returns, the port is free and the engine closed.
+// run prepares, starts and serves until ctx is cancelled, and stops. When it returns, the port is
+// free and the engine closed.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(Info)) error {
 	defer logs.FlushLogs()
 	completed, err := s.prepare(ctx, flags)
@@ -84,8 +85,9 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed
 	return completed, nil
 }
 
-// reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled meanwhile. With an egress selector, which
-// may lead to an etcd that this process cannot reach by itself, it does not wait.
+// reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled
+// meanwhile. With an egress selector, which may lead to an etcd that this process cannot reach by
+// itself, it does not wait.
 func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
 	if completed.EgressSelector != nil && completed.EgressSelector.ConfigFile != "" {
 		return false, nil
@@ -137,7 +139,8 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	return err
 }
 
-// serve loads memory, then serves until ctx is cancelled. onReady, if not nil, is called when the server is ready.
+// serve loads memory, then serves until ctx is cancelled. onReady, if not nil, is called when the
+// server is ready.
 func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -156,7 +159,8 @@ func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
 	return v.prepared.Run(ctx)
 }
 
-// stop closes the engine, after serve, which destroys the storages, and the listener, which serve closes too.
+// stop closes the engine, after serve, which destroys the storages, and the listener, which serve
+// closes too.
 func (v *instance) stop() {
 	if v.attachment != nil {
 		v.attachment.Close()

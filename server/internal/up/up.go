@@ -56,7 +56,8 @@ type settings struct {
 	out     io.Writer // where the steps go
 }
 
-// run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that says what to do.
+// run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that
+// says what to do.
 func run(ctx context.Context, s settings) (err error) {
 	p := &plane{settings: s, show: &progress{out: s.out, start: time.Now()}}
 	defer func() { err = p.stop(err) }()
@@ -84,8 +85,8 @@ type plane struct {
 	manager *component // of the controllers
 }
 
-// prepare checks the flags, locks the data directory, and makes the certificates that are missing. An error of the flags is found before
-// anything is touched.
+// prepare checks the flags, locks the data directory, and makes the certificates that are missing.
+// An error of the flags is found before anything is touched.
 func (p *plane) prepare() (err error) {
 	if p.enabled, err = controllers.Resolve(p.controllers); err != nil {
 		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
@@ -94,7 +95,8 @@ func (p *plane) prepare() (err error) {
 		return err
 	}
 	if p.addr, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
-		// After a second start, both the port and the directory are in use, and the directory says more.
+		// After a second start, both the port and the directory are in use, and the directory says
+		// more.
 		return firstError(datadir.CheckFree(p.dataDir), err)
 	}
 	if p.kubeconfig != "" {
@@ -136,8 +138,8 @@ func (p *plane) openDir() (err error) {
 	return nil
 }
 
-// start starts etcd, the API server and the controllers, and writes the kubeconfigs. It reports false if ctx is cancelled before
-// the API server is ready.
+// start starts etcd, the API server and the controllers, and writes the kubeconfigs. It reports
+// false if ctx is cancelled before the API server is ready.
 func (p *plane) start(ctx context.Context) (started bool, err error) {
 	p.etcd, err = embedetcd.Start(ctx, embedetcd.Config{
 		Dir:                    p.dir.Etcd(),
@@ -200,8 +202,8 @@ func (p *plane) serve(ctx context.Context) error {
 	}
 }
 
-// stop ends all components in the reverse order of their start, and unlocks the data directory. It returns err, or else the first error
-// of a component.
+// stop ends all components in the reverse order of their start, and unlocks the data directory. It
+// returns err, or else the first error of a component.
 func (p *plane) stop(err error) error {
 	if p.manager != nil {
 		err = firstError(err, p.manager.stop())
