@@ -71,25 +71,30 @@ func TestRightSessionsPass(t *testing.T) {
 	}
 }
 
+// replace, insert, remove and swap change the events of a session.
+func replace(s []Session, session int, events ...Event) []Session {
+	s[session].Events = events
+	return s
+}
+
+func insert(s []Session, session, at int, events ...Event) []Session {
+	s[session].Events = slices.Insert(s[session].Events, at, events...)
+	return s
+}
+
+func remove(s []Session, session, at int) []Session {
+	s[session].Events = slices.Delete(s[session].Events, at, at+1)
+	return s
+}
+
+func swap(s []Session, session, a, b int) []Session {
+	events := s[session].Events
+	events[a], events[b] = events[b], events[a]
+	return s
+}
+
 // Each defect is seen by the validator of the guarantee that it breaks.
 func TestEachDefectIsFound(t *testing.T) {
-	replace := func(s []Session, session int, events ...Event) []Session {
-		s[session].Events = events
-		return s
-	}
-	insert := func(s []Session, session, at int, events ...Event) []Session {
-		s[session].Events = slices.Insert(s[session].Events, at, events...)
-		return s
-	}
-	remove := func(s []Session, session, at int) []Session {
-		s[session].Events = slices.Delete(s[session].Events, at, at+1)
-		return s
-	}
-	swap := func(s []Session, session, a, b int) []Session {
-		events := s[session].Events
-		events[a], events[b] = events[b], events[a]
-		return s
-	}
 	for _, tc := range []struct {
 		name      string
 		guarantee string

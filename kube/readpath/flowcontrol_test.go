@@ -78,6 +78,22 @@ func TestCostReachesFlowControl(t *testing.T) {
 	}
 }
 
+// serverOf returns a server that has served lists and watches of the resource before.
+func serverOf(resource *Resource) *Server {
+	s := &Server{resolver: NewResolver(ResolverConfig{})}
+	bound := &cell{}
+	bound.bound.Store(&binding{resource: resource})
+	routes := map[route]*cell{}
+	for _, verb := range []string{"list", "watch"} {
+		for _, namespaced := range []bool{true, false} {
+			gvr := resource.GVR
+			routes[route{gvr.Group, gvr.Version, gvr.Resource, verb, namespaced}] = bound
+		}
+	}
+	s.resolver.routes.Store(&routes)
+	return s
+}
+
 // TestCost: what is known beforehand of the bytes of a read.
 func TestCost(t *testing.T) {
 	w := watchedPods(t)
@@ -98,18 +114,7 @@ func TestCost(t *testing.T) {
 		}
 		return req.WithContext(request.WithRequestInfo(req.Context(), info)), info
 	}
-	// A server that has served the pods before, in every way.
-	s := &Server{resolver: NewResolver(ResolverConfig{})}
-	bound := &cell{}
-	bound.bound.Store(&binding{resource: w.resource})
-	routes := map[route]*cell{}
-	for _, verb := range []string{"list", "watch"} {
-		for _, namespaced := range []bool{true, false} {
-			gvr := w.resource.GVR
-			routes[route{gvr.Group, gvr.Version, gvr.Resource, verb, namespaced}] = bound
-		}
-	}
-	s.resolver.routes.Store(&routes)
+	s := serverOf(w.resource)
 
 	const all = "/apis/example.apiserver.k8s.io/v1/pods"
 	const ns = "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"

@@ -69,15 +69,8 @@ func (w *fuzzedItems) list(m listMeta, target schema.GroupVersion, objs []runtim
 	return list, nil
 }
 
-// FuzzItems stores anything as an object. What can be decoded is put together, alone, in lists and
-// in watch events, from an item that was cut out of its encoding: the bytes are those of upstream's
-// encoder. What is made from stored protobuf without decoding it is that item, whenever what
-// is stored is as upstream stores it.
-func FuzzItems(f *testing.F) {
-	pods := &fuzzedItems{watched: watchedPods(f), codec: resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), newFunc: func() runtime.Object { return &example.Pod{} }}
-	widgets := &fuzzedItems{watched: watchedWidgets(f)}
-	widgets.codec, widgets.newFunc = widgets.watched.codec, widgets.resource.Store.NewFunc
-	protobuf := protobufCodec()
+// addItemSeeds adds the seeds of FuzzItems: pods in the codecs, and texts that are odd or broken.
+func addItemSeeds(f *testing.F, codecs ...runtime.Codec) {
 	for i, pod := range []*example.Pod{
 		{},
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", Labels: map[string]string{"a": "<&>\u2028", "b": ""}}},
@@ -87,7 +80,7 @@ func FuzzItems(f *testing.F) {
 			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "m", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:x":{}}`)}}},
 			Spec: example.PodSpec{NodeName: "node", NodeSelector: map[string]string{"z": "\xff", "y": "é"}}},
 	} {
-		for _, codec := range []runtime.Codec{pods.codec, protobuf} {
+		for _, codec := range codecs {
 			data, err := runtime.Encode(codec, pod)
 			if err != nil {
 				f.Fatal(err)
@@ -108,6 +101,18 @@ func FuzzItems(f *testing.F) {
 		f.Add([]byte(text), int64(1<<62), true)
 		f.Add([]byte(text), int64(5), false)
 	}
+}
+
+// FuzzItems stores anything as an object. What can be decoded is put together, alone, in lists and
+// in watch events, from an item that was cut out of its encoding: the bytes are those of upstream's
+// encoder. What is made from stored protobuf without decoding it is that item, whenever what
+// is stored is as upstream stores it.
+func FuzzItems(f *testing.F) {
+	pods := &fuzzedItems{watched: watchedPods(f), codec: resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), newFunc: func() runtime.Object { return &example.Pod{} }}
+	widgets := &fuzzedItems{watched: watchedWidgets(f)}
+	widgets.codec, widgets.newFunc = widgets.watched.codec, widgets.resource.Store.NewFunc
+	protobuf := protobufCodec()
+	addItemSeeds(f, pods.codec, protobuf)
 	f.Fuzz(func(t *testing.T, stored []byte, rev int64, custom bool) {
 		if rev <= 0 {
 			return
