@@ -253,10 +253,10 @@ func (c *Compactor) compact(ctx context.Context, l *ledger, rev mirror.Revision)
 		switch {
 		case err == nil:
 			c.compactions.Add(1)
-			c.learned(rev)
+			c.noteCompacted(rev)
 			return nil
 		case errors.Is(err, rpctypes.ErrCompacted): // the lost answer to an attempt, or somebody was ahead
-			c.learned(rev)
+			c.noteCompacted(rev)
 			return nil
 		case errors.Is(err, rpctypes.ErrFutureRev):
 			*l = ledger{}
@@ -333,9 +333,9 @@ func (c *Compactor) watch(ctx context.Context, began func()) error {
 			began()
 		}
 		for _, e := range resp.Events {
-			c.passed(e.Kv.ModRevision)
+			c.noteRevision(e.Kv.ModRevision)
 			if e.Type == mvccpb.PUT {
-				c.believe(e.Kv)
+				c.applyAnnouncement(e.Kv)
 			}
 		}
 	}
@@ -387,7 +387,7 @@ func (c *Compactor) check(ctx context.Context) error {
 	if floor > c.CompactRevision() {
 		c.unannounced.Add(1)
 		c.opts.Logger.Info("etcd was compacted by somebody who has not announced it", "key", CompactionKey, "revision", floor)
-		c.learned(floor)
+		c.noteCompacted(floor)
 	}
 	return nil
 }
@@ -427,17 +427,18 @@ func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse,
 	c.mu.cluster, c.mu.revision = resp.Header.ClusterId, max(c.mu.revision, resp.Header.Revision)
 	c.mu.Unlock()
 	if len(resp.Kvs) > 0 {
-		c.believe(resp.Kvs[0])
+		c.applyAnnouncement(resp.Kvs[0])
 	}
 	return resp, nil
 }
 
-// believe learns what the key says, if that can be true.
-func (c *Compactor) believe(kv *mvccpb.KeyValue) {
+// applyAnnouncement records the compaction that the key announces. A value that is not a revision
+// below that of the write is logged and ignored.
+func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	rev, err := strconv.ParseInt(string(kv.Value), 10, 64)
 	if err == nil && rev >= 0 && rev < kv.ModRevision {
 		if rev > 0 { // else it announces that somebody has begun to count
-			c.learned(rev)
+			c.noteCompacted(rev)
 		}
 		return
 	}
@@ -452,9 +453,9 @@ func (c *Compactor) believe(kv *mvccpb.KeyValue) {
 	}
 }
 
-// learned: etcd is compacted to the revision, or is about to be. Whoever sees it in
-// CompactRevision finds it forgotten.
-func (c *Compactor) learned(rev mirror.Revision) {
+// noteCompacted records that etcd is compacted to the revision, or is about to be. A reader that
+// sees it in CompactRevision finds that memory has dropped the versions below it.
+func (c *Compactor) noteCompacted(rev mirror.Revision) {
 	if c.opts.Forget != nil {
 		c.opts.Forget(rev)
 	}
@@ -465,8 +466,8 @@ func (c *Compactor) learned(rev mirror.Revision) {
 	}
 }
 
-// passed: etcd has been at the revision.
-func (c *Compactor) passed(rev mirror.Revision) {
+// noteRevision records that etcd has been at the revision.
+func (c *Compactor) noteRevision(rev mirror.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.revision = max(c.mu.revision, rev)

@@ -23,8 +23,8 @@ const (
 	// if another can be asked. Far more than it takes, far less than what readers put up
 	// with. A guess.
 	createTimeout = time.Second
-	// elsewhereTimeout is the same where others are asked meanwhile.
-	elsewhereTimeout = 5 * time.Second
+	// otherMemberTimeout is the same where others are asked meanwhile.
+	otherMemberTimeout = 5 * time.Second
 	// hedge is when the next member is asked to begin a watch though the last one was not
 	// heard of yet.
 	hedge = 200 * time.Millisecond
@@ -129,11 +129,11 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 func (s *Source) open(ctx context.Context, wg *sync.WaitGroup, prefix string, start mirror.Revision) (*feed, error) {
 	endpoints := s.client.Endpoints()
 	if s.feeds.silent.Load() && len(endpoints) > 0 {
-		return s.elsewhere(ctx, wg, endpoints, s.feeds.member.Load(), prefix, start)
+		return s.openOnOtherMember(ctx, wg, endpoints, s.feeds.member.Load(), prefix, start)
 	}
 	f, err := s.begin(ctx, createTimeout, s.client, s.client.ActiveConnection(), prefix, start)
 	if err != nil && ctx.Err() == nil && outOfTime(err) && len(endpoints) > 0 {
-		return s.elsewhere(ctx, wg, endpoints, 0, prefix, start)
+		return s.openOnOtherMember(ctx, wg, endpoints, 0, prefix, start)
 	}
 	return f, err
 }
@@ -179,10 +179,10 @@ func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clien
 	}
 }
 
-// elsewhere begins the watch over a connection of its own to one of the endpoints, on a
+// openOnOtherMember begins the watch over a connection of its own to one of the endpoints, on a
 // member other than avoid if there is one that begins it. A new connection also gets past one
 // that is half open. What it starts beside ends soon after it returns; wg tells when.
-func (s *Source) elsewhere(ctx context.Context, wg *sync.WaitGroup, endpoints []string, avoid uint64, prefix string, start mirror.Revision) (*feed, error) {
+func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endpoints []string, avoid uint64, prefix string, start mirror.Revision) (*feed, error) {
 	type answer struct {
 		feed *feed
 		err  error
@@ -260,7 +260,7 @@ func (s *Source) beginAt(ctx context.Context, endpoint, prefix string, start mir
 		return nil, err
 	}
 	watcher := clientv3.NewWatchFromWatchClient(pb.NewWatchClient(conn), s.client)
-	f, err := s.begin(ctx, elsewhereTimeout, watcher, conn, prefix, start)
+	f, err := s.begin(ctx, otherMemberTimeout, watcher, conn, prefix, start)
 	if err != nil {
 		_ = watcher.Close()
 		_ = conn.Close()

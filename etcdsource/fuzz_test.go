@@ -39,7 +39,7 @@ func FuzzCompactionKey(f *testing.F) {
 		highest, doubts := mirror.Revision(0), int64(0)
 		for i, value := range [][]byte{earlier, value} {
 			written := written + int64(i)
-			c.believe(&mvccpb.KeyValue{Key: []byte(CompactionKey), Value: value, ModRevision: written})
+			c.applyAnnouncement(&mvccpb.KeyValue{Key: []byte(CompactionKey), Value: value, ModRevision: written})
 			n, ok := new(big.Int).SetString(string(value), 10)
 			switch {
 			case !ok || n.Sign() < 0 || n.Cmp(big.NewInt(written)) >= 0:
@@ -153,7 +153,7 @@ func FuzzWatchResponses(f *testing.F) {
 	f.Add([]byte{0, 1, 0xff, 2, 0x5a, 0}, int64(0), 1)
 	f.Fuzz(func(t *testing.T, input []byte, through int64, maxBytes int) {
 		s := &saying{messages: cut(input)}
-		l := &line{stream: s, cluster: 1, heard: new(atomic.Int64), ask: make(chan struct{}, 1)}
+		l := &watchStream{stream: s, cluster: 1, heard: new(atomic.Int64), ask: make(chan struct{}, 1)}
 		for {
 			before := len(s.heard)
 			r, err := l.receive(max(0, maxBytes))

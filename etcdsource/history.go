@@ -113,7 +113,7 @@ func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	if !errors.Is(err, rpctypes.ErrCompacted) {
 		return 0, translate(err)
 	}
-	l, err := p.source.openLine(ctx, p.conn, p.source.probe, "", 1, p.now.ClusterID, new(atomic.Int64))
+	l, err := p.source.openWatchStream(ctx, p.conn, p.source.probe, "", 1, p.now.ClusterID, new(atomic.Int64))
 	if err != nil {
 		return 0, err
 	}
@@ -195,7 +195,7 @@ func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, err
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	key, end := p.source.watched(p.prefix)
-	l, err := p.source.openLine(ctx, p.conn, key, end, start, p.now.ClusterID, new(atomic.Int64))
+	l, err := p.source.openWatchStream(ctx, p.conn, key, end, start, p.now.ClusterID, new(atomic.Int64))
 	if err != nil {
 		return 0, err
 	}

@@ -96,7 +96,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	defer wg.Wait()
 	defer cancel()
 	var (
-		heard    atomic.Int64 // see line
+		heard    atomic.Int64 // see watchStream
 		running  atomic.Int64 // segments
 		held     atomic.Int64 // bytes of all that are in the queue
 		finished = make(chan struct{}, 1)
@@ -187,7 +187,7 @@ func (r *replay) pass(ctx context.Context, s *segment) error {
 // progress; where all keys are watched, by the event of its last revision.
 func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, held *atomic.Int64) error {
 	key, end := r.source.watched(r.prefix)
-	l, err := r.source.openLine(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
+	l, err := r.source.openWatchStream(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func (s *Source) dial(ctx context.Context, endpoint string) (*grpc.ClientConn, e
 	}
 }
 
-// permanent marks an error of which another member would be no cure.
+// permanent marks an error that a retry on another member cannot fix.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
@@ -105,10 +105,10 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 	}
 }
 
-// line is one watch on a gRPC stream of its own. A stream with several watches would be told
+// watchStream is one watch on a gRPC stream of its own. A stream with several watches would be told
 // of progress only when all are in step, and a watch that is added to it could take progress
 // for its own that was sent before it began.
-type line struct {
+type watchStream struct {
 	stream  pb.Watch_WatchClient
 	cluster uint64
 	heard   *atomic.Int64 // when anything came last, as mirror.Now counts; may be shared
@@ -118,12 +118,12 @@ type line struct {
 	ask     chan struct{} // for progress, now
 }
 
-// openLine watches the keys from key up to end, all that has happened to them from the
+// openWatchStream watches the keys from key up to end, all that has happened to them from the
 // revision start on, and asks for progress whenever nothing comes, unless the source does without.
-// An empty end means the key alone. The line has to be closed.
-func (s *Source) openLine(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*line, error) {
+// An empty end means the key alone. Close it after use.
+func (s *Source) openWatchStream(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*watchStream, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	l := &line{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
+	l := &watchStream{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
 	var err error
 	l.stream, err = pb.NewWatchClient(conn).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
 	if err == nil {
@@ -143,12 +143,12 @@ func (s *Source) openLine(ctx context.Context, conn *grpc.ClientConn, key, end s
 	return l, nil
 }
 
-func (l *line) close() {
+func (l *watchStream) close() {
 	l.cancel()
 	l.wg.Wait()
 }
 
-func (l *line) askForProgress(ctx context.Context) {
+func (l *watchStream) askForProgress(ctx context.Context) {
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	for {
@@ -170,7 +170,7 @@ func (l *line) askForProgress(ctx context.Context) {
 // receive returns the next response that has events or tells of progress. With maxBytes, of
 // keys and values, the rest of the response may be left out; 0 means no bound. Errors:
 // ErrCompacted, ErrRestored.
-func (l *line) receive(maxBytes int) (*pb.WatchResponse, error) {
+func (l *watchStream) receive(maxBytes int) (*pb.WatchResponse, error) {
 	for {
 		r, err := l.part()
 		if err != nil {
@@ -201,7 +201,7 @@ func (e *compactedError) Error() string {
 func (e *compactedError) Unwrap() error { return mirror.ErrCompacted }
 
 // part returns the next message of the stream.
-func (l *line) part() (*pb.WatchResponse, error) {
+func (l *watchStream) part() (*pb.WatchResponse, error) {
 	r, err := l.stream.Recv()
 	if err != nil {
 		return nil, translate(rpctypes.Error(err))
@@ -222,7 +222,7 @@ func (l *line) part() (*pb.WatchResponse, error) {
 }
 
 // askNow asks for progress without delay.
-func (l *line) askNow() {
+func (l *watchStream) askNow() {
 	select {
 	case l.ask <- struct{}{}:
 	default:
