@@ -3,8 +3,9 @@ package btree
 import "fmt"
 
 // Check returns an error if the tree breaks one of its invariants: keys ascend,
-// separators separate, counts and bytes add up, all leaves lie equally deep, and
-// no node but the root is too small or too large. Cost is O(n); for tests.
+// separators separate, counts and bytes add up, all leaves lie equally deep, no node
+// but the root is too small or too large, and no node has two sums of one name (see
+// Measure). Cost is O(n); for tests.
 func (t Tree[T]) Check() error {
 	if t.root == nil {
 		return nil
@@ -22,6 +23,13 @@ func (n *node[T]) check(low, high string, root bool) (depth int, err error) {
 	want.recount()
 	if want.count != n.count || want.bytes != n.bytes {
 		return 0, fmt.Errorf("node counts %d items, %d bytes; holds %d, %d", n.count, n.bytes, want.count, want.bytes)
+	}
+	names := map[any]bool{}
+	for s := n.sums.Load(); s != nil; s = s.next {
+		if names[s.of] || n.kids == nil {
+			return 0, fmt.Errorf("a second sum of %v, or one of a leaf", s.of)
+		}
+		names[s.of] = true
 	}
 	if n.kids == nil {
 		prev := ""
