@@ -102,7 +102,7 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 				return context.Cause(ctx)
 			}
 			if i%3 == 1 {
-				_, err = io.Copy(io.Discard, response.Body) // ends
+				_, _ = io.Copy(io.Discard, response.Body) // ends
 				codes[i] = -1
 			} else if codes[i], err = lastStatus(response.Body); err != nil {
 				codes[i] = -1
