@@ -42,7 +42,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
-        fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
         suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
 
 help: ## list the targets
@@ -72,6 +72,9 @@ test-server: ## tests of the command and of the benchmark, which start it
 test-race: RACE := -race
 test-race: ## the race detector on engine and kube
 	@$(RUN_TESTS) engine kube
+
+test-invariants: ## tests of the mirror, which checks its invariants after every batch
+	$(ALONE) $(GO) test -short -count=1 -timeout $(TEST_TIMEOUT) -tags strata_invariants $(TEST_FLAGS) ./mirror/...
 
 test-long: ## tests of kube and of the command in their long forms: hours, and gigabytes of memory
 	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test kube server bench

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// CheckInvariants is true with the build tag strata_invariants.
+const CheckInvariants = checkInvariants
+
 // Check runs the invariant check on the writer and returns its finding. It also
 // is a barrier: commands given before it have been obeyed.
 func (m *Mirror) Check() error {

@@ -97,6 +97,7 @@ type sorted struct {
 	// The goroutine's own.
 	next     uint64
 	revision []sortedEvent
+	pace     pace // of the invariant checks
 }
 
 type sortedEvent struct {
@@ -194,6 +195,7 @@ func (s *sorted) post() {
 	}
 	s.mu.Unlock()
 	s.tell(s.next)
+	s.verify()
 }
 
 // maxOthers is how many values that nobody follows have topics, of 200 to 300 bytes each (I7):

@@ -268,6 +268,9 @@ func TestMemoryOfHistory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector's heap is another")
 	}
+	if mirror.CheckInvariants {
+		t.Skip("the checks of invariants allocate, and take minutes for 60,000 batches")
+	}
 	all, versions := historyMemory(t, 20_000, 60_000)
 	t.Logf("%.0f bytes for each revision, %.0f of them versions", all, versions)
 	if all > 300 {

@@ -30,6 +30,10 @@ type writer struct {
 	doubted       *table // the last one that contradicted the feed, since the last list
 	doubtedAt     time.Time
 	contradiction error // the whole feed contradicts the cached state
+
+	// Of the invariant checks.
+	checked clockReading // at the last one
+	pace    pace
 }
 
 // newWriter returns the writer of a mirror whose only resource is the root.
@@ -122,6 +126,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 		return l.err
 	}
 	w.installAll(l)
+	w.verify()
 	w.loading.Store(false)
 	l = nil
 	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
@@ -205,6 +210,7 @@ func (w *writer) follow(ctx context.Context) error {
 			}
 		}
 		w.applyCompaction()
+		w.verify()
 	}
 }
 

@@ -98,3 +98,23 @@ func TestWaitersWakeByRevision(t *testing.T) {
 		}
 	})
 }
+
+func TestCheckFindsWaitThatPublishDidNotEnd(t *testing.T) {
+	c, _ := NewClock(nil, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Wait(ctx, 5) }()
+	<-c.occupancy()
+	if err := c.Check(); err != nil {
+		t.Error(err)
+	}
+	c.rev.Store(5) // as Publish does first
+	if err := c.Check(); err == nil {
+		t.Error("a wait for the published revision goes on, unnoticed")
+	}
+	cancel()
+	<-ended
+	if err := c.Check(); err != nil {
+		t.Error(err)
+	}
+}

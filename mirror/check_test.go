@@ -1,0 +1,62 @@
+package mirror
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stratakube/strata/mirror/internal/freshness"
+)
+
+// newCheckedWriter returns a writer without a source whose only resource has one key and two events.
+func newCheckedWriter(t *testing.T) (*writer, *table) {
+	t.Helper()
+	clock, publisher := freshness.NewClock(nil, nil)
+	s := &shared{opts: Options{Prefix: "/registry/"}, clock: clock}
+	s.opts.setDefaults()
+	root := &Resource{m: s, prefix: s.opts.Prefix}
+	s.registry = newRegistry(root)
+	w := newWriter(s, publisher, root)
+	tb := w.tables[root.prefix]
+	tb.own(true)
+	tb.begin(newLineage(tb.found(nil, 1), nil, nil, false), history{})
+	for version := range int64(2) {
+		rev := version + 2
+		kv := &KV{Key: []byte("/registry/a/key"), Value: []byte("value"), CreateRevision: 2, ModRevision: rev, Version: version + 1}
+		if err := w.txn(tb, 0).change(&Change{KV: *kv}); err != nil {
+			t.Fatal(err)
+		}
+		w.commit(rev, false)
+	}
+	if err := w.check(); err != nil {
+		t.Fatal(err)
+	}
+	return w, tb
+}
+
+func TestCheckNamesBrokenInvariant(t *testing.T) {
+	for invariant, breaks := range map[string]func(w *writer, tb *table, lin *lineage){
+		"I1": func(w *writer, tb *table, lin *lineage) { w.checked.rev = 9 },
+		"I2": func(w *writer, tb *table, lin *lineage) {
+			lin.checkpoints.Store(&[]*version{{rev: 3, seq: lin.log.End()}})
+		},
+		"I3": func(w *writer, tb *table, lin *lineage) { lin.log.Append(&Event{Rev: 2, Entry: &Entry{}}) },
+		"I4": func(w *writer, tb *table, lin *lineage) {
+			tb.changed.subscribe(tb.Resource, lin, "/registry/a/", "/registry/a0").from = 1
+		},
+		"I5": func(w *writer, tb *table, lin *lineage) {
+			lin.head.Store(&version{rev: 9, tree: lin.head.Load().tree, seq: lin.log.End()})
+		},
+		"I7": func(w *writer, tb *table, lin *lineage) { w.stats.historyBytes.Add(1) },
+		"I8": func(w *writer, tb *table, lin *lineage) {
+			w.tables["/registry/a/"] = newTable(w, &Resource{m: w.shared, prefix: "/registry/a/"})
+		},
+	} {
+		t.Run(invariant, func(t *testing.T) {
+			w, tb := newCheckedWriter(t)
+			breaks(w, tb, tb.cur.Load())
+			if err := w.check(); err == nil || !strings.Contains(err.Error(), invariant+" is broken: ") {
+				t.Errorf("found %v, want that %s is broken", err, invariant)
+			}
+		})
+	}
+}

@@ -1,0 +1,43 @@
+package freshness
+
+import (
+	"fmt"
+	"math"
+)
+
+// Check returns an error if a wait for the published revision or for less goes on, or if the waits
+// contradict what the clock reports of them. The publisher's goroutine calls it. Cost is O(waits);
+// for tests.
+func (c *Clock) Check() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, lowest := c.rev.Load(), int64(math.MaxInt64)
+	for i, w := range c.waiters {
+		if w.rev <= now {
+			return fmt.Errorf("a wait for %d goes on, the clock is at %d", w.rev, now)
+		}
+		if w.index != i {
+			return fmt.Errorf("wait %d has the index %d", i, w.index)
+		}
+		lowest = min(lowest, w.rev)
+	}
+	if m := c.min.Load(); m != lowest {
+		return fmt.Errorf("the lowest wait is for %d, recorded is %d", lowest, m)
+	}
+	occupied := len(c.waiters) > 0
+	if c.occupied != occupied || closed(c.waiting) != occupied || closed(c.resting) == occupied {
+		return fmt.Errorf("%d waits, reported: %t, waiting closed %t, resting closed %t",
+			len(c.waiters), c.occupied, closed(c.waiting), closed(c.resting))
+	}
+	return nil
+}
+
+// closed reports whether a channel that carries no values is closed.
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

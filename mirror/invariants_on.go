@@ -1,0 +1,5 @@
+//go:build strata_invariants
+
+package mirror
+
+const checkInvariants = true
