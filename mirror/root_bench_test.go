@@ -1,0 +1,129 @@
+package mirror
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stratakube/strata/mirror/internal/freshness"
+)
+
+// rootResources is how many resources a root of these benchmarks has: a large cluster with many custom
+// resources, in each of which most batches change one.
+const rootResources = 3000
+
+// flatRoot models a publication of the clock and all resources by one pointer.
+type flatRoot struct {
+	rev      Revision
+	versions []*version
+}
+
+// blockRoot is flatRoot in two levels of about equal length, so that a batch copies two short slices.
+type blockRoot struct {
+	rev    Revision
+	blocks [][]*version
+}
+
+const rootBlock = 55
+
+// newBlocks returns the versions in blocks.
+func newBlocks(versions []*version) [][]*version {
+	return slices.Collect(slices.Chunk(versions, rootBlock))
+}
+
+// newRootModel returns resources with one lineage each, and their clock and its publisher.
+func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
+	clock, publisher := freshness.NewClock(nil, nil)
+	s := &shared{clock: clock}
+	publisher.Publish(1, false)
+	resources, versions := make([]*Resource, rootResources), make([]*version, rootResources)
+	for i := range resources {
+		versions[i] = &version{rev: 1}
+		resources[i] = &Resource{m: s, prefix: fmt.Sprintf("/registry/r%04d/", i)}
+		resources[i].cur.Store(newLineage(versions[i], nil, nil, false))
+	}
+	return resources, versions, publisher
+}
+
+// BenchmarkPublish is the publication of a batch with one event: by the pointer of its resource and the
+// clock, as txn.commit and writer.commit publish, and by one root.
+func BenchmarkPublish(b *testing.B) {
+	resources, versions, publisher := newRootModel()
+	b.Run("resource", func(b *testing.B) {
+		b.ReportAllocs()
+		rev := resources[0].m.clock.Revision()
+		for i := 0; b.Loop(); i++ {
+			rev++
+			lin := resources[i%rootResources].cur.Load()
+			v := &version{rev: rev}
+			v.prev.Store(lin.head.Load())
+			lin.head.Store(v)
+			publisher.Publish(rev, false)
+			v.prev.Store(nil)
+		}
+	})
+	b.Run("flat", func(b *testing.B) {
+		var root atomic.Pointer[flatRoot]
+		root.Store(&flatRoot{rev: 1, versions: versions})
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			old := root.Load()
+			next := &flatRoot{rev: old.rev + 1, versions: slices.Clone(old.versions)}
+			next.versions[i%rootResources] = &version{rev: next.rev}
+			root.Store(next)
+			publisher.Publish(resources[0].m.clock.Revision()+1, false) // the waits stay
+		}
+	})
+	b.Run("blocks", func(b *testing.B) {
+		var root atomic.Pointer[blockRoot]
+		root.Store(&blockRoot{rev: 1, blocks: newBlocks(versions)})
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			old, at := root.Load(), i%rootResources
+			next := &blockRoot{rev: old.rev + 1, blocks: slices.Clone(old.blocks)}
+			block := slices.Clone(old.blocks[at/rootBlock])
+			block[at%rootBlock] = &version{rev: next.rev}
+			next.blocks[at/rootBlock] = block
+			root.Store(next)
+			publisher.Publish(resources[0].m.clock.Revision()+1, false)
+		}
+	})
+}
+
+// BenchmarkRootLatest is a read of the present of one resource after another: Resource.Latest, and the
+// same snapshot from one root, whose versions are taken to name their lineage.
+func BenchmarkRootLatest(b *testing.B) {
+	resources, versions, _ := newRootModel()
+	lin := resources[0].cur.Load() // stands for a field of the version
+	var snap Snapshot
+	b.Run("resource", func(b *testing.B) {
+		for i := 0; b.Loop(); i++ {
+			var err error
+			if snap, err = resources[i%rootResources].Latest(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("flat", func(b *testing.B) {
+		var root atomic.Pointer[flatRoot]
+		root.Store(&flatRoot{rev: 1, versions: versions})
+		for i := 0; b.Loop(); i++ {
+			at, r := i%rootResources, root.Load()
+			v := r.versions[at]
+			snap = Snapshot{Rev: r.rev, tree: v.tree, seq: v.seq, lin: lin, res: resources[at]}
+		}
+	})
+	b.Run("blocks", func(b *testing.B) {
+		var root atomic.Pointer[blockRoot]
+		root.Store(&blockRoot{rev: 1, blocks: newBlocks(versions)})
+		for i := 0; b.Loop(); i++ {
+			at, r := i%rootResources, root.Load()
+			v := r.blocks[at/rootBlock][at%rootBlock]
+			snap = Snapshot{Rev: r.rev, tree: v.tree, seq: v.seq, lin: lin, res: resources[at]}
+		}
+	})
+	if snap.Rev == 0 {
+		b.Fatal("nothing was read")
+	}
+}
