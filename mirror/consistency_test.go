@@ -181,6 +181,31 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 	})
 }
 
+// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed out of a suspect resource takes over
+// its history, and is suspect until a check of its own finds no difference.
+func TestClaimInsideSuspectResourceIsSuspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/inner/1", "v")
+		m := start(t, store, nil)
+		outer := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), outer)
+		lose(t, m, store, memory.Op{Key: "/registry/a/inner/2", Value: "lost"})
+		if got := check(t, outer); len(got) != 1 || !outer.Suspect() {
+			t.Fatalf("differ %v, suspect: %t", got, outer.Suspect())
+		}
+		inner := claim(t, m, "/registry/a/inner/")
+		reach(t, m, store.Revision(), inner)
+		barrier(t, m)
+		if !inner.Suspect() || !outer.Suspect() {
+			t.Errorf("after the claim suspect: inside %t, around it %t", inner.Suspect(), outer.Suspect())
+		}
+		if got := check(t, inner); got != nil || inner.Suspect() || !outer.Suspect() {
+			t.Errorf("inside differ %v, suspect: %t; around it %t", got, inner.Suspect(), outer.Suspect())
+		}
+	})
+}
+
 func modOf(s mirror.Snapshot, key string) mirror.Revision {
 	e, _ := s.Get(key)
 	return e.ModRevision()

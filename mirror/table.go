@@ -157,6 +157,7 @@ func (t *table) show() {
 	}
 	shown := newLineage(lin.since(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
+	shown.suspect.Store(lin.suspect.Load())
 	t.cur.Store(shown)
 	t.loaded(time.Time{})
 	t.changed.wake()
