@@ -1,0 +1,378 @@
+package readpath
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/endpoints/handlers"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/value"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+)
+
+// watched serves one resource twice over one storage: by the byte path, and, for requests
+// with the header Engine, by upstream's handlers.
+type watched struct {
+	resource *Resource
+	engine   *kubestorage.Engine
+	codec    runtime.Codec
+	destroy  func()
+	server   *httptest.Server
+	minimum  time.Duration // MinRequestTimeout
+	context  func(context.Context) context.Context
+	serving  atomic.Int32
+	locked   atomic.Bool // objects whose names begin with locked cannot be decrypted
+}
+
+// TransformFromStorage implements value.Transformer.
+func (w *watched) TransformFromStorage(_ context.Context, data []byte, key value.Context) ([]byte, bool, error) {
+	if w.locked.Load() && bytes.Contains(key.AuthenticatedData(), []byte("/locked")) {
+		return nil, false, errors.New("the key service is down")
+	}
+	return data, false, nil
+}
+
+// TransformToStorage implements value.Transformer.
+func (w *watched) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
+	return data, nil
+}
+
+// namespaced attributes as registries have them.
+func attrsOf(obj runtime.Object) (labels.Set, fields.Set, error) {
+	return storage.DefaultNamespaceScopedAttr(obj)
+}
+
+// watchedPods serves pods, which are Go types.
+func watchedPods(t testing.TB) *watched { return watchedPodsWith(t) }
+
+func watchedPodsWith(t testing.TB, options ...func(*kubestorage.Options)) *watched {
+	return newWatched(t, &Resource{
+		GVR:        examplev1.SchemeGroupVersion.WithResource("pods"),
+		Kind:       examplev1.SchemeGroupVersion.WithKind("Pod"),
+		Namespaced: true,
+		Serializer: resolveCodecs,
+	}, resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), func() runtime.Object { return &example.Pod{} },
+		func() runtime.Object { return &example.PodList{} }, options...)
+}
+
+// watchedWidgets serves widgets, which are a custom resource.
+func watchedWidgets(t testing.TB) *watched {
+	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
+	serializer := newCustomSerializer()
+	return newWatched(t, &Resource{
+		GVR:                 kind.GroupVersion().WithResource("widgets"),
+		Kind:                kind,
+		Namespaced:          true,
+		Custom:              true,
+		Serializer:          serializer,
+		StandardSerializers: serializer.standard(),
+	}, unstructured.UnstructuredJSONScheme, func() runtime.Object {
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(kind)
+		return u
+	}, func() runtime.Object {
+		u := &unstructured.UnstructuredList{}
+		u.SetGroupVersionKind(kind.GroupVersion().WithKind("WidgetList"))
+		return u
+	})
+}
+
+func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
+	t.Helper()
+	// There is to be a past that the engine does not have.
+	forgetful := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
+	etcd := newResolving(t, append([]func(*kubestorage.Options){forgetful}, options...)...)
+	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
+	w := &watched{resource: res, engine: etcd.engine, codec: codec, minimum: time.Hour}
+	config := &storagebackend.ConfigForResource{
+		Config: storagebackend.Config{
+			Prefix:      "/registry",
+			Codec:       codec,
+			Transport:   storagebackend.TransportConfig{ServerList: []string{etcd.etcd}},
+			Transformer: w,
+		},
+		GroupResource: res.GVR.GroupResource(),
+	}
+	open := func(engine *kubestorage.Engine) (*kubestorage.Store, func()) {
+		s, destroy, err := engine.Decorator()(config, "/"+res.GVR.Resource, nil, newFunc, newListFunc, attrsOf, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store := s.(*kubestorage.Store)
+		eventually2(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })
+		return store, destroy
+	}
+	// Something happens before the engine begins, so that there is a past that it does
+	// not have.
+	before := kubestorage.New(kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	w.resource.Store, w.destroy = open(before)
+	w.put(t, w.object("before", nil))
+	w.delete(t, "before")
+	w.destroy()
+	before.Close()
+	w.resource.Store, w.destroy = open(etcd.engine)
+	t.Cleanup(w.destroy)
+
+	w.server = httptest.NewUnstartedServer(w)
+	w.server.EnableHTTP2 = true
+	w.server.StartTLS()
+	t.Cleanup(w.server.Close)
+	return w
+}
+
+// eventually2 waits for a condition.
+func eventually2(t testing.TB, what string, reached func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !reached(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %s for: %s", patience, what)
+		}
+	}
+}
+
+// object returns an object of the resource with the annotations.
+func (w *watched) object(name string, annotations map[string]string) runtime.Object {
+	m := metav1.ObjectMeta{Namespace: "ns", Name: name, Annotations: annotations}
+	if !w.resource.Custom {
+		return &example.Pod{ObjectMeta: m}
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"size": int64(1), "odd<&>": []any{nil, 1.5, ""}}}}
+	u.SetGroupVersionKind(w.resource.Kind)
+	u.SetNamespace("ns")
+	u.SetName(name)
+	u.SetAnnotations(annotations)
+	return u
+}
+
+func (w *watched) key(name string) string { return "/" + w.resource.GVR.Resource + "/ns/" + name }
+
+// put creates the object, or replaces it.
+func (w *watched) put(t testing.TB, obj runtime.Object) {
+	t.Helper()
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.resource.Store.GuaranteedUpdate(context.Background(), w.key(m.GetName()), w.resource.Store.NewFunc(), true, nil,
+		storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return obj.DeepCopyObject(), nil }), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *watched) delete(t testing.TB, name string) {
+	t.Helper()
+	err := w.resource.Store.Delete(context.Background(), w.key(name), w.resource.Store.NewFunc(), nil,
+		storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// catchUp returns when memory has all that was written.
+func (w *watched) catchUp(t testing.TB) string {
+	t.Helper()
+	list := &unstructured.UnstructuredList{}
+	var obj runtime.Object = list
+	if !w.resource.Custom {
+		obj = &example.PodList{}
+	}
+	if err := w.resource.Store.GetList(context.Background(), "/"+w.resource.GVR.Resource+"/",
+		storage.ListOptions{Predicate: storage.Everything, Recursive: true}, obj); err != nil {
+		t.Fatal(err)
+	}
+	acc, err := meta.ListAccessor(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return acc.GetResourceVersion()
+}
+
+// ServeHTTP implements http.Handler.
+func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
+	w.serving.Add(1)
+	defer w.serving.Add(-1)
+	factory := &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	info, err := factory.NewRequestInfo(req)
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	ctx := request.WithReceivedTimestamp(request.WithRequestInfo(req.Context(), info), time.Now())
+	if w.context != nil {
+		ctx = w.context(ctx)
+	}
+	req = req.WithContext(ctx)
+	if req.Header.Get("Engine") != "" {
+		w.upstream()(rw, req)
+		return
+	}
+	r := &read{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
+	f, why := r.negotiate()
+	if why == "" {
+		r.enc, err = w.resource.encodings.get(w.resource, f)
+	}
+	if err != nil || why != "" {
+		http.Error(rw, fmt.Sprint(why, err), http.StatusNotImplemented)
+		return
+	}
+	r.listOrWatch()
+}
+
+// upstream returns upstream's handler of the resource.
+func (w *watched) upstream() http.HandlerFunc {
+	scope := *w.resource.scope()
+	scope.Namer = handlers.ContextBasedNaming{Namer: meta.NewAccessor()}
+	scope.Convertor = anyField{}
+	return handlers.ListResource(nil, registryWatch{w}, &scope, false, w.minimum)
+}
+
+type anyField struct{ runtime.ObjectConvertor }
+
+func (anyField) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
+	return label, value, nil
+}
+
+// registryWatch watches as a registry does.
+type registryWatch struct{ w *watched }
+
+var _ rest.Watcher = registryWatch{}
+
+func (r registryWatch) Watch(ctx context.Context, opts *metainternalversion.ListOptions) (watch.Interface, error) {
+	pred := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: attrsOf, AllowWatchBookmarks: opts.AllowWatchBookmarks}
+	if opts.LabelSelector != nil {
+		pred.Label = opts.LabelSelector
+	}
+	if opts.FieldSelector != nil {
+		pred.Field = opts.FieldSelector
+	}
+	o := storage.ListOptions{ResourceVersion: opts.ResourceVersion, Predicate: pred, Recursive: true, SendInitialEvents: opts.SendInitialEvents}
+	ns, _ := request.NamespaceFrom(ctx)
+	key := "/" + r.w.resource.GVR.Resource + "/" + ns
+	if name, ok := pred.MatchesSingle(); ok {
+		key, o.Recursive = r.w.key(name), false
+	}
+	return r.w.resource.Store.Watch(ctx, key, o)
+}
+
+// open begins a watch in ns.
+func (w *watched) open(t testing.TB, engine, query, accept string, http2 bool) *http.Response {
+	t.Helper()
+	gvr := w.resource.GVR
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		fmt.Sprintf("%s/apis/%s/%s/namespaces/ns/%s?watch=1&%s", w.server.URL, gvr.Group, gvr.Version, gvr.Resource, query), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", accept)
+	req.Header.Set("Engine", engine)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: http2}
+	t.Cleanup(transport.CloseIdleConnections)
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+const (
+	jsonType     = "application/json"
+	protobufType = "application/vnd.kubernetes.protobuf"
+	metadataV1   = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	metadataBeta = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1"
+)
+
+// frameReader splits a watch.
+type frameReader struct {
+	r        *bufio.Reader
+	protobuf bool
+}
+
+func readFrames(resp *http.Response) *frameReader {
+	return &frameReader{bufio.NewReader(resp.Body), strings.HasPrefix(resp.Header.Get("Content-Type"), protobufType)}
+}
+
+// next returns the next frame with its framing.
+func (f *frameReader) next() ([]byte, error) {
+	if !f.protobuf {
+		return f.r.ReadBytes('\n')
+	}
+	length, err := f.r.Peek(4)
+	if err != nil {
+		return nil, err
+	}
+	frame := make([]byte, 4+binary.BigEndian.Uint32(length))
+	_, err = io.ReadFull(f.r, frame)
+	return frame, err
+}
+
+// until returns all frames up to the first one that contains text.
+func (f *frameReader) until(t testing.TB, text string) [][]byte {
+	t.Helper()
+	var frames [][]byte
+	for {
+		frame, err := f.next()
+		if err != nil {
+			t.Fatalf("after %d frames: %v", len(frames), err)
+		}
+		if frames = append(frames, frame); bytes.Contains(frame, []byte(text)) {
+			return frames
+		}
+	}
+}
+
+// story writes everything that a watch can be told of, and then the object last.
+func (w *watched) story(t testing.TB) {
+	odd := map[string]string{"app": "yes", "<html> & co": "\u2028 \"quoted\" \\ ünïcödé \x01 </script>", "empty": ""}
+	huge := map[string]string{"huge": strings.Repeat("<0123456789abcdef>", 50_000)}
+	w.put(t, w.object("plain", nil))
+	w.put(t, w.object("0.odd-name-9", odd))
+	w.put(t, w.labelled("plain", nil))
+	w.put(t, w.labelled("plain", odd))
+	w.put(t, w.object("huge", huge))
+	w.put(t, w.object("plain", odd))
+	w.put(t, w.labelled("huge", huge))
+	w.delete(t, "huge")
+	w.delete(t, "plain")
+	w.put(t, w.labelled("last", nil))
+}
+
+// labelled returns an object that the selector app=yes selects.
+func (w *watched) labelled(name string, annotations map[string]string) runtime.Object {
+	obj := w.object(name, annotations)
+	m, _ := meta.Accessor(obj)
+	m.SetLabels(map[string]string{"app": "yes", "<&>": ""})
+	return obj
+}
