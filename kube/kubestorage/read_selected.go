@@ -18,6 +18,8 @@ type Objects interface {
 	All(start, end string) iter.Seq[*mirror.Entry]
 	// Count returns the number of entries with start <= key < end, and their stored bytes.
 	Count(start, end string) (entries int, bytes int64)
+	// Last returns the last entry with start <= key < end. Cost is O(log n).
+	Last(start, end string) (e *mirror.Entry, ok bool)
 	// Measure is mirror.Snapshot.Measure.
 	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }

@@ -257,19 +257,10 @@ func (r *read) selectPage(p *page) (walked int, last string, more bool, err erro
 	return walked, last, more, nil
 }
 
-// last returns the key of the last object of a page without a selector. Cost is O(log n), of a
-// shard O(leaves).
+// last returns the key of the last object of a page without a selector, "" if there is none. Cost is O(log n).
 func (p *page) last() string {
-	objects := p.reading.Objects()
-	if snap, ok := objects.(mirror.Snapshot); ok {
-		if e, ok := snap.Last(p.start, p.end); ok {
-			return e.Key()
-		}
-		return ""
+	if e, ok := p.reading.Objects().Last(p.start, p.end); ok {
+		return e.Key()
 	}
-	var last string
-	for run := range objects.Runs(p.start, p.end) {
-		last = run.Items()[len(run.Items())-1].Key()
-	}
-	return last
+	return ""
 }

@@ -91,6 +91,9 @@ func (v *Version[I]) Count(start, end string) (items int, bytes int64) {
 	return v.tree.Count(start, end)
 }
 
+// Last returns the last item with start <= key < end. Cost is O(log n).
+func (v *Version[I]) Last(start, end string) (item I, ok bool) { return v.tree.Last(start, end) }
+
 // Measure is mirror.Snapshot.Measure.
 func (v *Version[I]) Measure(start, end string, of any, measure func(btree.Run[I]) (int64, bool)) (int64, bool) {
 	return v.tree.Measure(start, end, of, measure)
