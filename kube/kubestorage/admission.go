@@ -27,6 +27,9 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *Reading) error {
 	return d.Take(ctx, n, bytes)
 }
 
+// pastKeep is etcdread.Source.Keep. A variable for tests.
+var pastKeep int64 = 16 << 20
+
 // admitPast admits a list that is read from etcd, by what its range is now, before anything of it is read.
 func admitPast(ctx context.Context, s *Store, r *Reading) error {
 	held, err := s.resource.Latest()

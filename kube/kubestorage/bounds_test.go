@@ -114,7 +114,7 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	for range maxEtcdPages {
 		s.cluster.lists <- struct{}{}
 	}
-	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
+	if err := s.cluster.gets.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("one GET too many: %v, want 429", err)
 	}
 	quick, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -124,7 +124,7 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	}
 	<-s.cluster.gets
 	<-s.cluster.lists
-	if err := s.getFromEtcd(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
+	if err := s.cluster.gets.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
 		t.Errorf("a GET with room: %v", err)
 	}
 	if err := s.GetList(ctx, "/pods", old, &example.PodList{}); err != nil {

@@ -22,10 +22,13 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/etcdclient"
+	"github.com/stratakube/strata/kube/internal/etcdread"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/rekey"
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -45,7 +48,7 @@ type cluster struct {
 	wg        sync.WaitGroup
 	blocks    *blockcache.Cache // of the engine
 	tokens    *pages.Tokens
-	watches   running
+	watches   running.Watches
 	reloads   rekey.Reloads
 	present   present
 	freshness etcdsource.Freshness
@@ -54,7 +57,7 @@ type cluster struct {
 	eventsOnly bool
 
 	// Places for reads that memory cannot answer: one key each, and a page of a list each.
-	gets, lists chan struct{}
+	gets, lists etcdread.Places
 	ranges      clientv3.KV // for those lists: no response is larger than they may hold
 }
 
@@ -82,7 +85,7 @@ func keyPrefix(prefix string) string {
 
 // newCluster connects to the etcd of the config and begins to compact and to mirror it.
 func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
-	client, err := newClient(config.Transport)
+	client, err := etcdclient.New(config.Transport)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +104,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
-		gets: make(chan struct{}, maxEtcdGets), lists: make(chan struct{}, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
+		gets: make(etcdread.Places, maxEtcdGets), lists: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
 		RefusePlain: opts.RefusePlainTokens,
@@ -150,7 +153,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		Freshness: c.freshness,
 		Endpoints: c.endpoints,
 		Lists:     func() (reading, limit int) { return len(c.lists), cap(c.lists) },
-		AddLag:    c.watches.addLag,
+		AddLag:    c.addLag,
 	}
 	if compactor != nil {
 		c.scraped.Compactor = compactor.Compactor

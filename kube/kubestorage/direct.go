@@ -9,6 +9,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/running"
 )
 
 // direct is a storage that reads etcd. It keeps probes from doing that, its lists and
@@ -19,7 +20,7 @@ type direct struct {
 	lists metrics.Lists
 
 	keys    pages.Keys
-	running *running
+	running *running.Watches
 }
 
 func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
@@ -52,5 +53,5 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	endProbe(ctx, nil, key, nil)
-	return d.running.watchDirectly(ctx, d.Interface, key, opts)
+	return d.running.Direct(ctx, d.Interface, key, opts, isWithoutDrain(ctx))
 }

@@ -3,14 +3,10 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/apiserver/pkg/storage"
+	"github.com/stratakube/strata/kube/internal/running"
 )
 
 // Drain ends the watches of all storages of the engine, in order, for a server that
@@ -37,14 +33,14 @@ func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
 	}
 	e.mu.Unlock()
 	for _, c := range clusters {
-		c.watches.refuse()
+		c.watches.Refuse()
 	}
 	errs := make([]error, len(clusters))
 	var wg sync.WaitGroup
 	for i, c := range clusters {
 		wg.Go(func() {
 			c.catchUp(ctx, progress)
-			errs[i] = c.watches.drain(ctx)
+			errs[i] = c.watches.Drain(ctx)
 		})
 	}
 	wg.Wait()
@@ -53,7 +49,7 @@ func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
 
 // catchUp returns when memory has what etcd has, or when that takes too long.
 func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
-	if c.mirror == nil || c.eventsOnly || atMost <= 0 || c.watches.len() == 0 {
+	if c.mirror == nil || c.eventsOnly || atMost <= 0 || c.watches.Len() == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, atMost)
@@ -68,18 +64,6 @@ func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 	}
 }
 
-// running are the watches of a cluster that run. The zero value has none. Safe for
-// concurrent use.
-type running struct {
-	refused atomic.Bool // no more are let in
-	last    atomic.Bool // those that run hand out what is due, and end
-
-	mu        sync.Mutex // leaf, but for what ender's methods take
-	all       map[ender]struct{}
-	undrained map[ender]struct{} // see WithoutDrain
-	none      chan struct{}      // closed when the last of all is gone; nil if nobody waits for that
-}
-
 type withoutDrainKey struct{}
 
 // WithoutDrain returns a context for a watch that Engine.Drain is to leave alone: one of a client
@@ -91,157 +75,20 @@ func WithoutDrain(ctx context.Context) context.Context {
 
 func isWithoutDrain(ctx context.Context) bool { return ctx.Value(withoutDrainKey{}) != nil }
 
-// ender is a watch that can be told to end. Its methods do not wait.
-type ender interface {
-	leave()               // running.last was set: hand out what is due, and end
-	cut(reason endReason) // end now
-}
+// runningStream is a Stream as running.Watches knows it.
+type runningStream Stream
 
-// refuse lets no more watches in.
-func (r *running) refuse() { r.refused.Store(true) }
+// Leave implements running.Watch: next looks whether it is to leave.
+func (st *runningStream) Leave() { (*Stream)(st).nudge() }
 
-// errShuttingDown is the answer to a watch that comes when they are being ended: clients
-// try again elsewhere, without listing anew.
-func errShuttingDown() error {
-	return apierrors.NewTooManyRequests("the server is shutting down", tooHighRetrySeconds)
-}
+// Cut implements running.Watch.
+func (st *runningStream) Cut(why running.Reason) { (*Stream)(st).cut(why) }
 
-// add lets a watch in, or reports that no more are.
-func (r *running) add(w ender, withoutDrain bool) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if withoutDrain {
-		if r.undrained == nil {
-			r.undrained = map[ender]struct{}{}
+// endStreams ends the streams of a store that is being destroyed.
+func (c *cluster) endStreams(s *Store) {
+	c.watches.Every(func(w running.Watch) {
+		if st, ok := w.(*runningStream); ok && st.store == s {
+			st.Cut(running.ByStorage)
 		}
-		r.undrained[w] = struct{}{}
-		return true
-	}
-	if r.refused.Load() {
-		return false
-	}
-	if r.all == nil {
-		r.all = map[ender]struct{}{}
-	}
-	r.all[w] = struct{}{}
-	return true
-}
-
-// remove forgets a watch that has ended.
-func (r *running) remove(w ender) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.all, w)
-	delete(r.undrained, w)
-	if len(r.all) == 0 && r.none != nil {
-		close(r.none)
-		r.none = nil
-	}
-}
-
-func (r *running) len() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.all)
-}
-
-// each calls f for every watch that drain ends.
-func (r *running) each(f func(ender)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for w := range r.all {
-		f(w)
-	}
-}
-
-// every calls f for every watch that runs.
-func (r *running) every(f func(ender)) {
-	r.each(f)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for w := range r.undrained {
-		f(w)
-	}
-}
-
-// drain has every watch hand out what is due and end, and waits for that until ctx ends.
-func (r *running) drain(ctx context.Context) error {
-	r.refuse()
-	r.last.Store(true)
-	r.each(ender.leave)
-	r.mu.Lock()
-	if len(r.all) == 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	if r.none == nil {
-		r.none = make(chan struct{})
-	}
-	none := r.none
-	r.mu.Unlock()
-	select {
-	case <-none:
-		return nil
-	case <-ctx.Done():
-	}
-	left := 0
-	r.each(func(w ender) {
-		w.cut(endedByShutdown)
-		left++
 	})
-	return fmt.Errorf("%d watches were broken off: %w", left, ctx.Err())
-}
-
-// endReason says why a watch has ended.
-type endReason int32
-
-const (
-	notEnded endReason = iota
-	endedByTimeout
-	endedByClient
-	endedByShutdown
-	endedByStorage
-	endedExpired
-	endedByError
-	endedBySlowness // of the client
-)
-
-// String is a label of a metric.
-func (e endReason) String() string {
-	return [...]string{"", "timeout", "client", "shutdown", "storage", "expired", "error", "slow_client"}[e]
-}
-
-// directWatch is a watch that etcd serves. It has no bookmarks but those that etcd's
-// progress makes, so it just ends.
-type directWatch struct {
-	watch.Interface
-	running *running
-	cancel  context.CancelFunc
-}
-
-func (w *directWatch) leave()        { w.cancel() }
-func (w *directWatch) cut(endReason) { w.cancel() }
-
-// Stop implements watch.Interface.
-func (w *directWatch) Stop() {
-	w.running.remove(w)
-	w.cancel()
-	w.Interface.Stop()
-}
-
-// watchDirectly starts a watch that etcd serves and that ends when all of r do.
-func (r *running) watchDirectly(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions) (watch.Interface, error) {
-	w := &directWatch{running: r}
-	ctx, w.cancel = context.WithCancel(ctx)
-	if !r.add(w, isWithoutDrain(ctx)) {
-		w.cancel()
-		return nil, errShuttingDown()
-	}
-	var err error
-	if w.Interface, err = etcd.Watch(ctx, key, opts); err != nil {
-		r.remove(w)
-		w.cancel()
-		return nil, err
-	}
-	return w, nil
 }

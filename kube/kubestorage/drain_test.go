@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -165,7 +166,7 @@ func TestDrainInTheMiddle(t *testing.T) {
 	opts.SendInitialEvents = &yes
 	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
 	take(t, complete)
-	w.cluster.watches.last.Store(true)
+	w.cluster.watches.Leave()
 	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("in the middle: %+v, %v; want the end", b, err)
 	}
@@ -318,7 +319,7 @@ func TestWatchesAreCounted(t *testing.T) {
 				t.Errorf("%s: %d initial events of which %d are replayed, %d bookmarks; want %d, %d, %d", what, i, r, m, initial, replayed, marks)
 			}
 		}
-		requireEnded := func(why endReason) {
+		requireEnded := func(why running.Reason) {
 			t.Helper()
 			if n := value(enginemetrics.WatchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
 				t.Errorf("%d watches have ended by %s, want 1", n, why)
@@ -326,7 +327,7 @@ func TestWatchesAreCounted(t *testing.T) {
 		}
 		lag := func() int {
 			all := map[schema.GroupResource]int{}
-			w.cluster.watches.addLag(all)
+			w.cluster.addLag(all)
 			return all[w.group]
 		}
 		from := w.fromNow()
@@ -340,7 +341,7 @@ func TestWatchesAreCounted(t *testing.T) {
 		requireCounts("a list", 1, 0, 0)
 		st.Close()
 		st.Close()
-		requireEnded(endedByClient)
+		requireEnded(running.ByClient)
 
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -358,7 +359,7 @@ func TestWatchesAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		requireCounts("a watch that resumes", 4, 3, 2)
-		requireEnded(endedByTimeout)
+		requireEnded(running.ByTimeout)
 		if got := lag(); got != 0 {
 			t.Errorf("no watch is %d events behind", got)
 		}
@@ -371,6 +372,6 @@ func TestWatchesAreCounted(t *testing.T) {
 			}
 		}
 		st.Close()
-		requireEnded(endedExpired)
+		requireEnded(running.Expired)
 	})
 }

@@ -267,7 +267,7 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 		return nil, err
 	}
 	if e.draining {
-		c.watches.refuse()
+		c.watches.Refuse()
 	}
 	e.clusters[key] = c
 	return c, nil

@@ -90,9 +90,6 @@ const (
 	// getWait bounds it for a GET of one key, which may go to etcd instead:
 	// deletions, updates and leader elections read before they write.
 	getWait = 250 * time.Millisecond
-	// getPatience is how long a GET waits for a member of etcd before it asks again; it
-	// doubles.
-	getPatience = time.Second
 	// answerTime is what is left of a request's own deadline, if that comes first: whoever
 	// waits until then is cut off instead of told when to try again.
 	answerTime = 250 * time.Millisecond

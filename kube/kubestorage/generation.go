@@ -7,10 +7,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// keysReplaced drops derived data of keys that are no longer in use, beside the readers. The view's mutex is held.
-func (s *Store) keysReplaced() {
+// dropReplaced drops derived data of keys that are no longer in use, beside the readers. The view's mutex is held.
+func dropReplaced(s *Store) {
 	s.selections.KeysReplaced()
-	s.watches.start(func() {
+	s.watches.Start(func() {
 		s.selections.DropEnded()
 		dropClosed(s.ctx, s.resource)
 	})

@@ -3,15 +3,16 @@ package kubestorage
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/mirror"
 )
 
 // addLag adds, by resource, the number of events of the log that the watch furthest behind has
 // still to read.
-func (r *running) addLag(lag map[schema.GroupResource]int) {
+func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 	behind := map[*Store]mirror.Revision{}
-	r.each(func(w ender) {
-		st, ok := w.(*Stream)
+	c.watches.Each(func(w running.Watch) {
+		st, ok := w.(*runningStream)
 		if !ok {
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/etcdread"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/selected"
@@ -73,7 +74,7 @@ type Reading struct {
 	name     string                 // of the index
 	value    string                 // to look up in it
 	changed  []string               // keys that have changed between Rev and what the index knows, ascending
-	past     *past                  // nil: memory has it
+	past     *etcdread.Past         // nil: memory has it
 	suspect  bool                   // memory has it too, and may be wrong
 	err      error                  // see Err
 	release  func()                 // nil: nothing is held
@@ -88,7 +89,7 @@ func (r *Reading) FromEtcd() bool { return r.past != nil }
 // selection. See Candidates for a request that an index helps with.
 func (r *Reading) Runs() iter.Seq[mirror.Run] {
 	if r.past != nil {
-		return r.past.runs()
+		return r.past.Runs()
 	}
 	return r.Objects().Runs(r.Start, r.End)
 }
@@ -106,11 +107,11 @@ func (r *Reading) Objects() Objects {
 // Err returns why Runs or Candidates have ended early; nil if they have not. The error
 // is for the client.
 func (r *Reading) Err() error {
-	if r.past == nil || r.past.err == nil {
+	if r.past == nil || r.past.Err() == nil {
 		return nil
 	}
 	if r.err == nil {
-		r.err = r.store.lists.Failed(r.pastError(r.past.ctx, r.past.err))
+		r.err = r.store.lists.Failed(r.pastError(r.past.Context(), r.past.Err()))
 	}
 	return r.err
 }
@@ -129,7 +130,7 @@ func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.past != nil:
 		return func(yield func(*mirror.Entry) bool) {
-			for run := range r.past.runs() {
+			for run := range r.past.Runs() {
 				for _, e := range run.Items() {
 					if !yield(e) {
 						return
@@ -156,7 +157,7 @@ func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
 // is not Selective. Cost is O(log n).
 func (r *Reading) Count() int {
 	if r.past != nil {
-		return int(r.past.count)
+		return r.past.Count()
 	}
 	n, _ := r.Objects().Count(r.Start, r.End)
 	return n
@@ -406,8 +407,12 @@ func (r *Reading) readPast(ctx context.Context) error {
 	if r.Selective() {
 		most = 0
 	}
-	var err error
-	if r.past, err = openPast(ctx, s, r.Start, r.End, r.Rev, most); err != nil {
+	held, err := s.resource.Latest()
+	if err != nil {
+		return r.pastError(ctx, s.notReady())
+	}
+	source := etcdread.Source{Places: s.cluster.lists, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: pastKeep}
+	if r.past, err = source.Open(ctx, held, r.Start, r.End, r.Rev, most); err != nil {
 		return r.pastError(ctx, err)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -47,7 +48,7 @@ type Store struct {
 
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
-	watches watches
+	watches running.Group
 }
 
 var _ storage.Interface = (*Store)(nil)
@@ -77,14 +78,14 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		streams:      metrics.NewWatches(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	context.AfterFunc(s.ctx, s.endStreams)
-	s.view = objects.New(view, s.keysReplaced)
+	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
+	s.view = objects.New(view, func() { dropReplaced(s) })
 	s.selections = selected.New(selected.Config{
 		Resource: r,
 		View:     s.view,
 		Blocks:   c.blocks,
 		Context:  s.ctx,
-		Start:    s.watches.start,
+		Start:    s.watches.Start,
 		Filtered: s.streams.Filtered,
 	})
 	return s
@@ -93,20 +94,11 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 // stop ends all watches and gives the resource back.
 func (s *Store) stop() {
 	s.cancel()
-	s.watches.end()
+	s.watches.End()
 	s.selections.EndShards()
 	s.view.Close()
 	s.selections.DropIndexes()
 	s.resource.Release()
-}
-
-// endStreams ends the streams of a store that is being destroyed.
-func (s *Store) endStreams() {
-	s.cluster.watches.every(func(w ender) {
-		if st, ok := w.(*Stream); ok && st.store == s {
-			st.cut(endedByStorage)
-		}
-	})
 }
 
 // ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.

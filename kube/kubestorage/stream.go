@@ -17,6 +17,7 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
@@ -68,8 +69,8 @@ type Stream struct {
 	// withoutDrain: the stream does not end when the server's watches are drained.
 	withoutDrain bool
 
-	failed error        // returned by next, once everything handed out is delivered
-	reason atomic.Int32 // of type endReason
+	failed error // returned by next, once everything handed out is delivered
+	reason running.Ended
 
 	satisfied func()       // gives up the wish for progress; nil if there is none
 	sharded   func()       // counts the end of a watch with a shard selector; nil if there is none
@@ -159,8 +160,8 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		return nil, err
 	}
 	withoutDrain := isWithoutDrain(ctx)
-	if s.cluster.watches.refused.Load() && !withoutDrain {
-		return nil, errShuttingDown()
+	if s.cluster.watches.Refused() && !withoutDrain {
+		return nil, running.ErrShuttingDown()
 	}
 	if s.ctx.Err() != nil {
 		return nil, s.notReady()
@@ -211,16 +212,16 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.startRev = st.began
 		st.reading.Store(st.cursor.Position())
 	}
-	if !s.cluster.watches.add(st, withoutDrain) {
+	if !s.cluster.watches.Add((*runningStream)(st), withoutDrain) {
 		st.cancel()
 		st.stopTimers()
-		return nil, errShuttingDown()
+		return nil, running.ErrShuttingDown()
 	}
 	if st.cursor != nil {
 		st.follow()
 	}
 	if s.ctx.Err() != nil {
-		st.cut(endedByStorage) // endStreams may have come too early
+		st.cut(running.ByStorage) // endStreams may have come too early
 	}
 	if st.bookmarkEvery > 0 {
 		st.satisfied = s.mirror.WantProgress()

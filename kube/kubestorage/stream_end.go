@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
+	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -33,7 +34,7 @@ func (st *Stream) Close() {
 	st.store.streams.Ended(st.why().String())
 	st.countReplayed()
 	st.cancel()
-	st.store.cluster.watches.remove(st)
+	st.store.cluster.watches.Remove((*runningStream)(st))
 	if st.cursor != nil {
 		st.cursor.Close()
 	}
@@ -58,7 +59,7 @@ func (st *Stream) stopTimers() {
 // SlowClient, if that begins to read.
 func (st *Stream) EndSlow() {
 	utilflowcontrol.WatchInitialized(st.ctx)
-	st.cut(endedBySlowness)
+	st.cut(running.BySlowness)
 }
 
 // SlowClient is the status with which a watch ends after EndSlow.
@@ -68,25 +69,22 @@ func SlowClient() *metav1.Status {
 }
 
 // why returns why the stream ends, when its owner closes it.
-func (st *Stream) why() endReason {
-	if why := endReason(st.reason.Load()); why != notEnded {
+func (st *Stream) why() running.Reason {
+	if why := st.reason.Get(); why != running.NotEnded {
 		return why
 	}
 	switch {
 	case apierrors.IsResourceExpired(st.failed) || apierrors.IsGone(st.failed):
-		return endedExpired
+		return running.Expired
 	case errors.Is(st.failed, ErrStreamEnded) && st.ctx.Err() == nil:
-		return endedByStorage
+		return running.ByStorage
 	case st.failed != nil && !errors.Is(st.failed, ErrStreamEnded):
-		return endedByError
+		return running.ByError
 	case !st.deadline.IsZero() && !time.Now().Before(st.deadline):
-		return endedByTimeout
+		return running.ByTimeout
 	}
-	return endedByClient
+	return running.ByClient
 }
-
-// leave implements ender: next looks whether it is to leave.
-func (st *Stream) leave() { st.nudge() }
 
 // nudge has wait return, so that next looks what is due.
 func (st *Stream) nudge() {
@@ -96,15 +94,15 @@ func (st *Stream) nudge() {
 	}
 }
 
-// cut implements ender.
-func (st *Stream) cut(reason endReason) {
-	st.reason.CompareAndSwap(int32(notEnded), int32(reason))
+// cut ends the stream now. Safe for concurrent use.
+func (st *Stream) cut(why running.Reason) {
+	st.reason.Set(why)
 	st.cancel()
 }
 
 // leaving reports whether the watch is to end when it has handed out what is due now.
 func (st *Stream) leaving() bool {
-	if st.withoutDrain || !st.store.cluster.watches.last.Load() {
+	if st.withoutDrain || !st.store.cluster.watches.Leaving() {
 		return false
 	}
 	if st.lastRev == 0 {
@@ -127,7 +125,7 @@ func (st *Stream) depart() (batch, error) {
 // left takes note that the stream ends because the server does. Its context does not: that
 // is for Drain to end, if the owner takes too long to deliver the rest.
 func (st *Stream) left() error {
-	st.reason.CompareAndSwap(int32(notEnded), int32(endedByShutdown))
+	st.reason.Set(running.ByShutdown)
 	return ErrStreamEnded
 }
 

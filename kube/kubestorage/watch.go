@@ -3,7 +3,6 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -47,12 +46,15 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		stream.Close()
 		cancel()
 		if errors.Is(stream.failed, ErrStreamEnded) {
-			return endedWatch(), nil
+			return watch.NewEmptyWatch(), nil
 		}
-		return errorWatch(stream.failed), nil
+		events := make(chan watch.Event, 1)
+		events <- errorEvent(stream.failed)
+		close(events)
+		return watch.NewProxyWatcher(events), nil
 	}
 	w := &watcher{stream: stream, ctx: ctx, cancel: cancel, result: make(chan watch.Event, resultBuffer)}
-	if !s.watches.start(w.run) {
+	if !s.watches.Start(w.run) {
 		stream.Close()
 		cancel()
 		return nil, s.notReady()
@@ -60,29 +62,9 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	return w, nil
 }
 
-// watches are the goroutines of a store's watches. The zero value has none.
-type watches struct {
-	mu    sync.Mutex // leaf
-	ended bool
-	wg    sync.WaitGroup
-}
-
-// start runs the watch, or reports that the store has ended.
-func (w *watches) start(run func()) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.ended {
-		w.wg.Go(run)
-	}
-	return !w.ended
-}
-
-// end lets none start any more and returns when the last has ended.
-func (w *watches) end() {
-	w.mu.Lock()
-	w.ended = true
-	w.mu.Unlock()
-	w.wg.Wait()
+// errorEvent is the event by which a watch reports an error.
+func errorEvent(err error) watch.Event {
+	return watch.Event{Type: watch.Error, Object: ErrorStatus(err)}
 }
 
 // watcher is a Sink that sends objects to a channel.

@@ -1,4 +1,5 @@
-package kubestorage
+// Package etcdclient connects to etcd as kube-apiserver does.
+package etcdclient
 
 import (
 	"context"
@@ -37,10 +38,10 @@ const (
 	connectionWindow = 16 << 20
 )
 
-// newClient connects to etcd and returns when a connection is up, or an error after
+// New connects to etcd and returns when a connection is up, or an error after
 // dialTimeout. The client serves all resources: writes, reads of the present, and
 // the feed.
-func newClient(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
+func New(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            c.ServerList,
 		DialTimeout:          dialTimeout,

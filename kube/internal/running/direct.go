@@ -1,0 +1,46 @@
+package running
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// direct is a watch that etcd serves. It has no bookmarks but those that etcd's
+// progress makes, so it just ends.
+type direct struct {
+	watch.Interface
+	running *Watches
+	cancel  context.CancelFunc
+}
+
+// Leave implements Watch.
+func (w *direct) Leave() { w.cancel() }
+
+// Cut implements Watch.
+func (w *direct) Cut(Reason) { w.cancel() }
+
+// Stop implements watch.Interface.
+func (w *direct) Stop() {
+	w.running.Remove(w)
+	w.cancel()
+	w.Interface.Stop()
+}
+
+// Direct starts a watch that etcd serves and adds it to r. Errors: that of etcd, and ErrShuttingDown if it is rejected.
+func (r *Watches) Direct(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions, undrained bool) (watch.Interface, error) {
+	w := &direct{running: r}
+	ctx, w.cancel = context.WithCancel(ctx)
+	if !r.Add(w, undrained) {
+		w.cancel()
+		return nil, ErrShuttingDown()
+	}
+	var err error
+	if w.Interface, err = etcd.Watch(ctx, key, opts); err != nil {
+		r.Remove(w)
+		w.cancel()
+		return nil, err
+	}
+	return w, nil
+}

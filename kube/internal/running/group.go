@@ -1,0 +1,28 @@
+package running
+
+import "sync"
+
+// Group are the goroutines of a storage. The zero value has none. Safe for concurrent use.
+type Group struct {
+	mu    sync.Mutex // leaf
+	ended bool
+	wg    sync.WaitGroup
+}
+
+// Start runs f on a goroutine, or reports that the storage has ended.
+func (g *Group) Start(f func()) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.ended {
+		g.wg.Go(f)
+	}
+	return !g.ended
+}
+
+// End has Start refuse from now on, and returns when all goroutines have ended.
+func (g *Group) End() {
+	g.mu.Lock()
+	g.ended = true
+	g.mu.Unlock()
+	g.wg.Wait()
+}

@@ -1,0 +1,132 @@
+// Package running holds the running watches of an etcd cluster, and ends them when the server shuts down.
+package running
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Watches are the running watches of an etcd cluster. The zero value has none. Safe for
+// concurrent use.
+type Watches struct {
+	refused atomic.Bool // Add rejects watches
+	last    atomic.Bool // running watches deliver the events that are due, and end
+
+	mu        sync.Mutex // leaf, but for the locks that the methods of Watch take
+	all       map[Watch]struct{}
+	undrained map[Watch]struct{} // Drain does not end them
+	none      chan struct{}      // closed when all is empty; nil if Drain does not wait
+}
+
+// Watch is a running watch. Its methods do not wait.
+type Watch interface {
+	Leave()         // Watches.Leaving has become true: deliver the events that are due, and end
+	Cut(why Reason) // end now
+}
+
+// Refuse has Add reject watches from now on.
+func (r *Watches) Refuse() { r.refused.Store(true) }
+
+// Refused reports whether Add rejects watches.
+func (r *Watches) Refused() bool { return r.refused.Load() }
+
+// Leave has Leaving return true from now on. It does not notify the watches.
+func (r *Watches) Leave() { r.last.Store(true) }
+
+// Leaving reports whether watches are to deliver the events that are due, and end.
+func (r *Watches) Leaving() bool { return r.last.Load() }
+
+// ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server, without a
+// relist.
+func ErrShuttingDown() error {
+	return apierrors.NewTooManyRequests("the server is shutting down", 1)
+}
+
+// Add adds a watch; false if it is rejected. Drain does not end an undrained watch, which is never rejected.
+func (r *Watches) Add(w Watch, undrained bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	set := &r.all
+	switch {
+	case undrained:
+		set = &r.undrained
+	case r.refused.Load():
+		return false
+	}
+	if *set == nil {
+		*set = map[Watch]struct{}{}
+	}
+	(*set)[w] = struct{}{}
+	return true
+}
+
+// Remove removes a watch that has ended.
+func (r *Watches) Remove(w Watch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, w)
+	delete(r.undrained, w)
+	if len(r.all) == 0 && r.none != nil {
+		close(r.none)
+		r.none = nil
+	}
+}
+
+// Len returns the number of watches that Drain ends.
+func (r *Watches) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all)
+}
+
+// Each calls f for every watch that Drain ends. f must not call methods of r.
+func (r *Watches) Each(f func(Watch)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for w := range r.all {
+		f(w)
+	}
+}
+
+// Every calls f for every watch that runs. f must not call methods of r.
+func (r *Watches) Every(f func(Watch)) {
+	r.Each(f)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for w := range r.undrained {
+		f(w)
+	}
+}
+
+// Drain rejects new watches, has the others deliver the events that are due and end, and waits for them until ctx ends.
+// It then cuts the watches that are left, and returns an error with their number.
+func (r *Watches) Drain(ctx context.Context) error {
+	r.Refuse()
+	r.Leave()
+	r.Each(Watch.Leave)
+	r.mu.Lock()
+	if len(r.all) == 0 {
+		r.mu.Unlock()
+		return nil
+	}
+	if r.none == nil {
+		r.none = make(chan struct{})
+	}
+	none := r.none
+	r.mu.Unlock()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done():
+	}
+	left := 0
+	r.Each(func(w Watch) {
+		w.Cut(ByShutdown)
+		left++
+	})
+	return fmt.Errorf("%d watches were broken off: %w", left, ctx.Err())
+}
