@@ -21,8 +21,8 @@ type Expectation struct {
 // O(log n). ok is false if memory may not be what answers: the resource is not loaded,
 // the revision is older than memory, not yet here, or not to be had from memory.
 func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok bool) {
-	q, err := s.request(noWait, key, opts)
-	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !s.fromMemory(q.opts, q.exact) {
+	q, err := newListRequest(noWait, s, key, opts)
+	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !q.fromMemory(s) {
 		return x, false
 	}
 	var snap mirror.Snapshot

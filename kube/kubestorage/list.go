@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/listadmission"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -24,19 +25,20 @@ import (
 // GetList implements storage.Interface.
 func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	endProbe(ctx, s, key, &opts.Predicate)
-	q, err := s.request(ctx, key, opts)
+	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
 		return s.lists.Failed(err)
 	}
-	r, err := s.read(ctx, q)
+	r, err := q.read(ctx, s)
 	var etcd *readEtcd
 	switch {
 	case errors.As(err, &etcd):
 		if err := admitEtcd(ctx, listadmission.DecodedOf(ctx), s, q); err != nil {
 			return s.lists.Failed(err)
 		}
-		if err := s.listFromEtcd(ctx, q, etcd.reason, listObj); err != nil {
-			return err
+		s.lists.Count(q.opts, metrics.SourceEtcd, etcd.reason)
+		if err := s.pages.List(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj); err != nil {
+			return s.lists.Failed(err)
 		}
 		return listadmission.DecodedOf(ctx).TakeTurn(ctx)
 	case err != nil:
@@ -52,20 +54,6 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	}
 	r.Close() // not while others are encoded
 	return held.TakeTurn(ctx)
-}
-
-// fromMemory reports whether the gates let memory answer the list.
-func (s *Store) fromMemory(opts storage.ListOptions, exact int64) bool {
-	switch {
-	case exact > 0:
-		// Above the clock only a consistent read tells whether it exists.
-		return s.pastLists && (s.present.lists || exact <= s.mirror.Clock())
-	case opts.Predicate.Continue != "": // a token that asks for the present
-		return s.pastLists && s.present.lists
-	case opts.ResourceVersion == "":
-		return s.present.lists
-	}
-	return true
 }
 
 // after returns the smallest key above every key that begins with prefix, which

@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/etcdread"
@@ -275,8 +274,8 @@ type listRequest struct {
 	exact         mirror.Revision // above 0: exactly that
 }
 
-// request checks a LIST. Errors are for the client: 400, and what opening a token gives.
-func (s *Store) request(ctx context.Context, key string, opts storage.ListOptions) (q listRequest, err error) {
+// newListRequest checks a LIST of the store. Errors are for the client: 400, and those of opening a token.
+func newListRequest(ctx context.Context, s *Store, key string, opts storage.ListOptions) (q listRequest, err error) {
 	q = listRequest{key: key, opts: opts}
 	if q.prefix, err = s.keys.Prepare(key, opts.Recursive); err != nil {
 		return q, err
@@ -309,6 +308,20 @@ func (q *listRequest) bounds() (start, end string) {
 		return q.start, after(q.prefix)
 	}
 	return q.prefix, after(q.prefix)
+}
+
+// fromMemory reports whether the gates let memory answer the list.
+func (q *listRequest) fromMemory(s *Store) bool {
+	switch {
+	case q.exact > 0:
+		// Above the clock only a consistent read tells whether it exists.
+		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Clock())
+	case q.opts.Predicate.Continue != "": // a token that asks for the present
+		return s.pastLists && s.present.lists
+	case q.opts.ResourceVersion == "":
+		return s.present.lists
+	}
+	return true
 }
 
 // limit returns how many selected objects are asked for, 0 for all.
@@ -344,14 +357,15 @@ func (q *listRequest) reason() string {
 // means is KEP-2340's table and KEP-4988; see freshness.snapshot. The caller closes the reading.
 // Errors: ErrReadEtcd, and API errors for the client (400, 410, 429, 504).
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
-	q, err := s.request(ctx, key, opts)
+	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
 		return nil, s.lists.Failed(err)
 	}
-	return s.read(ctx, q)
+	return q.read(ctx, s)
 }
 
-func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
+// read resolves the request; see Store.Read.
+func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 	pred := &q.opts.Predicate
 	if !s.resource.Ready() && pred.Limit > 0 && pred.Empty() && (q.exact == 0 || !s.mirror.Restoring()) {
 		return nil, errNotLoaded // a small page is cheap for etcd (KEP-4568)
@@ -359,7 +373,7 @@ func (s *Store) read(ctx context.Context, q listRequest) (*Reading, error) {
 	if err := s.ready(ctx); err != nil {
 		return nil, err
 	}
-	if !s.fromMemory(q.opts, q.exact) {
+	if !q.fromMemory(s) {
 		return nil, errGate
 	}
 	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.Now().Selector(*pred)}
@@ -448,10 +462,4 @@ func (r *Reading) compacted(ctx context.Context) error {
 		return s.pages.SealError(ctx, q.scope, err)
 	}
 	return nil
-}
-
-// listFromEtcd has upstream's store answer a list.
-func (s *Store) listFromEtcd(ctx context.Context, q listRequest, reason string, listObj runtime.Object) error {
-	s.lists.Count(q.opts, metrics.SourceEtcd, reason)
-	return s.lists.Failed(s.pages.List(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj))
 }

@@ -19,7 +19,7 @@ func (s *Store) Delete(ctx context.Context, key string, out runtime.Object, prec
 	validateDeletion storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	var suggestion runtime.Object
 	if opts == (storage.DeleteOptions{}) { // else the deletion is about an object that cannot be decoded
-		suggestion = s.suggestion(ctx, key)
+		suggestion = suggest(ctx, s, key)
 	}
 	return s.etcd.Delete(ctx, key, out, preconditions, validateDeletion, suggestion, opts)
 }
@@ -28,13 +28,13 @@ func (s *Store) Delete(ctx context.Context, key string, out runtime.Object, prec
 // suggestion, so that an update without a conflict costs one etcd transaction.
 func (s *Store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
-	return s.etcd.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, s.suggestion(ctx, key))
+	return s.etcd.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, suggest(ctx, s, key))
 }
 
-// suggestion returns the object in memory, decoded for the caller alone by the
+// suggest returns the object in memory, decoded for the caller alone by the
 // codec that will encode it again, or nil if there is none that can be decoded:
 // then etcd is read, and reports what is wrong.
-func (s *Store) suggestion(ctx context.Context, key string) runtime.Object {
+func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	key, err := s.keys.Prepare(key, false)
 	if err != nil {
 		return nil
