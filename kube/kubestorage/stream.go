@@ -170,22 +170,17 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		return nil, err
 	}
 	st := &Stream{
-		store:    s,
-		start:    prefix,
-		end:      after(prefix),
-		selector: s.view.Now().Selector(opts.Predicate),
-
+		store:        s,
+		start:        prefix,
+		end:          after(prefix),
+		selector:     s.view.Now().Selector(opts.Predicate),
 		withoutDrain: withoutDrain,
 	}
 	if !opts.Recursive {
 		st.end = prefix + "\x00"
 	}
-	switch {
-	case !s.bookmarks:
-	case opts.ProgressNotify:
-		st.bookmarkEvery = progressInterval
-	case opts.Predicate.AllowWatchBookmarks:
-		st.bookmarkEvery = bookmarkInterval
+	if s.bookmarks {
+		st.bookmarkEvery = bookmarkEvery(&opts)
 	}
 	if !st.selector.All {
 		s.view.WantAttributes()

@@ -14,6 +14,17 @@ func (st *Stream) bookmark() batch {
 	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 
+// bookmarkEvery returns how often a watch gets bookmarks, 0 for never.
+func bookmarkEvery(opts *storage.ListOptions) time.Duration {
+	switch {
+	case opts.ProgressNotify:
+		return progressInterval
+	case opts.Predicate.AllowWatchBookmarks:
+		return bookmarkInterval
+	}
+	return 0
+}
+
 // scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
 // before the server ends the watch, whichever comes first.
 func (st *Stream) scheduleBookmark() {
