@@ -18,13 +18,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/apiserver/pkg/storage/etcd3"
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -268,151 +265,6 @@ func TestStorageSuitesFromEtcd(t *testing.T) {
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestList(contextFor(t), t, f, f.compact, false, f.lists)
 	})
-}
-
-// withoutProgress is a source that tells no progress on request.
-type withoutProgress struct{ mirror.Source }
-
-func (withoutProgress) RequestProgress(context.Context) error { return nil }
-
-const suitePrefix = "test!" // what the suites' transformer puts in front of values
-
-// prefixStore lets a suite change the prefix transformer of a storage.
-type prefixStore struct {
-	storage.Interface
-	swap *swappable
-}
-
-func (s prefixStore) UpdatePrefixTransformer(modify storagetesting.PrefixTransformerModifier) func() {
-	before := s.swap.get()
-	changed := *before.(*storagetesting.PrefixTransformer)
-	s.swap.set(modify(&changed))
-	return func() { s.swap.set(before) }
-}
-
-// writeAndSee is a storage whose writes return when memory has them.
-type writeAndSee struct{ *Store }
-
-func (s writeAndSee) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
-	if err := s.Store.Create(ctx, key, obj, out, ttl); err != nil {
-		return err
-	}
-	rev, err := s.versioner.ObjectResourceVersion(out)
-	if err != nil {
-		return err
-	}
-	seen := &example.Pod{}
-	if err := s.Get(ctx, key, storage.GetOptions{ResourceVersion: fmt.Sprint(rev)}, seen); err != nil {
-		return err
-	}
-	if !apiequality.Semantic.DeepEqual(seen, out) {
-		return fmt.Errorf("memory has %+v, created %+v", seen, out)
-	}
-	return nil
-}
-
-func (s writeAndSee) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
-	preconditions *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
-	if err := s.Store.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, cached); err != nil {
-		return err
-	}
-	return s.see(ctx, out)
-}
-
-func (s writeAndSee) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
-	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
-	if err := s.Store.Delete(ctx, key, out, preconditions, validate, cached, opts); err != nil {
-		return err
-	}
-	return s.see(ctx, out)
-}
-
-func (s writeAndSee) see(ctx context.Context, written runtime.Object) error {
-	rev, err := s.versioner.ObjectResourceVersion(written)
-	if err != nil {
-		return err
-	}
-	return s.mirror.Wait(ctx, int64(rev))
-}
-
-// checkStored returns a check of the value in etcd: it decodes and holds nothing that
-// only a server knows.
-func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
-	return func(ctx context.Context, t *testing.T, key string) {
-		key = testPrefix + strings.TrimPrefix(key, "/")
-		resp, err := f.client.KV.Get(ctx, key)
-		if err != nil || len(resp.Kvs) != 1 {
-			t.Fatalf("read %s: %v, %d values", key, err, len(resp.Kvs))
-		}
-		data, ok := strings.CutPrefix(string(resp.Kvs[0].Value), prefix)
-		if !ok {
-			t.Fatalf("stored value %q lacks the prefix %q", data, prefix)
-		}
-		obj, err := runtime.Decode(f.codec, []byte(data))
-		if err != nil {
-			t.Fatalf("decode %q: %v", data, err)
-		}
-		if pod := obj.(*example.Pod); pod.ResourceVersion != "" || pod.GetSelfLink() != "" {
-			t.Errorf("stored with resource version %q and self link %q", pod.ResourceVersion, pod.GetSelfLink())
-		}
-	}
-}
-
-// increaseRV moves etcd's revision by a write that no mirror sees.
-func (f *fixture) increaseRV(ctx context.Context, t *testing.T) int64 {
-	resp, err := f.client.Put(ctx, "increaseRV", "ok")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.Header.Revision
-}
-
-// compact compacts etcd as a kube-apiserver does, and returns when the storage knows.
-func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion string) {
-	rev := parseRevision(t, resourceVersion)
-	turn, _, _, err := etcd3.Compact(ctx, f.client.Client, 0, rev)
-	if err == nil && turn > 1 {
-		// It was not this server's turn; now that the count is known, it is.
-		_, _, _, err = etcd3.Compact(ctx, f.client.Client, turn, rev)
-	}
-	if err != nil {
-		t.Fatalf("compact to %d: %v", rev, err)
-	}
-	if utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) { // upstream's compactor follows others
-		eventually(t, "the compaction is noticed", func() bool { return f.CompactRevision() == rev })
-	}
-}
-
-// outrun compacts etcd to the revision and writes so much that it leaves the window
-// too: upstream's cacher forgets events at a compaction, here they stay as long as
-// there is room (KEP-4988).
-func (f *fixture) outrun(ctx context.Context, t *testing.T, resourceVersion string) {
-	rev := parseRevision(t, resourceVersion)
-	ballast := f.create(t, newPod("ballast"))[0]
-	for i := 0; ; i++ {
-		f.update(t, ballast, strings.Repeat(string(rune('a'+i%26)), 512<<10))
-		f.catchUp(t)
-		_, floor, err := f.engine(t).resource.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if floor >= rev {
-			break
-		}
-		if i == 100 {
-			t.Fatalf("after %d MiB history still reaches back to %d", i/2, floor)
-		}
-	}
-	f.compact(ctx, t, resourceVersion)
-}
-
-func parseRevision(t testing.TB, resourceVersion string) int64 {
-	t.Helper()
-	rev, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return int64(rev)
 }
 
 // TestRecordersRecord shows that what the suites count is counted: a list that is
