@@ -85,11 +85,16 @@ func (w *walksWorld) run(ctx context.Context, seed uint64, rounds int) error {
 		return err
 	}
 	w.floor = 1
-	for i := range rounds + 50 {
-		if i >= rounds && !w.pinned() {
-			return nil
+	ending := 0 // rounds without a new walk
+	for i := 0; ending < 50; i++ {
+		// A walk has to be overtaken by a compaction, which not every seed lets happen early.
+		more := i < rounds || i < 10*rounds && w.expired.Load() == 0
+		if !more {
+			if ending++; !w.pinned() {
+				return nil
+			}
 		}
-		if err := w.round(ctx, rnd, i < rounds); err != nil {
+		if err := w.round(ctx, rnd, more); err != nil {
 			return fmt.Errorf("round %d: %w", i, err)
 		}
 	}
