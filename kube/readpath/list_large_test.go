@@ -91,9 +91,9 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 // processors there are.
 func TestAListMakesFewLeavesReady(t *testing.T) {
 	was := readying
-	readying = make(chan struct{}, 32) // of 16 processors
+	readying = make(chan struct{}, 16) // of 8 processors
 	t.Cleanup(func() { readying = was })
-	const objects, size = 8000, 8 << 10
+	const objects, size = 4000, 8 << 10
 	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
 	half := make([]byte, size/2)
 	for i := range objects {
@@ -102,7 +102,7 @@ func TestAListMakesFewLeavesReady(t *testing.T) {
 	}
 	w.catchUp(t)
 	before := heapAlive()
-	m := &meter{after: 1, looks: 10}
+	m := &meter{after: 1, looks: 5}
 	m.ResponseRecorder = *httptest.NewRecorder()
 	w.ServeHTTP(m, httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0", nil))
 	if m.alive == 0 {

@@ -122,13 +122,14 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			missing++
 		}
 	}
-	if missing <= cap(readying) {
+	slots := readying
+	if missing <= cap(slots) {
 		w.each(all)
 		return
 	}
 	ctx, cancel := context.WithCancel(w.read.req.Context())
 	defer cancel()
-	queue := make(chan chan piece, cap(readying))
+	queue := make(chan chan piece, cap(slots))
 	room := semaphore.NewWeighted(readyBytes)
 	go func() {
 		defer close(queue)
@@ -152,9 +153,9 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 				next <- p
 			}
 			select {
-			case readying <- struct{}{}:
+			case slots <- struct{}{}:
 				go func() {
-					defer func() { <-readying }()
+					defer func() { <-slots }()
 					produce()
 				}()
 			default:
