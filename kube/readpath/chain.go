@@ -40,7 +40,7 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
 		}
 		s.levels, s.conns = watchLevels(c), trackServed(c)
-		return newChain(s.boundDecodedLists(apiHandler), c, chainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.cost})
+		return newChain(s.boundDecoded(apiHandler), c, chainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.cost})
 	}
 }
 

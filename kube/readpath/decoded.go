@@ -1,13 +1,16 @@
 package readpath
 
 import (
+	"context"
 	"net/http"
 	"strings"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/routine"
 
+	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
@@ -20,23 +23,24 @@ const (
 	yamlFactor     = 18 // and YAML from JSON, by way of a tree of all its values
 )
 
-// BoundDecodedLists has lists admit the lists of the API server that c configures, if it has no Server
-// that is mounted in it. It wraps c.BuildHandlerChainFunc, and has to be called before c is completed.
-func BoundDecodedLists(c *genericapiserver.Config, lists *listadmission.Admission) {
+// BoundDecoded has lists admit the lists of the API server that c configures, and ends its watches whose clients do not
+// read the initial events, if it has no Server that is mounted in it. It wraps c.BuildHandlerChainFunc, and has to be
+// called before c is completed.
+func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 	build := c.BuildHandlerChainFunc
 	if build == nil {
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
-		return build((&Server{lists: lists, levels: watchLevels(c), conns: trackServed(c)}).boundDecodedLists(apiHandler), c)
+		return build((&Server{lists: lists, levels: watchLevels(c), conns: trackServed(c)}).boundDecoded(apiHandler), c)
 	}
 }
 
-// boundDecodedLists returns a handler in front of next, which makes lists from decoded objects: what
-// they hold is admitted, from when a storage of the engine is asked until next
-// has returned, and a client that does not read such a list is cut off. It stands behind the filters of
-// an API server, and inside of the one that answers in place of a handler that takes too long.
-func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
+// boundDecoded returns a handler in front of next, which makes lists from decoded objects: what they hold is admitted,
+// from when a storage of the engine is asked until next has returned, and a client that does not read such a list, or the
+// initial events of a watch, is cut off. It stands behind the filters of an API server, and inside of the one that answers
+// in place of a handler that takes too long.
+func (s *Server) boundDecoded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
 		switch {
@@ -61,6 +65,32 @@ func (s *Server) boundDecodedLists(next http.Handler) http.Handler {
 		defer cut.finish()
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(paced), req.WithContext(ctx))
 	})
+}
+
+// passWatch has next answer a watch, whose response is cut off if the client reads neither the initial events nor, within
+// stallTimeout after that, the status that the watch ends with.
+func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.Request) {
+	slow, isSlow := context.WithCancel(context.Background())
+	cut := &cutoff{w: w, req: req, conns: s.conns}
+	stop := cut.after(slow, stallTimeout)
+	finish := func() {
+		stop()
+		isSlow() // releases the context
+	}
+	ctx := kubestorage.WithSlowClient(req.Context(), isSlow)
+	task := routine.TaskFrom(ctx)
+	defer func() {
+		if task == nil || task.Func == nil {
+			finish()
+			return
+		}
+		serve := task.Func // runs after the handlers have returned
+		task.Func = func() {
+			defer finish()
+			serve()
+		}
+	}()
+	next.ServeHTTP(w, req.WithContext(ctx))
 }
 
 // formOf returns the form that a list may be answered in, the largest if there are several.

@@ -20,7 +20,6 @@ import (
 	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/server/routine"
 	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -109,33 +108,6 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, req)
 		}
 	})
-}
-
-// passWatch has next answer a watch, whose response is cut off if the client reads neither the initial events nor, within
-// stallTimeout after that, the status that the watch ends with.
-func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.Request) {
-	cut := &cutoff{w: w, req: req, conns: s.conns}
-	var timer atomic.Pointer[time.Timer]
-	finish := func() {
-		cut.finish() // what the timer does after this has no effect
-		if t := timer.Load(); t != nil {
-			t.Stop()
-		}
-	}
-	ctx := kubestorage.WithSlowClient(req.Context(), func() { timer.Store(time.AfterFunc(stallTimeout, func() { cut.cut() })) })
-	task := routine.TaskFrom(ctx)
-	defer func() {
-		if task == nil || task.Func == nil {
-			finish()
-			return
-		}
-		serve := task.Func // runs after the handlers have returned
-		task.Func = func() {
-			defer finish()
-			serve()
-		}
-	}()
-	next.ServeHTTP(w, req.WithContext(ctx))
 }
 
 // Serves reports whether a GET, LIST or WATCH will be answered here, as far as its path and headers tell:

@@ -38,7 +38,7 @@ type Past struct {
 	most   int64           // keys wanted, 0 for all
 	count  int64           // keys in the range
 
-	first *etcdsource.Pager // begins anew
+	first *etcdsource.Pager // at the first page
 	next  *etcdsource.Pager // goes on after kept
 	kept  []mirror.Run      // from the first on
 	taken int64             // keys in kept

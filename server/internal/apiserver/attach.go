@@ -131,7 +131,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 		config.Engine = a.engine
 		readpath.New(readpath.Config{Lists: lists, Resolver: readpath.NewResolver(config)}).Mount(outermost)
 	} else {
-		readpath.BoundDecodedLists(outermost, lists)
+		readpath.BoundDecoded(outermost, lists)
 	}
 	readpath.DrainOnShutdown(outermost, a.engine, s.limits.progressTimeout)
 	return nil
