@@ -2,12 +2,6 @@ package mirror
 
 import "fmt"
 
-// broken returns the error of a check: the invariant of docs/architecture.md that does not hold, and
-// the values that show it.
-func broken(invariant, format string, args ...any) error {
-	return fmt.Errorf("%s is broken: %w", invariant, fmt.Errorf(format, args...))
-}
-
 // The invariants, the structures that show them, and their checks. Checks of I8 and I9 are partial:
 // the arrival check of each event (txn.add) covers lost events, and no state shows a delay.
 //
@@ -31,12 +25,6 @@ func (w *writer) check() error {
 		}
 	}
 	return w.checkBudget()
-}
-
-// clockReading is the clock at a check. A restore may set the clock back (I1).
-type clockReading struct {
-	rev      Revision
-	restores int64
 }
 
 // checkClock checks I1 since the check before, and the waits for the clock.
@@ -71,23 +59,6 @@ func (w *writer) checkBudget() error {
 		return broken("I7", "counts %d bytes without a claim, holds %d, limit %d", w.unclaimed, unclaimed, w.opts.UnclaimedBytes)
 	}
 	return nil
-}
-
-// checkWork is how many entries and events the checks visit for each batch: a guess. Below it they
-// run after every batch. Above it they run less often, so that a test with 100,000 entries ends.
-const checkWork = 4000
-
-// pace spaces checks by their work.
-type pace struct{ saved int }
-
-// due reports whether a check of so much work runs after this batch.
-func (p *pace) due(work int) bool {
-	p.saved += checkWork
-	if p.saved < work {
-		return false
-	}
-	p.saved = 0
-	return true
 }
 
 // verify panics if an invariant is broken. The writer calls it after every batch, load, and run of

@@ -41,7 +41,7 @@ func TestCheckNamesBrokenInvariant(t *testing.T) {
 		},
 		"I3": func(w *writer, tb *table, lin *lineage) { lin.log.Append(&Event{Rev: 2, Entry: &Entry{}}) },
 		"I4": func(w *writer, tb *table, lin *lineage) {
-			tb.changed.subscribe(tb.Resource, lin, "/registry/a/", "/registry/a0").from = 1
+			tb.changed.subscribe(tb.prefix, lin, "/registry/a/", "/registry/a0").from = 1
 		},
 		"I5": func(w *writer, tb *table, lin *lineage) {
 			lin.head.Store(&version{rev: 9, tree: lin.head.Load().tree, seq: lin.log.End()})

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -8,12 +9,6 @@ import (
 	"github.com/stratakube/strata/internal/btree"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
-
-// prefixEnd returns the smallest string above every string with the prefix, which
-// ends with a slash.
-func prefixEnd(prefix string) string {
-	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
-}
 
 // adopt gives a resource that was claimed the state that is cached for it.
 func (w *writer) adopt(r *Resource, exclude bool) {
@@ -141,30 +136,6 @@ func (w *writer) carve(parent, t *table) {
 	t.begin(ownLin, history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes})
 }
 
-// absorb removes tables without a claim and without keys, such as those of definitions
-// that were deleted: the table around them takes over their keys. Their history is dropped, so
-// a later claim of the prefix has none from before (table.absorbed). Cost is O(resources).
-func (w *writer) absorb() {
-	var empty []*table
-	for prefix, t := range w.tables {
-		lin := t.cur.Load()
-		if !t.owned && prefix != w.opts.Prefix && lin != nil && lin.head.Load().tree.Len() == 0 {
-			empty = append(empty, t)
-		}
-	}
-	for _, t := range empty {
-		delete(w.tables, t.prefix)
-		parent := w.route(t.prefix)
-		// A list of the parent that is on its way may hold keys that were deleted since.
-		if parent.loading || parent.cur.Load() == nil || !w.registry.remove(t.Resource) {
-			w.tables[t.prefix] = t
-			continue
-		}
-		parent.absorbed = w.clock.Revision()
-		t.drop()
-	}
-}
-
 // between returns the part of t with start <= key < end.
 func between(t tree, start, end string) tree {
 	return btree.Build(slices.Collect(t.All(start, end)))
@@ -210,4 +181,46 @@ func (p *part) end(present tree, private bool) *lineage {
 		newest = &version{rev: p.last, tree: present, seq: p.log.End()}
 	}
 	return newLineage(p.base, newest, p.log, private)
+}
+
+// claim adds a claim of the prefix, or an exclusion. Errors: ErrClosed.
+func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
+	if !strings.HasPrefix(prefix, s.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == s.opts.Prefix {
+		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, s.opts.Prefix)
+	}
+	g := &s.registry
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	r := g.resources[prefix]
+	if r == nil {
+		r = &Resource{m: s, prefix: prefix}
+		g.resources[prefix] = r
+	}
+	if r.refs > 0 && r.exclude != exclude {
+		return nil, fmt.Errorf("mirror: prefix %q cannot be both claimed and excluded", prefix)
+	}
+	r.refs++
+	if r.refs == 1 {
+		r.exclude = exclude
+		g.enqueueLocked(func(w *writer) { w.adopt(r, exclude) })
+	}
+	return r, nil
+}
+
+// Release ends a claim. With the last one the resource's history is dropped, and
+// its values count against Options.UnclaimedBytes until the next claim.
+func (r *Resource) Release() {
+	g := &r.m.registry
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r.refs == 0 {
+		panic("mirror: Release of " + r.prefix + ", which is not claimed")
+	}
+	r.refs--
+	if r.refs == 0 {
+		g.enqueueLocked(func(w *writer) { w.abandon(r) })
+	}
 }

@@ -232,3 +232,56 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (mend
 	}
 	return mended{d.Key, newEntry(&kv, true)}, nil
 }
+
+// mend is the writer's half of comparison.repair: a new lineage that begins at the clock, with the
+// keys as etcd has them. With an error, or where a key has changed since it was
+// compared, it has the resource relisted instead: ErrDiverged. Error: ErrSuperseded.
+func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) error {
+	t := w.tables[r.prefix]
+	if t == nil || t.Resource != r || r.cur.Load() != snap.lin || !t.owned {
+		return ErrSuperseded
+	}
+	head := snap.lin.head.Load()
+	edit := head.tree.Edit()
+	x := &txn{t: t} // only to retire
+	for _, k := range keys {
+		if err != nil {
+			break
+		}
+		was, held := snap.Get(k.key)
+		now, _ := head.tree.Get(k.key)
+		if was != now {
+			err = fmt.Errorf("%q has changed since", k.key)
+			break
+		}
+		if held {
+			x.events = append(x.events, &Event{Prev: was})
+		}
+		replace(edit, was, k.entry)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
+		w.diverged(t, err)
+		t.suspect = true // when it is loaded
+		return err
+	}
+	for _, k := range keys {
+		if was, held := snap.Get(k.key); held {
+			t.count(was, -1)
+		}
+		if k.entry != nil {
+			t.count(k.entry, 1)
+		}
+	}
+	rev := w.clock.Revision()
+	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
+	lin.suspect.Store(true)
+	t.begin(lin, history{})
+	// A restored history must not reach back to events that clients have seen differently.
+	w.since.Store(max(rev, w.since.Load()))
+	w.stats.repairs.Add(1)
+	x.old = edit.Replaced()
+	x.retire()
+	w.doubt(t)
+	return nil
+}

@@ -95,7 +95,7 @@ func (c *Cursor) Err() error {
 // that of the others: an event costs those who follow it.
 func (c *Cursor) Follow() {
 	c.Close()
-	c.topic = c.res.changed.subscribe(c.res, c.lin, c.start, c.end)
+	c.topic = c.res.changed.subscribe(c.res.prefix, c.lin, c.start, c.end)
 }
 
 // FollowValue has the cursor woken by, and read, events only that p finds to concern the

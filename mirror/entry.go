@@ -264,3 +264,9 @@ func (e *Event) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memo
 
 // DropClosed is DropClosed of Entry, for the event.
 func (e *Event) DropClosed() { dropClosed(&e.memos) }
+
+// prefixEnd returns the smallest string above every string with the prefix, which
+// ends with a slash.
+func prefixEnd(prefix string) string {
+	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
+}

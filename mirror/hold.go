@@ -15,28 +15,6 @@ type held struct {
 	rev Revision
 }
 
-// Hold tells that a snapshot is being read, until release, which is to be called once. When it
-// is, or has become, one of the past, ResourceStats.Readers and OldestRead tell of it.
-// It keeps nothing alive that the snapshot does not: what a version holds is free as soon as the
-// last reader has let go of its snapshot. It takes a lock that only other calls for the
-// same resource, and Stats, take: for reads that last.
-func (r *Resource) Hold(s Snapshot) (release func()) {
-	h, key := &r.holds, held{s.lin, s.seq, s.Rev}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held == nil {
-		h.held = map[held]int{}
-	}
-	h.held[key]++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.held[key]--; h.held[key] == 0 {
-			delete(h.held, key)
-		}
-	}
-}
-
 // past returns how many snapshots of the past are held and the oldest of their revisions, 0
 // if there is none; present is the lineage that is read, which may be nil. Cost is
 // O(revisions held).

@@ -65,18 +65,6 @@ type loader struct {
 	replaying chan struct{} // holds a value while the history of a resource is being read
 }
 
-// newLoader returns the loader of a mirror.
-func newLoader(s *shared) *loader {
-	return &loader{
-		opts: &s.opts, count: &s.stats,
-		known:     s.known,
-		excluded:  func() []string { return *s.excluded.Load() },
-		since:     s.since.Load,
-		wait:      s.clock.Wait,
-		replaying: make(chan struct{}, 1),
-	}
-}
-
 // list reads a prefix, without excluded prefixes, as it stands at a revision, the newest
 // if that is 0. The entries are built while the next page is on its way. A list that cannot
 // be one of that revision is ErrDiverged.
@@ -310,3 +298,14 @@ func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	}
 	return l
 }
+
+// replayed takes note of a history that was read from etcd.
+func (c *counters) replayed(l *load) {
+	c.replays.Add(1)
+	c.replayedEvents.Add(int64(len(l.changes)))
+	c.replayFloor.Store(l.header.Revision)
+	c.replayTime.Store(int64(l.took))
+}
+
+// errStart is the reason for the first list.
+var errStart = errors.New("start")

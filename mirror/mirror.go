@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
@@ -18,54 +16,6 @@ type Mirror struct {
 	*shared
 	reads    *freshness.Reads
 	progress *freshness.Progress
-}
-
-// shared is the state that callers, resources, loads and the writer of one mirror have in
-// common. Every field is set once, is atomic, or has its own lock.
-type shared struct {
-	opts     Options
-	clock    *freshness.Clock
-	stats    counters
-	registry registry
-
-	compacted atomic.Int64             // the highest revision given to Compact
-	cluster   atomic.Uint64            // the mirrored cluster's ID, 0 before the first list
-	excluded  atomic.Pointer[[]string] // prefixes that no list needs to keep; stored by the writer
-	lists     atomic.Int64             // times the whole prefix was listed and installed
-	loading   atomic.Bool              // the whole prefix is being loaded
-	since     atomic.Int64             // history before it may differ from the events that clients have seen
-
-	restarts chan restart // requests to leave the feed and to list the prefix
-	feed     *freshness.Feed
-
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-}
-
-// restart asks the writer to leave a feed whose etcd does not exist any more.
-type restart struct {
-	lists int64 // the value of shared.lists for which it is meant
-	err   error
-}
-
-// restart asks for a list of the whole prefix, unless there was one after the given number of
-// lists. It does not block: one request is enough.
-func (s *shared) restart(lists int64, err error) {
-	select {
-	case s.restarts <- restart{lists, err}:
-	default:
-	}
-}
-
-// known returns the mirrored cluster and the published revision.
-func (s *shared) known() Header {
-	return Header{ClusterID: s.cluster.Load(), Revision: s.clock.Revision()}
-}
-
-// replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
-func (h Header) replacedBy(answer Header) bool {
-	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
 }
 
 // New returns a mirror and starts it: it lists the prefix, follows it, and relists it when
@@ -155,3 +105,42 @@ func (m *Mirror) Compacted() Revision { return m.compacted.Load() }
 
 // Resources returns the resources that are claimed or excluded now, in no order.
 func (m *Mirror) Resources() []*Resource { return m.registry.claimed() }
+
+// Clock returns the published revision: every resource that is ready can be read
+// at it. It is 0 before the first list.
+func (m *Mirror) Clock() Revision { return m.clock.Revision() }
+
+// Wait returns when the clock has reached rev, requesting progress from etcd meanwhile,
+// or with ctx's error. With Options.EventsOnly the clock may never get there, though
+// etcd has. Errors: ErrClosed.
+func (m *Mirror) Wait(ctx context.Context, rev Revision) error { return m.clock.Wait(ctx, rev) }
+
+// Current returns etcd's revision, read linearizably after the call began: at
+// least that of every write acknowledged before (I6). A call that arrives while a
+// read is in flight joins the next one, never the current; a lone call starts its
+// own at once. Cost: one etcd read shared by all callers that wait for it.
+func (m *Mirror) Current(ctx context.Context) (Revision, error) { return m.reads.Current(ctx) }
+
+// WantProgress makes the mirror request progress every Options.IdleProgress while no
+// events come, for a caller that waits for no revision and yet needs the clock to follow etcd,
+// such as a watch with bookmarks. It ends with release, which is to be called once.
+func (m *Mirror) WantProgress() (release func()) { return m.progress.Want() }
+
+// startFreshness starts the goroutines that request progress and watch over the feed.
+func (m *Mirror) startFreshness() {
+	m.progress = freshness.NewProgress(m.clock, m.opts.IdleProgress, m.requestProgress)
+	m.reads = freshness.NewReads(m.ctx, m.clock, freshness.Env{
+		Read: m.readRevision, Known: m.stats.etcdRevision.Load, Progress: m.progress,
+	})
+	if m.opts.EventsOnly {
+		return
+	}
+	if !m.opts.EveryRevision {
+		m.wg.Go(func() { m.progress.Run(m.ctx) })
+	}
+	if m.opts.FeedPatience > 0 {
+		watchdog := freshness.Watchdog{Feed: m.feed, Clock: m.clock, Reads: m.reads,
+			Patience: m.opts.FeedPatience, Request: m.requestProgress}
+		m.wg.Go(func() { watchdog.Run(m.ctx) })
+	}
+}

@@ -2,7 +2,9 @@ package mirror
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -234,4 +236,85 @@ func (s *sorted) postToSetsLocked(e *sortedEvent, first uint64) {
 func (s *sorted) forgetOthersLocked(from uint64) {
 	maps.DeleteFunc(s.byName, func(_ string, t *topic) bool { return t.cursors == 0 })
 	s.from = from
+}
+
+// verify panics if an invariant of the partition's topics is broken, after the events of a revision
+// were posted. The partition's goroutine calls it, which is the feeder. Without the build tag
+// strata_invariants it does nothing.
+func (s *sorted) verify() {
+	if !checkInvariants {
+		return
+	}
+	if err := s.check(); err != nil {
+		panic("mirror: " + s.res.prefix + ": invariant " + err.Error())
+	}
+}
+
+// check returns an error if an event of the revision that was posted last is missing in a topic that
+// it concerns, or if the topics contradict each other. Cost is O(topics) where sets are followed,
+// else O(topics) in some of the calls (pace).
+func (s *sorted) check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.posted.Load() != s.next {
+		return broken("I4", "posted up to %d, sorted up to %d", s.posted.Load(), s.next)
+	}
+	for i := range s.revision {
+		if err := s.checkEventLocked(&s.revision[i]); err != nil {
+			return broken("I4", "event %d of %d: %w", s.revision[i].seq, s.revision[i].ev.Rev, err)
+		}
+	}
+	if !s.pace.due(len(s.byName) + s.log.Len()) {
+		return nil
+	}
+	return s.checkLocked()
+}
+
+// checkEventLocked returns an error if a topic lacks an event that concerns it. The caller holds mu.
+func (s *sorted) checkEventLocked(e *sortedEvent) error {
+	if e.seq < s.log.First() {
+		return nil // dropped meanwhile
+	}
+	has := func(name string, t *topic) error {
+		if e.seq < t.from {
+			return nil
+		}
+		if seqs, ok := t.postings.From(e.seq); !ok || len(seqs) == 0 || seqs[0] != e.seq {
+			return fmt.Errorf("topic %q lacks it", name)
+		}
+		return nil
+	}
+	if e.known && s.covers == nil {
+		for _, v := range e.values() {
+			t := s.byName[v]
+			if t == nil && e.seq >= s.oldestLocked() {
+				return fmt.Errorf("its value %q has no topic", v)
+			}
+			if t != nil {
+				if err := has(v, t); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	for name, t := range s.byName {
+		if !e.known || slices.ContainsFunc(e.values(), func(v string) bool { return s.covers(name, v) }) {
+			if err := has(name, t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// values returns the values of the object before and after the event.
+func (e *sortedEvent) values() (values []string) {
+	if e.ev.Prev != nil {
+		values = append(values, e.before)
+	}
+	if e.ev.Entry != nil {
+		values = append(values, e.now)
+	}
+	return values
 }

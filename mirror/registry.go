@@ -1,69 +1,9 @@
 package mirror
 
-import (
-	"fmt"
-	"strings"
-	"sync"
-)
-
-// command is work for the writer, which runs it between two batches.
-type command func(*writer)
-
-// registry holds the resources of a mirror with their claims, and the commands that the writer
-// has not run yet. One lock guards both, so that commands arrive in the order of the claims that
-// they are about. All methods may be called concurrently.
-type registry struct {
-	due chan struct{} // holds a value if there are commands
-
-	mu        sync.Mutex // leaf; held briefly; guards what follows and the claims of resources
-	resources map[string]*Resource
-	commands  []command
-}
+import "strings"
 
 func newRegistry(root *Resource) registry {
 	return registry{due: make(chan struct{}, 1), resources: map[string]*Resource{root.prefix: root}}
-}
-
-// claim adds a claim of the prefix, or an exclusion. Errors: ErrClosed.
-func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
-	if !strings.HasPrefix(prefix, s.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == s.opts.Prefix {
-		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, s.opts.Prefix)
-	}
-	g := &s.registry
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return nil, ErrClosed
-	}
-	r := g.resources[prefix]
-	if r == nil {
-		r = &Resource{m: s, prefix: prefix}
-		g.resources[prefix] = r
-	}
-	if r.refs > 0 && r.exclude != exclude {
-		return nil, fmt.Errorf("mirror: prefix %q cannot be both claimed and excluded", prefix)
-	}
-	r.refs++
-	if r.refs == 1 {
-		r.exclude = exclude
-		g.enqueueLocked(func(w *writer) { w.adopt(r, exclude) })
-	}
-	return r, nil
-}
-
-// Release ends a claim. With the last one the resource's history is dropped, and
-// its values count against Options.UnclaimedBytes until the next claim.
-func (r *Resource) Release() {
-	g := &r.m.registry
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if r.refs == 0 {
-		panic("mirror: Release of " + r.prefix + ", which is not claimed")
-	}
-	r.refs--
-	if r.refs == 0 {
-		g.enqueueLocked(func(w *writer) { w.abandon(r) })
-	}
 }
 
 // enqueue has the writer run the command between two batches.

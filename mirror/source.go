@@ -114,3 +114,8 @@ var (
 	// repeated or overtaken. What it concerns is listed anew.
 	ErrDiverged = errors.New("feed contradicts the mirror")
 )
+
+// replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
+func (h Header) replacedBy(answer Header) bool {
+	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
+}

@@ -1,36 +1,12 @@
 package mirror
 
 import (
-	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/internal/btree"
-	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
-
-// table is the writer's half of a resource. It belongs to the writer's goroutine, which alone
-// calls its methods.
-type table struct {
-	*Resource
-	w *writer
-
-	owned       bool // the resource is claimed or excluded
-	excluded    bool
-	loading     bool
-	stopLoading context.CancelFunc // set while loading
-	pending     []Change           // arrived while loading
-	distrust    backoff            // between lists that a divergence asks for
-	awaited     time.Time          // since when readers lack the resource, zero if it can be read
-	suspect     bool               // of the lineage that is being loaded, see lineage.suspect
-
-	bytes           int64 // of entries with value
-	missing         int   // entries and events whose value was not kept
-	sinceCheckpoint int   // events
-	history         history
-	weighed         weighed
-	absorbed        Revision // the log lacks events up to here of resources that were absorbed (writer.absorb)
-}
 
 // newTable returns the table of a resource that has not been loaded.
 func newTable(w *writer, r *Resource) *table { return &table{Resource: r, w: w, loading: true} }
@@ -72,23 +48,6 @@ func (t *table) postpone(c *Change) {
 	t.counts.received.Add(1)
 }
 
-// newLineage returns a lineage from its oldest version to its newest, nil if that is the same. The
-// log leads from one to the other; nil means a new one. Every lineage begins here.
-func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
-	if newest == nil {
-		newest = oldest
-	}
-	if log == nil {
-		log = eventlog.New[Event](oldest.rev)
-	}
-	lin := &lineage{log: log, private: private}
-	lin.head.Store(newest)
-	lin.readable.Store(oldest.rev)
-	lin.checkpoints.Store(&[]*version{oldest})
-	lin.made.Store(&[]*version{})
-	return lin
-}
-
 // found returns the first version of a new lineage: the entries listed at rev.
 func (t *table) found(entries []*Entry, rev Revision) *version {
 	t.reset()
@@ -100,33 +59,6 @@ func (t *table) found(entries []*Entry, rev Revision) *version {
 		t.count(e, 1)
 	}
 	return &version{rev: rev, tree: btree.Build(entries)}
-}
-
-// grow returns a new lineage of the resource: the listed entries, and the changes after them. The
-// error is that of a change which does not follow the list.
-func (t *table) grow(l *load) (*lineage, error) {
-	v := t.found(l.entries, l.header.Revision)
-	lin := newLineage(v, nil, nil, !t.owned)
-	t.sinceCheckpoint, t.absorbed = 0, 0
-	x := &txn{t: t, lin: lin, edit: v.tree.Edit()}
-	for i := range l.changes {
-		c := &l.changes[i]
-		if n := len(x.events); n >= distance(uint64(len(l.changes)-i), t.w.opts.CheckpointEvents) && c.rev != x.events[n-1].Rev {
-			x.commitUnpublished()
-			x = &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
-		}
-		e := c.entry
-		if e != nil && !t.keeps(int64(len(e.data))) {
-			e = e.withoutValue()
-		}
-		if err := x.add(c.key, c.rev, e); err != nil {
-			return lin, err
-		}
-	}
-	if len(x.events) > 0 {
-		x.commitUnpublished()
-	}
-	return lin, nil
 }
 
 // begin replaces the resource's lineage, and its history with that of the new log; cursors on
@@ -273,4 +205,31 @@ func (t *table) raise(lin *lineage, rev Revision) {
 	lin.forget(func(v *version) bool { return v.seq < seq })
 	t.weighed = weighed{}
 	t.countVersionBytes(lin)
+}
+
+// countVersionBytes adds up the weights of the past versions that are kept.
+func (t *table) countVersionBytes(lin *lineage) {
+	var bytes int64
+	if lin != nil {
+		head := lin.head.Load().seq
+		for _, v := range lin.past() {
+			if v.seq != head { // or it is the present
+				bytes += v.bytes
+			}
+		}
+	}
+	before := t.versionBytes.Swap(bytes)
+	t.w.stats.versionBytes.Add(bytes - before)
+}
+
+// route returns the table with the longest prefix of key. The root's prefix
+// is a prefix of every key of the feed.
+func (w *writer) route(key string) *table {
+	for end := len(key); end > len(w.opts.Prefix); {
+		end = strings.LastIndexByte(key[:end], '/')
+		if t := w.tables[key[:end+1]]; t != nil {
+			return t
+		}
+	}
+	return w.tables[w.opts.Prefix]
 }

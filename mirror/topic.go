@@ -176,9 +176,9 @@ type changes struct {
 
 // subscribe returns the topic of the keys start <= key < end, nil if there is none: the
 // range is neither a key nor a directory inside the resource.
-func (c *changes) subscribe(r *Resource, lin *lineage, start, end string) *topic {
+func (c *changes) subscribe(prefix string, lin *lineage, start, end string) *topic {
 	switch {
-	case len(start) <= len(r.prefix):
+	case len(start) <= len(prefix):
 		return nil
 	case strings.HasSuffix(start, "/"):
 		if end != prefixEnd(start) {

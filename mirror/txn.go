@@ -2,20 +2,7 @@ package mirror
 
 import (
 	"fmt"
-
-	"github.com/stratakube/strata/internal/btree"
 )
-
-// txn is the effect of one batch, or of a part of a restored history, on one table.
-type txn struct {
-	t      *table
-	lin    *lineage
-	edit   *btree.Edit[*Entry]
-	events []*Event
-	old    []*Leaf // replaced leaves that have a memo
-
-	arrived int64 // see Event
-}
 
 // change adds a change of the feed; see add.
 func (x *txn) change(c *Change) error {

@@ -6,28 +6,6 @@ import (
 	"github.com/stratakube/strata/internal/btree"
 )
 
-// countVersionBytes adds up the weights of the past versions that are kept.
-func (t *table) countVersionBytes(lin *lineage) {
-	var bytes int64
-	if lin != nil {
-		head := lin.head.Load().seq
-		for _, v := range lin.past() {
-			if v.seq != head { // or it is the present
-				bytes += v.bytes
-			}
-		}
-	}
-	before := t.versionBytes.Swap(bytes)
-	t.w.stats.versionBytes.Add(bytes - before)
-}
-
-// weighed is what a resource's versions were when they were weighed. It keeps them alive, until
-// the next time or until the window drops some.
-type weighed struct {
-	head              *version
-	checkpoints, made *[]*version
-}
-
 // weighing is the versions of a resource, from the present back.
 type weighing struct {
 	t        *table

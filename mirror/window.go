@@ -2,27 +2,6 @@ package mirror
 
 import "time"
 
-// history is the part of a resource beside its present, as its table counts it.
-type history struct {
-	// marks are revisions with the time by which everything up to them had been
-	// applied, ascending; history is cut at marks only.
-	marks []mark
-	bytes int64 // held by the log; what versions take is counted by itself
-	fresh int64 // of them, taken in since the last mark
-}
-
-type mark struct {
-	rev Revision
-	at  time.Time
-}
-
-// A resource sets a mark at most every markInterval or markBytes, whichever comes
-// first: the window is as exact as that.
-const (
-	markInterval = time.Second
-	markBytes    = 1 << 20
-)
-
 // remember counts the events that were put into the resource's log, and makes room for it:
 // when all histories together exceed the window's bytes, the resource that holds
 // the most loses its oldest part, so that a busy one does not take the history of
@@ -72,31 +51,6 @@ func (w *writer) bound() {
 	}
 }
 
-// historyOf returns the history that a new lineage begins with. Its age counts from now: only clocks
-// of other machines know when its events happened, and no answer may depend on the time of day.
-func historyOf(log *eventLog) (h history) {
-	now := time.Now()
-	for seq := log.First(); seq < log.End(); seq++ {
-		e := log.At(seq)
-		n := e.historyBytes()
-		h.bytes += n
-		h.fresh += n
-		h.mark(e.Rev, now)
-	}
-	return h
-}
-
-// mark sets a mark if one is due.
-func (h *history) mark(rev Revision, now time.Time) {
-	if h.fresh == 0 {
-		return
-	}
-	if n := len(h.marks); n == 0 || now.Sub(h.marks[n-1].at) >= markInterval || h.fresh >= markBytes {
-		h.marks = append(h.marks, mark{rev, now})
-		h.fresh = 0
-	}
-}
-
 // shed drops the oldest history of the resource that holds the most, and reports whether
 // there was any.
 func (w *writer) shed() bool {
@@ -120,27 +74,6 @@ func (w *writer) shed() bool {
 // historyBytes is the memory of the resource beside its present: values and versions.
 func (t *table) historyBytes() int64 { return t.history.bytes + t.versionBytes.Load() }
 
-// age drops history that is too old, and versions made for readers that were not used for a while.
-func (w *writer) age(now time.Time) {
-	w.absorb()
-	idle := Now() - int64(madeIdle)
-	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
-			t.countVersionBytes(lin)
-		}
-		h := &t.history
-		h.mark(w.clock.Revision(), now)
-		n := 0
-		for n < len(h.marks) && now.Sub(h.marks[n].at) > w.opts.Window.MaxAge {
-			n++
-		}
-		if n > 0 {
-			t.trim(h.marks[n-1].rev)
-		}
-	}
-	w.weigh(now)
-}
-
 // trim raises the floor of the resource's log, and its oldest readable version, to
 // rev.
 func (t *table) trim(rev Revision) {
@@ -162,19 +95,4 @@ func (t *table) trim(rev Revision) {
 		}
 	})
 	t.w.stats.historyFloor.Store(max(rev, t.w.stats.historyFloor.Load()))
-}
-
-// applyCompaction drops the versions below the compacted revision, or below the clock if that is
-// lower.
-func (w *writer) applyCompaction() {
-	rev := min(w.compacted.Load(), w.clock.Revision())
-	if rev <= w.stats.compacted.Load() {
-		return
-	}
-	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil {
-			t.raise(lin, rev)
-		}
-	}
-	w.stats.compacted.Store(rev) // now that it is so
 }

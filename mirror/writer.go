@@ -5,36 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
-
-// writer changes the resources of one mirror: it loads them, follows the feed, applies batches,
-// publishes versions, and bounds history. It and its tables belong to one goroutine, the one
-// that calls run. Other goroutines send it commands (registry).
-type writer struct {
-	*shared
-	publisher freshness.Publisher // of the clock
-	loader    *loader
-	tables    map[string]*table // by prefix
-
-	touched   []*txn // of the batch in hand
-	unclaimed int64  // bytes of the values in tables that are not owned
-
-	weighs     bool // versions are being weighed
-	weighAgain time.Time
-
-	doubted       *table // the last one that contradicted the feed, since the last list
-	doubtedAt     time.Time
-	contradiction error // the whole feed contradicts the cached state
-
-	// Of the invariant checks.
-	checked clockReading // at the last one
-	pace    pace
-}
 
 // newWriter returns the writer of a mirror whose only resource is the root.
 func newWriter(s *shared, p freshness.Publisher, root *Resource) *writer {
@@ -49,14 +24,6 @@ func (w *writer) runCommands() {
 		c(w)
 	}
 }
-
-// errStart is the reason for the first list.
-var errStart = errors.New("start")
-
-const (
-	retryFirst = 50 * time.Millisecond
-	retryLast  = 5 * time.Second
-)
 
 // run loads the prefix and follows it, again and again, until ctx ends.
 func (w *writer) run(ctx context.Context) {
@@ -148,18 +115,6 @@ func (w *writer) session(ctx context.Context, why error) error {
 		}
 		w.pause(ctx, backoff)
 	}
-}
-
-// route returns the table with the longest prefix of key. The root's prefix
-// is a prefix of every key of the feed.
-func (w *writer) route(key string) *table {
-	for end := len(key); end > len(w.opts.Prefix); {
-		end = strings.LastIndexByte(key[:end], '/')
-		if t := w.tables[key[:end+1]]; t != nil {
-			return t
-		}
-	}
-	return w.tables[w.opts.Prefix]
 }
 
 // follow applies the feed until it breaks.
@@ -298,4 +253,16 @@ func (w *writer) commit(through Revision, progress bool) {
 	}
 	clear(w.touched)
 	w.touched = w.touched[:0]
+}
+
+// newLoader returns the loader of a mirror.
+func newLoader(s *shared) *loader {
+	return &loader{
+		opts: &s.opts, count: &s.stats,
+		known:     s.known,
+		excluded:  func() []string { return *s.excluded.Load() },
+		since:     s.since.Load,
+		wait:      s.clock.Wait,
+		replaying: make(chan struct{}, 1),
+	}
 }

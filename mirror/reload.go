@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -200,5 +201,73 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 		r.t.counts.loadFailures.Add(1)
 		r.opts.Logger.Warn("listing a resource failed", "prefix", r.t.prefix, "error", l.err)
 		delay = next
+	}
+}
+
+// grow returns a new lineage of the resource: the listed entries, and the changes after them. The
+// error is that of a change which does not follow the list.
+func (t *table) grow(l *load) (*lineage, error) {
+	v := t.found(l.entries, l.header.Revision)
+	lin := newLineage(v, nil, nil, !t.owned)
+	t.sinceCheckpoint, t.absorbed = 0, 0
+	x := &txn{t: t, lin: lin, edit: v.tree.Edit()}
+	for i := range l.changes {
+		c := &l.changes[i]
+		if n := len(x.events); n >= distance(uint64(len(l.changes)-i), t.w.opts.CheckpointEvents) && c.rev != x.events[n-1].Rev {
+			x.commitUnpublished()
+			x = &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
+		}
+		e := c.entry
+		if e != nil && !t.keeps(int64(len(e.data))) {
+			e = e.withoutValue()
+		}
+		if err := x.add(c.key, c.rev, e); err != nil {
+			return lin, err
+		}
+	}
+	if len(x.events) > 0 {
+		x.commitUnpublished()
+	}
+	return lin, nil
+}
+
+// diverged drops a resource whose feed contradicts the cached state, and relists it: at once,
+// but with growing delays if the contradictions continue.
+func (w *writer) diverged(t *table, err error) {
+	delay := t.distrust.next(time.Now())
+	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
+	w.stats.divergences.Add(1)
+	// A restored history must not reach back to events that clients have seen differently.
+	w.since.Store(max(w.clock.Revision(), w.since.Load()))
+	w.reload(t, delay, false)
+	w.doubt(t)
+}
+
+// doubt records that a resource was found to differ from etcd.
+func (w *writer) doubt(t *table) {
+	if now := time.Now(); w.doubted != nil && w.doubted != t && now.Sub(w.doubtedAt) < doubtFor {
+		// One lost event concerns one resource. Two resources at odds with the feed
+		// mean that it is not the continuation of the cached state, for example because
+		// etcd was restored and written to since; then nothing is certain.
+		w.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, w.doubted.prefix, t.prefix)
+	} else {
+		w.doubted, w.doubtedAt = t, now
+	}
+}
+
+// doubtFor is how long a contradiction is taken for the sign of a wider one: a
+// guess, long enough for quiet resources to show theirs.
+const doubtFor = 10 * time.Minute
+
+// distrust makes every resource unreadable until the whole prefix is relisted: the feed has
+// contradicted its own order, so state that was served as complete may not have been.
+func (w *writer) distrust() {
+	w.stats.divergences.Add(1)
+	for _, t := range w.tables {
+		if !t.excluded {
+			t.drop()
+			t.await()
+			t.loading = true
+		}
 	}
 }

@@ -1,0 +1,32 @@
+package mirror
+
+import "fmt"
+
+// broken returns the error of a check: the invariant of docs/architecture.md that does not hold, and
+// the values that show it.
+func broken(invariant, format string, args ...any) error {
+	return fmt.Errorf("%s is broken: %w", invariant, fmt.Errorf(format, args...))
+}
+
+// checkWork is how many entries and events the checks visit for each batch: a guess. Below it they
+// run after every batch. Above it they run less often, so that a test with 100,000 entries ends.
+const checkWork = 4000
+
+// pace spaces checks by their work.
+type pace struct{ saved int }
+
+// due reports whether a check of so much work runs after this batch.
+func (p *pace) due(work int) bool {
+	p.saved += checkWork
+	if p.saved < work {
+		return false
+	}
+	p.saved = 0
+	return true
+}
+
+// clockReading is the clock at a check. A restore may set the clock back (I1).
+type clockReading struct {
+	rev      Revision
+	restores int64
+}

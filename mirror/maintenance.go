@@ -1,0 +1,63 @@
+package mirror
+
+import "time"
+
+// age drops history that is too old, and versions made for readers that were not used for a while.
+func (w *writer) age(now time.Time) {
+	w.absorb()
+	idle := Now() - int64(madeIdle)
+	for _, t := range w.tables {
+		if lin := t.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
+			t.countVersionBytes(lin)
+		}
+		h := &t.history
+		h.mark(w.clock.Revision(), now)
+		n := 0
+		for n < len(h.marks) && now.Sub(h.marks[n].at) > w.opts.Window.MaxAge {
+			n++
+		}
+		if n > 0 {
+			t.trim(h.marks[n-1].rev)
+		}
+	}
+	w.weigh(now)
+}
+
+// absorb removes tables without a claim and without keys, such as those of definitions
+// that were deleted: the table around them takes over their keys. Their history is dropped, so
+// a later claim of the prefix has none from before (table.absorbed). Cost is O(resources).
+func (w *writer) absorb() {
+	var empty []*table
+	for prefix, t := range w.tables {
+		lin := t.cur.Load()
+		if !t.owned && prefix != w.opts.Prefix && lin != nil && lin.head.Load().tree.Len() == 0 {
+			empty = append(empty, t)
+		}
+	}
+	for _, t := range empty {
+		delete(w.tables, t.prefix)
+		parent := w.route(t.prefix)
+		// A list of the parent that is on its way may hold keys that were deleted since.
+		if parent.loading || parent.cur.Load() == nil || !w.registry.remove(t.Resource) {
+			w.tables[t.prefix] = t
+			continue
+		}
+		parent.absorbed = w.clock.Revision()
+		t.drop()
+	}
+}
+
+// applyCompaction drops the versions below the compacted revision, or below the clock if that is
+// lower.
+func (w *writer) applyCompaction() {
+	rev := min(w.compacted.Load(), w.clock.Revision())
+	if rev <= w.stats.compacted.Load() {
+		return
+	}
+	for _, t := range w.tables {
+		if lin := t.cur.Load(); lin != nil {
+			t.raise(lin, rev)
+		}
+	}
+	w.stats.compacted.Store(rev) // now that it is so
+}

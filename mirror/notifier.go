@@ -1,0 +1,29 @@
+package mirror
+
+import "sync"
+
+// notifier wakes everybody who waits for the next change, at once.
+type notifier struct {
+	mu sync.Mutex // leaf
+	ch chan struct{}
+}
+
+// next returns a channel that is closed at the next change. Take it before
+// looking for news, or news may be missed.
+func (n *notifier) next() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch == nil {
+		n.ch = make(chan struct{})
+	}
+	return n.ch
+}
+
+func (n *notifier) wake() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ch != nil {
+		close(n.ch)
+		n.ch = nil
+	}
+}

@@ -1,0 +1,75 @@
+package mirror
+
+import (
+	"iter"
+
+	"github.com/stratakube/strata/internal/btree"
+)
+
+// Snapshot is one revision of a resource. It is immutable, may be read
+// concurrently, and keeps its entries alive for as long as it is held.
+type Snapshot struct {
+	// Rev is the revision of the snapshot: the clock for Latest, what was asked
+	// for At.
+	Rev  Revision
+	tree tree
+	seq  uint64
+	lin  *lineage
+	res  *Resource
+}
+
+// Present reports whether nothing has changed since the snapshot. Cost is O(1).
+func (s Snapshot) Present() bool {
+	if s.lin == nil {
+		return false
+	}
+	head := s.lin.head.Load()
+	return head != nil && head.seq == s.seq
+}
+
+// Get returns the entry with the key. Cost is O(log n), no allocation.
+func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
+
+// Runs yields the entries with start <= key < end in key order, leaf by leaf; an
+// empty end means no upper bound. The entries and leaves are shared: do not write
+// to them, except to what is made for readers (Slot, Leaf.Memo).
+func (s Snapshot) Runs(start, end string) iter.Seq[Run] { return s.tree.Runs(start, end) }
+
+// All yields the entries with start <= key < end in key order; an empty end means
+// no upper bound.
+func (s Snapshot) All(start, end string) iter.Seq[*Entry] { return s.tree.All(start, end) }
+
+// Count returns the number of entries with start <= key < end and their stored
+// bytes; an empty end means no upper bound. Cost is O(log n).
+func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
+	return s.tree.Count(start, end)
+}
+
+// Last returns the entry with the greatest key in start <= key < end, false if there is none; an
+// empty end means no upper bound. Cost is O(log n), no allocation.
+func (s Snapshot) Last(start, end string) (*Entry, bool) { return s.tree.Last(start, end) }
+
+// Measure adds up what measure returns for the runs with start <= key < end, and
+// keeps the sums of subtrees under the name of; see Tree.Measure.
+func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, bool)) (int64, bool) {
+	return s.tree.Measure(start, end, of, measure)
+}
+
+// Foreign returns a run of keys that were read from the source at another revision, in
+// ascending order, for readers of runs. An entry that the snapshot holds at the same mod
+// revision is the snapshot's own, with all that readers have kept on it; bytes is what the
+// others hold. Cost is O(k log n) for k keys.
+func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
+	entries := make([]*Entry, len(kvs))
+	for i := range kvs {
+		kv := &kvs[i]
+		e, ok := s.Get(string(kv.Key))
+		if !ok || e.mod != kv.ModRevision || !e.hasValue() {
+			e = newEntry(kv, true)
+			e.keyLen |= isForeign
+			bytes += e.footprint()
+		}
+		entries[i] = e
+	}
+	return btree.NewRun(entries), bytes
+}
