@@ -5,12 +5,13 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestConvertedIsReleasedWithItsEntry: what a webhook has made of a custom resource is kept while the

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/component-base/metrics"
@@ -19,7 +20,6 @@ import (
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/mirror"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // engine returns an engine whose only cluster is the twin's.

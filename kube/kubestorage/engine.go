@@ -13,12 +13,9 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -29,66 +26,15 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
-	"github.com/stratakube/strata/mirror"
 )
-
-// DefaultRepresentationBytes bounds, unless Options say otherwise, the derived data of all resources of an engine.
-const DefaultRepresentationBytes = 384 << 20
 
 // newBlocks returns a block cache of so many bytes, a quarter of which may be decoded objects: they are several times as
 // large as their bytes, and the collector has to follow their pointers.
 func newBlocks(bytes int64) *blockcache.Cache { return blockcache.New(bytes, bytes/4) }
-
-// Options configures an Engine. The zero value serves every resource from memory.
-type Options struct {
-	// Uncached says which resources are served from etcd and kept out of memory;
-	// nil means none.
-	Uncached func(schema.GroupResource) bool
-	// Decorated says of which resources the registry changes objects when it reads them
-	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
-	// get objects of their own, which it can change; others share them. nil means none.
-	Decorated func(schema.GroupResource) bool
-	// Window bounds the history kept in memory, per etcd cluster. A field that is zero means
-	// that of mirror.DefaultWindow.
-	Window mirror.Window
-	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
-	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a
-	// negative one that none is restored.
-	Replay mirror.ReplayBounds
-	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
-	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
-	UnclaimedBytes int64
-	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
-	// for, of all resources together; 0 means DefaultRepresentationBytes.
-	RepresentationBytes int64
-	// ProgressInterval is how often etcd is asked how far it has come while no events
-	// come and there are watches that want bookmarks; 0 means
-	// mirror.DefaultIdleProgress, a negative one never.
-	ProgressInterval time.Duration
-	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
-	// up to a half is added at random. 0 means consistency.DefaultInterval, a negative
-	// one that it is done on demand only; see Engine.Checkers.
-	ConsistencyCheckInterval time.Duration
-	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
-	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
-	TokenTransformer value.Transformer
-	// TokenKeyRotation is how long a key seals continue tokens before another is made; 0
-	// means for ever.
-	TokenKeyRotation time.Duration
-	// RefusePlainTokens refuses continue tokens that are not sealed.
-	RefusePlainTokens bool
-	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
-	// made. nil means the defaults.
-	Gates featuregate.FeatureGate
-	// Logger receives what an operator should know. Default: slog.Default().
-	Logger *slog.Logger
-}
 
 // Engine owns what all storages of a process share: one etcd client, one mirror and
 // one compactor per etcd cluster. All methods may be called concurrently.
@@ -176,16 +122,6 @@ func (e *Engine) Checkers() (all consistency.Checkers) {
 	return all
 }
 
-// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
-const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
-
-// onInconsistency panics if the environment says so.
-func onInconsistency(r consistency.Result) {
-	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
-		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
-	}
-}
-
 // RESTOptionsGetter returns a getter like inner whose storages are served by the engine.
 func (e *Engine) RESTOptionsGetter(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {
 	return restOptions{e, inner}
@@ -271,4 +207,59 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 	}
 	e.clusters[key] = c
 	return c, nil
+}
+
+// Drain ends the watches of all storages of the engine, in order, for a server that
+// shuts down (KEP-1904). From the call on new watches are refused with 429.
+//
+//  1. The clock catches up with etcd, for at most progress; 0 does not wait.
+//  2. Each watch hands out what is due up to the clock, then, if its client asked for
+//     bookmarks, one at the revision that it has come to, and ends without an error (I4).
+//     One in the middle of its initial events ends without a bookmark. A client so
+//     resumes wherever it likes, at a revision as new as any that this server knows.
+//  3. Watches that have not ended when ctx does, because their clients do not read,
+//     are ended as they are.
+//
+// Watches of WithoutDrain go on, and may begin, until their storages end.
+//
+// It returns when the last has ended, or says how many were not in time. Reads go on as
+// before. Package readpath calls it at the right moment (DrainOnShutdown).
+func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
+	e.mu.Lock()
+	e.draining = true
+	clusters := make([]*cluster, 0, len(e.clusters))
+	for _, c := range e.clusters {
+		clusters = append(clusters, c)
+	}
+	e.mu.Unlock()
+	for _, c := range clusters {
+		c.watches.Refuse()
+	}
+	errs := make([]error, len(clusters))
+	var wg sync.WaitGroup
+	for i, c := range clusters {
+		wg.Go(func() {
+			c.catchUp(ctx, progress)
+			errs[i] = c.watches.Drain(ctx)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// catchUp returns when memory has what etcd has, or when that takes too long.
+func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
+	if c.mirror == nil || c.eventsOnly || atMost <= 0 || c.watches.Len() == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	rev, err := c.mirror.Current(ctx)
+	if err == nil {
+		err = c.mirror.Wait(ctx, rev)
+	}
+	if err != nil {
+		c.opts.Logger.Warn("watches end at a revision that may be behind etcd's", "prefix", c.prefix,
+			"revision", c.mirror.Clock(), "error", err)
+	}
 }

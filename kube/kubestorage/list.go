@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"reflect"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
@@ -17,9 +14,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
-	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/listadmission"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // GetList implements storage.Interface.
@@ -54,12 +49,6 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	}
 	r.Close() // not while others are encoded
 	return held.TakeTurn(ctx)
-}
-
-// after returns the smallest key above every key that begins with prefix, which
-// ends with a slash or, for a single key, is a key.
-func after(prefix string) string {
-	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
 }
 
 // fill decodes the selected entries into listObj, which count as held.
@@ -138,54 +127,4 @@ func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj
 		r.request.opts.Predicate.SetShardInfoOnList(listObj)
 	}
 	return nil
-}
-
-// maxCorrupt bounds the objects that one LIST reports: the last of them ends it.
-const maxCorrupt = 100
-
-// corruptObjects collects what a LIST cannot read, for AllowUnsafeMalformedObjectDeletion:
-// the administrator learns of all of them at once.
-type corruptObjects struct {
-	causes []metav1.StatusCause
-}
-
-// add records an object and reports whether the list continues.
-func (c *corruptObjects) add(key string, err error) bool {
-	c.causes = append(c.causes, metav1.StatusCause{
-		Type:    metav1.CauseTypeUnexpectedServerResponse,
-		Field:   key,
-		Message: storage.NewCorruptObjError(key, objects.Cause(err)).Error(),
-	})
-	if len(c.causes) < maxCorrupt {
-		return true
-	}
-	c.causes = append(c.causes, metav1.StatusCause{
-		Type:    metav1.CauseTypeTooMany,
-		Message: "too many errors, the list is truncated",
-	})
-	return false
-}
-
-// orElse returns the error for what was collected, err if nothing was.
-func (c *corruptObjects) orElse(resource schema.GroupResource, err error) error {
-	if len(c.causes) == 0 {
-		return err
-	}
-	objects := min(len(c.causes), maxCorrupt)
-	message := fmt.Sprintf("failed to read one or more %s from the storage: %s", resource, c.causes[0].Message)
-	if objects > 1 {
-		message = fmt.Sprintf("%s (and %d more)", message, objects-1)
-	}
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure,
-		Code:   http.StatusInternalServerError,
-		Reason: metav1.StatusReasonStoreReadError,
-		Details: &metav1.StatusDetails{
-			Group:  resource.Group,
-			Kind:   resource.Resource,
-			Name:   "list",
-			Causes: c.causes,
-		},
-		Message: message,
-	}}
 }

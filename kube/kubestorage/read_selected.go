@@ -2,27 +2,10 @@ package kubestorage
 
 import (
 	"context"
-	"iter"
 	"slices"
 
-	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
-
-// Objects are entries in key order: those of a snapshot, or the part of them that a shard selector
-// selects. They are immutable.
-type Objects interface {
-	// Runs yields the entries with start <= key < end, leaf by leaf.
-	Runs(start, end string) iter.Seq[mirror.Run]
-	// All yields the entries with start <= key < end.
-	All(start, end string) iter.Seq[*mirror.Entry]
-	// Count returns the number of entries with start <= key < end, and their stored bytes.
-	Count(start, end string) (entries int, bytes int64)
-	// Last returns the last entry with start <= key < end. Cost is O(log n).
-	Last(start, end string) (e *mirror.Entry, ok bool)
-	// Measure is mirror.Snapshot.Measure.
-	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
-}
 
 // useIndex narrows a reading of memory to the entries of an index. For a list of the present the
 // index may be a little newer than the snapshot, which then follows it: the request asked for
@@ -91,32 +74,6 @@ func (r *Reading) useShard(ctx context.Context) {
 	if past, err := x.RolledTo(ctx, r.Snapshot, cur, changed); err == nil {
 		r.shard = past
 	}
-}
-
-// indexed yields the entries of the index, but for the keys that have changed since: of those,
-// the entries of the snapshot.
-func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
-	changed := r.changed
-	before := func(key string) bool { // those of changed that come before key
-		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
-			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
-				return false
-			}
-		}
-		return true
-	}
-	for e := range selected.Entries(r.index, r.value, r.Start, r.End) {
-		if !before(e.Key()) {
-			return
-		}
-		if len(changed) > 0 && changed[0] == e.Key() {
-			continue // it comes with the changed
-		}
-		if !yield(e) {
-			return
-		}
-	}
-	before(r.End)
 }
 
 // readAtOnce is how many events are taken from the log at once.

@@ -24,10 +24,6 @@ type feed struct {
 	present    present
 }
 
-// present says which reads of the present memory answers: those need to know how far the
-// feed has come.
-type present struct{ lists, gets bool }
-
 // present reads the gates.
 func (o *Options) present() present {
 	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}

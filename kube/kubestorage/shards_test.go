@@ -11,10 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
-	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/selected"
-	"github.com/stratakube/strata/mirror"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +26,11 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/mirror"
 )
 
 // shardGate turns the gate of shard selectors on.

@@ -5,8 +5,11 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/value"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
@@ -15,8 +18,6 @@ import (
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
-	"github.com/stratakube/strata/mirror"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Store is a storage.Interface on one resource of a mirror. Writes go to etcd
@@ -52,44 +53,6 @@ type Store struct {
 }
 
 var _ storage.Interface = (*Store)(nil)
-
-func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
-	s := &Store{
-		cluster: c,
-		etcd:    etcd,
-		freshness: freshness{
-			mirror:     c.mirror,
-			resource:   r,
-			versioner:  storage.APIObjectVersioner{},
-			metrics:    metrics.NewReads(cfg.GroupResource),
-			eventsOnly: c.eventsOnly,
-		},
-		unsafeDelete: unsafeDelete,
-		retryFor:     undecodableFor,
-		keys:         pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
-		newFunc:      cfg.NewFunc,
-		newListFunc:  cfg.NewListFunc,
-		group:        cfg.GroupResource,
-		present:      c.present,
-		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
-		bookmarks:    c.opts.enabled(WatchBookmark),
-		pages:        c.pages(cfg.GroupResource),
-		lists:        metrics.NewLists(cfg.GroupResource),
-		streams:      metrics.NewWatches(cfg.GroupResource),
-	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
-	s.view = objects.New(view, func() { dropReplaced(s) })
-	s.selections = selected.New(selected.Config{
-		Resource: r,
-		View:     s.view,
-		Blocks:   c.blocks,
-		Context:  s.ctx,
-		Start:    s.watches.Start,
-		Filtered: s.streams.Filtered,
-	})
-	return s
-}
 
 // stop ends all watches and gives the resource back.
 func (s *Store) stop() {
@@ -160,3 +123,18 @@ func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 
 // CompactRevision implements storage.Interface.
 func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
+
+// StoreConfig describes one storage: one resource in one served version.
+type StoreConfig struct {
+	Codec          runtime.Codec
+	GroupResource  schema.GroupResource
+	ResourcePrefix string // begins with a slash
+	NewFunc        func() runtime.Object
+	NewListFunc    func() runtime.Object
+	GetAttrs       storage.AttrFunc
+	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
+	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
+	Transformer value.Transformer
+	Leases      etcd3.LeaseManagerConfig
+	Uncached    bool // serve from etcd, keep nothing in memory
+}

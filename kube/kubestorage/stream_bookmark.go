@@ -8,12 +8,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// bookmark returns one at the position of the stream.
-func (st *Stream) bookmark() batch {
-	st.store.streams.Bookmark()
-	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
-}
-
 // bookmarkEvery returns how often a watch gets bookmarks, 0 for never.
 func bookmarkEvery(opts *storage.ListOptions) time.Duration {
 	switch {

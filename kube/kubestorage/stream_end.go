@@ -143,3 +143,12 @@ func (st *Stream) ending(err error) error {
 	// Nothing is wrong with the position; the client resumes elsewhere.
 	return ErrStreamEnded
 }
+
+// runningStream is a Stream as running.Watches knows it.
+type runningStream Stream
+
+// Leave implements running.Watch: next looks whether it is to leave.
+func (st *runningStream) Leave() { (*Stream)(st).nudge() }
+
+// Cut implements running.Watch.
+func (st *runningStream) Cut(why running.Reason) { (*Stream)(st).cut(why) }

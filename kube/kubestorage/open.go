@@ -1,0 +1,245 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/consistency"
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/etcdclient"
+	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/rekey"
+	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/mirror"
+)
+
+// newCluster connects to the etcd of the config and begins to compact and to mirror it.
+func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+	client, err := etcdclient.New(config.Transport)
+	if err != nil {
+		return nil, err
+	}
+	opts.Window = opts.window(config.EventsHistoryWindow)
+	prefix := keyPrefix(config.Prefix)
+	f, err := findFeed(client, prefix, opts)
+	if err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
+	}
+	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, blocks)
+}
+
+// startCluster mirrors what the feed delivers; without a source its storages read
+// from etcd. The cluster owns the client and the compactor, which may be nil.
+func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
+		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
+		gets: make(etcdread.Places, maxEtcdGets), lists: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
+	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
+		Seal:        opts.enabled(SealedContinueTokens),
+		RefusePlain: opts.RefusePlainTokens,
+		Transformer: opts.TokenTransformer,
+		Rotation:    opts.TokenKeyRotation,
+		Keep:        2 * opts.Window.MaxAge,
+		Logger:      opts.Logger,
+	})
+	if f.source == nil {
+		return c, nil
+	}
+	m, err := mirror.New(mirror.Options{
+		Prefix:         prefix,
+		Source:         f.source,
+		Window:         opts.Window,
+		Replay:         opts.replay(),
+		UnclaimedBytes: opts.UnclaimedBytes,
+		IdleProgress:   opts.ProgressInterval,
+		EventsOnly:     f.eventsOnly,
+		EveryRevision:  f.freshness == etcdsource.ByEvents,
+		Logger:         opts.Logger,
+	})
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	c.mirror = m
+	c.checker = consistency.New(consistency.Options{
+		Interval:      opts.ConsistencyCheckInterval,
+		Off:           !opts.enabled(DetectCacheInconsistency),
+		ChecksArrival: m.ChecksArrival,
+		OnFailure:     onInconsistency,
+		Logger:        opts.Logger,
+	})
+	c.cache = metrics.NewCache(m)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	c.wg.Go(func() { c.cache.Run(ctx) })
+	if compactor != nil {
+		compactor.tell(m)
+	}
+	c.scraped = &metrics.Cluster{
+		Mirror:    m,
+		Blocks:    c.blocks,
+		Prefix:    c.prefix,
+		Freshness: c.freshness,
+		Endpoints: c.endpoints,
+		Lists:     func() (reading, limit int) { return len(c.lists), cap(c.lists) },
+		AddLag:    c.addLag,
+	}
+	if compactor != nil {
+		c.scraped.Compactor = compactor.Compactor
+	}
+	metrics.Add(c.scraped)
+	return c, nil
+}
+
+// newStore makes a storage for a resource; see Engine.Decorator.
+func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
+	transformer := config.Transformer
+	if transformer == nil {
+		transformer = identity.NewEncryptCheckTransformer()
+	}
+	return c.open(StoreConfig{
+		Codec:          config.Codec,
+		GroupResource:  config.GroupResource,
+		ResourcePrefix: resourcePrefix,
+		NewFunc:        newFunc,
+		NewListFunc:    newListFunc,
+		GetAttrs:       getAttrs,
+		Transformer:    transformer,
+		Leases:         config.LeaseManagerConfig,
+		Uncached:       uncached,
+	})
+}
+
+func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc, error) {
+	versioner := storage.APIObjectVersioner{}
+	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
+	transformer := cfg.Transformer
+	keys, err := rekey.KeysOf(transformer, cfg.GroupResource)
+	if err != nil {
+		c.opts.Logger.Error("Reloads of the encryption configuration cannot be observed, so the resource is served from etcd",
+			"resource", cfg.GroupResource.String(), "err", err)
+		cfg.Uncached = true
+	}
+	unsafeDelete := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
+	if unsafeDelete {
+		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
+		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
+	}
+	var compactor etcd3.Compactor // a nil interface if there is none
+	if c.compactor != nil {
+		compactor = c.compactor
+	}
+	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
+		cfg.GroupResource, transformer, cfg.Leases, decoder, versioner)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+	}
+	var raw storage.Interface = etcd
+	if unsafeDelete {
+		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
+	}
+	var once sync.Once
+	if c.mirror == nil {
+		return c.newDirect(raw, cfg), func() { once.Do(etcd.Close) }, nil
+	}
+	resource, err := c.claim(cfg)
+	if err != nil {
+		etcd.Close()
+		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+	}
+	if cfg.Uncached {
+		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil
+	}
+	c.cache.Add(resource, cfg.GroupResource)
+	s := newStore(c, raw, resource, cfg, objects.Config{
+		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+	}, unsafeDelete)
+	unchecked := c.checker.Add(resource, cfg.GroupResource)
+	unfollowed := c.reloads.Add(s.view)
+	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
+}
+
+func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
+	s := &Store{
+		cluster: c,
+		etcd:    etcd,
+		freshness: freshness{
+			mirror:     c.mirror,
+			resource:   r,
+			versioner:  storage.APIObjectVersioner{},
+			metrics:    metrics.NewReads(cfg.GroupResource),
+			eventsOnly: c.eventsOnly,
+		},
+		unsafeDelete: unsafeDelete,
+		retryFor:     undecodableFor,
+		keys:         pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
+		newFunc:      cfg.NewFunc,
+		newListFunc:  cfg.NewListFunc,
+		group:        cfg.GroupResource,
+		present:      c.present,
+		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
+		bookmarks:    c.opts.enabled(WatchBookmark),
+		pages:        c.pages(cfg.GroupResource),
+		lists:        metrics.NewLists(cfg.GroupResource),
+		streams:      metrics.NewWatches(cfg.GroupResource),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
+	s.view = objects.New(view, func() { dropReplaced(s) })
+	s.selections = selected.New(selected.Config{
+		Resource: r,
+		View:     s.view,
+		Blocks:   c.blocks,
+		Context:  s.ctx,
+		Start:    s.watches.Start,
+		Filtered: s.streams.Filtered,
+	})
+	return s
+}
+
+func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
+	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
+	if cfg.Uncached {
+		return c.mirror.Exclude(prefix)
+	}
+	return c.mirror.Claim(prefix)
+}
+
+// endStreams ends the streams of a store that is being destroyed.
+func (c *cluster) endStreams(s *Store) {
+	c.watches.Every(func(w running.Watch) {
+		if st, ok := w.(*runningStream); ok && st.store == s {
+			st.Cut(running.ByStorage)
+		}
+	})
+}
+
+// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
+const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
+
+// onInconsistency panics if the environment says so.
+func onInconsistency(r consistency.Result) {
+	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
+		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
+	}
+}

@@ -1,0 +1,312 @@
+package kubestorage
+
+import (
+	"context"
+	"iter"
+	"math"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/listadmission"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Objects are entries in key order: those of a snapshot, or the part of them that a shard selector
+// selects. They are immutable.
+type Objects interface {
+	// Runs yields the entries with start <= key < end, leaf by leaf.
+	Runs(start, end string) iter.Seq[mirror.Run]
+	// All yields the entries with start <= key < end.
+	All(start, end string) iter.Seq[*mirror.Entry]
+	// Count returns the number of entries with start <= key < end, and their stored bytes.
+	Count(start, end string) (entries int, bytes int64)
+	// Last returns the last entry with start <= key < end. Cost is O(log n).
+	Last(start, end string) (e *mirror.Entry, ok bool)
+	// Measure is mirror.Snapshot.Measure.
+	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
+}
+
+// Reading is what a LIST is about: a revision of the resource and the part of it
+// that was asked for. It is how bytes are served without making objects first:
+//
+//	r, err := store.Read(ctx, key, opts)
+//	defer r.Close()
+//	for run := range r.Runs() {
+//		spans.Reset()
+//		err = representation.AppendRun(ctx, &spans, run) // made once
+//		...
+//	}
+//	err = r.Err()
+//
+// It keeps its revision alive until it is closed. What memory has may be read concurrently,
+// what is FromEtcd may not.
+type Reading struct {
+	// Rev is the revision that is read.
+	Rev mirror.Revision
+	// Snapshot is what memory has of it; empty if the reading is FromEtcd. See Objects.
+	Snapshot mirror.Snapshot
+	// Prefix is the etcd key prefix of the request, to which continue tokens are
+	// relative; Start <= key < End are the keys still to be walked.
+	Prefix, Start, End string
+	// Limit is the number of selected objects asked for, 0 for all.
+	Limit int64
+
+	store    *Store
+	request  listRequest
+	selector objects.Selector
+	shard    *selected.ShardVersion // nil: there is no shard selector alone, or no tree of its shard
+	index    *selected.IndexVersion // nil: none helps
+	name     string                 // of the index
+	value    string                 // to look up in it
+	changed  []string               // keys that have changed between Rev and what the index knows, ascending
+	past     *etcdread.Past         // nil: memory has it
+	suspect  bool                   // memory has it too, and may be wrong
+	err      error                  // see Err
+	release  func()                 // nil: nothing is held
+}
+
+// FromEtcd reports whether the revision is older than memory, so that it is read from etcd
+// while it is walked: Runs can fail (see Err), each entry that memory does not hold is
+// new, and a second walk may read etcd again.
+func (r *Reading) FromEtcd() bool { return r.past != nil }
+
+// Runs yields the entries to be walked in key order, leaf by leaf, before
+// selection. See Candidates for a request that an index helps with.
+func (r *Reading) Runs() iter.Seq[mirror.Run] {
+	if r.past != nil {
+		return r.past.Runs()
+	}
+	return r.Objects().Runs(r.Start, r.End)
+}
+
+// Objects returns what memory has of the revision: the snapshot, or, if a shard selector alone
+// selects, the part of it that it selects. They are those of all keys, and empty if the reading is
+// FromEtcd.
+func (r *Reading) Objects() Objects {
+	if r.shard != nil {
+		return r.shard
+	}
+	return r.Snapshot
+}
+
+// Close ends the reading. Nothing may be read afterwards.
+func (r *Reading) Close() {
+	if r.release != nil {
+		r.release()
+		r.release = nil
+	}
+}
+
+// Candidates yields, in key order, entries among which are all that the request
+// selects: those of the index if there is one for the selector, else all of Runs.
+func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
+	switch {
+	case r.past != nil:
+		return func(yield func(*mirror.Entry) bool) {
+			for run := range r.past.Runs() {
+				for _, e := range run.Items() {
+					if !yield(e) {
+						return
+					}
+				}
+			}
+		}
+	case r.index == nil:
+		return r.Objects().All(r.Start, r.End)
+	}
+	return r.indexed
+}
+
+// indexed yields the entries of the index, but for the keys that have changed since: of those,
+// the entries of the snapshot.
+func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
+	changed := r.changed
+	before := func(key string) bool { // those of changed that come before key
+		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
+			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
+				return false
+			}
+		}
+		return true
+	}
+	for e := range selected.Entries(r.index, r.value, r.Start, r.End) {
+		if !before(e.Key()) {
+			return
+		}
+		if len(changed) > 0 && changed[0] == e.Key() {
+			continue // it comes with the changed
+		}
+		if !yield(e) {
+			return
+		}
+	}
+	before(r.End)
+}
+
+// Selecting is Candidates for a loop that selects and does not wait for a client: it leaves the processor to short requests
+// now and then, while other lists are under way.
+func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
+	if r.past != nil {
+		return r.Candidates() // waits for etcd
+	}
+	return listadmission.Interruptible(r.Candidates())
+}
+
+// Count returns the number of entries of Runs, which is that of the objects if the request
+// is not Selective. Cost is O(log n).
+func (r *Reading) Count() int {
+	if r.past != nil {
+		return r.past.Count()
+	}
+	n, _ := r.Objects().Count(r.Start, r.End)
+	return n
+}
+
+// ShardSelector returns the shard selector of the request as a list shows it, "" if there is none.
+func (r *Reading) ShardSelector() string {
+	if r.selector.Shard == nil && !r.selector.NeedsObject {
+		return ""
+	}
+	return r.selector.Predicate.ShardSelector.String()
+}
+
+// MoreAfter reports whether a page that has as many objects as were asked for, the last of which has
+// the key, is followed by another: there are entries after it, of the shard or not, as upstream has
+// it. Not for a reading FromEtcd. Cost is O(log n).
+func (r *Reading) MoreAfter(key string) bool {
+	n, _ := r.Snapshot.Count(key+"\x00", r.End)
+	return n > 0
+}
+
+// estimate returns how many objects there may be at most, for room to be made.
+func (r *Reading) estimate() int {
+	if r.index != nil {
+		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changed)
+	}
+	return r.Count()
+}
+
+// Selective reports whether Matches has to be asked at all.
+func (r *Reading) Selective() bool { return !r.selector.All && r.shard == nil }
+
+// Matches reports whether the request selects the entry's object. The object is
+// decoded if no reader has needed its labels and fields before; the error is that
+// of decoding it.
+func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
+	return r.selector.Matches(ctx, e)
+}
+
+// NextPage returns the continue token for what follows the key last, which is the
+// last object of the page, and the number of objects that remain if it is known. It is
+// "" and nil if there is nothing more. more says whether there are candidates after
+// last; count is Count. Error: 429 if the token is to be sealed and cannot be.
+func (r *Reading) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
+	if r.shard != nil {
+		count, _ = r.Snapshot.Count(r.Start, r.End) // upstream counts what it has looked at
+	}
+	token, remaining, err = storage.PrepareContinueToken(last, r.Prefix, r.Rev, int64(count), more, r.request.opts)
+	if err == nil && token != "" {
+		token, err = r.store.pages.Seal(ctx, r.Prefix, token)
+	}
+	return token, remaining, err
+}
+
+// listRequest is a LIST as a storage understands it.
+type listRequest struct {
+	key  string
+	opts storage.ListOptions // the token, if there is one, in upstream's plain form
+	// prefix is the etcd key prefix; scope that which tokens are relative to.
+	prefix, scope string
+	start         string          // key, after a token
+	exact         mirror.Revision // above 0: exactly that
+}
+
+// newListRequest checks a LIST of the store. Errors are for the client: 400, and those of opening a token.
+func newListRequest(ctx context.Context, s *Store, key string, opts storage.ListOptions) (q listRequest, err error) {
+	q = listRequest{key: key, opts: opts}
+	if q.prefix, err = s.keys.Prepare(key, opts.Recursive); err != nil {
+		return q, err
+	}
+	if q.opts, err = s.pages.Open(ctx, q.prefix, opts); err != nil {
+		return q, err
+	}
+	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative one for none
+	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, s.versioner, q.opts); err != nil {
+		return q, err
+	}
+	if q.exact < 0 { // beyond what a revision can reach
+		q.exact = math.MaxInt64
+	}
+	q.scope = s.keys.Scope(ctx, q.prefix, q.opts)
+	if !strings.HasSuffix(key, "/") {
+		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
+		// from one that ends with a slash. Both read either; ours are the cacher's.
+		q.scope = strings.TrimSuffix(q.scope, "/")
+	}
+	return q, nil
+}
+
+// after returns the smallest key above every key that begins with prefix, which
+// ends with a slash or, for a single key, is a key.
+func after(prefix string) string {
+	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
+}
+
+// bounds returns the range of the keys to be walked.
+func (q *listRequest) bounds() (start, end string) {
+	switch {
+	case !q.opts.Recursive:
+		return q.prefix, q.prefix + "\x00"
+	case q.start != "":
+		return q.start, after(q.prefix)
+	}
+	return q.prefix, after(q.prefix)
+}
+
+// fromMemory reports whether the gates let memory answer the list.
+func (q *listRequest) fromMemory(s *Store) bool {
+	switch {
+	case q.exact > 0:
+		// Above the clock only a consistent read tells whether it exists.
+		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Clock())
+	case q.opts.Predicate.Continue != "": // a token that asks for the present
+		return s.pastLists && s.present.lists
+	case q.opts.ResourceVersion == "":
+		return s.present.lists
+	}
+	return true
+}
+
+// limit returns how many selected objects are asked for, 0 for all.
+func (q *listRequest) limit() int64 {
+	if q.opts.ResourceVersion == "0" && q.exact == 0 && q.opts.Predicate.Continue == "" {
+		return 0 // KEP-2340: resource version 0 ignores the limit
+	}
+	return q.opts.Predicate.Limit
+}
+
+// reason says which revision the list is about.
+func (q *listRequest) reason() string {
+	continued := q.opts.Predicate.Continue != "" && q.opts.Recursive
+	switch {
+	case continued && q.exact > 0:
+		return metrics.ReasonContinue
+	case continued:
+		return metrics.ReasonInconsistent
+	case q.exact > 0 && q.opts.ResourceVersionMatch == metav1.ResourceVersionMatchExact:
+		return metrics.ReasonExact
+	case q.exact > 0:
+		return metrics.ReasonLegacy
+	case q.opts.ResourceVersion == "":
+		return metrics.ReasonConsistent
+	case q.opts.ResourceVersion == "0":
+		return metrics.ReasonAny
+	}
+	return metrics.ReasonNotOlder
+}

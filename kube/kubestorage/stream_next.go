@@ -1,0 +1,193 @@
+package kubestorage
+
+import (
+	"errors"
+	"fmt"
+	"weak"
+
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// next returns the batch that is due now, an empty one if none is; it never waits. The
+// caller has delivered the batch before. Errors: ErrStreamEnded, and
+// those that are reported to the client before the watch ends (410 when it is too far behind).
+func (st *Stream) next() (batch, error) {
+	if st.ctx.Err() != nil {
+		return batch{}, ErrStreamEnded
+	}
+	if st.failed != nil {
+		return batch{}, st.failed
+	}
+	st.selector.Generation = st.store.view.Now()
+	leaving := st.leaving()
+	if st.listing || st.announce && st.endOfList {
+		// What was listed must be what goes on: etcd may have been restored meanwhile.
+		if err := st.cursor.Err(); err != nil {
+			st.failed = st.ending(err)
+			return batch{}, st.failed
+		}
+	}
+	if st.listing {
+		if leaving { // a bookmark would say that the list is complete
+			return batch{}, st.left()
+		}
+		if b := st.nextInitial(); st.failed != nil || !b.empty() {
+			return b, st.failed
+		}
+	}
+	if st.announce {
+		st.announce = false
+		utilflowcontrol.WatchInitialized(st.ctx)
+		if st.endOfList {
+			b := st.bookmark()
+			b.bookmark.InitialEventsEnd = true
+			return b, nil
+		}
+	}
+	// Within a revision a bookmark would be below what was handed out, and the end would
+	// leave the rest of the revision out.
+	whole := st.handed <= st.cursor.Position()
+	if leaving && whole && st.cursor.Position() >= st.lastRev {
+		return st.depart()
+	}
+	if st.behind {
+		// A watch that is always behind, or that selects nothing of what happens, gets
+		// bookmarks too.
+		st.behind = false
+		if !leaving && whole && st.bookmarkDue() {
+			return st.bookmark(), nil
+		}
+	}
+	if leaving {
+		st.cursor.Await(st.lastRev)
+	}
+	st.changed = st.cursor.Changed()
+	var err error
+	st.due, err = st.cursor.Next(st.due[:0], readAhead)
+	if err != nil {
+		if errors.Is(err, mirror.ErrCompacted) && st.cursor.Err() == nil {
+			st.store.streams.Terminated() // too slow: history has left it behind
+		}
+		st.failed = st.ending(err)
+	}
+	if st.startRev != 0 {
+		st.noteReplayed()
+	}
+	switch {
+	case len(st.due) > 0:
+		st.behind = true
+		st.handed = st.due[len(st.due)-1].Rev
+		st.reading.Store(st.cursor.Position())
+		return batch{events: st.due}, nil
+	case err != nil:
+		return batch{}, st.failed
+	}
+	clear(st.due[:cap(st.due)])
+	switch {
+	case leaving && st.cursor.Position() >= st.lastRev:
+		return st.depart()
+	case st.bookmarkDue():
+		return st.bookmark(), nil
+	}
+	return batch{}, nil
+}
+
+// noteReplayed counts those of the events that are due which had happened before the watch
+// began.
+func (st *Stream) noteReplayed() {
+	for _, ev := range st.due {
+		if ev.Rev > st.startRev {
+			st.countReplayed()
+			return
+		}
+		st.replayed++
+	}
+	if st.cursor.Position() >= st.startRev {
+		st.countReplayed()
+	}
+}
+
+// nextInitial returns the next part of the initial events, none when all are out or
+// when the stream has failed.
+func (st *Stream) nextInitial() batch {
+	if st.found != nil {
+		n := min(len(st.found), initialAtOnce)
+		b := batch{entries: st.found[:n]}
+		st.store.streams.Started(n, 0)
+		if st.found = st.found[n:]; len(st.found) == 0 {
+			st.found, st.listing = nil, false
+		}
+		return b
+	}
+	clear(st.runs)
+	st.runs = st.runs[:0]
+	snap, err := st.snapshot()
+	if err != nil {
+		st.failed = st.ending(err)
+		return batch{}
+	}
+	n := 0
+	defer func() { st.store.streams.Started(n, 0) }()
+	objects, selected := Objects(*snap), st.selector.All
+	if shard := st.shard.Value(); shard != nil {
+		objects, selected = shard, true
+	}
+	for run := range objects.Runs(st.from, st.end) {
+		st.runs = append(st.runs, run)
+		items := run.Items()
+		if n += len(items); n >= initialAtOnce {
+			st.from = items[len(items)-1].Key() + "\x00"
+			return batch{runs: st.runs, selected: selected}
+		}
+	}
+	b := batch{runs: st.runs, selected: selected}
+	st.listing, st.runs = false, nil
+	return b
+}
+
+// snapshot returns the version that the initial events are of. Between two calls the
+// stream does not keep it alive: what the window drops meanwhile is gone. A client
+// that reads in time nearly always finds it as it was left, without rolling it
+// forward again.
+func (st *Stream) snapshot() (*mirror.Snapshot, error) {
+	oldest, _, err := st.store.resource.Oldest()
+	if err == nil && oldest > st.at {
+		err = fmt.Errorf("%w: the list is of %d, oldest %d", mirror.ErrCompacted, st.at, oldest)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if snap := st.version.Value(); snap != nil {
+		return snap, nil
+	}
+	snap, err := st.store.resource.At(st.at)
+	if err != nil {
+		return nil, err
+	}
+	st.version = weak.Make(&snap)
+	return &snap, nil
+}
+
+// wait returns when next may have something, and ErrStreamEnded when the stream has
+// ended or stop, which may be nil, is closed. Call it after next returned an empty batch.
+func (st *Stream) wait(stop <-chan struct{}) error {
+	st.reading.Store(idle)
+	select {
+	case <-st.changed:
+	case <-st.wake:
+	case <-st.ctx.Done():
+		return ErrStreamEnded
+	case <-stop:
+		return st.left()
+	}
+	return nil
+}
+
+// readAhead is how many events a stream hands out at once.
+const readAhead = 64
+
+// initialAtOnce is how many entries of the initial events it hands out at once, and
+// so holds while a client takes its time; up to a leaf of the tree more.
+const initialAtOnce = 256

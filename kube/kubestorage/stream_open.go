@@ -1,0 +1,193 @@
+package kubestorage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"weak"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+
+	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/mirror"
+)
+
+// OpenStream finds the place in history where a watch starts, waiting for it if it
+// has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
+// its owner has to Close it. Errors: API errors for the client (400, 429). Those that
+// upstream reports as an event of the watch, such as 410, are returned by Deliver.
+func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
+	prefix, err := s.keys.Prepare(key, opts.Recursive)
+	if err != nil {
+		return nil, err
+	}
+	if !utilfeature.DefaultFeatureGate.Enabled(features.WatchList) {
+		opts.SendInitialEvents = nil
+	}
+	rev, err := s.parseRevision(opts.ResourceVersion)
+	if err != nil {
+		return nil, err
+	}
+	withoutDrain := isWithoutDrain(ctx)
+	if s.cluster.watches.Refused() && !withoutDrain {
+		return nil, running.ErrShuttingDown()
+	}
+	if s.ctx.Err() != nil {
+		return nil, s.notReady()
+	}
+	if err := s.ready(ctx); err != nil {
+		return nil, err
+	}
+	st := &Stream{
+		store:        s,
+		start:        prefix,
+		end:          after(prefix),
+		selector:     s.view.Now().Selector(opts.Predicate),
+		withoutDrain: withoutDrain,
+	}
+	if !opts.Recursive {
+		st.end = prefix + "\x00"
+	}
+	if s.bookmarks {
+		st.bookmarkEvery = bookmarkEvery(&opts)
+	}
+	if !st.selector.All {
+		s.view.WantAttributes()
+	}
+	if err := st.begin(ctx, rev, opts); err != nil {
+		if errors.Is(err, mirror.ErrNotReady) {
+			return nil, s.notReady()
+		}
+		if apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+			return nil, err // nothing has begun, so the answer can carry Retry-After
+		}
+		if st.failed = expired(err); ctx.Err() != nil {
+			st.failed = ErrStreamEnded // nobody is there to be told
+		}
+	}
+	st.ctx, st.cancel = context.WithCancel(ctx)
+	if st.listing {
+		st.seat = time.AfterFunc(initialSeatTime, func() { utilflowcontrol.WatchInitialized(ctx) })
+	}
+	st.deadline, _ = ctx.Deadline()
+	st.wake = make(chan struct{}, 1)
+	st.began = s.mirror.Clock()
+	if st.cursor != nil {
+		st.startRev = st.began
+		st.reading.Store(st.cursor.Position())
+	}
+	if !s.cluster.watches.Add((*runningStream)(st), withoutDrain) {
+		st.cancel()
+		st.stopTimers()
+		return nil, running.ErrShuttingDown()
+	}
+	if st.cursor != nil {
+		st.follow()
+	}
+	if s.ctx.Err() != nil {
+		st.cut(running.ByStorage) // endStreams may have come too early
+	}
+	if st.bookmarkEvery > 0 {
+		st.satisfied = s.mirror.WantProgress()
+	}
+	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
+		st.sharded = s.streams.Sharded()
+	}
+	st.scheduleBookmark()
+	return st, nil
+}
+
+// begin sets where the stream starts.
+func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
+	s := st.store
+	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
+	st.announce = true
+	switch {
+	case opts.ResourceVersion == "" && stream:
+		// Only what happens from now on, as etcd counts now.
+		if rev, err = s.current(ctx); err != nil {
+			return err
+		}
+	case opts.ResourceVersion == "" && !s.present.lists, list && s.outOfReach(rev):
+		return st.beginInEtcd(ctx, rev, opts)
+	case opts.ResourceVersion == "":
+		if err := s.consistent(ctx); err != nil {
+			return err
+		}
+		list = true
+	case rev > 0 && list:
+		if err := s.waitFor(ctx, rev); err != nil {
+			return err
+		}
+	case rev == 0 && !stream:
+		list = true
+	}
+	if rev > 0 && !list {
+		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+		if errors.Is(err, mirror.ErrCompacted) {
+			if _, floor, _ := s.resource.Oldest(); floor > 0 { // in upstream's words
+				return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", rev, floor))
+			}
+		}
+		return err
+	}
+	snap, err := s.resource.Latest()
+	if err != nil {
+		return err
+	}
+	if list {
+		r := &Reading{store: s, Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
+		r.useIndex(ctx)
+		snap = r.Snapshot
+		st.listing, st.from, st.at = true, st.start, snap.Rev
+		if r.shard != nil {
+			st.shard, st.counted = weak.Make(r.shard), true
+			all, _ := snap.Count(st.start, st.end)
+			s.streams.Filtered(all - r.Count())
+		}
+		if r.index != nil {
+			st.found = slices.Collect(r.Candidates())
+			st.listing = len(st.found) > 0
+		}
+		st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
+	}
+	st.cursor = snap.Cursor(st.start, st.end)
+	return nil
+}
+
+// beginInEtcd lists the present from etcd, where a gate or the clock forbids that memory
+// tells it; what is later comes from memory all the same. The objects listed are held until
+// they are handed out; most are those that memory holds.
+func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {
+	s := st.store
+	entries, rev, err := s.resource.ListSource(ctx, st.start, st.end)
+	if err != nil {
+		return err
+	}
+	if rev < atLeast {
+		return storage.NewTooLargeResourceVersionError(uint64(atLeast), uint64(rev), tooHighRetrySeconds)
+	}
+	st.found, st.at = entries, rev
+	st.listing = len(entries) > 0
+	st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
+	st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+	return err
+}
+
+// follow has the stream's cursor woken by, and read, the events of one object, of one value of an index that the registry has
+// declared, of one shard, or of one namespace. A watch of anything else reads every event of the resource.
+func (st *Stream) follow() {
+	if st.end == st.start+"\x00" {
+		st.cursor.Follow()
+		return
+	}
+	whole := st.start == st.store.resource.Prefix()
+	st.unfollow = st.store.selections.Follow(st.cursor, &st.selector, whole)
+}
