@@ -9,9 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/listadmission"
@@ -123,7 +121,7 @@ func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj
 	if err := s.versioner.UpdateList(listObj, uint64(r.Rev), token, remaining); err != nil {
 		return err
 	}
-	if utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
+	if s.shards {
 		r.request.opts.Predicate.SetShardInfoOnList(listObj)
 	}
 	return nil

@@ -6,11 +6,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/metrics"
@@ -41,6 +39,10 @@ type Store struct {
 	present   present
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
+	// Gates of Kubernetes, as they are when the store is made.
+	shards    bool // ShardedListAndWatch
+	sizes     bool // SizeBasedListCostEstimate
+	watchList bool // WatchList
 	pages     pages.Pages
 	lists     metrics.Lists
 	streams   metrics.Watches
@@ -92,7 +94,7 @@ func (s *Store) Stats(ctx context.Context) (storage.Stats, error) {
 	}
 	n, bytes := snap.Count("", "")
 	stats := storage.Stats{ObjectCount: int64(n)}
-	if n > 0 && utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate) {
+	if n > 0 && s.sizes {
 		stats.EstimatedAverageObjectSizeBytes = bytes / int64(n)
 	}
 	return stats, nil

@@ -9,9 +9,7 @@ import (
 	"weak"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/stratakube/strata/kube/internal/running"
@@ -27,7 +25,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if err != nil {
 		return nil, err
 	}
-	if !utilfeature.DefaultFeatureGate.Enabled(features.WatchList) {
+	if !s.watchList {
 		opts.SendInitialEvents = nil
 	}
 	rev, err := s.parseRevision(opts.ResourceVersion)
