@@ -8,8 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/dataset"
-	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 

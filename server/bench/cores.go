@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 )
 
 // coresOf does something and returns how many cores each process used meanwhile.

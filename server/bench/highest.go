@@ -12,8 +12,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/dataset"
-	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 

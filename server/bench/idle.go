@@ -6,8 +6,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/dataset"
-	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 

@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/dataset"
-	"github.com/stratakube/strata/server/bench/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/stats"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 

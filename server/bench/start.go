@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 )
 
 var startWorkloads = []Workload{{

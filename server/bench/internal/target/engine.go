@@ -8,10 +8,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/stratakube/strata/internal/loopback"
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 )
 
 // EngineSpec says what to start: an API server or the limit.
@@ -117,7 +118,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 
 // Stop ends the engine and returns when it is gone.
 func (e *Engine) Stop() {
-	e.Child.Stop(cmp.Or(e.Grace, stopGrace))
+	_ = e.Child.Stop(syscall.SIGTERM, cmp.Or(e.Grace, stopGrace)) // gone in any case
 	e.release()
 }
 
@@ -177,21 +178,13 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 
 // poll asks for a path until it is answered with 200, the engine has ended, or ctx is done.
 func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
-	const interval = 10 * time.Millisecond
-	for {
-		err := conn.Read(ctx, Request{Path: path}, new(bytes.Buffer))
-		if err == nil {
-			return nil
-		}
-		if ended := e.Ended(); ended != nil {
-			return ended
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer %s: %w (last: %v)", e.Label, path, context.Cause(ctx), err)
-		case <-time.After(interval):
-		}
+	err := e.Await(ctx, 10*time.Millisecond, func(ctx context.Context) error {
+		return conn.Read(ctx, Request{Path: path}, new(bytes.Buffer))
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
+	return nil
 }
 
 // Profile fetches a path below /debug/pprof.

@@ -2,7 +2,6 @@
 package target
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -17,7 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/stratakube/strata/server/bench/internal/process"
+	"github.com/stratakube/strata/internal/process"
 )
 
 const (
@@ -40,7 +40,6 @@ type Etcd struct {
 func StartEtcd(ctx context.Context, binary, dataDir, logDir string) (*Etcd, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	stdout, stdin := io.Pipe()
 	child, err := process.Start(process.Spec{
 		Name: "etcd",
 		Path: binary,
@@ -48,15 +47,16 @@ func StartEtcd(ctx context.Context, binary, dataDir, logDir string) (*Etcd, erro
 			"etcd", "--data-dir=" + dataDir, "--listen-client-url=http://127.0.0.1:0", "--unsafe-no-fsync",
 			"--quota-backend-bytes=" + fmt.Sprint(64<<30),
 		},
-		Log:    filepath.Join(logDir, "etcd.log"),
-		Stdout: stdin,
+		Log:   filepath.Join(logDir, "etcd.log"),
+		Lines: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e := &Etcd{Child: child}
-	e.Endpoint, err = e.awaitReady(ctx, stdout)
+	line, _, err := child.WaitLine(ctx, 0, "ready ")
 	if err == nil {
+		e.Endpoint = strings.TrimPrefix(line, "ready ")
 		e.Client, err = clientv3.New(clientv3.Config{Endpoints: []string{e.Endpoint}, Logger: zap.NewNop()})
 	}
 	if err != nil {
@@ -66,40 +66,12 @@ func StartEtcd(ctx context.Context, binary, dataDir, logDir string) (*Etcd, erro
 	return e, nil
 }
 
-// awaitReady returns the endpoint of the line "ready <endpoint>", and keeps reading what follows so that the process never blocks.
-func (e *Etcd) awaitReady(ctx context.Context, stdout *io.PipeReader) (string, error) {
-	go func() {
-		<-e.Done()
-		stdout.Close()
-	}()
-	ready := make(chan string, 1)
-	go func() {
-		lines := bufio.NewScanner(stdout)
-		for lines.Scan() {
-			if endpoint, ok := strings.CutPrefix(lines.Text(), "ready "); ok {
-				select {
-				case ready <- endpoint:
-				default:
-				}
-			}
-		}
-	}()
-	select {
-	case endpoint := <-ready:
-		return endpoint, nil
-	case <-e.Done():
-		return "", e.Ended()
-	case <-ctx.Done():
-		return "", fmt.Errorf("etcd is not ready: %w", context.Cause(ctx))
-	}
-}
-
 // Stop ends the etcd and returns when it is gone.
 func (e *Etcd) Stop() {
 	if e.Client != nil {
 		e.Client.Close() // the only error is the cancellation that it causes itself
 	}
-	e.Child.Stop(stopGrace)
+	_ = e.Child.Stop(syscall.SIGTERM, stopGrace) // gone in any case
 }
 
 // Requests counts what etcd was asked since it started, by gRPC method. Unary calls (Range, Txn, Put, ...) count when they end; of streams

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/bench/internal/limit"
-	"github.com/stratakube/strata/server/bench/internal/process"
 )
 
 // LimitEngine is the engine that is none: package limit.
