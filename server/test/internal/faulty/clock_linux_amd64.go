@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
 
-	"github.com/stratakube/strata/server/test/internal/harness"
+	"github.com/stratakube/strata/internal/process"
 )
 
 // readClock is what replaces __vdso_clock_gettime(clock in edi, result in rsi). The offset stands behind it, at readClockOffset.
@@ -105,5 +104,9 @@ func (o offset) set(by time.Duration) error {
 var ClockError = sync.OnceValue(func() error {
 	c := &Clock{}
 	defer c.Close()
-	return harness.RunPrepared(exec.Command("true"), c.Prepare)
+	p, err := process.Start(process.Spec{Name: "true", Path: "true", Log: os.DevNull, Prepare: c.Prepare})
+	if err != nil {
+		return err
+	}
+	return p.ExitError()
 })

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
@@ -34,21 +35,28 @@ func TestAClockIsSet(t *testing.T) {
 	c := &Clock{}
 	defer c.Close()
 	c.Shift(72 * time.Hour)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), asWatch+"=1")
-	in, ask := io.Pipe()
-	answers, out := io.Pipe()
-	cmd.Stdin, cmd.Stdout = in, out
-	ended := make(chan error)
-	go func() { ended <- harness.RunPrepared(cmd, c.Prepare) }()
+	in, ask, err := os.Pipe()
+	harness.Check(t, err)
+	defer in.Close()
+	defer ask.Close()
 	began := time.Now()
+	p, err := process.Start(process.Spec{
+		Name: "clock", Path: os.Args[0], Env: append(os.Environ(), asWatch+"=1"), Stdin: in, Lines: true,
+		Log: filepath.Join(t.TempDir(), "log"), Prepare: c.Prepare,
+	})
+	harness.Check(t, err)
+	defer p.Kill()
+	answers := 0
 	for _, shift := range []time.Duration{72 * time.Hour, -time.Hour, 0, 10 * time.Second} {
-		c.Shift(shift) // the first time perhaps before the process is there
+		c.Shift(shift)
 		if _, err := io.WriteString(ask, "what time is it?\n"); err != nil {
 			t.Fatal(err)
 		}
 		var now, passed int64
-		if _, err := fmt.Fscan(answers, &now, &passed); err != nil {
+		var answer string
+		answer, answers, err = p.WaitLine(t.Context(), answers, " ")
+		harness.Check(t, err)
+		if _, err := fmt.Sscan(answer, &now, &passed); err != nil {
 			t.Fatal(err)
 		}
 		latest := time.Now().Add(shift).Unix()
@@ -60,7 +68,7 @@ func TestAClockIsSet(t *testing.T) {
 		}
 	}
 	ask.Close()
-	if err := <-ended; err != nil {
+	if err := p.ExitError(); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,8 +1,8 @@
 // Package harness runs the strata command for tests that look at it from outside: a control plane (`strata up`), an API
 // server on an etcd of the test's own (`strata apiserver`, `strata etcd`), and clients for them.
 //
-// Every process is a child of the test, listens on loopback on a port picked at start, logs to a file whose end is shown
-// when something fails, and is stopped by its own process id. Nothing of a server runs inside the test.
+// Every process is a child of the test (package internal/process), listens on loopback on a port picked at start, logs to a
+// file whose end is shown when something fails, and is stopped by its own process id. Nothing of a server runs inside the test.
 //
 // Every API server of the engine strata compares its memory with etcd every few seconds, panics at a difference
 // (KUBE_WATCHCACHE_CONSISTENCY_CHECKER), and is asked at the end whether it has seen none; see Unchecked.

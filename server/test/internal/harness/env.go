@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/process"
 )
 
 // readyTimeout bounds the wait for a server that does not start; one needs about 4 s on two cores.
@@ -186,8 +188,12 @@ func (e *Env) startProgram(name, path string, args ...string) *Process {
 }
 
 func (e *Env) startProcess(name, path string, environ []string, prepare func(pid int) error, args []string) *Process {
-	p, err := start(e.dir, name, path, environ, prepare, args...)
+	child, err := process.Start(process.Spec{
+		Name: name, Path: path, Args: args, Dir: e.dir, Env: environ, Prepare: prepare, Lines: true,
+		Log: filepath.Join(e.Dir(name), name+".log"),
+	})
 	e.check(err)
+	p := &Process{Child: child}
 	e.mu.Lock()
 	e.mu.processes = append(e.mu.processes, p)
 	e.mu.Unlock()
@@ -237,7 +243,7 @@ func (e *Env) tails() string {
 	defer e.mu.Unlock()
 	text := ""
 	for _, p := range e.mu.processes {
-		text += fmt.Sprintf("--- end of the output of %s ---\n%s\n", p.name, p.Tail())
+		text += fmt.Sprintf("--- end of the output of %s ---\n%s\n", p.Name(), p.Tail())
 	}
 	return text
 }

@@ -73,10 +73,10 @@ func (e *Etcd) Stop() { e.env.check(e.p.Stop()) }
 func (e *Etcd) Kill() { e.p.Kill() }
 
 // Pause stops the etcd's process where it stands (SIGSTOP), until Continue: its connections stay open, nothing is answered.
-func (e *Etcd) Pause() { e.env.check(e.p.signal(syscall.SIGSTOP)) }
+func (e *Etcd) Pause() { e.env.check(e.p.Signal(syscall.SIGSTOP)) }
 
 // Continue ends Pause.
-func (e *Etcd) Continue() { e.env.check(e.p.signal(syscall.SIGCONT)) }
+func (e *Etcd) Continue() { e.env.check(e.p.Signal(syscall.SIGCONT)) }
 
 // ServerFlags returns kube-apiserver's flags for this etcd.
 func (e *Etcd) ServerFlags() []string {
@@ -120,9 +120,7 @@ func (e *Env) EtcdProgram(name, url, path string, args ...string) *Etcd {
 // Launch is Start of an etcd that EtcdProgram returned, without the wait.
 func (e *Etcd) Launch() {
 	e.p = e.env.startProgram(e.name, e.program, e.args...)
-	e.p.mu.Lock()
-	e.p.mu.waited = true // it ends itself with the signal that it was sent
-	e.p.mu.Unlock()
+	e.p.anyEnd.Store(true) // it ends itself with the signal that it was sent
 }
 
 // Await returns nil when the etcd answers a linearizable read.

@@ -9,36 +9,16 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-
-	"github.com/prometheus/procfs"
 )
 
 // Resident returns how many bytes of memory the process holds (VmRSS). It is an error where there is no /proc.
 func (p *Process) Resident() (bytes int64, err error) {
-	status, err := p.memory()
-	return int64(status.VmRSS), err
+	memory, err := p.Memory()
+	return int64(memory.Resident), err
 }
 
 // Resident is Process.Resident of the etcd's process.
 func (e *Etcd) Resident() (bytes int64, err error) { return e.p.Resident() }
-
-// Peak returns the most memory that the process has ever held (VmHWM), which the kernel keeps. It is an error where there is no /proc.
-func (p *Process) Peak() (bytes int64, err error) {
-	status, err := p.memory()
-	return int64(status.VmHWM), err
-}
-
-func (p *Process) memory() (procfs.ProcStatus, error) {
-	proc, err := procfs.NewProc(p.cmd.Process.Pid)
-	if err != nil {
-		return procfs.ProcStatus{}, fmt.Errorf("memory of %s: %w", p.name, err)
-	}
-	status, err := proc.NewStatus()
-	if err != nil {
-		return procfs.ProcStatus{}, fmt.Errorf("memory of %s: %w", p.name, err)
-	}
-	return status, nil
-}
 
 // Held is what a server's runtime says that it holds after a garbage collection, and what the kernel says.
 type Held struct {

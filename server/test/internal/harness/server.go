@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/stratakube/strata/internal/process"
 )
 
 const adminToken = "admin-token"
@@ -48,7 +50,7 @@ func (e *Env) Up(args ...string) *Server {
 	args = append(args, checkFlags(args, false)...)
 	p := e.startServer("up", "", false, nil, args)
 	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
-		e.fail(fmt.Errorf("%w\n%s", err, tail(filepath.Join(dataDir, "strata.log"))))
+		e.fail(fmt.Errorf("%w\n%s", err, process.Tail(filepath.Join(dataDir, "strata.log"))))
 	}
 	kubeconfig := filepath.Join(dataDir, "kubeconfig")
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -64,11 +66,6 @@ func (e *Env) Up(args ...string) *Server {
 	}
 	e.addServer(s)
 	return s
-}
-
-func tail(path string) string {
-	p := Process{log: path}
-	return p.Tail()
 }
 
 // unlimited takes client-go's own rate limit out of config: the server's is what is looked at.
@@ -209,25 +206,16 @@ func writeKeyPair(private, public string) error {
 
 // Await returns nil when path is answered with 200. It gives up when the server ends.
 func (s *Server) Await(ctx context.Context, path string) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-s.Done():
-			cancel(fmt.Errorf("the server ended before %s was answered; its output ends with:\n%s", path, s.Tail()))
-		case <-ctx.Done():
-		}
-	}()
 	api := s.API()
-	return Poll(ctx, func(ctx context.Context) (bool, error) {
+	return s.Process.Await(ctx, pollInterval, func(ctx context.Context) error {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		if err != nil {
-			return false, err
+			return err
 		}
 		if r.Code != http.StatusOK {
-			return false, fmt.Errorf("%s: %d %s", path, r.Code, strings.TrimSpace(string(r.Body)))
+			return fmt.Errorf("%s: %d %s", path, r.Code, strings.TrimSpace(string(r.Body)))
 		}
-		return true, nil
+		return nil
 	})
 }
 

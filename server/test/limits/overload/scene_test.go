@@ -287,12 +287,12 @@ func (s *scene) watchMemory(t *testing.T, most int64) (stop func() int64) {
 		}
 	})
 	return func() int64 {
-		peak, err := s.server.Peak()
+		memory, err := s.server.Memory()
 		close(ended)
 		if watched := watching.Wait(); watched != nil {
 			t.Fatal(watched)
 		}
 		harness.Check(t, err)
-		return peak
+		return int64(memory.Peak)
 	}
 }
