@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/process"
 )
 
 // controllers are those of kube-controller-manager that run: all but those that evict pods from a node without heartbeats, of which ours
@@ -45,7 +46,7 @@ type cluster struct {
 	node      *node
 	nodeLog   *os.File
 	stopNode  func()
-	processes []*process
+	processes []*process.Child
 }
 
 // startCluster starts a cluster. Its data are in dir, its logs in o.reports. What was started is in the cluster that it returns, also with
@@ -92,9 +93,9 @@ func startCluster(ctx context.Context, o options, dir string) (*cluster, error) 
 	return c, c.startControllers(ctx, client)
 }
 
-// start starts a process of the cluster.
-func (c *cluster) start(name, path string, args ...string) (*process, error) {
-	p, err := start(c.options.reports, name, nil, path, args...)
+// start starts a process of the cluster. Its log is the file NAME.log in the directory of reports.
+func (c *cluster) start(name, path string, args ...string) (*process.Child, error) {
+	p, err := process.Start(process.Spec{Name: name, Path: path, Args: args, Log: c.options.log(name), Lines: true})
 	if err == nil {
 		c.processes = append(c.processes, p)
 	}
@@ -108,16 +109,17 @@ func (c *cluster) startEtcd(ctx context.Context) (url string, err error) {
 	if err != nil {
 		return "", err
 	}
-	err = etcd.await(ctx, func(context.Context) error {
-		for line := range strings.Lines(string(etcd.output())) {
-			if ready, ok := strings.CutPrefix(line, "ready "); ok && strings.HasSuffix(ready, "\n") {
-				url = strings.TrimSpace(ready)
-				return nil
-			}
-		}
-		return errors.New("it has not said so")
-	})
-	return url, err
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	line, _, err := etcd.WaitLine(ctx, 0, "ready ")
+	return strings.TrimPrefix(line, "ready "), err
+}
+
+// await calls ready until it returns nil, for at most startTimeout.
+func await(ctx context.Context, p *process.Child, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return p.Await(ctx, 100*time.Millisecond, ready)
 }
 
 // startServer starts the API server and the way to the node's pods, writes the kubeconfig, and returns when the server is ready.
@@ -179,7 +181,7 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 		return nil, err
 	}
 	var client *kubernetes.Clientset
-	err = server.await(ctx, func(ctx context.Context) (err error) {
+	err = await(ctx, server, func(ctx context.Context) (err error) {
 		if client == nil {
 			if client, err = kubernetes.NewForConfig(config); err != nil { // the certificate is not written yet
 				return err
@@ -204,7 +206,7 @@ func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interf
 	if err != nil {
 		return err
 	}
-	return manager.await(ctx, func(ctx context.Context) error {
+	return await(ctx, manager, func(ctx context.Context) error {
 		_, err := client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 		for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
 			if err == nil {
@@ -225,7 +227,7 @@ func (c *cluster) stop() error {
 	}
 	var errs []error
 	for _, p := range slices.Backward(c.processes) {
-		errs = append(errs, p.stop(syscall.SIGTERM, stopTimeout))
+		errs = append(errs, p.Stop(syscall.SIGTERM, stopTimeout))
 	}
 	if c.node != nil {
 		c.node.close()
@@ -253,10 +255,16 @@ func writeKubeconfig(path string, config *rest.Config) error {
 func (c *cluster) firstEnd() <-chan error {
 	ends := make(chan error, len(c.processes))
 	for _, p := range c.processes {
-		go func() { <-p.done; ends <- p.ended() }()
+		go func() { <-p.Done(); ends <- p.Ended() }()
 	}
 	return ends
 }
+
+// startTimeout bounds the start of one process; the API server needs about 5 s on two cores.
+const startTimeout = 2 * time.Minute
+
+// stopTimeout bounds a stop that has failed: upstream gives requests in flight 60 s.
+const stopTimeout = 90 * time.Second
 
 // interruptTimeout is what a run of tests gets to clean up after an interrupt.
 const interruptTimeout = 30 * time.Second

@@ -18,6 +18,8 @@ import (
 
 	"github.com/onsi/ginkgo/v2/reporters"
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/stratakube/strata/internal/process"
 )
 
 // options are the command line.
@@ -34,6 +36,9 @@ type options struct {
 	serverArgs                     []string
 	testArgs                       []string
 }
+
+// log returns the path of the log of a process.
+func (o options) log(name string) string { return filepath.Join(o.reports, name+".log") }
 
 func main() {
 	o := options{}
@@ -233,7 +238,7 @@ func selected(report types.Report, focus *regexp.Regexp) types.Report {
 // they need ended.
 func (c *cluster) runTests(ctx context.Context, name string, focus *regexp.Regexp, tee io.Writer, args ...string) (*types.Report, error) {
 	reportPath := filepath.Join(c.dir, name+".json")
-	tests, err := start(c.options.reports, name, tee, c.options.e2e, slices.Concat([]string{
+	tests, err := process.Start(process.Spec{Name: name, Path: c.options.e2e, Log: c.options.log(name), Tee: tee, Args: slices.Concat([]string{
 		"--kubeconfig=" + c.kubeconfig,
 		"--kubectl-path=" + c.kubectl,
 		"--provider=skeleton",
@@ -242,20 +247,20 @@ func (c *cluster) runTests(ctx context.Context, name string, focus *regexp.Regex
 		"--ginkgo.silence-skips",
 		"--ginkgo.no-color",
 		"--ginkgo.json-report=" + reportPath,
-	}, args, c.options.testArgs)...)
+	}, args, c.options.testArgs)})
 	if err != nil {
 		return nil, err
 	}
 	var problem error
 	select {
-	case <-tests.done:
-		if tests.err != nil {
-			problem = fmt.Errorf("the tests ended with %w", tests.err)
+	case <-tests.Done():
+		if err := tests.ExitError(); err != nil {
+			problem = fmt.Errorf("the tests ended with %w", err)
 		}
 	case err := <-c.firstEnd():
-		problem = errors.Join(err, tests.stop(os.Interrupt, interruptTimeout))
+		problem = errors.Join(err, tests.Stop(os.Interrupt, interruptTimeout))
 	case <-ctx.Done():
-		problem = errors.Join(errors.New("interrupted"), tests.stop(os.Interrupt, interruptTimeout))
+		problem = errors.Join(errors.New("interrupted"), tests.Stop(os.Interrupt, interruptTimeout))
 	}
 	report, err := readReport(reportPath)
 	return report, errors.Join(problem, err)
@@ -280,14 +285,17 @@ func readReport(path string) (*types.Report, error) {
 // existing returns the texts of all specs that the test program has.
 func existing(ctx context.Context, o options, dir string) ([]string, error) {
 	path := filepath.Join(dir, "all.json")
-	list, err := start(o.reports, "list", nil, o.e2e, "--ginkgo.dry-run", "--ginkgo.silence-skips", "--ginkgo.no-color", "--ginkgo.json-report="+path)
+	list, err := process.Start(process.Spec{
+		Name: "list", Path: o.e2e, Log: o.log("list"),
+		Args: []string{"--ginkgo.dry-run", "--ginkgo.silence-skips", "--ginkgo.no-color", "--ginkgo.json-report=" + path},
+	})
 	if err != nil {
 		return nil, err
 	}
 	select {
-	case <-list.done:
+	case <-list.Done():
 	case <-ctx.Done():
-		return nil, errors.Join(ctx.Err(), list.stop(os.Interrupt, interruptTimeout))
+		return nil, errors.Join(ctx.Err(), list.Stop(os.Interrupt, interruptTimeout))
 	}
 	report, err := readReport(path)
 	if err != nil {
