@@ -53,17 +53,41 @@ func want(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// TestStoreBehavesLikeEtcd is a transcript of what a mirror relies on.
-func TestStoreBehavesLikeEtcd(t *testing.T) {
+// The tests below are a transcript of what a mirror relies on, on one of two histories.
+
+// threeRevisions returns a store with a=1 at revision 2, and a=2 and b=1 at revision 3.
+func threeRevisions(t *testing.T) *Store {
+	t.Helper()
+	s := New()
+	if rev := s.Delete(prefix + "none"); rev != 1 {
+		t.Errorf("a transaction that does nothing has revision %d", rev)
+	}
+	s.Put(prefix+"a", "1") // 2
+	s.Txn(Op{Key: prefix + "a", Value: "2"}, Op{Key: prefix + "b", Value: "1"}, Op{Key: "/other", Value: "1"})
+	return s
+}
+
+// compactedAtSeven returns a store that is compacted at its revision 7. The last changes below the prefix are a=3 at 6 and
+// a=4 at 7. A watch from the beginning has been stalled since 5; err returns the error that it ended with.
+func compactedAtSeven(t *testing.T) (s *Store, err func() error) {
+	t.Helper()
+	s = threeRevisions(t)
+	got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
+	want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
+	s.Put("/other", "2") // 4
+	s.Put("/other", "3") // 5
+	s.Stall(true)
+	s.Put(prefix+"a", "3") // 6
+	s.Put(prefix+"a", "4") // 7
+	s.Compact(7)
+	return s, err
+}
+
+func TestWatch_OfOtherKeys_ReportsProgressOnRequestOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		s := New()
-		if rev := s.Delete(prefix + "none"); rev != 1 {
-			t.Errorf("a transaction that does nothing has revision %d", rev)
-		}
-		s.Put(prefix+"a", "1") // 2
-		s.Txn(Op{Key: prefix + "a", Value: "2"}, Op{Key: prefix + "b", Value: "1"}, Op{Key: "/other", Value: "1"})
-		got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
+		s := threeRevisions(t)
+		got, _ := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
 		want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
 
 		// Changes outside the prefix show only when progress is asked for.
@@ -81,12 +105,28 @@ func TestStoreBehavesLikeEtcd(t *testing.T) {
 		want(t, got())
 		_ = s.RequestProgress(ctx)
 		want(t, got(), "through 5:")
+	})
+}
 
-		// A stalled watch that compaction overtakes ends.
-		s.Stall(true)
-		s.Put(prefix+"a", "3") // 6
-		s.Put(prefix+"a", "4") // 7
-		s.Compact(7)
+func TestWatch_FromPresent_ReportsNoProgressBeforeTheNextRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		s, _ := compactedAtSeven(t)
+		s.Stall(false)
+		got, _ := watch(t, s, mirror.Header{ClusterID: 1, Revision: 7})
+		_ = s.RequestProgress(ctx)
+		want(t, got())
+		s.Put("/other", "4") // 8
+		want(t, got())
+		_ = s.RequestProgress(ctx)
+		want(t, got(), "through 8:")
+	})
+}
+
+func TestStoreCompactedUnderAStalledWatch_ServesTheCompactedRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		s, err := compactedAtSeven(t)
 		if err := err(); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("overtaken by compaction: %v", err)
 		}
@@ -100,39 +140,36 @@ func TestStoreBehavesLikeEtcd(t *testing.T) {
 			string(kvs[0].Value) != "4" || kvs[0].Version != 4 || kvs[0].CreateRevision != 2 || kvs[0].ModRevision != 7 {
 			t.Errorf("list at the compacted revision: %v %v %v", header, kvs, lerr)
 		}
-
-		// A watch on which nothing can have happened yet is told no progress.
-		got, _ = watch(t, s, mirror.Header{ClusterID: 1, Revision: 7})
-		_ = s.RequestProgress(ctx)
-		want(t, got())
-		s.Put("/other", "4") // 8
-		want(t, got())
-		_ = s.RequestProgress(ctx)
-		want(t, got(), "through 8:")
-
 		var changes []string
 		for _, c := range s.Changes(prefix, 3) {
 			changes = append(changes, fmt.Sprintf("%s=%s@%d", c.Key[len(prefix):], c.Value, c.ModRevision))
 		}
 		want(t, changes, "a=3@6", "a=4@7")
 
-		// A watch from the compacted revision on works.
-		got, err = watch(t, s, mirror.Header{ClusterID: 1, Revision: 6})
+		got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 6})
 		want(t, got(), "through 7: a=4@7")
 		s.Break()
 		if err := err(); !errors.Is(err, ErrBroken) {
 			t.Errorf("broken: %v", err)
 		}
+	})
+}
 
+func TestWatch_OfRestoredStore_ReturnsErrRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := compactedAtSeven(t)
+		s.Stall(false)
+		s.Put("/other", "4") // 8
+		s.Break()
 		s.Restore(5, map[string]string{prefix + "a": "restored"})
 		for _, after := range []mirror.Header{{ClusterID: 1, Revision: 5}, {ClusterID: 2, Revision: 6}} {
-			_, err = watch(t, s, after)
+			_, err := watch(t, s, after)
 			if err := err(); !errors.Is(err, mirror.ErrRestored) {
 				t.Errorf("watch after %v of a restored etcd: %v", after, err)
 			}
 		}
-		kvs = nil
-		if _, err := s.List(ctx, prefix, 5, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil }); err != nil || len(kvs) != 1 {
+		var kvs []mirror.KV
+		if _, err := s.List(context.Background(), prefix, 5, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil }); err != nil || len(kvs) != 1 {
 			t.Errorf("list of the restored: %v %v", kvs, err)
 		}
 	})
