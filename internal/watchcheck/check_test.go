@@ -93,74 +93,77 @@ func swap(s []Session, session, a, b int) []Session {
 	return s
 }
 
-// Each defect is seen by the validator of the guarantee that it breaks.
+// defects are sessions that break one guarantee of a watch of history().
+var defects = []struct {
+	name      string
+	guarantee string
+	sessions  []Session
+}{
+	{"two events in the wrong order", "Ordered", swap(right(), 0, 0, 1)},
+	{"events of two keys in the wrong order", "Ordered", swap(right(), 2, 0, 3)},
+	{"an event from before the session", "Ordered", insert(right(), 1, 0, event(Modified, "a", 4))},
+	{"a bookmark that goes back", "Ordered", insert(right(), 2, 3, bookmark(8))},
+
+	{"an event twice", "Unique", insert(right(), 0, 2, event(Modified, "a", 4))},
+	{"an event twice, as two kinds", "Unique", insert(right(), 0, 2, event(Added, "a", 4))},
+	{"an event again after a reconnect", "Unique", insert(right(), 1, 0, event(Added, "x", 5))},
+
+	{"an event is missing between others", "Reliable", remove(right(), 2, 3)},
+	{"the first event is missing", "Reliable", remove(right(), 0, 0)},
+	{"an event is missing before a bookmark", "Reliable", remove(right(), 1, 0)},
+	{"an event is missing that the test knows was sent", "Reliable", func() []Session {
+		s := right()
+		s[2].Through = 14
+		return s
+	}()},
+	{"an event that never happened", "Reliable", insert(right(), 0, 2, event(Modified, "b", 4))},
+	{"an event that is not selected", "Reliable", insert(right(), 2, 0, event(Modified, "z", 8))},
+	{"a key that ceases to be selected is modified", "Reliable", func() []Session {
+		s := right()
+		s[2].Events[0].Kind = Modified
+		return s
+	}()},
+	{"a key that begins to be selected is modified", "Reliable", func() []Session {
+		s := right()
+		s[1].Events[0].Kind = Modified
+		return s
+	}()},
+	{"a key is missing in the initial state", "Reliable", func() []Session {
+		s := right()
+		s[0].Initial = map[string]int64{}
+		return s
+	}()},
+	{"a key that is not selected is in the initial state", "Reliable", func() []Session {
+		s := right()
+		s[0].Initial["other"] = 2
+		return s
+	}()},
+	{"an initial state of an older revision", "Reliable", []Session{{After: 4, Initial: map[string]int64{"old": 2, "a": 3}}}},
+	{"a bookmark of the future", "Reliable", []Session{{After: 14, Events: []Event{bookmark(15)}}}},
+	{"a session from before the history", "Reliable", []Session{{After: 1}}},
+
+	{"a later event between two of one revision", "Atomic",
+		replace(right(), 0, event(Added, "a", 3), event(Modified, "a", 4), event(Added, "x", 5), event(Added, "other", 6), event(Added, "y", 5))},
+	{"a bookmark between two of one revision", "Atomic", insert(right(), 0, 3, bookmark(5))},
+	{"a revision split over a reconnect", "Atomic", remove(right(), 0, 3)},
+
+	{"a resumed session leaves the first event out", "Resumable", remove(right(), 2, 0)},
+	{"a resumed session begins too early", "Resumable", insert(right(), 2, 0, event(Added, "other", 6))},
+	{"a resumed session delivers what it should not", "Resumable", []Session{{After: 14, Events: []Event{event(Modified, "old", 14)}}}},
+
+	{"a bookmark before an event that it covers", "Bookmarkable", swap(right(), 1, 0, 1)},
+	{"a bookmark before the second event of its revision", "Bookmarkable", insert(right(), 0, 3, bookmark(5))},
+	{"an event that an earlier bookmark covers", "Bookmarkable", insert(right(), 2, 3, event(Deleted, "a", 8))},
+	{"a bookmark with more than a revision", "Bookmarkable", func() []Session {
+		s := right()
+		s[1].Events[1].Extra = "a name"
+		return s
+	}()},
+}
+
+// TestEachDefectIsFound: the validator of the broken guarantee reports each defect, and so does Check.
 func TestEachDefectIsFound(t *testing.T) {
-	for _, tc := range []struct {
-		name      string
-		guarantee string
-		sessions  []Session
-	}{
-		{"two events in the wrong order", "Ordered", swap(right(), 0, 0, 1)},
-		{"events of two keys in the wrong order", "Ordered", swap(right(), 2, 0, 3)},
-		{"an event from before the session", "Ordered", insert(right(), 1, 0, event(Modified, "a", 4))},
-		{"a bookmark that goes back", "Ordered", insert(right(), 2, 3, bookmark(8))},
-
-		{"an event twice", "Unique", insert(right(), 0, 2, event(Modified, "a", 4))},
-		{"an event twice, as two kinds", "Unique", insert(right(), 0, 2, event(Added, "a", 4))},
-		{"an event again after a reconnect", "Unique", insert(right(), 1, 0, event(Added, "x", 5))},
-
-		{"an event is missing between others", "Reliable", remove(right(), 2, 3)},
-		{"the first event is missing", "Reliable", remove(right(), 0, 0)},
-		{"an event is missing before a bookmark", "Reliable", remove(right(), 1, 0)},
-		{"an event is missing that the test knows was sent", "Reliable", func() []Session {
-			s := right()
-			s[2].Through = 14
-			return s
-		}()},
-		{"an event that never happened", "Reliable", insert(right(), 0, 2, event(Modified, "b", 4))},
-		{"an event that is not selected", "Reliable", insert(right(), 2, 0, event(Modified, "z", 8))},
-		{"a key that ceases to be selected is modified", "Reliable", func() []Session {
-			s := right()
-			s[2].Events[0].Kind = Modified
-			return s
-		}()},
-		{"a key that begins to be selected is modified", "Reliable", func() []Session {
-			s := right()
-			s[1].Events[0].Kind = Modified
-			return s
-		}()},
-		{"a key is missing in the initial state", "Reliable", func() []Session {
-			s := right()
-			s[0].Initial = map[string]int64{}
-			return s
-		}()},
-		{"a key that is not selected is in the initial state", "Reliable", func() []Session {
-			s := right()
-			s[0].Initial["other"] = 2
-			return s
-		}()},
-		{"an initial state of an older revision", "Reliable", []Session{{After: 4, Initial: map[string]int64{"old": 2, "a": 3}}}},
-		{"a bookmark of the future", "Reliable", []Session{{After: 14, Events: []Event{bookmark(15)}}}},
-		{"a session from before the history", "Reliable", []Session{{After: 1}}},
-
-		{"a later event between two of one revision", "Atomic",
-			replace(right(), 0, event(Added, "a", 3), event(Modified, "a", 4), event(Added, "x", 5), event(Added, "other", 6), event(Added, "y", 5))},
-		{"a bookmark between two of one revision", "Atomic", insert(right(), 0, 3, bookmark(5))},
-		{"a revision split over a reconnect", "Atomic", remove(right(), 0, 3)},
-
-		{"a resumed session leaves the first event out", "Resumable", remove(right(), 2, 0)},
-		{"a resumed session begins too early", "Resumable", insert(right(), 2, 0, event(Added, "other", 6))},
-		{"a resumed session delivers what it should not", "Resumable", []Session{{After: 14, Events: []Event{event(Modified, "old", 14)}}}},
-
-		{"a bookmark before an event that it covers", "Bookmarkable", swap(right(), 1, 0, 1)},
-		{"a bookmark before the second event of its revision", "Bookmarkable", insert(right(), 0, 3, bookmark(5))},
-		{"an event that an earlier bookmark covers", "Bookmarkable", insert(right(), 2, 3, event(Deleted, "a", 8))},
-		{"a bookmark with more than a revision", "Bookmarkable", func() []Session {
-			s := right()
-			s[1].Events[1].Extra = "a name"
-			return s
-		}()},
-	} {
+	for _, tc := range defects {
 		t.Run(tc.name, func(t *testing.T) {
 			v := history().View(on)
 			validators := map[string]func([]Session) error{
