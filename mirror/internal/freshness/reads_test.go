@@ -43,106 +43,133 @@ func (s *revisionSource) read(ctx context.Context) (int64, error) {
 	}
 }
 
+// sharedReads are calls of Reads over a source whose answers the test gives.
+type sharedReads struct {
+	*Reads
+	t       *testing.T
+	source  *revisionSource
+	results chan int64 // of calls; -1 for an error
+}
+
+func newSharedReads(t *testing.T) *sharedReads {
+	t.Helper()
+	source := &revisionSource{calls: make(chan struct{}, 100), answers: make(chan int64), errs: make(chan error)}
+	return &sharedReads{newTestReads(t, source.read), t, source, make(chan int64, 1000)}
+}
+
+// call starts n calls.
+func (s *sharedReads) call(n int) {
+	for range n {
+		go func() {
+			rev, err := s.Current(context.Background())
+			if err != nil {
+				rev = -1
+			}
+			s.results <- rev
+		}()
+	}
+	synctest.Wait()
+}
+
+// requireReads fails unless n reads began.
+func (s *sharedReads) requireReads(n int) {
+	s.t.Helper()
+	synctest.Wait()
+	if len(s.source.calls) != n {
+		s.t.Fatalf("%d reads began, want %d", len(s.source.calls), n)
+	}
+	for range n {
+		<-s.source.calls
+	}
+}
+
+// requireResults fails unless n calls returned rev.
+func (s *sharedReads) requireResults(n int, rev int64) {
+	s.t.Helper()
+	synctest.Wait()
+	if len(s.results) != n {
+		s.t.Fatalf("%d calls returned, want %d", len(s.results), n)
+	}
+	for range n {
+		if got := <-s.results; got != rev {
+			s.t.Fatalf("a call returned %d, want %d", got, rev)
+		}
+	}
+}
+
 // TestConsistentReadsShareRevisionReads: a lone call starts a read at once. Calls
 // that arrive while one is in flight share the next, never that one, because etcd
 // may have answered it before they began (I6).
 func TestConsistentReadsShareRevisionReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := &revisionSource{calls: make(chan struct{}, 100), answers: make(chan int64), errs: make(chan error)}
-		reads := newTestReads(t, source.read)
-		results := make(chan int64, 1000)
-		call := func(n int) {
-			for range n {
-				go func() {
-					rev, err := reads.Current(context.Background())
-					if err != nil {
-						rev = -1
-					}
-					results <- rev
-				}()
-			}
-			synctest.Wait()
-		}
-		requireCalls := func(n int) {
-			t.Helper()
-			synctest.Wait()
-			if len(source.calls) != n {
-				t.Fatalf("%d reads began, want %d", len(source.calls), n)
-			}
-			for range n {
-				<-source.calls
-			}
-		}
-		requireResults := func(n int, rev int64) {
-			t.Helper()
-			synctest.Wait()
-			if len(results) != n {
-				t.Fatalf("%d calls returned, want %d", len(results), n)
-			}
-			for range n {
-				if got := <-results; got != rev {
-					t.Fatalf("a call returned %d, want %d", got, rev)
-				}
-			}
-		}
-
-		call(1)
-		requireCalls(1) // at once
-		call(500)
-		requireCalls(0) // one is in flight
-		source.answers <- 10
-		requireResults(1, 10) // only the one that it was made for
-		requireCalls(1)       // one for all the others
-		call(3)
-		source.answers <- 11
-		requireResults(500, 11)
-		requireCalls(1)
-		source.errs <- errors.New("no leader")
-		requireResults(3, -1)
-		requireCalls(0)
-		call(1)
-		requireCalls(1)
-		source.answers <- 12
-		requireResults(1, 12)
-		if got, calls := reads.Counts(); got != 4 || calls != 505 {
+		s := newSharedReads(t)
+		s.call(1)
+		s.requireReads(1) // at once
+		s.call(500)
+		s.requireReads(0) // one is in flight
+		s.source.answers <- 10
+		s.requireResults(1, 10) // only the one that it was made for
+		s.requireReads(1)       // one for all the others
+		s.call(3)
+		s.source.answers <- 11
+		s.requireResults(500, 11)
+		s.requireReads(1)
+		s.source.errs <- errors.New("no leader")
+		s.requireResults(3, -1)
+		s.requireReads(0)
+		s.call(1)
+		s.requireReads(1)
+		s.source.answers <- 12
+		s.requireResults(1, 12)
+		if got, calls := s.Counts(); got != 4 || calls != 505 {
 			t.Errorf("%d reads for %d calls, want 4 for 505", got, calls)
 		}
+	})
+}
 
-		// Who gives up does not take the read away from the others.
-		call(1)
+// TestReads_OneCallerCancels_OthersGetTheirRead: a read that one caller gives up goes on for the others.
+func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSharedReads(t)
+		s.call(1)
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() {
-			if _, err := reads.Current(ctx); !errors.Is(err, context.Canceled) {
+			if _, err := s.Current(ctx); !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled: %v", err)
 			}
 		}()
-		call(1)
+		s.call(1)
 		cancel()
-		requireCalls(1)
-		source.answers <- 13
-		requireResults(1, 13)
-		requireCalls(1)
-		source.answers <- 14
-		requireResults(1, 14)
+		s.requireReads(1)
+		s.source.answers <- 13
+		s.requireResults(1, 13)
+		s.requireReads(1)
+		s.source.answers <- 14
+		s.requireResults(1, 14)
+	})
+}
 
-		// Calls without an answer end, and so do their attempts.
-		call(1)
-		requireCalls(1)
-		call(1)
+// TestReads_WithoutAnswer_EndWithTheirAttempts: after that a call is answered again.
+func TestReads_WithoutAnswer_EndWithTheirAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSharedReads(t)
+		s.call(1)
+		s.requireReads(1)
+		s.call(1)
 		time.Sleep(time.Minute)
-		requireResults(2, -1)
-		if n := len(source.calls); n > 16 {
+		s.requireResults(2, -1)
+		if n := len(s.source.calls); n > 16 {
 			t.Errorf("%d attempts for two reads", n)
 		}
-		for len(source.calls) > 0 {
-			<-source.calls
+		for len(s.source.calls) > 0 {
+			<-s.source.calls
 		}
 		time.Sleep(time.Hour)
-		requireCalls(0)
-		call(1)
-		requireCalls(1)
-		source.answers <- 15
-		requireResults(1, 15)
+		s.requireReads(0)
+		s.call(1)
+		s.requireReads(1)
+		s.source.answers <- 15
+		s.requireResults(1, 15)
 	})
 }
 
