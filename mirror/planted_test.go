@@ -40,160 +40,169 @@ func without(b mirror.Batch, i int) mirror.Batch {
 	return b
 }
 
+const plantedA, plantedB = "/registry/a/", "/registry/b/" // the resources of plantedBugs
+
+// onlyChange returns a batch of one change.
+func onlyChange(c mirror.Change) mirror.Batch {
+	return mirror.Batch{Through: c.ModRevision, Changes: []mirror.Change{c}}
+}
+
+// plantedBug is a fault of the feed.
+type plantedBug struct {
+	name   string
+	write  []memory.Op // the transaction that the bug changes
+	tamper func(mirror.Batch) ([]mirror.Batch, bool)
+	after  []memory.Op // the next write of the key, if the bug shows only then
+	others bool        // the other resources are relisted too
+}
+
+// plantedBugs are all faults that the arrival check can see.
+var plantedBugs = []plantedBug{
+	{
+		name:  "an event is lost",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{{Through: b.Through}}, true
+		},
+		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
+	},
+	{
+		name:  "a deletion is lost",
+		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{{Through: b.Through}}, true
+		},
+		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
+	},
+	{
+		name:  "a creation is lost",
+		write: []memory.Op{{Key: plantedA + "new", Value: "1"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{{Through: b.Through}}, true
+		},
+		after: []memory.Op{{Key: plantedA + "new", Delete: true}},
+	},
+	{
+		name:  "a part of a transaction is lost",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}, {Key: plantedB + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{without(b, 0)}, true
+		},
+		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
+	},
+	{
+		name:  "an event comes twice in a batch",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			b.Changes = append(b.Changes, b.Changes[0])
+			return []mirror.Batch{b}, true
+		},
+	},
+	{
+		name:  "a deletion comes twice in a batch",
+		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			b.Changes = append(b.Changes, b.Changes[0])
+			return []mirror.Batch{b}, true
+		},
+	},
+	{
+		name:  "a batch comes twice",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{b, b}, true
+		},
+		others: true,
+	},
+	{
+		name:  "progress overtakes an event", // etcd#15220
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{{Through: b.Through}, b}, true
+		},
+		others: true,
+	},
+	{
+		name:  "a revision is split",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}, {Key: plantedB + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{onlyChange(b.Changes[0]), onlyChange(b.Changes[1])}, true
+		},
+		others: true,
+	},
+	{
+		name:  "a batch claims less than it holds",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			b.Through--
+			return []mirror.Batch{b}, true
+		},
+		others: true,
+	},
+	{
+		name:  "the feed goes back",
+		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{b, {Through: b.Through - 3}}, true
+		},
+		others: true,
+	},
+	{
+		name:  "a key was deleted and created again unseen",
+		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
+		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+			return []mirror.Batch{{Through: b.Through}}, true
+		},
+		after: []memory.Op{{Key: plantedA + "x", Value: "3"}, {Key: plantedB + "x", Value: "2"}},
+	},
+}
+
 // TestPlantedBugsAreNoticed breaks the feed in every way that the arrival check can
-// see. The mirror must distrust it, list what is in doubt, end the watches on it,
-// and serve what etcd holds; a bug that it cannot see at once it must see at the
+// see. The mirror must distrust it, relist the resources in doubt, end the watches on them,
+// and serve the state of etcd; a bug that it cannot see at once it must see at the
 // next write of the key.
 func TestPlantedBugsAreNoticed(t *testing.T) {
-	const a, b = "/registry/a/", "/registry/b/"
-	one := func(c mirror.Change) mirror.Batch {
-		return mirror.Batch{Through: c.ModRevision, Changes: []mirror.Change{c}}
+	for _, bug := range plantedBugs {
+		t.Run(bug.name, func(t *testing.T) { synctest.Test(t, bug.test) })
 	}
-	tests := []struct {
-		name   string
-		write  []memory.Op // what the bug happens to; in one transaction
-		tamper func(mirror.Batch) ([]mirror.Batch, bool)
-		after  []memory.Op // the next write of the key, if the bug shows only then
-		others bool        // the other resources are listed anew too
-	}{
-		{
-			name:  "an event is lost",
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{{Through: b.Through}}, true
-			},
-			after: []memory.Op{{Key: a + "x", Value: "3"}},
-		},
-		{
-			name:  "a deletion is lost",
-			write: []memory.Op{{Key: a + "x", Delete: true}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{{Through: b.Through}}, true
-			},
-			after: []memory.Op{{Key: a + "x", Value: "3"}},
-		},
-		{
-			name:  "a creation is lost",
-			write: []memory.Op{{Key: a + "new", Value: "1"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{{Through: b.Through}}, true
-			},
-			after: []memory.Op{{Key: a + "new", Delete: true}},
-		},
-		{
-			name:  "a part of a transaction is lost",
-			write: []memory.Op{{Key: a + "x", Value: "2"}, {Key: b + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{without(b, 0)}, true
-			},
-			after: []memory.Op{{Key: a + "x", Value: "3"}},
-		},
-		{
-			name:  "an event comes twice in a batch",
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				b.Changes = append(b.Changes, b.Changes[0])
-				return []mirror.Batch{b}, true
-			},
-		},
-		{
-			name:  "a deletion comes twice in a batch",
-			write: []memory.Op{{Key: a + "x", Delete: true}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				b.Changes = append(b.Changes, b.Changes[0])
-				return []mirror.Batch{b}, true
-			},
-		},
-		{
-			name:  "a batch comes twice",
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{b, b}, true
-			},
-			others: true,
-		},
-		{
-			name:  "progress overtakes an event", // etcd#15220
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{{Through: b.Through}, b}, true
-			},
-			others: true,
-		},
-		{
-			name:  "a revision is split",
-			write: []memory.Op{{Key: a + "x", Value: "2"}, {Key: b + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{one(b.Changes[0]), one(b.Changes[1])}, true
-			},
-			others: true,
-		},
-		{
-			name:  "a batch claims less than it holds",
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				b.Through--
-				return []mirror.Batch{b}, true
-			},
-			others: true,
-		},
-		{
-			name:  "the feed goes back",
-			write: []memory.Op{{Key: a + "x", Value: "2"}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{b, {Through: b.Through - 3}}, true
-			},
-			others: true,
-		},
-		{
-			name:  "a key was deleted and created again unseen",
-			write: []memory.Op{{Key: a + "x", Delete: true}},
-			tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-				return []mirror.Batch{{Through: b.Through}}, true
-			},
-			after: []memory.Op{{Key: a + "x", Value: "3"}, {Key: b + "x", Value: "2"}},
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := memory.New()
-				md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
-				armed := false
-				m := start(t, planted(store, &armed, tt.tamper), nil)
-				ra, rb := claim(t, m, a), claim(t, m, b)
-				for _, p := range []string{a, b} {
-					put(md, p, "0", 4)
-					md.txn(memory.Op{Key: p + "x", Value: "1"})
-				}
-				reach(t, m, store.Revision(), ra, rb)
-				ca, cb := latest(t, ra).Cursor("", ""), latest(t, rb).Cursor("", "")
+}
 
-				synctest.Wait()
-				armed = true
-				md.txn(tt.write...)
-				synctest.Wait()
-				if tt.after != nil {
-					md.txn(tt.after...)
-				}
-				time.Sleep(time.Second)
-				if st := m.Stats(); armed || st.Divergences+st.Relists == 0 {
-					t.Fatalf("not noticed; a holds %v", read(latest(t, ra)))
-				}
-				reach(t, m, store.Revision(), ra, rb)
-				for p, r := range map[string]*mirror.Resource{a: ra, b: rb} {
-					requireState(t, latest(t, r), md, p)
-				}
-				if _, err := ca.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
-					t.Errorf("a watch on what is in doubt goes on: %v", err)
-				}
-				if _, err := cb.Next(nil, 100); errors.Is(err, mirror.ErrCompacted) != tt.others {
-					t.Errorf("a watch on another resource: %v; ends: %v", err, tt.others)
-				}
-				barrier(t, m)
-			})
-		})
+func (bug plantedBug) test(t *testing.T) {
+	const a, b = plantedA, plantedB
+	store := memory.New()
+	md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
+	armed := false
+	m := start(t, planted(store, &armed, bug.tamper), nil)
+	ra, rb := claim(t, m, a), claim(t, m, b)
+	for _, p := range []string{a, b} {
+		put(md, p, "0", 4)
+		md.txn(memory.Op{Key: p + "x", Value: "1"})
 	}
+	reach(t, m, store.Revision(), ra, rb)
+	ca, cb := latest(t, ra).Cursor("", ""), latest(t, rb).Cursor("", "")
+
+	synctest.Wait()
+	armed = true
+	md.txn(bug.write...)
+	synctest.Wait()
+	if bug.after != nil {
+		md.txn(bug.after...)
+	}
+	time.Sleep(time.Second)
+	if st := m.Stats(); armed || st.Divergences+st.Relists == 0 {
+		t.Fatalf("not noticed; a holds %v", read(latest(t, ra)))
+	}
+	reach(t, m, store.Revision(), ra, rb)
+	for p, r := range map[string]*mirror.Resource{a: ra, b: rb} {
+		requireState(t, latest(t, r), md, p)
+	}
+	if _, err := ca.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("a watch on what is in doubt goes on: %v", err)
+	}
+	if _, err := cb.Next(nil, 100); errors.Is(err, mirror.ErrCompacted) != bug.others {
+		t.Errorf("a watch on another resource: %v; ends: %v", err, bug.others)
+	}
+	barrier(t, m)
 }
 
 // TestNothingIsServedInDoubt: between the moment in which the feed has contradicted
