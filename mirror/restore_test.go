@@ -47,99 +47,123 @@ func TestReadyMeansReadable(t *testing.T) {
 	}
 }
 
-// TestNoSnapshotMixesTwoClusters restores etcd under readers. Each incarnation of
-// the cluster has revisions and a value of its own; no reader may see the data of
-// one under the revision of another, and a cursor never goes on from one to the
-// other.
-func TestNoSnapshotMixesTwoClusters(t *testing.T) {
-	t.Parallel()
-	const (
-		rounds, restores = 3, 4 // a mirror backs off between lists
-		resources        = 500
-		step             = 1000 // revisions of one incarnation
-	)
-	base := func(i int) mirror.Revision { return mirror.Revision(restores+1-i) * step }
-	for range rounds {
-		store := memory.New()
-		restore := func(i int) {
-			keys := map[string]string{}
-			for r := range resources {
-				keys[fmt.Sprintf("/registry/r%d/key", r)] = fmt.Sprint(i)
-			}
-			store.Restore(base(i), keys)
-		}
-		restore(0)
-		m := start(t, store, nil)
-		var all []*mirror.Resource
-		for i := range resources {
-			all = append(all, claim(t, m, fmt.Sprintf("/registry/r%d/", i)))
-		}
-		reach(t, m, base(0), all...)
+// incarnations restores an etcd several times under readers. Each incarnation has revisions and a value of its own: the
+// value is its number, the revisions are those from base.
+type incarnations struct {
+	t        *testing.T
+	store    *memory.Store
+	restores int
+	all      []*mirror.Resource
+	done     atomic.Bool // a reader has failed, or the readers have to end
+}
 
-		var wg sync.WaitGroup
-		var done atomic.Bool
-		check := func(s mirror.Snapshot, what string) {
-			for e := range s.All("", "") {
-				var i int
-				if _, err := fmt.Sscan(string(e.Value()), &i); err != nil {
-					t.Error(err)
-				}
-				if s.Rev < base(i) || s.Rev >= base(i)+step {
-					t.Errorf("%s at %d shows incarnation %d, whose revisions begin at %d", what, s.Rev, i, base(i))
-					done.Store(true)
-				}
+const (
+	incarnationResources = 500
+	incarnationRevisions = 1000
+)
+
+// base returns the first revision of incarnation i, which is below that of the one before.
+func (x *incarnations) base(i int) mirror.Revision {
+	return mirror.Revision(x.restores+1-i) * incarnationRevisions
+}
+
+// restore starts incarnation i.
+func (x *incarnations) restore(i int) {
+	keys := map[string]string{}
+	for r := range incarnationResources {
+		keys[fmt.Sprintf("/registry/r%d/key", r)] = fmt.Sprint(i)
+	}
+	x.store.Restore(x.base(i), keys)
+}
+
+// check fails unless every value of the snapshot is of the incarnation that its revision is of.
+func (x *incarnations) check(s mirror.Snapshot, what string) {
+	for e := range s.All("", "") {
+		var i int
+		if _, err := fmt.Sscan(string(e.Value()), &i); err != nil {
+			x.t.Error(err)
+		}
+		if s.Rev < x.base(i) || s.Rev >= x.base(i)+incarnationRevisions {
+			x.t.Errorf("%s at %d shows incarnation %d, whose revisions begin at %d", what, s.Rev, i, x.base(i))
+			x.done.Store(true)
+		}
+	}
+}
+
+// read reads the resource in every way, if it is ready. A cursor must not go on to the next incarnation.
+func (x *incarnations) read(r *mirror.Resource) {
+	s, err := r.Latest()
+	if err != nil {
+		return
+	}
+	x.check(s, "Latest")
+	if then, err := r.At(s.Rev); err == nil {
+		x.check(then, "At")
+	}
+	c := s.Cursor("", "")
+	for range 20 {
+		evs, err := c.Next(nil, 10)
+		if err != nil {
+			break
+		}
+		for _, e := range evs {
+			if e.Rev < s.Rev || e.Rev >= s.Rev+incarnationRevisions {
+				x.t.Errorf("the cursor of %d returns an event of %d", s.Rev, e.Rev)
+				x.done.Store(true)
 			}
 		}
-		for g := range 3 {
-			wg.Go(func() {
-				for n := g; !done.Load(); n++ {
-					r := all[n%len(all)]
-					s, err := r.Latest()
-					if err != nil {
-						continue
-					}
-					check(s, "Latest")
-					if then, err := r.At(s.Rev); err == nil {
-						check(then, "At")
-					}
-					c := s.Cursor("", "")
-					for range 20 {
-						evs, err := c.Next(nil, 10)
-						if err != nil {
-							break
-						}
-						for _, e := range evs {
-							if e.Rev < s.Rev || e.Rev >= s.Rev+step {
-								t.Errorf("the cursor of %d returns an event of %d", s.Rev, e.Rev)
-								done.Store(true)
-							}
-						}
-						runtime.Gosched()
-					}
-				}
-			})
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		for i := 1; i <= restores && !done.Load(); i++ {
-			restore(i)
-			for m.Clock() >= base(i)+step {
-				if _, err := m.Current(ctx); err != nil && !errors.Is(err, mirror.ErrRestored) {
-					t.Fatal(err)
-				}
-			}
-			for n := range 20 {
-				store.Put(fmt.Sprintf("/registry/r%d/key", n), fmt.Sprint(i))
-			}
-			if err := m.Wait(ctx, store.Revision()); err != nil {
+		runtime.Gosched()
+	}
+}
+
+// run restores etcd and writes to it, until a reader fails.
+func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for i := 1; i <= x.restores && !x.done.Load(); i++ {
+		x.restore(i)
+		for m.Clock() >= x.base(i)+incarnationRevisions {
+			if _, err := m.Current(ctx); err != nil && !errors.Is(err, mirror.ErrRestored) {
 				t.Fatal(err)
 			}
 		}
-		done.Store(true)
+		for n := range 20 {
+			x.store.Put(fmt.Sprintf("/registry/r%d/key", n), fmt.Sprint(i))
+		}
+		if err := m.Wait(ctx, x.store.Revision()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNoSnapshotMixesTwoClusters restores etcd under readers. No reader may see the data of
+// one incarnation under the revision of another, and a cursor never goes on from one to the
+// other.
+func TestNoSnapshotMixesTwoClusters(t *testing.T) {
+	t.Parallel()
+	const rounds, restores = 3, 4 // a mirror backs off between lists
+	for range rounds {
+		x := &incarnations{t: t, store: memory.New(), restores: restores}
+		x.restore(0)
+		m := start(t, x.store, nil)
+		for i := range incarnationResources {
+			x.all = append(x.all, claim(t, m, fmt.Sprintf("/registry/r%d/", i)))
+		}
+		reach(t, m, x.base(0), x.all...)
+		var wg sync.WaitGroup
+		for g := range 3 {
+			wg.Go(func() {
+				for n := g; !x.done.Load(); n++ {
+					x.read(x.all[n%len(x.all)])
+				}
+			})
+		}
+		x.run(t, m)
+		x.done.Store(true)
 		wg.Wait()
 		barrier(t, m)
 		if relists := m.Stats().Relists; relists > restores {
-			t.Errorf("%d restores made the mirror list anew %d times", restores, relists)
+			t.Errorf("%d restores made the mirror relist %d times", restores, relists)
 		}
 		m.Close()
 	}
