@@ -32,97 +32,132 @@ func requireState(t *testing.T, s mirror.Snapshot, md *model, prefix string) {
 	}
 }
 
+// overtaken is a resource that a mirror has read up to held.Rev, with snapshots and cursors.
+type overtaken struct {
+	*model
+	m          *mirror.Mirror
+	r          *mirror.Resource
+	held, back mirror.Snapshot // the newest, and one of 5 revisions before
+
+	// Cursors behind the revision that etcd will be compacted to: at the newest revision, 5 revisions before, and in the future.
+	behind map[string]*mirror.Cursor
+	// Cursors that are not, of everything and of one key.
+	ahead map[string]*mirror.Cursor
+}
+
+func newOvertaken(t *testing.T) *overtaken {
+	t.Helper()
+	o := &overtaken{model: newModel()}
+	put(o.model, "/registry/a/", "first", 20)
+	o.m = start(t, o.store, nil)
+	o.r = claim(t, o.m, "/registry/a/")
+	reach(t, o.m, o.store.Revision(), o.r)
+	put(o.model, "/registry/a/", "second", 10)
+	reach(t, o.m, o.store.Revision())
+	o.held = latest(t, o.r)
+	var err error
+	if o.back, err = o.r.At(o.held.Rev - 5); err != nil {
+		t.Fatal(err)
+	}
+	cursor := func(after mirror.Revision, start, end string) *mirror.Cursor {
+		t.Helper()
+		c, err := o.r.CursorAfter(after, start, end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	o.behind = map[string]*mirror.Cursor{"drained": o.held.Cursor("", ""), "behind": o.back.Cursor("", ""), "future": cursor(o.held.Rev+15, "", "")}
+	o.ahead = map[string]*mirror.Cursor{"whole": cursor(o.held.Rev+19, "", ""), "key": cursor(o.held.Rev+19, "/registry/a/t", "/registry/a/t\x00")}
+	o.ahead["key"].Follow()
+	return o
+}
+
+// overtake writes 20 revisions that the feed does not deliver, and compacts etcd to all but the last two. It returns when
+// the mirror has relisted. Until then the clock does not go back, and reads are right.
+func (o *overtaken) overtake(t *testing.T) {
+	t.Helper()
+	o.store.Stall(true)
+	synctest.Wait()
+	put(o.model, "/registry/a/", "third", 20)
+	o.store.Compact(o.store.Revision() - 2)
+	lowest := o.m.Clock()
+	for range 100 { // while the mirror notices and relists
+		if now := o.m.Clock(); now < lowest {
+			t.Fatalf("the clock went from %d to %d", lowest, now)
+		} else {
+			lowest = now
+		}
+		if s, err := o.r.Latest(); err == nil {
+			requireState(t, s, o.model, "/registry/a/")
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+	}
+	o.store.Stall(false)
+	reach(t, o.m, o.store.Revision(), o.r)
+	if got := o.m.Stats().Relists; got != 1 {
+		t.Errorf("relisted %d times, want once", got)
+	}
+}
+
+// requireGap fails unless cursors behind the compacted revision return ErrCompacted, and the others the last event. told
+// is the wake-up of the cursor of one key.
+func (o *overtaken) requireGap(t *testing.T, told <-chan struct{}) {
+	t.Helper()
+	now := latest(t, o.r).Rev
+	for what, c := range o.behind {
+		if evs, err := c.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) || len(evs) != 0 {
+			t.Errorf("the cursor that was %s returns %d events, %v; want ErrCompacted", what, len(evs), err)
+		}
+	}
+	<-told
+	for what, c := range o.ahead {
+		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 1 || evs[0].Rev != now || c.Position() != now {
+			t.Errorf("the cursor that was not behind, %s: %d events, %v, position %d", what, len(evs), err, c.Position())
+		}
+	}
+}
+
+// requireFloor fails unless history begins at the compacted revision.
+func (o *overtaken) requireFloor(t *testing.T) {
+	t.Helper()
+	oldest, floor, err := o.r.Oldest()
+	if compacted := latest(t, o.r).Rev - 2; err != nil || oldest != compacted || floor != compacted {
+		t.Errorf("oldest %d, floor %d, %v; want the compacted revision %d", oldest, floor, err, compacted)
+	}
+	if _, err := o.r.CursorAfter(floor-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("cursor below the new floor: %v", err)
+	}
+	if _, err := o.r.At(floor - 1); !errors.Is(err, mirror.ErrCompacted) {
+		t.Errorf("snapshot below the new floor: %v", err)
+	}
+}
+
 // TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no
-// longer has, and lists anew. Time does not go back, snapshots that are held stay
-// what they are, and watchers learn that there is a gap.
+// longer has, and relists. Time does not go back, snapshots that are held do not
+// change, and watchers learn that there is a gap.
 func TestCompactionOvertakesTheFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		md := newModel()
-		store := md.store
-		put(md, "/registry/a/", "first", 20)
-		m := start(t, store, nil)
-		r := claim(t, m, "/registry/a/")
-		reach(t, m, store.Revision(), r)
-		put(md, "/registry/a/", "second", 10)
-		reach(t, m, store.Revision())
-		held := latest(t, r)
-		back, err := r.At(held.Rev - 5)
-		if err != nil {
-			t.Fatal(err)
-		}
-		drained, behind := held.Cursor("", ""), back.Cursor("", "")
-		future, err := r.CursorAfter(held.Rev+15, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		beyond, err := r.CursorAfter(held.Rev+19, "", "") // not behind what etcd will be compacted to
-		if err != nil {
-			t.Fatal(err)
-		}
-		one, err := r.CursorAfter(held.Rev+19, "/registry/a/t", "/registry/a/t\x00")
-		if err != nil {
-			t.Fatal(err)
-		}
-		one.Follow()
-		defer one.Close()
-		told := one.Changed()
-
-		store.Stall(true)
-		synctest.Wait()
-		put(md, "/registry/a/", "third", 20)
-		store.Compact(store.Revision() - 2)
-		lowest := m.Clock()
-		for range 100 { // while it finds out and lists
-			if now := m.Clock(); now < lowest {
-				t.Fatalf("the clock went from %d to %d", lowest, now)
-			} else {
-				lowest = now
-			}
-			if s, err := r.Latest(); err == nil {
-				requireState(t, s, md, "/registry/a/")
-			}
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
-		}
-		store.Stall(false)
-		reach(t, m, store.Revision(), r)
-		if got := m.Stats().Relists; got != 1 {
-			t.Errorf("listed anew %d times, want once", got)
-		}
-		s := latest(t, r)
-		requireState(t, s, md, "/registry/a/")
-		for what, c := range map[string]*mirror.Cursor{"drained": drained, "behind": behind, "future": future} {
-			if evs, err := c.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) || len(evs) != 0 {
-				t.Errorf("the cursor that was %s returns %d events, %v; want ErrCompacted", what, len(evs), err)
-			}
-		}
-		<-told
-		for what, c := range map[string]*mirror.Cursor{"whole": beyond, "key": one} {
-			if evs, err := c.Next(nil, 100); err != nil || len(evs) != 1 || evs[0].Rev != s.Rev || c.Position() != s.Rev {
-				t.Errorf("the cursor that was not behind, %s: %d events, %v, position %d", what, len(evs), err, c.Position())
-			}
-		}
-		oldest, floor, err := r.Oldest()
-		if compacted := s.Rev - 2; err != nil || oldest != compacted || floor != compacted {
-			t.Errorf("oldest %d, floor %d, %v; want what etcd was compacted to, %d", oldest, floor, err, compacted)
-		}
-		if _, err := r.CursorAfter(floor-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
-			t.Errorf("cursor below the new floor: %v", err)
-		}
-		if _, err := r.At(floor - 1); !errors.Is(err, mirror.ErrCompacted) {
-			t.Errorf("snapshot below the new floor: %v", err)
-		}
-		requireState(t, held, md, "/registry/a/")
-		requireState(t, back, md, "/registry/a/")
+		o := newOvertaken(t)
+		defer o.ahead["key"].Close()
+		told := o.ahead["key"].Changed()
+		o.overtake(t)
+		s := latest(t, o.r)
+		requireState(t, s, o.model, "/registry/a/")
+		o.requireGap(t, told)
+		o.requireFloor(t)
+		requireState(t, o.held, o.model, "/registry/a/")
+		requireState(t, o.back, o.model, "/registry/a/")
 
 		// And it goes on from there.
 		c := s.Cursor("", "")
-		put(md, "/registry/a/", "fourth", 3)
-		reach(t, m, store.Revision())
-		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 3 || c.Position() != store.Revision() {
+		put(o.model, "/registry/a/", "fourth", 3)
+		reach(t, o.m, o.store.Revision())
+		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 3 || c.Position() != o.store.Revision() {
 			t.Errorf("%d events, %v, position %d", len(evs), err, c.Position())
 		}
-		barrier(t, m)
+		barrier(t, o.m)
 	})
 }
 
