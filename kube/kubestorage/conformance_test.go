@@ -48,61 +48,73 @@ func suite(t *testing.T, name string, run func(t *testing.T)) {
 	}
 }
 
+// cacherSuites are the suites of upstream's cacher that take a storage and no other argument.
+var cacherSuites = []struct {
+	name string
+	run  func(context.Context, *testing.T, storage.Interface)
+}{
+	{"CreateWithTTL", storagetesting.RunTestCreateWithTTL},
+	{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist},
+	{"Get", storagetesting.RunTestGet},
+	{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete},
+	{"ConditionalDelete", storagetesting.RunTestConditionalDelete},
+	{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion},
+	{"DeleteWithSuggestionAndConflict", storagetesting.RunTestDeleteWithSuggestionAndConflict},
+	{"DeleteWithConflict", storagetesting.RunTestDeleteWithConflict},
+	{"DeleteWithSuggestionOfDeletedObject", storagetesting.RunTestDeleteWithSuggestionOfDeletedObject},
+	{"ValidateDeletionWithSuggestion", storagetesting.RunTestValidateDeletionWithSuggestion},
+	{"ValidateDeletionWithOnlySuggestionValid", storagetesting.RunTestValidateDeletionWithOnlySuggestionValid},
+	{"PreconditionalDeleteWithSuggestion", storagetesting.RunTestPreconditionalDeleteWithSuggestion},
+	{"PreconditionalDeleteWithOnlySuggestionPass", storagetesting.RunTestPreconditionalDeleteWithOnlySuggestionPass},
+	{"ListPaging", storagetesting.RunTestListPaging},
+	{"GetListRecursivePrefix", storagetesting.RunTestGetListRecursivePrefix},
+	{"NamespaceScopedList", storagetesting.RunTestNamespaceScopedList},
+	{"GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL},
+	{"GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict},
+	{"GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict},
+	{"KeySchema", storagetesting.RunTestKeySchema},
+	{"Watch", storagetesting.RunTestWatch},
+	{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch},
+	{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero},
+	{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery},
+	{"WatcherTimeout", storagetesting.RunTestWatcherTimeout},
+	{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV},
+	{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal},
+	{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch},
+	{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch},
+	{"OptionalWatchBookmarksWithCorrectResourceVersion", storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion},
+	{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility},
+}
+
+// readYourWritesSuites read objects that they have created, without waiting for them.
+var readYourWritesSuites = []struct {
+	name string
+	run  func(context.Context, *testing.T, storage.Interface)
+}{
+	{"WatchSemantics", storagetesting.RunWatchSemantics},
+	{"WatchSemanticInitialEventsExtended", storagetesting.RunWatchSemanticInitialEventsExtended},
+	{"WatchListMatchSingle", storagetesting.RunWatchListMatchSingle},
+}
+
+// pagingSuites call a validation of the reads of etcd that their lists have caused.
+var pagingSuites = []struct {
+	name string
+	run  func(context.Context, *testing.T, storage.Interface, storagetesting.CallsValidation)
+}{
+	{"ListContinuation", storagetesting.RunTestListContinuation},
+	{"ListPaginationRareObject", storagetesting.RunTestListPaginationRareObject},
+	{"ListContinuationWithFilter", storagetesting.RunTestListContinuationWithFilter},
+}
+
 // TestStorageSuites runs the suites that upstream's cacher runs, on the engine.
 func TestStorageSuites(t *testing.T) {
-	plain := []struct {
-		name string
-		run  func(context.Context, *testing.T, storage.Interface)
-	}{
-		{"CreateWithTTL", storagetesting.RunTestCreateWithTTL},
-		{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist},
-		{"Get", storagetesting.RunTestGet},
-		{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete},
-		{"ConditionalDelete", storagetesting.RunTestConditionalDelete},
-		{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion},
-		{"DeleteWithSuggestionAndConflict", storagetesting.RunTestDeleteWithSuggestionAndConflict},
-		{"DeleteWithConflict", storagetesting.RunTestDeleteWithConflict},
-		{"DeleteWithSuggestionOfDeletedObject", storagetesting.RunTestDeleteWithSuggestionOfDeletedObject},
-		{"ValidateDeletionWithSuggestion", storagetesting.RunTestValidateDeletionWithSuggestion},
-		{"ValidateDeletionWithOnlySuggestionValid", storagetesting.RunTestValidateDeletionWithOnlySuggestionValid},
-		{"PreconditionalDeleteWithSuggestion", storagetesting.RunTestPreconditionalDeleteWithSuggestion},
-		{"PreconditionalDeleteWithOnlySuggestionPass", storagetesting.RunTestPreconditionalDeleteWithOnlySuggestionPass},
-		{"ListPaging", storagetesting.RunTestListPaging},
-		{"GetListRecursivePrefix", storagetesting.RunTestGetListRecursivePrefix},
-		{"NamespaceScopedList", storagetesting.RunTestNamespaceScopedList},
-		{"GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL},
-		{"GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict},
-		{"GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict},
-		{"KeySchema", storagetesting.RunTestKeySchema},
-		{"Watch", storagetesting.RunTestWatch},
-		{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch},
-		{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero},
-		{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery},
-		{"WatcherTimeout", storagetesting.RunTestWatcherTimeout},
-		{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV},
-		{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal},
-		{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch},
-		{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch},
-		{"OptionalWatchBookmarksWithCorrectResourceVersion", storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion},
-		{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility},
-	}
-	for _, s := range plain {
+	for _, s := range cacherSuites {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			s.run(contextFor(t), t, f.engine(t))
 		})
 	}
-
-	// These look for what they have created without waiting for it.
-	waiting := []struct {
-		name string
-		run  func(context.Context, *testing.T, storage.Interface)
-	}{
-		{"WatchSemantics", storagetesting.RunWatchSemantics},
-		{"WatchSemanticInitialEventsExtended", storagetesting.RunWatchSemanticInitialEventsExtended},
-		{"WatchListMatchSingle", storagetesting.RunWatchListMatchSingle},
-	}
-	for _, s := range waiting {
+	for _, s := range readYourWritesSuites {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			s.run(contextFor(t), t, writeAndSee{f.engine(t)})
@@ -134,15 +146,7 @@ func TestStorageSuites(t *testing.T) {
 	}
 
 	// Pages after the first are answered from memory too.
-	paging := []struct {
-		name string
-		run  func(context.Context, *testing.T, storage.Interface, storagetesting.CallsValidation)
-	}{
-		{"ListContinuation", storagetesting.RunTestListContinuation},
-		{"ListPaginationRareObject", storagetesting.RunTestListPaginationRareObject},
-		{"ListContinuationWithFilter", storagetesting.RunTestListContinuationWithFilter},
-	}
-	for _, s := range paging {
+	for _, s := range pagingSuites {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			validated := 0
