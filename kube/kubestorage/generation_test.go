@@ -90,28 +90,34 @@ func TestKeysOfDynamicTransformers(t *testing.T) {
 	}
 }
 
-// TestReloadInvalidatesDerivedData reads in every way, removes the key, and reads again: nothing
-// may be answered from what was decrypted before. When the key returns, everything is readable.
-func TestReloadInvalidatesDerivedData(t *testing.T) {
-	shardGate(t)
-	r := newReloaded(encryption(t, "1"))
-	f := setup(t, withTransformer(r.pods()))
-	s, ctx := f.engine(t), contextFor(t)
-	s.retryFor = 0
-	from := f.create(t, newPod("first"))[0].ResourceVersion
+// derivedReads reads pods in each form that a storage derives from stored objects and caches.
+type derivedReads struct {
+	f    *fixture
+	s    *Store
+	pod  *example.Pod // created after from on node "a", then changed
+	from string       // the resource version of another pod; the two events of pod follow
+}
+
+// newDerivedReads creates the pods. A read does not retry.
+func newDerivedReads(t *testing.T, f *fixture) *derivedReads {
+	t.Helper()
+	d := &derivedReads{f: f, s: f.engine(t)}
+	d.s.retryFor = 0
+	d.from = f.create(t, newPod("first"))[0].ResourceVersion
 	pod := newPod("second")
 	pod.Spec.NodeName = "a"
-	pod = f.create(t, pod)[0]
-	f.update(t, pod, "changed")
+	d.pod = f.create(t, pod)[0]
+	f.update(t, d.pod, "changed")
 	f.catchUp(t)
+	return d
+}
 
-	readable := func(name string, opts storage.ListOptions) (err error) {
-		list := &example.PodList{}
-		if err = s.GetList(ctx, "/pods/", opts, list); err == nil && len(list.Items) == 0 {
-			t.Errorf("%s: empty", name)
-		}
-		return err
-	}
+func (d *derivedReads) representation() *encoded.Representation {
+	return d.s.Representation("pods", podItem, nil)
+}
+
+// all returns the reads by name, but for the events, which become more.
+func (d *derivedReads) all(t *testing.T) map[string]func() error {
 	cached := everything()
 	cached.ResourceVersion = "0"
 	indexed := cached
@@ -119,99 +125,130 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	shard := cached
 	shard.Predicate = ofShard(shardOf(namespaceField, 0, 1))
 	exact := everything()
-	exact.ResourceVersion, exact.ResourceVersionMatch = from, metav1.ResourceVersionMatchExact
-	representation := func() *encoded.Representation { return s.Representation("pods", podItem, nil) }
-	var open watch.Interface
-	reads := map[string]func() error{
-		"get": func() error { return s.Get(ctx, podKey(pod), storage.GetOptions{}, &example.Pod{}) },
-		"get, resource version 0": func() error {
-			return s.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: "0"}, &example.Pod{})
-		},
-		"list":                     func() error { return readable("list", everything()) },
-		"list, resource version 0": func() error { return readable("cached list", cached) },
-		"list of a value":          func() error { return readable("indexed list", indexed) },
-		"list of a shard":          func() error { return readable("list of a shard", shard) },
-		"list of the past":         func() error { return readable("list of the past", exact) },
-		"item": func() error {
-			e, _ := mustLatest(t, s).Get(etcdKey(pod))
-			_, err := representation().Item(ctx, e)
-			return err
-		},
-		"attributes": func() error {
-			e, _ := mustLatest(t, s).Get(etcdKey(pod))
-			_, err := s.view.Now().Attributes(ctx, e)
-			return err
-		},
-		"run": func() (err error) {
-			for run := range mustLatest(t, s).Runs("", "") {
-				if err = representation().AppendRun(ctx, &encoded.Spans{}, run); err == nil {
-					_, err = representation().Deflated(ctx, run)
-				}
-			}
-			return err
-		},
-		"size": func() error {
-			if _, known := representation().Measure(mustLatest(t, s), "", ""); !known {
-				return apierrors.NewInternalError(context.Canceled)
-			}
-			return nil
-		},
-		"events": func() error {
-			w, err := s.resource.CursorAfter(mustRevision(t, from), "", "")
-			if err != nil {
-				return err
-			}
-			events, err := w.Next(nil, readAtOnce)
-			if err != nil || len(events) != 2 {
-				t.Fatalf("%d events, %v", len(events), err)
-			}
-			for _, ev := range events {
-				if _, err = representation().Current(ev); err == nil && ev.Prev != nil {
-					_, err = representation().Deleted(ev)
-				}
-				if err == nil {
-					_, err = s.view.Now().Added(ev)
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-		"initial events": func() error { return firstEvent(t, f.watchPods(t, cached)) },
-		"watch from a revision": func() error {
-			return firstEvent(t, f.watchPods(t, afterRevision(from)))
-		},
+	exact.ResourceVersion, exact.ResourceVersionMatch = d.from, metav1.ResourceVersionMatchExact
+	return map[string]func() error{
+		"get":                      func() error { return d.get(t, "") },
+		"get, resource version 0":  func() error { return d.get(t, "0") },
+		"list":                     func() error { return d.list(t, "list", everything()) },
+		"list, resource version 0": func() error { return d.list(t, "cached list", cached) },
+		"list of a value":          func() error { return d.list(t, "indexed list", indexed) },
+		"list of a shard":          func() error { return d.list(t, "list of a shard", shard) },
+		"list of the past":         func() error { return d.list(t, "list of the past", exact) },
+		"item":                     func() error { return d.item(t) },
+		"attributes":               func() error { return d.attributes(t) },
+		"run":                      func() error { return d.runs(t) },
+		"size":                     func() error { return d.size(t) },
+		"initial events":           func() error { return firstEvent(t, d.f.watchPods(t, cached)) },
+		"watch from a revision":    func() error { return firstEvent(t, d.f.watchPods(t, afterRevision(d.from))) },
 	}
-	names := []string{"size"} // known after a run was read
+}
+
+func (d *derivedReads) get(t *testing.T, resourceVersion string) error {
+	return d.s.Get(contextFor(t), podKey(d.pod), storage.GetOptions{ResourceVersion: resourceVersion}, &example.Pod{})
+}
+
+func (d *derivedReads) list(t *testing.T, name string, opts storage.ListOptions) error {
+	list := &example.PodList{}
+	err := d.s.GetList(contextFor(t), "/pods/", opts, list)
+	if err == nil && len(list.Items) == 0 {
+		t.Errorf("%s: empty", name)
+	}
+	return err
+}
+
+func (d *derivedReads) item(t *testing.T) error {
+	e, _ := mustLatest(t, d.s).Get(etcdKey(d.pod))
+	_, err := d.representation().Item(contextFor(t), e)
+	return err
+}
+
+func (d *derivedReads) attributes(t *testing.T) error {
+	e, _ := mustLatest(t, d.s).Get(etcdKey(d.pod))
+	_, err := d.s.view.Now().Attributes(contextFor(t), e)
+	return err
+}
+
+func (d *derivedReads) runs(t *testing.T) (err error) {
+	for run := range mustLatest(t, d.s).Runs("", "") {
+		if err = d.representation().AppendRun(contextFor(t), &encoded.Spans{}, run); err == nil {
+			_, err = d.representation().Deflated(contextFor(t), run)
+		}
+	}
+	return err
+}
+
+// size returns an error unless the size of the list is known, which it is after its runs were read.
+func (d *derivedReads) size(t *testing.T) error {
+	if _, known := d.representation().Measure(mustLatest(t, d.s), "", ""); !known {
+		return apierrors.NewInternalError(context.Canceled)
+	}
+	return nil
+}
+
+// events reads the two events of the pod.
+func (d *derivedReads) events(t *testing.T) error {
+	w, err := d.s.resource.CursorAfter(mustRevision(t, d.from), "", "")
+	if err != nil {
+		return err
+	}
+	events, err := w.Next(nil, readAtOnce)
+	if err != nil || len(events) != 2 {
+		t.Fatalf("%d events, %v", len(events), err)
+	}
+	for _, ev := range events {
+		if _, err = d.representation().Current(ev); err == nil && ev.Prev != nil {
+			_, err = d.representation().Deleted(ev)
+		}
+		if err == nil {
+			_, err = d.s.view.Now().Added(ev)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// requireReadable reads twice in each way, the second time from the caches that the first has filled, in random order but
+// for the size, which is last. Each read must succeed if readable, and fail otherwise.
+func requireReadable(t *testing.T, reads map[string]func() error, readable bool) {
+	t.Helper()
+	var names []string
 	for name := range reads {
 		if name != "size" {
 			names = append(names, name)
 		}
 	}
-	readAll := func(wanted bool) {
-		t.Helper()
-		for range 2 { // the second time from what the first has cached
-			for _, name := range slices.Backward(names) {
-				if err := reads[name](); (err == nil) != wanted {
-					t.Errorf("%s: error %v, want one: %t", name, err, !wanted)
-				}
+	names = append(names, "size")
+	for range 2 {
+		for _, name := range names {
+			if err := reads[name](); (err == nil) != readable {
+				t.Errorf("%s: error %v, want one: %t", name, err, !readable)
 			}
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { // size last of all, read backward
-		return boolInt(b == "size") - boolInt(a == "size")
-	})
-	readAll(true)
-	open = f.watchPods(t, afterRevision(s.currentRevision(t)))
+}
+
+// TestReloadInvalidatesDerivedData reads in every way, removes the key, and reads again: no read
+// may be answered from data that was decrypted before. When the key returns, everything is readable.
+func TestReloadInvalidatesDerivedData(t *testing.T) {
+	shardGate(t)
+	r := newReloaded(encryption(t, "1"))
+	f := setup(t, withTransformer(r.pods()))
+	d := newDerivedReads(t, f)
+	s := d.s
+	reads := d.all(t)
+	reads["events"] = func() error { return d.events(t) }
+	requireReadable(t, reads, true)
+	open := f.watchPods(t, afterRevision(s.currentRevision(t)))
 	old := s.view.Now()
 	if s.cluster.blocks.Stats().Used == 0 {
 		t.Fatal("nothing is cached")
 	}
 
 	r.load(encryption(t, "2"))
-	readAll(false)
-	// Memory of what the key has decrypted is released, without a reader that comes by.
+	requireReadable(t, reads, false)
+	// Memory of data that the key has decrypted is released without a further read.
 	if n := s.cluster.blocks.Stats().Used; n != 0 {
 		t.Errorf("%d bytes of derived data are held after its key was removed", n)
 	}
@@ -222,15 +259,14 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	if got := nextPod(t, open, watch.Added); got.Name != "third" {
 		t.Errorf("got %s, want third", got.Name)
 	}
-	if err := s.Delete(ctx, podKey(other), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+	if err := s.Delete(contextFor(t), podKey(other), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	f.catchUp(t)
 
 	r.load(encryption(t, "2", "1"))
 	delete(reads, "events") // there are more of them now
-	names = slices.DeleteFunc(names, func(name string) bool { return name == "events" })
-	readAll(true)
+	requireReadable(t, reads, true)
 	if n := s.cluster.blocks.Stats().Used; n == 0 {
 		t.Error("nothing is cached after the key returned")
 	}
