@@ -61,122 +61,143 @@ func pastPods(t testing.TB, f *fixture, n int, pad string) (opts storage.ListOpt
 	return opts, want
 }
 
-// TestListsOlderThanMemory reads a revision that etcd has and memory has not: all of it, in
-// pages, with selectors; what has not changed since is not decoded again.
+// pastList is a list at a revision that etcd has and memory does not.
+type pastList struct {
+	f    *fixture
+	opts storage.ListOptions
+	n    int // pods, of which memory shares three fifths
+	pad  string
+	want map[string]*example.Pod
+}
+
+// requirePods fails unless the list has the pods from, from+every, ... below to, as they stood at the revision.
+func (p *pastList) requirePods(t *testing.T, list *example.PodList, from, to, every int) {
+	t.Helper()
+	var names []string
+	for i := from; i < to; i += every {
+		names = append(names, fmt.Sprintf("pod-%04d", i))
+	}
+	if got := podNames(list); got != strings.Join(names, " ") {
+		t.Fatalf("list has %q, want %q", got, names)
+	}
+	for i := range list.Items {
+		got, want := &list.Items[i], p.want[list.Items[i].Name]
+		if got.ResourceVersion != want.ResourceVersion || got.Annotations["pad"] != p.pad || got.Annotations["value"] != "" {
+			t.Errorf("%s is of %s, want %s", got.Name, got.ResourceVersion, want.ResourceVersion)
+		}
+	}
+	if list.ResourceVersion != p.opts.ResourceVersion {
+		t.Errorf("list is of %s, want %s", list.ResourceVersion, p.opts.ResourceVersion)
+	}
+}
+
+// testWithoutLimit lists without a limit, and with a negative one, which upstream takes for none.
+func (p *pastList) testWithoutLimit(t *testing.T) {
+	for _, limit := range []int64{0, -1} {
+		all := p.opts
+		all.Predicate.Limit = limit
+		list := p.f.list(t, all)
+		p.requirePods(t, list, 0, p.n, 1)
+		if list.Continue != "" || list.RemainingItemCount != nil {
+			t.Errorf("limit %d: continue %q, %v remain", limit, list.Continue, list.RemainingItemCount)
+		}
+	}
+}
+
+// testPages lists in pages, whose tokens and counts of remaining items are exact.
+func (p *pastList) testPages(t *testing.T) {
+	page, from := p.opts, 0
+	page.ResourceVersionMatch, page.Predicate.Limit = "", 17 // the legacy form
+	for {
+		list := p.f.list(t, page)
+		to := min(p.n, from+17)
+		p.requirePods(t, list, from, to, 1)
+		if from = to; from == p.n {
+			if list.Continue != "" {
+				t.Error("a token after the last page")
+			}
+			break
+		}
+		if list.RemainingItemCount == nil || *list.RemainingItemCount != int64(p.n-to) {
+			t.Fatalf("%v remain after %d of %d", list.RemainingItemCount, to, p.n)
+		}
+		page.ResourceVersion, page.Predicate.Continue = "", list.Continue
+	}
+}
+
+// testSelectedPages lists every seventh pod in pages, which do not say how many items remain.
+func (p *pastList) testSelectedPages(t *testing.T) {
+	page, from := p.opts, 3
+	page.Predicate = storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"i": "3"}), Field: fields.Everything(), GetAttrs: podAttrs, Limit: 4}
+	for {
+		list := p.f.list(t, page)
+		to := min(from+4*7, p.n)
+		p.requirePods(t, list, from, to, 7)
+		if list.RemainingItemCount != nil {
+			t.Errorf("%d remain, of a list with a selector", *list.RemainingItemCount)
+		}
+		if from = to; list.Continue == "" {
+			break
+		}
+		page.ResourceVersion, page.ResourceVersionMatch, page.Predicate.Continue = "", "", list.Continue
+	}
+	if from != p.n {
+		t.Errorf("the walk ended at %d of %d", from, p.n)
+	}
+}
+
+// testBytes encodes the list twice, as the read path does: the pass that measures has the bytes of the pass that writes.
+// The second pass reads etcd again if the list needs more memory than the bound.
+func (p *pastList) testBytes(t *testing.T, readTwice bool) {
+	s := p.f.engine(t)
+	rep := newRepresentation(s, nameEncoder, nil)
+	r, err := s.Read(contextFor(t), "/pods", p.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if !r.FromEtcd() || r.Count() != p.n {
+		t.Fatalf("from etcd: %t, %d objects", r.FromEtcd(), r.Count())
+	}
+	var passes [2]string
+	for i := range passes {
+		var spans encoded.Spans
+		for run := range r.Runs() {
+			spans.Reset()
+			if err := rep.AppendOnce(contextFor(t), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+			for _, span := range spans.All {
+				passes[i] += string(span)
+			}
+		}
+		if err := r.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if passes[0] != passes[1] || strings.Count(passes[0], "\n") != p.n {
+		t.Errorf("the passes differ, or have not %d items: %d, %d", p.n, strings.Count(passes[0], "\n"), strings.Count(passes[1], "\n"))
+	}
+	kept, own := r.past.Kept()
+	if over := own > pastKeep; over != readTwice || over != (kept == 0) {
+		t.Errorf("%d bytes of its own, %d runs kept", own, kept)
+	}
+}
+
+// TestListsOlderThanMemory reads a revision that etcd has and memory does not: all of it, in
+// pages, with selectors, encoded. Unchanged objects are not decoded again.
 func TestListsOlderThanMemory(t *testing.T) {
 	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 16 << 10} {
 		t.Run(name, func(t *testing.T) {
 			keepPast(t, keep)
-			const pad = "0123456789012345678901234567890123456789"
-			const n = 150 // of which three fifths are shared with memory
-			f := setup(t)
-			opts, want := pastPods(t, f, n, pad)
-			s := f.engine(t)
-			check := func(t *testing.T, list *example.PodList, from, to int, every int) {
-				t.Helper()
-				var names []string
-				for i := from; i < to; i += every {
-					names = append(names, fmt.Sprintf("pod-%04d", i))
-				}
-				if got := podNames(list); got != strings.Join(names, " ") {
-					t.Fatalf("list has %q, want %q", got, names)
-				}
-				for i := range list.Items {
-					got, want := &list.Items[i], want[list.Items[i].Name]
-					if got.ResourceVersion != want.ResourceVersion || got.Annotations["pad"] != pad || got.Annotations["value"] != "" {
-						t.Errorf("%s is of %s, want %s", got.Name, got.ResourceVersion, want.ResourceVersion)
-					}
-				}
-				if list.ResourceVersion != opts.ResourceVersion {
-					t.Errorf("list is of %s, want %s", list.ResourceVersion, opts.ResourceVersion)
-				}
-			}
-			t.Run("all", func(t *testing.T) {
-				for _, limit := range []int64{0, -1} { // upstream takes a negative limit for none
-					all := opts
-					all.Predicate.Limit = limit
-					list := f.list(t, all)
-					check(t, list, 0, n, 1)
-					if list.Continue != "" || list.RemainingItemCount != nil {
-						t.Errorf("limit %d: continue %q, %v remain", limit, list.Continue, list.RemainingItemCount)
-					}
-				}
-			})
-			t.Run("pages", func(t *testing.T) {
-				page, from := opts, 0
-				page.ResourceVersionMatch, page.Predicate.Limit = "", 17 // the legacy form
-				for {
-					list := f.list(t, page)
-					to := min(n, from+17)
-					check(t, list, from, to, 1)
-					if from = to; from == n {
-						if list.Continue != "" {
-							t.Error("a token after the last page")
-						}
-						break
-					}
-					if list.RemainingItemCount == nil || *list.RemainingItemCount != int64(n-to) {
-						t.Fatalf("%v remain after %d of %d", list.RemainingItemCount, to, n)
-					}
-					page.ResourceVersion, page.Predicate.Continue = "", list.Continue
-				}
-			})
-			t.Run("selected pages", func(t *testing.T) {
-				page, from := opts, 3
-				page.Predicate = storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"i": "3"}), Field: fields.Everything(), GetAttrs: podAttrs, Limit: 4}
-				for {
-					list := f.list(t, page)
-					to := min(from+4*7, n)
-					check(t, list, from, to, 7)
-					if list.RemainingItemCount != nil {
-						t.Errorf("%d remain, which nobody can know", *list.RemainingItemCount)
-					}
-					if from = to; list.Continue == "" {
-						break
-					}
-					page.ResourceVersion, page.ResourceVersionMatch, page.Predicate.Continue = "", "", list.Continue
-				}
-				if from != n {
-					t.Errorf("the walk ended at %d of %d", from, n)
-				}
-			})
-			t.Run("bytes", func(t *testing.T) {
-				// As the read path does: what is measured is what is written.
-				rep := newRepresentation(s, nameEncoder, nil)
-				r, err := s.Read(contextFor(t), "/pods", opts)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer r.Close()
-				if !r.FromEtcd() || r.Count() != n {
-					t.Fatalf("from etcd: %t, %d objects", r.FromEtcd(), r.Count())
-				}
-				var passes [2]string
-				for i := range passes {
-					var spans encoded.Spans
-					for run := range r.Runs() {
-						spans.Reset()
-						if err := rep.AppendOnce(contextFor(t), &spans, run); err != nil {
-							t.Fatal(err)
-						}
-						for _, span := range spans.All {
-							passes[i] += string(span)
-						}
-					}
-					if err := r.Err(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if passes[0] != passes[1] || strings.Count(passes[0], "\n") != n {
-					t.Errorf("the passes differ, or have not %d items: %d, %d", n, strings.Count(passes[0], "\n"), strings.Count(passes[1], "\n"))
-				}
-				kept, own := r.past.Kept()
-				if over := own > pastKeep; over != (name == "read twice") || over != (kept == 0) {
-					t.Errorf("%d bytes of its own, %d runs kept", own, kept)
-				}
-			})
-			if len(f.cluster.lists) != 0 {
-				t.Errorf("%d places are still taken", len(f.cluster.lists))
+			p := &pastList{f: setup(t), n: 150, pad: "0123456789012345678901234567890123456789"}
+			p.opts, p.want = pastPods(t, p.f, p.n, p.pad)
+			t.Run("all", p.testWithoutLimit)
+			t.Run("pages", p.testPages)
+			t.Run("selected pages", p.testSelectedPages)
+			t.Run("bytes", func(t *testing.T) { p.testBytes(t, name == "read twice") })
+			if len(p.f.cluster.lists) != 0 {
+				t.Errorf("%d places are still taken", len(p.f.cluster.lists))
 			}
 		})
 	}
