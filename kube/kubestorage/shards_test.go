@@ -2,7 +2,6 @@ package kubestorage
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -79,93 +78,133 @@ func podsIn(t testing.TB, s storage.Interface, key string, opts storage.ListOpti
 	return names, list
 }
 
+// randomPods writes pods of four namespaces at random.
+type randomPods struct {
+	f    *fixture
+	rnd  *rand.Rand
+	pods map[string]*example.Pod // by key
+	uids int
+}
+
+// write creates, changes or deletes a pod.
+func (r *randomPods) write(t *testing.T) {
+	t.Helper()
+	name := fmt.Sprintf("pod-%03d", r.rnd.IntN(150))
+	ns := fmt.Sprintf("ns-%d", r.rnd.IntN(4))
+	key := "/pods/" + ns + "/" + name
+	if r.pods[key] != nil && r.rnd.IntN(3) == 0 {
+		if err := r.f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		delete(r.pods, key)
+		return
+	}
+	if r.pods[key] == nil {
+		r.uids++
+		r.pods[key] = &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: types.UID(fmt.Sprint("uid-", r.uids))}}
+	}
+	r.pods[key].Labels = map[string]string{"even": strconv.FormatBool(r.rnd.IntN(2) == 0)}
+	pod := r.pods[key].DeepCopy()
+	err := r.f.GuaranteedUpdate(contextFor(t), key, &example.Pod{}, true, nil, storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return pod, nil }), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shardList is a list of one shard.
+type shardList struct {
+	key  string
+	sel  sharding.Selector
+	opts storage.ListOptions
+}
+
+// randomShardList draws a list of the present or of a revision in past, with or without labels, namespace and limit.
+func randomShardList(rnd *rand.Rand, past []string) shardList {
+	n := []int{1, 2, 16, 64}[rnd.IntN(4)]
+	l := shardList{key: "/pods", sel: shardOf([]string{uidField, namespaceField}[rnd.IntN(2)], rnd.IntN(n), n)}
+	l.opts.Predicate = ofShard(l.sel)
+	if rnd.IntN(4) == 0 {
+		l.opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"even": "true"})
+	}
+	if rnd.IntN(3) == 0 {
+		l.key = fmt.Sprintf("/pods/ns-%d", rnd.IntN(4))
+	}
+	if rnd.IntN(2) == 0 {
+		l.opts.ResourceVersion, l.opts.ResourceVersionMatch = past[rnd.IntN(len(past))], metav1.ResourceVersionMatchExact
+	}
+	if rnd.IntN(2) == 0 {
+		l.opts.Predicate.Limit = int64(1 + rnd.IntN(9))
+	}
+	return l
+}
+
+func (l shardList) String() string {
+	return fmt.Sprintf("%s, %s, labels %s, limit %d", l.key, l.sel, l.opts.Predicate.Label, l.opts.Predicate.Limit)
+}
+
+// selected returns the pods that the selectors of the list select in a list of all pods, and the resource version of that list.
+func (l shardList) selected(t *testing.T, s storage.Interface) (names []string, resourceVersion string) {
+	t.Helper()
+	whole := l.opts
+	whole.Predicate = storage.Everything
+	_, list := podsIn(t, s, l.key, whole)
+	for _, pod := range list.Items {
+		if ok, err := l.sel.Matches(&pod); err != nil {
+			t.Fatal(err)
+		} else if ok && l.opts.Predicate.Label.Matches(labels.Set(pod.Labels)) {
+			names = append(names, pod.Namespace+"/"+pod.Name)
+		}
+	}
+	return names, list.ResourceVersion
+}
+
+// walk returns the pods of all pages. Each page must be of the resource version, and full if it is not the last.
+func (l shardList) walk(t *testing.T, s storage.Interface, resourceVersion string) (names []string, err error) {
+	t.Helper()
+	opts := l.opts
+	for {
+		some, page := podsIn(t, s, l.key, opts)
+		names = append(names, some...)
+		if page.ResourceVersion != resourceVersion {
+			return nil, fmt.Errorf("a page of %s, want %s", page.ResourceVersion, resourceVersion)
+		}
+		if page.Continue == "" {
+			return names, nil
+		}
+		if n := len(some); int64(n) != opts.Predicate.Limit {
+			return nil, fmt.Errorf("a page of %d pods that is not the last", n)
+		}
+		opts.Predicate.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = page.Continue, "", ""
+	}
+}
+
 // TestShards_AmongWrites_AreWhatTheirSelectorsSelect writes pods at random, and compares lists of
-// shards, at the present and at revisions of the past, in pages and with other selectors, with what
-// the selectors select among all pods of the same revision.
+// shards, at the present and at revisions of the past, in pages and with other selectors, with the pods
+// that the selectors select among all pods of the same revision.
 func TestShards_AmongWrites_AreWhatTheirSelectorsSelect(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)
 	const seed = 7
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	pods := map[string]*example.Pod{}
-	uids := 0
-	write := func() {
-		name := fmt.Sprintf("pod-%03d", rnd.IntN(150))
-		ns := fmt.Sprintf("ns-%d", rnd.IntN(4))
-		key := "/pods/" + ns + "/" + name
-		if pods[key] != nil && rnd.IntN(3) == 0 {
-			if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			delete(pods, key)
-			return
-		}
-		if pods[key] == nil {
-			uids++
-			pods[key] = &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: types.UID(fmt.Sprint("uid-", uids))}}
-		}
-		pods[key].Labels = map[string]string{"even": strconv.FormatBool(rnd.IntN(2) == 0)}
-		pod := pods[key].DeepCopy()
-		err := f.GuaranteedUpdate(contextFor(t), key, &example.Pod{}, true, nil, storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return pod, nil }), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	writer := &randomPods{f: f, rnd: rnd, pods: map[string]*example.Pod{}}
 	var past []string
 	for round := range 25 {
 		for range 1 + rnd.IntN(40) {
-			write()
+			writer.write(t)
 		}
 		f.catchUp(t)
 		_, all := podsIn(t, s, "/pods", storage.ListOptions{Predicate: storage.Everything})
 		past = append(past, all.ResourceVersion)
 		for range 12 {
-			n := []int{1, 2, 16, 64}[rnd.IntN(4)]
-			sel := shardOf([]string{uidField, namespaceField}[rnd.IntN(2)], rnd.IntN(n), n)
-			pred := ofShard(sel)
-			if rnd.IntN(4) == 0 {
-				pred.Label = labels.SelectorFromSet(labels.Set{"even": "true"})
-			}
-			opts := storage.ListOptions{Predicate: pred}
-			key := "/pods"
-			if rnd.IntN(3) == 0 {
-				key = fmt.Sprintf("/pods/ns-%d", rnd.IntN(4))
-			}
-			if rnd.IntN(2) == 0 {
-				opts.ResourceVersion, opts.ResourceVersionMatch = past[rnd.IntN(len(past))], metav1.ResourceVersionMatchExact
-			}
-			if rnd.IntN(2) == 0 {
-				opts.Predicate.Limit = int64(1 + rnd.IntN(9))
-			}
-			whole := opts
-			whole.Predicate = storage.Everything
-			_, list := podsIn(t, s, key, whole)
-			var want []string
-			for _, pod := range list.Items {
-				if ok, err := sel.Matches(&pod); err != nil {
-					t.Fatal(err)
-				} else if ok && pred.Label.Matches(labels.Set(pod.Labels)) {
-					want = append(want, pod.Namespace+"/"+pod.Name)
-				}
-			}
-			var got []string
-			for {
-				names, page := podsIn(t, s, key, opts)
-				got = append(got, names...)
-				if page.ResourceVersion != list.ResourceVersion {
-					t.Fatalf("seed %d, round %d: a page of %s, want %s", seed, round, page.ResourceVersion, list.ResourceVersion)
-				}
-				if page.Continue == "" {
-					break
-				}
-				if n := len(names); int64(n) != opts.Predicate.Limit {
-					t.Fatalf("seed %d, round %d: a page of %d pods that is not the last", seed, round, n)
-				}
-				opts.Predicate.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = page.Continue, "", ""
+			l := randomShardList(rnd, past)
+			want, resourceVersion := l.selected(t, s)
+			got, err := l.walk(t, s, resourceVersion)
+			if err != nil {
+				t.Fatalf("seed %d, round %d: %s: %v", seed, round, l, err)
 			}
 			if !slices.Equal(got, want) {
-				t.Fatalf("seed %d, round %d: %s, %s, labels %s, limit %d at %s has\n%v, want\n%v", seed, round, key, sel, pred.Label, opts.Predicate.Limit, list.ResourceVersion, got, want)
+				t.Fatalf("seed %d, round %d: %s at %s has\n%v, want\n%v", seed, round, l, resourceVersion, got, want)
 			}
 		}
 	}
@@ -335,114 +374,153 @@ func TestShards_WithoutReaders_AreDropped(t *testing.T) {
 	})
 }
 
+// watchedShards is a resource with one watch for each of its shards.
+type watchedShards struct {
+	f       *fixture
+	field   string         // that the shards are of
+	pods    map[string]int // the shard of each pod that was created, by name
+	watches [4]watch.Interface
+}
+
+// create creates a pod, in a namespace named for the end of its name.
+func (w *watchedShards) create(t *testing.T, name string) {
+	t.Helper()
+	pod := newPod(name)
+	pod.Namespace = "ns-" + name[len(name)-1:]
+	pod.UID = types.UID("uid-" + name)
+	for i := range w.watches {
+		if ok, err := shardOf(w.field, i, len(w.watches)).Matches(pod); err != nil {
+			t.Fatal(err)
+		} else if ok {
+			w.pods[name] = i
+		}
+	}
+	w.f.create(t, pod)
+}
+
+// remove deletes the pod in etcd. It remains in pods.
+func (w *watchedShards) remove(t *testing.T, name string) {
+	t.Helper()
+	key := "/pods/ns-" + name[len(name)-1:] + "/" + name
+	if err := w.f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watch starts the watches, each from the present state of its shard.
+func (w *watchedShards) watch(t *testing.T) {
+	t.Helper()
+	for i := range w.watches {
+		opts := storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: ofShard(shardOf(w.field, i, len(w.watches)))}
+		var err error
+		if w.watches[i], err = w.f.engine(t).Watch(contextFor(t), "/pods", opts); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.watches[i].Stop)
+	}
+}
+
+// requireEvents fails unless the watch of the shard delivers that each of its pods was added, and each pod named
+// before-* deleted, in any order.
+func (w *watchedShards) requireEvents(t *testing.T, shard int) {
+	t.Helper()
+	var want, got []string
+	for name, of := range w.pods {
+		if of != shard {
+			continue
+		}
+		want = append(want, "ADDED "+name)
+		if strings.HasPrefix(name, "before") {
+			want = append(want, "DELETED "+name)
+		}
+	}
+	for range want {
+		select {
+		case ev := <-w.watches[shard].ResultChan():
+			got = append(got, fmt.Sprintf("%s %s", ev.Type, ev.Object.(metav1.Object).GetName()))
+		case <-time.After(patience):
+			t.Fatalf("shard %d: %v, want %v", shard, got, want)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Fatalf("shard %d: %v, want %v", shard, got, want)
+	}
+}
+
+// filtered returns the number of objects that upstream's metric counts as not delivered to a watch of a shard.
+func (w *watchedShards) filtered(t *testing.T) float64 {
+	t.Helper()
+	group := w.f.engine(t).group
+	n, err := testutil.GetCounterMetricValue(cachermetrics.WatchFilteredEventsTotal.WithLabelValues(group.Group, group.Resource))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// counted returns the number of watches of shards that upstream's metric has.
+func (w *watchedShards) counted(t *testing.T) (float64, error) {
+	group := w.f.engine(t).group
+	return testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
+}
+
+// stop stops the watches and waits until they are neither counted nor registered.
+func (w *watchedShards) stop(t *testing.T) {
+	t.Helper()
+	for _, each := range w.watches {
+		each.Stop()
+	}
+	eventually(t, "the end of watches is counted", func() bool {
+		shards, err := w.counted(t)
+		return err == nil && shards == 0
+	})
+	eventually(t, "no watch follows a shard", func() bool {
+		of := map[string]objects.ShardKey{uidField: objects.ByUID, namespaceField: objects.ByNamespace}[w.field]
+		watches, sets := w.f.engine(t).selections.ShardFollowers(of)
+		return watches == 0 && sets == 0
+	})
+}
+
 // TestShardedWatches_GetWhatTheirShardHas: an event goes to the watches of its shard only, is sorted
-// once, and what it is not delivered to is counted as upstream counts it.
+// once, and is counted for each other watch as upstream counts it.
 func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 	shardGate(t)
 	cachermetrics.Register()
 	for _, m := range []metrics.Registerable{cachermetrics.WatchFilteredEventsTotal, cachermetrics.WatchShardsTotal} {
 		_ = legacyregistry.Register(m) // upstream registers them where the gate is on when the process begins
 	}
-	for _, key := range []string{uidField, namespaceField} {
-		t.Run(key, func(t *testing.T) {
-			f := setup(t)
-			s := f.engine(t)
+	for _, field := range []string{uidField, namespaceField} {
+		t.Run(field, func(t *testing.T) {
+			w := &watchedShards{f: setup(t), field: field, pods: map[string]int{}}
 			cachermetrics.WatchFilteredEventsTotal.Reset()
 			cachermetrics.WatchShardsTotal.Reset()
-			group := s.group
-			filtered := func() float64 {
-				n, err := testutil.GetCounterMetricValue(cachermetrics.WatchFilteredEventsTotal.WithLabelValues(group.Group, group.Resource))
-				if err != nil {
-					t.Fatal(err)
-				}
-				return n
+			for i := range 10 {
+				w.create(t, fmt.Sprintf("before-%d", i))
 			}
-			const n = 4
-			pods := map[string]int{} // their shards
-			create := func(name string) {
-				pod := newPod(name)
-				pod.Namespace = "ns-" + name[len(name)-1:]
-				pod.UID = types.UID("uid-" + name)
-				for i := range n {
-					if ok, err := shardOf(key, i, n).Matches(pod); err != nil {
-						t.Fatal(err)
-					} else if ok {
-						pods[name] = i
-					}
-				}
-				f.create(t, pod)
+			w.f.catchUp(t)
+			w.watch(t)
+			for i := range 10 {
+				w.create(t, fmt.Sprintf("after-%d", i))
 			}
 			for i := range 10 {
-				create(fmt.Sprintf("before-%d", i))
+				w.remove(t, fmt.Sprintf("before-%d", i))
 			}
-			f.catchUp(t)
-			var watches [n]watch.Interface
-			for i := range n {
-				w, err := s.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: ofShard(shardOf(key, i, n))})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer w.Stop()
-				watches[i] = w
-			}
-			for i := range 10 {
-				create(fmt.Sprintf("after-%d", i))
-			}
-			for name := range maps.Clone(pods) {
-				if strings.HasPrefix(name, "before") {
-					key := "/pods/ns-" + name[len(name)-1:] + "/" + name
-					if err := f.Delete(contextFor(t), key, &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			for i, w := range watches {
-				var want, got []string
-				for name, shard := range pods {
-					if shard != i {
-						continue
-					}
-					want = append(want, "ADDED "+name)
-					if strings.HasPrefix(name, "before") {
-						want = append(want, "DELETED "+name)
-					}
-				}
-				for range want {
-					select {
-					case ev := <-w.ResultChan():
-						got = append(got, fmt.Sprintf("%s %s", ev.Type, ev.Object.(metav1.Object).GetName()))
-					case <-time.After(patience):
-						t.Fatalf("shard %d: %v, want %v", i, got, want)
-					}
-				}
-				slices.Sort(got)
-				slices.Sort(want)
-				if !slices.Equal(got, want) {
-					t.Fatalf("shard %d: %v, want %v", i, got, want)
-				}
+			for i := range w.watches {
+				w.requireEvents(t, i)
 			}
 			// 30 objects (10 initial, 10 created, 10 deleted), each kept from all watches but one.
-			want := float64(30 * (n - 1))
-			for end := time.Now().Add(patience); filtered() != want; time.Sleep(time.Millisecond) {
+			want := float64(30 * (len(w.watches) - 1))
+			for end := time.Now().Add(patience); w.filtered(t) != want; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
-					t.Fatalf("%v objects are counted, want %v", filtered(), want)
+					t.Fatalf("%v objects are counted, want %v", w.filtered(t), want)
 				}
 			}
-			if shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource)); err != nil || shards != n {
+			if shards, err := w.counted(t); err != nil || shards != float64(len(w.watches)) {
 				t.Errorf("%v watches are counted, %v", shards, err)
 			}
-			for _, w := range watches {
-				w.Stop()
-			}
-			eventually(t, "the end of watches is counted", func() bool {
-				shards, err := testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
-				return err == nil && shards == 0
-			})
-			eventually(t, "no watch follows a shard", func() bool {
-				of := map[string]objects.ShardKey{uidField: objects.ByUID, namespaceField: objects.ByNamespace}[key]
-				watches, sets := s.selections.ShardFollowers(of)
-				return watches == 0 && sets == 0
-			})
+			w.stop(t)
 		})
 	}
 }
