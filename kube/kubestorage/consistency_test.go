@@ -98,57 +98,69 @@ func asEngine(f *fixture) *Engine { return &Engine{clusters: map[string]*cluster
 // onDemand has nothing checked by itself.
 func onDemand(o *options) { o.engine.ConsistencyCheckInterval = -1 }
 
-// TestConsistencyCheck: what was lost is found, told, counted and mended; lists of the past come
-// from etcd until the next check finds nothing.
-func TestConsistencyCheck(t *testing.T) {
-	l := &lossy{}
-	var log bytes.Buffer
-	of := schema.GroupResource{Group: "consistency", Resource: "checked"}
-	f := setup(t, l.through, onDemand, func(o *options) {
-		o.store.GroupResource = of
-		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
+// checkedPods is a resource with the pods a, b and c, compared with etcd on demand.
+type checkedPods struct {
+	f        *fixture
+	feed     *lossy
+	resource schema.GroupResource
+	pods     []*example.Pod
+	log      bytes.Buffer
+}
+
+func newCheckedPods(t *testing.T) *checkedPods {
+	t.Helper()
+	c := &checkedPods{feed: &lossy{}, resource: schema.GroupResource{Group: "consistency", Resource: "checked"}}
+	c.f = setup(t, c.feed.through, onDemand, func(o *options) {
+		o.store.GroupResource = c.resource
+		o.engine.Logger = slog.New(slog.NewTextHandler(&c.log, nil))
 	})
-	k := f.cluster.checker
-	ctx := contextFor(t)
-	check := func() consistency.Result {
-		t.Helper()
-		all, err := k.Check(ctx, &of)
-		if err != nil || len(all) != 1 {
-			t.Fatalf("%+v, %v", all, err)
-		}
-		return all[0]
+	c.pods = c.f.create(t, newPod("a"), newPod("b"), newPod("c"))
+	c.f.catchUp(t)
+	return c
+}
+
+func (c *checkedPods) check(t *testing.T) consistency.Result {
+	t.Helper()
+	all, err := c.f.cluster.checker.Check(contextFor(t), &c.resource)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
 	}
-	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))
-	f.catchUp(t)
-	success, failure, failed := counts(t, of)
-	if got := check(); got.Status != consistency.Success || got.Keys != 3 || got.Hash == "" || got.EtcdHash != "" || got.Resource != "checked" {
-		t.Fatalf("%+v", got)
-	}
-	w := f.watchPods(t, storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: pods[2].ResourceVersion})
-	l.lose(t, f, func() {
-		f.create(t, newPod("lost"))
-		if err := f.Delete(ctx, podKey(pods[0]), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
+	return all[0]
+}
+
+// loseChanges creates a pod, deletes a and changes b in etcd. Memory receives none of these events.
+func (c *checkedPods) loseChanges(t *testing.T) {
+	t.Helper()
+	c.feed.lose(t, c.f, func() {
+		c.f.create(t, newPod("lost"))
+		if err := c.f.Delete(contextFor(t), podKey(c.pods[0]), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		f.update(t, pods[1], "1")
+		c.f.update(t, c.pods[1], "1")
 	})
-	if got := podNames(f.list(t, everything())); got != "a b c" {
+	if got := podNames(c.f.list(t, everything())); got != "a b c" {
 		t.Fatalf("nothing was lost: %s", got)
 	}
-	got := check()
-	ns := pods[0].Namespace + "/"
+}
+
+// requireMismatch fails unless the result and the log report the three lost changes and the repair.
+func (c *checkedPods) requireMismatch(t *testing.T, got consistency.Result) {
+	t.Helper()
+	ns := c.pods[0].Namespace + "/"
 	if got.Status != consistency.Failure || !got.Mended || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
 		!slices.Equal(got.Extra, []string{ns + "a"}) || !slices.Equal(got.Differing, []string{ns + "b"}) || got.Hash == got.EtcdHash || got.EtcdHash == "" {
 		t.Fatalf("%+v", got)
 	}
 	for _, want := range []string{ns + "lost", ns + "a", ns + "b", "level=ERROR", got.EtcdHash} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("the log lacks %q: %s", want, log.String())
+		if !strings.Contains(c.log.String(), want) {
+			t.Errorf("the log lacks %q: %s", want, c.log.String())
 		}
 	}
-	if s, fail, e := counts(t, of); s != success+1 || fail != failure+1 || e != failed {
-		t.Errorf("counted %d, %d, %d", s, fail, e)
-	}
+}
+
+// requireExpired fails unless the watch ends, with no event but an expired error.
+func requireExpired(t *testing.T, w watch.Interface) {
+	t.Helper()
 	for ev := range w.ResultChan() { // closed when there is nothing more
 		if st, ok := ev.Object.(*metav1.Status); ev.Type == watch.Error && (!ok || st.Reason != metav1.StatusReasonExpired) {
 			t.Errorf("the watch ended with %v", ev.Object)
@@ -156,42 +168,63 @@ func TestConsistencyCheck(t *testing.T) {
 			t.Errorf("the watch was told of %v", ev.Object)
 		}
 	}
-	if got := podNames(f.list(t, everything())); got != "b c lost" {
-		t.Fatalf("the list has %s", got)
-	}
-	b := &example.Pod{}
-	if err := f.Get(ctx, podKey(pods[1]), storage.GetOptions{ResourceVersion: "0"}, b); err != nil || b.Annotations["value"] != "1" {
-		t.Errorf("%v, %v", b.Annotations, err)
-	}
+}
 
-	// Lists of the past, old and new, come from etcd; the present does not.
-	now := f.list(t, everything()).ResourceVersion
-	suspect := func() (n float64) {
-		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(of.Group, of.Resource, metrics.SourceEtcd, metrics.ReasonSuspect))
+// listExactly returns the pods at the resource version, and whether they were read from etcd because memory was suspect.
+func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
+	t.Helper()
+	suspect := func() float64 {
+		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(c.resource.Group, c.resource.Resource, metrics.SourceEtcd, metrics.ReasonSuspect))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	exactly := func(rv string) (names string, fromEtcd bool) {
-		opts := everything()
-		opts.ResourceVersion, opts.ResourceVersionMatch = rv, metav1.ResourceVersionMatchExact
-		before := suspect()
-		names = podNames(f.list(t, opts))
-		return names, suspect() == before+1
+	opts := everything()
+	opts.ResourceVersion, opts.ResourceVersionMatch = resourceVersion, metav1.ResourceVersionMatchExact
+	before := suspect()
+	names = podNames(c.f.list(t, opts))
+	return names, suspect() == before+1
+}
+
+// TestConsistencyCheck: lost changes are found, logged, counted and repaired; lists of the past come
+// from etcd until the next check finds no difference.
+func TestConsistencyCheck(t *testing.T) {
+	c := newCheckedPods(t)
+	f, pods := c.f, c.pods
+	success, failure, failed := counts(t, c.resource)
+	if got := c.check(t); got.Status != consistency.Success || got.Keys != 3 || got.Hash == "" || got.EtcdHash != "" || got.Resource != "checked" {
+		t.Fatalf("%+v", got)
 	}
-	for _, c := range []struct{ rv, names string }{{pods[2].ResourceVersion, "a b c"}, {now, "b c lost"}} {
-		if names, fromEtcd := exactly(c.rv); names != c.names || !fromEtcd {
-			t.Errorf("at %s: %s, from etcd: %t", c.rv, names, fromEtcd)
+	w := f.watchPods(t, storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: pods[2].ResourceVersion})
+	c.loseChanges(t)
+	c.requireMismatch(t, c.check(t))
+	if s, fail, e := counts(t, c.resource); s != success+1 || fail != failure+1 || e != failed {
+		t.Errorf("counted %d, %d, %d", s, fail, e)
+	}
+	requireExpired(t, w)
+	if got := podNames(f.list(t, everything())); got != "b c lost" {
+		t.Fatalf("the list has %s", got)
+	}
+	b := &example.Pod{}
+	if err := f.Get(contextFor(t), podKey(pods[1]), storage.GetOptions{ResourceVersion: "0"}, b); err != nil || b.Annotations["value"] != "1" {
+		t.Errorf("%v, %v", b.Annotations, err)
+	}
+
+	// Lists of the past, old and new, come from etcd; the present does not.
+	now := f.list(t, everything()).ResourceVersion
+	for _, want := range []struct{ rv, names string }{{pods[2].ResourceVersion, "a b c"}, {now, "b c lost"}} {
+		if names, fromEtcd := c.listExactly(t, want.rv); names != want.names || !fromEtcd {
+			t.Errorf("at %s: %s, from etcd: %t", want.rv, names, fromEtcd)
 		}
 	}
 	if asked := f.requests.during(func() { f.list(t, everything()) }); asked.Ranges != 0 {
 		t.Errorf("the present asked of etcd: %+v", asked)
 	}
-	if got := check(); got.Status != consistency.Success {
+	if got := c.check(t); got.Status != consistency.Success {
 		t.Fatalf("%+v", got)
 	}
-	if names, fromEtcd := exactly(now); names != "b c lost" || fromEtcd {
+	if names, fromEtcd := c.listExactly(t, now); names != "b c lost" || fromEtcd {
 		t.Errorf("after a clean check: %s, from etcd: %t", names, fromEtcd)
 	}
 }
