@@ -20,6 +20,70 @@ import (
 	"github.com/stratakube/strata/internal/watchcheck"
 )
 
+// resumingClient watches with one selection, and resumes.
+type resumingClient struct {
+	selects  watchcheck.Select
+	pred     storage.SelectionPredicate
+	sessions []watchcheck.Session
+}
+
+// newResumingClient returns the client i: one third each selects every pod, the pods of a color, and one pod by name.
+func newResumingClient(i, colors int) *resumingClient {
+	c := &resumingClient{pred: storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs, AllowWatchBookmarks: true}}
+	color := fmt.Sprint(i % colors)
+	switch i % 3 {
+	case 0:
+		c.selects = func(string, any) bool { return true }
+	case 1:
+		c.pred.Label = labels.SelectorFromSet(labels.Set{"color": color})
+		c.selects = func(_ string, state any) bool { return state.(*example.Pod).Labels["color"] == color }
+	default:
+		c.pred.Field = fields.OneTermEqualSelector("metadata.name", "pod-"+color)
+		c.selects = func(key string, _ any) bool { return key == "ns/pod-"+color }
+	}
+	return c
+}
+
+// run records sessions. Each begins after the last complete revision of the one before or, half of the time, at random
+// between that and from.
+func (c *resumingClient) run(t *testing.T, f *fixture, from int64, sessions int) {
+	after := from
+	for range sessions {
+		whole, ok := c.session(t, f, after)
+		if !ok {
+			return
+		}
+		if after = max(from, whole); rand.IntN(2) == 0 {
+			after = from + rand.Int64N(after-from+1)
+		}
+	}
+}
+
+// session records up to 30 events after the revision. It returns the revision up to which the client has every event.
+func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole int64, ok bool) {
+	w, err := f.Watch(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(after), Predicate: c.pred})
+	if err != nil {
+		t.Errorf("watch after %d: %v", after, err)
+		return 0, false
+	}
+	defer w.Stop()
+	session := watchcheck.Session{After: after}
+	whole = after
+	for range 1 + rand.IntN(30) {
+		e, err := recordedEvent(<-w.ResultChan())
+		if err != nil {
+			t.Errorf("watch after %d: %v", after, err)
+			return 0, false
+		}
+		session.Events = append(session.Events, e)
+		if whole = e.Revision; e.Kind != watchcheck.Bookmark {
+			whole-- // more events of this revision may follow
+		}
+	}
+	c.sessions = append(c.sessions, session)
+	return whole, true
+}
+
 // TestWatchesGiveWhatTheyGuarantee: watches of all sorts resume at random revisions while transactions change several pods
 // each, with labels that begin and cease to be selected. Every guarantee is judged by its validator.
 func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
@@ -29,7 +93,7 @@ func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
 	)
 	f := setup(t)
 	h := &watchcheck.History{Base: map[string]any{}}
-	first := f.create(t, newPod("first"))[0] // selected by nobody but those who want everything
+	first := f.create(t, newPod("first"))[0] // selected only by clients that select everything
 	h.From = int64(parseRevision(t, first.ResourceVersion))
 	h.Base["ns/first"] = first
 
@@ -43,58 +107,14 @@ func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
 		}
 	})
 
-	type client struct {
-		selects  watchcheck.Select
-		pred     storage.SelectionPredicate
-		sessions []watchcheck.Session
-	}
-	var clients []*client
+	var clients []*resumingClient
 	for i := range watchers {
-		c := &client{pred: storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs, AllowWatchBookmarks: true}}
-		color := fmt.Sprint(i % colors)
-		switch i % 3 {
-		case 0:
-			c.selects = func(string, any) bool { return true }
-		case 1:
-			c.pred.Label = labels.SelectorFromSet(labels.Set{"color": color})
-			c.selects = func(_ string, state any) bool { return state.(*example.Pod).Labels["color"] == color }
-		default:
-			c.pred.Field = fields.OneTermEqualSelector("metadata.name", "pod-"+color)
-			c.selects = func(key string, _ any) bool { return key == "ns/pod-"+color }
-		}
-		clients = append(clients, c)
+		clients = append(clients, newResumingClient(i, colors))
 	}
+	from := h.From
 	var reading sync.WaitGroup
 	for _, c := range clients {
-		reading.Go(func() {
-			after := h.From
-			for range reconnects {
-				w, err := f.Watch(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(after), Predicate: c.pred})
-				if err != nil {
-					t.Errorf("watch after %d: %v", after, err)
-					return
-				}
-				session := watchcheck.Session{After: after}
-				whole := after // up to here it has got everything: of the last event's revision there may be more
-				for range 1 + rand.IntN(30) {
-					e, err := recordedEvent(<-w.ResultChan())
-					if err != nil {
-						t.Errorf("watch after %d: %v", after, err)
-						w.Stop()
-						return
-					}
-					session.Events = append(session.Events, e)
-					if whole = e.Revision; e.Kind != watchcheck.Bookmark {
-						whole--
-					}
-				}
-				w.Stop()
-				c.sessions = append(c.sessions, session)
-				if after = max(h.From, whole); rand.IntN(2) == 0 {
-					after = h.From + rand.Int64N(after-h.From+1)
-				}
-			}
-		})
+		reading.Go(func() { c.run(t, f, from, reconnects) })
 	}
 	reading.Wait()
 	stop()
