@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -126,19 +127,21 @@ func (s *storedIn) list(from storage.Interface, opts storage.ListOptions) answer
 	return answer{list, err}
 }
 
-// FuzzStored puts anything into etcd where an object should be: JSON, protobuf, CBOR, encrypted, or
-// garbage. What memory answers, errors included, is what upstream's store answers from etcd, also
-// when it is asked again and has kept something; selectors see the object's own labels and fields.
-func FuzzStored(f *testing.F) {
-	codecs := storedCodecs()
-	encrypted := aesTransformer(f, "fuzz")
-	sealer := value.NewPrefixTransformers(errors.New("no key fits"), encrypted)
-	kinds := []*storedIn{
-		storedPods(f, codecs[runtime.ContentTypeJSON]),
-		storedPods(f, codecs[runtime.ContentTypeProtobuf], withTransformer(sealer)),
-		storedWidgets(f, unstructured.UnstructuredJSONScheme),
-		storedWidgets(f, converting{unstructured.UnstructuredJSONScheme}),
-	}
+// storedTexts are seeds of FuzzStored for each kind: objects of other kinds and versions, and garbage.
+var storedTexts = []string{
+	"", "null", "{}", "[]", "\x00", "k8s\x00", "\xd9\xd9\xf7", "\xd9\xd9\xf7\xa0", "k8s:enc:aesgcm:v1:fuzz:", "k8s:enc:aesgcm:v1:other:x", "k8s:enc:aescbc:v1:x:",
+	`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"other","resourceVersion":"7","uid":"u"}}`,
+	`{"kind":"PodList","apiVersion":"example.apiserver.k8s.io/v1","items":[{}]}`,
+	`{"kind":"Pod","apiVersion":"nowhere/v7","metadata":{}}`,
+	`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","METADATA":{"labels":{"a":"b"}},"metadata":{"labels":{"a":null},"creationTimestamp":5}}`,
+	`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"fuzzed","labels":{"a":"b"}},"spec":{"n":1e30,"m":[1,1.0,-0]}}`,
+	`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"labels":{"a":5}}}`,
+	`{"apiVersion":"example.com/v1","kind":"WidgetList","items":[{"apiVersion":"example.com/v1","kind":"Widget"}]}`,
+	`{"apiVersion":"v1","kind":"X","metadata":"none"}`, `{"kind":5}`, `{"apiVersion":"example.com/v1","kind":"Widget"} {}`,
+}
+
+// seedPods adds an encoded pod, whole, cut off, and with the prefix of an encrypted value.
+func seedPods(f *testing.F, codecs map[string]runtime.Codec, prefix []byte) {
 	pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fuzzed", UID: "u", ResourceVersion: "", Labels: map[string]string{"a": "b", "": "\xff"},
 		CreationTimestamp: metav1.Unix(1e9, 0), Annotations: map[string]string{"x": strings.Repeat("y", 200)}}, Spec: example.PodSpec{NodeName: "n"}}
 	for _, codec := range codecs {
@@ -150,19 +153,85 @@ func FuzzStored(f *testing.F) {
 		f.Add(data, byte(1), true)
 		f.Add(data[:len(data)-1], byte(0), false)
 		f.Add(data[:len(data)/2], byte(1), true)
-		f.Add(append([]byte(encrypted.Prefix), data...), byte(1), false)
+		f.Add(slices.Concat(prefix, data), byte(1), false)
 	}
-	for _, text := range []string{
-		"", "null", "{}", "[]", "\x00", "k8s\x00", "\xd9\xd9\xf7", "\xd9\xd9\xf7\xa0", "k8s:enc:aesgcm:v1:fuzz:", "k8s:enc:aesgcm:v1:other:x", "k8s:enc:aescbc:v1:x:",
-		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"other","resourceVersion":"7","uid":"u"}}`,
-		`{"kind":"PodList","apiVersion":"example.apiserver.k8s.io/v1","items":[{}]}`,
-		`{"kind":"Pod","apiVersion":"nowhere/v7","metadata":{}}`,
-		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","METADATA":{"labels":{"a":"b"}},"metadata":{"labels":{"a":null},"creationTimestamp":5}}`,
-		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"fuzzed","labels":{"a":"b"}},"spec":{"n":1e30,"m":[1,1.0,-0]}}`,
-		`{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"labels":{"a":5}}}`,
-		`{"apiVersion":"example.com/v1","kind":"WidgetList","items":[{"apiVersion":"example.com/v1","kind":"Widget"}]}`,
-		`{"apiVersion":"v1","kind":"X","metadata":"none"}`, `{"kind":5}`, `{"apiVersion":"example.com/v1","kind":"Widget"} {}`,
-	} {
+}
+
+// put stores the bytes in etcd, sealed unless sealer is nil, and waits until memory has them.
+func (s *storedIn) put(t *testing.T, stored []byte, sealer value.Transformer) {
+	t.Helper()
+	key := testPrefix + strings.TrimPrefix(s.key, "/")
+	if sealer != nil {
+		sealed, err := sealer.TransformToStorage(context.Background(), stored, value.DefaultContext(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored = sealed
+	}
+	if _, err := s.client.Put(context.Background(), key, string(stored)); err != nil {
+		t.Fatal(err)
+	}
+	s.catchUp(t)
+}
+
+// compareReads compares GET and LIST of memory, from nothing and from the caches that they fill, with upstream's store.
+// It returns upstream's answer to the GET.
+func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
+	t.Helper()
+	store := s.engine(t)
+	everything := storage.ListOptions{Predicate: storage.Everything}
+	got, want := s.get(store), s.get(store.etcd)
+	if d := got.differs(want); d != "" {
+		t.Fatalf("%q: GET %s", stored, d)
+	}
+	for range 2 {
+		if d := s.list(store, everything).differs(s.list(store.etcd, everything)); d != "" {
+			t.Fatalf("%q: LIST %s", stored, d)
+		}
+	}
+	if again := s.get(store); again.differs(want) != "" {
+		t.Fatalf("%q: GET, again: %s", stored, again.differs(want))
+	}
+	return want
+}
+
+// compareSelections compares lists by the name, the namespace and up to two labels of the object with upstream's store.
+func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Object) {
+	t.Helper()
+	store := s.engine(t)
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	selections := []storage.SelectionPredicate{{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", m.GetName())},
+		{Label: labels.Everything(), Field: fields.OneTermNotEqualSelector("metadata.namespace", m.GetNamespace())}}
+	for name, value := range m.GetLabels() {
+		selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: value}), Field: fields.Everything()})
+	}
+	for _, pred := range selections[:min(4, len(selections))] {
+		pred.GetAttrs = storage.DefaultNamespaceScopedAttr
+		opts := storage.ListOptions{Predicate: pred}
+		if d := s.list(store, opts).differs(s.list(store.etcd, opts)); d != "" {
+			t.Fatalf("%q: LIST of %s %s: %s", stored, pred.Label, pred.Field, d)
+		}
+	}
+}
+
+// FuzzStored puts any bytes into etcd where an object should be: JSON, protobuf, CBOR, encrypted, or
+// garbage. Memory answers as upstream's store answers from etcd, errors included, also
+// from filled caches; selectors see the object's own labels and fields.
+func FuzzStored(f *testing.F) {
+	codecs := storedCodecs()
+	encrypted := aesTransformer(f, "fuzz")
+	sealer := value.NewPrefixTransformers(errors.New("no key fits"), encrypted)
+	kinds := []*storedIn{
+		storedPods(f, codecs[runtime.ContentTypeJSON]),
+		storedPods(f, codecs[runtime.ContentTypeProtobuf], withTransformer(sealer)),
+		storedWidgets(f, unstructured.UnstructuredJSONScheme),
+		storedWidgets(f, converting{unstructured.UnstructuredJSONScheme}),
+	}
+	seedPods(f, codecs, encrypted.Prefix)
+	for _, text := range storedTexts {
 		for kind := range kinds {
 			f.Add([]byte(text), byte(kind), false)
 		}
@@ -172,50 +241,13 @@ func FuzzStored(f *testing.F) {
 			return
 		}
 		s := kinds[int(kind)%len(kinds)]
-		store := s.engine(t)
-		key := testPrefix + strings.TrimPrefix(s.key, "/")
 		if encrypt && s == kinds[1] {
-			sealed, err := sealer.TransformToStorage(context.Background(), stored, value.DefaultContext(key))
-			if err != nil {
-				t.Fatal(err)
-			}
-			stored = sealed
+			s.put(t, stored, sealer)
+		} else {
+			s.put(t, stored, nil)
 		}
-		if _, err := s.client.Put(context.Background(), key, string(stored)); err != nil {
-			t.Fatal(err)
-		}
-		s.catchUp(t)
-		everything := storage.ListOptions{Predicate: storage.Everything}
-		got, want := s.get(store), s.get(store.etcd)
-		if d := got.differs(want); d != "" {
-			t.Fatalf("%q: GET %s", stored, d)
-		}
-		for range 2 {
-			if d := s.list(store, everything).differs(s.list(store.etcd, everything)); d != "" {
-				t.Fatalf("%q: LIST %s", stored, d)
-			}
-		}
-		if again := s.get(store); again.differs(want) != "" {
-			t.Fatalf("%q: GET, again: %s", stored, again.differs(want))
-		}
-		if got.err != nil {
-			return
-		}
-		m, err := meta.Accessor(want.obj)
-		if err != nil {
-			t.Fatal(err)
-		}
-		selections := []storage.SelectionPredicate{{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", m.GetName())},
-			{Label: labels.Everything(), Field: fields.OneTermNotEqualSelector("metadata.namespace", m.GetNamespace())}}
-		for name, value := range m.GetLabels() {
-			selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: value}), Field: fields.Everything()})
-		}
-		for _, pred := range selections[:min(4, len(selections))] {
-			pred.GetAttrs = storage.DefaultNamespaceScopedAttr
-			opts := storage.ListOptions{Predicate: pred}
-			if d := s.list(store, opts).differs(s.list(store.etcd, opts)); d != "" {
-				t.Fatalf("%q: LIST of %s %s: %s", stored, pred.Label, pred.Field, d)
-			}
+		if want := s.compareReads(t, stored); want.err == nil {
+			s.compareSelections(t, stored, want.obj)
 		}
 	})
 }
