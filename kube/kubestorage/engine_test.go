@@ -27,16 +27,59 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 )
 
+// openedEngine opens storages of one etcd as registries do.
+type openedEngine struct {
+	*Engine
+	config storagebackend.ConfigForResource
+}
+
+func (e *openedEngine) open(t *testing.T, r schema.GroupResource) storage.Interface {
+	t.Helper()
+	s, destroy := e.openAndDestroy(t, r)
+	t.Cleanup(destroy)
+	return s
+}
+
+func (e *openedEngine) openAndDestroy(t *testing.T, r schema.GroupResource) (storage.Interface, factory.DestroyFunc) {
+	t.Helper()
+	getter := e.RESTOptionsGetter(getterFunc(func(schema.GroupResource) generic.RESTOptions {
+		return generic.RESTOptions{Decorator: generic.UndecoratedStorage}
+	}))
+	opts, err := getter.GetRESTOptions(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := e.config
+	config.GroupResource = r
+	s, destroy, err := opts.Decorator(&config, "/"+r.Resource+"/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
+	if err != nil {
+		t.Fatalf("open %s: %v", r.Resource, err)
+	}
+	return s, destroy
+}
+
+// requireSharedMirror waits until the storages are loaded, and fails unless all have one mirror.
+func requireSharedMirror(t *testing.T, all ...storage.Interface) {
+	t.Helper()
+	for _, s := range all {
+		store, ok := s.(*Store)
+		if !ok || store.mirror != all[0].(*Store).mirror {
+			t.Fatalf("%T has a mirror of its own", s)
+		}
+		if err := store.resource.WaitReady(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestStoragesShareACluster: all storages on one etcd and prefix, whatever their
 // resource and version, have one client, one mirror and one compactor.
 func TestStoragesShareACluster(t *testing.T) {
-	events := schema.GroupResource{Resource: "events"}
-	engine := New(Options{
+	pods, events := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Resource: "events"}
+	engine := &openedEngine{New(Options{
 		Uncached: func(r schema.GroupResource) bool { return r == events },
 		Logger:   slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
-	defer engine.Close()
-	config := storagebackend.ConfigForResource{Config: storagebackend.Config{
+	}), storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Prefix:               "/registry",
 		Transport:            storagebackend.TransportConfig{ServerList: startEtcd(t, nil).Endpoints()},
 		Codec:                testCodec(),
@@ -44,43 +87,13 @@ func TestStoragesShareACluster(t *testing.T) {
 		DBMetricPollInterval: time.Hour,
 		EventsHistoryWindow:  storagebackend.DefaultEventsHistoryWindow,
 		LeaseManagerConfig:   etcd3.NewDefaultLeaseManagerConfig(),
-	}}
-	getter := engine.RESTOptionsGetter(getterFunc(func(schema.GroupResource) generic.RESTOptions {
-		return generic.RESTOptions{Decorator: generic.UndecoratedStorage}
-	}))
-	open := func(r schema.GroupResource) (storage.Interface, factory.DestroyFunc) {
-		t.Helper()
-		opts, err := getter.GetRESTOptions(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := config
-		config.GroupResource = r
-		s, destroy, err := opts.Decorator(&config, "/"+r.Resource+"/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
-		if err != nil {
-			t.Fatalf("open %s: %v", r.Resource, err)
-		}
-		return s, destroy
-	}
-	pods := schema.GroupResource{Resource: "pods"}
-	first, destroyFirst := open(pods)
-	second, destroySecond := open(pods)
-	defer destroySecond()
-	others, destroyOthers := open(schema.GroupResource{Group: "example.com", Resource: "others"})
-	defer destroyOthers()
-	uncachedEvents, destroyEvents := open(events)
-	defer destroyEvents()
-
-	ctx := contextFor(t)
-	for _, s := range []storage.Interface{first, second, others} {
-		store, ok := s.(*Store)
-		if !ok || store.mirror != first.(*Store).mirror {
-			t.Fatalf("%T has a mirror of its own", s)
-		}
-		if err := store.resource.WaitReady(ctx); err != nil {
-			t.Fatal(err)
-		}
-	}
+	}}}
+	t.Cleanup(engine.Close)
+	first, destroyFirst := engine.openAndDestroy(t, pods)
+	second := engine.open(t, pods)
+	others := engine.open(t, schema.GroupResource{Group: "example.com", Resource: "others"})
+	uncachedEvents := engine.open(t, events)
+	requireSharedMirror(t, first, second, others)
 	if _, ok := uncachedEvents.(*Store); ok {
 		t.Error("an uncached resource is served from memory")
 	}
@@ -88,7 +101,8 @@ func TestStoragesShareACluster(t *testing.T) {
 		t.Errorf("%d clusters, want 1", n)
 	}
 
-	// What one writes the others see, under keys of their own.
+	// A storage reads the writes of the others, under keys of its own.
+	ctx := contextFor(t)
 	if err := first.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -107,15 +121,14 @@ func TestStoragesShareACluster(t *testing.T) {
 		}
 	}
 
-	config.Prefix = "/elsewhere"
-	elsewhere, destroyElsewhere := open(pods)
-	defer destroyElsewhere()
+	engine.config.Prefix = "/elsewhere"
+	elsewhere := engine.open(t, pods)
 	if elsewhere.(*Store).mirror == second.(*Store).mirror || len(engine.clusters) != 2 {
 		t.Error("another prefix has the same mirror")
 	}
 	engine.Close()
-	config.GroupResource = pods
-	if _, _, err := engine.Decorator()(&config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil); err == nil {
+	engine.config.GroupResource = pods
+	if _, _, err := engine.Decorator()(&engine.config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil); err == nil {
 		t.Error("a closed engine made a storage")
 	}
 }
