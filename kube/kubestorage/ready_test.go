@@ -14,95 +14,122 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// TestBeforeReady: until a resource is loaded, LIST and WATCH are refused with 429 when they
-// have waited for a while, but for small pages that select nothing, which like GETs and writes are cheap for
-// etcd (KEP-4568).
-func TestBeforeReady(t *testing.T) {
+// unloaded is a resource whose memory is not loaded, with a pod.
+type unloaded struct {
+	*fixture
+	source *stallable
+	pod    *example.Pod
+}
+
+func newUnloaded(t *testing.T) *unloaded {
+	t.Helper()
 	s := &stallable{}
 	s.lists.shut()
-	f := setup(t, s.through, beforeReady)
-	defer s.lists.open()
-	ctx := contextFor(t)
+	u := &unloaded{setup(t, s.through, beforeReady), s, nil}
+	t.Cleanup(s.lists.open)
+	return u
+}
 
-	if err := f.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
-		t.Errorf("readiness: %v, want not ready", err)
-	}
-	// The list that is held up begins with asking for etcd's revision, whenever that is.
-	during := func(what func()) tally {
-		got := f.requests.during(what)
-		got.Revisions = 0
-		return got
-	}
-	var pod *example.Pod
-	got := during(func() { pod = f.create(t, newPod("a"))[0] })
+// during returns the requests to etcd while what runs. It leaves out requests for etcd's revision, because the list that
+// is held up begins with one at any time.
+func (u *unloaded) during(what func()) tally {
+	got := u.requests.during(what)
+	got.Revisions = 0
+	return got
+}
+
+// requireWrites creates and changes the pod. Memory has no suggestion for the change, which costs a read.
+func (u *unloaded) requireWrites(t *testing.T) {
+	t.Helper()
+	got := u.during(func() { u.pod = u.create(t, newPod("a"))[0] })
 	if got != (tally{Writes: 1}) {
 		t.Errorf("create asked of etcd: %+v", got)
 	}
-	got = during(func() { f.update(t, pod, "1") })
+	got = u.during(func() { u.update(t, u.pod, "1") })
 	if got != (tally{Gets: 1, Writes: 1}) {
 		t.Errorf("update asked of etcd: %+v, want a read because memory has no suggestion", got)
 	}
+}
+
+// requireRefusedList fails unless the list is refused without a request to etcd.
+func (u *unloaded) requireRefusedList(t *testing.T, name string, opts storage.ListOptions) {
+	t.Helper()
+	ctx := soon(t)
+	var err error
+	got := u.during(func() { err = u.GetList(ctx, "/pods/", opts, &example.PodList{}) })
+	requireRetry(t, "list "+name, err)
+	if got != (tally{}) {
+		t.Errorf("list %s asked of etcd: %+v", name, got)
+	}
+}
+
+// requireListFromEtcd fails unless the list has the pod, for one request to etcd.
+func (u *unloaded) requireListFromEtcd(t *testing.T, name string, opts storage.ListOptions) {
+	t.Helper()
+	list := &example.PodList{}
+	var err error
+	got := u.during(func() { err = u.GetList(contextFor(t), "/pods/", opts, list) })
+	if err != nil || podNames(list) != "a" || got != (tally{Ranges: 1}) {
+		t.Errorf("list %s: %q, %v, asked of etcd: %+v", name, podNames(list), err, got)
+	}
+}
+
+// requireRefusedWatch fails unless a watch from the resource version is refused.
+func (u *unloaded) requireRefusedWatch(t *testing.T, resourceVersion string) {
+	t.Helper()
+	opts := everything()
+	opts.ResourceVersion = resourceVersion
+	_, err := u.Watch(soon(t), "/pods/", opts)
+	requireRetry(t, "watch at "+resourceVersion, err)
+}
+
+// requireGetFromEtcd fails unless a GET has the changed pod, for one request to etcd.
+func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
+	t.Helper()
+	out := &example.Pod{}
+	got := u.during(func() {
+		if err := u.Get(contextFor(t), podKey(u.pod), storage.GetOptions{ResourceVersion: resourceVersion}, out); err != nil {
+			t.Errorf("get at %q: %v", resourceVersion, err)
+		}
+	})
+	if got != (tally{Gets: 1}) || out.Annotations["value"] != "1" {
+		t.Errorf("get at %q asked of etcd %+v and has %v", resourceVersion, got, out.Annotations)
+	}
+}
+
+// TestBeforeReady: until a resource is loaded, LIST and WATCH wait for a while and are then refused with 429. Small pages
+// without a selector are served, because they are cheap for etcd, like GETs and writes (KEP-4568).
+func TestBeforeReady(t *testing.T) {
+	u := newUnloaded(t)
+	if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
+		t.Errorf("readiness: %v, want not ready", err)
+	}
+	u.requireWrites(t)
 
 	selecting := storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything(), Limit: 10, GetAttrs: podAttrs}
 	byField := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", "a"), Limit: 10, GetAttrs: podAttrs}
 	page := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), Limit: 10}
-	for _, c := range []struct {
-		name    string
-		opts    storage.ListOptions
-		refused bool
-	}{
-		{"everything", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, true},
-		{"everything at 0", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: "0"}, true},
-		{"exactly", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: pod.ResourceVersion,
-			ResourceVersionMatch: metav1.ResourceVersionMatchExact}, true},
-		{"page by label", storage.ListOptions{Predicate: selecting, Recursive: true}, true},
-		{"page by field", storage.ListOptions{Predicate: byField, Recursive: true}, true},
-		{"page", storage.ListOptions{Predicate: page, Recursive: true}, false},
-		{"page at 0", storage.ListOptions{Predicate: page, Recursive: true, ResourceVersion: "0"}, false},
-	} {
-		list := &example.PodList{}
-		ctx := ctx
-		if c.refused {
-			ctx = soon(t)
-		}
-		var err error
-		got := during(func() { err = f.GetList(ctx, "/pods/", c.opts, list) })
-		if !c.refused {
-			if err != nil || podNames(list) != "a" || got != (tally{Ranges: 1}) {
-				t.Errorf("list %s: %q, %v, asked of etcd: %+v", c.name, podNames(list), err, got)
-			}
-			continue
-		}
-		requireRetry(t, "list "+c.name, err)
-		if got != (tally{}) {
-			t.Errorf("list %s asked of etcd: %+v", c.name, got)
-		}
-	}
-	for _, rv := range []string{"", "0", pod.ResourceVersion} {
-		opts := everything()
-		opts.ResourceVersion = rv
-		_, err := f.Watch(soon(t), "/pods/", opts)
-		requireRetry(t, "watch at "+rv, err)
-
-		out := &example.Pod{}
-		got := during(func() {
-			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, out); err != nil {
-				t.Errorf("get at %q: %v", rv, err)
-			}
-		})
-		if got != (tally{Gets: 1}) || out.Annotations["value"] != "1" {
-			t.Errorf("get at %q asked of etcd %+v and has %v", rv, got, out.Annotations)
-		}
+	u.requireRefusedList(t, "everything", storage.ListOptions{Predicate: storage.Everything, Recursive: true})
+	u.requireRefusedList(t, "everything at 0", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: "0"})
+	u.requireRefusedList(t, "exactly", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: u.pod.ResourceVersion,
+		ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	u.requireRefusedList(t, "page by label", storage.ListOptions{Predicate: selecting, Recursive: true})
+	u.requireRefusedList(t, "page by field", storage.ListOptions{Predicate: byField, Recursive: true})
+	u.requireListFromEtcd(t, "page", storage.ListOptions{Predicate: page, Recursive: true})
+	u.requireListFromEtcd(t, "page at 0", storage.ListOptions{Predicate: page, Recursive: true, ResourceVersion: "0"})
+	for _, rv := range []string{"", "0", u.pod.ResourceVersion} {
+		u.requireRefusedWatch(t, rv)
+		u.requireGetFromEtcd(t, rv)
 	}
 
-	s.lists.open()
-	if err := f.engine(t).resource.WaitReady(ctx); err != nil {
+	u.source.lists.open()
+	if err := u.engine(t).resource.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.ReadinessCheck(); err != nil {
+	if err := u.ReadinessCheck(); err != nil {
 		t.Errorf("readiness: %v", err)
 	}
-	if got := podNames(f.list(t, everything())); got != "a" {
+	if got := podNames(u.list(t, everything())); got != "a" {
 		t.Errorf("list has %q", got)
 	}
 }
