@@ -178,6 +178,128 @@ func selections(prefix string) *rapid.Generator[selection] {
 	})
 }
 
+const followedPrefix = "/registry/a/" // of the resource of a followedMirror
+
+// followedWrites draws transactions of keys in and around followedPrefix.
+var followedWrites = rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) memory.Op {
+	dir := rapid.SampledFrom([]string{followedPrefix, followedPrefix + "m/", followedPrefix + "n/", followedPrefix + "o/p/", "/registry/b/"}).Draw(t, "directory")
+	return memory.Op{
+		Key:    dir + rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "key"),
+		Value:  rapid.SampledFrom([]string{"", "x1", "x2", "y1", "y2", "z", "?"}).Draw(t, "value"),
+		Delete: rapid.IntRange(0, 3).Draw(t, "delete") == 0,
+	}
+}), 1, 5, func(o memory.Op) string { return o.Key })
+
+// followedMirror is a mirror with pairs of cursors on one resource. Its methods with a rapid.T are the steps of a random walk.
+type followedMirror struct {
+	store      *memory.Store
+	m          *mirror.Mirror
+	r          *mirror.Resource // at followedPrefix
+	part, sets *mirror.Partition
+	inner      *mirror.Resource // claimed inside r, or nil
+	pairs      []*pair
+}
+
+func (f *followedMirror) write(t *rapid.T) { f.store.Txn(followedWrites.Draw(t, "ops")...) }
+
+func (f *followedMirror) writeMany(t *rapid.T) {
+	for range rapid.IntRange(1, 40).Draw(t, "n") {
+		f.write(t)
+	}
+}
+
+// join adds a pair that begins at the present, or at a revision in the past or the future.
+func (f *followedMirror) join(t *rapid.T) {
+	s, err := f.r.Latest()
+	if err != nil {
+		return
+	}
+	p := &pair{selection: selections(followedPrefix).Draw(t, "selection")}
+	p.keyed, p.whole = s.Cursor(p.start, p.end), s.Cursor("", "")
+	if _, floor, err := f.r.Oldest(); err == nil && floor <= s.Rev && rapid.Bool().Draw(t, "past") {
+		rev := rapid.Int64Range(floor, s.Rev+3).Draw(t, "rev")
+		keyed, err := f.r.CursorAfter(rev, p.start, p.end)
+		if err != nil {
+			return
+		}
+		whole, err := f.r.CursorAfter(rev, "", "")
+		if err != nil {
+			return
+		}
+		p.keyed, p.whole = keyed, whole
+	}
+	p.follow(f.part, f.sets)
+	f.pairs = append(f.pairs, p)
+}
+
+func (f *followedMirror) joinAgain(t *rapid.T) {
+	if len(f.pairs) > 0 {
+		rapid.SampledFrom(f.pairs).Draw(t, "pair").follow(f.part, f.sets)
+	}
+}
+
+func (f *followedMirror) leave(t *rapid.T) {
+	if len(f.pairs) > 0 {
+		i := rapid.IntRange(0, len(f.pairs)-1).Draw(t, "pair")
+		f.pairs[i].keyed.Close()
+		f.pairs = slices.Delete(f.pairs, i, i+1)
+	}
+}
+
+// claimInside claims a prefix inside the resource, or releases it.
+func (f *followedMirror) claimInside(*rapid.T) {
+	if f.inner == nil {
+		f.inner, _ = f.m.Claim(followedPrefix + "m/")
+	} else {
+		f.inner.Release()
+		f.inner = nil
+	}
+}
+
+func (f *followedMirror) restore(t *rapid.T) {
+	if rapid.IntRange(0, 5).Draw(t, "rarely") == 0 {
+		f.store.Restore(max(1, f.store.Revision()-3), map[string]string{followedPrefix + "m/a": "x"})
+	}
+}
+
+func (f *followedMirror) read(t *rapid.T) {
+	for _, p := range f.pairs {
+		err := p.read(rapid.IntRange(1, 5).Draw(t, "limit"))
+		if err != nil && !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// check checks the mirror and, sometimes, drains all pairs. A pair ends only with its lineage, or if an event of its own was
+// dropped.
+func (f *followedMirror) check(t *rapid.T) {
+	if err := f.m.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if rapid.IntRange(0, 3).Draw(t, "look") != 0 {
+		return
+	}
+	synctest.Wait()
+	kept := f.pairs[:0]
+	for _, p := range f.pairs {
+		if err := p.drain(); errors.Is(err, mirror.ErrCompacted) {
+			// A partition may fall out of the window too, and takes its followers with it.
+			if _, floor, ferr := f.r.Oldest(); ferr == nil && floor <= p.pos && p.whole != nil && !p.byValue {
+				if _, werr := p.whole.Next(nil, 1<<30); werr == nil {
+					t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
+				}
+			}
+			p.keyed.Close()
+		} else if err != nil {
+			t.Fatal(err)
+		} else {
+			kept = append(kept, p)
+		}
+	}
+	f.pairs = kept
+}
+
 // TestFollowingIsFiltering drives cursors that follow keys, directories and values through
 // writes, joins, leaves, trims, relists, releases, claims inside others, and restores of
 // etcd, and compares them with cursors that read everything.
@@ -185,131 +307,39 @@ func TestFollowingIsFiltering(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(st *testing.T) {
 			t := rt
-			const prefix, inner = "/registry/a/", "/registry/a/m/"
-			store := memory.New()
-			m, err := mirror.New(mirror.Options{Prefix: root, Source: store, Logger: quiet(),
+			f := &followedMirror{store: memory.New()}
+			var err error
+			f.m, err = mirror.New(mirror.Options{Prefix: root, Source: f.store, Logger: quiet(),
 				Window: mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 4000}, CheckpointEvents: 4})
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer m.Close()
-			r, err := m.Claim(prefix)
-			if err != nil {
+			defer f.m.Close()
+			if f.r, err = f.m.Claim(followedPrefix); err != nil {
 				t.Fatal(err)
 			}
 			var clean cleanups
 			defer clean.run()
-			part, sets := byValue(&clean, r), bySet(&clean, r)
-			var claimed *mirror.Resource
-			var pairs []*pair
-
-			op := rapid.Custom(func(t *rapid.T) memory.Op {
-				dir := rapid.SampledFrom([]string{prefix, prefix + "m/", prefix + "n/", prefix + "o/p/", "/registry/b/"}).Draw(t, "directory")
-				return memory.Op{
-					Key:    dir + rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "key"),
-					Value:  rapid.SampledFrom([]string{"", "x1", "x2", "y1", "y2", "z", "?"}).Draw(t, "value"),
-					Delete: rapid.IntRange(0, 3).Draw(t, "delete") == 0,
-				}
-			})
-			ops := rapid.SliceOfNDistinct(op, 1, 5, func(o memory.Op) string { return o.Key })
+			f.part, f.sets = byValue(&clean, f.r), bySet(&clean, f.r)
 			t.Repeat(map[string]func(*rapid.T){
-				"write": func(t *rapid.T) { store.Txn(ops.Draw(t, "ops")...) },
-				"write many": func(t *rapid.T) {
-					for range rapid.IntRange(1, 40).Draw(t, "n") {
-						store.Txn(ops.Draw(t, "ops")...)
-					}
-				},
-				"sleep": func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },
-				"join": func(t *rapid.T) {
-					s, err := r.Latest()
-					if err != nil {
-						return
-					}
-					p := &pair{selection: selections(prefix).Draw(t, "selection")}
-					p.keyed, p.whole = s.Cursor(p.start, p.end), s.Cursor("", "")
-					if _, floor, err := r.Oldest(); err == nil && floor <= s.Rev && rapid.Bool().Draw(t, "past") {
-						rev := rapid.Int64Range(floor, s.Rev+3).Draw(t, "rev")
-						keyed, err := r.CursorAfter(rev, p.start, p.end)
-						if err != nil {
-							return
-						}
-						whole, err := r.CursorAfter(rev, "", "")
-						if err != nil {
-							return
-						}
-						p.keyed, p.whole = keyed, whole
-					}
-					p.follow(part, sets)
-					pairs = append(pairs, p)
-				},
-				"join again": func(t *rapid.T) {
-					if len(pairs) > 0 {
-						rapid.SampledFrom(pairs).Draw(t, "pair").follow(part, sets)
-					}
-				},
-				"leave": func(t *rapid.T) {
-					if len(pairs) > 0 {
-						i := rapid.IntRange(0, len(pairs)-1).Draw(t, "pair")
-						pairs[i].keyed.Close()
-						pairs = slices.Delete(pairs, i, i+1)
-					}
-				},
-				"claim inside": func(t *rapid.T) {
-					if claimed == nil {
-						claimed, _ = m.Claim(inner)
-					} else {
-						claimed.Release()
-						claimed = nil
-					}
-				},
-				"break": func(*rapid.T) { store.Break() },
-				"restore": func(t *rapid.T) {
-					if rapid.IntRange(0, 5).Draw(t, "rarely") == 0 {
-						store.Restore(max(1, store.Revision()-3), map[string]string{prefix + "m/a": "x"})
-					}
-				},
-				"settle": func(*rapid.T) { synctest.Wait() },
-				"read": func(t *rapid.T) {
-					for _, p := range pairs {
-						err := p.read(rapid.IntRange(1, 5).Draw(t, "limit"))
-						if err != nil && !errors.Is(err, mirror.ErrCompacted) {
-							t.Fatal(err)
-						}
-					}
-				},
-				"": func(t *rapid.T) {
-					if err := m.Check(); err != nil {
-						t.Fatal(err)
-					}
-					if rapid.IntRange(0, 3).Draw(t, "look") != 0 {
-						return
-					}
-					synctest.Wait()
-					kept := pairs[:0]
-					for _, p := range pairs {
-						if err := p.drain(); errors.Is(err, mirror.ErrCompacted) {
-							// The lineage is dead, or an event of its own was dropped. (A partition
-							// may fall out of the window too, and takes its followers with it.)
-							if _, floor, ferr := r.Oldest(); ferr == nil && floor <= p.pos && p.whole != nil && !p.byValue {
-								if _, werr := p.whole.Next(nil, 1<<30); werr == nil {
-									t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
-								}
-							}
-							p.keyed.Close()
-						} else if err != nil {
-							t.Fatal(err)
-						} else {
-							kept = append(kept, p)
-						}
-					}
-					pairs = kept
-				},
+				"write":        f.write,
+				"write many":   f.writeMany,
+				"sleep":        func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },
+				"join":         f.join,
+				"join again":   f.joinAgain,
+				"leave":        f.leave,
+				"claim inside": f.claimInside,
+				"break":        func(*rapid.T) { f.store.Break() },
+				"restore":      f.restore,
+				"settle":       func(*rapid.T) { synctest.Wait() },
+				"read":         f.read,
+				"":             f.check,
 			})
-			for _, p := range pairs {
+			for _, p := range f.pairs {
 				p.keyed.Close()
 			}
 			synctest.Wait()
-			if n := mirror.Topics(r); n != 0 {
+			if n := mirror.Topics(f.r); n != 0 {
 				t.Errorf("%d topics are left", n)
 			}
 		})
@@ -372,8 +402,75 @@ func woken(waiting []<-chan struct{}) (numbers []int) {
 	return numbers
 }
 
+// waitingCursors are n cursors each that follow a key, a namespace and a value, in this order.
+type waitingCursors []*mirror.Cursor
+
+// waitingKey is the key of the i-th namespace.
+func waitingKey(i int) string { return fmt.Sprintf("/registry/a/ns-%03d/name", i) }
+
+func newWaitingCursors(s mirror.Snapshot, part *mirror.Partition, n int) (all waitingCursors) {
+	for i := range n {
+		c := s.Cursor(waitingKey(i), waitingKey(i)+"\x00")
+		c.Follow()
+		all = append(all, c)
+	}
+	for i := range n {
+		c := s.Cursor(fmt.Sprintf("/registry/a/ns-%03d/", i), fmt.Sprintf("/registry/a/ns-%03d0", i))
+		c.Follow()
+		all = append(all, c)
+	}
+	for i := range n {
+		c := s.Cursor("", "")
+		c.FollowValue(part, fmt.Sprint("value-", i))
+		all = append(all, c)
+	}
+	return all
+}
+
+// requireWakes fails unless the change wakes exactly these cursors, and each of them reads exactly the change.
+func (w waitingCursors) requireWakes(t *testing.T, store *memory.Store, op memory.Op, want []int) {
+	t.Helper()
+	var waiting []<-chan struct{}
+	for i, c := range w {
+		waiting = append(waiting, c.Changed())
+		if evs, err := c.Next(nil, 10); len(evs) != 0 || err != nil {
+			t.Fatalf("cursor %d has %s, %v before %v", i, story(evs), err, op)
+		}
+	}
+	rev := store.Txn(op)
+	if got := woken(waiting); !slices.Equal(got, want) {
+		t.Errorf("%v woke %d, want %d", op, got, want)
+	}
+	for _, i := range want {
+		evs, err := w[i].Next(nil, 10)
+		if err != nil || len(evs) != 1 || evs[0].Rev != rev || evs[0].Key() != op.Key || w[i].Position() != rev {
+			t.Errorf("cursor %d: %s, %v, position %d after %v at %d", i, story(evs), err, w[i].Position(), op, rev)
+		}
+	}
+}
+
+// requireEnd restores etcd, and fails unless that ends every cursor.
+func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
+	t.Helper()
+	var waiting []<-chan struct{}
+	for _, c := range w {
+		waiting = append(waiting, c.Changed())
+	}
+	store.Restore(1, nil)
+	time.Sleep(time.Minute)
+	if got := woken(waiting); len(got) != len(w) {
+		t.Errorf("a restored etcd woke %d cursors of %d", len(got), len(w))
+	}
+	for i, c := range w {
+		if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatalf("cursor %d of before the restore: %v", i, err)
+		}
+		c.Close()
+	}
+}
+
 // TestAnEventWakesThoseItConcerns: with 1,000 cursors on 1,000 keys, namespaces and
-// values, one event wakes exactly those of its own, and each reads exactly that.
+// values, one event wakes exactly the cursors that follow it, and each reads exactly that.
 func TestAnEventWakesThoseItConcerns(t *testing.T) {
 	const n = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -392,71 +489,23 @@ func TestAnEventWakesThoseItConcerns(t *testing.T) {
 			}
 			return before, now, true
 		})
-		key := func(i int) string { return fmt.Sprintf("/registry/a/ns-%03d/name", i) }
-		var cursors []*mirror.Cursor // by key, then by namespace, then by value
-		s := latest(t, r)
-		for i := range n {
-			c := s.Cursor(key(i), key(i)+"\x00")
-			c.Follow()
-			cursors = append(cursors, c)
-		}
-		for i := range n {
-			c := s.Cursor(fmt.Sprintf("/registry/a/ns-%03d/", i), fmt.Sprintf("/registry/a/ns-%03d0", i))
-			c.Follow()
-			cursors = append(cursors, c)
-		}
-		for i := range n {
-			c := s.Cursor("", "")
-			c.FollowValue(part, fmt.Sprint("value-", i))
-			cursors = append(cursors, c)
-		}
+		cursors := newWaitingCursors(latest(t, r), part, n)
 		synctest.Wait()
 		for _, tt := range []struct {
 			op   memory.Op
 			want []int
 		}{
-			{memory.Op{Key: key(7), Value: "value-12"}, []int{7, n + 7, 2*n + 12}},
-			{memory.Op{Key: key(8), Value: "value-12"}, []int{8, n + 8, 2*n + 12}},
-			{memory.Op{Key: key(7), Value: "value-900"}, []int{7, n + 7, 2*n + 12, 2*n + 900}},
-			{memory.Op{Key: key(7) + "/below", Value: "value-1"}, []int{n + 7, 2*n + 1}},
-			{memory.Op{Key: key(7), Delete: true}, []int{7, n + 7, 2*n + 900}},
+			{memory.Op{Key: waitingKey(7), Value: "value-12"}, []int{7, n + 7, 2*n + 12}},
+			{memory.Op{Key: waitingKey(8), Value: "value-12"}, []int{8, n + 8, 2*n + 12}},
+			{memory.Op{Key: waitingKey(7), Value: "value-900"}, []int{7, n + 7, 2*n + 12, 2*n + 900}},
+			{memory.Op{Key: waitingKey(7) + "/below", Value: "value-1"}, []int{n + 7, 2*n + 1}},
+			{memory.Op{Key: waitingKey(7), Delete: true}, []int{7, n + 7, 2*n + 900}},
 			{memory.Op{Key: "/registry/a/nobody's", Value: "nobody's"}, nil},
 			{memory.Op{Key: "/registry/b/x", Value: "value-5"}, nil},
 		} {
-			var waiting []<-chan struct{}
-			for i, c := range cursors {
-				waiting = append(waiting, c.Changed())
-				if evs, err := c.Next(nil, 10); len(evs) != 0 || err != nil {
-					t.Fatalf("cursor %d has %s, %v before %v", i, story(evs), err, tt.op)
-				}
-			}
-			rev := store.Txn(tt.op)
-			if got := woken(waiting); !slices.Equal(got, tt.want) {
-				t.Errorf("%v woke %d, want %d", tt.op, got, tt.want)
-			}
-			for _, i := range tt.want {
-				evs, err := cursors[i].Next(nil, 10)
-				if err != nil || len(evs) != 1 || evs[0].Rev != rev || evs[0].Key() != tt.op.Key || cursors[i].Position() != rev {
-					t.Errorf("cursor %d: %s, %v, position %d after %v at %d", i, story(evs), err, cursors[i].Position(), tt.op, rev)
-				}
-			}
+			cursors.requireWakes(t, store, tt.op, tt.want)
 		}
-		// The end concerns everybody.
-		var waiting []<-chan struct{}
-		for _, c := range cursors {
-			waiting = append(waiting, c.Changed())
-		}
-		store.Restore(1, nil)
-		time.Sleep(time.Minute)
-		if got := woken(waiting); len(got) != len(cursors) {
-			t.Errorf("a restored etcd woke %d cursors of %d", len(got), len(cursors))
-		}
-		for i, c := range cursors {
-			if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
-				t.Fatalf("cursor %d of before the restore: %v", i, err)
-			}
-			c.Close()
-		}
+		cursors.requireEnd(t, store)
 	})
 }
 
@@ -714,9 +763,109 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 	})
 }
 
+// followedValues are the first letters of the values that TestFollowersAmongWriters writes.
+var followedValues = []string{"p", "q", "r", "s"}
+
+// racingFollower follows a random selection of the resource, again and again.
+type racingFollower struct {
+	r              *mirror.Resource
+	part, sets     *mirror.Partition
+	rnd            *rand.Rand
+	ended          *atomic.Bool
+	returned, lost *atomic.Int64 // events, and cursors that fell out of the window
+}
+
+// run follows until the test has ended.
+func (f *racingFollower) run(t *testing.T) {
+	for !f.ended.Load() {
+		s, err := f.r.Latest()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if oldest, floor, err := f.r.Oldest(); err == nil && f.rnd.IntN(2) == 0 {
+			if then, err := f.r.At(max(oldest, floor, s.Rev-f.rnd.Int64N(500))); err == nil {
+				s = then
+			}
+		}
+		f.follow(t, s, f.selection())
+	}
+}
+
+// selection draws a key, a directory, a set of two values, or a value.
+func (f *racingFollower) selection() selection {
+	sel := selection{byValue: true, value: followedValues[f.rnd.IntN(len(followedValues))]}
+	switch f.rnd.IntN(4) {
+	case 0:
+		sel = selection{start: fmt.Sprintf("/registry/a/%d/%d", f.rnd.IntN(3), f.rnd.IntN(10))}
+		sel.end = sel.start + "\x00"
+	case 1:
+		sel = selection{start: fmt.Sprintf("/registry/a/%d/", f.rnd.IntN(3))}
+		sel.end = sel.start[:len(sel.start)-1] + "0"
+	case 2:
+		sel = selection{byValue: true, bySet: true, value: followedValues[f.rnd.IntN(2)] + followedValues[2+f.rnd.IntN(2)]}
+	}
+	return sel
+}
+
+// has reports whether the selection selects the value of an entry in its range.
+func (s selection) has(e *mirror.Entry) bool {
+	return !s.byValue || strings.Contains(s.value, string(e.Value()[:1]))
+}
+
+// held returns the entries of the snapshot that are selected.
+func (s selection) held(in mirror.Snapshot) state {
+	out := state{}
+	for e := range in.All(s.start, s.end) {
+		if s.has(e) {
+			out[e.Key()] = describe(e)
+		}
+	}
+	return out
+}
+
+// follow reads up to 200 times from the snapshot on, and compares the applied events with the snapshot at each position.
+func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) {
+	p := &pair{selection: sel, keyed: s.Cursor(sel.start, sel.end)}
+	defer p.keyed.Close()
+	p.follow(f.part, f.sets)
+	mine := sel.held(s)
+	for range f.rnd.IntN(200) {
+		changed := p.keyed.Changed()
+		evs, err := p.keyed.Next(nil, 1+f.rnd.IntN(20))
+		for _, ev := range p.selected(evs) {
+			delete(mine, ev.Key())
+			if ev.Entry != nil && sel.has(ev.Entry) {
+				mine[ev.Key()] = describe(ev.Entry)
+			}
+			f.returned.Add(1)
+		}
+		if err != nil {
+			if !errors.Is(err, mirror.ErrCompacted) {
+				t.Error(err)
+			}
+			f.lost.Add(1)
+			return
+		}
+		if len(evs) > 0 {
+			continue
+		}
+		if then, err := f.r.At(p.keyed.Position()); err == nil {
+			if want := sel.held(then); !maps.Equal(mine, want) {
+				t.Errorf("%s at %d:%s", sel, p.keyed.Position(), diff(mine, want))
+				f.ended.Store(true)
+			}
+		}
+		select {
+		case <-changed:
+		case <-time.After(time.Duration(f.rnd.IntN(3)) * time.Millisecond):
+		}
+	}
+}
+
 // TestFollowersAmongWriters is for the race detector: cursors join from the present and the
 // past, follow, stall and leave on real threads while a writer commits and the window trims.
-// At its position, each holds exactly what its keys or its value had there.
+// At its position, each holds exactly the state that its keys or its value had there.
 func TestFollowersAmongWriters(t *testing.T) {
 	txns := 6000
 	if testing.Short() {
@@ -732,85 +881,16 @@ func TestFollowersAmongWriters(t *testing.T) {
 	var ended atomic.Bool
 	var wg sync.WaitGroup
 	var returned, lost atomic.Int64
-	values := []string{"p", "q", "r", "s"}
 	for i := range 24 {
-		wg.Go(func() {
-			rnd := rand.New(rand.NewPCG(uint64(i), 1))
-			for !ended.Load() {
-				s, err := r.Latest()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if oldest, floor, err := r.Oldest(); err == nil && rnd.IntN(2) == 0 {
-					if then, err := r.At(max(oldest, floor, s.Rev-rnd.Int64N(500))); err == nil {
-						s = then
-					}
-				}
-				sel := selection{byValue: true, value: values[rnd.IntN(len(values))]}
-				switch rnd.IntN(4) {
-				case 0:
-					sel = selection{start: fmt.Sprintf("/registry/a/%d/%d", rnd.IntN(3), rnd.IntN(10))}
-					sel.end = sel.start + "\x00"
-				case 1:
-					sel = selection{start: fmt.Sprintf("/registry/a/%d/", rnd.IntN(3))}
-					sel.end = sel.start[:len(sel.start)-1] + "0"
-				case 2:
-					sel = selection{byValue: true, bySet: true, value: values[rnd.IntN(2)] + values[2+rnd.IntN(2)]}
-				}
-				held := func(s mirror.Snapshot) state {
-					out := state{}
-					for e := range s.All(sel.start, sel.end) {
-						if !sel.byValue || strings.Contains(sel.value, string(e.Value()[:1])) {
-							out[e.Key()] = describe(e)
-						}
-					}
-					return out
-				}
-				p := &pair{selection: sel, keyed: s.Cursor(sel.start, sel.end)}
-				p.follow(part, sets)
-				mine := held(s)
-				for range rnd.IntN(200) {
-					changed := p.keyed.Changed()
-					evs, err := p.keyed.Next(nil, 1+rnd.IntN(20))
-					for _, ev := range p.selected(evs) {
-						delete(mine, ev.Key())
-						if ev.Entry != nil && (!sel.byValue || strings.Contains(sel.value, string(ev.Entry.Value()[:1]))) {
-							mine[ev.Key()] = describe(ev.Entry)
-						}
-						returned.Add(1)
-					}
-					if err != nil {
-						if !errors.Is(err, mirror.ErrCompacted) {
-							t.Error(err)
-						}
-						lost.Add(1)
-						break
-					}
-					if len(evs) > 0 {
-						continue
-					}
-					if then, err := r.At(p.keyed.Position()); err == nil {
-						if want := held(then); !maps.Equal(mine, want) {
-							t.Errorf("%s at %d:%s", sel, p.keyed.Position(), diff(mine, want))
-							ended.Store(true)
-						}
-					}
-					select {
-					case <-changed:
-					case <-time.After(time.Duration(rnd.IntN(3)) * time.Millisecond):
-					}
-				}
-				p.keyed.Close()
-			}
-		})
+		f := &racingFollower{r: r, part: part, sets: sets, rnd: rand.New(rand.NewPCG(uint64(i), 1)), ended: &ended, returned: &returned, lost: &lost}
+		wg.Go(func() { f.run(t) })
 	}
 	rnd := rand.New(rand.NewPCG(1, 1))
 	for n := range txns {
 		ops := map[string]memory.Op{}
 		for range 1 + rnd.IntN(3) {
 			key := fmt.Sprintf("/registry/a/%d/%d", rnd.IntN(3), rnd.IntN(10))
-			ops[key] = memory.Op{Key: key, Value: fmt.Sprintf("%s-%d", values[rnd.IntN(len(values))], n), Delete: rnd.IntN(4) == 0}
+			ops[key] = memory.Op{Key: key, Value: fmt.Sprintf("%s-%d", followedValues[rnd.IntN(len(followedValues))], n), Delete: rnd.IntN(4) == 0}
 		}
 		store.Txn(slices.Collect(maps.Values(ops))...)
 		if n%20 == 0 {
@@ -820,7 +900,7 @@ func TestFollowersAmongWriters(t *testing.T) {
 	ended.Store(true)
 	wg.Wait()
 	if returned.Load() == 0 {
-		t.Error("nobody was given anything")
+		t.Error("no cursor returned an event")
 	}
 	t.Logf("%d events returned, %d cursors fell out of the window", returned.Load(), lost.Load())
 	if n := mirror.Topics(r); n != 0 {
