@@ -20,9 +20,67 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkFollowers is what an event of one key costs when 5,000 cursors wait, each for a key
+// benchFollowers are cursors on goroutines of their own.
+type benchFollowers struct {
+	cursors              []*mirror.Cursor
+	part                 *mirror.Partition // by key
+	seen, wakes, waiting atomic.Int64
+}
+
+// newCursor returns a cursor for the key: it reads the key without following it, or follows the key, its directory of 1,000
+// keys, or its value.
+func (f *benchFollowers) newCursor(snap mirror.Snapshot, how, key string, i int) *mirror.Cursor {
+	c := snap.Cursor(key, key+"\x00")
+	switch how {
+	case "key":
+		c.Follow()
+	case "directory":
+		dir := fmt.Sprintf("%sr000/namespace-%03d/", root, i/1000)
+		c = snap.Cursor(dir, dir[:len(dir)-1]+"0")
+		c.Follow()
+	case "value":
+		c = snap.Cursor("", "")
+		c.FollowValue(f.part, key)
+	}
+	c.Changed()
+	return c
+}
+
+// read reads all events of the cursor, and waits for more, until the context ends.
+func (f *benchFollowers) read(ctx context.Context, c *mirror.Cursor) {
+	defer c.Close()
+	var buf []*mirror.Event
+	for {
+		changed := c.Changed()
+		var err error
+		if buf, err = c.Next(buf[:0], 64); err != nil {
+			return
+		}
+		f.seen.Add(int64(len(buf)))
+		if len(buf) > 0 {
+			continue
+		}
+		f.waiting.Add(1)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		f.waiting.Add(-1)
+		f.wakes.Add(1)
+	}
+}
+
+// settle returns when the mirror is at rev and every cursor waits.
+func (f *benchFollowers) settle(m *mirror.Mirror, rev mirror.Revision) {
+	for m.Clock() < rev || f.waiting.Load() < int64(len(f.cursors)) {
+		runtime.Gosched()
+	}
+}
+
+// BenchmarkFollowers measures an event of one key while 5,000 cursors wait, each for a key
 // of its own, on a goroutine of its own: processor time of the whole process, from the
-// event's arrival until everybody waits again; and what a waiting cursor takes, without
+// event's arrival until every cursor waits again; and the heap of a waiting cursor without
 // its goroutine.
 func BenchmarkFollowers(b *testing.B) {
 	const n = 5000
@@ -30,70 +88,26 @@ func BenchmarkFollowers(b *testing.B) {
 		b.Run(fmt.Sprintf("cursors=%d/of=%s", n, how), func(b *testing.B) {
 			s := newBenchSource(n, 1, 1024)
 			m, claimed := startBench(b, s, 1, nil)
-			r := claimed[0]
 			ctx, cancel := context.WithCancel(context.Background())
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer cancel()
-			part := mirror.NewPartition(ctx, r, func(run func()) bool { wg.Go(run); return true },
+			f := &benchFollowers{cursors: make([]*mirror.Cursor, n)}
+			f.part = mirror.NewPartition(ctx, claimed[0], func(run func()) bool { wg.Go(run); return true },
 				func(ev *mirror.Event) (before, now string, known bool) { return ev.Key(), ev.Key(), true })
-			snap, err := r.Latest()
+			snap, err := claimed[0].Latest()
 			if err != nil {
 				b.Fatal(err)
 			}
-			cursors := make([]*mirror.Cursor, n)
 			held := heapOf(func() {
-				for i := range cursors {
-					key := string(s.keys[i])
-					c := snap.Cursor(key, key+"\x00")
-					switch how {
-					case "key":
-						c.Follow()
-					case "directory":
-						dir := fmt.Sprintf("%sr000/namespace-%03d/", root, i/1000)
-						c = snap.Cursor(dir, dir[:len(dir)-1]+"0")
-						c.Follow()
-					case "value":
-						c = snap.Cursor("", "")
-						c.FollowValue(part, key)
-					}
-					c.Changed()
-					cursors[i] = c
+				for i := range f.cursors {
+					f.cursors[i] = f.newCursor(snap, how, string(s.keys[i]), i)
 				}
 			})
-			var seen, wakes atomic.Int64
-			var waiting atomic.Int64
-			for _, c := range cursors {
-				wg.Go(func() {
-					defer c.Close()
-					var buf []*mirror.Event
-					for {
-						changed := c.Changed()
-						var err error
-						if buf, err = c.Next(buf[:0], 64); err != nil {
-							return
-						}
-						seen.Add(int64(len(buf)))
-						if len(buf) > 0 {
-							continue
-						}
-						waiting.Add(1)
-						select {
-						case <-changed:
-						case <-ctx.Done():
-							return
-						}
-						waiting.Add(-1)
-						wakes.Add(1)
-					}
-				})
+			for _, c := range f.cursors {
+				wg.Go(func() { f.read(ctx, c) })
 			}
-			settle := func() {
-				for m.Clock() < s.rev || waiting.Load() < n {
-					runtime.Gosched()
-				}
-			}
-			settle()
+			f.settle(m, s.rev)
 			each := int64(1)
 			if how == "directory" {
 				each = 1000
@@ -104,13 +118,13 @@ func BenchmarkFollowers(b *testing.B) {
 			for b.Loop() {
 				events++
 				s.feed <- s.batch(1, func() int { return int(events*7919) % n })
-				for seen.Load() < events*each {
+				for f.seen.Load() < events*each {
 					runtime.Gosched()
 				}
-				settle()
+				f.settle(m, s.rev)
 			}
 			b.ReportMetric(float64(cpuTime()-cpu)/float64(events), "cpu-ns/event")
-			b.ReportMetric(float64(wakes.Load())/float64(events), "wakes/event")
+			b.ReportMetric(float64(f.wakes.Load())/float64(events), "wakes/event")
 			b.ReportMetric(float64(held)/n, "B/cursor")
 		})
 	}
