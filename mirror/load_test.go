@@ -48,153 +48,187 @@ func requireHistory(t *rapid.T, r *mirror.Resource, now mirror.Revision, want fu
 	return floor
 }
 
+// restoredMirror is a mirror that loads a store with a past. All random choices are drawn from t.
+type restoredMirror struct {
+	t         *rapid.T
+	model     *model
+	compacted mirror.Revision
+
+	m      *mirror.Mirror // nil until it is made
+	claims map[string]*mirror.Resource
+
+	// What happens beside the load, between its pages and batches. The goroutine that has the turn draws.
+	turn chan struct{}
+	left int // how much more may happen
+}
+
+// write writes to some of the resources, or to none, in one transaction.
+func (x *restoredMirror) write() {
+	var ops []memory.Op
+	for range rapid.IntRange(1, 4).Draw(x.t, "ops") {
+		key := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/", "/elsewhere/"}).Draw(x.t, "prefix") +
+			rapid.SampledFrom([]string{"1", "2", "3"}).Draw(x.t, "name")
+		ops = append(ops, memory.Op{Key: key, Value: rapid.StringN(1, 9, 9).Draw(x.t, "value"), Delete: rapid.IntRange(0, 3).Draw(x.t, "delete") == 0})
+	}
+	seen := map[string]bool{}
+	for i := 0; i < len(ops); i++ { // etcd allows a key once in a transaction
+		if seen[ops[i].Key] {
+			ops = append(ops[:i], ops[i+1:]...)
+			i--
+			continue
+		}
+		seen[ops[i].Key] = true
+	}
+	x.model.txn(ops...)
+}
+
+func (x *restoredMirror) compact() {
+	x.compacted = rapid.Int64Range(x.compacted, x.model.store.Revision()).Draw(x.t, "compact")
+	x.model.store.Compact(x.compacted)
+}
+
+func (x *restoredMirror) claim() {
+	prefix := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}).Draw(x.t, "claim")
+	if x.claims[prefix] == nil {
+		r, err := x.m.Claim(prefix)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		x.claims[prefix] = r
+	}
+}
+
+// beside writes, compacts or claims, if anything is left to happen.
+func (x *restoredMirror) beside() {
+	x.turn <- struct{}{}
+	defer func() { <-x.turn }()
+	if x.left--; x.left < 0 || x.m == nil {
+		return
+	}
+	switch rapid.IntRange(0, 3).Draw(x.t, "do") {
+	case 0, 1:
+		x.write()
+	case 2:
+		x.compact()
+	case 3:
+		x.claim()
+	}
+}
+
+// source is the store, with something beside each page of a list and each batch of history.
+func (x *restoredMirror) source() mirror.Source {
+	store := x.model.store
+	return &script{Source: store,
+		list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+			return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+				time.Sleep(7 * time.Millisecond)
+				x.beside()
+				return page(kvs)
+			})
+		},
+		replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+			return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+				time.Sleep(11130 * time.Microsecond) // never at the same moment
+				x.beside()
+				return deliver(b)
+			})
+		},
+	}
+}
+
+// load makes the mirror and returns when it has caught up with the store. Claims are made before and after the load, and
+// writes after it.
+func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
+	x.turn <- struct{}{}
+	var err error
+	if x.m, err = mirror.New(opts); err != nil {
+		x.t.Fatal(err)
+	}
+	for range rapid.IntRange(0, 3).Draw(x.t, "early claims") {
+		x.claim()
+	}
+	<-x.turn
+	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
+		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.Clock(), x.model.store.Revision(), err)
+	}
+	x.turn <- struct{}{}
+	for range rapid.IntRange(1, 3).Draw(x.t, "late claims") {
+		x.claim()
+	}
+	for range rapid.IntRange(0, 5).Draw(x.t, "future") {
+		x.write()
+	}
+	x.left = 0
+	<-x.turn
+	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// want is the model's state of a resource, without the keys of a resource that is claimed inside it.
+func (x *restoredMirror) want(rev mirror.Revision, prefix string) state {
+	w := x.model.want(rev, prefix)
+	maps.DeleteFunc(w, func(k, _ string) bool {
+		return x.claims["/registry/b/inner/"] != nil && prefix == "/registry/b/" && len(k) > len("/registry/b/inner")
+	})
+	return w
+}
+
+// check checks the mirror's invariants.
+func (x *restoredMirror) check() {
+	if err := x.m.Check(); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// settle returns when all claims are loaded and the window is trimmed.
+func (x *restoredMirror) settle(ctx context.Context) {
+	x.check() // and all claims have been obeyed
+	for _, r := range x.claims {
+		if err := r.WaitReady(ctx); err != nil {
+			x.t.Fatal(err)
+		}
+	}
+	x.m.Weigh()
+	x.check() // and the window has been trimmed
+}
+
 // TestHistoryIsRestored starts mirrors on stores with a past, while it is written to, compacted
 // and claimed from, and compares all that can be read with the model.
 func TestHistoryIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
-			store := memory.New()
-			md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
-			write := func() {
-				var ops []memory.Op
-				for range rapid.IntRange(1, 4).Draw(t, "ops") {
-					key := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/", "/elsewhere/"}).Draw(t, "prefix") +
-						rapid.SampledFrom([]string{"1", "2", "3"}).Draw(t, "name")
-					ops = append(ops, memory.Op{Key: key, Value: rapid.StringN(1, 9, 9).Draw(t, "value"), Delete: rapid.IntRange(0, 3).Draw(t, "delete") == 0})
-				}
-				seen := map[string]bool{}
-				for i := 0; i < len(ops); i++ { // etcd allows a key once in a transaction
-					if seen[ops[i].Key] {
-						ops = append(ops[:i], ops[i+1:]...)
-						i--
-						continue
-					}
-					seen[ops[i].Key] = true
-				}
-				md.txn(ops...)
-			}
-			compacted := mirror.Revision(0)
-			compact := func() {
-				compacted = rapid.Int64Range(compacted, store.Revision()).Draw(t, "compact")
-				store.Compact(compacted)
-			}
+			x := &restoredMirror{t: t, model: newModel(), claims: map[string]*mirror.Resource{}, turn: make(chan struct{}, 1)}
 			for range rapid.IntRange(0, 40).Draw(t, "past") {
-				write()
+				x.write()
 			}
 			if rapid.Bool().Draw(t, "compacted") {
-				compact()
+				x.compact()
 			}
-
-			var m *mirror.Mirror
-			claims := map[string]*mirror.Resource{}
-			claimOne := func() {
-				prefix := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}).Draw(t, "claim")
-				if claims[prefix] == nil {
-					r, err := m.Claim(prefix)
-					if err != nil {
-						t.Fatal(err)
-					}
-					claims[prefix] = r
-				}
-			}
-			// What goes on beside the start, between pages and batches. One goroutine at a
-			// time draws.
-			turn := make(chan struct{}, 1)
-			left := rapid.IntRange(0, 12).Draw(t, "beside")
-			beside := func() {
-				turn <- struct{}{}
-				defer func() { <-turn }()
-				if left--; left < 0 || m == nil {
-					return
-				}
-				switch rapid.IntRange(0, 3).Draw(t, "do") {
-				case 0, 1:
-					write()
-				case 2:
-					compact()
-				case 3:
-					claimOne()
-				}
-			}
-			source := &script{Source: store,
-				list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
-					return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
-						time.Sleep(7 * time.Millisecond)
-						beside()
-						return page(kvs)
-					})
-				},
-				replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
-					return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
-						time.Sleep(11130 * time.Microsecond) // never at the same moment
-						beside()
-						return deliver(b)
-					})
-				},
-			}
-			began := store.Revision()
+			x.left = rapid.IntRange(0, 12).Draw(t, "beside")
+			began := x.model.store.Revision()
 			bounds := mirror.ReplayBounds{Revisions: rapid.Int64Range(1, 60).Draw(t, "revisions"), Bytes: 1 << 20}
 			unclaimed := rapid.SampledFrom([]int64{1, 100, math.MaxInt64}).Draw(t, "unclaimed")
 			window := rapid.SampledFrom([]int64{400, 1 << 20}).Draw(t, "window")
-			turn <- struct{}{}
-			var err error
-			m, err = mirror.New(mirror.Options{Prefix: root, Source: source, Logger: quiet(), Replay: bounds,
-				Window: mirror.Window{MaxBytes: window, MaxAge: time.Hour}, UnclaimedBytes: unclaimed,
-				CheckpointEvents: rapid.IntRange(1, 9).Draw(t, "checkpoint")})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer m.Close()
-			for range rapid.IntRange(0, 3).Draw(t, "early claims") {
-				claimOne()
-			}
-			<-turn
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			if err := m.Wait(ctx, store.Revision()); err != nil {
-				t.Fatalf("the clock stays at %d, want %d: %v", m.Clock(), store.Revision(), err)
-			}
-			turn <- struct{}{}
-			for range rapid.IntRange(1, 3).Draw(t, "late claims") {
-				claimOne()
-			}
-			for range rapid.IntRange(0, 5).Draw(t, "future") {
-				write()
-			}
-			left = 0
-			<-turn
-			if err := m.Wait(ctx, store.Revision()); err != nil {
-				t.Fatal(err)
-			}
-			want := func(rev mirror.Revision, prefix string) state {
-				w := md.want(rev, prefix)
-				maps.DeleteFunc(w, func(k, _ string) bool {
-					return claims["/registry/b/inner/"] != nil && prefix == "/registry/b/" && len(k) > len("/registry/b/inner")
-				})
-				return w
-			}
-			if err := m.Check(); err != nil { // and all claims have been obeyed
-				t.Fatal(err)
-			}
-			for _, r := range claims {
-				if err := r.WaitReady(ctx); err != nil {
-					t.Fatal(err)
+			defer func() {
+				if x.m != nil {
+					x.m.Close()
 				}
-			}
-			m.Weigh()
-			if err := m.Check(); err != nil { // and the window has been trimmed
-				t.Fatal(err)
-			}
-			for _, r := range claims {
-				floor := requireHistory(t, r, m.Clock(), want)
-				if wanted := max(1, compacted, began-bounds.Revisions); window > 1<<19 && unclaimed > 1<<19 && compacted <= wanted && wanted < began && floor > wanted {
+			}()
+			x.load(ctx, mirror.Options{Prefix: root, Source: x.source(), Logger: quiet(), Replay: bounds,
+				Window: mirror.Window{MaxBytes: window, MaxAge: time.Hour}, UnclaimedBytes: unclaimed,
+				CheckpointEvents: rapid.IntRange(1, 9).Draw(t, "checkpoint")})
+			x.settle(ctx)
+			for _, r := range x.claims {
+				floor := requireHistory(t, r, x.m.Clock(), x.want)
+				if wanted := max(1, x.compacted, began-bounds.Revisions); window > 1<<19 && unclaimed > 1<<19 && x.compacted <= wanted && wanted < began && floor > wanted {
 					t.Fatalf("%s: history reaches back to %d, want %d", r.Prefix(), floor, wanted)
 				}
 			}
-			if err := m.Check(); err != nil {
-				t.Fatal(err)
-			}
-			if d := m.Stats().Divergences; d != 0 {
+			x.check()
+			if d := x.m.Stats().Divergences; d != 0 {
 				t.Fatalf("%d divergences", d)
 			}
 		})
