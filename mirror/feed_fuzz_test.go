@@ -269,128 +269,173 @@ func FuzzFeed(f *testing.F) {
 	})
 }
 
+const firstTold mirror.Revision = 10 // the revision that a program begins at
+
+// fuzzedFeed is a mirror of a source that says what a program has it say.
+type fuzzedFeed struct {
+	*told
+	m         *mirror.Mirror
+	resources []*mirror.Resource
+}
+
 func feedByProgram(t *testing.T, p program) {
-	const begin = 10
-	s := &told{program: &p, rev: begin, oldest: begin, feed: make(chan mirror.Batch),
-		truth: map[mirror.Revision]map[string]mirror.KV{0: {}, begin: {}}}
-	sound := true
-	if n := p.byte() % 4; n > 0 {
-		for range n {
-			b := s.batch(s.rev, s.at(s.rev))
-			s.history = append(s.history, b)
-			ok := sound && inOrder(s.rev, b) && b.Through < 1<<40
-			if sound = ok; ok {
-				sound = s.take(b)
-			}
-		}
-	} else {
-		for i := range p.byte() % 4 {
-			s.truth[begin][fuzzKeys[i]] = mirror.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
-		}
-	}
+	f := &fuzzedFeed{told: &told{program: &p, rev: firstTold, oldest: firstTold, feed: make(chan mirror.Batch),
+		truth: map[mirror.Revision]map[string]mirror.KV{0: {}, firstTold: {}}}}
+	sound := f.begin()
 	checkpoint := int(p.byte()%8) + 1
-	m := start(t, s, func(o *mirror.Options) {
+	f.m = start(t, f.told, func(o *mirror.Options) {
 		o.CheckpointEvents = checkpoint
 		o.IdleProgress, o.FeedPatience = -1, -1
 	})
-	defer m.Close()
-	resources := []*mirror.Resource{claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")}
-
-	settle := func() {
-		t.Helper()
-		synctest.Wait()
-		reach(t, m, s.rev, resources...)
-		barrier(t, m)
-		if clock := m.Clock(); clock != s.rev {
-			t.Fatalf("the clock is at %d, want %d", clock, s.rev)
-		}
-		for _, r := range resources {
-			now := latest(t, r)
-			if got, want := read(now), s.state(s.rev, r.Prefix()); !maps.Equal(got, want) {
-				t.Fatalf("%s at %d:%s", r.Prefix(), now.Rev, diff(got, want))
-			}
-			for rev := range s.truth {
-				then, err := r.At(rev)
-				if err != nil {
-					continue
-				}
-				if got, want := read(then), s.state(rev, r.Prefix()); !maps.Equal(got, want) {
-					t.Fatalf("%s at %d, read at %d:%s", r.Prefix(), rev, now.Rev, diff(got, want))
-				}
-			}
-		}
-	}
-	settle()
-	if sound && len(s.history) > 0 && m.Stats().Divergences > 0 {
+	defer f.m.Close()
+	f.resources = []*mirror.Resource{claim(t, f.m, "/registry/a/"), claim(t, f.m, "/registry/b/")}
+	f.settle(t)
+	if sound && len(f.history) > 0 && f.m.Stats().Divergences > 0 {
 		t.Fatal("sound history was not believed")
 	}
-	s.history, s.oldest = nil, math.MaxInt64 // later there is none to be had
+	f.history, f.oldest = nil, math.MaxInt64 // later there is none to be had
 	if !sound {
 		// Doubts about the whole feed are acted on at its next word.
-		s.feed <- mirror.Batch{Through: s.rev}
-		settle()
+		f.feed <- mirror.Batch{Through: f.rev}
+		f.settle(t)
 	}
 	for range 12 {
 		if len(p) == 0 {
 			return
 		}
 		time.Sleep(11 * time.Minute) // nothing is left of the last doubt
-		settle()
-		var watches []*follower
-		for _, r := range resources {
-			now := latest(t, r)
-			watches = append(watches, &follower{prefix: r.Prefix(), cur: now.Cursor("", ""), held: read(now), last: now.Rev})
-		}
-		before := m.Stats()
-		noticed := func() bool { st := m.Stats(); return st.Divergences+st.Relists > before.Divergences+before.Relists }
-		switch p.byte() % 6 {
-		case 0:
-			b := s.batch(s.rev, s.at(s.rev))
-			if b.Through > 1<<40 { // so far away that nothing could follow
-				return
-			}
-			ordered := inOrder(s.rev, b)
-			follows := ordered && s.take(b)
-			s.feed <- b
-			settle()
-			// Of keys that it did not ask for a source may say what it likes.
-			foreign := slices.ContainsFunc(b.Changes, func(c mirror.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
-			if noticed() == follows && !foreign {
-				t.Fatalf("noticed: %v; in order: %v, follows: %v: %+v", noticed(), ordered, follows, b)
-			}
-		case 1: // progress
-			b := mirror.Batch{Through: p.near(s.rev)}
-			if b.Through > 1<<40 {
-				return
-			}
-			ordered := inOrder(s.rev, b)
-			if ordered {
-				s.take(b)
-			}
-			s.feed <- b
-			settle()
-			if noticed() == ordered {
-				t.Fatalf("noticed: %v; progress to %d at %d", noticed(), b.Through, s.rev)
-			}
-		case 2:
-			s.breakOff([]error{errTold, mirror.ErrCompacted, mirror.ErrRestored, mirror.ErrDiverged, nil}[p.byte()%5])
-			settle()
-		case 3:
-			m.Compact(min(p.near(s.rev), s.rev))
-			settle()
-		case 4: // a list that is wrong, once
-			s.lie.Store(uint32(p.byte() % 5))
-			s.breakOff(mirror.ErrDiverged)
-			settle()
-		case 5:
-			settle()
+		f.settle(t)
+		watches := f.watches(t)
+		if goesOn := f.step(t); !goesOn {
+			return
 		}
 		for _, w := range watches {
-			if err := w.follow(t, s.state); err != nil && !errors.Is(err, mirror.ErrCompacted) {
+			if err := w.follow(t, f.state); err != nil && !errors.Is(err, mirror.ErrCompacted) {
 				t.Fatal(err)
 			}
 		}
 	}
+}
+
+// begin has the program say either a history or a state without one, and reports whether the history is sound.
+func (f *fuzzedFeed) begin() (sound bool) {
+	sound = true
+	if n := f.program.byte() % 4; n > 0 {
+		for range n {
+			b := f.batch(f.rev, f.at(f.rev))
+			f.history = append(f.history, b)
+			ok := sound && inOrder(f.rev, b) && b.Through < 1<<40
+			if sound = ok; ok {
+				sound = f.take(b)
+			}
+		}
+	} else {
+		for i := range f.program.byte() % 4 {
+			f.truth[firstTold][fuzzKeys[i]] = mirror.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
+		}
+	}
+	return sound
+}
+
+// settle waits until the mirror holds the truth, and compares it with that at every revision that the mirror still reads.
+func (f *fuzzedFeed) settle(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	reach(t, f.m, f.rev, f.resources...)
+	barrier(t, f.m)
+	if clock := f.m.Clock(); clock != f.rev {
+		t.Fatalf("the clock is at %d, want %d", clock, f.rev)
+	}
+	for _, r := range f.resources {
+		now := latest(t, r)
+		if got, want := read(now), f.state(f.rev, r.Prefix()); !maps.Equal(got, want) {
+			t.Fatalf("%s at %d:%s", r.Prefix(), now.Rev, diff(got, want))
+		}
+		for rev := range f.truth {
+			then, err := r.At(rev)
+			if err != nil {
+				continue
+			}
+			if got, want := read(then), f.state(rev, r.Prefix()); !maps.Equal(got, want) {
+				t.Fatalf("%s at %d, read at %d:%s", r.Prefix(), rev, now.Rev, diff(got, want))
+			}
+		}
+	}
+}
+
+// watches returns a follower of each resource that begins at the present.
+func (f *fuzzedFeed) watches(t *testing.T) (all []*follower) {
+	t.Helper()
+	for _, r := range f.resources {
+		now := latest(t, r)
+		all = append(all, &follower{prefix: r.Prefix(), cur: now.Cursor("", ""), held: read(now), last: now.Rev})
+	}
+	return all
+}
+
+// step does what the program has next, and settles. It reports whether anything can follow.
+func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
+	t.Helper()
+	switch f.program.byte() % 6 {
+	case 0:
+		return f.tellChanges(t)
+	case 1:
+		return f.tellProgress(t)
+	case 2:
+		f.breakOff([]error{errTold, mirror.ErrCompacted, mirror.ErrRestored, mirror.ErrDiverged, nil}[f.program.byte()%5])
+	case 3:
+		f.m.Compact(min(f.program.near(f.rev), f.rev))
+	case 4: // a list that is wrong, once
+		f.lie.Store(uint32(f.program.byte() % 5))
+		f.breakOff(mirror.ErrDiverged)
+	}
+	f.settle(t)
+	return true
+}
+
+// notices delivers the batch, and reports whether the mirror has distrusted the feed since.
+func (f *fuzzedFeed) notices(t *testing.T, b mirror.Batch) bool {
+	t.Helper()
+	before := f.m.Stats()
+	f.feed <- b
+	f.settle(t)
+	st := f.m.Stats()
+	return st.Divergences+st.Relists > before.Divergences+before.Relists
+}
+
+// tellChanges delivers a batch of changes. The mirror must distrust exactly those that do not follow.
+func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
+	t.Helper()
+	b := f.batch(f.rev, f.at(f.rev))
+	if b.Through > 1<<40 { // so far away that nothing could follow
+		return false
+	}
+	ordered := inOrder(f.rev, b)
+	follows := ordered && f.take(b)
+	noticed := f.notices(t, b)
+	// Of keys that it was not asked for a source may say anything.
+	foreign := slices.ContainsFunc(b.Changes, func(c mirror.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
+	if noticed == follows && !foreign {
+		t.Fatalf("noticed: %v; in order: %v, follows: %v: %+v", noticed, ordered, follows, b)
+	}
+	return true
+}
+
+// tellProgress delivers a batch without changes. The mirror must distrust exactly progress that goes back.
+func (f *fuzzedFeed) tellProgress(t *testing.T) (goesOn bool) {
+	t.Helper()
+	b := mirror.Batch{Through: f.program.near(f.rev)}
+	if b.Through > 1<<40 {
+		return false
+	}
+	ordered := inOrder(f.rev, b)
+	if ordered {
+		f.take(b)
+	}
+	if noticed := f.notices(t, b); noticed == ordered {
+		t.Fatalf("noticed: %v; progress to %d at %d", noticed, b.Through, f.rev)
+	}
+	return true
 }
 
 // follow is drain for a test without rapid.
