@@ -129,298 +129,358 @@ func (f *follower) drain(t *rapid.T, want func(mirror.Revision, string) state, l
 // bubble hides Deadline, which may not be called inside a synctest bubble.
 type bubble struct{ testing.TB }
 
+var (
+	walkPrefixes = []string{"/registry/a/", "/registry/b/", walkInner, "/registry/c/"}
+	walkKeys     = rapid.Custom(func(t *rapid.T) string {
+		return rapid.SampledFrom(walkPrefixes).Draw(t, "prefix") + string(rune('a'+rapid.IntRange(0, 8).Draw(t, "key")))
+	})
+	walkOps = rapid.Custom(func(t *rapid.T) memory.Op {
+		return memory.Op{Key: walkKeys.Draw(t, "key"), Value: rapid.StringN(0, 30, -1).Draw(t, "value"), Delete: rapid.IntRange(0, 2).Draw(t, "delete") == 0}
+	})
+)
+
+const walkOuter, walkInner = "/registry/b/", "/registry/b/inner/" // a resource, and one inside it
+
+// randomWalk is a store, a mirror of it, and clients of the mirror. Its methods with a rapid.T are the steps of a random walk.
+type randomWalk struct {
+	*model
+	m                 *mirror.Mirror
+	claimed, excluded map[string]*mirror.Resource
+	divided           bool // walkInner was claimed once, and has been no part of walkOuter since
+	stalled           bool // the feed delivers nothing
+	lossy             bool // an event was lost, and not all resources have noticed
+
+	followers  []*follower
+	frozen     []mirror.Snapshot // I2
+	frozenWant []state
+}
+
+// newRandomWalk returns a mirror of a store with some keys. The caller closes the mirror.
+func newRandomWalk(t *rapid.T) *randomWalk {
+	w := &randomWalk{model: newModel(), claimed: map[string]*mirror.Resource{}, excluded: map[string]*mirror.Resource{}}
+	for i := range rapid.IntRange(0, 40).Draw(t, "initial") {
+		w.txn(memory.Op{Key: fmt.Sprintf("/registry/%c/i%02d", 'a'+i%3, i), Value: "i"})
+	}
+	var err error
+	w.m, err = mirror.New(mirror.Options{
+		Prefix: root, Source: w.store, Logger: quiet(),
+		Window:           mirror.Window{MaxAge: 20 * time.Second, MaxBytes: rapid.Int64Range(500, 1<<20).Draw(t, "window")},
+		UnclaimedBytes:   rapid.Int64Range(1, 400).Draw(t, "unclaimed"),
+		CheckpointEvents: rapid.IntRange(1, 20).Draw(t, "checkpoint"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// want is the model's state of a resource, without the keys of a resource inside it.
+func (w *randomWalk) want(rev mirror.Revision, prefix string) state {
+	out := w.model.want(rev, prefix)
+	maps.DeleteFunc(out, func(k, _ string) bool {
+		return w.divided && prefix == walkOuter && strings.HasPrefix(k, walkInner)
+	})
+	return out
+}
+
+// settle returns true when the mirror has caught up and every claim is ready, false if the feed is stalled.
+func (w *randomWalk) settle(t *rapid.T) bool {
+	if w.stalled {
+		synctest.Wait()
+		return false
+	}
+	synctest.Wait() // faults have shown
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := w.m.Wait(ctx, w.store.Revision()); err != nil {
+		t.Fatalf("the mirror stays at %d, etcd is at %d", w.m.Clock(), w.store.Revision())
+	}
+	for p, r := range w.claimed {
+		if err := r.WaitReady(ctx); err != nil {
+			t.Fatalf("%s does not become ready", p)
+		}
+	}
+	return true
+}
+
+func (w *randomWalk) write(t *rapid.T) {
+	w.txn(rapid.SliceOfNDistinct(walkOps, 1, 5, func(o memory.Op) string { return o.Key }).Draw(t, "ops")...)
+}
+
+func (w *randomWalk) burst(t *rapid.T) {
+	for i := range rapid.IntRange(1, 60).Draw(t, "n") {
+		w.txn(memory.Op{Key: walkPrefixes[i%len(walkPrefixes)] + "x", Value: fmt.Sprint(i)})
+	}
+}
+
+// claim claims or excludes a resource.
+func (w *randomWalk) claim(t *rapid.T) {
+	p := rapid.SampledFrom(walkPrefixes).Draw(t, "prefix")
+	exclude := rapid.IntRange(0, 3).Draw(t, "exclude") == 0
+	if w.claimed[p] != nil || w.excluded[p] != nil {
+		return
+	}
+	claims, how := w.claimed, w.m.Claim
+	if exclude {
+		claims, how = w.excluded, w.m.Exclude
+	}
+	r, err := how(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims[p] = r
+	if p == walkInner && !w.divided {
+		w.divided = true
+		for _, f := range w.followers {
+			if f.prefix == walkOuter {
+				f.cur = nil
+			}
+		}
+		if err := w.m.Check(); err != nil { // it has happened
+			t.Fatal(err)
+		}
+	}
+}
+
+func (w *randomWalk) release(t *rapid.T) {
+	p := rapid.SampledFrom(walkPrefixes).Draw(t, "prefix")
+	for _, claims := range []map[string]*mirror.Resource{w.claimed, w.excluded} {
+		if r := claims[p]; r != nil {
+			delete(claims, p)
+			r.Release()
+		}
+	}
+}
+
+func (w *randomWalk) stall(*rapid.T) { w.stalled = !w.stalled; w.store.Stall(w.stalled) }
+
+func (w *randomWalk) compact(t *rapid.T) {
+	rev := rapid.Int64Range(1, w.store.Revision()).Draw(t, "rev")
+	w.store.Compact(rev)
+	w.m.Compact(rev)
+}
+
+// lose writes op without an event for its first change, and returns the number of changes that the feed was asked to deliver.
+func (w *randomWalk) lose(t *rapid.T, op memory.Op) (n int) {
+	w.store.DropIf(func(mirror.Change) bool { n++; return n == 1 })
+	w.txn(op)
+	w.settle(t)
+	w.store.DropIf(nil)
+	return n
+}
+
+// loseAndWrite loses an event, and writes every key, so that the loss is noticed.
+func (w *randomWalk) loseAndWrite(t *rapid.T) {
+	if !w.settle(t) {
+		return
+	}
+	w.lossy = true
+	w.lose(t, walkOps.Draw(t, "lost"))
+	// The loss shows with the next event of the key, at the latest.
+	for _, p := range walkPrefixes {
+		for c := 'a'; c <= 'i'; c++ {
+			w.txn(memory.Op{Key: p + string(c), Value: "again"})
+		}
+		w.txn(memory.Op{Key: p + "x", Value: "again"})
+	}
+	w.settle(t)
+	w.lossy = false
+	for _, f := range w.followers { // they may have missed it, like the mirror
+		f.cur = nil
+	}
+	w.frozen, w.frozenWant = nil, nil
+}
+
+// compare compares claimed resources with the store at any time: no check finds a difference.
+func (w *randomWalk) compare(t *rapid.T) {
+	for p, r := range w.claimed {
+		if c, err := r.Check(context.Background(), nil); err == nil && c.Count > 0 {
+			t.Fatalf("%s: %+v", p, c.Differences)
+		}
+	}
+}
+
+// loseAndCompare loses an event, which a check finds and repairs.
+func (w *randomWalk) loseAndCompare(t *rapid.T) {
+	if len(w.claimed) == 0 || !w.settle(t) {
+		return
+	}
+	p := rapid.SampledFrom(slices.Sorted(maps.Keys(w.claimed))).Draw(t, "prefix")
+	lost := walkOps.Draw(t, "lost")
+	lost.Key = p + lost.Key[len(lost.Key)-1:]
+	n := w.lose(t, lost)
+	c, err := w.claimed[p].Check(context.Background(), nil)
+	if err != nil || c.Count > 1 || c.Count == 1 && c.Differences[0].Key != lost.Key || (n > 0) != (c.Count > 0) {
+		t.Fatalf("%s: %+v, %v; %d changes were lost", p, c, err, n)
+	}
+	for p, r := range w.claimed {
+		if c, err := r.Check(context.Background(), nil); err != nil || c.Count > 0 || r.Suspect() {
+			t.Fatalf("%s after the repair: %+v, %v", p, c, err)
+		}
+	}
+	// Two suspect resources make the mirror relist everything at the next event.
+	w.txn(memory.Op{Key: "/registry/c/x", Value: "v"})
+	w.settle(t)
+	for i, f := range w.followers {
+		if c.Count > 0 && f.prefix == p {
+			w.followers[i].cur = nil // it may have missed it, like the mirror
+		}
+	}
+}
+
+// freeze holds a snapshot until the end of the walk.
+func (w *randomWalk) freeze(s mirror.Snapshot) {
+	w.frozen = append(w.frozen, s)
+	w.frozenWant = append(w.frozenWant, read(s))
+}
+
+func (w *randomWalk) freezeAll(*rapid.T) {
+	for _, r := range w.claimed {
+		if s, err := r.Latest(); err == nil {
+			w.freeze(s)
+		}
+	}
+}
+
+// readThePast reads the same revisions repeatedly, in any order.
+func (w *randomWalk) readThePast(t *rapid.T) {
+	if w.lossy || !w.settle(t) {
+		return
+	}
+	for p, r := range w.claimed {
+		oldest, _, err := r.Oldest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.Clock()), 1, 25).Draw(t, "revisions")
+		for _, rev := range append(revs, revs...) {
+			if s, ok := w.requireAt(t, p, r, rev); ok {
+				w.freeze(s)
+			}
+		}
+	}
+}
+
+// requireAt fails unless the resource at rev is as in the model, or compacted, for which it returns false.
+func (w *randomWalk) requireAt(t *rapid.T, prefix string, r *mirror.Resource, rev mirror.Revision) (s mirror.Snapshot, ok bool) {
+	s, err := r.At(rev)
+	if errors.Is(err, mirror.ErrCompacted) {
+		return s, false // the window moved
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := read(s), w.want(rev, prefix); !maps.Equal(got, want) {
+		t.Fatalf("%s at %d: %s", prefix, rev, diff(got, want))
+	}
+	return s, true
+}
+
+// follow starts followers of each resource: from its newest snapshot, and from a revision in the past or the future.
+func (w *randomWalk) follow(t *rapid.T) {
+	for p, r := range w.claimed {
+		s, err := r.Latest()
+		if err != nil {
+			continue
+		}
+		w.followers = append(w.followers, &follower{prefix: p, cur: s.Cursor("", ""), held: read(s), last: s.Rev})
+		if oldest, floor, err := r.Oldest(); err == nil {
+			rev := rapid.Int64Range(max(oldest, floor), s.Rev+3).Draw(t, "rev")
+			c, err := r.CursorAfter(rev, "", "")
+			if err != nil {
+				continue
+			}
+			if then, err := r.At(rev); err == nil {
+				w.followers = append(w.followers, &follower{prefix: p, cur: c, held: read(then), last: rev})
+			}
+		}
+	}
+}
+
+// check runs after every step: it checks the mirror, each resource at every revision, and drains the followers.
+func (w *randomWalk) check(t *rapid.T) {
+	if err := w.m.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if !w.settle(t) {
+		return
+	}
+	for p, r := range w.excluded {
+		if s, err := r.Latest(); !errors.Is(err, mirror.ErrNotReady) {
+			t.Fatalf("%s is excluded, but reads as %v, %v", p, read(s), err)
+		}
+	}
+	for p, r := range w.claimed {
+		w.checkResource(t, p, r)
+	}
+	kept := w.followers[:0]
+	for _, f := range w.followers {
+		if f.cur == nil {
+			continue
+		}
+		if err := f.drain(t, w.want, rapid.IntRange(1, 9).Draw(t, "limit")); err == nil {
+			kept = append(kept, f)
+		} else if !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatal(err)
+		}
+	}
+	w.followers = kept
+}
+
+// checkResource compares the resource with the model at every revision of its window, and reads outside of the window.
+func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource) {
+	s, err := r.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	oldest, floor, err := r.Oldest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rev := oldest; rev <= s.Rev && !w.lossy; rev++ {
+		w.requireAt(t, prefix, r, rev)
+	}
+	if _, err := r.At(oldest - 1); !errors.Is(err, mirror.ErrCompacted) {
+		t.Fatalf("%s below the oldest version %d: %v", prefix, oldest, err)
+	}
+	if _, err := r.CursorAfter(floor-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
+		t.Fatalf("cursor below the floor: %v", err)
+	}
+	if _, err := r.At(s.Rev + 1); !errors.Is(err, mirror.ErrFutureRevision) {
+		t.Fatalf("%s above the clock: %v", prefix, err)
+	}
+	if got, want := read(s), w.want(s.Rev, prefix); !maps.Equal(got, want) {
+		t.Fatalf("%s now: %s", prefix, diff(got, want))
+	}
+}
+
 // TestMirrorIsEtcdAtEveryRevision drives a store, the mirror's environment and its
-// clients at random and compares whatever can be read with the model.
+// clients at random and compares everything that can be read with the model.
 func TestMirrorIsEtcdAtEveryRevision(t *testing.T) {
 	t.Parallel()
-	prefixes := []string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
-			store := memory.New()
-			md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
-			for i := range rapid.IntRange(0, 40).Draw(t, "initial") {
-				md.txn(memory.Op{Key: fmt.Sprintf("/registry/%c/i%02d", 'a'+i%3, i), Value: "i"})
-			}
-			m, err := mirror.New(mirror.Options{
-				Prefix: root, Source: store, Logger: quiet(),
-				Window:           mirror.Window{MaxAge: 20 * time.Second, MaxBytes: rapid.Int64Range(500, 1<<20).Draw(t, "window")},
-				UnclaimedBytes:   rapid.Int64Range(1, 400).Draw(t, "unclaimed"),
-				CheckpointEvents: rapid.IntRange(1, 20).Draw(t, "checkpoint"),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer m.Close()
-			claimed := map[string]*mirror.Resource{}
-			excluded := map[string]*mirror.Resource{}
-			// Once claimed, the inner prefix is no part of the one around it any more.
-			divided := false
-			want := func(rev mirror.Revision, prefix string) state {
-				w := md.want(rev, prefix)
-				maps.DeleteFunc(w, func(k, _ string) bool {
-					return divided && prefix == "/registry/b/" && strings.HasPrefix(k, "/registry/b/inner/")
-				})
-				return w
-			}
-			var followers []*follower
-			var frozen []mirror.Snapshot
-			var frozenWant []state
-			stalled, lossy := false, false
-
-			settle := func() bool {
-				if stalled {
-					synctest.Wait()
-					return false
-				}
-				synctest.Wait() // what is wrong has shown
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				defer cancel()
-				if err := m.Wait(ctx, store.Revision()); err != nil {
-					t.Fatalf("the mirror stays at %d, etcd is at %d", m.Clock(), store.Revision())
-				}
-				for p, r := range claimed {
-					if err := r.WaitReady(ctx); err != nil {
-						t.Fatalf("%s does not become ready", p)
-					}
-				}
-				return true
-			}
-			key := rapid.Custom(func(t *rapid.T) string {
-				return rapid.SampledFrom(prefixes).Draw(t, "prefix") + string(rune('a'+rapid.IntRange(0, 8).Draw(t, "key")))
-			})
-			op := rapid.Custom(func(t *rapid.T) memory.Op {
-				return memory.Op{Key: key.Draw(t, "key"), Value: rapid.StringN(0, 30, -1).Draw(t, "value"), Delete: rapid.IntRange(0, 2).Draw(t, "delete") == 0}
-			})
+			w := newRandomWalk(t)
+			defer w.m.Close()
 			t.Repeat(map[string]func(*rapid.T){
-				"txn": func(t *rapid.T) {
-					ops := rapid.SliceOfNDistinct(op, 1, 5, func(o memory.Op) string { return o.Key }).Draw(t, "ops")
-					md.txn(ops...)
-				},
-				"burst": func(t *rapid.T) {
-					for i := range rapid.IntRange(1, 60).Draw(t, "n") {
-						md.txn(memory.Op{Key: prefixes[i%len(prefixes)] + "x", Value: fmt.Sprint(i)})
-					}
-				},
-				"claim": func(t *rapid.T) {
-					p := rapid.SampledFrom(prefixes).Draw(t, "prefix")
-					exclude := rapid.IntRange(0, 3).Draw(t, "exclude") == 0
-					if claimed[p] != nil || excluded[p] != nil {
-						return
-					}
-					claims, how := claimed, m.Claim
-					if exclude {
-						claims, how = excluded, m.Exclude
-					}
-					r, err := how(p)
-					if err != nil {
-						t.Fatal(err)
-					}
-					claims[p] = r
-					if p == "/registry/b/inner/" && !divided {
-						divided = true
-						for _, f := range followers {
-							if f.prefix == "/registry/b/" {
-								f.cur = nil
-							}
-						}
-						if err := m.Check(); err != nil { // it has happened
-							t.Fatal(err)
-						}
-					}
-				},
-				"release": func(t *rapid.T) {
-					p := rapid.SampledFrom(prefixes).Draw(t, "prefix")
-					for _, claims := range []map[string]*mirror.Resource{claimed, excluded} {
-						if r := claims[p]; r != nil {
-							delete(claims, p)
-							r.Release()
-						}
-					}
-				},
-				"stall": func(*rapid.T) { stalled = !stalled; store.Stall(stalled) },
-				"break": func(*rapid.T) { store.Break() },
-				"sleep": func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },
-				"compact": func(t *rapid.T) {
-					rev := rapid.Int64Range(1, store.Revision()).Draw(t, "rev")
-					store.Compact(rev)
-					m.Compact(rev)
-				},
-				"lose an event": func(t *rapid.T) {
-					if !settle() {
-						return
-					}
-					n := 0
-					store.DropIf(func(mirror.Change) bool { n++; return n == 1 })
-					lossy = true
-					md.txn(op.Draw(t, "lost"))
-					settle()
-					store.DropIf(nil)
-					// The loss shows with the next event of the key, at the latest.
-					for _, p := range prefixes {
-						for c := 'a'; c <= 'i'; c++ {
-							md.txn(memory.Op{Key: p + string(c), Value: "again"})
-						}
-						md.txn(memory.Op{Key: p + "x", Value: "again"})
-					}
-					settle()
-					lossy = false
-					for _, f := range followers { // they may have missed it, like the mirror
-						f.cur = nil
-					}
-					frozen, frozenWant = nil, nil
-				},
-				"check": func(t *rapid.T) { // whatever goes on, nothing differs
-					for p, r := range claimed {
-						if c, err := r.Check(context.Background(), nil); err == nil && c.Count > 0 {
-							t.Fatalf("%s: %+v", p, c.Differences)
-						}
-					}
-				},
-				"lose an event, and check": func(t *rapid.T) {
-					if len(claimed) == 0 || !settle() {
-						return
-					}
-					p := rapid.SampledFrom(slices.Sorted(maps.Keys(claimed))).Draw(t, "prefix")
-					lost := op.Draw(t, "lost")
-					lost.Key = p + lost.Key[len(lost.Key)-1:]
-					n := 0
-					store.DropIf(func(mirror.Change) bool { n++; return n == 1 })
-					md.txn(lost)
-					settle()
-					store.DropIf(nil)
-					c, err := claimed[p].Check(context.Background(), nil)
-					if err != nil || c.Count > 1 || c.Count == 1 && c.Differences[0].Key != lost.Key || (n > 0) != (c.Count > 0) {
-						t.Fatalf("%s: %+v, %v; %d changes were lost", p, c, err, n)
-					}
-					for p, r := range claimed {
-						if c, err := r.Check(context.Background(), nil); err != nil || c.Count > 0 || r.Suspect() {
-							t.Fatalf("%s after the repair: %+v, %v", p, c, err)
-						}
-					}
-					// Two resources in doubt are a reason to list everything anew with the next event.
-					md.txn(memory.Op{Key: "/registry/c/x", Value: "v"})
-					settle()
-					for i, f := range followers {
-						if c.Count > 0 && f.prefix == p {
-							followers[i].cur = nil // it may have missed it, like the mirror
-						}
-					}
-				},
-				"freeze": func(t *rapid.T) {
-					for _, r := range claimed {
-						if s, err := r.Latest(); err == nil {
-							frozen = append(frozen, s)
-							frozenWant = append(frozenWant, read(s))
-						}
-					}
-				},
-				"read the past": func(t *rapid.T) { // the same revisions, again and again, in any order
-					if lossy || !settle() {
-						return
-					}
-					for p, r := range claimed {
-						oldest, _, err := r.Oldest()
-						if err != nil {
-							t.Fatal(err)
-						}
-						revs := rapid.SliceOfN(rapid.Int64Range(oldest, m.Clock()), 1, 25).Draw(t, "revisions")
-						for _, rev := range append(revs, revs...) {
-							s, err := r.At(rev)
-							if errors.Is(err, mirror.ErrCompacted) {
-								continue // the window moved
-							} else if err != nil {
-								t.Fatal(err)
-							}
-							if got, want := read(s), want(rev, p); !maps.Equal(got, want) {
-								t.Fatalf("%s at %d: %s", p, rev, diff(got, want))
-							}
-							frozen = append(frozen, s)
-							frozenWant = append(frozenWant, read(s))
-						}
-					}
-				},
-				"follow": func(t *rapid.T) {
-					for p, r := range claimed {
-						s, err := r.Latest()
-						if err != nil {
-							continue
-						}
-						followers = append(followers, &follower{prefix: p, cur: s.Cursor("", ""), held: read(s), last: s.Rev})
-						if oldest, floor, err := r.Oldest(); err == nil {
-							rev := rapid.Int64Range(max(oldest, floor), s.Rev+3).Draw(t, "rev")
-							c, err := r.CursorAfter(rev, "", "")
-							if err != nil {
-								continue
-							}
-							if then, err := r.At(rev); err == nil {
-								followers = append(followers, &follower{prefix: p, cur: c, held: read(then), last: rev})
-							}
-						}
-					}
-				},
-				"": func(t *rapid.T) {
-					if err := m.Check(); err != nil {
-						t.Fatal(err)
-					}
-					if !settle() {
-						return
-					}
-					for p, r := range excluded {
-						if s, err := r.Latest(); !errors.Is(err, mirror.ErrNotReady) {
-							t.Fatalf("%s is excluded, but reads as %v, %v", p, read(s), err)
-						}
-					}
-					for p, r := range claimed {
-						s, err := r.Latest()
-						if err != nil {
-							t.Fatal(err)
-						}
-						oldest, floor, err := r.Oldest()
-						if err != nil {
-							t.Fatal(err)
-						}
-						for rev := oldest; rev <= s.Rev && !lossy; rev++ {
-							then, err := r.At(rev)
-							if errors.Is(err, mirror.ErrCompacted) {
-								continue // the window moved
-							}
-							if err != nil {
-								t.Fatal(err)
-							}
-							if got, want := read(then), want(rev, p); !maps.Equal(got, want) {
-								t.Fatalf("%s at %d: %s", p, rev, diff(got, want))
-							}
-						}
-						if _, err := r.At(oldest - 1); !errors.Is(err, mirror.ErrCompacted) {
-							t.Fatalf("%s below the oldest version %d: %v", p, oldest, err)
-						}
-						if _, err := r.CursorAfter(floor-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
-							t.Fatalf("cursor below the floor: %v", err)
-						}
-						if _, err := r.At(s.Rev + 1); !errors.Is(err, mirror.ErrFutureRevision) {
-							t.Fatalf("%s above the clock: %v", p, err)
-						}
-						if got, want := read(s), want(s.Rev, p); !maps.Equal(got, want) {
-							t.Fatalf("%s now: %s", p, diff(got, want))
-						}
-					}
-					kept := followers[:0]
-					for _, f := range followers {
-						if f.cur == nil {
-							continue
-						}
-						if err := f.drain(t, want, rapid.IntRange(1, 9).Draw(t, "limit")); err == nil {
-							kept = append(kept, f)
-						} else if !errors.Is(err, mirror.ErrCompacted) {
-							t.Fatal(err)
-						}
-					}
-					followers = kept
-				},
+				"txn":                      w.write,
+				"burst":                    w.burst,
+				"claim":                    w.claim,
+				"release":                  w.release,
+				"stall":                    w.stall,
+				"break":                    func(*rapid.T) { w.store.Break() },
+				"sleep":                    func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },
+				"compact":                  w.compact,
+				"lose an event":            w.loseAndWrite,
+				"check":                    w.compare,
+				"lose an event, and check": w.loseAndCompare,
+				"freeze":                   w.freezeAll,
+				"read the past":            w.readThePast,
+				"follow":                   w.follow,
+				"":                         w.check,
 			})
-			for i, s := range frozen { // I2
-				if got := read(s); !maps.Equal(got, frozenWant[i]) {
-					t.Fatalf("the snapshot of %d moved: %v, was %v", s.Rev, got, frozenWant[i])
+			for i, s := range w.frozen { // I2
+				if got := read(s); !maps.Equal(got, w.frozenWant[i]) {
+					t.Fatalf("the snapshot of %d moved: %v, was %v", s.Rev, got, w.frozenWant[i])
 				}
 			}
 		})
