@@ -1,0 +1,447 @@
+package mirror_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
+)
+
+// byValue partitions by the first letter of the value. What begins with a question mark
+// cannot be told.
+func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return mirror.NewPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf)
+}
+
+// bySet is byValue for cursors that follow sets of letters.
+func bySet(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return mirror.NewSetPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
+}
+
+func valuesOf(ev *mirror.Event) (before, now string, known bool) {
+	known = true
+	of := func(e *mirror.Entry) string {
+		switch {
+		case e == nil || len(e.Value()) == 0:
+			return ""
+		case e.Value()[0] == '?':
+			known = false
+		}
+		return string(e.Value()[:1])
+	}
+	before, now = of(ev.Prev), of(ev.Entry)
+	return before, now, known
+}
+
+// selection is what a cursor is asked for, and how to tell whether an event is part of it.
+type selection struct {
+	start, end string
+	byValue    bool
+	bySet      bool // value is a set
+	value      string
+}
+
+func (s selection) String() string {
+	if s.byValue {
+		return fmt.Sprintf("value %q in [%s, %s)", s.value, s.start, s.end)
+	}
+	return fmt.Sprintf("[%s, %s)", s.start, s.end)
+}
+
+func (s selection) selects(ev *mirror.Event) bool {
+	if k := ev.Key(); k < s.start || s.end != "" && k >= s.end {
+		return false
+	}
+	if !s.byValue {
+		return true
+	}
+	before, now, known := valuesOf(ev)
+	if s.bySet {
+		return !known || ev.Prev != nil && strings.Contains(s.value, before) || ev.Entry != nil && strings.Contains(s.value, now)
+	}
+	return !known || ev.Prev != nil && before == s.value || ev.Entry != nil && now == s.value
+}
+
+// pair are two cursors from one place: one that follows the selection, and one that reads
+// everything and is filtered.
+type pair struct {
+	selection
+	keyed, whole *mirror.Cursor
+	got, want    []*mirror.Event
+	pos          mirror.Revision
+}
+
+// selected drops what the selection does not select: a cursor that follows a value may
+// return more while it catches up.
+func (p *pair) selected(evs []*mirror.Event) []*mirror.Event {
+	return slices.DeleteFunc(evs, func(ev *mirror.Event) bool { return !p.selects(ev) })
+}
+
+// read reads at most limit events with the keyed cursor, and everything with the other.
+// It returns an error of the keyed cursor, and complains of one that the other one
+// does not have.
+func (p *pair) read(limit int) error {
+	evs, err := p.keyed.Next(nil, limit)
+	p.got = append(p.got, p.selected(evs)...)
+	pos := p.keyed.Position()
+	if pos < p.pos {
+		return fmt.Errorf("%s: position %d after %d", p, pos, p.pos)
+	}
+	p.pos = pos
+	if err != nil {
+		return err
+	}
+	if p.whole != nil {
+		evs, err = p.whole.Next(nil, 1<<30)
+		if errors.Is(err, mirror.ErrCompacted) {
+			// The window has moved past it. The other one knows of its own events only.
+			p.whole = nil
+		} else if err != nil {
+			return err
+		}
+		p.want = append(p.want, p.selected(evs)...)
+	}
+	if len(p.got) > len(p.want) && p.whole != nil {
+		return fmt.Errorf("%s: %s, want %s", p, story(p.got), story(p.want))
+	}
+	for i, ev := range p.got[:min(len(p.got), len(p.want))] {
+		if ev != p.want[i] {
+			return fmt.Errorf("%s: %s, want %s", p, story(p.got), story(p.want))
+		}
+	}
+	// I4: what is at or below its position was returned, to the last.
+	if len(p.got) < len(p.want) && p.want[len(p.got)].Rev <= pos {
+		return fmt.Errorf("%s: position %d: %s, want %s", p, pos, story(p.got), story(p.want))
+	}
+	return nil
+}
+
+func story(evs []*mirror.Event) string {
+	var b strings.Builder
+	for _, ev := range evs {
+		fmt.Fprintf(&b, " %d:%s", ev.Rev, ev.Key())
+	}
+	return b.String()
+}
+
+func (p *pair) follow(values, sets *mirror.Partition) {
+	switch {
+	case p.bySet:
+		p.keyed.FollowValue(sets, p.value)
+	case p.byValue:
+		p.keyed.FollowValue(values, p.value)
+	default:
+		p.keyed.Follow()
+	}
+}
+
+// selections draws what cursors may ask for of the resource at prefix.
+func selections(prefix string) *rapid.Generator[selection] {
+	return rapid.Custom(func(t *rapid.T) selection {
+		ns := prefix + rapid.SampledFrom([]string{"m/", "n/", "o/p/"}).Draw(t, "namespace")
+		s := rapid.SampledFrom([]selection{
+			{start: ns + "a", end: ns + "a\x00"},
+			{start: ns + "b", end: ns + "b\x00"},
+			{start: prefix + "a", end: prefix + "a\x00"},
+			{start: ns, end: ns[:len(ns)-1] + "0"},
+			{start: ns + "a", end: ns + "c"}, // neither a key nor a directory
+			{start: prefix, end: prefix[:len(prefix)-1] + "0"},
+			{},
+		}).Draw(t, "range")
+		s.byValue = rapid.Bool().Draw(t, "by value")
+		if s.byValue {
+			s.value = rapid.SampledFrom([]string{"", "x", "y", "z"}).Draw(t, "value")
+			if s.bySet = rapid.Bool().Draw(t, "by set"); s.bySet {
+				s.value = rapid.SampledFrom([]string{"x", "xy", "yz", "xyz", "q"}).Draw(t, "set")
+			}
+		}
+		return s
+	})
+}
+
+const followedPrefix = "/registry/a/" // of the resource of a followedMirror
+
+// followedWrites draws transactions of keys in and around followedPrefix.
+var followedWrites = rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) memory.Op {
+	dir := rapid.SampledFrom([]string{followedPrefix, followedPrefix + "m/", followedPrefix + "n/", followedPrefix + "o/p/", "/registry/b/"}).Draw(t, "directory")
+	return memory.Op{
+		Key:    dir + rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "key"),
+		Value:  rapid.SampledFrom([]string{"", "x1", "x2", "y1", "y2", "z", "?"}).Draw(t, "value"),
+		Delete: rapid.IntRange(0, 3).Draw(t, "delete") == 0,
+	}
+}), 1, 5, func(o memory.Op) string { return o.Key })
+
+// followedMirror is a mirror with pairs of cursors on one resource. Its methods with a rapid.T are the steps of a random walk.
+type followedMirror struct {
+	store      *memory.Store
+	m          *mirror.Mirror
+	r          *mirror.Resource // at followedPrefix
+	part, sets *mirror.Partition
+	inner      *mirror.Resource // claimed inside r, or nil
+	pairs      []*pair
+}
+
+func (f *followedMirror) write(t *rapid.T) { f.store.Txn(followedWrites.Draw(t, "ops")...) }
+
+func (f *followedMirror) writeMany(t *rapid.T) {
+	for range rapid.IntRange(1, 40).Draw(t, "n") {
+		f.write(t)
+	}
+}
+
+// join adds a pair that begins at the present, or at a revision in the past or the future.
+func (f *followedMirror) join(t *rapid.T) {
+	s, err := f.r.Latest()
+	if err != nil {
+		return
+	}
+	p := &pair{selection: selections(followedPrefix).Draw(t, "selection")}
+	p.keyed, p.whole = s.Cursor(p.start, p.end), s.Cursor("", "")
+	if _, floor, err := f.r.Oldest(); err == nil && floor <= s.Rev && rapid.Bool().Draw(t, "past") {
+		rev := rapid.Int64Range(floor, s.Rev+3).Draw(t, "rev")
+		keyed, err := f.r.CursorAfter(rev, p.start, p.end)
+		if err != nil {
+			return
+		}
+		whole, err := f.r.CursorAfter(rev, "", "")
+		if err != nil {
+			return
+		}
+		p.keyed, p.whole = keyed, whole
+	}
+	p.follow(f.part, f.sets)
+	f.pairs = append(f.pairs, p)
+}
+
+func (f *followedMirror) joinAgain(t *rapid.T) {
+	if len(f.pairs) > 0 {
+		rapid.SampledFrom(f.pairs).Draw(t, "pair").follow(f.part, f.sets)
+	}
+}
+
+func (f *followedMirror) leave(t *rapid.T) {
+	if len(f.pairs) > 0 {
+		i := rapid.IntRange(0, len(f.pairs)-1).Draw(t, "pair")
+		f.pairs[i].keyed.Close()
+		f.pairs = slices.Delete(f.pairs, i, i+1)
+	}
+}
+
+// claimInside claims a prefix inside the resource, or releases it.
+func (f *followedMirror) claimInside(*rapid.T) {
+	if f.inner == nil {
+		f.inner, _ = f.m.Claim(followedPrefix + "m/")
+	} else {
+		f.inner.Release()
+		f.inner = nil
+	}
+}
+
+func (f *followedMirror) restore(t *rapid.T) {
+	if rapid.IntRange(0, 5).Draw(t, "rarely") == 0 {
+		f.store.Restore(max(1, f.store.Revision()-3), map[string]string{followedPrefix + "m/a": "x"})
+	}
+}
+
+func (f *followedMirror) read(t *rapid.T) {
+	for _, p := range f.pairs {
+		err := p.read(rapid.IntRange(1, 5).Draw(t, "limit"))
+		if err != nil && !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// check checks the mirror and, sometimes, drains all pairs. A pair ends only with its lineage, or if an event of its own was
+// dropped.
+func (f *followedMirror) check(t *rapid.T) {
+	if err := f.m.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if rapid.IntRange(0, 3).Draw(t, "look") != 0 {
+		return
+	}
+	synctest.Wait()
+	kept := f.pairs[:0]
+	for _, p := range f.pairs {
+		if err := p.drain(); errors.Is(err, mirror.ErrCompacted) {
+			// A partition may fall out of the window too, and takes its followers with it.
+			if _, floor, ferr := f.r.Oldest(); ferr == nil && floor <= p.pos && p.whole != nil && !p.byValue {
+				if _, werr := p.whole.Next(nil, 1<<30); werr == nil {
+					t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
+				}
+			}
+			p.keyed.Close()
+		} else if err != nil {
+			t.Fatal(err)
+		} else {
+			kept = append(kept, p)
+		}
+	}
+	f.pairs = kept
+}
+
+// TestFollowingIsFiltering drives cursors that follow keys, directories and values through
+// writes, joins, leaves, trims, relists, releases, claims inside others, and restores of
+// etcd, and compares them with cursors that read everything.
+func TestFollowingIsFiltering(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		synctest.Test(t, func(st *testing.T) {
+			t := rt
+			f := &followedMirror{store: memory.New()}
+			var err error
+			f.m, err = mirror.New(mirror.Options{Prefix: root, Source: f.store, Logger: quiet(),
+				Window: mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 4000}, CheckpointEvents: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.m.Close()
+			if f.r, err = f.m.Claim(followedPrefix); err != nil {
+				t.Fatal(err)
+			}
+			var clean cleanups
+			defer clean.run()
+			f.part, f.sets = byValue(&clean, f.r), bySet(&clean, f.r)
+			t.Repeat(map[string]func(*rapid.T){
+				"write":        f.write,
+				"write many":   f.writeMany,
+				"sleep":        func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },
+				"join":         f.join,
+				"join again":   f.joinAgain,
+				"leave":        f.leave,
+				"claim inside": f.claimInside,
+				"break":        func(*rapid.T) { f.store.Break() },
+				"restore":      f.restore,
+				"settle":       func(*rapid.T) { synctest.Wait() },
+				"read":         f.read,
+				"":             f.check,
+			})
+			for _, p := range f.pairs {
+				p.keyed.Close()
+			}
+			synctest.Wait()
+			if n := mirror.Topics(f.r); n != 0 {
+				t.Errorf("%d topics are left", n)
+			}
+		})
+	})
+}
+
+// drain reads until nothing is due, and compares all of it.
+func (p *pair) drain() error {
+	for n := -1; n != len(p.got) || p.keyed.Position() == 0; {
+		n = len(p.got)
+		if err := p.read(3); err != nil {
+			return err
+		}
+	}
+	for {
+		evs, err := p.keyed.Next(nil, 100)
+		if err != nil {
+			return err
+		}
+		p.got = append(p.got, p.selected(evs)...)
+		if len(evs) < 100 {
+			break
+		}
+	}
+	if p.whole == nil {
+		p.want = slices.Clone(p.got) // only it has the rest
+		return nil
+	}
+	if err := p.read(100); err != nil {
+		return err
+	}
+	if len(p.got) != len(p.want) || p.keyed.Position() != p.whole.Position() {
+		return fmt.Errorf("%s: at %d %s, want at %d %s", p, p.keyed.Position(), story(p.got), p.whole.Position(), story(p.want))
+	}
+	return nil
+}
+
+// TestFollowersGoOnAfterAGap: etcd was compacted past what the mirror knew, and the resource was
+// listed anew. Who is not behind goes on, and is woken by what happens after.
+func TestFollowersGoOnAfterAGap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		store.Put("/registry/a/x", "x")
+		reach(t, m, store.Revision(), r)
+		var clean cleanups
+		defer clean.run()
+		part := byValue(&clean, r)
+		cursors := map[string]*mirror.Cursor{}
+		for _, name := range []string{"key", "directory", "value"} {
+			// What they are about to see is in the gap, and they have seen it elsewhere.
+			c, err := r.CursorAfter(store.Revision()+10, "/registry/a/d/k", "/registry/a/d/k\x00")
+			switch name {
+			case "directory":
+				c, err = r.CursorAfter(store.Revision()+10, "/registry/a/d/", "/registry/a/d0")
+			case "value":
+				c, err = r.CursorAfter(store.Revision()+10, "", "")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name == "value" {
+				c.FollowValue(part, "v")
+			} else {
+				c.Follow()
+			}
+			defer c.Close()
+			cursors[name] = c
+		}
+		store.Stall(true)
+		synctest.Wait()
+		for range 10 {
+			store.Put("/registry/a/x", "x")
+		}
+		store.Compact(store.Revision())
+		store.Break()
+		store.Stall(false)
+		time.Sleep(time.Minute)
+		lists := m.Stats().Relists
+		if lists == 0 {
+			t.Fatal("nothing was listed anew")
+		}
+		changed := map[string]<-chan struct{}{}
+		for name, c := range cursors {
+			for { // as a watch does: it may be woken for nothing
+				ch := c.Changed()
+				if evs, err := c.Next(nil, 10); err != nil || len(evs) != 0 {
+					t.Fatalf("%s: %s, %v", name, story(evs), err)
+				}
+				select {
+				case <-ch:
+					continue
+				default:
+				}
+				changed[name] = ch
+				break
+			}
+		}
+		rev := store.Put("/registry/a/d/k", "v")
+		for name, c := range cursors {
+			<-changed[name]
+			if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {
+				t.Errorf("%s: %s, %v, want %d", name, story(evs), err, rev)
+			}
+		}
+	})
+}
