@@ -107,14 +107,14 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	f.catchUp(t)
 	s := f.engine(t)
 	for range maxEtcdGets {
-		s.cluster.gets <- struct{}{}
+		s.cluster.getPlaces <- struct{}{}
 	}
 	ctx := contextFor(t)
 	old := f.olderThanMemory(t)
 	for range maxEtcdPages {
-		s.cluster.lists <- struct{}{}
+		s.cluster.listPlaces <- struct{}{}
 	}
-	if err := s.cluster.gets.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
+	if err := s.cluster.getPlaces.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("one GET too many: %v, want 429", err)
 	}
 	quick, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
@@ -122,9 +122,9 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	if err := s.GetList(quick, "/pods", old, &example.PodList{}); !apierrors.IsTimeout(err) {
 		t.Errorf("one LIST too many: %v, want a timeout", err)
 	}
-	<-s.cluster.gets
-	<-s.cluster.lists
-	if err := s.cluster.gets.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
+	<-s.cluster.getPlaces
+	<-s.cluster.listPlaces
+	if err := s.cluster.getPlaces.Get(ctx, s.etcd, podKey(pod), storage.GetOptions{}, &example.Pod{}); err != nil {
 		t.Errorf("a GET with room: %v", err)
 	}
 	if err := s.GetList(ctx, "/pods", old, &example.PodList{}); err != nil {
@@ -139,7 +139,7 @@ func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
 	f.create(t, newPod("a"), newPod("b"))
 	f.catchUp(t)
 	for range maxEtcdPages {
-		f.cluster.lists <- struct{}{}
+		f.cluster.listPlaces <- struct{}{}
 	}
 	if got := podNames(f.list(t, everything())); got != "a b" {
 		t.Errorf("list has %q", got)

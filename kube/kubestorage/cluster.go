@@ -45,8 +45,8 @@ type cluster struct {
 	eventsOnly bool
 
 	// Places for reads that memory cannot answer: one key each, and a page of a list each.
-	gets, lists etcdread.Places
-	ranges      clientv3.KV // for those lists: no response is larger than they may hold
+	getPlaces, listPlaces etcdread.Places
+	ranges                clientv3.KV // for those lists: no response is larger than they may hold
 }
 
 // Bounds of what a stall of the feed, or lists of the distant past, can make of

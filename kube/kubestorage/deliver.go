@@ -174,7 +174,7 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 			n++
 		}
 	}
-	st.store.streams.Filtered(n)
+	st.store.watchMetrics.Filtered(n)
 }
 
 // retry tries again, with growing pauses, to write an event that failed with err because it

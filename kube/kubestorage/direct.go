@@ -16,8 +16,8 @@ import (
 // continue tokens are like those of resources in memory, and its watches end with theirs.
 type direct struct {
 	storage.Interface
-	pages pages.Pages
-	lists metrics.Lists
+	pages       pages.Pages
+	listMetrics metrics.Lists
 
 	keys    pages.Keys
 	running *running.Watches
@@ -25,11 +25,11 @@ type direct struct {
 
 func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
 	return direct{
-		Interface: etcd,
-		pages:     c.pages(cfg.GroupResource),
-		lists:     metrics.NewLists(cfg.GroupResource),
-		keys:      pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
-		running:   &c.watches,
+		Interface:   etcd,
+		pages:       c.pages(cfg.GroupResource),
+		listMetrics: metrics.NewLists(cfg.GroupResource),
+		keys:        pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
+		running:     &c.watches,
 	}
 }
 
@@ -45,10 +45,10 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 		return err
 	}
 	if opts, err = d.pages.Open(ctx, prefix, opts); err != nil {
-		return d.lists.Failed(err)
+		return d.listMetrics.Failed(err)
 	}
-	d.lists.Count(opts, metrics.SourceEtcd, metrics.ReasonUncached)
-	return d.lists.Failed(d.pages.List(ctx, d.Interface, key, prefix, d.keys.Scope(ctx, prefix, opts), opts, out))
+	d.listMetrics.Count(opts, metrics.SourceEtcd, metrics.ReasonUncached)
+	return d.listMetrics.Failed(d.pages.List(ctx, d.Interface, key, prefix, d.keys.Scope(ctx, prefix, opts), opts, out))
 }
 
 func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {

@@ -302,7 +302,7 @@ func TestWatchesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		w.group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
-		w.streams = enginemetrics.NewWatches(w.group)
+		w.watchMetrics = enginemetrics.NewWatches(w.group)
 		value := func(m metrics.CounterMetric) int {
 			t.Helper()
 			v, err := testutil.GetCounterMetricValue(m)

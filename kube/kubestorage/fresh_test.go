@@ -265,7 +265,7 @@ func TestGetThatAMemberLeavesUnanswered(t *testing.T) {
 			s.etcd = etcd
 			defer func() { s.etcd = before }()
 			out := &example.Pod{}
-			err := s.cluster.gets.Get(contextFor(t), s.etcd, podKey(pod), storage.GetOptions{}, out)
+			err := s.cluster.getPlaces.Get(contextFor(t), s.etcd, podKey(pod), storage.GetOptions{}, out)
 			if fmt.Sprint(err) != cmp.Or(c.want, "<nil>") || c.want == "" && out.Name != "a" {
 				t.Errorf("%q, %v", out.Name, err)
 			}

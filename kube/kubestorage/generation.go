@@ -10,7 +10,7 @@ import (
 // dropReplaced drops derived data of keys that are no longer in use, beside the readers. The view's mutex is held.
 func dropReplaced(s *Store) {
 	s.selections.KeysReplaced()
-	s.watches.Start(func() {
+	s.running.Start(func() {
 		s.selections.DropEnded()
 		dropClosed(s.ctx, s.resource)
 	})

@@ -20,7 +20,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
 	switch {
 	case errors.Is(err, ErrReadEtcd):
-		err := s.cluster.gets.Get(ctx, s.etcd, key, opts, out)
+		err := s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
 		if opts.ResourceVersion == "" {
 			s.metrics.Consistent(err == nil || storage.IsNotFound(err), true)
 		}
@@ -32,7 +32,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	}
 	if err := s.view.Now().DecodeInto(ctx, e, out); err != nil {
 		// Upstream's store words the error, and may have better luck.
-		return s.cluster.gets.Get(ctx, s.etcd, key, opts, out)
+		return s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
 	}
 	return nil
 }

@@ -20,18 +20,18 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	endProbe(ctx, s, key, &opts.Predicate)
 	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
-		return s.lists.Failed(err)
+		return s.listMetrics.Failed(err)
 	}
 	r, err := q.read(ctx, s)
 	var etcd *readEtcd
 	switch {
 	case errors.As(err, &etcd):
 		if err := admitEtcd(ctx, listadmission.DecodedOf(ctx), s, q); err != nil {
-			return s.lists.Failed(err)
+			return s.listMetrics.Failed(err)
 		}
-		s.lists.Count(q.opts, metrics.SourceEtcd, etcd.reason)
+		s.listMetrics.Count(q.opts, metrics.SourceEtcd, etcd.reason)
 		if err := s.pages.List(ctx, s.etcd, q.key, q.prefix, q.scope, q.opts, listObj); err != nil {
-			return s.lists.Failed(err)
+			return s.listMetrics.Failed(err)
 		}
 		return listadmission.DecodedOf(ctx).TakeTurn(ctx)
 	case err != nil:
@@ -40,7 +40,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	defer r.Close()
 	held := listadmission.DecodedOf(ctx)
 	if err := admit(ctx, held, r); err != nil {
-		return s.lists.Failed(err)
+		return s.listMetrics.Failed(err)
 	}
 	if err := r.fill(ctx, held, listObj); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj
 		ok, err := r.Matches(ctx, e)
 		if err == nil && ok && r.Selective() {
 			if err := held.Grow(e.Size()); err != nil {
-				return s.lists.Failed(err)
+				return s.listMetrics.Failed(err)
 			}
 		}
 		var obj runtime.Object

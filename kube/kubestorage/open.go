@@ -53,7 +53,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
-		gets: make(etcdread.Places, maxEtcdGets), lists: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
+		getPlaces: make(etcdread.Places, maxEtcdGets), listPlaces: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
 		RefusePlain: opts.RefusePlainTokens,
@@ -101,7 +101,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 		Prefix:    c.prefix,
 		Freshness: c.freshness,
 		Endpoints: c.endpoints,
-		Lists:     func() (reading, limit int) { return len(c.lists), cap(c.lists) },
+		Lists:     func() (reading, limit int) { return len(c.listPlaces), cap(c.listPlaces) },
 		AddLag:    c.addLag,
 	}
 	if compactor != nil {
@@ -203,8 +203,8 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		sizes:        utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
 		watchList:    utilfeature.DefaultFeatureGate.Enabled(features.WatchList),
 		pages:        c.pages(cfg.GroupResource),
-		lists:        metrics.NewLists(cfg.GroupResource),
-		streams:      metrics.NewWatches(cfg.GroupResource),
+		listMetrics:  metrics.NewLists(cfg.GroupResource),
+		watchMetrics: metrics.NewWatches(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
@@ -214,8 +214,8 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 		View:     s.view,
 		Blocks:   c.blocks,
 		Context:  s.ctx,
-		Start:    s.watches.Start,
-		Filtered: s.streams.Filtered,
+		Start:    s.running.Start,
+		Filtered: s.watchMetrics.Filtered,
 	})
 	return s
 }

@@ -196,8 +196,8 @@ func TestListsOlderThanMemory(t *testing.T) {
 			t.Run("pages", p.testPages)
 			t.Run("selected pages", p.testSelectedPages)
 			t.Run("bytes", func(t *testing.T) { p.testBytes(t, name == "read twice") })
-			if len(p.f.cluster.lists) != 0 {
-				t.Errorf("%d places are still taken", len(p.f.cluster.lists))
+			if len(p.f.cluster.listPlaces) != 0 {
+				t.Errorf("%d places are still taken", len(p.f.cluster.listPlaces))
 			}
 		})
 	}
@@ -255,22 +255,22 @@ func TestCompactionOvertakesAList(t *testing.T) {
 		t.Errorf("%v lists counted as expired, want 1", n-before)
 	}
 	// Who asks for what is gone does not wait for those who read.
-	for range cap(f.cluster.lists) {
-		f.cluster.lists <- struct{}{}
+	for range cap(f.cluster.listPlaces) {
+		f.cluster.listPlaces <- struct{}{}
 	}
 	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("without a place: %v, want 410", err)
 	}
-	for range cap(f.cluster.lists) {
-		<-f.cluster.lists
+	for range cap(f.cluster.listPlaces) {
+		<-f.cluster.listPlaces
 	}
 	r.Close()
 	r.Close() // does nothing
 	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("afterwards: %v, want 410", err)
 	}
-	if len(f.cluster.lists) != 0 {
-		t.Errorf("%d places are still taken", len(f.cluster.lists))
+	if len(f.cluster.listPlaces) != 0 {
+		t.Errorf("%d places are still taken", len(f.cluster.listPlaces))
 	}
 }
 

@@ -21,7 +21,7 @@ func (r *Reading) Err() error {
 		return nil
 	}
 	if r.err == nil {
-		r.err = r.store.lists.Failed(r.pastError(r.past.Context(), r.past.Err()))
+		r.err = r.store.listMetrics.Failed(r.pastError(r.past.Context(), r.past.Err()))
 	}
 	return r.err
 }
@@ -68,14 +68,14 @@ func (r *Reading) count() {
 	case !r.Snapshot.Present():
 		source = metrics.SourcePast
 	}
-	r.store.lists.Count(r.request.opts, source, reason)
+	r.store.listMetrics.Count(r.request.opts, source, reason)
 }
 
 // Served records in the metrics how many candidates a list has looked at, and how many objects are in the answer. Upstream's
 // releases differ in how they count lists from etcd, so those are not recorded.
 func (r *Reading) Served(walked, returned int) {
 	if !r.FromEtcd() {
-		r.store.lists.Served(r.name, walked, returned)
+		r.store.listMetrics.Served(r.name, walked, returned)
 	}
 }
 
@@ -86,7 +86,7 @@ func (r *Reading) Served(walked, returned int) {
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
 	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
-		return nil, s.lists.Failed(err)
+		return nil, s.listMetrics.Failed(err)
 	}
 	return q.read(ctx, s)
 }
@@ -122,7 +122,7 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 		}
 	}
 	if err != nil {
-		return nil, s.lists.Failed(err)
+		return nil, s.listMetrics.Failed(err)
 	}
 	r.count()
 	return r, nil
@@ -152,7 +152,7 @@ func (r *Reading) readPast(ctx context.Context) error {
 	if err != nil {
 		return r.pastError(ctx, s.notReady())
 	}
-	source := etcdread.Source{Places: s.cluster.lists, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: pastKeep}
+	source := etcdread.Source{Places: s.cluster.listPlaces, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: pastKeep}
 	if r.past, err = source.Open(ctx, held, r.Start, r.End, r.Rev, most); err != nil {
 		return r.pastError(ctx, err)
 	}

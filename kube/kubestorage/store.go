@@ -40,18 +40,18 @@ type Store struct {
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
 	// Gates of Kubernetes, as they are when the store is made.
-	shards    bool // ShardedListAndWatch
-	sizes     bool // SizeBasedListCostEstimate
-	watchList bool // WatchList
-	pages     pages.Pages
-	lists     metrics.Lists
-	streams   metrics.Watches
+	shards       bool // ShardedListAndWatch
+	sizes        bool // SizeBasedListCostEstimate
+	watchList    bool // WatchList
+	pages        pages.Pages
+	listMetrics  metrics.Lists
+	watchMetrics metrics.Watches
 
 	selections *selected.Selections // indexes and shards
 
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
-	watches running.Group
+	running running.Group // watches, and the building of indexes
 }
 
 var _ storage.Interface = (*Store)(nil)
@@ -59,7 +59,7 @@ var _ storage.Interface = (*Store)(nil)
 // stop ends all watches and gives the resource back.
 func (s *Store) stop() {
 	s.cancel()
-	s.watches.End()
+	s.running.End()
 	s.selections.EndShards()
 	s.view.Close()
 	s.selections.DropIndexes()

@@ -133,7 +133,7 @@ func (st *Stream) Listing() bool { return st.listing }
 
 // countReplayed tells the metrics what the start of the watch has cost.
 func (st *Stream) countReplayed() {
-	st.store.streams.Started(0, st.replayed)
+	st.store.watchMetrics.Started(0, st.replayed)
 	st.startRev, st.replayed = 0, 0
 }
 
@@ -153,6 +153,6 @@ func isWithoutDrain(ctx context.Context) bool { return ctx.Value(withoutDrainKey
 
 // bookmark returns one at the position of the stream.
 func (st *Stream) bookmark() batch {
-	st.store.streams.Bookmark()
+	st.store.watchMetrics.Bookmark()
 	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }

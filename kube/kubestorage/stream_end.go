@@ -31,7 +31,7 @@ func (st *Stream) Close() {
 		return
 	}
 	st.closed = true
-	st.store.streams.Ended(st.why().String())
+	st.store.watchMetrics.Ended(st.why().String())
 	st.countReplayed()
 	st.cancel()
 	st.store.cluster.watches.Remove((*runningStream)(st))

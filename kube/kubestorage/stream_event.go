@@ -80,4 +80,4 @@ func ErrorStatus(err error) *metav1.Status {
 // Delivered records in the metrics that events have been written to the client now, of which the
 // oldest arrived (mirror.Event.Arrived) and was ready to be written at those times, as mirror.Now
 // counts.
-func (st *Stream) Delivered(arrived, ready int64) { st.store.streams.Delivered(arrived, ready) }
+func (st *Stream) Delivered(arrived, ready int64) { st.store.watchMetrics.Delivered(arrived, ready) }

@@ -68,7 +68,7 @@ func (st *Stream) next() (batch, error) {
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
 		if errors.Is(err, mirror.ErrCompacted) && st.cursor.Err() == nil {
-			st.store.streams.Terminated() // too slow: history has left it behind
+			st.store.watchMetrics.Terminated() // too slow: history has left it behind
 		}
 		st.failed = st.ending(err)
 	}
@@ -115,7 +115,7 @@ func (st *Stream) nextInitial() batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
 		b := batch{entries: st.found[:n]}
-		st.store.streams.Started(n, 0)
+		st.store.watchMetrics.Started(n, 0)
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
 		}
@@ -129,7 +129,7 @@ func (st *Stream) nextInitial() batch {
 		return batch{}
 	}
 	n := 0
-	defer func() { st.store.streams.Started(n, 0) }()
+	defer func() { st.store.watchMetrics.Started(n, 0) }()
 	objects, selected := Objects(*snap), st.selector.All
 	if shard := st.shard.Value(); shard != nil {
 		objects, selected = shard, true

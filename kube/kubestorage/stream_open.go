@@ -95,7 +95,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.satisfied = s.mirror.WantProgress()
 	}
 	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
-		st.sharded = s.streams.Sharded()
+		st.sharded = s.watchMetrics.Sharded()
 	}
 	st.scheduleBookmark()
 	return st, nil
@@ -148,7 +148,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		if r.shard != nil {
 			st.shard, st.counted = weak.Make(r.shard), true
 			all, _ := snap.Count(st.start, st.end)
-			s.streams.Filtered(all - r.Count())
+			s.watchMetrics.Filtered(all - r.Count())
 		}
 		if r.index != nil {
 			st.found = slices.Collect(r.Candidates())

@@ -54,7 +54,7 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		return watch.NewProxyWatcher(events), nil
 	}
 	w := &watcher{stream: stream, ctx: ctx, cancel: cancel, result: make(chan watch.Event, resultBuffer)}
-	if !s.watches.Start(w.run) {
+	if !s.running.Start(w.run) {
 		stream.Close()
 		cancel()
 		return nil, s.notReady()
@@ -176,7 +176,7 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 		return err
 	}
 	w.observed = w.stream.batches
-	w.stream.store.streams.Dispatched(ev.Arrived, ready)
+	w.stream.store.watchMetrics.Dispatched(ev.Arrived, ready)
 	return nil
 }
 
