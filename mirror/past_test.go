@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/btree"
 )
 
 // lineageOf returns a lineage of n keys to which so many events were applied, one per revision

@@ -3,7 +3,7 @@ package mirror
 import (
 	"iter"
 
-	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/btree"
 )
 
 // Snapshot is one revision of a resource. It is immutable, may be read

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/btree"
 )
 
 // newTable returns the table of a resource that has not been loaded.

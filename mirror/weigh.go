@@ -3,7 +3,7 @@ package mirror
 import (
 	"time"
 
-	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/btree"
 )
 
 // weighing is the versions of a resource, from the present back.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/internal/btree"
+	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
