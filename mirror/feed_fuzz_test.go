@@ -271,7 +271,7 @@ func FuzzFeed(f *testing.F) {
 
 const firstTold mirror.Revision = 10 // the revision that a program begins at
 
-// fuzzedFeed is a mirror of a source that says what a program has it say.
+// fuzzedFeed is a mirror of a source that a program controls.
 type fuzzedFeed struct {
 	*told
 	m         *mirror.Mirror
@@ -373,7 +373,7 @@ func (f *fuzzedFeed) watches(t *testing.T) (all []*follower) {
 	return all
 }
 
-// step does what the program has next, and settles. It reports whether anything can follow.
+// step executes the next instruction of the program, and settles. It returns false if no batch can follow.
 func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
 	t.Helper()
 	switch f.program.byte() % 6 {

@@ -57,9 +57,9 @@ type restoredMirror struct {
 	m      *mirror.Mirror // nil until it is made
 	claims map[string]*mirror.Resource
 
-	// What happens beside the load, between its pages and batches. The goroutine that has the turn draws.
+	// Writes, compactions and claims beside the load, between its pages and batches. The goroutine that has the turn draws.
 	turn chan struct{}
-	left int // how much more may happen
+	left int // the number of those that may still happen
 }
 
 // write writes to some of the resources, or to none, in one transaction.

@@ -30,10 +30,10 @@ func newUnloaded(t *testing.T) *unloaded {
 	return u
 }
 
-// during returns the requests to etcd while what runs. It leaves out requests for etcd's revision, because the list that
-// is held up begins with one at any time.
-func (u *unloaded) during(what func()) tally {
-	got := u.requests.during(what)
+// during returns the requests to etcd during the call of f. It leaves out requests for etcd's revision, because the load
+// that is held up begins with one at any time.
+func (u *unloaded) during(f func()) tally {
+	got := u.requests.during(f)
 	got.Revisions = 0
 	return got
 }
