@@ -10,6 +10,48 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
+// claim adds a claim of the prefix, or an exclusion. Errors: ErrClosed.
+func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
+	if !strings.HasPrefix(prefix, s.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == s.opts.Prefix {
+		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, s.opts.Prefix)
+	}
+	g := &s.registry
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	r := g.resources[prefix]
+	if r == nil {
+		r = &Resource{m: s, prefix: prefix}
+		g.resources[prefix] = r
+	}
+	if r.refs > 0 && r.exclude != exclude {
+		return nil, fmt.Errorf("mirror: prefix %q cannot be both claimed and excluded", prefix)
+	}
+	r.refs++
+	if r.refs == 1 {
+		r.exclude = exclude
+		g.enqueueLocked(func(w *writer) { w.adopt(r, exclude) })
+	}
+	return r, nil
+}
+
+// Release ends a claim. With the last one the resource's history is dropped, and
+// its values count against Options.UnclaimedBytes until the next claim.
+func (r *Resource) Release() {
+	g := &r.m.registry
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r.refs == 0 {
+		panic("mirror: Release of " + r.prefix + ", which is not claimed")
+	}
+	r.refs--
+	if r.refs == 0 {
+		g.enqueueLocked(func(w *writer) { w.abandon(r) })
+	}
+}
+
 // adopt gives a resource that was claimed the state that is cached for it.
 func (w *writer) adopt(r *Resource, exclude bool) {
 	t := w.tables[r.prefix]
@@ -181,46 +223,4 @@ func (p *part) end(present tree, private bool) *lineage {
 		newest = &version{rev: p.last, tree: present, seq: p.log.End()}
 	}
 	return newLineage(p.base, newest, p.log, private)
-}
-
-// claim adds a claim of the prefix, or an exclusion. Errors: ErrClosed.
-func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
-	if !strings.HasPrefix(prefix, s.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == s.opts.Prefix {
-		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, s.opts.Prefix)
-	}
-	g := &s.registry
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return nil, ErrClosed
-	}
-	r := g.resources[prefix]
-	if r == nil {
-		r = &Resource{m: s, prefix: prefix}
-		g.resources[prefix] = r
-	}
-	if r.refs > 0 && r.exclude != exclude {
-		return nil, fmt.Errorf("mirror: prefix %q cannot be both claimed and excluded", prefix)
-	}
-	r.refs++
-	if r.refs == 1 {
-		r.exclude = exclude
-		g.enqueueLocked(func(w *writer) { w.adopt(r, exclude) })
-	}
-	return r, nil
-}
-
-// Release ends a claim. With the last one the resource's history is dropped, and
-// its values count against Options.UnclaimedBytes until the next claim.
-func (r *Resource) Release() {
-	g := &r.m.registry
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if r.refs == 0 {
-		panic("mirror: Release of " + r.prefix + ", which is not claimed")
-	}
-	r.refs--
-	if r.refs == 0 {
-		g.enqueueLocked(func(w *writer) { w.abandon(r) })
-	}
 }

@@ -10,6 +10,81 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
+// Tree and Run are the engine's view of an ordered set of entries; see the
+// methods of Snapshot.
+type (
+	tree = btree.Tree[*Entry]
+	// Run is a part of one leaf of a version's tree: neighbouring entries, and a
+	// place on the leaf to keep what a reader derives from all of them.
+	Run = btree.Run[*Entry]
+	// Leaf is the leaf of a Run.
+	Leaf = btree.Leaf[*Entry]
+)
+
+type eventLog = eventlog.Log[Event, *Event]
+
+// version is a resource at one revision, and at every later one until the next
+// event: the tree and the place in the log where its future begins.
+type version struct {
+	rev  Revision
+	tree tree
+	seq  uint64 // number of the first event after rev
+	// prev is the version before, for a reader that meets a version before the
+	// clock has reached it. It is cut when the clock has, so that versions do not
+	// hold each other alive.
+	prev atomic.Pointer[version]
+
+	used  atomic.Int64 // when a reader was given it, as Now counts; of one made for readers
+	bytes int64        // of its nodes that no newer version has, as weighed last; the writer's
+}
+
+// lineage is the unbroken life of a resource since it was last listed. A resource
+// that has to be listed anew gets a new lineage; the old one's log is dead.
+type lineage struct {
+	// successor goes on where this lineage has ended, but for a gap between its last
+	// event and the successor's floor; nil if there is none.
+	successor atomic.Pointer[lineage]
+	// private: nobody has claimed the resource. Values may be missing and no reader
+	// is shown the lineage; see current.readable.
+	private bool
+	log     *eventLog
+	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment; nil when the lineage has ended
+	// suspect: a check has found what came before to differ from etcd, and none has found that
+	// this does not.
+	suspect atomic.Bool
+	// readable is the oldest revision that can be read. The log reaches back to it.
+	readable atomic.Int64
+	// checkpoints are versions kept so that the past can be read, from one of them or from
+	// the head, over the log. Ascending; there may be none. Replaced by the writer.
+	checkpoints atomic.Pointer[[]*version]
+	// made are versions that were made for readers, in no order. Replaced by readers, who
+	// add to them, and by the writer, with compare-and-swap.
+	made atomic.Pointer[[]*version]
+}
+
+// newLineage returns a lineage from its oldest version to its newest, nil if that is the same. The
+// log leads from one to the other; nil means a new one. Every lineage begins here.
+func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
+	if newest == nil {
+		newest = oldest
+	}
+	if log == nil {
+		log = eventlog.New[Event](oldest.rev)
+	}
+	lin := &lineage{log: log, private: private}
+	lin.head.Store(newest)
+	lin.readable.Store(oldest.rev)
+	lin.checkpoints.Store(&[]*version{oldest})
+	lin.made.Store(&[]*version{})
+	return lin
+}
+
+// versions returns how many versions of the past are kept.
+func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.made.Load()) }
+
+// oldest returns the oldest revision that can be read.
+func (l *lineage) oldest() Revision { return l.readable.Load() }
+
 // at returns the version whose future begins where that of rev does: the one that is kept if
 // there is one, or else one that it makes and keeps. All readers of revisions between the
 // same two events get the same tree for as long as it is kept. It reports false
@@ -230,79 +305,4 @@ func thin(cps []*version, events int) []*version {
 		cps[kept] = cps[i]
 	}
 	return slices.Clip(slices.Delete(cps, 0, kept))
-}
-
-// Tree and Run are the engine's view of an ordered set of entries; see the
-// methods of Snapshot.
-type (
-	tree = btree.Tree[*Entry]
-	// Run is a part of one leaf of a version's tree: neighbouring entries, and a
-	// place on the leaf to keep what a reader derives from all of them.
-	Run = btree.Run[*Entry]
-	// Leaf is the leaf of a Run.
-	Leaf = btree.Leaf[*Entry]
-)
-
-type eventLog = eventlog.Log[Event, *Event]
-
-// version is a resource at one revision, and at every later one until the next
-// event: the tree and the place in the log where its future begins.
-type version struct {
-	rev  Revision
-	tree tree
-	seq  uint64 // number of the first event after rev
-	// prev is the version before, for a reader that meets a version before the
-	// clock has reached it. It is cut when the clock has, so that versions do not
-	// hold each other alive.
-	prev atomic.Pointer[version]
-
-	used  atomic.Int64 // when a reader was given it, as Now counts; of one made for readers
-	bytes int64        // of its nodes that no newer version has, as weighed last; the writer's
-}
-
-// lineage is the unbroken life of a resource since it was last listed. A resource
-// that has to be listed anew gets a new lineage; the old one's log is dead.
-type lineage struct {
-	// successor goes on where this lineage has ended, but for a gap between its last
-	// event and the successor's floor; nil if there is none.
-	successor atomic.Pointer[lineage]
-	// private: nobody has claimed the resource. Values may be missing and no reader
-	// is shown the lineage; see current.readable.
-	private bool
-	log     *eventLog
-	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment; nil when the lineage has ended
-	// suspect: a check has found what came before to differ from etcd, and none has found that
-	// this does not.
-	suspect atomic.Bool
-	// readable is the oldest revision that can be read. The log reaches back to it.
-	readable atomic.Int64
-	// checkpoints are versions kept so that the past can be read, from one of them or from
-	// the head, over the log. Ascending; there may be none. Replaced by the writer.
-	checkpoints atomic.Pointer[[]*version]
-	// made are versions that were made for readers, in no order. Replaced by readers, who
-	// add to them, and by the writer, with compare-and-swap.
-	made atomic.Pointer[[]*version]
-}
-
-// versions returns how many versions of the past are kept.
-func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.made.Load()) }
-
-// oldest returns the oldest revision that can be read.
-func (l *lineage) oldest() Revision { return l.readable.Load() }
-
-// newLineage returns a lineage from its oldest version to its newest, nil if that is the same. The
-// log leads from one to the other; nil means a new one. Every lineage begins here.
-func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
-	if newest == nil {
-		newest = oldest
-	}
-	if log == nil {
-		log = eventlog.New[Event](oldest.rev)
-	}
-	lin := &lineage{log: log, private: private}
-	lin.head.Store(newest)
-	lin.readable.Store(oldest.rev)
-	lin.checkpoints.Store(&[]*version{oldest})
-	lin.made.Store(&[]*version{})
-	return lin
 }

@@ -38,6 +38,13 @@ func (l *load) lacks(prefix string) bool {
 	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
 }
 
+// errStart is the reason for the first list.
+var errStart = errors.New("start")
+
+// errOvertaken: etcd was compacted past the clock, which will not move by itself. The whole prefix
+// has to be listed.
+var errOvertaken = fmt.Errorf("%w: the clock", ErrCompacted)
+
 // omit reports whether key is under an excluded prefix, and records that prefix in left.
 func omit(key []byte, excluded []string, left *[]string) bool {
 	p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(key, []byte(p)) })
@@ -281,10 +288,6 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 	return l
 }
 
-// errOvertaken: etcd was compacted past the clock, which will not move by itself. The whole prefix
-// has to be listed.
-var errOvertaken = fmt.Errorf("%w: the clock", ErrCompacted)
-
 // listAhead lists a prefix as it stands now: the clock has stood still for so long that etcd
 // was compacted past it. A snapshot at the list's revision may exist only once the clock
 // is there; waiting for it requests progress. Error, if there is no progress: errOvertaken.
@@ -306,6 +309,3 @@ func (c *counters) replayed(l *load) {
 	c.replayFloor.Store(l.header.Revision)
 	c.replayTime.Store(int64(l.took))
 }
-
-// errStart is the reason for the first list.
-var errStart = errors.New("start")

@@ -112,98 +112,6 @@ func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]dra
 	return drafts, again
 }
 
-// install begins a lineage with what was loaded and applies what has arrived since.
-func (w *writer) install(t *table, l *load) {
-	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
-	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
-	// Resources that were claimed meanwhile load their own keys.
-	pending := slices.DeleteFunc(t.pending, func(c Change) bool { return w.route(string(c.Key)) != t })
-	lin, err := t.grow(l)
-	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
-	for i := range pending {
-		if c := &pending[i]; err == nil && c.ModRevision > l.through {
-			err = x.change(c)
-		}
-	}
-	if err != nil {
-		w.diverged(t, err)
-		return
-	}
-	if len(x.events) > 0 {
-		x.commitUnpublished()
-		w.stats.events.Add(int64(len(x.events)))
-	}
-	lin.suspect.Store(t.suspect)
-	t.suspect = false
-	// Only now: a reader takes the lineage for complete up to the clock (I8).
-	t.begin(lin, historyOf(lin.log))
-	t.loaded(time.Time{})
-	w.bound()
-	w.age(time.Now())
-}
-
-// discardPending drops the waiting changes up to a revision.
-func (w *writer) discardPending(t *table, upTo Revision) {
-	t.pending = slices.DeleteFunc(t.pending, func(c Change) bool { return c.ModRevision <= upTo })
-}
-
-// reload relists one resource, after a delay, while the others go on: at the
-// revision of the clock, so that only the changes that arrive meanwhile have to be applied
-// on top of the list; or, with its history, as loadHistory does. Cursors on the resource
-// are woken.
-func (w *writer) reload(t *table, delay time.Duration, history bool) {
-	t.drop()
-	t.await()
-	t.loading = true
-	ctx, cancel := context.WithCancel(w.ctx)
-	t.stopLoading = cancel
-	l := &reload{shared: w.shared, loader: w.loader, t: t, history: history}
-	w.wg.Go(func() { l.run(ctx, delay) })
-}
-
-// reload is the load of one resource, on its own goroutine. It reaches the table by commands only.
-type reload struct {
-	*shared
-	loader  *loader
-	t       *table
-	history bool
-}
-
-// run loads the resource and has it installed; it retries until ctx ends.
-func (r *reload) run(ctx context.Context, delay time.Duration) {
-	command := func(f func(*writer)) {
-		r.registry.enqueue(func(w *writer) {
-			if ctx.Err() == nil {
-				f(w)
-			}
-		})
-	}
-	for next := retryFirst; ; next = min(2*next, retryLast) {
-		select {
-		case <-time.After(delay):
-		case <-ctx.Done():
-			return
-		}
-		// The list contains every change up to this revision (I7).
-		seen := r.clock.Revision()
-		command(func(w *writer) { w.discardPending(r.t, seen) })
-		l := r.loader.loadOne(ctx, r.t.prefix, seen, r.history)
-		if errors.Is(l.err, errOvertaken) {
-			r.restart(r.lists.Load(), l.err)
-		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case l.err == nil:
-			command(func(w *writer) { w.install(r.t, l) })
-			return
-		}
-		r.t.counts.loadFailures.Add(1)
-		r.opts.Logger.Warn("listing a resource failed", "prefix", r.t.prefix, "error", l.err)
-		delay = next
-	}
-}
-
 // grow returns a new lineage of the resource: the listed entries, and the changes after them. The
 // error is that of a change which does not follow the list.
 func (t *table) grow(l *load) (*lineage, error) {
@@ -270,4 +178,96 @@ func (w *writer) distrust() {
 			t.loading = true
 		}
 	}
+}
+
+// reload relists one resource, after a delay, while the others go on: at the
+// revision of the clock, so that only the changes that arrive meanwhile have to be applied
+// on top of the list; or, with its history, as loadHistory does. Cursors on the resource
+// are woken.
+func (w *writer) reload(t *table, delay time.Duration, history bool) {
+	t.drop()
+	t.await()
+	t.loading = true
+	ctx, cancel := context.WithCancel(w.ctx)
+	t.stopLoading = cancel
+	l := &reload{shared: w.shared, loader: w.loader, t: t, history: history}
+	w.wg.Go(func() { l.run(ctx, delay) })
+}
+
+// reload is the load of one resource, on its own goroutine. It reaches the table by commands only.
+type reload struct {
+	*shared
+	loader  *loader
+	t       *table
+	history bool
+}
+
+// run loads the resource and has it installed; it retries until ctx ends.
+func (r *reload) run(ctx context.Context, delay time.Duration) {
+	command := func(f func(*writer)) {
+		r.registry.enqueue(func(w *writer) {
+			if ctx.Err() == nil {
+				f(w)
+			}
+		})
+	}
+	for next := retryFirst; ; next = min(2*next, retryLast) {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return
+		}
+		// The list contains every change up to this revision (I7).
+		seen := r.clock.Revision()
+		command(func(w *writer) { w.discardPending(r.t, seen) })
+		l := r.loader.loadOne(ctx, r.t.prefix, seen, r.history)
+		if errors.Is(l.err, errOvertaken) {
+			r.restart(r.lists.Load(), l.err)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case l.err == nil:
+			command(func(w *writer) { w.install(r.t, l) })
+			return
+		}
+		r.t.counts.loadFailures.Add(1)
+		r.opts.Logger.Warn("listing a resource failed", "prefix", r.t.prefix, "error", l.err)
+		delay = next
+	}
+}
+
+// install begins a lineage with what was loaded and applies what has arrived since.
+func (w *writer) install(t *table, l *load) {
+	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
+	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
+	// Resources that were claimed meanwhile load their own keys.
+	pending := slices.DeleteFunc(t.pending, func(c Change) bool { return w.route(string(c.Key)) != t })
+	lin, err := t.grow(l)
+	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
+	for i := range pending {
+		if c := &pending[i]; err == nil && c.ModRevision > l.through {
+			err = x.change(c)
+		}
+	}
+	if err != nil {
+		w.diverged(t, err)
+		return
+	}
+	if len(x.events) > 0 {
+		x.commitUnpublished()
+		w.stats.events.Add(int64(len(x.events)))
+	}
+	lin.suspect.Store(t.suspect)
+	t.suspect = false
+	// Only now: a reader takes the lineage for complete up to the clock (I8).
+	t.begin(lin, historyOf(lin.log))
+	t.loaded(time.Time{})
+	w.bound()
+	w.age(time.Now())
+}
+
+// discardPending drops the waiting changes up to a revision.
+func (w *writer) discardPending(t *table, upTo Revision) {
+	t.pending = slices.DeleteFunc(t.pending, func(c Change) bool { return c.ModRevision <= upTo })
 }

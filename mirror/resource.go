@@ -16,6 +16,23 @@ func (r *Resource) Forgotten() bool { return r.forgotten.Load() }
 // Ready reports whether the resource can be read.
 func (r *Resource) Ready() bool { return r.cur.readable() != nil }
 
+// WaitReady returns when the resource can be read, or with ctx's error.
+func (r *Resource) WaitReady(ctx context.Context) error {
+	for {
+		ch := r.changed.next()
+		if r.Ready() {
+			return nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.m.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
 // Latest returns the resource at the clock. Cost is O(1), no lock.
 // Errors: ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
@@ -69,6 +86,20 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 	}
 }
 
+// Near returns the version that is kept nearest to rev, which At would begin with, for those
+// who only estimate. Cost is O(log n). Errors: those of At.
+func (r *Resource) Near(rev Revision) (Snapshot, error) {
+	for {
+		now, err := holding(r, rev)
+		if err != nil {
+			return Snapshot{}, err
+		}
+		if v := now.lin.nearest(now.lin.log.After(rev)); v != nil {
+			return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
+		}
+	}
+}
+
 // holding returns the present of a lineage that holds the revision. Errors: those of At.
 func holding(r *Resource, rev Revision) (Snapshot, error) {
 	now, err := r.Latest()
@@ -82,6 +113,28 @@ func holding(r *Resource, rev Revision) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
 	}
 	return now, nil
+}
+
+// Hold tells that a snapshot is being read, until release, which is to be called once. When it
+// is, or has become, one of the past, ResourceStats.Readers and OldestRead tell of it.
+// It keeps nothing alive that the snapshot does not: what a version holds is free as soon as the
+// last reader has let go of its snapshot. It takes a lock that only other calls for the
+// same resource, and Stats, take: for reads that last.
+func (r *Resource) Hold(s Snapshot) (release func()) {
+	h, key := &r.holds, held{s.lin, s.seq, s.Rev}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.held == nil {
+		h.held = map[held]int{}
+	}
+	h.held[key]++
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.held[key]--; h.held[key] == 0 {
+			delete(h.held, key)
+		}
+	}
 }
 
 // Oldest returns the oldest revision that At can serve, and the floor of the log:
@@ -119,57 +172,4 @@ func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry,
 		err = fmt.Errorf("%w: cluster %x", ErrNotReady, header.ClusterID)
 	}
 	return entries, header.Revision, err
-}
-
-// WaitReady returns when the resource can be read, or with ctx's error.
-func (r *Resource) WaitReady(ctx context.Context) error {
-	for {
-		ch := r.changed.next()
-		if r.Ready() {
-			return nil
-		}
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-r.m.ctx.Done():
-			return ErrClosed
-		}
-	}
-}
-
-// Hold tells that a snapshot is being read, until release, which is to be called once. When it
-// is, or has become, one of the past, ResourceStats.Readers and OldestRead tell of it.
-// It keeps nothing alive that the snapshot does not: what a version holds is free as soon as the
-// last reader has let go of its snapshot. It takes a lock that only other calls for the
-// same resource, and Stats, take: for reads that last.
-func (r *Resource) Hold(s Snapshot) (release func()) {
-	h, key := &r.holds, held{s.lin, s.seq, s.Rev}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held == nil {
-		h.held = map[held]int{}
-	}
-	h.held[key]++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.held[key]--; h.held[key] == 0 {
-			delete(h.held, key)
-		}
-	}
-}
-
-// Near returns the version that is kept nearest to rev, which At would begin with, for those
-// who only estimate. Cost is O(log n). Errors: those of At.
-func (r *Resource) Near(rev Revision) (Snapshot, error) {
-	for {
-		now, err := holding(r, rev)
-		if err != nil {
-			return Snapshot{}, err
-		}
-		if v := now.lin.nearest(now.lin.log.After(rev)); v != nil {
-			return Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
-		}
-	}
 }

@@ -37,6 +37,11 @@ type Header struct {
 	Revision  Revision
 }
 
+// replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
+func (h Header) replacedBy(answer Header) bool {
+	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
+}
+
 // ReplayBounds bounds the history that is read from etcd at once. etcd loads all of it
 // into memory and holds up writers meanwhile (etcd#22264), so both count.
 type ReplayBounds struct {
@@ -114,8 +119,3 @@ var (
 	// repeated or overtaken. What it concerns is listed anew.
 	ErrDiverged = errors.New("feed contradicts the mirror")
 )
-
-// replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
-func (h Header) replacedBy(answer Header) bool {
-	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
-}

@@ -111,6 +111,16 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 	return c, nil
 }
 
+// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
+const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
+
+// onInconsistency panics if the environment says so.
+func onInconsistency(r consistency.Result) {
+	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
+		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
+	}
+}
+
 // newStore makes a storage for a resource; see Engine.Decorator.
 func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
 	transformer := config.Transformer
@@ -179,6 +189,14 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }
 
+func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
+	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
+	if cfg.Uncached {
+		return c.mirror.Exclude(prefix)
+	}
+	return c.mirror.Claim(prefix)
+}
+
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
 	s := &Store{
 		cluster: c,
@@ -220,14 +238,6 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreC
 	return s
 }
 
-func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
-	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
-	if cfg.Uncached {
-		return c.mirror.Exclude(prefix)
-	}
-	return c.mirror.Claim(prefix)
-}
-
 // endStreams ends the streams of a store that is being destroyed.
 func (c *cluster) endStreams(s *Store) {
 	c.watches.Every(func(w running.Watch) {
@@ -235,14 +245,4 @@ func (c *cluster) endStreams(s *Store) {
 			st.Cut(running.ByStorage)
 		}
 	})
-}
-
-// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
-const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
-
-// onInconsistency panics if the environment says so.
-func onInconsistency(r consistency.Result) {
-	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
-		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
-	}
 }

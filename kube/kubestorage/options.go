@@ -11,6 +11,54 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
+// Options configures an Engine. The zero value serves every resource from memory.
+type Options struct {
+	// Uncached says which resources are served from etcd and kept out of memory;
+	// nil means none.
+	Uncached func(schema.GroupResource) bool
+	// Decorated says of which resources the registry changes objects when it reads them
+	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
+	// get objects of their own, which it can change; others share them. nil means none.
+	Decorated func(schema.GroupResource) bool
+	// Window bounds the history kept in memory, per etcd cluster. A field that is zero means
+	// that of mirror.DefaultWindow.
+	Window mirror.Window
+	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
+	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a
+	// negative one that none is restored.
+	Replay mirror.ReplayBounds
+	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
+	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
+	UnclaimedBytes int64
+	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
+	// for, of all resources together; 0 means DefaultRepresentationBytes.
+	RepresentationBytes int64
+	// ProgressInterval is how often etcd is asked how far it has come while no events
+	// come and there are watches that want bookmarks; 0 means
+	// mirror.DefaultIdleProgress, a negative one never.
+	ProgressInterval time.Duration
+	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
+	// up to a half is added at random. 0 means consistency.DefaultInterval, a negative
+	// one that it is done on demand only; see Engine.Checkers.
+	ConsistencyCheckInterval time.Duration
+	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
+	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
+	TokenTransformer value.Transformer
+	// TokenKeyRotation is how long a key seals continue tokens before another is made; 0
+	// means for ever.
+	TokenKeyRotation time.Duration
+	// RefusePlainTokens refuses continue tokens that are not sealed.
+	RefusePlainTokens bool
+	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
+	// made. nil means the defaults.
+	Gates featuregate.FeatureGate
+	// Logger receives what an operator should know. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// DefaultRepresentationBytes bounds, unless Options say otherwise, the derived data of all resources of an engine.
+const DefaultRepresentationBytes = 384 << 20
+
 // Gates of the engine. Off, the server is correct, only slower: those of the KEPs let
 // etcd answer what memory would have answered, or let clients start over.
 const (
@@ -64,54 +112,6 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 		ByteReadPath:             {Default: true, PreRelease: featuregate.Beta},
 	}
 }
-
-// Options configures an Engine. The zero value serves every resource from memory.
-type Options struct {
-	// Uncached says which resources are served from etcd and kept out of memory;
-	// nil means none.
-	Uncached func(schema.GroupResource) bool
-	// Decorated says of which resources the registry changes objects when it reads them
-	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
-	// get objects of their own, which it can change; others share them. nil means none.
-	Decorated func(schema.GroupResource) bool
-	// Window bounds the history kept in memory, per etcd cluster. A field that is zero means
-	// that of mirror.DefaultWindow.
-	Window mirror.Window
-	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
-	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a
-	// negative one that none is restored.
-	Replay mirror.ReplayBounds
-	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
-	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
-	UnclaimedBytes int64
-	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
-	// for, of all resources together; 0 means DefaultRepresentationBytes.
-	RepresentationBytes int64
-	// ProgressInterval is how often etcd is asked how far it has come while no events
-	// come and there are watches that want bookmarks; 0 means
-	// mirror.DefaultIdleProgress, a negative one never.
-	ProgressInterval time.Duration
-	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
-	// up to a half is added at random. 0 means consistency.DefaultInterval, a negative
-	// one that it is done on demand only; see Engine.Checkers.
-	ConsistencyCheckInterval time.Duration
-	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
-	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
-	TokenTransformer value.Transformer
-	// TokenKeyRotation is how long a key seals continue tokens before another is made; 0
-	// means for ever.
-	TokenKeyRotation time.Duration
-	// RefusePlainTokens refuses continue tokens that are not sealed.
-	RefusePlainTokens bool
-	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
-	// made. nil means the defaults.
-	Gates featuregate.FeatureGate
-	// Logger receives what an operator should know. Default: slog.Default().
-	Logger *slog.Logger
-}
-
-// DefaultRepresentationBytes bounds, unless Options say otherwise, the derived data of all resources of an engine.
-const DefaultRepresentationBytes = 384 << 20
 
 // enabled reads a gate; without a feature gate the defaults hold.
 func (o *Options) enabled(f featuregate.Feature) bool {

@@ -14,71 +14,6 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Err returns why Runs or Candidates have ended early; nil if they have not. The error
-// is for the client.
-func (r *Reading) Err() error {
-	if r.past == nil || r.past.Err() == nil {
-		return nil
-	}
-	if r.err == nil {
-		r.err = r.store.listMetrics.Failed(r.pastError(r.past.Context(), r.past.Err()))
-	}
-	return r.err
-}
-
-// Unreadable returns the error of a LIST that has failed with err. With the gate
-// AllowUnsafeMalformedObjectDeletion it names the objects that cannot be read, as upstream's
-// store does; those are found by another walk over the candidates, which decodes them. Otherwise
-// it is err.
-func (r *Reading) Unreadable(ctx context.Context, err error) error {
-	gen := r.selector.Generation
-	var status apierrors.APIStatus
-	if !r.store.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
-		return err
-	}
-	var corrupt corruptObjects
-	found := int64(0)
-	for e := range r.Candidates() {
-		if r.Limit > 0 && found >= r.Limit || ctx.Err() != nil {
-			break
-		}
-		ok, failed := r.Matches(ctx, e)
-		if failed == nil && ok {
-			found++
-			_, failed = gen.Decode(ctx, e, e.ModRevision())
-		}
-		if failed != nil && !corrupt.add(e.Key(), failed) {
-			break
-		}
-	}
-	if r.Err() != nil {
-		return err
-	}
-	return corrupt.orElse(r.store.group, err)
-}
-
-// count counts a list that memory answers, or that is older than memory.
-func (r *Reading) count() {
-	source, reason := metrics.SourcePresent, r.request.reason()
-	switch {
-	case r.suspect:
-		source, reason = metrics.SourceEtcd, metrics.ReasonSuspect
-	case r.FromEtcd():
-		source, reason = metrics.SourceEtcd, metrics.ReasonPast
-	case !r.Snapshot.Present():
-		source = metrics.SourcePast
-	}
-	r.store.listMetrics.Count(r.request.opts, source, reason)
-}
-
-// Served records in the metrics how many candidates a list has looked at, and how many objects are in the answer. Upstream's
-// releases differ in how they count lists from etcd, so those are not recorded.
-func (r *Reading) Served(walked, returned int) {
-	if !r.FromEtcd() {
-		r.store.listMetrics.Served(r.name, walked, returned)
-	}
-}
-
 // Read resolves a LIST: it waits for the revision that the options ask for and
 // returns it. What each combination of resource version, match, limit and continue
 // means is KEP-2340's table and KEP-4988; see freshness.snapshot. The caller closes the reading.
@@ -189,4 +124,69 @@ func (r *Reading) compacted(ctx context.Context) error {
 		return s.pages.SealError(ctx, q.scope, err)
 	}
 	return nil
+}
+
+// Err returns why Runs or Candidates have ended early; nil if they have not. The error
+// is for the client.
+func (r *Reading) Err() error {
+	if r.past == nil || r.past.Err() == nil {
+		return nil
+	}
+	if r.err == nil {
+		r.err = r.store.listMetrics.Failed(r.pastError(r.past.Context(), r.past.Err()))
+	}
+	return r.err
+}
+
+// Unreadable returns the error of a LIST that has failed with err. With the gate
+// AllowUnsafeMalformedObjectDeletion it names the objects that cannot be read, as upstream's
+// store does; those are found by another walk over the candidates, which decodes them. Otherwise
+// it is err.
+func (r *Reading) Unreadable(ctx context.Context, err error) error {
+	gen := r.selector.Generation
+	var status apierrors.APIStatus
+	if !r.store.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
+		return err
+	}
+	var corrupt corruptObjects
+	found := int64(0)
+	for e := range r.Candidates() {
+		if r.Limit > 0 && found >= r.Limit || ctx.Err() != nil {
+			break
+		}
+		ok, failed := r.Matches(ctx, e)
+		if failed == nil && ok {
+			found++
+			_, failed = gen.Decode(ctx, e, e.ModRevision())
+		}
+		if failed != nil && !corrupt.add(e.Key(), failed) {
+			break
+		}
+	}
+	if r.Err() != nil {
+		return err
+	}
+	return corrupt.orElse(r.store.group, err)
+}
+
+// count counts a list that memory answers, or that is older than memory.
+func (r *Reading) count() {
+	source, reason := metrics.SourcePresent, r.request.reason()
+	switch {
+	case r.suspect:
+		source, reason = metrics.SourceEtcd, metrics.ReasonSuspect
+	case r.FromEtcd():
+		source, reason = metrics.SourceEtcd, metrics.ReasonPast
+	case !r.Snapshot.Present():
+		source = metrics.SourcePast
+	}
+	r.store.listMetrics.Count(r.request.opts, source, reason)
+}
+
+// Served records in the metrics how many candidates a list has looked at, and how many objects are in the answer. Upstream's
+// releases differ in how they count lists from etcd, so those are not recorded.
+func (r *Reading) Served(walked, returned int) {
+	if !r.FromEtcd() {
+		r.store.listMetrics.Served(r.name, walked, returned)
+	}
 }

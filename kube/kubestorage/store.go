@@ -18,6 +18,21 @@ import (
 	"github.com/stratakube/strata/kube/internal/selected"
 )
 
+// StoreConfig describes one storage: one resource in one served version.
+type StoreConfig struct {
+	Codec          runtime.Codec
+	GroupResource  schema.GroupResource
+	ResourcePrefix string // begins with a slash
+	NewFunc        func() runtime.Object
+	NewListFunc    func() runtime.Object
+	GetAttrs       storage.AttrFunc
+	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
+	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
+	Transformer value.Transformer
+	Leases      etcd3.LeaseManagerConfig
+	Uncached    bool // serve from etcd, keep nothing in memory
+}
+
 // Store is a storage.Interface on one resource of a mirror. Writes go to etcd
 // through upstream's store, reads and watches are answered from memory.
 type Store struct {
@@ -125,18 +140,3 @@ func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 
 // CompactRevision implements storage.Interface.
 func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
-
-// StoreConfig describes one storage: one resource in one served version.
-type StoreConfig struct {
-	Codec          runtime.Codec
-	GroupResource  schema.GroupResource
-	ResourcePrefix string // begins with a slash
-	NewFunc        func() runtime.Object
-	NewListFunc    func() runtime.Object
-	GetAttrs       storage.AttrFunc
-	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
-	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
-	Transformer value.Transformer
-	Leases      etcd3.LeaseManagerConfig
-	Uncached    bool // serve from etcd, keep nothing in memory
-}

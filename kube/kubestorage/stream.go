@@ -98,9 +98,6 @@ type Stream struct {
 	wake          chan struct{} // something else than an event may be due
 }
 
-// idle is the value of Stream.reading that says that nothing is left to be read.
-const idle = math.MaxInt64
-
 // batch is the part of a stream that is delivered next: initial events, events or a bookmark. Its
 // slices belong to the stream and are valid until the next call of next.
 type batch struct {
@@ -116,6 +113,11 @@ type batch struct {
 	bookmark Bookmark
 }
 
+// empty reports whether nothing is due.
+func (b *batch) empty() bool {
+	return len(b.runs) == 0 && len(b.entries) == 0 && len(b.events) == 0 && b.bookmark.Revision == 0
+}
+
 // Bookmark tells the client that everything up to a revision was delivered before (I4).
 type Bookmark struct {
 	Revision mirror.Revision
@@ -123,10 +125,14 @@ type Bookmark struct {
 	InitialEventsEnd bool
 }
 
-// empty reports whether nothing is due.
-func (b *batch) empty() bool {
-	return len(b.runs) == 0 && len(b.entries) == 0 && len(b.events) == 0 && b.bookmark.Revision == 0
+// bookmark returns one at the position of the stream.
+func (st *Stream) bookmark() batch {
+	st.store.watchMetrics.Bookmark()
+	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
+
+// idle is the value of Stream.reading that says that nothing is left to be read.
+const idle = math.MaxInt64
 
 // Listing reports whether initial events are still to be handed out.
 func (st *Stream) Listing() bool { return st.listing }
@@ -150,9 +156,3 @@ func WithoutDrain(ctx context.Context) context.Context {
 }
 
 func isWithoutDrain(ctx context.Context) bool { return ctx.Value(withoutDrainKey{}) != nil }
-
-// bookmark returns one at the position of the stream.
-func (st *Stream) bookmark() batch {
-	st.store.watchMetrics.Bookmark()
-	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
-}
