@@ -7,7 +7,7 @@ import "fmt"
 //
 //	I1      writer.checkClock
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
-//	I4      topics.check, sorted.check
+//	I4      changes.check, topics.checkLocked, sorted.check
 //	I5      table.check: no version is newer than the clock
 //	I6      freshness.Clock.Check
 //	I7      writer.checkBudget, table.checkCounts, lineage.checkVersions
@@ -61,8 +61,8 @@ func (w *writer) checkBudget() error {
 	return nil
 }
 
-// verify panics if an invariant is broken. The writer calls it after every batch, load, and run of
-// commands. Without the build tag strata_invariants it does nothing.
+// verify panics if an invariant is broken. The writer calls it after every batch and load, and after the commands that it
+// runs between batches. Without the build tag strata_invariants it does nothing.
 func (w *writer) verify() {
 	if !checkInvariants || !w.pace.due(w.work()) {
 		return

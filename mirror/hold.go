@@ -2,7 +2,7 @@ package mirror
 
 import "sync"
 
-// holds are the snapshots of a resource that are being read by those who say so.
+// holds counts the readers of a resource that called Hold, by the revision that they read.
 type holds struct {
 	mu   sync.Mutex // leaf
 	held map[held]int
@@ -13,6 +13,23 @@ type held struct {
 	lin *lineage
 	seq uint64
 	rev Revision
+}
+
+// hold counts a reader of the revision, until release.
+func (h *holds) hold(key held) (release func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.held == nil {
+		h.held = map[held]int{}
+	}
+	h.held[key]++
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.held[key]--; h.held[key] == 0 {
+			delete(h.held, key)
+		}
+	}
 }
 
 // past returns how many snapshots of the past are held and the oldest of their revisions, 0

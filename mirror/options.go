@@ -49,7 +49,7 @@ type Options struct {
 	IdleProgress time.Duration
 	// FeedPatience is how long a feed may leave requests for progress unanswered, and
 	// deliver nothing else, while etcd is ahead of it, before it is begun anew, on another
-	// member if there is one. Default: DefaultFeedPatience; negative: without a limit.
+	// member if there is one. Default: defaultFeedPatience; negative: without a limit.
 	FeedPatience time.Duration
 	// EventsOnly: progress is neither asked for nor believed, because the server may
 	// send it ahead of events (etcd#15220, etcd#17507). The clock then stands at the
@@ -77,9 +77,9 @@ var DefaultReplay = ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
 // (KEP-1904).
 const DefaultIdleProgress = 5 * time.Second
 
-// DefaultFeedPatience, with the time it takes to find out and to begin anew, has a member that
+// defaultFeedPatience, with the time it takes to find out and to begin anew, has a member that
 // hangs left within 5 seconds of the first write that it does not tell of.
-const DefaultFeedPatience = 1500 * time.Millisecond
+const defaultFeedPatience = 1500 * time.Millisecond
 
 // DefaultUnclaimedBytes is enough for the custom resources of most clusters.
 const DefaultUnclaimedBytes = 64 << 20
@@ -107,7 +107,7 @@ func (o *Options) setDefaults() {
 		o.IdleProgress = DefaultIdleProgress
 	}
 	if o.FeedPatience == 0 {
-		o.FeedPatience = DefaultFeedPatience
+		o.FeedPatience = defaultFeedPatience
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

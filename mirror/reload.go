@@ -190,16 +190,21 @@ func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.loading = true
 	ctx, cancel := context.WithCancel(w.ctx)
 	t.stopLoading = cancel
-	l := &reload{shared: w.shared, loader: w.loader, t: t, history: history}
+	l := &reload{shared: w.shared, loader: w.loader, resource: t.Resource, history: history}
+	l.discard = func(w *writer, seen Revision) { w.discardPending(t, seen) }
+	l.install = func(w *writer, loaded *load) { w.install(t, loaded) }
 	w.wg.Go(func() { l.run(ctx, delay) })
 }
 
 // reload is the load of one resource, on its own goroutine. It reaches the table by commands only.
 type reload struct {
 	*shared
-	loader  *loader
-	t       *table
-	history bool
+	loader   *loader
+	resource *Resource
+	history  bool
+	// Commands for the resource's table.
+	discard func(w *writer, seen Revision)
+	install func(*writer, *load)
 }
 
 // run loads the resource and has it installed; it retries until ctx ends.
@@ -217,10 +222,10 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		// The list contains every change up to this revision (I7).
+		// The list contains every change up to this revision; pending changes up to it are discarded, which bounds them (I7).
 		seen := r.clock.Revision()
-		command(func(w *writer) { w.discardPending(r.t, seen) })
-		l := r.loader.loadOne(ctx, r.t.prefix, seen, r.history)
+		command(func(w *writer) { r.discard(w, seen) })
+		l := r.loader.loadOne(ctx, r.resource.prefix, seen, r.history)
 		if errors.Is(l.err, errOvertaken) {
 			r.restart(r.lists.Load(), l.err)
 		}
@@ -228,11 +233,11 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 		case ctx.Err() != nil:
 			return
 		case l.err == nil:
-			command(func(w *writer) { w.install(r.t, l) })
+			command(func(w *writer) { r.install(w, l) })
 			return
 		}
-		r.t.counts.loadFailures.Add(1)
-		r.opts.Logger.Warn("listing a resource failed", "prefix", r.t.prefix, "error", l.err)
+		r.resource.counts.loadFailures.Add(1)
+		r.opts.Logger.Warn("listing a resource failed", "prefix", r.resource.prefix, "error", l.err)
 		delay = next
 	}
 }

@@ -121,20 +121,7 @@ func holding(r *Resource, rev Revision) (Snapshot, error) {
 // last reader has let go of its snapshot. It takes a lock that only other calls for the
 // same resource, and Stats, take: for reads that last.
 func (r *Resource) Hold(s Snapshot) (release func()) {
-	h, key := &r.holds, held{s.lin, s.seq, s.Rev}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.held == nil {
-		h.held = map[held]int{}
-	}
-	h.held[key]++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.held[key]--; h.held[key] == 0 {
-			delete(h.held, key)
-		}
-	}
+	return r.holds.hold(held{s.lin, s.seq, s.Rev})
 }
 
 // Oldest returns the oldest revision that At can serve, and the floor of the log:

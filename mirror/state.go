@@ -1,7 +1,8 @@
 package mirror
 
-// The types by which the parts of a mirror refer to one another, and who may touch them: shared by all, Resource by
-// readers, table and writer by the writer's goroutine, registry under its lock. Their methods are in the files above.
+// The types by which the parts of a mirror refer to one another, and their owners: shared belongs to all parts, Resource to
+// readers, table, txn and writer to the writer's goroutine, registry to the holder of its lock. Their methods are in files of
+// their names.
 
 import (
 	"context"

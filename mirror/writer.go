@@ -18,6 +18,18 @@ func newWriter(s *shared, p freshness.Publisher, root *Resource) *writer {
 	return w
 }
 
+// newLoader returns the loader of a mirror.
+func newLoader(s *shared) *loader {
+	return &loader{
+		opts: &s.opts, count: &s.stats,
+		known:     s.known,
+		excluded:  func() []string { return *s.excluded.Load() },
+		since:     s.since.Load,
+		wait:      s.clock.Wait,
+		replaying: make(chan struct{}, 1),
+	}
+}
+
 // runCommands runs the commands that were given so far.
 func (w *writer) runCommands() {
 	for _, c := range w.registry.take() {
@@ -253,16 +265,4 @@ func (w *writer) commit(through Revision, progress bool) {
 	}
 	clear(w.touched)
 	w.touched = w.touched[:0]
-}
-
-// newLoader returns the loader of a mirror.
-func newLoader(s *shared) *loader {
-	return &loader{
-		opts: &s.opts, count: &s.stats,
-		known:     s.known,
-		excluded:  func() []string { return *s.excluded.Load() },
-		since:     s.since.Load,
-		wait:      s.clock.Wait,
-		replaying: make(chan struct{}, 1),
-	}
 }

@@ -99,12 +99,3 @@ func (c *cluster) close() {
 	c.tokens.Close()
 	_ = c.client.Close()
 }
-
-// Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
-// dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
-// automatically need not implement it.
-type Rekeyed = rekey.Transformer
-
-// present says which reads of the present memory answers: those need to know how far the
-// feed has come.
-type present struct{ lists, gets bool }

@@ -17,7 +17,7 @@ import (
 // TestConvertedIsReleasedWithItsEntry: what a webhook has made of a custom resource is kept while the
 // object is as it was, and for the event that tells of its deletion, while history holds that.
 func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
-	w := newTwinWith(t, mirror.Window{MaxBytes: 20_000}, func(cfg *StoreConfig) {
+	w := newTwinWith(t, mirror.Window{MaxBytes: 20_000}, func(cfg *storeConfig) {
 		cfg.Codec = converting{unstructured.UnstructuredJSONScheme}
 		cfg.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 		cfg.NewFunc = func() runtime.Object {

@@ -23,7 +23,7 @@ type direct struct {
 	running *running.Watches
 }
 
-func (c *cluster) newDirect(etcd storage.Interface, cfg StoreConfig) direct {
+func (c *cluster) newDirect(etcd storage.Interface, cfg storeConfig) direct {
 	return direct{
 		Interface:   etcd,
 		pages:       c.pages(cfg.GroupResource),

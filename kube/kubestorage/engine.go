@@ -42,7 +42,9 @@ type Engine struct {
 	opts   Options
 	blocks *blockcache.Cache
 
-	mu       sync.Mutex
+	opening sync.Mutex // held while a cluster is opened, which may take as long as a dial to etcd; taken before mu
+
+	mu       sync.Mutex // guards the fields below; held briefly
 	closed   bool
 	draining bool
 	clusters map[string]*cluster
@@ -190,24 +192,45 @@ func (e *Engine) HoldsBuiltIn(resource string) bool {
 // cluster returns the shared parts for the etcd cluster and prefix of a config.
 func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, error) {
 	key := clusterKey(config)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil, errors.New("storage engine is closed")
+	if c, err := e.openCluster(key); c != nil || err != nil {
+		return c, err
 	}
-	if c := e.clusters[key]; c != nil {
-		return c, nil
+	e.opening.Lock()
+	defer e.opening.Unlock()
+	if c, err := e.openCluster(key); c != nil || err != nil {
+		return c, err
 	}
 	c, err := newCluster(config, e.opts, e.blocks)
 	if err != nil {
 		return nil, err
 	}
+	e.mu.Lock()
+	closed := e.closed
 	if e.draining {
 		c.watches.Refuse()
 	}
-	e.clusters[key] = c
+	if !closed {
+		e.clusters[key] = c
+	}
+	e.mu.Unlock()
+	if closed {
+		c.close()
+		return nil, errClosed
+	}
 	return c, nil
 }
+
+// openCluster returns an open cluster, nil if it has to be opened. Errors: errClosed.
+func (e *Engine) openCluster(key string) (*cluster, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, errClosed
+	}
+	return e.clusters[key], nil
+}
+
+var errClosed = errors.New("storage engine is closed")
 
 // Drain ends the watches of all storages of the engine, in order, for a server that
 // shuts down (KEP-1904). From the call on new watches are refused with 429.

@@ -259,7 +259,7 @@ func TestAHangingDecryptionDelaysNobodyElse(t *testing.T) {
 	kms := &valve{}
 	f := setup(t, withTransformer(hanging{kms}))
 	stuck := f.create(t, newPod("stuck"))[0]
-	opened, destroy, err := f.cluster.open(StoreConfig{
+	opened, destroy, err := f.cluster.open(storeConfig{
 		Codec:          testCodec(),
 		GroupResource:  schema.GroupResource{Resource: "others"},
 		ResourcePrefix: "/others/",

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -127,7 +128,7 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 	if transformer == nil {
 		transformer = identity.NewEncryptCheckTransformer()
 	}
-	return c.open(StoreConfig{
+	return c.open(storeConfig{
 		Codec:          config.Codec,
 		GroupResource:  config.GroupResource,
 		ResourcePrefix: resourcePrefix,
@@ -140,7 +141,7 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 	})
 }
 
-func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc, error) {
+func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
 	transformer := cfg.Transformer
@@ -189,7 +190,7 @@ func (c *cluster) open(cfg StoreConfig) (storage.Interface, factory.DestroyFunc,
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
 }
 
-func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
+func (c *cluster) claim(cfg storeConfig) (*mirror.Resource, error) {
 	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
 	if cfg.Uncached {
 		return c.mirror.Exclude(prefix)
@@ -197,7 +198,11 @@ func (c *cluster) claim(cfg StoreConfig) (*mirror.Resource, error) {
 	return c.mirror.Claim(prefix)
 }
 
-func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg StoreConfig, view objects.Config, unsafeDelete bool) *Store {
+// undecodableFor bounds the time for which a watch waits for an event that
+// cannot be decrypted or converted, for example because a KMS is down.
+const undecodableFor = 30 * time.Second
+
+func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeConfig, view objects.Config, unsafeDelete bool) *Store {
 	s := &Store{
 		cluster: c,
 		etcd:    etcd,

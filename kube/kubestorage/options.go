@@ -142,3 +142,26 @@ func (o *Options) replay() mirror.ReplayBounds {
 	}
 	return o.Replay
 }
+
+// present says which reads of the present memory answers: those need to know how far the
+// feed has come.
+type present struct{ lists, gets bool }
+
+// present reads the gates.
+func (o *Options) present() present {
+	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
+}
+
+// demanded reports whether the gate is what it is because somebody has said so, or because
+// it is locked.
+func (o *Options) demanded(f featuregate.Feature) bool {
+	if gates, ok := o.Gates.(interface {
+		ExplicitlySet(featuregate.Feature) bool
+	}); ok && gates.ExplicitlySet(f) {
+		return true
+	}
+	gates, ok := o.Gates.(interface {
+		GetAll() map[featuregate.Feature]featuregate.FeatureSpec
+	})
+	return ok && gates.GetAll()[f].LockToDefault
+}

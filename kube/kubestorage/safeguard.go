@@ -24,11 +24,6 @@ type feed struct {
 	present    present
 }
 
-// present reads the gates.
-func (o *Options) present() present {
-	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
-}
-
 // rangeStream reports whether lists for memory may be streamed by etcd: upstream's gate decides,
 // which k8s.io/apiserver has since v0.37.
 func rangeStream() bool {
@@ -113,18 +108,4 @@ func (o *Options) safeguard(versions error, endpoints []string) (p present, even
 	o.Logger.Warn("reads of the present go to etcd; the rest is served from memory, which learns of revisions by events only",
 		"endpoints", endpoints, "disabled", relying, "reason", versions.Error())
 	return present{}, true, nil
-}
-
-// demanded reports whether the gate is what it is because somebody has said so, or because
-// it is locked.
-func (o *Options) demanded(f featuregate.Feature) bool {
-	if gates, ok := o.Gates.(interface {
-		ExplicitlySet(featuregate.Feature) bool
-	}); ok && gates.ExplicitlySet(f) {
-		return true
-	}
-	gates, ok := o.Gates.(interface {
-		GetAll() map[featuregate.Feature]featuregate.FeatureSpec
-	})
-	return ok && gates.GetAll()[f].LockToDefault
 }

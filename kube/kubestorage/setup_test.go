@@ -79,7 +79,7 @@ type fixture struct {
 // options of a fixture.
 type options struct {
 	etcd        func(*embed.Config)
-	store       StoreConfig
+	store       storeConfig
 	engine      Options
 	source      func(mirror.Source) mirror.Source       // between etcd and the mirror
 	watcher     func(clientv3.Watcher) clientv3.Watcher // put before etcd's
@@ -124,7 +124,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	codec := &countingCodec{Codec: testCodec()}
 	o := options{
 		prefix: testPrefix,
-		store: StoreConfig{
+		store: storeConfig{
 			Codec:          codec,
 			GroupResource:  schema.GroupResource{Resource: "pods"},
 			ResourcePrefix: "/pods/",

@@ -14,12 +14,13 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/rekey"
 	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
 )
 
-// StoreConfig describes one storage: one resource in one served version.
-type StoreConfig struct {
+// storeConfig describes one storage: one resource in one served version.
+type storeConfig struct {
 	Codec          runtime.Codec
 	GroupResource  schema.GroupResource
 	ResourcePrefix string // begins with a slash
@@ -140,3 +141,8 @@ func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 
 // CompactRevision implements storage.Interface.
 func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
+
+// Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
+// dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
+// automatically need not implement it.
+type Rekeyed = rekey.Transformer

@@ -13,28 +13,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-const (
-	// bookmarkInterval is how often a watch that wants bookmarks gets one, with
-	// up to a quarter more so that they do not come all at once (KEP-956).
-	bookmarkInterval = time.Minute
-	// progressInterval is that interval for a watch that asks for the storage's own
-	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
-	// recommends to configure etcd's.
-	progressInterval = 5 * time.Second
-	// bookmarkTick divides those intervals: the bookmarks of one tick are sent together, which
-	// spares the server from being woken for each.
-	bookmarkTick = 500 * time.Millisecond
-	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
-	bookmarkLead = 2 * time.Second
-
-	// initialSeatTime is how long a watch may keep the seat of priority and fairness that it has for its
-	// initial events: as long as a list may take by default.
-	initialSeatTime = time.Minute
-
-	// undecodableFor bounds the time for which a watch waits for an event that
-	// cannot be decrypted or converted, for example because a KMS is down.
-	undecodableFor = 30 * time.Second
-)
+// initialSeatTime is how long a watch may keep the seat of priority and fairness that it has for its
+// initial events: as long as a list may take by default.
+const initialSeatTime = time.Minute
 
 // Stream is one watch without its form of delivery: where it starts, which events are due, when a
 // bookmark is. Deliver writes it to a Sink on the goroutine of its caller; the stream has no goroutine and

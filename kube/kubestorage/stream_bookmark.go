@@ -8,6 +8,21 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
+const (
+	// bookmarkInterval is how often a watch that wants bookmarks gets one, with
+	// up to a quarter more so that they do not come all at once (KEP-956).
+	bookmarkInterval = time.Minute
+	// progressInterval is that interval for a watch that asks for the storage's own
+	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
+	// recommends to configure etcd's.
+	progressInterval = 5 * time.Second
+	// bookmarkTick divides those intervals: the bookmarks of one tick are sent together, which
+	// spares the server from being woken for each.
+	bookmarkTick = 500 * time.Millisecond
+	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
+	bookmarkLead = 2 * time.Second
+)
+
 // bookmarkEvery returns how often a watch gets bookmarks, 0 for never.
 func bookmarkEvery(opts *storage.ListOptions) time.Duration {
 	switch {

@@ -38,14 +38,14 @@ type twin struct {
 
 func newTwin(t testing.TB, window mirror.Window) *twin {
 	t.Helper()
-	return newTwinWith(t, window, func(*StoreConfig) {})
+	return newTwinWith(t, window, func(*storeConfig) {})
 }
 
 // newTwinWith is newTwin for another kind of objects, below the same prefix.
-func newTwinWith(t testing.TB, window mirror.Window, change func(*StoreConfig)) *twin {
+func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) *twin {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
-	cfg := StoreConfig{
+	cfg := storeConfig{
 		Codec:          codec,
 		GroupResource:  schema.GroupResource{Resource: "pods"},
 		ResourcePrefix: "/pods/",

@@ -35,7 +35,7 @@ func TestReadsWaitForHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.close)
-	storages, destroy, err := c.open(StoreConfig{
+	storages, destroy, err := c.open(storeConfig{
 		Codec: testCodec(), GroupResource: schema.GroupResource{Resource: "pods"}, ResourcePrefix: "/pods/",
 		NewFunc: newExamplePod, NewListFunc: newExamplePodList, GetAttrs: podAttrs,
 		Transformer: identity.NewEncryptCheckTransformer(), Leases: etcd3.NewDefaultLeaseManagerConfig(),
