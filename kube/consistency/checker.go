@@ -43,7 +43,7 @@ const (
 	AnswerTime   = time.Second
 )
 
-// reportedKeys is how many keys are named in the log and in a Result.
+// reportedKeys bounds the keys named in the log and in a Result.
 const reportedKeys = 20
 
 var (
@@ -111,7 +111,7 @@ func New(opts Options) *Checker {
 
 // Close ends the comparisons and waits for them.
 func (k *Checker) Close() {
-	k.mu.Lock() // nobody begins one now
+	k.mu.Lock() // no comparison starts after this
 	k.cancel()
 	k.mu.Unlock()
 	k.wg.Wait()
@@ -141,9 +141,9 @@ func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove fu
 	}
 }
 
-// schedule checks a resource at every interval, prolonged at random by up to a half so that
-// servers and resources do not move in step. While it is suspect it is checked ten times as
-// often: a check that finds nothing is what has lists of the past answered from memory again.
+// schedule checks a resource at every interval, prolonged at random by up to a half so that servers
+// and resources do not run in step. While the resource is suspect it is checked ten times as often:
+// a successful check lets memory serve lists of the past again.
 func (k *Checker) schedule(x *checked) {
 	if x.resource.WaitReady(x.ctx) != nil { // closed before it was ready
 		return
@@ -173,8 +173,8 @@ func checkWait(interval time.Duration, checksArrival, suspect bool) time.Duratio
 	return wait
 }
 
-// check compares a resource with etcd when it is its turn, and returns nil if that does not
-// come, or ctx ends.
+// check compares a resource with etcd in turn. It returns nil if ctx ends, or if its deadline is
+// too close when the turn comes.
 func (k *Checker) check(ctx context.Context, x *checked) *Result {
 	inTime := ctx
 	if end, ok := ctx.Deadline(); ok {
@@ -189,14 +189,14 @@ func (k *Checker) check(ctx context.Context, x *checked) *Result {
 		return nil
 	}
 	if inTime.Err() != nil {
-		return nil // both were ready: an etcd that is asked too late is not the one that fails
+		return nil // both cases were ready: a late start must not count as a failure of etcd
 	}
 	began := time.Now()
 	bound, cancel := context.WithTimeout(inTime, checkTimeout)
 	defer cancel()
 	r := k.compare(bound, x)
 	if ctx.Err() != nil && r.Status == Error {
-		return nil // it is not the check that has failed
+		return nil // ctx has ended; the check has not failed
 	}
 	r.Time, r.Seconds = metav1.NewTime(began), time.Since(began).Seconds()
 	checkSeconds.Observe(r.Seconds)
@@ -280,7 +280,7 @@ var (
 	ErrLate = errors.New("checks take longer than the request may; those that have ended were counted")
 )
 
-// Check compares resources now, all or those of a filter. Errors: ErrOff, ErrLate.
+// Check compares all resources now, or the one given by only, if it is not nil. Errors: ErrOff, ErrLate.
 func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []Result, err error) {
 	if k.opts.Off {
 		return nil, ErrOff
@@ -289,7 +289,8 @@ func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []
 		done := make(chan *Result, 1)
 		k.mu.Lock()
 		if k.ctx.Err() == nil {
-			// On a goroutine of its own: what panics here is to end the process.
+			// On a separate goroutine: a panic here must end the process, and not be recovered as
+			// one of a request.
 			k.wg.Go(func() {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
@@ -309,7 +310,8 @@ func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []
 	return all, nil
 }
 
-// Hashes returns the hash of memory at a revision, the latest if it is 0. Nothing is read from etcd.
+// Hashes returns the hash of memory at a revision, the latest if it is 0. It does not read from
+// etcd.
 func (k *Checker) Hashes(rev mirror.Revision, only *schema.GroupResource) (all []Result) {
 	for _, x := range k.selected(only) {
 		r := Result{Group: x.group.Group, Resource: x.group.Resource, Time: metav1.Now()}
@@ -339,7 +341,7 @@ func (k *Checker) Last(only *schema.GroupResource) (all []Result) {
 	return all
 }
 
-// Checkers are those of all mirrors of a process.
+// Checkers are the checkers of all mirrors of a process.
 type Checkers []*Checker
 
 func byResource(a, b Result) int {
@@ -368,7 +370,7 @@ func (all Checkers) Last(only *schema.GroupResource) (results []Result) {
 	return results
 }
 
-// Hashes returns the hashes of memory at a revision, to be compared with those of another server. Nothing is read from etcd. A
+// Hashes returns the hashes of memory at a revision, for comparison with those of another server. It does not read from etcd. A
 // resource whose revision is not in memory has an Error.
 func (all Checkers) Hashes(rev int64, only *schema.GroupResource) (results []Result) {
 	for _, k := range all {

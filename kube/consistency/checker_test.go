@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestCheckWait: resources are not compared in step, and often enough where nothing else would find a lost event.
+// TestCheckWait: resources are not compared in step, and often enough if comparisons are the only
+// way to detect a lost event.
 func TestCheckWait(t *testing.T) {
 	for _, c := range []struct {
 		interval      time.Duration

@@ -18,11 +18,11 @@ const Path = "/debug/strata/consistency"
 // request.
 //
 //	GET                    the last check of each resource
-//	GET ?revision=N        the hash of memory at a revision; nothing is asked of etcd
+//	GET ?revision=N        the hash of memory at a revision; etcd is not read
 //	POST                   check now
 //	... resource=R[.group] only that resource
 //
-// Results have the names of objects, and not their contents. The handler does not authorize requests: mount it behind filters
+// Results contain the names of objects, but not their contents. The handler does not authorize requests: mount it behind filters
 // that do.
 func Handler(checkers func() Checkers) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -46,7 +46,7 @@ func Handler(checkers func() Checkers) http.Handler {
 			var err error
 			answer.Items, err = all.Check(r.Context(), only)
 			if r.Context().Err() != nil {
-				return // nobody is there, or a filter has answered
+				return // the client is gone, or a filter has answered
 			}
 			if err != nil {
 				status := http.StatusServiceUnavailable

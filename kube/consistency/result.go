@@ -15,28 +15,28 @@ import (
 type Result struct {
 	Group    string `json:"group"`
 	Resource string `json:"resource"`
-	// Revision is the one that was compared, or hashed.
+	// Revision is the compared or hashed revision.
 	Revision int64 `json:"revision,omitempty"`
 	// Keys is the number of objects in memory at the revision.
 	Keys int `json:"keys"`
 	// Hash is that of memory: FNV-64 over namespace, name and resource version of each object,
-	// joined by slashes, in hexadecimal. Servers whose hashes of one revision differ do
-	// not have the same objects.
+	// joined by slashes, in hexadecimal. Servers whose hashes of one revision differ do not have
+	// the same objects.
 	Hash string `json:"hash,omitempty"`
-	// Status is success, failure (memory differs from etcd) or error (it could not be
-	// compared); "" if etcd was not asked.
+	// Status is success, failure (memory differs from etcd) or error (the comparison failed); "" if
+	// etcd was not read.
 	Status string `json:"status,omitempty"`
 	Error  string `json:"error,omitempty"`
 
-	// Of a failure: etcd's hash, the number of objects that differ, and the first of them, as
-	// namespace/name: those that memory lacks, those that etcd lacks, and those of another
+	// For a failure: etcd's hash, the number of differing objects, and the first of them, as
+	// namespace/name: those missing in memory, those missing in etcd, and those with another
 	// revision.
 	EtcdHash    string   `json:"etcdHash,omitempty"`
 	Differences int      `json:"differences,omitempty"`
 	Missing     []string `json:"missing,omitempty"`
 	Extra       []string `json:"extra,omitempty"`
 	Differing   []string `json:"differing,omitempty"`
-	// Mended: they were read again. Otherwise the resource is being relisted.
+	// Mended: the differing objects were read again. Otherwise the resource is being relisted.
 	Mended bool `json:"mended,omitempty"`
 
 	Time    metav1.Time `json:"time"`
@@ -54,7 +54,7 @@ func (r *Result) hash(prefix string, s mirror.Snapshot) {
 	r.Revision, r.Hash = s.Rev, d.sum()
 }
 
-// digest is KEP-4988's hash of a list, made of keys: those of namespaced objects end with
+// digest is KEP-4988's hash of a list, computed from keys: those of namespaced objects end with
 // namespace and name, those of others with the name.
 type digest struct {
 	hash   hash.Hash64

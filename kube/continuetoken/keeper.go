@@ -16,24 +16,25 @@ import (
 )
 
 const (
-	// refreshInterval is how often the ring is read again: what other replicas have done to
-	// it, or an operator, holds here within that time. A guess: one read of one key.
+	// refreshInterval is how often the ring is read again: changes by other replicas or an operator
+	// take effect here within that time. A guess: one read of one key.
 	refreshInterval = time.Minute
-	// readGap is the time between the beginnings of two reads: what garbage can ask of etcd.
+	// readGap is the time between the starts of two reads: it bounds the load of invalid tokens on
+	// etcd.
 	readGap = 100 * time.Millisecond
-	// readTimeout bounds one read, with its decryption and what is written.
+	// readTimeout bounds one read, including its decryption and a write.
 	readTimeout = 10 * time.Second
-	// patience is how long a request waits for a read; answerTime is what is left of its own
-	// deadline if that comes first.
+	// patience is how long a request waits for a read; answerTime is the part of its own deadline
+	// reserved for the answer.
 	patience   = 3 * time.Second
 	answerTime = 250 * time.Millisecond
-	// retryPause lies between the first attempts in the background to get a ring; it doubles.
-	// Requests that need one try on their own.
+	// retryPause is the pause after the first attempt in the background to get a ring; it doubles.
+	// Requests that need a ring read it themselves.
 	retryPause = time.Second
-	// minKeep bounds Options.Keep from below: other replicas seal with a replaced key until
-	// they read the ring again, and clients want their next page then.
+	// minKeep is the lower bound of Options.Keep: other replicas seal with a replaced key until
+	// they read the ring again, and clients request their next page after that.
 	minKeep = 10 * refreshInterval
-	// maxConflicts is how often another replica may come first before a read gives up.
+	// maxConflicts bounds the retries of a read after writes by other replicas.
 	maxConflicts = 10
 )
 
@@ -41,55 +42,56 @@ const (
 type Options struct {
 	KV  clientv3.KV
 	Key string // of the ring in etcd; the associated data of its encryption
-	// Transformer encrypts the ring in etcd; nil stores it as it is.
+	// Transformer encrypts the ring in etcd; nil stores it in plain text.
 	Transformer value.Transformer
-	// Seal makes a ring if there is none, replaces its keys, and reads it in the background.
-	// Without it a ring is read when a sealed token has to be opened.
+	// Seal creates a ring if there is none, replaces its keys, and reads it in the background.
+	// Without Seal the ring is read when a sealed token has to be opened.
 	Seal bool
-	// Rotation is how long a key seals before it is replaced; 0 means for ever.
+	// Rotation is how long a key seals before it is replaced; 0 disables rotation.
 	Rotation time.Duration
 	// Keep is how long a replaced key still opens; at least 10 minutes.
 	Keep   time.Duration
 	Logger *slog.Logger
 }
 
-// Keeper seals and opens tokens with the ring of keys of one etcd. Any replica may make
-// the ring and change it, by compare-and-put, so that all have the same one. All methods may be
-// called concurrently; with a ring at hand they take no lock and ask nothing of etcd.
+// Keeper seals and opens tokens with the key ring of one etcd. Any replica may create the ring and
+// change it, by compare-and-put, so that all use the same one. All methods may be called
+// concurrently; with a cached ring they take no lock and send no request to etcd.
 type Keeper struct {
 	opts   Options
 	stored register
 	held   atomic.Pointer[held] // nil: never read
-	// overdue: a read is under way that takes longer than requests wait, so that others do not wait at all.
+	// overdue: the current read takes longer than requests wait, so that further requests do not
+	// wait for it.
 	overdue atomic.Bool
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	// mu is a leaf; nothing waits while it is held.
+	// mu is a leaf; it is not held during a wait.
 	mu struct {
 		sync.Mutex
-		next    *read // has not begun
+		next    *read // not started yet
 		reading bool  // there is a goroutine that reads until next is nil
 	}
 	// Of that goroutine alone.
 	began   time.Time // of the last read
 	checked time.Time // when the stored value was last decrypted
-	failing bool      // reads do, which has been logged
+	failing bool      // reads fail, which has been logged
 	stuck   bool      // the ring cannot be changed, which has been logged
 }
 
-// held is what a read has found. It is immutable.
+// held is the result of a read. It is immutable.
 type held struct {
-	ring *ring     // nil: there is none
+	ring *ring     // nil: there is no ring
 	at   time.Time // when it was read
-	// What is stored, encrypted, and its revision: 0 if there is none.
+	// The stored value, encrypted, and its revision: 0 if there is none.
 	data []byte
 	mod  int64
 }
 
-// read is a read of the ring that all who want one share.
+// read is one read of the ring, shared by all waiting requests.
 type read struct {
 	done chan struct{}
 	err  error // written before done is closed
@@ -133,7 +135,7 @@ func (k *Keeper) Seal(ctx context.Context, scope Scope, t Token) (string, error)
 			return "", err
 		}
 		if h.ring == nil {
-			return "", ErrUnavailable // only if it is not for this Keeper to make one
+			return "", ErrUnavailable // only if this Keeper must not make a ring
 		}
 	}
 	return h.ring.keys[0].seal(scope, t), nil
@@ -147,7 +149,8 @@ func (k *Keeper) Open(ctx context.Context, scope Scope, token string) (Token, er
 	}
 	h := k.held.Load()
 	if h != nil && time.Since(h.at) > 2*refreshInterval {
-		// Keys may have been taken out of use meanwhile. If etcd does not tell, what was known holds.
+		// Keys may have been retired meanwhile. If etcd is not available, the cached ring stays
+		// valid.
 		if newer, err := k.fresh(ctx); err == nil {
 			h = newer
 		}
@@ -173,7 +176,7 @@ func (k *Keeper) Open(ctx context.Context, scope Scope, token string) (Token, er
 	return key.open(scope, sealed)
 }
 
-// fresh returns what a read finds that begins after the call. Errors: ErrUnavailable, ctx's.
+// fresh returns the result of a read that starts after the call. Errors: ErrUnavailable, ctx's.
 func (k *Keeper) fresh(ctx context.Context) (*held, error) {
 	r := k.join()
 	if k.overdue.Load() {
@@ -202,7 +205,7 @@ func (k *Keeper) fresh(ctx context.Context) (*held, error) {
 	}
 }
 
-// join returns the next read that begins.
+// join returns the next read to start.
 func (k *Keeper) join() *read {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -221,7 +224,7 @@ func (k *Keeper) join() *read {
 	return k.mu.next
 }
 
-// readAll reads as long as somebody asks for it.
+// readAll reads until there are no more requests for a read.
 func (k *Keeper) readAll() {
 	for {
 		k.sleep(time.Until(k.began.Add(readGap)))
@@ -244,11 +247,11 @@ func (k *Keeper) readAll() {
 	}
 }
 
-// note takes note of how a read has ended, and logs where an outage begins and ends.
+// note records the outcome of a read, and logs the start and the end of an outage.
 func (k *Keeper) note(err error) {
 	k.overdue.Store(false)
 	switch {
-	case k.ctx.Err() != nil: // it fails because it is ended
+	case k.ctx.Err() != nil: // it fails because the Keeper is closed
 	case err != nil && !k.failing:
 		k.failing = true
 		k.opts.Logger.Error("The keys of continue tokens cannot be read from etcd. If they never can be again, delete the etcd key: new ones are made, and lists in pages start over",
@@ -272,7 +275,7 @@ func (k *Keeper) sleep(d time.Duration) {
 	}
 }
 
-// maintain reads the ring now and then, which changes it when that is due.
+// maintain reads the ring periodically; a read makes the changes that are due.
 func (k *Keeper) maintain() {
 	retry := retryPause
 	for k.ctx.Err() == nil {
@@ -286,7 +289,7 @@ func (k *Keeper) maintain() {
 			retry = 2 * pause
 		case r.err == nil:
 			retry = retryPause
-			// What is overdue has failed, and is tried again with the next read.
+			// An overdue change has failed, and is retried with the next read.
 			if wait := time.Until(h.ring.due(k.opts.Rotation, k.opts.Keep)); wait > 0 {
 				pause = min(pause, wait)
 			}
@@ -295,7 +298,7 @@ func (k *Keeper) maintain() {
 	}
 }
 
-// read brings held up to date and, if sealing is on, the stored ring.
+// read updates held and, if sealing is on, the stored ring.
 func (k *Keeper) read(ctx context.Context) error {
 	for range maxConflicts {
 		done, err := k.tryRead(ctx)
@@ -324,8 +327,8 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	case mod == before.mod && bytes.Equal(stored, before.data):
 		current = before.ring
 		if now.Sub(k.checked) >= refreshInterval/2 {
-			// What was readable and is not, because the key that encrypted it left the
-			// configuration, is written with the one that is used now.
+			// If the value is no longer readable, because the key that encrypted it left the
+			// configuration, it is written again with the current one.
 			_, stale, err = k.opts.Transformer.TransformFromStorage(ctx, stored, k.context())
 			stale = stale || err != nil
 			k.checked = now
@@ -358,7 +361,7 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	changed, err := k.write(ctx, next, mod)
 	switch {
 	case err != nil && current != nil:
-		// The present ring serves; what is due is tried again at a later read.
+		// The present ring stays in use; a later read retries the change.
 		k.held.Store(present)
 		if !k.stuck && k.ctx.Err() == nil {
 			k.stuck = true
@@ -375,7 +378,8 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// write stores a ring in place of the one with revision mod; it returns nil if that is not there any more.
+// write stores a ring in place of the one with revision mod; it returns nil if the stored revision
+// is another.
 func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*held, error) {
 	data, err := r.encode()
 	if err != nil {
@@ -394,15 +398,15 @@ func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*held, error) {
 	return &held{ring: r, at: time.Now(), data: data, mod: written}, nil
 }
 
-// context is what the encryption binds the value to: as upstream's store has it, its key in etcd.
+// context is the authenticated data of the encryption: the key in etcd, as in upstream's store.
 func (k *Keeper) context() value.Context { return value.DefaultContext(k.opts.Key) }
 
-// register is one value with revisions.
+// register is one stored value with revisions.
 type register interface {
 	// get returns the latest value, linearizably; mod is 0 if there is none.
 	get(ctx context.Context) (data []byte, mod int64, err error)
-	// put replaces the value with revision mod, 0 for none, and returns the new one's; ok is
-	// false, and nothing is changed, if the present value is another.
+	// put replaces the value with revision mod, 0 for none, and returns the new one's revision; ok
+	// is false, and the value is unchanged, if its revision is another.
 	put(ctx context.Context, data []byte, mod int64) (written int64, ok bool, err error)
 }
 
@@ -424,7 +428,7 @@ func (e etcdKey) put(ctx context.Context, data []byte, mod int64) (int64, bool, 
 	resp, err := e.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(e.key), "=", mod)).
 		Then(clientv3.OpPut(e.key, string(data))).
-		Else(clientv3.OpGet(e.key)). // not needed; kine knows a transaction by its form, and this one so
+		Else(clientv3.OpGet(e.key)). // not needed by us; kine recognizes transactions by their form, and supports this one
 		Commit()
 	if err != nil {
 		return 0, false, err

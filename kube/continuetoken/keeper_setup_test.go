@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// fakeEtcd is a register with faults. It counts.
+// fakeEtcd is a register with faults. It counts calls.
 type fakeEtcd struct {
 	mu      sync.Mutex
 	data    []byte
@@ -24,7 +24,7 @@ type fakeEtcd struct {
 	puts    int
 	err     error         // of every call
 	hang    bool          // calls end with their context
-	between func()        // called once, between the next get and what follows
+	between func()        // called once, after the next get
 	delay   time.Duration // of every call
 }
 
@@ -90,11 +90,12 @@ func (e *fakeEtcd) counts() (gets, puts int) {
 	return e.gets, e.puts
 }
 
-// fakeKMS encrypts with numbered keys: a value is "<number>:<its context>:" and the plain text, turned around.
+// fakeKMS encrypts with numbered keys: a value is "<number>:<its context>:" and the reversed plain
+// text.
 type fakeKMS struct {
 	mu     sync.Mutex
 	writes int          // the key that writes
-	reads  map[int]bool // the keys that read, besides
+	reads  map[int]bool // other keys that can decrypt
 	err    error
 	hang   bool
 }
@@ -148,7 +149,7 @@ const (
 	testKeep     = time.Hour
 )
 
-// cluster is an etcd and a KMS that replicas share, in a bubble of synctest.
+// cluster is an etcd and a KMS shared by replicas, in a synctest bubble.
 type cluster struct {
 	etcd     fakeEtcd
 	kms      fakeKMS
@@ -190,7 +191,7 @@ func idOf(token string) keyID {
 	return id
 }
 
-// requireOpens fails unless the replica opens the token, or refuses it with want.
+// requireOpens fails unless the replica opens the token, or fails with the error want.
 func requireOpens(t *testing.T, k *Keeper, token string, want error) {
 	t.Helper()
 	got, err := k.Open(t.Context(), widgets, token)

@@ -32,7 +32,7 @@ func TestReplicasThatStartTogetherHaveOneRing(t *testing.T) {
 	})
 }
 
-// TestTheRingIsEncrypted: bound to its key, and no secret in it.
+// TestTheRingIsEncrypted: its value is bound to its key and contains no secret.
 func TestTheRingIsEncrypted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -43,7 +43,8 @@ func TestTheRingIsEncrypted(t *testing.T) {
 	})
 }
 
-// TestARequestOfAHeldRingAsksNothing of etcd, also not for garbage that can be told by itself.
+// TestARequestOfAHeldRingAsksNothing: with a cached ring, no request reads etcd, not even with
+// tokens that are recognized as invalid without a key.
 func TestARequestOfAHeldRingAsksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -61,7 +62,8 @@ func TestARequestOfAHeldRingAsksNothing(t *testing.T) {
 	})
 }
 
-// TestRotation: a key seals for the time of a rotation, opens for the time that it is kept, and is then known to be gone.
+// TestRotation: a key seals for the rotation period, opens for the keep period, and its tokens are
+// then refused as expired.
 func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -83,7 +85,7 @@ func TestRotation(t *testing.T) {
 		requireOpens(t, a, first, ErrExpired)
 		requireOpens(t, b, first, ErrExpired)
 		requireOpens(t, b, second, nil)
-		// A replica that starts knows as much.
+		// A new replica has the same keys.
 		requireOpens(t, c.start(t, true), first, ErrExpired)
 		requireOpens(t, c.start(t, false), first, ErrExpired)
 		requireOpens(t, c.start(t, false), second, nil)
@@ -93,7 +95,7 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// TestATokenOfANewKeyOpensAtOnce on replicas that have not heard of the key.
+// TestATokenOfANewKeyOpensAtOnce on replicas that have not read the key yet.
 func TestATokenOfANewKeyOpensAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -127,7 +129,8 @@ func TestATokenOfANewKeyOpensAtOnce(t *testing.T) {
 	})
 }
 
-// TestGarbageDoesNotHammerEtcd: made-up ids cost a bounded number of reads per time, and each is refused.
+// TestGarbageDoesNotHammerEtcd: tokens with invented ids cause a bounded rate of reads, and each is
+// refused.
 func TestGarbageDoesNotHammerEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -155,7 +158,7 @@ func TestGarbageDoesNotHammerEtcd(t *testing.T) {
 	})
 }
 
-// TestWithoutSealingNothingIsMade, and a ring that others make is found.
+// TestWithoutSealingNothingIsMade, and a ring made by other replicas is found.
 func TestWithoutSealingNothingIsMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -174,18 +177,19 @@ func TestWithoutSealingNothingIsMade(t *testing.T) {
 		k := c.start(t, true)
 		token := mustSeal(t, k)
 		requireOpens(t, reader, token, nil)
-		// It learns that a key is gone when it is asked much later.
+		// A much later request finds that the key is gone.
 		c.etcd.remove()
 		time.Sleep(3 * refreshInterval)
 		requireOpens(t, reader, token, ErrExpired)
 	})
 }
 
-// TestOutages: without a ring whoever needs one is refused soon, and nobody waits in a row; with one nothing changes.
+// TestOutages: without a ring, requests are refused after a short wait, and not one wait each; with
+// a cached ring requests succeed.
 func TestOutages(t *testing.T) {
 	for name, outage := range map[string]struct {
 		begin, end func(*cluster)
-		most       time.Duration // that a first request waits
+		most       time.Duration // of a first request
 	}{
 		"etcd fails": {
 			func(c *cluster) { c.etcd.set(func(e *fakeEtcd) { e.err = errDown }) },
@@ -223,7 +227,7 @@ func TestOutages(t *testing.T) {
 					if exists || !strings.Contains(name, "KMS") {
 						requireOpens(t, reader, token, ErrUnavailable)
 					}
-					if exists { // the KMS or etcd is not asked for a ring that is held
+					if exists { // a cached ring needs no request to the KMS or etcd
 						requireOpens(t, holder, mustSeal(t, holder), nil)
 					}
 					time.Sleep(time.Hour)
@@ -251,7 +255,7 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestARequestWaitsAsLongAsItsOwnContext, with time left to answer.
+// TestARequestWaitsAsLongAsItsOwnContext, minus the time for the answer.
 func TestARequestWaitsAsLongAsItsOwnContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -270,8 +274,8 @@ func TestARequestWaitsAsLongAsItsOwnContext(t *testing.T) {
 	})
 }
 
-// TestStaleEncryptionIsRewritten: the encryption of the ring follows the configuration, whether the key that encrypted it
-// still reads or has gone at once; the keys in it stay.
+// TestStaleEncryptionIsRewritten: the encryption of the ring follows the configuration, whether the old key can still decrypt or
+// was removed at once; the keys in the ring stay.
 func TestStaleEncryptionIsRewritten(t *testing.T) {
 	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is gone": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -311,7 +315,8 @@ func TestStaleEncryptionIsRewritten(t *testing.T) {
 	})
 }
 
-// TestARingThatCannotBeReadIsKept: nobody overwrites what another configuration, or a later release, has written.
+// TestARingThatCannotBeReadIsKept: a ring written with another configuration, or by a later
+// release, is not overwritten.
 func TestARingThatCannotBeReadIsKept(t *testing.T) {
 	for name, spoil := range map[string]func(*cluster){
 		"encrypted with another key": func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.writes = 5 }) },
@@ -339,7 +344,7 @@ func TestARingThatCannotBeReadIsKept(t *testing.T) {
 				if gets, _ := c.etcd.counts(); string(c.etcd.data) != stored || gets == kept {
 					t.Fatalf("overwritten, or not tried: %d reads", gets-kept)
 				}
-				// As the log says.
+				// The remedy that the log message names.
 				c.etcd.remove()
 				requireOpens(t, k, mustSeal(t, k), nil)
 				requireOpens(t, k, token, ErrInvalid)
@@ -348,7 +353,8 @@ func TestARingThatCannotBeReadIsKept(t *testing.T) {
 	}
 }
 
-// TestARemovedRingIsMadeAnew, and what was sealed before is refused as too old by those who knew it.
+// TestARemovedRingIsMadeAnew: a new ring replaces a removed one, and replicas that have read the
+// old ring refuse its tokens as expired.
 func TestARemovedRingIsMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -365,7 +371,8 @@ func TestARemovedRingIsMadeAnew(t *testing.T) {
 	})
 }
 
-// TestAConflictIsNotLost: what another replica writes between a read and a write wins, and is what is used.
+// TestAConflictIsNotLost: a write by another replica between a read and a write wins, and its ring
+// is used.
 func TestAConflictIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -390,7 +397,7 @@ func TestAConflictIsNotLost(t *testing.T) {
 	})
 }
 
-// TestAFailedChangeDoesNotStopRequests: a rotation that cannot be written is done later.
+// TestAFailedChangeDoesNotStopRequests: a rotation that cannot be written is retried later.
 func TestAFailedChangeDoesNotStopRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -434,8 +441,8 @@ func TestCloseEndsWhatHangs(t *testing.T) {
 	})
 }
 
-// TestManyReplicasUnderChange seals and opens on several replicas while keys are replaced and the ring is removed; run it
-// with the race detector.
+// TestManyReplicasUnderChange seals and opens on several replicas while keys are replaced and the ring is removed; run it with the
+// race detector.
 func TestManyReplicasUnderChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// Bounds of a ring, so that its value in etcd stays small however often keys are replaced.
+// Bounds of a ring, so that its value in etcd stays small at any rate of replacement.
 const (
-	// maxKeys: what is beyond is dropped before its time.
+	// maxKeys bounds the ring: keys beyond it are dropped early.
 	maxKeys = 64
-	// maxDropped and rememberDropped bound the ids of keys that are gone: guesses, some 50 kB and
-	// longer than any client holds on to a token.
+	// maxDropped and rememberDropped bound the ids of dropped keys: guesses, some 50 kB and longer
+	// than the lifetime of a token.
 	maxDropped      = 1024
 	rememberDropped = 30 * 24 * time.Hour
 )
@@ -36,13 +36,13 @@ type key struct {
 // ring is the keys of a cluster. It is immutable.
 //
 //	the first key seals, all open
-//	no id is twice in keys and dropped together
+//	no id occurs twice in keys and dropped together
 type ring struct {
 	keys    []*key    // newest first, never empty
 	dropped []dropped // newest first
 }
 
-// dropped is a key that is gone.
+// dropped is the id of a dropped key.
 type dropped struct {
 	id keyID
 	at time.Time
@@ -59,13 +59,13 @@ func newKey(now time.Time) *key {
 func newAEAD(secret [chacha20poly1305.KeySize]byte) cipher.AEAD {
 	aead, err := chacha20poly1305.NewX(secret[:])
 	if err != nil {
-		panic(err) // the length is right
+		panic(err) // the key has the right length
 	}
 	return aead
 }
 
-// newRing returns a ring with a new key that remembers the ids, and nothing else, of a
-// ring that is gone, which may be nil.
+// newRing returns a ring with a new key that takes over only the ids of gone, a deleted ring, which
+// may be nil.
 func newRing(now time.Time, gone *ring) *ring {
 	r := &ring{keys: []*key{newKey(now)}}
 	if gone != nil {
@@ -78,7 +78,7 @@ func newRing(now time.Time, gone *ring) *ring {
 	return r
 }
 
-// find returns the key with an id, or whether one with it is gone.
+// find returns the key with an id, or whether it was dropped.
 func (r *ring) find(id keyID) (k *key, gone bool) {
 	if r == nil {
 		return nil, false
@@ -91,9 +91,8 @@ func (r *ring) find(id keyID) (k *key, gone bool) {
 	return nil, slices.ContainsFunc(r.dropped, func(d dropped) bool { return d.id == id })
 }
 
-// maintained returns the ring that this one should be by now, itself if nothing is due: the first
-// key is replaced when it is as old as rotation (0: never), and a replaced key is dropped keep
-// later.
+// maintained returns the ring with all due changes, or itself if none is due: the first key is
+// replaced when it is as old as rotation (0: never), and a replaced key is dropped keep later.
 func (r *ring) maintained(now time.Time, rotation, keep time.Duration) *ring {
 	rotate := rotation > 0 && now.Sub(r.keys[0].created) >= rotation
 	expired := func(k *key) bool { return !k.replaced.IsZero() && now.Sub(k.replaced) >= keep }
@@ -124,7 +123,7 @@ func (r *ring) maintained(now time.Time, rotation, keep time.Duration) *ring {
 	return next
 }
 
-// due returns when maintained has something to do, the zero time if never.
+// due returns the time of the next change by maintained, the zero time if there is none.
 func (r *ring) due(rotation, keep time.Duration) time.Time {
 	var due time.Time
 	sooner := func(t time.Time) {
@@ -141,7 +140,7 @@ func (r *ring) due(rotation, keep time.Duration) time.Time {
 	return due
 }
 
-// The value in etcd, before it is encrypted: JSON whose version changes with its meaning.
+// The value in etcd, before encryption: JSON whose version changes with its meaning.
 type (
 	storedRing struct {
 		Version int             `json:"version"`
@@ -175,7 +174,7 @@ func (r *ring) encode() ([]byte, error) {
 
 var errNoRing = errors.New("the value is no ring of keys")
 
-// decodeRing reads what encode has written. Its errors show nothing of the value.
+// decodeRing decodes the output of encode. Its errors contain nothing of the value.
 func decodeRing(data []byte) (*ring, error) {
 	var head struct {
 		Version int `json:"version"`

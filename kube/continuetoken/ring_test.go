@@ -58,7 +58,7 @@ func TestRingsAreStoredAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestARingChangesWhenDue walks through years of rotation, with clocks that stand still and jump.
+// TestARingChangesWhenDue simulates years of rotation, with clocks that stop and jump.
 func TestARingChangesWhenDue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -108,7 +108,8 @@ func TestARingChangesWhenDue(t *testing.T) {
 	})
 }
 
-// FuzzDecodeRing: whatever is stored, it is read or refused, and what is read is written the same.
+// FuzzDecodeRing: any stored value is decoded or rejected, and a decoded ring is encoded to the
+// same value.
 func FuzzDecodeRing(f *testing.F) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	data, err := newRing(now, newRing(now, nil)).maintained(now.Add(time.Hour), time.Hour, time.Hour).encode()
@@ -129,7 +130,7 @@ func FuzzDecodeRing(f *testing.F) {
 		}
 		first, err := r.encode()
 		if err != nil {
-			return // a time that JSON cannot say
+			return // a time that JSON cannot represent
 		}
 		again, err := decodeRing(first)
 		if err != nil {

@@ -1,20 +1,20 @@
-// Package continuetoken seals continue tokens: what says where a list goes on is encrypted and
-// authenticated, so that a client can neither read the name of a key in it nor make one up.
+// Package continuetoken seals continue tokens: the position at which a list continues is encrypted
+// and authenticated, so that a client can neither read a key's name in a token nor forge one.
 //
 // A sealed token is text that is safe in a URL:
 //
 //	s1.<base64url: key id (8) | nonce (24) | ciphertext | tag (16)>
 //
-// The dot never occurs in upstream's plain form, which is base64url throughout, so that neither
-// form can be taken for the other. The cipher is XChaCha20-Poly1305, whose nonces are long enough
-// to be random. The format's version, the key's id and the Scope are its associated data: a token
-// opens only for the list that it was made for. The plaintext is
+// The dot never occurs in upstream's plain form, which is base64url throughout, so the two forms
+// cannot be confused. The cipher is XChaCha20-Poly1305, whose nonces are long enough to be random.
+// The format's version, the key's id and the Scope are its associated data: a token opens only for
+// the list that it was made for. The plaintext is
 //
 //	revision (8, big endian, signed) | length of start (4) | start | zeros
 //
-// filled up to a multiple of 32 bytes, so that its length says little about a name.
+// padded to a multiple of 32 bytes, so that its length reveals little about a name.
 //
-// A Keeper keeps the keys: one ring in etcd, which all replicas share.
+// A Keeper manages the keys: one ring in etcd, which all replicas share.
 package continuetoken
 
 import (
@@ -28,28 +28,29 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// Errors of tokens. What wraps them is for clients: it names no key.
+// Errors of tokens. Errors that wrap them are for clients: they contain no key.
 var (
 	// ErrInvalid: the token was not made by this cluster for this list. Permanent.
 	ErrInvalid = errors.New("continue key is not valid")
-	// ErrExpired: the token was sealed with a key that is gone. Permanent; the list has to start over.
+	// ErrExpired: the token was sealed with a key that is gone. Permanent; the client must restart
+	// the list.
 	ErrExpired = errors.New("continue key is too old")
-	// ErrUnavailable: the keys cannot be had now. The same request may succeed later.
+	// ErrUnavailable: the keys are not available now. The same request may succeed later.
 	ErrUnavailable = errors.New("the keys of continue tokens are not available")
 )
 
-// Token says where a list goes on.
+// Token is the position at which a list continues.
 type Token struct {
-	// Revision is that of the list, -1 for the present.
+	// Revision is the revision of the list, -1 for the present.
 	Revision int64
 	// Start is the first key of the next page, relative to the prefix of the list.
 	Start string
 }
 
-// Scope is the list that a token belongs to.
+// Scope is the list that a token is valid for.
 type Scope struct {
 	Group, Resource string
-	// Prefix is what all keys of the list begin with: resource and namespace, if it is of one.
+	// Prefix is the prefix of all keys of the list: resource, and namespace for a list of one.
 	Prefix string
 }
 
@@ -64,13 +65,14 @@ const (
 	padding   = 32
 )
 
-// encoding refuses what it would not have written, but for line breaks, see parse.
+// encoding rejects text that it would not have written, except for line breaks, see parse.
 var encoding = base64.RawURLEncoding.Strict()
 
 // Sealed reports whether a token is not in the plain form. It may still be garbage.
 func Sealed(token string) bool { return strings.Contains(token, separator) }
 
-// associated returns the associated data of a token. Lengths keep fields apart.
+// associated returns the associated data of a token. Each field is preceded by its length, so that
+// fields are unambiguous.
 func (s Scope) associated(id keyID) []byte {
 	b := make([]byte, 0, len(version)+idSize+3*binary.MaxVarintLen32+len(s.Group)+len(s.Resource)+len(s.Prefix))
 	b = append(b, version...)
@@ -122,7 +124,7 @@ func parse(token string) (id keyID, rest []byte, err error) {
 	return id, data[idSize:], nil
 }
 
-// open reads what seal has made of a token, after the key's id. Error: ErrInvalid.
+// open decrypts the part of a sealed token after the key's id. Error: ErrInvalid.
 func (k *key) open(scope Scope, sealed []byte) (Token, error) {
 	plain, err := k.aead.Open(nil, sealed[:nonceSize], sealed[nonceSize:], scope.associated(k.id))
 	if err != nil {
@@ -133,7 +135,7 @@ func (k *key) open(scope Scope, sealed []byte) (Token, error) {
 		length = uint64(binary.BigEndian.Uint32(plain[8:]))
 	}
 	if uint64(len(plain)) < headSize+length {
-		return Token{}, fmt.Errorf("%w: its content is cut off", ErrInvalid) // sealed so by whoever has the key
+		return Token{}, fmt.Errorf("%w: its content is cut off", ErrInvalid) // the sealer had the key
 	}
 	return Token{
 		Revision: int64(binary.BigEndian.Uint64(plain)),

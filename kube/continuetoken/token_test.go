@@ -31,7 +31,7 @@ func drawScope(t *rapid.T, label string) Scope {
 	return Scope{Group: word.Draw(t, label+" group"), Resource: word.Draw(t, label+" resource"), Prefix: word.Draw(t, label+" prefix")}
 }
 
-// TestATokenOpensForItsListOnly: what is sealed opens as it was for its list, and for no other.
+// TestATokenOpensForItsListOnly: a sealed token opens unchanged for its list, and for no other.
 func TestATokenOpensForItsListOnly(t *testing.T) {
 	k, other := newKey(time.Now()), newKey(time.Now())
 	rapid.Check(t, func(t *rapid.T) {
@@ -60,7 +60,8 @@ func TestATokenOpensForItsListOnly(t *testing.T) {
 	})
 }
 
-// TestFieldsOfTheScopeDoNotRunTogether: the same letters, divided in another way, are another list.
+// TestFieldsOfTheScopeDoNotRunTogether: the same characters, split differently between the fields,
+// are another list.
 func TestFieldsOfTheScopeDoNotRunTogether(t *testing.T) {
 	k := newKey(time.Now())
 	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"}}
@@ -74,7 +75,8 @@ func TestFieldsOfTheScopeDoNotRunTogether(t *testing.T) {
 	}
 }
 
-// TestEveryChangeIsRefused changes each character of a token into each other one, cuts it and adds to it.
+// TestEveryChangeIsRefused replaces each character of a token by each other one, truncates it and
+// appends to it.
 func TestEveryChangeIsRefused(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)
@@ -106,7 +108,8 @@ func TestEveryChangeIsRefused(t *testing.T) {
 	}
 }
 
-// TestATokenShowsNothingOfTheName: neither its text nor its length, among names of common lengths.
+// TestATokenShowsNothingOfTheName: names of common lengths show neither in a token's text nor in
+// its length.
 func TestATokenShowsNothingOfTheName(t *testing.T) {
 	k := newKey(time.Now())
 	lengths := map[int]bool{}
@@ -126,7 +129,7 @@ func TestATokenShowsNothingOfTheName(t *testing.T) {
 	}
 }
 
-// TestMessagesShowNoName: an error says what is wrong, not what was in the token.
+// TestMessagesShowNoName: error messages describe the failure without the contents of the token.
 func TestMessagesShowNoName(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)
@@ -148,7 +151,7 @@ func TestMessagesShowNoName(t *testing.T) {
 	}
 }
 
-// FuzzOpen sends what was not sealed: it never opens, and nothing panics.
+// FuzzOpen opens text that was not sealed: it never opens, and never panics.
 func FuzzOpen(f *testing.F) {
 	k := &key{id: keyID{1, 2, 3, 4, 5, 6, 7, 8}}
 	k.aead = newAEAD(k.secret)
@@ -164,14 +167,14 @@ func FuzzOpen(f *testing.F) {
 		got, err := k.openText(scope, text)
 		switch {
 		case err == nil:
-			// The fuzzer knows one token; whoever opens another has found a way to forge.
+			// Only one sealed token exists; opening any other means that a token can be forged.
 			if text != token || scope != widgets || got != page {
 				t.Fatalf("%q opens for %+v as %+v", text, scope, got)
 			}
 		case !errors.Is(err, ErrInvalid) || got != (Token{}):
 			t.Fatalf("%q: %+v, %v", text, got, err)
 		}
-		// What is opened as a start key was sealed by us: any string goes through.
+		// The start key of a sealed token may be any string.
 		sealed := k.seal(scope, Token{Revision: int64(len(text)), Start: text})
 		if got, err := k.openText(scope, sealed); err != nil || got.Start != text || got.Revision != int64(len(text)) {
 			t.Fatalf("sealed %q, opened %+v, %v", text, got, err)

@@ -6,18 +6,17 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// admitKey is the context's key of an AdmitFunc.
+// admitKey is the context key of WithAdmission.
 type admitKey struct{}
 
-// WithAdmission returns the context of a list that is sent from memory, for Store.Read: where the revision
-// has to be read from etcd, admit is called with about how many bytes that is before anything is read. Its
-// error is that of Read.
+// WithAdmission returns the context of a list that is sent from memory, for Store.Read. If the revision has to be read from etcd,
+// admit is called with the approximate bytes of the list before the first read. Read returns its error.
 func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.Context {
 	return context.WithValue(ctx, admitKey{}, admit)
 }
 
-// admit takes what the reading will hold, if that is known; see Decoded.Grow for one that is
-// selective, and admitPast for one that is read from etcd.
+// admit reserves the memory that the reading needs if its size is known. It leaves selective
+// readings to Decoded.Grow and readings from etcd to admitPast.
 func admit(ctx context.Context, d *listadmission.Decoded, r *Reading) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil
@@ -30,7 +29,8 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *Reading) error {
 // pastKeep is etcdread.Source.Keep. A variable for tests.
 var pastKeep int64 = 16 << 20
 
-// admitPast admits a list that is read from etcd, by what its range is now, before anything of it is read.
+// admitPast admits a list that is read from etcd before the read starts, sized by the cached
+// objects now in its range.
 func admitPast(ctx context.Context, s *Store, r *Reading) error {
 	held, err := s.resource.Latest()
 	if err != nil {
@@ -38,7 +38,7 @@ func admitPast(ctx context.Context, s *Store, r *Reading) error {
 	}
 	n, bytes := held.Count(r.Start, r.End)
 	if r.Selective() {
-		bytes = min(bytes, 2*pastKeep) // what such a list holds at most
+		bytes = min(bytes, 2*pastKeep) // upper bound of the memory that such a list holds
 	} else {
 		n, bytes = pageShare(n, bytes, r.Limit)
 	}
@@ -51,7 +51,7 @@ func admitPast(ctx context.Context, s *Store, r *Reading) error {
 	return nil
 }
 
-// admitEtcd is admit for a list that upstream's store answers.
+// admitEtcd is admit for a list that is answered by upstream's store.
 func admitEtcd(ctx context.Context, d *listadmission.Decoded, s *Store, q listRequest) error {
 	if d == nil || !q.opts.Predicate.Empty() {
 		return nil
@@ -66,7 +66,7 @@ func admitEtcd(ctx context.Context, d *listadmission.Decoded, s *Store, q listRe
 	return d.Take(ctx, n, bytes)
 }
 
-// pageShare returns what a page of at most limit objects has of all of them.
+// pageShare returns the objects and bytes of a page of at most limit objects.
 func pageShare(objects int, bytes, limit int64) (int, int64) {
 	if 0 < limit && limit < int64(objects) {
 		return int(limit), int64(float64(bytes) / float64(objects) * float64(limit))

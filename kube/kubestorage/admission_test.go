@@ -18,7 +18,7 @@ func TestGetListTakesWhatItWillHold(t *testing.T) {
 	var pods []*example.Pod
 	for i := range 40 {
 		pod := newPod(fmt.Sprintf("large-%d", i))
-		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB together
+		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB in total
 		pods = append(pods, pod)
 	}
 	pods[0].Labels = map[string]string{"chosen": "yes"}

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestAWatchThatIsNotReadHoldsNoVersion lets the window move past a watch whose
-// client has begun to read initial events and stopped (I7).
+// TestAWatchThatIsNotReadHoldsNoVersion moves the window past a watch whose client has stopped
+// reading in the middle of its initial events (I7).
 func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 	const n = 2*initialAtOnce + 10
@@ -61,8 +61,8 @@ func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
 	t.Fatalf("the watch ended without an error after %d objects", added)
 }
 
-// TestRevisionsBeyondReachAreInTheFuture covers the numbers that parse and that no
-// revision can have.
+// TestRevisionsBeyondReachAreInTheFuture covers numbers that parse but exceed every possible
+// revision.
 func TestRevisionsBeyondReachAreInTheFuture(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -100,7 +100,7 @@ func TestRevisionsBeyondReachAreInTheFuture(t *testing.T) {
 	}
 }
 
-// TestReadsOfEtcdAreBounded takes all places and asks for one more.
+// TestReadsOfEtcdAreBounded takes all places and requests one more.
 func TestReadsOfEtcdAreBounded(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -132,8 +132,8 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	}
 }
 
-// TestListsThatAGateSendsToEtcdAreNotBounded: they are not lists of the past, and wait for
-// none.
+// TestListsThatAGateSendsToEtcdAreNotBounded: they are not lists of the past, and do not wait for a
+// place.
 func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
 	f.create(t, newPod("a"), newPod("b"))

@@ -22,17 +22,17 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// cluster is what all storages of one etcd cluster and prefix share.
+// cluster is the state shared by all storages of one etcd cluster and prefix.
 type cluster struct {
 	opts      Options
 	prefix    string // of every key, with a slash at both ends
 	client    *kubernetes.Client
 	mirror    *mirror.Mirror       // nil: every storage reads from etcd
-	compactor *compactor           // nil: compactions go unnoticed
+	compactor *compactor           // nil: compactions are not followed
 	checker   *consistency.Checker // nil without a mirror
 	cache     *metrics.Cache
 	scraped   *metrics.Cluster
-	stop      context.CancelFunc // of what wg waits for
+	stop      context.CancelFunc // stops the goroutines that wg counts
 	wg        sync.WaitGroup
 	blocks    *blockcache.Cache // of the engine
 	tokens    *pages.Tokens
@@ -40,17 +40,17 @@ type cluster struct {
 	reloads   rekey.Reloads
 	present   present
 	freshness etcdsource.Freshness
-	// eventsOnly: see mirror.Options. What is not older than a revision that memory has
-	// not reached goes to etcd then, because memory may not reach it soon.
+	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the clock then go to
+	// etcd, because the mirror may not reach that revision soon.
 	eventsOnly bool
 
-	// Places for reads that memory cannot answer: one key each, and a page of a list each.
+	// Places for reads that memory cannot answer: one per key, and one per page of a list.
 	getPlaces, listPlaces etcdread.Places
-	ranges                clientv3.KV // for those lists: no response is larger than they may hold
+	ranges                clientv3.KV // for listPlaces: bounds the size of a response
 }
 
-// Bounds of what a stall of the feed, or lists of the distant past, can make of
-// reads of etcd (D6, D7). A GET beyond it is refused with 429, a page waits.
+// Bounds of the reads of etcd that a stalled feed or lists of old revisions can cause (D6, D7). A
+// GET beyond the bound is refused with 429, a page waits.
 const (
 	maxEtcdGets = 100
 	// maxEtcdPages is how many pages of lists are read at once: few, because etcd holds 8 MiB for each.
@@ -79,7 +79,7 @@ func (c *cluster) pages(resource schema.GroupResource) pages.Pages {
 // endpoints names the cluster in metrics.
 func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(), ",") }
 
-// close ends everything and waits for it.
+// close ends all goroutines of the cluster and waits for them.
 func (c *cluster) close() {
 	metrics.Remove(c.scraped)
 	if c.stop != nil {

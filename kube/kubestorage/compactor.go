@@ -12,18 +12,18 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// compactor compacts the etcd of a cluster, and follows what others compact. What it learns the
-// mirror forgets, once it has one.
+// compactor compacts the etcd of a cluster and follows compactions by others. It forwards the
+// compacted revision to the mirror once tell has set one.
 type compactor struct {
 	*etcdsource.Compactor
 	mirror atomic.Pointer[mirror.Mirror]
-	early  atomic.Int64 // the last revision that was learned, for the mirror that is still to come
+	early  atomic.Int64 // the last compacted revision, for a mirror that is set later
 }
 
 var _ etcd3.Compactor = (*compactor)(nil)
 
-// startCompactor starts a compactor. With interval 0 it compacts nothing, and follows what others
-// compact (KEP-4988).
+// startCompactor starts a compactor. With interval 0 it does not compact, and only follows
+// compactions by others (KEP-4988).
 func startCompactor(client *clientv3.Client, interval time.Duration, logger *slog.Logger) *compactor {
 	c := &compactor{}
 	c.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
@@ -35,14 +35,15 @@ func startCompactor(client *clientv3.Client, interval time.Duration, logger *slo
 	return c
 }
 
-// tell makes the mirror forget from now on what etcd is compacted to.
+// tell sets the mirror, and passes it the compacted revision, now and after each compaction.
 func (c *compactor) tell(m *mirror.Mirror) {
 	c.mirror.Store(m)
 	m.Compact(c.early.Load())
 }
 
 func (c *compactor) forget(rev mirror.Revision) {
-	// Before the mirror is looked for, which tell has set before it reads this.
+	// This precedes c.mirror.Load: tell stores the mirror before it reads c.early, so no revision
+	// is lost.
 	for old := c.early.Load(); rev > old && !c.early.CompareAndSwap(old, rev); old = c.early.Load() {
 	}
 	if m := c.mirror.Load(); m != nil {
@@ -50,8 +51,8 @@ func (c *compactor) forget(rev mirror.Revision) {
 	}
 }
 
-// oldest returns the oldest revision that a list can be served of from memory, 0 if that is
-// none or the present only.
+// oldest returns the oldest revision at which a list can be served from memory, 0 if there is none
+// or only the present.
 func (c *compactor) oldest() mirror.Revision {
 	m := c.mirror.Load()
 	if m == nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// withoutProgress is a source that tells no progress on request.
+// withoutProgress is a source without progress on request.
 type withoutProgress struct{ mirror.Source }
 
 func (withoutProgress) RequestProgress(context.Context) error { return nil }
 
-const suitePrefix = "test!" // what the suites' transformer puts in front of values
+const suitePrefix = "test!" // the prefix that the suites' transformer adds to values
 
 // prefixStore lets a suite change the prefix transformer of a storage.
 type prefixStore struct {
@@ -83,8 +83,8 @@ func (s writeAndSee) see(ctx context.Context, written runtime.Object) error {
 	return s.mirror.Wait(ctx, int64(rev))
 }
 
-// checkStored returns a check of the value in etcd: it decodes and holds nothing that
-// only a server knows.
+// checkStored returns a check of the value in etcd: it decodes, and has no field that only a server
+// sets.
 func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
 	return func(ctx context.Context, t *testing.T, key string) {
 		key = testPrefix + strings.TrimPrefix(key, "/")
@@ -106,7 +106,7 @@ func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
 	}
 }
 
-// increaseRV moves etcd's revision by a write that no mirror sees.
+// increaseRV increases etcd's revision by a write that no mirror receives.
 func (f *fixture) increaseRV(ctx context.Context, t *testing.T) int64 {
 	resp, err := f.client.Put(ctx, "increaseRV", "ok")
 	if err != nil {
@@ -115,12 +115,12 @@ func (f *fixture) increaseRV(ctx context.Context, t *testing.T) int64 {
 	return resp.Header.Revision
 }
 
-// compact compacts etcd as a kube-apiserver does, and returns when the storage knows.
+// compact compacts etcd as a kube-apiserver does, and returns when the storage has followed.
 func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion string) {
 	rev := parseRevision(t, resourceVersion)
 	turn, _, _, err := etcd3.Compact(ctx, f.client.Client, 0, rev)
 	if err == nil && turn > 1 {
-		// It was not this server's turn; now that the count is known, it is.
+		// The first call was not this server's turn; the second, with the returned count, is.
 		_, _, _, err = etcd3.Compact(ctx, f.client.Client, turn, rev)
 	}
 	if err != nil {
@@ -131,9 +131,9 @@ func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion str
 	}
 }
 
-// outrun compacts etcd to the revision and writes so much that it leaves the window
-// too: upstream's cacher forgets events at a compaction, here they stay as long as
-// there is room (KEP-4988).
+// outrun compacts etcd to the revision and writes so much that the revision leaves the window too:
+// upstream's cacher drops events at a compaction, the engine keeps them while there is room
+// (KEP-4988).
 func (f *fixture) outrun(ctx context.Context, t *testing.T, resourceVersion string) {
 	rev := parseRevision(t, resourceVersion)
 	ballast := f.create(t, newPod("ballast"))[0]

@@ -31,11 +31,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// The suites that upstream exports for implementations of storage.Interface. Each
-// runs on a storage and an etcd of its own. docs/keps.md says which of them cannot
-// run on the engine, and why.
+// The suites that upstream exports for implementations of storage.Interface. Each runs on a
+// separate storage and etcd. docs/keps.md lists the suites that cannot run on the engine, and the
+// reasons.
 
-// suite runs an exported suite as a subtest; to be skipped is to fail.
+// suite runs an exported suite as a subtest; a skip is a failure.
 func suite(t *testing.T, name string, run func(t *testing.T)) {
 	t.Helper()
 	skipped := false
@@ -96,7 +96,7 @@ var readYourWritesSuites = []struct {
 	{"WatchListMatchSingle", storagetesting.RunWatchListMatchSingle},
 }
 
-// pagingSuites call a validation of the reads of etcd that their lists have caused.
+// pagingSuites validate the reads of etcd that their lists have caused.
 var pagingSuites = []struct {
 	name string
 	run  func(context.Context, *testing.T, storage.Interface, storagetesting.CallsValidation)
@@ -163,9 +163,9 @@ func TestStorageSuites(t *testing.T) {
 	}
 }
 
-// TestListSuites runs the suites of LIST with the gates that decide where a list is
-// answered. Upstream's gates of the same names tell the suite what to expect, as long
-// as upstream has them: since v0.37 its consistent lists are always from memory.
+// TestListSuites runs the suites of LIST with the gates that decide whether memory or etcd answers.
+// Upstream's gates of the same names set the suite's expectations, as long as upstream has them:
+// since v0.37 its consistent lists are always from memory.
 func TestListSuites(t *testing.T) {
 	const consistentLists = featuregate.Feature("ConsistentListFromCache")
 	_, optional := utilfeature.DefaultFeatureGate.DeepCopy().GetAll()[consistentLists]
@@ -186,8 +186,8 @@ func TestListSuites(t *testing.T) {
 				}
 				opts := []func(*options){withGates(gates)}
 				if !consistent {
-					// No list may need what the gate is about; and as in upstream's cacher
-					// nothing moves memory's revision but events.
+					// No list may need the gated feature; and as in upstream's cacher only events
+					// move memory's revision.
 					opts = append(opts, withSource(func(s mirror.Source) mirror.Source { return withoutProgress{s} }))
 				}
 				if consistent || optional {
@@ -221,7 +221,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 		storagetesting.RunOptionalTestProgressNotify(contextFor(t), t, f.engine(t), f.increaseRV)
 	})
 
-	// The suites replace the transformer under way: for a while, or for some keys.
+	// The suites replace the transformer during the run: for a while, or for some keys.
 	withPrefix := []struct {
 		name string
 		run  func(context.Context, *testing.T, *fixture, storagetesting.InterfaceWithPrefixTransformer)
@@ -247,7 +247,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 	}
 	for _, s := range withPrefix {
 		suite(t, s.name, func(t *testing.T) {
-			// The errors that the suites expect are those without the gate, which v0.37 turns on.
+			// The suites expect the errors without the gate, which is on by default since v0.37.
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
 			swap := newSwappable(storagetesting.NewPrefixTransformer([]byte(suitePrefix), false))
 			f := setup(t, withTransformer(swap))
@@ -257,22 +257,22 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 	}
 }
 
-// TestStorageSuitesFromEtcd runs, on the adapter without a mirror, what contradicts a
-// KEP: resource version 0 ignores the limit (KEP-2340, row L6), so a list at 0 with a
-// limit has no continue token that the suite could go on with.
+// TestStorageSuitesFromEtcd runs, on the adapter without a mirror, the suites that contradict a
+// KEP: resource version 0 ignores the limit (KEP-2340, row L6), so a list at 0 with a limit has no
+// continue token with which the suite could continue.
 func TestStorageSuitesFromEtcd(t *testing.T) {
 	suite(t, "ListInconsistentContinuation", func(t *testing.T) {
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestListInconsistentContinuation(contextFor(t), t, f, f.compact)
 	})
-	suite(t, "List", func(t *testing.T) { // with the two cases that it skips for caches
+	suite(t, "List", func(t *testing.T) { // including the two cases that it skips for caches
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestList(contextFor(t), t, f, f.compact, false, f.lists)
 	})
 }
 
-// TestRecordersRecord shows that what the suites count is counted: a list that is
-// read from etcd is recorded, one that memory answers is not.
+// TestRecordersRecord shows that the suites' recorders work: a list from etcd is recorded, one from
+// memory is not.
 func TestRecordersRecord(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -288,8 +288,7 @@ func TestRecordersRecord(t *testing.T) {
 			f := setup(t, c.opts...)
 			f.create(t, newPod("a"))
 			f.catchUp(t)
-			// The feed may begin only now, with a read of its own; what is written next
-			// arrives over it.
+			// The feed may start only now, with a read; the next write arrives through it.
 			f.update(t, newPod("a"), "x")
 			f.catchUp(t)
 			f.reads.GetReadsAndReset()
@@ -318,17 +317,17 @@ func TestRecordersRecord(t *testing.T) {
 }
 
 // notForTheEngine are cases of suites in which a transformer reports an error that does not mean a
-// corrupt object. In a server each error of a transformer does: the storage wraps them all
+// corrupt object. In a server every error of a transformer means that: the storage wraps them all
 // (etcd3.WithCorruptObjErrorHandlingTransformer). docs/keps.md lists them.
 const notForTheEngine = "/GetListWithErrorAggregation/(first_error_is_an_unexpected_error|feature_enabled,_aggregation_should_abort_as_soon)"
 
-// TestSuitesOfThisMinor runs TestMinorSuites and BenchmarkMinorSuites: the suites that not all
-// supported minors of k8s.io/apiserver export, or not in the same form. Their files have a build
-// tag per minor, which go does not set by itself, so that this test calls it with the tag of the
-// version that the tests were built with.
+// TestSuitesOfThisMinor runs TestMinorSuites and BenchmarkMinorSuites: the suites that only some
+// supported minors of k8s.io/apiserver export, or in different forms. Their files have a build tag
+// per minor, which go does not set by itself, so this test runs go test with the tag of the built
+// version.
 func TestSuitesOfThisMinor(t *testing.T) {
 	_, minor := upstreamSuites(t)
-	// Without vet, which make vet does with the tag, and which analyses all dependencies again.
+	// Without vet, which would analyse all dependencies again; make vet runs with the tag.
 	args := []string{"test", "-tags", minorTag(minor), "-vet=off", "-count=1", "-v", "-timeout=5m",
 		"-run=^TestMinorSuites$", "-skip=" + notForTheEngine, "-bench=^BenchmarkMinorSuites$", "-benchtime=1x"}
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
@@ -343,9 +342,8 @@ func TestSuitesOfThisMinor(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-// TestEverySuiteIsCalled fails if upstream exports a suite that the tests and
-// benchmarks of this package do not call, or if a suite learns to skip itself in a
-// way that is not accounted for.
+// TestEverySuiteIsCalled fails if upstream exports a suite that the tests and benchmarks of this
+// package do not call, or if a suite adds a skip that is not listed here.
 func TestEverySuiteIsCalled(t *testing.T) {
 	dir, minor := upstreamSuites(t)
 	exported := map[string]bool{}
@@ -393,12 +391,12 @@ func TestEverySuiteIsCalled(t *testing.T) {
 			t.Errorf("%s is not called", name)
 		}
 	}
-	// As docs/keps.md counts them.
+	// The numbers in docs/keps.md.
 	if want := map[string]counts{"v0.36": {55, 3}, "v0.37": {60, 3}}[minor]; got != want {
 		t.Errorf("k8s.io/apiserver %s exports %+v, want %+v", minor, got, want)
 	}
 	// RunTestList skips two cases for caches, which TestStorageSuitesFromEtcd runs;
-	// RunTestWatchFromZero skips its end if it is given no way to compact.
+	// RunTestWatchFromZero skips its end without a function that compacts.
 	for name, n := range skips {
 		if want := map[string]int{"RunTestList": 1, "RunTestWatchFromZero": 1}[name]; n != want {
 			t.Errorf("%s can skip in %d places, want %d", name, n, want)

@@ -31,14 +31,14 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lossy is a source whose watches lose, from now on and while it is armed, every change.
+// lossy is a source whose watches lose every change while it is armed.
 type lossy struct {
 	mirror.Source
 	armed atomic.Bool
-	keys  atomic.Int64 // that were asked for without values
-	hang  bool         // those requests are not answered
-	hung  atomic.Int64 // those that were not answered
-	each  func()       // before a page of those; nil: nothing
+	keys  atomic.Int64 // requested without values
+	hang  bool         // such requests are not answered
+	hung  atomic.Int64 // unanswered requests
+	each  func()       // called before each page of them; nil: no call
 }
 
 func (l *lossy) through(o *options) {
@@ -69,7 +69,8 @@ func (l *lossy) Keys(ctx context.Context, prefix string, at mirror.Revision, mos
 	})
 }
 
-// lose does something of which memory is not told, and returns when memory has come further.
+// lose calls do, whose changes memory does not receive, and returns when memory's revision is
+// later.
 func (l *lossy) lose(t *testing.T, f *fixture, do func()) {
 	t.Helper()
 	f.catchUp(t)
@@ -79,7 +80,7 @@ func (l *lossy) lose(t *testing.T, f *fixture, do func()) {
 	l.armed.Store(false)
 }
 
-// counts returns how the checks of a resource have ended.
+// counts returns the number of checks of a resource by outcome.
 func counts(t *testing.T, r schema.GroupResource) (success, failure, failed int) {
 	t.Helper()
 	for status, n := range map[string]*int{"success": &success, "failure": &failure, "error": &failed} {
@@ -92,10 +93,10 @@ func counts(t *testing.T, r schema.GroupResource) (success, failure, failed int)
 	return
 }
 
-// asEngine returns an engine that has the fixture's cluster, for what it tells.
+// asEngine returns an engine with the fixture's cluster, for its reports.
 func asEngine(f *fixture) *Engine { return &Engine{clusters: map[string]*cluster{"": f.cluster}} }
 
-// onDemand has nothing checked by itself.
+// onDemand disables the schedule of checks.
 func onDemand(o *options) { o.engine.ConsistencyCheckInterval = -1 }
 
 // checkedPods is a resource with the pods a, b and c, compared with etcd on demand.
@@ -161,7 +162,7 @@ func (c *checkedPods) requireMismatch(t *testing.T, got consistency.Result) {
 // requireExpired fails unless the watch ends, with no event but an expired error.
 func requireExpired(t *testing.T, w watch.Interface) {
 	t.Helper()
-	for ev := range w.ResultChan() { // closed when there is nothing more
+	for ev := range w.ResultChan() { // closed after the last event
 		if st, ok := ev.Object.(*metav1.Status); ev.Type == watch.Error && (!ok || st.Reason != metav1.StatusReasonExpired) {
 			t.Errorf("the watch ended with %v", ev.Object)
 		} else if ev.Type != watch.Error {
@@ -253,8 +254,8 @@ func TestConsistencyHash(t *testing.T) {
 	}
 }
 
-// TestConsistencyChecksAreScheduled: each resource once, however many storages it has, until the
-// last one has gone; and not at all if the gate is off.
+// TestConsistencyChecksAreScheduled: each resource is checked by one schedule, however many
+// storages it has, until the last one is closed; with the gate off there are no checks.
 func TestConsistencyChecksAreScheduled(t *testing.T) {
 	f := setup(t, func(o *options) { o.engine.ConsistencyCheckInterval = 20 * time.Millisecond })
 	s := f.engine(t)
@@ -294,8 +295,8 @@ func TestConsistencyChecksAreScheduled(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheckIsNoFalseAlarm: compaction in the middle of a check makes it an error, and a
-// change of everything meanwhile makes no difference.
+// TestConsistencyCheckIsNoFalseAlarm: a compaction during a check makes it an error, and a change
+// of all objects meanwhile is no difference.
 func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
@@ -329,8 +330,8 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheckOfAnEtcdThatHangs: a check on demand returns the error before its request ends and counts it; a
-// second one in the time that is left asks etcd nothing.
+// TestConsistencyCheckOfAnEtcdThatHangs: a check on demand returns the error before its request ends and counts it; a second one in
+// the remaining time sends no request to etcd.
 func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 	l := &lossy{}
 	of := schema.GroupResource{Group: "consistency", Resource: "hanging"}
@@ -339,8 +340,8 @@ func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 	f.create(t, newPod("a"))
 	f.catchUp(t)
 	l.hang = true
-	// On a busy machine a check may not reach etcd in the time that it has, or its result come after the request has ended:
-	// such an attempt shows nothing, and the next one has twice the time.
+	// On a busy machine a check may not reach etcd in its time, or its result may come after the request has ended: such an attempt
+	// shows nothing, and the next one has twice the time.
 	for budget := 200 * time.Millisecond; ; budget *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), consistency.AnswerTime+budget)
 		defer cancel()
@@ -370,7 +371,7 @@ func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 	}
 }
 
-// TestConsistencyFailurePanics if the process was told so.
+// TestConsistencyFailurePanics if the environment variable requests it.
 func TestConsistencyFailurePanics(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
@@ -394,7 +395,7 @@ func TestConsistencyFailurePanics(t *testing.T) {
 	t.Error("nothing has happened")
 }
 
-// TestConsistencyHandler: what operators and tests ask of a server.
+// TestConsistencyHandler sends the requests of operators and tests.
 func TestConsistencyHandler(t *testing.T) {
 	f := setup(t, onDemand)
 	f.create(t, newPod("a"))
@@ -440,8 +441,8 @@ func TestConsistencyHandler(t *testing.T) {
 	ask("DELETE", "", 405)
 }
 
-// TestIndexThatIsBuiltDuringARepair: a watch that begins with what an index knows of memory as it
-// was before is not given a cursor on memory as it is now.
+// TestIndexThatIsBuiltDuringARepair: a watch whose initial events come from an index of the state
+// before a repair does not get a cursor on the state after it.
 func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 	f, etcd := inMemory(t, onDemand)
 	s, ctx := f.engine(t), contextFor(t)
@@ -477,7 +478,7 @@ func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 		select {
 		case e, ok := <-w.ResultChan():
 			if !ok || e.Type == watch.Error {
-				return // the client lists again
+				return // the client relists
 			}
 			pod := e.Object.(*example.Pod)
 			if told[pod.Name] = true; pod.Name == "later" && !told["lost"] {

@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestConvertedIsReleasedWithItsEntry: what a webhook has made of a custom resource is kept while the
-// object is as it was, and for the event that tells of its deletion, while history holds that.
+// TestConvertedIsReleasedWithItsEntry: a custom resource converted by a webhook is cached while the
+// object is unchanged, and for its deletion event while the history has that.
 func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 	w := newTwinWith(t, mirror.Window{MaxBytes: 20_000}, func(cfg *storeConfig) {
 		cfg.Codec = converting{unstructured.UnstructuredJSONScheme}
@@ -54,7 +54,7 @@ func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 		case i == 0:
 			one = used
 		}
-		// The writer moves the clock before it takes what was kept of the entry before.
+		// The writer moves the clock before it removes the memo of the previous entry.
 		eventually(t, fmt.Sprintf("after %d updates what is kept is of one object", i), func() bool { return w.cluster.blocks.Stats().Used == one })
 	}
 	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.Clock()), Recursive: true, Predicate: storage.Everything})
@@ -70,7 +70,7 @@ func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
 	if prev := b.events[0].Prev; !slices.ContainsFunc(w.view.Now().Slots(), func(slot *mirror.Slot) bool { return prev.Memo(slot) != nil }) {
 		t.Error("the event needs another conversion")
 	}
-	for i := range 100 { // more history than is held
+	for i := range 100 { // more history than the window holds
 		w.etcd.Put(testPrefix+"pods/ns/b", fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"b","namespace":"ns","annotations":{"n":"%0500d"}}}`, i))
 	}
 	w.catchUp(t)

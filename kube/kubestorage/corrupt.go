@@ -15,8 +15,8 @@ import (
 // maxCorrupt bounds the objects that one LIST reports: the last of them ends it.
 const maxCorrupt = 100
 
-// corruptObjects collects what a LIST cannot read, for AllowUnsafeMalformedObjectDeletion:
-// the administrator learns of all of them at once.
+// corruptObjects collects the unreadable objects of a LIST for AllowUnsafeMalformedObjectDeletion,
+// so that one error names all of them to the administrator.
 type corruptObjects struct {
 	causes []metav1.StatusCause
 }
@@ -38,7 +38,7 @@ func (c *corruptObjects) add(key string, err error) bool {
 	return false
 }
 
-// orElse returns the error for what was collected, err if nothing was.
+// orElse returns the error for the collected objects, or err if there are none.
 func (c *corruptObjects) orElse(resource schema.GroupResource, err error) error {
 	if len(c.causes) == 0 {
 		return err

@@ -38,7 +38,7 @@ func firstLeaf(t testing.TB, s *Store) mirror.Run {
 	return mirror.Run{}
 }
 
-// Readers of one list walk it in step; it is compressed once, not once for each.
+// Readers of one list walk it in step; each leaf is compressed once for all of them.
 func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -48,7 +48,7 @@ func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 	leaf := firstLeaf(t, s)
 
 	const readers = 32
-	first := make([]*byte, readers) // where what each reader got lies
+	first := make([]*byte, readers) // the address of each reader's result
 	start := make(chan struct{})
 	var group sync.WaitGroup
 	for i := range readers {
@@ -71,8 +71,7 @@ func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 	}
 }
 
-// What is compressed counts against the budget as long as its leaf is part of the
-// newest version.
+// Compressed data counts against the budget as long as its leaf is part of the newest version.
 func TestCompressedLeavesAreCounted(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -114,7 +113,7 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 	}
 }
 
-// A reader whose request ends while it compresses a leaf takes nobody with it.
+// A reader whose request ends while it compresses a leaf does not fail other readers.
 func TestReadersDoNotShareErrors(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -156,14 +155,14 @@ func TestReadersDoNotShareErrors(t *testing.T) {
 	group.Wait()
 }
 
-// podFrame frames items as a line each, with the type in front.
+// podFrame frames each item as a line that begins with the type.
 func podFrame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
 	n := len(dst)
 	dst = append(append(append(append(dst, t...), ' '), item...), '\n')
 	return dst, len(dst) - n
 }
 
-// inflate returns what a run was compressed from.
+// inflate returns the uncompressed bytes of a run.
 func inflate(t testing.TB, run gzipjoin.Run) []byte {
 	t.Helper()
 	var body bytes.Buffer
@@ -182,8 +181,8 @@ func inflate(t testing.TB, run gzipjoin.Run) []byte {
 	return content
 }
 
-// TestFrames_OfLeaves_AreThoseOfTheirItems, whether items are kept or not, are counted, and are
-// kept beside the items of the same leaf.
+// TestFrames_OfLeaves_AreThoseOfTheirItems, with and without cached items, are counted, and are
+// cached beside the items of the same leaf.
 func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		f := setup(t)
@@ -250,7 +249,7 @@ func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
 	}
 }
 
-// TestFrames_OfUndecodableObject_AreLeftOut: those of other leaves are there.
+// TestFrames_OfUndecodableObject_AreLeftOut: the frames of other leaves are returned.
 func TestFrames_OfUndecodableObject_AreLeftOut(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)

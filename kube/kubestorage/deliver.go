@@ -16,7 +16,8 @@ import (
 // Sink writes a watch in the form of its client. Stream.Deliver calls its methods in order on one goroutine. A method
 // that returns ErrStreamEnded reports that the client is gone; any other error is reported to the client at the end.
 type Sink interface {
-	// Refresh is called before each batch and before an event is retried: the keys that decrypt values may have changed.
+	// Refresh is called before each batch and before an event is retried, because the keys that
+	// decrypt values may have changed.
 	Refresh() error
 	// Runs writes runs of the initial events. The watch selects all their entries.
 	Runs(runs []mirror.Run) error
@@ -24,8 +25,8 @@ type Sink interface {
 	Added(e *mirror.Entry) error
 	// Listed is called once if the watch has initial events, when the last of them was written.
 	Listed()
-	// Event writes an event as the type. After an error other than ErrStreamEnded, which is one of decoding or encoding,
-	// it has written nothing, and is called again.
+	// Event writes an event as the type. An error other than ErrStreamEnded is a decoding or encoding error: no bytes were written,
+	// and Event is called again for the same event.
 	Event(t watch.EventType, ev *mirror.Event) error
 	// Bookmark writes a bookmark.
 	Bookmark(b Bookmark) error
@@ -33,10 +34,10 @@ type Sink interface {
 	Flush() error
 }
 
-// Deliver writes the stream to the sink until it ends: initial events, then events and bookmarks in revision order (I4).
-// An event that cannot be decoded or encoded is retried and holds up later ones. Closing stop, which may be nil, ends the
-// stream. Deliver returns the error to report to the client, nil if there is none: the request, the storage or the server
-// has ended. It must not be called concurrently or twice; it allocates nothing per event.
+// Deliver writes the stream to the sink until it ends: initial events, then events and bookmarks in revision order (I4). An event
+// that cannot be decoded or encoded is retried and delays later events. Closing stop, which may be nil, ends the stream. Deliver
+// returns the error to report to the client, or nil if the request, the storage or the server has ended. It must not be called
+// concurrently or twice. It does not allocate per event.
 func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
 	err := st.deliverAll(stop, sink)
 	if errors.Is(err, ErrStreamEnded) || st.ctx.Err() != nil {
@@ -45,7 +46,7 @@ func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
 	return err
 }
 
-// deliverAll writes all batches and returns why the stream ended.
+// deliverAll writes all batches and returns the reason of the stream's end.
 func (st *Stream) deliverAll(stop <-chan struct{}, sink Sink) error {
 	for listing := st.listing; ; {
 		b, err := st.next()
@@ -131,8 +132,8 @@ func (st *Stream) event(sink Sink, ev *mirror.Event) error {
 	return sink.Event(t, ev)
 }
 
-// selects reports whether the watch selects an initial entry. The error is that of
-// decoding it; without a selector nothing is decoded.
+// selects reports whether the watch selects an initial entry. The error is a decoding error;
+// without a selector the entry is not decoded.
 func (st *Stream) selects(e *mirror.Entry) (bool, error) {
 	ok, err := st.selector.Matches(st.ctx, e)
 	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
@@ -141,9 +142,9 @@ func (st *Stream) selects(e *mirror.Entry) (bool, error) {
 	return ok, err
 }
 
-// translate returns what an event is to the watch: ADDED or MODIFIED with the object
-// after it, DELETED with the object before it and the event's revision, or "" if the
-// watch selects it neither before nor after. Errors are those of decoding; see retry.
+// translate returns the type of an event for this watch: ADDED or MODIFIED with the object after
+// it, DELETED with the object before it and the event's revision, or "" if the watch selects
+// neither. Errors are decoding errors; see retry.
 func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
 	before, now, err := st.selector.MatchesEvent(ev)
 	if st.selector.Shard != nil && err == nil {
@@ -162,8 +163,7 @@ func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
 	return "", nil
 }
 
-// countFiltered counts those of the entries, which may be nil, that are of other shards than the
-// watch's.
+// countFiltered counts the entries of other shards than the watch's. An entry may be nil.
 func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 	n := 0
 	for _, e := range entries {
@@ -177,10 +177,9 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 	st.store.watchMetrics.Filtered(n)
 }
 
-// retry tries again, with growing pauses, to write an event that failed with err because it
-// cannot be decoded, converted or encoded: sending later events first would break the
-// order that a watch promises. Events written before are flushed first; other watches, and watches of other objects, go
-// on. It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
+// retry tries again, with growing pauses, to write an event that failed with err because it cannot be decoded, converted or
+// encoded: sending later events first would break the order of a watch. Events written before are flushed first; other watches, and
+// watches of other objects, continue. It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
 // history lacks the event's states (lost).
 func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 	if err := sink.Flush(); err != nil {
@@ -205,7 +204,7 @@ func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 		case <-st.ctx.Done():
 			return ErrStreamEnded
 		}
-		if st.leaving() { // nothing after this event may be sent, a bookmark neither
+		if st.leaving() { // no event and no bookmark may follow
 			return st.left()
 		}
 		if err = sink.Refresh(); err == nil {

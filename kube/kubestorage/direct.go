@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/running"
 )
 
-// direct is a storage that reads etcd. It keeps probes from doing that, its lists and
-// continue tokens are like those of resources in memory, and its watches end with theirs.
+// direct is a storage that reads from etcd. It answers probes without a read. Its lists and
+// continue tokens have the same form as those of cached resources, and Drain ends its watches too.
 type direct struct {
 	storage.Interface
 	pages       pages.Pages

@@ -30,7 +30,7 @@ func (w *twin) engine() *Engine {
 	return e
 }
 
-// record reads a stream to its end, and closes it.
+// record reads a stream to its end, closes it, and returns its batches.
 func record(st *Stream) (got []batch, err error) {
 	defer st.Close()
 	for {
@@ -48,8 +48,8 @@ func record(st *Stream) (got []batch, err error) {
 	}
 }
 
-// TestDrain: each watch gets what is due, up to what etcd had when it began, then one bookmark
-// if it wants any, then its end; a watch that comes later is refused.
+// TestDrain: each watch gets its pending events, up to etcd's revision at the start of the drain,
+// then one bookmark if it requested any, then its end; later watches are refused.
 func TestDrain(t *testing.T) {
 	for _, bookmarks := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestDrain(t *testing.T) {
 			}
 			synctest.Wait()
 			w.put(t, newPod("a"))
-			last := w.etcd.Put("/elsewhere/b", "") // only progress tells of it
+			last := w.etcd.Put("/elsewhere/b", "") // only progress reports it
 			drained := make(chan error, 1)
 			go func() { drained <- e.Drain(t.Context(), time.Second) }()
 			for range n {
@@ -105,8 +105,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainLeavesWatchesWithoutDrain: a watch of a client that stops with the server goes on, and
-// may begin, while the others end. It ends with its storage.
+// TestDrainLeavesWatchesWithoutDrain: a watch of a client that stops with the server continues, and
+// may start, while the others end. It ends with its storage.
 func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -153,7 +153,7 @@ func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
 	})
 }
 
-// TestDrainInTheMiddle of initial events ends a watch without a bookmark: the list is not
+// TestDrainInTheMiddle of initial events ends a watch without a bookmark, because the list is not
 // complete.
 func TestDrainInTheMiddle(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
@@ -170,7 +170,7 @@ func TestDrainInTheMiddle(t *testing.T) {
 	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("in the middle: %+v, %v; want the end", b, err)
 	}
-	// What is complete may be told.
+	// A complete list may be confirmed by a bookmark.
 	for _, end := range []bool{true, false} {
 		if b := take(t, complete); b.bookmark.Revision == 0 || b.bookmark.InitialEventsEnd != end {
 			t.Errorf("behind the list: %+v, want a bookmark that closes it: %t", b, end)
@@ -181,8 +181,8 @@ func TestDrainInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestDrainIsBounded: neither an etcd that does not answer nor a client that does not read holds it
-// up.
+// TestDrainIsBounded: neither an etcd that does not answer nor a client that does not read delays
+// it further.
 func TestDrainIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -205,8 +205,8 @@ func TestDrainIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainOfObjects is TestDrain through storage.Interface, and of a resource that is not
-// cached: its watches end, and get no bookmarks that Kubernetes would not send.
+// TestDrainOfObjects is TestDrain through storage.Interface, and of an uncached resource: its
+// watches end, and get no bookmarks that Kubernetes would not send.
 func TestDrainOfObjects(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -269,8 +269,8 @@ func TestWithoutBookmarks(t *testing.T) {
 	})
 }
 
-// TestEventsOnlyByGate: without EfficientWatchResumption nobody asks etcd how far it is, and
-// nobody can demand what needs that.
+// TestEventsOnlyByGate: without EfficientWatchResumption etcd gets no progress requests, and gates
+// that depend on progress cannot be set.
 func TestEventsOnlyByGate(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
 	pod := f.create(t, newPod("a"))[0]
@@ -296,8 +296,8 @@ func TestEventsOnlyByGate(t *testing.T) {
 	}
 }
 
-// TestWatchesAreCounted: what their start costs, their bookmarks, how they end, and how far
-// they are behind.
+// TestWatchesAreCounted: the cost of their start, their bookmarks, the reasons of their ends, and
+// their lag.
 func TestWatchesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)

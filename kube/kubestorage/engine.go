@@ -36,8 +36,8 @@ import (
 // large as their bytes, and the collector has to follow their pointers.
 func newBlocks(bytes int64) *blockcache.Cache { return blockcache.New(bytes, bytes/4) }
 
-// Engine owns what all storages of a process share: one etcd client, one mirror and
-// one compactor per etcd cluster. All methods may be called concurrently.
+// Engine owns the state shared by all storages of a process: one etcd client, one mirror and one
+// compactor per etcd cluster. All methods may be called concurrently.
 type Engine struct {
 	opts   Options
 	blocks *blockcache.Cache
@@ -48,10 +48,10 @@ type Engine struct {
 	closed   bool
 	draining bool
 	clusters map[string]*cluster
-	builtIn  map[string]bool // names of resources whose storages answer from memory
+	builtIn  map[string]bool // names of resources served from memory
 }
 
-// New returns an engine. It connects to nothing before its first storage is made.
+// New returns an engine. It does not connect before its first storage is made.
 func New(opts Options) *Engine {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -75,12 +75,12 @@ func (e *Engine) Close() {
 	}
 }
 
-// WaitLoaded returns when memory holds what etcd has of the storages made so far, history included. It returns ctx's error
-// when that ends, errLoadStalled when nothing has arrived from etcd for the time stall, and errLoadFailed after a load that
-// failed. A server that waits before it serves spends none of the time of its first requests on the load: admission of
-// kube-apiserver gives its informers 10 s, and then refuses the writes of hooks, which ends the process.
+// WaitLoaded returns when all storages made so far are loaded, history included. Errors: ctx's error when it ends, errLoadStalled
+// when etcd has sent no data for the time stall, errLoadFailed after a failed load. A server that calls it before it serves does
+// not spend the time of its first requests on the load: admission in kube-apiserver gives its informers 10 s, and then rejects the
+// writes of post-start hooks, which ends the process.
 func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
-	const interval = 10 * time.Millisecond // small beside a start of seconds
+	const interval = 10 * time.Millisecond // short compared to a start of seconds
 	e.mu.Lock()
 	clusters := slices.Collect(maps.Values(e.clusters))
 	e.mu.Unlock()
@@ -124,7 +124,7 @@ func (e *Engine) Checkers() (all consistency.Checkers) {
 	return all
 }
 
-// RESTOptionsGetter returns a getter like inner whose storages are served by the engine.
+// RESTOptionsGetter wraps inner: the storages of the returned getter are served by the engine.
 func (e *Engine) RESTOptionsGetter(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {
 	return restOptions{e, inner}
 }
@@ -232,21 +232,21 @@ func (e *Engine) openCluster(key string) (*cluster, error) {
 
 var errClosed = errors.New("storage engine is closed")
 
-// Drain ends the watches of all storages of the engine, in order, for a server that
-// shuts down (KEP-1904). From the call on new watches are refused with 429.
+// Drain ends the watches of all storages of the engine, in order, for a server that shuts down
+// (KEP-1904). New watches are refused with 429 from the start of the call.
 //
 //  1. The clock catches up with etcd, for at most progress; 0 does not wait.
-//  2. Each watch hands out what is due up to the clock, then, if its client asked for
-//     bookmarks, one at the revision that it has come to, and ends without an error (I4).
-//     One in the middle of its initial events ends without a bookmark. A client so
-//     resumes wherever it likes, at a revision as new as any that this server knows.
+//  2. Each watch delivers its pending events up to the clock, then a bookmark at its
+//     position if its client requested bookmarks, and ends without an error (I4). A watch
+//     in the middle of its initial events ends without a bookmark. So its client can resume
+//     on any server, at a revision as new as any that this server has.
 //  3. Watches that have not ended when ctx does, because their clients do not read,
-//     are ended as they are.
+//     are canceled.
 //
-// Watches of WithoutDrain go on, and may begin, until their storages end.
+// Watches of WithoutDrain continue, and may start, until their storages end.
 //
-// It returns when the last has ended, or says how many were not in time. Reads go on as
-// before. Package readpath calls it at the right moment (DrainOnShutdown).
+// Drain returns when the last watch has ended, or an error with the number of canceled ones. Reads
+// are not affected. Package readpath calls it at the right moment (DrainOnShutdown).
 func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
 	e.mu.Lock()
 	e.draining = true
@@ -270,7 +270,7 @@ func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// catchUp returns when memory has what etcd has, or when that takes too long.
+// catchUp returns when the mirror has caught up with etcd, or after atMost.
 func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 	if c.mirror == nil || c.eventsOnly || atMost <= 0 || c.watches.Len() == 0 {
 		return

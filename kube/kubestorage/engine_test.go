@@ -27,7 +27,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 )
 
-// openedEngine opens storages of one etcd as registries do.
+// openedEngine opens storages of one etcd in the way that registries do.
 type openedEngine struct {
 	*Engine
 	config storagebackend.ConfigForResource
@@ -72,8 +72,8 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 	}
 }
 
-// TestStoragesShareACluster: all storages on one etcd and prefix, whatever their
-// resource and version, have one client, one mirror and one compactor.
+// TestStoragesShareACluster: all storages on one etcd and prefix, of any resource and version, have
+// one client, one mirror and one compactor.
 func TestStoragesShareACluster(t *testing.T) {
 	pods, events := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Resource: "events"}
 	engine := &openedEngine{New(Options{
@@ -101,7 +101,7 @@ func TestStoragesShareACluster(t *testing.T) {
 		t.Errorf("%d clusters, want 1", n)
 	}
 
-	// A storage reads the writes of the others, under keys of its own.
+	// A storage reads the writes of the others, under separate keys.
 	ctx := contextFor(t)
 	if err := first.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestStoragesShareACluster(t *testing.T) {
 	}
 }
 
-// TestCompactionByOthersIsFollowed by a server that is told not to compact.
+// TestCompactionByOthersIsFollowed by a server that does not compact.
 func TestCompactionByOthersIsFollowed(t *testing.T) {
 	client := startEtcd(t, nil)
 	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
@@ -160,9 +160,9 @@ func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (ge
 	return f(r), nil
 }
 
-// TestStoreWithoutProgressIsServedFromMemory: what answers no progress requests, as etcd's gRPC
-// proxy, feeds a mirror with a watch of all keys. Reads of the present come from memory and are as
-// new as the store, whatever was written elsewhere, and nothing is asked for progress.
+// TestStoreWithoutProgressIsServedFromMemory: a store that answers no progress requests, such as
+// etcd's gRPC proxy, feeds a mirror with a watch of all keys. Reads of the present come from memory
+// and are as new as the store, after writes to any key, and no progress is requested.
 func TestStoreWithoutProgressIsServedFromMemory(t *testing.T) {
 	var log syncBuffer
 	f := setup(t, func(o *options) {
@@ -204,7 +204,7 @@ func TestStoreWithoutProgressIsServedFromMemory(t *testing.T) {
 }
 
 // TestStoreThatShowsNoProgress: without progress and without a watch of all keys, reads of the
-// present go to etcd, and cannot be demanded of memory.
+// present go to etcd, and gates cannot move them to memory.
 func TestStoreThatShowsNoProgress(t *testing.T) {
 	client := startEtcd(t, nil)
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
@@ -218,7 +218,7 @@ func TestStoreThatShowsNoProgress(t *testing.T) {
 	}
 }
 
-// mute is a watcher that forwards no progress request, and begins no watch of the key deny.
+// mute is a watcher that forwards no progress request, and starts no watch of the key deny.
 type mute struct {
 	clientv3.Watcher
 	deny string
@@ -253,8 +253,8 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-// TestAHangingDecryptionDelaysNobodyElse (I9): while a KMS does not answer for one
-// resource, another one on the same feed is read, watched and written as before.
+// TestAHangingDecryptionDelaysNobodyElse (I9): while a KMS does not answer for one resource, reads,
+// watches and writes of another resource on the same feed are not delayed.
 func TestAHangingDecryptionDelaysNobodyElse(t *testing.T) {
 	kms := &valve{}
 	f := setup(t, withTransformer(hanging{kms}))
@@ -314,7 +314,8 @@ func TestAHangingDecryptionDelaysNobodyElse(t *testing.T) {
 		t.Errorf("stats of the stuck resource: %+v, %v", stats, err)
 	}
 
-	// A list that waits for the KMS ends with its request, the watch goes on with the KMS.
+	// A list that waits for the KMS ends with its request, the watch continues when the KMS is
+	// back.
 	cancel()
 	if err := <-listed; err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the list that waits: %v, want that it was given up", err)

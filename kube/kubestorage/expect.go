@@ -9,17 +9,17 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Expectation is what a list will be about, as far as can be told at once.
+// Expectation is the expected extent of a list, as far as it can be estimated without waiting.
 type Expectation struct {
-	Objects    Objects // of the revision, or one near it; those of the shard if it has been read before
+	Objects    Objects // of the revision, or one near it; only the shard's objects if its selection is cached
 	Start, End string  // keys
 	Limit      int64   // of objects, 0 for all
 }
 
-// Expect returns what Read would read for the same options: for estimates, before a request has
-// waited for anything. It waits for nothing itself, makes no version of the past, and costs
-// O(log n). ok is false if memory may not be what answers: the resource is not loaded,
-// the revision is older than memory, not yet here, or not to be had from memory.
+// Expect estimates the result of Read with the same options, before a request has waited. It does
+// not wait or build a version of the past, and costs O(log n). ok is false if memory may not be
+// able to answer: the resource is not loaded, or the revision is older than memory, not yet
+// reached, or only available from etcd.
 func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok bool) {
 	q, err := newListRequest(noWait, s, key, opts)
 	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !q.fromMemory(s) {
@@ -42,8 +42,8 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 	return x, err == nil
 }
 
-// Expected returns about how many stored bytes a list has to look at: those of its candidates, and
-// of a page the share that its limit has. Not for a reading FromEtcd. Cost is O(log n).
+// Expected returns the approximate number of stored bytes that a list reads: the bytes of its
+// candidates, or for a page the share of its limit. Not for a reading FromEtcd. Cost is O(log n).
 func (r *Reading) Expected() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.index != nil {
@@ -53,7 +53,7 @@ func (r *Reading) Expected() int64 {
 	return bytes
 }
 
-// noWait is the context of those who wait for nothing.
+// noWait is a canceled context, for calls that must not wait.
 var noWait = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

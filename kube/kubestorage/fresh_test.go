@@ -21,8 +21,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestReadsSeeWritesOfOthers: a read without a resource version sees every write that
-// etcd acknowledged before it, whoever wrote, and reads no object from etcd (I6).
+// TestReadsSeeWritesOfOthers: a read without a resource version sees every write by any client that
+// etcd acknowledged before it, and reads no object from etcd (I6).
 func TestReadsSeeWritesOfOthers(t *testing.T) {
 	f := setup(t)
 	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
@@ -65,8 +65,8 @@ func TestReadsSeeWritesOfOthers(t *testing.T) {
 	}
 }
 
-// TestWhenTheFeedStalls: what asks for the present is refused with 429, never passed
-// on to etcd, but for a GET of one key; what is content with the past goes on.
+// TestWhenTheFeedStalls: reads of the present are refused with 429, never passed on to etcd, except
+// for a GET of one key; reads that accept older data are served.
 func TestWhenTheFeedStalls(t *testing.T) {
 	t.Parallel()
 	s := &stallable{}
@@ -116,12 +116,12 @@ func TestWhenTheFeedStalls(t *testing.T) {
 		_, err := f.Watch(ctx, "/pods/", everything())
 		requireRetry(t, "watch", err)
 
-		// It exists, as etcd has said: so this is not the client's doing either.
+		// etcd has confirmed that the revision exists, so this is not a client error either.
 		exact := afterRevision(fmt.Sprint(written))
 		exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
 		requireRetry(t, "exact list", f.GetList(ctx, "/pods/", exact, &example.PodList{}))
 
-		// Who has less time is told in time.
+		// A request with less time gets its answer before its deadline.
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		requireRetry(t, "list with a deadline", f.GetList(short, "/pods/", everything(), &example.PodList{}))
@@ -134,7 +134,7 @@ func TestWhenTheFeedStalls(t *testing.T) {
 		t.Errorf("list and watch asked of etcd: %+v, want revisions only", got)
 	}
 
-	// Writes go on, and the reads before them.
+	// Writes succeed, and so do the reads that precede them.
 	f.update(t, pod, "during the stall")
 	f.remove(t, f.create(t, newPod("b"))[0])
 
@@ -146,8 +146,8 @@ func TestWhenTheFeedStalls(t *testing.T) {
 	}
 }
 
-// TestAFutureRevision: reads wait for it and then fail with 504; a watch simply
-// starts, and tells only what comes later.
+// TestAFutureRevision: reads wait for it and then fail with 504; a watch starts at once, and
+// delivers only later events.
 func TestAFutureRevision(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -178,8 +178,8 @@ func TestAFutureRevision(t *testing.T) {
 	}
 }
 
-// TestARestoredEtcd: reads of the present are refused until everything is listed
-// anew, watches end with 410, and then what etcd has is all there is.
+// TestARestoredEtcd: reads of the present are refused until everything is relisted, watches end
+// with 410, and then reads return exactly etcd's contents.
 func TestARestoredEtcd(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
@@ -218,10 +218,10 @@ func TestARestoredEtcd(t *testing.T) {
 	}
 }
 
-// odd is an etcd whose first GETs are not answered, and the next ones as the test has it.
+// odd is an etcd whose first GETs are not answered; get decides the next ones.
 type odd struct {
 	storage.Interface
-	silent atomic.Int64 // GETs that are not answered before their time is up
+	silent atomic.Int64 // GETs that are not answered before their deadline
 	get    func(n int64) error
 	asked  atomic.Int64
 }
@@ -238,8 +238,8 @@ func (o *odd) Get(ctx context.Context, key string, opts storage.GetOptions, out 
 	return o.Interface.Get(ctx, key, opts, out)
 }
 
-// TestGetThatAMemberLeavesUnanswered: the next time two are asked, of which one that answers is
-// enough, and what panics there is the request's own.
+// TestGetThatAMemberLeavesUnanswered: the retry sends two requests, one successful answer is
+// enough, and a panic in them is that of the request.
 func TestGetThatAMemberLeavesUnanswered(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// freshness makes reads wait until memory has the revision that they need. Safe for concurrent use.
+// freshness makes reads wait until memory has reached their revision. Safe for concurrent use.
 type freshness struct {
 	mirror    *mirror.Mirror
 	resource  *mirror.Resource
@@ -26,17 +26,17 @@ type freshness struct {
 	eventsOnly bool
 }
 
-// notReady is the answer to a read that has to wait until the resource is loaded
-// (KEP-4568): 429 with a pause.
+// notReady returns the error of a read before the resource is loaded (KEP-4568): 429 with
+// Retry-After.
 func (s *freshness) notReady() error {
 	pause := s.unready.refuse(time.Now())
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
 }
 
-// ready returns when the resource can be read: what is being loaded, with its history or
-// because a custom resource is asked for the first time, mostly is there within seconds, so
-// whoever asks waits for it, for freshWait at most. When that has been too short for others,
-// it takes long, and those who come are refused at once, as KEP-4568 has it. Error: 429.
+// ready returns when the resource can be read. A load, with its history or on the first request for
+// a custom resource, mostly takes seconds, so a reader waits for it, for at most freshWait. Once
+// such a wait has failed, the load takes long: later readers are refused immediately (KEP-4568).
+// Error: 429.
 func (s *freshness) ready(ctx context.Context) error {
 	if s.resource.Ready() {
 		return nil
@@ -52,25 +52,24 @@ func (s *freshness) ready(ctx context.Context) error {
 	return nil
 }
 
-// outage is a time in which reads are refused. The zero value has not begun.
+// outage is a period in which reads are refused. The zero value has not begun.
 type outage struct {
 	mu            sync.Mutex // leaf
 	began, recent time.Time  // of the first and the last refusal
 }
 
-// outageGap without a refusal ends an outage: twice the longest pause, so that those
-// who keep to it belong to the same one.
+// outageGap without a refusal ends an outage. It is twice the longest pause, so that clients that
+// honour Retry-After stay in the same outage.
 const outageGap = time.Minute
 
-// lasts reports whether readers have been refused lately.
+// lasts reports whether readers have been refused recently.
 func (o *outage) lasts(now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return !o.recent.IsZero() && now.Sub(o.recent) <= outageGap
 }
 
-// refuse returns when the reader should come back: in 1 s at first, in 30 s when it
-// takes long.
+// refuse returns the Retry-After of a refusal: 1 s at first, 30 s after a minute.
 func (o *outage) refuse(now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -78,7 +77,7 @@ func (o *outage) refuse(now time.Time) time.Duration {
 		o.began = now
 	}
 	o.recent = now
-	// As upstream has it: 2 s after 12 s, 30 s after a minute.
+	// Upstream's formula: 2 s after 12 s, 30 s after a minute.
 	seconds := math.Min(30, math.Exp(0.06*now.Sub(o.began).Seconds()))
 	return time.Duration(seconds) * time.Second
 }
@@ -87,13 +86,13 @@ func (o *outage) refuse(now time.Time) time.Duration {
 const (
 	// freshWait bounds the wait of a read for the revision it needs, as in upstream.
 	freshWait = 3 * time.Second
-	// getWait bounds it for a GET of one key, which may go to etcd instead:
-	// deletions, updates and leader elections read before they write.
+	// getWait bounds it for a GET of one key, which may go to etcd instead: deletions, updates and
+	// leader elections read before they write.
 	getWait = 250 * time.Millisecond
-	// answerTime is what is left of a request's own deadline, if that comes first: whoever
-	// waits until then is cut off instead of told when to try again.
+	// answerTime is the part of a request's own deadline that is reserved for the answer: a request
+	// that waits until its deadline is cut off and gets no Retry-After.
 	answerTime = 250 * time.Millisecond
-	// tooHighRetrySeconds is the pause that a client is told with 504 and 429.
+	// tooHighRetrySeconds is the Retry-After of 504 and 429 responses.
 	tooHighRetrySeconds = 1
 )
 
@@ -106,11 +105,11 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 	return context.WithTimeout(ctx, limit)
 }
 
-// waitFor returns when rev can be read, and 504 "Too large resource version" when
-// it cannot be within freshWait.
+// waitFor returns when rev can be read. It returns 504 "Too large resource version" after
+// freshWait.
 func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
-		if rev > 0 { // else nothing is asked for
+		if rev > 0 { // otherwise the request has no revision
 			s.metrics.Waited(0)
 		}
 		return nil
@@ -124,7 +123,7 @@ func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
 	return err
 }
 
-// await returns when rev can be read, or with ctx's error, and measures that.
+// await returns when rev can be read, or with ctx's error, and records the wait in the metrics.
 func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
 	if s.mirror.Clock() >= rev {
 		s.metrics.Waited(0)
@@ -136,8 +135,8 @@ func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
 	return err
 }
 
-// current returns etcd's revision (I6). Errors: mirror.ErrNotReady if etcd was
-// restored, until everything is listed anew.
+// current returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd, until
+// everything is relisted.
 func (s *freshness) current(ctx context.Context) (mirror.Revision, error) {
 	rev, err := s.mirror.Current(ctx)
 	if errors.Is(err, mirror.ErrRestored) {
@@ -146,10 +145,9 @@ func (s *freshness) current(ctx context.Context) (mirror.Revision, error) {
 	return rev, err
 }
 
-// consistent returns when the mirror has seen every write that was acknowledged
-// before the call (I6), and 429 when it cannot tell within freshWait: that is not the
-// client's doing, and not to be passed on to etcd, which would multiply an outage
-// (KEP-2340, k/k#138494).
+// consistent returns when the mirror has seen every write that was acknowledged before the call
+// (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
+// and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
 func (s *freshness) consistent(ctx context.Context) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
@@ -167,7 +165,7 @@ func (s *freshness) consistent(ctx context.Context) error {
 	return err
 }
 
-// errBehind is the answer to a read that memory has not caught up for.
+// errBehind returns the error of a read that memory has not caught up for.
 func errBehind() error {
 	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
 }
@@ -175,12 +173,12 @@ func errBehind() error {
 type hasWaitedKey struct{}
 
 // HasWaited returns a context for a request that was answered with ErrReadEtcd: a Get of the
-// present does not wait for memory a second time.
+// present does not wait for memory again.
 func HasWaited(ctx context.Context) context.Context {
 	return context.WithValue(ctx, hasWaitedKey{}, true)
 }
 
-// soonConsistent is consistent for those who do not wait longer than getWait.
+// soonConsistent is consistent with a wait of at most getWait.
 func (s *freshness) soonConsistent(ctx context.Context) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
@@ -191,9 +189,8 @@ func (s *freshness) soonConsistent(ctx context.Context) error {
 	return s.await(ctx, rev)
 }
 
-// parseRevision returns the revision that a client has sent, 0 for none and "0". A
-// number that no revision can reach is the highest there is: always in the future.
-// Error: 400.
+// parseRevision returns the revision of a client's resourceVersion, 0 for "" and "0". A number
+// above the int64 range becomes the highest revision, which is always in the future. Error: 400.
 func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, error) {
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
@@ -202,16 +199,16 @@ func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, erro
 	return mirror.Revision(min(rev, math.MaxInt64)), nil
 }
 
-// snapshot returns the state that a list is about:
+// snapshot returns the state of the cache that a list reads:
 //
 //	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
-//	no resource version, or a token that asks for the present:       the present, linearizably
-//	0:                                                               what is here now
+//	no resource version, or a token for the present:                 the present, linearizably
+//	0:                                                               the latest cached revision
 //	any other:                                                       that revision or later
 func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
 	if exact > 0 {
 		if exact > s.mirror.Clock() {
-			// Whether it exists is for etcd to say.
+			// Only etcd can say whether the revision exists.
 			current, err := s.current(ctx)
 			if err != nil {
 				return mirror.Snapshot{}, err
@@ -250,7 +247,7 @@ func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exac
 	return s.resource.Latest()
 }
 
-// outOfReach reports whether nothing but etcd can tell of a revision, see cluster.eventsOnly.
+// outOfReach reports whether only etcd can answer for a revision, see cluster.eventsOnly.
 func (s *freshness) outOfReach(rev mirror.Revision) bool {
 	return s.eventsOnly && rev > s.mirror.Clock()
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// dropReplaced drops derived data of keys that are no longer in use, beside the readers. The view's mutex is held.
+// dropReplaced drops derived data of retired keys, concurrently with readers. The view's mutex is
+// held.
 func dropReplaced(s *Store) {
 	s.selections.KeysReplaced()
 	s.running.Start(func() {
@@ -16,10 +17,10 @@ func dropReplaced(s *Store) {
 	})
 }
 
-// dropClosed drops what entries, leaves and events of the resource hold under closed slots, so
-// that nothing that was decrypted with removed keys stays in memory until its entry is replaced.
-// Versions of the past may hold the positions of items, but no items. Cost is O(entries + events
-// of the log), without a lock that readers take. It ends early with ctx.
+// dropClosed drops the derived data that entries, leaves and events of the resource reference under
+// closed slots, so that data decrypted with removed keys does not stay in memory until its entry is
+// replaced. Versions of the past may contain the positions of items, but no items. Cost is
+// O(entries + events of the log), without a lock that readers take. It ends early with ctx.
 func dropClosed(ctx context.Context, r *mirror.Resource) {
 	snap, err := r.Latest()
 	if err != nil {

@@ -25,7 +25,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// reloaded is what an API server has whose encryption configuration is reloaded automatically.
+// reloaded is the transformers of an API server whose encryption configuration is reloaded
+// automatically.
 type reloaded struct {
 	*encryptionconfig.DynamicTransformers
 }
@@ -177,7 +178,7 @@ func (d *derivedReads) runs(t *testing.T) (err error) {
 	return err
 }
 
-// size returns an error unless the size of the list is known, which it is after its runs were read.
+// size returns an error unless the size of the list is known, as it is after its runs were read.
 func (d *derivedReads) size(t *testing.T) error {
 	if _, known := d.representation().Measure(mustLatest(t, d.s), "", ""); !known {
 		return apierrors.NewInternalError(context.Canceled)
@@ -209,8 +210,8 @@ func (d *derivedReads) events(t *testing.T) error {
 	return nil
 }
 
-// requireReadable reads twice in each way, the second time from the caches that the first has filled, in random order but
-// for the size, which is last. Each read must succeed if readable, and fail otherwise.
+// requireReadable reads twice in each way, the second time from the caches filled by the first, in random order except for the
+// size, which is last. Each read must succeed if readable, and fail otherwise.
 func requireReadable(t *testing.T, reads map[string]func() error, readable bool) {
 	t.Helper()
 	var names []string
@@ -248,12 +249,12 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 
 	r.load(encryption(t, "2"))
 	requireReadable(t, reads, false)
-	// Memory of data that the key has decrypted is released without a further read.
+	// Data decrypted with the key is released without a further read.
 	if n := s.cluster.blocks.Stats().Used; n != 0 {
 		t.Errorf("%d bytes of derived data are held after its key was removed", n)
 	}
 	eventually(t, "memos are dropped", func() bool { return memos(t, s, old) == 0 })
-	// A watch that began before learns nothing of the past, and goes on.
+	// A watch that began before does not need the past, and continues.
 	other := newPod("third")
 	f.create(t, other)
 	if got := nextPod(t, open, watch.Added); got.Name != "third" {
@@ -265,7 +266,7 @@ func TestReloadInvalidatesDerivedData(t *testing.T) {
 	f.catchUp(t)
 
 	r.load(encryption(t, "2", "1"))
-	delete(reads, "events") // there are more of them now
+	delete(reads, "events") // there are more events now
 	requireReadable(t, reads, true)
 	if n := s.cluster.blocks.Stats().Used; n == 0 {
 		t.Error("nothing is cached after the key returned")
@@ -298,7 +299,7 @@ func mustRevision(t testing.TB, resourceVersion string) mirror.Revision {
 	return mirror.Revision(rev)
 }
 
-// firstEvent returns the error that the first event of the watch tells, nil if it is another.
+// firstEvent returns the error in the first event of the watch, nil if it is another event.
 func firstEvent(t testing.TB, w watch.Interface) error {
 	t.Helper()
 	defer w.Stop()
@@ -308,7 +309,7 @@ func firstEvent(t testing.TB, w watch.Interface) error {
 	return nil
 }
 
-// memos counts what entries and events hold under the slots of the generation.
+// memos counts the memos of entries and events under the slots of the generation.
 func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	t.Helper()
 	slots := g.Slots()
@@ -340,7 +341,7 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	return n
 }
 
-// TestReloadWithoutReaders: memory is released although nothing is read.
+// TestReloadWithoutReaders: memory is released without a read.
 func TestReloadWithoutReaders(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
@@ -358,7 +359,7 @@ func TestReloadWithoutReaders(t *testing.T) {
 	eventually(t, "blocks are released", func() bool { return s.cluster.blocks.Stats().Used == 0 })
 }
 
-// pausing is a transformer that waits before it returns what it has decrypted.
+// pausing is a transformer that waits before it returns decrypted data.
 type pausing struct {
 	value.Transformer
 	on      atomic.Bool
@@ -375,8 +376,8 @@ func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx
 	return out, stale, err
 }
 
-// TestDecryptionAcrossReload: a value that is being decrypted while its key is removed is not
-// found by later readers.
+// TestDecryptionAcrossReload: later readers do not get a value that was being decrypted while its
+// key was removed.
 func TestDecryptionAcrossReload(t *testing.T) {
 	slow := &pausing{Transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
 	r := newReloaded(slow)
@@ -389,7 +390,7 @@ func TestDecryptionAcrossReload(t *testing.T) {
 	if !ok {
 		t.Fatal("no shard set")
 	}
-	// Reads of these wait for the one that is at the same work, as long as their requests last.
+	// Concurrent reads of these wait for the one that does the work, until their requests end.
 	oneReader := map[string]bool{"index": true, "shard": true}
 	reads := map[string]func(ctx context.Context) error{
 		"item": func(ctx context.Context) error {
@@ -442,7 +443,7 @@ func (s *Store) indexOf(t testing.TB) *selected.Index {
 	return x
 }
 
-// generations is a transformer of an API server with a reload of its own.
+// generations is a transformer of an API server that reloads keys itself.
 type generations struct {
 	swappable
 	n atomic.Pointer[int]
@@ -455,7 +456,7 @@ func (g *generations) load(t value.Transformer) {
 	g.n.Store(new(int))
 }
 
-// TestRekeyedTransformer: a transformer that says by itself that its keys were replaced is believed.
+// TestRekeyedTransformer: a transformer that implements Rekeyed is trusted to report replaced keys.
 func TestRekeyedTransformer(t *testing.T) {
 	g := &generations{}
 	g.load(encryption(t, "1"))
@@ -473,7 +474,7 @@ func TestRekeyedTransformer(t *testing.T) {
 	}
 }
 
-// BenchmarkGenerationNow is what each read pays to notice reloads.
+// BenchmarkGenerationNow is the cost per read of detecting reloads.
 func BenchmarkGenerationNow(b *testing.B) {
 	r := newReloaded(nil)
 	current, err := rekey.KeysOf(r.pods(), podsResource)

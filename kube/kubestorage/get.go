@@ -31,15 +31,15 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	if err := s.view.Now().DecodeInto(ctx, e, out); err != nil {
-		// Upstream's store words the error, and may have better luck.
+		// Upstream's store formats the error, and its read may succeed.
 		return s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
 	}
 	return nil
 }
 
-// Entry resolves a GET: it returns what is stored at the key now, linearizably if
-// there is no resource version, else at that revision or a later one. Errors:
-// ErrReadEtcd if memory cannot answer soon, and those of storage.Interface's Get.
+// Entry resolves a GET: it returns the entry of the key, linearizably if there is no resource
+// version, else at that revision or a later one. Errors: ErrReadEtcd if memory cannot answer soon,
+// and those of storage.Interface's Get.
 func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror.Entry, error) {
 	etcdKey, err := s.keys.Prepare(key, false)
 	if err != nil {

@@ -44,7 +44,7 @@ func newResumingClient(i, colors int) *resumingClient {
 	return c
 }
 
-// run records sessions. Each begins after the last complete revision of the one before or, half of the time, at random
+// run records sessions. Each starts after the last complete revision of the one before or, half of the time, at a random revision
 // between that and from.
 func (c *resumingClient) run(t *testing.T, f *fixture, from int64, sessions int) {
 	after := from
@@ -84,8 +84,8 @@ func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole i
 	return whole, true
 }
 
-// TestWatchesGiveWhatTheyGuarantee: watches of all sorts resume at random revisions while transactions change several pods
-// each, with labels that begin and cease to be selected. Every guarantee is judged by its validator.
+// TestWatchesGiveWhatTheyGuarantee: watches with different selectors resume at random revisions while transactions change several
+// pods each, with labels that start and cease to match. Every guarantee is checked by its validator.
 func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
 	const (
 		watchers, reconnects = 60, 8
@@ -93,7 +93,7 @@ func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
 	)
 	f := setup(t)
 	h := &watchcheck.History{Base: map[string]any{}}
-	first := f.create(t, newPod("first"))[0] // selected only by clients that select everything
+	first := f.create(t, newPod("first"))[0] // selected only by clients without a selector
 	h.From = int64(parseRevision(t, first.ResourceVersion))
 	h.Base["ns/first"] = first
 
@@ -134,7 +134,8 @@ func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
 	t.Logf("%d changes, %d watches, %d events", len(h.Changes), watchers*reconnects, events)
 }
 
-// writeMany changes several pods in one transaction, for the n-th time, and adds what it has done to the history.
+// writeMany changes several pods in one transaction, for the n-th time, and adds the changes to the
+// history.
 func (f *fixture) writeMany(t testing.TB, ctx context.Context, h *watchcheck.History, n, colors int) {
 	const pods, atOnce = 12, 3
 	var ops []clientv3.Op

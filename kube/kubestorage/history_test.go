@@ -16,15 +16,15 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestCompactionKeepsWatchHistory (KEP-4988): a list below the compacted revision is
-// 410, the compacted revision itself can be listed, and watches start where they did.
+// TestCompactionKeepsWatchHistory (KEP-4988): a list below the compacted revision is 410, the
+// compacted revision itself can be listed, and watches can start at the same revisions as before.
 func TestCompactionKeepsWatchHistory(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	first := f.update(t, pod, "1")
 	second := f.update(t, pod, "2")
 	third := f.update(t, pod, "3")
-	f.catchUp(t) // a feed that has not begun cannot begin below the compacted revision
+	f.catchUp(t) // a feed that has not started cannot start below the compacted revision
 	f.compact(contextFor(t), t, second.ResourceVersion)
 
 	at := func(pod *example.Pod) (*example.PodList, error) {
@@ -56,8 +56,8 @@ func TestCompactionKeepsWatchHistory(t *testing.T) {
 	}
 }
 
-// TestAListAtZeroIgnoresTheLimit (KEP-2340, rows L6 and L9): it returns everything,
-// no token and no count of what remains.
+// TestAListAtZeroIgnoresTheLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
+// count of remaining items.
 func TestAListAtZeroIgnoresTheLimit(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
@@ -72,9 +72,8 @@ func TestAListAtZeroIgnoresTheLimit(t *testing.T) {
 	}
 }
 
-// TestAnExpiredTokenGoesOnInThePresent (KEP-365): the 410 of a token whose revision
-// was compacted carries one that continues at the same key; the pages from there on
-// are of one revision again.
+// TestAnExpiredTokenGoesOnInThePresent (KEP-365): the 410 of a token whose revision was compacted
+// has a token that continues at the same key; the pages from there on are of one revision again.
 func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))
@@ -106,7 +105,7 @@ func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
 	}
 }
 
-// TestASelectorDecodesOnce: labels and fields are learnt once, and so are the objects
+// TestASelectorDecodesOnce: an object's labels and fields are decoded once, and so are the objects
 // that a LIST returns.
 func TestASelectorDecodesOnce(t *testing.T) {
 	f := setup(t)
@@ -131,7 +130,7 @@ func TestASelectorDecodesOnce(t *testing.T) {
 	}
 }
 
-// TestWindowOfEachField: a bound that is not set is the default, whatever the other is.
+// TestWindowOfEachField: an unset bound gets its default, independently of the other.
 func TestWindowOfEachField(t *testing.T) {
 	def := mirror.DefaultWindow
 	for _, tt := range []struct {

@@ -42,8 +42,8 @@ func podPaths(list *example.PodList) []string {
 	return names
 }
 
-// TestIndexFindsWhatAWalkFinds moves pods between nodes at random, across namespaces
-// and trims of the log, and compares lists and initial events with and without index.
+// TestIndexFindsWhatAWalkFinds moves pods between nodes at random, across namespaces and trims of
+// the log, and compares lists and initial events with and without index.
 func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 	// The window is so small that the log does not always reach back to the last list.
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 4000}))
@@ -95,7 +95,7 @@ func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 			if !slices.Equal(podPaths(exact), podPaths(want)) {
 				t.Fatalf("pods of %q at exactly %s: %v, want %v", node, want.ResourceVersion, podPaths(exact), podPaths(want))
 			}
-			// Pages: the token is good for the same list without the index.
+			// Pages: the token is valid for the same list without the index.
 			var paged []string
 			pred := onNode(node, true)
 			for pred.Limit = 2; ; {
@@ -124,7 +124,7 @@ func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 	}
 }
 
-// TestIndexedListDecodesItsResultOnly is what the index is for.
+// TestIndexedListDecodesItsResultOnly shows the purpose of an index.
 func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 	f := setup(t)
 	ctx := contextFor(t)
@@ -160,8 +160,8 @@ func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 	}
 }
 
-// TestAnIndexDiesWithItsEtcd: after a restore the revision that the index is of comes
-// a second time, with other objects.
+// TestAnIndexDiesWithItsEtcd: after a restore the revision of the index occurs a second time, with
+// other objects.
 func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
@@ -210,8 +210,8 @@ func podsOnNode(t *testing.T, names ...string) map[string]string {
 	return kvs
 }
 
-// TestAnIndexThatIsNotReadIsDropped: what it holds, entries that were replaced since and all of a
-// resource that was listed anew, is free, and its bytes are not counted any more (I7).
+// TestAnIndexThatIsNotReadIsDropped: an unread index releases its entries, including replaced ones
+// and those of a relisted resource, and its bytes are not counted any more (I7).
 func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 	for _, how := range []string{"idle", "listed anew"} {
 		t.Run(how, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
 				if left := w.cluster.blocks.Stats().Used; left >= counted {
 					t.Errorf("%d bytes are counted, %d while there was an index", left, counted)
 				}
-				list() // builds it anew
+				list() // builds it again
 				if w.cluster.blocks.Stats().Used == 0 {
 					t.Error("the index that was built anew is not counted")
 				}

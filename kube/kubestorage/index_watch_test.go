@@ -24,7 +24,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// podOn is a pod on a node; with a number that makes two of them different.
+// podOn returns a pod on a node; n distinguishes two versions of it.
 func podOn(name, node string, n int) *example.Pod {
 	pod := newPod(name)
 	pod.Spec.NodeName = node
@@ -32,7 +32,7 @@ func podOn(name, node string, n int) *example.Pod {
 	return pod
 }
 
-// put writes a pod into an etcd in memory.
+// put writes a pod into an in-memory etcd.
 func put(t testing.TB, etcd *memory.Store, pod *example.Pod) mirror.Revision {
 	t.Helper()
 	data, err := kruntime.Encode(testCodec(), pod)
@@ -42,7 +42,7 @@ func put(t testing.TB, etcd *memory.Store, pod *example.Pod) mirror.Revision {
 	return etcd.Put(etcdKey(pod), string(data))
 }
 
-// inMemory is a fixture on an etcd in memory.
+// inMemory returns a fixture on an in-memory etcd.
 func inMemory(t testing.TB, opts ...func(*options)) (*fixture, *memory.Store) {
 	t.Helper()
 	etcd := memory.New()
@@ -73,9 +73,9 @@ func line(t testing.TB, e watch.Event) string {
 	return fmt.Sprintf("%s %s@%s on %s", e.Type, pod.Name, pod.ResourceVersion, pod.Spec.NodeName)
 }
 
-// TestWatchesOfAValueSeeWhatOthersSee: 200 watches of the pods of a node join, at the present
-// and in the past, while pods come, go and move between nodes; each is told exactly what the
-// same watch without an index is told.
+// TestWatchesOfAValueSeeWhatOthersSee: 200 watches of the pods of a node start, at the present and
+// in the past, while pods are created, deleted and moved between nodes; each gets exactly the
+// events of the same watch without an index.
 func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
 	t.Parallel()
 	f, etcd := inMemory(t)
@@ -98,7 +98,7 @@ func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
 				live[pod.Name] = pod
 			}
 			if n%100 == 0 {
-				time.Sleep(2 * time.Millisecond) // the watches join meanwhile
+				time.Sleep(2 * time.Millisecond) // the watches start meanwhile
 			}
 		}
 		for _, node := range nodes {
@@ -140,8 +140,8 @@ func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAPodThatMoves is gone for those who watch the node that it leaves, and new for those
-// of the one that it comes to; nobody else is woken, or looks at it.
+// TestAPodThatMoves is deleted for watches of the node that it leaves, and added for those of the
+// node that it moves to; no other watch is woken, or reads the event.
 func TestAPodThatMoves(t *testing.T) {
 	f, etcd := inMemory(t)
 	ctx, s := contextFor(t), f.engine(t)
@@ -189,7 +189,7 @@ func TestAPodThatMoves(t *testing.T) {
 	}
 }
 
-// TestAnEventThatCannotBeDecodedGoesToAll: each watch meets it, and goes on when it can be
+// TestAnEventThatCannotBeDecodedGoesToAll: each watch reaches it, and continues when it can be
 // decoded.
 func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
@@ -229,8 +229,8 @@ func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
 	}
 }
 
-// TestAStoreThatEndsLeavesNobodyFollowing: its watches end, and what follows the log on
-// behalf of them ends, even in the middle of an object that takes long to be decoded.
+// TestAStoreThatEndsLeavesNobodyFollowing: its watches end, and so do the followers of the log for
+// them, even while an object is decoded slowly.
 func TestAStoreThatEndsLeavesNobodyFollowing(t *testing.T) {
 	slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
 	f, etcd := inMemory(t, withTransformer(slow))
@@ -271,9 +271,9 @@ func (s *slowTransformer) TransformFromStorage(ctx context.Context, _ []byte, _ 
 	return nil, false, errors.New("too slow")
 }
 
-// BenchmarkWatchesOfNodes is what an event of a pod costs when 5,000 watches wait, each for
-// the pods of a node of its own: processor time of the whole process, until everybody waits
-// again; and what a watch takes, without its goroutine.
+// BenchmarkWatchesOfNodes is the cost of an event of a pod when 5,000 watches wait, each for the
+// pods of another node: processor time of the whole process, until all watches wait again; and the
+// memory of a watch, without its goroutine.
 func BenchmarkWatchesOfNodes(b *testing.B) {
 	const n = 5000
 	for _, indexed := range []bool{false, true} {
@@ -354,7 +354,7 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 	}
 }
 
-// heap returns the bytes that are in use.
+// heap returns the bytes in use.
 func heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -362,7 +362,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// cpuTime returns the processor time that the process has used.
+// cpuTime returns the processor time used by the process.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)

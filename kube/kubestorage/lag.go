@@ -7,8 +7,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// addLag adds, by resource, the number of events of the log that the watch furthest behind has
-// still to read.
+// addLag adds, by resource, the number of events of the log that the slowest watch has not read.
 func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 	behind := map[*Store]mirror.Revision{}
 	c.watches.Each(func(w running.Watch) {

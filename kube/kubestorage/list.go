@@ -45,11 +45,11 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	if err := r.fill(ctx, held, listObj); err != nil {
 		return err
 	}
-	r.Close() // not while others are encoded
+	r.Close() // before the wait for the turn, which does not need the snapshot
 	return held.TakeTurn(ctx)
 }
 
-// fill decodes the selected entries into listObj, which count as held.
+// fill decodes the selected entries into listObj. held accounts for them.
 func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj runtime.Object) error {
 	s := r.store
 	itemsPtr, err := meta.GetItemsPtr(listObj)
@@ -111,7 +111,7 @@ func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj
 		more = r.MoreAfter(last)
 	}
 	if r.FromEtcd() && !r.Selective() {
-		more = walked < r.Count() // the walk ended where the page does
+		more = walked < r.Count() // the walk ended at the end of the page
 	}
 	token, remaining, err := r.NextPage(ctx, last, r.Count(), more)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// series returns the value of a metric of the resource, the count of a histogram, and whether
-// it is there. Other labels have to have the values given.
+// series returns the value of a metric of the resource, for a histogram its count, and whether it
+// exists. Other labels must have the given values.
 func series(t *testing.T, name string, r schema.GroupResource, labels ...string) (float64, bool) {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
@@ -65,12 +65,12 @@ func requireSeries(t *testing.T, want float64, name string, r schema.GroupResour
 	}
 }
 
-// TestCacheMetrics_OfEvents_CountThem: upstream's metrics of the watch cache say what the engine
-// does, for a resource that is loaded, written and watched.
+// TestCacheMetrics_OfEvents_CountThem: upstream's metrics of the watch cache show the engine's
+// work, for a resource that is loaded, written and watched.
 func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 	pods := schema.GroupResource{Group: "metrics", Resource: "cached"}
 	f := setup(t, func(o *options) { o.store.GroupResource = pods })
-	f.catchUp(t) // the feed has begun
+	f.catchUp(t) // the feed has started
 	w := f.watchPods(t, everything())
 	for _, name := range []string{"a", "b", "c"} {
 		f.create(t, newPod(name))
@@ -130,8 +130,8 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 	}
 }
 
-// TestCacheMetrics_OfSlowWatch_CountTerminated: a watch that history leaves behind is a terminated
-// watcher.
+// TestCacheMetrics_OfSlowWatch_CountTerminated: a watch whose position leaves the window is a
+// terminated watcher.
 func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 	pods := schema.GroupResource{Group: "metrics", Resource: "slow"}
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}), func(o *options) { o.store.GroupResource = pods })

@@ -10,8 +10,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-// TestConsistentReadsAreCounted: by outcome, with the time that they waited, under
-// upstream's names; how far memory is behind shows too.
+// TestConsistentReadsAreCounted: by outcome, with the time that they waited, under upstream's
+// names; memory's lag behind etcd is reported too.
 func TestConsistentReadsAreCounted(t *testing.T) {
 	s := &stallable{}
 	counted := schema.GroupResource{Group: "metrics", Resource: "counted"}

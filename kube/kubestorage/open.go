@@ -33,7 +33,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// newCluster connects to the etcd of the config and begins to compact and to mirror it.
+// newCluster connects to the etcd of the config and starts to compact and to mirror it.
 func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	client, err := etcdclient.New(config.Transport)
 	if err != nil {
@@ -49,8 +49,8 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, blocks)
 }
 
-// startCluster mirrors what the feed delivers; without a source its storages read
-// from etcd. The cluster owns the client and the compactor, which may be nil.
+// startCluster mirrors the feed; without a source its storages read from etcd. The cluster owns the
+// client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
 		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
@@ -115,7 +115,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 // panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
 const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
 
-// onInconsistency panics if the environment says so.
+// onInconsistency panics if the environment variable requests it.
 func onInconsistency(r consistency.Result) {
 	if on, _ := strconv.ParseBool(os.Getenv(panicEnv)); on {
 		panic(fmt.Sprintf("memory differs from etcd (%s): %+v", panicEnv, r))
@@ -156,7 +156,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
 		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
 	}
-	var compactor etcd3.Compactor // a nil interface if there is none
+	var compactor etcd3.Compactor // an interface value that is nil without a compactor
 	if c.compactor != nil {
 		compactor = c.compactor
 	}

@@ -13,86 +13,88 @@ import (
 
 // Options configures an Engine. The zero value serves every resource from memory.
 type Options struct {
-	// Uncached says which resources are served from etcd and kept out of memory;
-	// nil means none.
+	// Uncached reports whether a resource is served from etcd and kept out of memory; nil means
+	// none is.
 	Uncached func(schema.GroupResource) bool
-	// Decorated says of which resources the registry changes objects when it reads them
-	// (registry.Store.Decorator): those who watch such a resource through storage.Interface
-	// get objects of their own, which it can change; others share them. nil means none.
+	// Decorated reports whether the registry changes the objects of a resource when it reads them
+	// (registry.Store.Decorator). Watches of such a resource through storage.Interface get private
+	// copies of objects, which the registry may change; other watches share them. nil means no
+	// resource is decorated.
 	Decorated func(schema.GroupResource) bool
-	// Window bounds the history kept in memory, per etcd cluster. A field that is zero means
-	// that of mirror.DefaultWindow.
+	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
+	// mirror.DefaultWindow.
 	Window mirror.Window
-	// Replay bounds the history that is restored from etcd at the start, per etcd cluster;
-	// see mirror.Options. A field that is zero means that of mirror.DefaultReplay, a
-	// negative one that none is restored.
+	// Replay bounds the history that is restored from etcd at the start, per etcd cluster; see
+	// mirror.Options. A zero field means that of mirror.DefaultReplay, a negative one disables the
+	// restore.
 	Replay mirror.ReplayBounds
-	// UnclaimedBytes bounds the values kept for resources that nobody has asked for
-	// yet, per etcd cluster; 0 means mirror.DefaultUnclaimedBytes.
+	// UnclaimedBytes bounds the values kept for resources without a storage so far, per etcd
+	// cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
-	// RepresentationBytes bounds what is kept of objects in the forms that clients ask
-	// for, of all resources together; 0 means DefaultRepresentationBytes.
+	// RepresentationBytes bounds the cached representations of objects, for all resources together;
+	// 0 means DefaultRepresentationBytes.
 	RepresentationBytes int64
-	// ProgressInterval is how often etcd is asked how far it has come while no events
-	// come and there are watches that want bookmarks; 0 means
-	// mirror.DefaultIdleProgress, a negative one never.
+	// ProgressInterval is the interval of progress requests to etcd while no events arrive and
+	// there are watches with bookmarks; 0 means mirror.DefaultIdleProgress, a negative one disables
+	// them.
 	ProgressInterval time.Duration
-	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys only;
-	// up to a half is added at random. 0 means consistency.DefaultInterval, a negative
-	// one that it is done on demand only; see Engine.Checkers.
+	// ConsistencyCheckInterval is how often each resource in memory is compared with etcd, keys
+	// only; up to a half is added at random. 0 means consistency.DefaultInterval, a negative one
+	// disables the schedule; see Engine.Checkers.
 	ConsistencyCheckInterval time.Duration
-	// TokenTransformer encrypts the keys of continue tokens in etcd (gate
-	// SealedContinueTokens), like secrets: it is theirs. nil stores the keys as they are.
+	// TokenTransformer encrypts the keys of continue tokens in etcd (gate SealedContinueTokens).
+	// Use the transformer of secrets. nil stores the keys in plain text.
 	TokenTransformer value.Transformer
-	// TokenKeyRotation is how long a key seals continue tokens before another is made; 0
-	// means for ever.
+	// TokenKeyRotation is the period for which a key seals continue tokens before another is made;
+	// 0 disables rotation.
 	TokenKeyRotation time.Duration
 	// RefusePlainTokens refuses continue tokens that are not sealed.
 	RefusePlainTokens bool
-	// Gates turns behaviour off; it has to know Gates(). It is read when a storage is
-	// made. nil means the defaults.
+	// Gates turns behaviour off; it must include Gates(). It is read when a storage is made. nil
+	// means the defaults.
 	Gates featuregate.FeatureGate
-	// Logger receives what an operator should know. Default: slog.Default().
+	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// DefaultRepresentationBytes bounds, unless Options say otherwise, the derived data of all resources of an engine.
+// DefaultRepresentationBytes is the default bound of the derived data of all resources of an
+// engine.
 const DefaultRepresentationBytes = 384 << 20
 
-// Gates of the engine. Off, the server is correct, only slower: those of the KEPs let
-// etcd answer what memory would have answered, or let clients start over.
+// Gates of the engine. With a gate off the server is correct, only slower: with the gates of the
+// KEPs off, etcd serves reads that memory could have served, or clients relist.
 const (
-	// ConsistentListFromCache answers a LIST without resource version from memory, and
-	// with it what watches begin with (KEP-2340).
+	// ConsistentListFromCache serves a LIST without resource version, and the initial events of
+	// watches, from memory (KEP-2340).
 	ConsistentListFromCache featuregate.Feature = "ConsistentListFromCache"
-	// ConsistentGetFromCache answers a GET without resource version from memory.
+	// ConsistentGetFromCache serves a GET without resource version from memory.
 	ConsistentGetFromCache featuregate.Feature = "ConsistentGetFromCache"
-	// APIListChunking hands lists out in pages (KEP-365). Off, limit and continue are ignored,
-	// and no token is ever returned.
+	// APIListChunking returns lists in pages (KEP-365). Off, limit and continue are ignored, and no
+	// token is returned.
 	APIListChunking featuregate.Feature = "APIListChunking"
-	// ListFromCacheSnapshot answers a LIST at an exact revision, and all pages of a
-	// list but the first, from memory (KEP-4988).
+	// ListFromCacheSnapshot serves a LIST at an exact revision, and all pages of a list but the
+	// first, from memory (KEP-4988).
 	ListFromCacheSnapshot featuregate.Feature = "ListFromCacheSnapshot"
-	// SealedContinueTokens encrypts the tokens that are returned, so that they tell nothing and
-	// cannot be forged. A server that does not know the form refuses them, and this one accepts
-	// them whatever the gate says.
+	// SealedContinueTokens encrypts the returned continue tokens, so that they reveal no data and
+	// cannot be forged. Servers without this format reject them. This server accepts them
+	// regardless of the gate.
 	SealedContinueTokens featuregate.Feature = "SealedContinueTokens"
-	// DetectCacheInconsistency compares memory with etcd, on a schedule and on demand, and mends what
-	// differs (KEP-4988).
+	// DetectCacheInconsistency compares memory with etcd, on a schedule and on demand, and repairs
+	// differences (KEP-4988).
 	DetectCacheInconsistency featuregate.Feature = "DetectCacheInconsistency"
-	// WatchBookmark sends bookmarks to watches that ask for them: now and then, shortly before
-	// the server ends a watch, and when it shuts down (KEP-956). The bookmark that closes
-	// initial events is sent in any case.
+	// WatchBookmark sends bookmarks to watches that request them: periodically, shortly before the
+	// server ends a watch, and when it shuts down (KEP-956). The bookmark that closes initial
+	// events is always sent.
 	WatchBookmark featuregate.Feature = "WatchBookmark"
-	// EfficientWatchResumption lets the clock follow etcd's progress, so that it moves when
-	// nothing that is cached changes (KEP-1904). Off, it moves by events only, and reads of
-	// the present, which need to know how far it has come, go to etcd.
+	// EfficientWatchResumption lets the clock follow etcd's progress, so that it advances while no
+	// cached key changes (KEP-1904). Off, only events advance it, and reads of the present, which
+	// depend on the clock, go to etcd.
 	EfficientWatchResumption featuregate.Feature = "EfficientWatchResumption"
-	// WatchHistoryRestore restores history from etcd at the start, so that watches and lists
-	// of revisions from before are answered (the alternative that KEP-1904 set aside).
+	// WatchHistoryRestore restores history from etcd at the start, so that watches and lists of
+	// earlier revisions can be served (the alternative that KEP-1904 set aside).
 	WatchHistoryRestore featuregate.Feature = "WatchHistoryRestore"
-	// ByteReadPath answers GET, LIST and WATCH with bytes that are kept, in front of the
-	// API server's own handlers (package readpath). Who mounts that package asks for it;
+	// ByteReadPath answers GET, LIST and WATCH with cached bytes, in front of the API server's own
+	// handlers (package readpath). The server that mounts package readpath reads this gate;
 	// storages do not.
 	ByteReadPath featuregate.Feature = "ByteReadPath"
 )
@@ -113,7 +115,7 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 	}
 }
 
-// enabled reads a gate; without a feature gate the defaults hold.
+// enabled reads a gate; without a feature gate the defaults apply.
 func (o *Options) enabled(f featuregate.Feature) bool {
 	if o.Gates == nil {
 		return Gates()[f].Default
@@ -121,8 +123,7 @@ func (o *Options) enabled(f featuregate.Feature) bool {
 	return o.Gates.Enabled(f)
 }
 
-// window returns the bounds of history, which is kept for as long as upstream's watch cache would
-// keep it, or for longer.
+// window returns the bounds of history, with at least the age that upstream's watch cache keeps.
 func (o *Options) window(upstream time.Duration) mirror.Window {
 	w := o.Window
 	if w.MaxAge == 0 {
@@ -135,7 +136,7 @@ func (o *Options) window(upstream time.Duration) mirror.Window {
 	return w
 }
 
-// replay returns the bounds of the history that is restored.
+// replay returns the bounds of the restored history.
 func (o *Options) replay() mirror.ReplayBounds {
 	if !o.enabled(WatchHistoryRestore) {
 		return mirror.ReplayBounds{Revisions: -1}
@@ -143,8 +144,8 @@ func (o *Options) replay() mirror.ReplayBounds {
 	return o.Replay
 }
 
-// present says which reads of the present memory answers: those need to know how far the
-// feed has come.
+// present selects the reads of the present that are served from memory. They depend on the clock
+// following etcd.
 type present struct{ lists, gets bool }
 
 // present reads the gates.
@@ -152,8 +153,7 @@ func (o *Options) present() present {
 	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
 }
 
-// demanded reports whether the gate is what it is because somebody has said so, or because
-// it is locked.
+// demanded reports whether the gate was set explicitly, or is locked to its default.
 func (o *Options) demanded(f featuregate.Feature) bool {
 	if gates, ok := o.Gates.(interface {
 		ExplicitlySet(featuregate.Feature) bool

@@ -23,8 +23,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
-// olderThanMemory returns the options of a list at the revision of the present, which memory
-// forgets: etcd is not compacted.
+// olderThanMemory returns the options of a list at the current revision, and then makes memory drop
+// that revision: etcd is not compacted.
 func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
 	t.Helper()
 	f.catchUp(t)
@@ -38,8 +38,8 @@ func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
 	return opts
 }
 
-// pastPods creates pods of which a part is changed or deleted after the revision of the
-// options returned, which is older than memory; want is what there was.
+// pastPods creates pods of which a part is changed or deleted after the revision of the returned
+// options, which is older than memory; want is the state at that revision.
 func pastPods(t testing.TB, f *fixture, n int, pad string) (opts storage.ListOptions, want map[string]*example.Pod) {
 	t.Helper()
 	want = map[string]*example.Pod{}
@@ -61,7 +61,7 @@ func pastPods(t testing.TB, f *fixture, n int, pad string) (opts storage.ListOpt
 	return opts, want
 }
 
-// pastList is a list at a revision that etcd has and memory does not.
+// pastList is a list at a revision that is in etcd but not in memory.
 type pastList struct {
 	f    *fixture
 	opts storage.ListOptions
@@ -70,7 +70,8 @@ type pastList struct {
 	want map[string]*example.Pod
 }
 
-// requirePods fails unless the list has the pods from, from+every, ... below to, as they stood at the revision.
+// requirePods fails unless the list has the pods from, from+every, ... below to, in their state at
+// the revision.
 func (p *pastList) requirePods(t *testing.T, list *example.PodList, from, to, every int) {
 	t.Helper()
 	var names []string
@@ -91,7 +92,8 @@ func (p *pastList) requirePods(t *testing.T, list *example.PodList, from, to, ev
 	}
 }
 
-// testWithoutLimit lists without a limit, and with a negative one, which upstream takes for none.
+// testWithoutLimit lists without a limit, and with a negative one, which upstream takes for no
+// limit.
 func (p *pastList) testWithoutLimit(t *testing.T) {
 	for _, limit := range []int64{0, -1} {
 		all := p.opts
@@ -125,7 +127,7 @@ func (p *pastList) testPages(t *testing.T) {
 	}
 }
 
-// testSelectedPages lists every seventh pod in pages, which do not say how many items remain.
+// testSelectedPages lists every seventh pod in pages, which have no count of remaining items.
 func (p *pastList) testSelectedPages(t *testing.T) {
 	page, from := p.opts, 3
 	page.Predicate = storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"i": "3"}), Field: fields.Everything(), GetAttrs: podAttrs, Limit: 4}
@@ -146,8 +148,8 @@ func (p *pastList) testSelectedPages(t *testing.T) {
 	}
 }
 
-// testBytes encodes the list twice, as the read path does: the pass that measures has the bytes of the pass that writes.
-// The second pass reads etcd again if the list needs more memory than the bound.
+// testBytes encodes the list twice, as the read path does: the bytes of the measuring pass equal those of the writing pass. The
+// second pass reads etcd again if the list needs more memory than the bound.
 func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 	s := p.f.engine(t)
 	rep := newRepresentation(s, nameEncoder, nil)
@@ -184,7 +186,7 @@ func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 	}
 }
 
-// TestListsOlderThanMemory reads a revision that etcd has and memory does not: all of it, in
+// TestListsOlderThanMemory reads a revision that is in etcd but not in memory: completely, in
 // pages, with selectors, encoded. Unchanged objects are not decoded again.
 func TestListsOlderThanMemory(t *testing.T) {
 	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 16 << 10} {
@@ -203,27 +205,28 @@ func TestListsOlderThanMemory(t *testing.T) {
 	}
 }
 
-// keepPast has lists from etcd hold so much until the test has ended.
+// keepPast sets the memory of lists from etcd until the test has ended.
 func keepPast(t *testing.T, bytes int64) {
 	before := pastKeep
 	pastKeep = bytes
 	t.Cleanup(func() { pastKeep = before })
 }
 
-// nameEncoder makes a line of an object's name and resource version.
+// nameEncoder encodes an object as a line with its name and resource version.
 func nameEncoder(dst []byte, obj runtime.Object) ([]byte, error) {
 	pod := obj.(*example.Pod)
 	return fmt.Appendf(dst, "%s %s\n", pod.Name, pod.ResourceVersion), nil
 }
 
-// TestListsOlderThanMemoryShareEntries: an object that has not changed since is not decoded for
-// a list of the past if it was for another.
+// TestListsOlderThanMemoryShareEntries: an unchanged object that was decoded for a list of the
+// present is not decoded again for one of the past.
 func TestListsOlderThanMemoryShareEntries(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 50, "")
 	f.list(t, everything())
 	decoded := f.codec.during(func() { f.list(t, opts) })
-	// One more tells that etcd is not compacted, as memory was made to believe.
+	// One more object is decoded to detect that etcd is not compacted, although memory has that
+	// revision as compacted.
 	if len(decoded) != 21 {
 		t.Errorf("decoded %d objects, want the 20 that have changed since", len(decoded))
 	}
@@ -233,7 +236,7 @@ func TestListsOlderThanMemoryShareEntries(t *testing.T) {
 // before one.
 func TestCompactionOvertakesAList(t *testing.T) {
 	f := setup(t)
-	opts, _ := pastPods(t, f, 600, "") // more than etcd is asked for at first
+	opts, _ := pastPods(t, f, 600, "") // more than the first page from etcd
 	s, ctx := f.engine(t), contextFor(t)
 	r, err := s.Read(ctx, "/pods", opts)
 	if err != nil {
@@ -254,7 +257,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	if n, _ := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods")); n != before+1 {
 		t.Errorf("%v lists counted as expired, want 1", n-before)
 	}
-	// Who asks for what is gone does not wait for those who read.
+	// A request for a compacted revision does not wait for readers.
 	for range cap(f.cluster.listPlaces) {
 		f.cluster.listPlaces <- struct{}{}
 	}
@@ -265,7 +268,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 		<-f.cluster.listPlaces
 	}
 	r.Close()
-	r.Close() // does nothing
+	r.Close() // has no effect
 	if err := s.GetList(ctx, "/pods", opts, &example.PodList{}); !apierrors.IsResourceExpired(err) {
 		t.Errorf("afterwards: %v, want 410", err)
 	}
@@ -274,7 +277,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	}
 }
 
-// TestAListOlderThanMemoryEndsWithItsRequest: it asks etcd for nothing more.
+// TestAListOlderThanMemoryEndsWithItsRequest: it sends no more requests to etcd.
 func TestAListOlderThanMemoryEndsWithItsRequest(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 600, "")
@@ -292,8 +295,8 @@ func TestAListOlderThanMemoryEndsWithItsRequest(t *testing.T) {
 	}
 }
 
-// TestIndexOfThePast: a list of the past with a selector that an index helps with looks at what
-// the index finds and at what has changed since, and returns what a walk over everything does.
+// TestIndexOfThePast: a list of the past with an indexed selector reads the index's result and the
+// keys changed since, and returns the result of a complete walk.
 func TestIndexOfThePast(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -402,7 +405,7 @@ func TestWithoutChunking(t *testing.T) {
 	}
 }
 
-// TestListsAreCounted by where they come from, and why.
+// TestListsAreCounted by source and reason.
 func TestListsAreCounted(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
@@ -458,7 +461,7 @@ func TestListsAreCounted(t *testing.T) {
 }
 
 // TestPagesThatASelectorNarrows: a list of all namespaces with a field selector for one is narrowed
-// to its keys, for the first page only, whoever answers.
+// to its keys, for the first page only, from memory and from etcd.
 func TestPagesThatASelectorNarrows(t *testing.T) {
 	for name, where := range map[string][]func(*options){
 		"memory":   nil,
@@ -501,8 +504,8 @@ func TestPagesThatASelectorNarrows(t *testing.T) {
 	}
 }
 
-// TestPagesOfLargeValuesAreBounded: whatever the values before were like, a response from etcd stays
-// small, and no key is missed.
+// TestPagesOfLargeValuesAreBounded: with any sizes of the preceding values, a response from etcd
+// stays small, and no key is missed.
 func TestPagesOfLargeValuesAreBounded(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -547,7 +550,7 @@ func TestPagesOfLargeValuesAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhatEtcdTellsIsNotKept: nobody would find it again.
+// TestWhatEtcdTellsIsNotKept: later reads could not find it.
 func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 64 << 10} {
 		t.Run(name, func(t *testing.T) {
@@ -587,7 +590,7 @@ func TestWhatEtcdTellsIsNotKept(t *testing.T) {
 				r.Close()
 				used := f.cluster.blocks.Stats().Used
 				if round == 0 {
-					first = used // of objects that memory has too
+					first = used // of objects that are also in memory
 				}
 				// Two fifths of the objects have changed.
 				if most := int64(150*3/5) * (6*int64(len(pad)) + 5000); used != first || used > most {

@@ -14,10 +14,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Read resolves a LIST: it waits for the revision that the options ask for and
-// returns it. What each combination of resource version, match, limit and continue
-// means is KEP-2340's table and KEP-4988; see freshness.snapshot. The caller closes the reading.
-// Errors: ErrReadEtcd, and API errors for the client (400, 410, 429, 504).
+// Read resolves a LIST: it waits for the revision of the options and returns it. The combinations
+// of resource version, match, limit and continue are those of KEP-2340's table and KEP-4988; see
+// freshness.snapshot. The caller closes the reading. Errors: ErrReadEtcd, and API errors for the
+// client (400, 410, 429, 504).
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
 	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
@@ -42,11 +42,11 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
 	if r.suspect = q.exact > 0 && s.resource.Suspect() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
-		err = mirror.ErrCompacted // D11: nobody has checked yet what memory tells of the past now
+		err = mirror.ErrCompacted // D11: this history in memory has not been compared with etcd yet
 	}
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		err = r.readPast(ctx) // etcd has it, or knows that it is gone
+		err = r.readPast(ctx) // etcd has the revision, or reports it compacted
 	case errors.Is(err, mirror.ErrNotReady):
 		err = s.notReady()
 	case err == nil:
@@ -63,15 +63,16 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 	return r, nil
 }
 
-// longReading is from how many objects on a list may take so long that what was the present
-// becomes the past meanwhile.
+// longReading is the number of objects from which a list may take so long that its snapshot leaves
+// the present meanwhile.
 const longReading = 1000
 
-// readPast makes the reading one of etcd.
+// readPast makes the reading one from etcd.
 func (r *Reading) readPast(ctx context.Context) error {
 	s := r.store
 	if r.Rev < s.mirror.Compacted() {
-		// One object tells whether it is gone, which is not worth a turn.
+		// Reading one object shows whether the revision is compacted, and is too cheap to queue for
+		// a place.
 		if err := r.compacted(ctx); err != nil {
 			return err
 		}
@@ -94,8 +95,9 @@ func (r *Reading) readPast(ctx context.Context) error {
 	return nil
 }
 
-// pastError words for the client why etcd does not tell of a revision. That it is compacted is
-// said by upstream's store, with the token that goes on in the present.
+// pastError translates an error of etcd at a past revision for the client. If the revision is
+// compacted, it returns the error of upstream's store, with the token that continues in the
+// present.
 func (r *Reading) pastError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
@@ -113,8 +115,8 @@ func (r *Reading) pastError(ctx context.Context, err error) error {
 	return err
 }
 
-// compacted has upstream's store read one object at the revision, whatever the list selects, and
-// returns its error.
+// compacted reads one object at the revision through upstream's store, regardless of the list's
+// selector, and returns the error.
 func (r *Reading) compacted(ctx context.Context) error {
 	s, q := r.store, r.request
 	token := q.opts.Predicate.Continue
@@ -126,8 +128,8 @@ func (r *Reading) compacted(ctx context.Context) error {
 	return nil
 }
 
-// Err returns why Runs or Candidates have ended early; nil if they have not. The error
-// is for the client.
+// Err returns the error that ended Runs or Candidates early, nil if there was none. The error is
+// for the client.
 func (r *Reading) Err() error {
 	if r.past == nil || r.past.Err() == nil {
 		return nil
@@ -138,10 +140,9 @@ func (r *Reading) Err() error {
 	return r.err
 }
 
-// Unreadable returns the error of a LIST that has failed with err. With the gate
-// AllowUnsafeMalformedObjectDeletion it names the objects that cannot be read, as upstream's
-// store does; those are found by another walk over the candidates, which decodes them. Otherwise
-// it is err.
+// Unreadable returns the error of a LIST that failed with err. With the gate
+// AllowUnsafeMalformedObjectDeletion the error names the unreadable objects, as upstream's store
+// does; Unreadable finds them by walking and decoding the candidates again. Otherwise it is err.
 func (r *Reading) Unreadable(ctx context.Context, err error) error {
 	gen := r.selector.Generation
 	var status apierrors.APIStatus
@@ -169,7 +170,7 @@ func (r *Reading) Unreadable(ctx context.Context, err error) error {
 	return corrupt.orElse(r.store.group, err)
 }
 
-// count counts a list that memory answers, or that is older than memory.
+// count counts a list from memory, or of a revision older than memory, in the metrics.
 func (r *Reading) count() {
 	source, reason := metrics.SourcePresent, r.request.reason()
 	switch {
@@ -183,8 +184,8 @@ func (r *Reading) count() {
 	r.store.listMetrics.Count(r.request.opts, source, reason)
 }
 
-// Served records in the metrics how many candidates a list has looked at, and how many objects are in the answer. Upstream's
-// releases differ in how they count lists from etcd, so those are not recorded.
+// Served records in the metrics the number of candidates that a list has read, and of objects in the answer. Upstream's releases
+// differ in how they count lists from etcd, so those are not recorded.
 func (r *Reading) Served(walked, returned int) {
 	if !r.FromEtcd() {
 		r.store.listMetrics.Served(r.name, walked, returned)

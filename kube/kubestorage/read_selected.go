@@ -8,9 +8,9 @@ import (
 )
 
 // useIndex narrows a reading of memory to the entries of an index. For a list of the present the
-// index may be a little newer than the snapshot, which then follows it: the request asked for
-// a revision or later. For one of the past it is the index of the present, and the keys that
-// have changed since.
+// index may be a little newer than the snapshot, which is then replaced by the index's revision:
+// the request allows that revision or later. For one of the past useIndex takes the index of the
+// present and the keys changed since.
 func (r *Reading) useIndex(ctx context.Context) {
 	if r.selector.Plain && r.selector.Shard != nil {
 		r.useShard(ctx)
@@ -22,11 +22,11 @@ func (r *Reading) useIndex(ctx context.Context) {
 	}
 	cur, err := x.At(ctx, r.Rev)
 	if err != nil {
-		return // the walk over everything meets the same error and words it
+		return // the walk over all entries meets the same error and reports it
 	}
 	if r.request.exact == 0 {
-		// The index is asked last: one of a lineage that has ended meanwhile, whose revision
-		// the next one may have too, may not have the entries of that.
+		// Check the index last: if its lineage has ended meanwhile, the next lineage may have the
+		// same revision with other entries.
 		if snap, err := r.store.resource.At(cur.Revision()); err == nil && cur.Continues() {
 			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.Revision(), cur, x.Name(), value
 		}
@@ -37,8 +37,9 @@ func (r *Reading) useIndex(ctx context.Context) {
 	}
 }
 
-// useShard narrows a reading of memory to the entries of its shard. As with an index, that of the
-// present may be a little newer than the snapshot, which then follows it.
+// useShard narrows a reading of memory to the entries of its shard. As with an index, the shard of
+// the present may be a little newer than the snapshot, which is then replaced by the shard's
+// revision.
 func (r *Reading) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)
@@ -51,7 +52,7 @@ func (r *Reading) useShard(ctx context.Context) {
 	built := !x.Built()
 	cur, err := x.At(ctx, r.Rev)
 	if err != nil {
-		return // the walk over everything meets the same error and words it
+		return // the walk over all entries meets the same error and reports it
 	}
 	if built {
 		n, _ := r.Snapshot.Count("", "")
@@ -76,15 +77,15 @@ func (r *Reading) useShard(ctx context.Context) {
 	}
 }
 
-// readAtOnce is how many events are taken from the log at once.
+// readAtOnce is the number of events per read of the log.
 const readAtOnce = 256
 
-// maxChanged is how many changes may lie between a revision and the present for the index of
-// the present to be of use for it: more cost as much as looking at some hundred objects.
+// maxChanged bounds the changes between a revision and the present for which the index of the
+// present is used: more changes cost as much as reading some hundred objects.
 const maxChanged = 4096
 
 // changedSince returns the keys that have changed after the cursor, ascending; false if there are
-// many.
+// too many.
 func changedSince(cursor *mirror.Cursor) (keys []string, ok bool) {
 	for events := make([]*mirror.Event, 0, readAtOnce); ; {
 		var err error

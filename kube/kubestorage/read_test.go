@@ -33,7 +33,7 @@ func fillPods(t testing.TB, f *fixture, n int) {
 	f.catchUp(t)
 }
 
-// readAll returns the bytes of everything that the options select, by key.
+// readAll returns the bytes of all objects that the options select, by key.
 func readAll(t testing.TB, s *Store, rep *encoded.Representation, opts storage.ListOptions) map[string][]byte {
 	t.Helper()
 	ctx := contextFor(t)
@@ -63,7 +63,7 @@ func readAll(t testing.TB, s *Store, rep *encoded.Representation, opts storage.L
 	return out
 }
 
-// TestASecondListDecodesOnlyWhatChanged is what the reading side exists for.
+// TestASecondListDecodesOnlyWhatChanged shows the purpose of cached items.
 func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -128,7 +128,7 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	}
 }
 
-// TestBudgetBoundsWhatIsKept, and bytes of entries that are gone make room again.
+// TestBudgetBoundsWhatIsKept, and bytes of deleted entries are released.
 func TestBudgetBoundsWhatIsKept(t *testing.T) {
 	const pods = 100
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Objects are entries in key order: those of a snapshot, or the part of them that a shard selector
-// selects. They are immutable.
+// Objects are entries in key order: those of a snapshot, or its part that a shard selector selects.
+// They are immutable.
 type Objects interface {
 	// Runs yields the entries with start <= key < end, leaf by leaf.
 	Runs(start, end string) iter.Seq[mirror.Run]
@@ -32,8 +32,8 @@ type Objects interface {
 	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }
 
-// Reading is what a LIST is about: a revision of the resource and the part of it
-// that was asked for. It is how bytes are served without making objects first:
+// Reading is a resolved LIST: a revision of the resource and the requested range of it. It serves
+// bytes without decoding objects:
 //
 //	r, err := store.Read(ctx, key, opts)
 //	defer r.Close()
@@ -44,40 +44,40 @@ type Objects interface {
 //	}
 //	err = r.Err()
 //
-// It keeps its revision alive until it is closed. What memory has may be read concurrently,
-// what is FromEtcd may not.
+// It keeps its revision alive until it is closed. A reading from memory may be used concurrently,
+// one FromEtcd may not.
 type Reading struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
-	// Snapshot is what memory has of it; empty if the reading is FromEtcd. See Objects.
+	// Snapshot is the cached state at the revision; empty if the reading is FromEtcd. See Objects.
 	Snapshot mirror.Snapshot
-	// Prefix is the etcd key prefix of the request, to which continue tokens are
-	// relative; Start <= key < End are the keys still to be walked.
+	// Prefix is the etcd key prefix of the request, to which continue tokens are relative; Start <=
+	// key < End is the range of the rest of the list.
 	Prefix, Start, End string
-	// Limit is the number of selected objects asked for, 0 for all.
+	// Limit is the requested number of selected objects, 0 for all.
 	Limit int64
 
 	store    *Store
 	request  listRequest
 	selector objects.Selector
-	shard    *selected.ShardVersion // nil: there is no shard selector alone, or no tree of its shard
-	index    *selected.IndexVersion // nil: none helps
+	shard    *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
+	index    *selected.IndexVersion // nil: no index matches
 	name     string                 // of the index
 	value    string                 // to look up in it
-	changed  []string               // keys that have changed between Rev and what the index knows, ascending
-	past     *etcdread.Past         // nil: memory has it
-	suspect  bool                   // memory has it too, and may be wrong
+	changed  []string               // keys changed between Rev and the index's revision, ascending
+	past     *etcdread.Past         // nil: memory has the revision
+	suspect  bool                   // memory has the revision too, and may be wrong
 	err      error                  // see Err
-	release  func()                 // nil: nothing is held
+	release  func()                 // nil: no place is held
 }
 
-// FromEtcd reports whether the revision is older than memory, so that it is read from etcd
-// while it is walked: Runs can fail (see Err), each entry that memory does not hold is
-// new, and a second walk may read etcd again.
+// FromEtcd reports whether the revision is older than memory, and is read from etcd during the
+// walk. Runs can then fail (see Err), entries that memory does not have are new objects, and a
+// second walk may read etcd again.
 func (r *Reading) FromEtcd() bool { return r.past != nil }
 
-// Runs yields the entries to be walked in key order, leaf by leaf, before
-// selection. See Candidates for a request that an index helps with.
+// Runs yields the entries of the range in key order, leaf by leaf, before selection. For a request
+// with an index see Candidates.
 func (r *Reading) Runs() iter.Seq[mirror.Run] {
 	if r.past != nil {
 		return r.past.Runs()
@@ -85,9 +85,9 @@ func (r *Reading) Runs() iter.Seq[mirror.Run] {
 	return r.Objects().Runs(r.Start, r.End)
 }
 
-// Objects returns what memory has of the revision: the snapshot, or, if a shard selector alone
-// selects, the part of it that it selects. They are those of all keys, and empty if the reading is
-// FromEtcd.
+// Objects returns the cached objects at the revision: the snapshot, or the selected part of it if a
+// shard selector is the only selector. It is not limited to the range of the reading, and empty if
+// the reading is FromEtcd.
 func (r *Reading) Objects() Objects {
 	if r.shard != nil {
 		return r.shard
@@ -95,7 +95,7 @@ func (r *Reading) Objects() Objects {
 	return r.Snapshot
 }
 
-// Close ends the reading. Nothing may be read afterwards.
+// Close ends the reading. It must not be used afterwards.
 func (r *Reading) Close() {
 	if r.release != nil {
 		r.release()
@@ -103,8 +103,8 @@ func (r *Reading) Close() {
 	}
 }
 
-// Candidates yields, in key order, entries among which are all that the request
-// selects: those of the index if there is one for the selector, else all of Runs.
+// Candidates yields, in key order, a superset of the selected entries: those of the selector's
+// index if there is one, else all of Runs.
 func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.past != nil:
@@ -123,11 +123,11 @@ func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 	return r.indexed
 }
 
-// indexed yields the entries of the index, but for the keys that have changed since: of those,
+// indexed yields the entries of the index, except for the keys changed since, for which it yields
 // the entries of the snapshot.
 func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
 	changed := r.changed
-	before := func(key string) bool { // those of changed that come before key
+	before := func(key string) bool { // yields the entries of changed keys below key
 		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
 			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
 				return false
@@ -140,7 +140,7 @@ func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
 			return
 		}
 		if len(changed) > 0 && changed[0] == e.Key() {
-			continue // it comes with the changed
+			continue // yielded with the changed keys
 		}
 		if !yield(e) {
 			return
@@ -149,8 +149,8 @@ func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
 	before(r.End)
 }
 
-// Selecting is Candidates for a loop that selects and does not wait for a client: it leaves the processor to short requests
-// now and then, while other lists are under way.
+// Selecting is Candidates for a loop that selects and does not wait for a client. It yields the processor to short requests
+// periodically while other lists are in flight.
 func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
 	if r.past != nil {
 		return r.Candidates() // waits for etcd
@@ -158,8 +158,8 @@ func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
 	return listadmission.Interruptible(r.Candidates())
 }
 
-// Count returns the number of entries of Runs, which is that of the objects if the request
-// is not Selective. Cost is O(log n).
+// Count returns the number of entries of Runs, which is that of the objects if the request is not
+// Selective. Cost is O(log n).
 func (r *Reading) Count() int {
 	if r.past != nil {
 		return r.past.Count()
@@ -168,7 +168,8 @@ func (r *Reading) Count() int {
 	return n
 }
 
-// ShardSelector returns the shard selector of the request as a list shows it, "" if there is none.
+// ShardSelector returns the request's shard selector in the form that list metadata has, "" if
+// there is none.
 func (r *Reading) ShardSelector() string {
 	if r.selector.Shard == nil && !r.selector.NeedsObject {
 		return ""
@@ -176,15 +177,15 @@ func (r *Reading) ShardSelector() string {
 	return r.selector.Predicate.ShardSelector.String()
 }
 
-// MoreAfter reports whether a page that has as many objects as were asked for, the last of which has
-// the key, is followed by another: there are entries after it, of the shard or not, as upstream has
-// it. Not for a reading FromEtcd. Cost is O(log n).
+// MoreAfter reports whether a full page, the last object of which has the key, is followed by
+// another: there are entries after it. As upstream does, it counts entries of other shards. Not for
+// a reading FromEtcd. Cost is O(log n).
 func (r *Reading) MoreAfter(key string) bool {
 	n, _ := r.Snapshot.Count(key+"\x00", r.End)
 	return n > 0
 }
 
-// estimate returns how many objects there may be at most, for room to be made.
+// estimate returns an upper bound of the number of objects, for allocations.
 func (r *Reading) estimate() int {
 	if r.index != nil {
 		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changed)
@@ -192,23 +193,22 @@ func (r *Reading) estimate() int {
 	return r.Count()
 }
 
-// Selective reports whether Matches has to be asked at all.
+// Selective reports whether the caller has to filter candidates with Matches.
 func (r *Reading) Selective() bool { return !r.selector.All && r.shard == nil }
 
-// Matches reports whether the request selects the entry's object. The object is
-// decoded if no reader has needed its labels and fields before; the error is that
-// of decoding it.
+// Matches reports whether the request selects the entry's object. The object is decoded if its
+// labels and fields are not cached; the error is a decoding error.
 func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 	return r.selector.Matches(ctx, e)
 }
 
-// NextPage returns the continue token for what follows the key last, which is the
-// last object of the page, and the number of objects that remain if it is known. It is
-// "" and nil if there is nothing more. more says whether there are candidates after
-// last; count is Count. Error: 429 if the token is to be sealed and cannot be.
+// NextPage returns the continue token for the page after the key last, which is the last object of
+// the current page, and the number of remaining objects if it is known, or "" and nil on the last
+// page. more reports whether there are candidates after last; count is Count. Error: 429 if the
+// token cannot be sealed.
 func (r *Reading) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
 	if r.shard != nil {
-		count, _ = r.Snapshot.Count(r.Start, r.End) // upstream counts what it has looked at
+		count, _ = r.Snapshot.Count(r.Start, r.End) // as upstream, count the entries read
 	}
 	token, remaining, err = storage.PrepareContinueToken(last, r.Prefix, r.Rev, int64(count), more, r.request.opts)
 	if err == nil && token != "" {
@@ -217,17 +217,18 @@ func (r *Reading) NextPage(ctx context.Context, last string, count int, more boo
 	return token, remaining, err
 }
 
-// listRequest is a LIST as a storage understands it.
+// listRequest is a validated LIST.
 type listRequest struct {
 	key  string
 	opts storage.ListOptions // the token, if there is one, in upstream's plain form
-	// prefix is the etcd key prefix; scope that which tokens are relative to.
+	// prefix is the etcd key prefix, scope the prefix that tokens are relative to.
 	prefix, scope string
 	start         string          // key, after a token
-	exact         mirror.Revision // above 0: exactly that
+	exact         mirror.Revision // above 0: exactly at this revision
 }
 
-// newListRequest checks a LIST of the store. Errors are for the client: 400, and those of opening a token.
+// newListRequest validates a LIST of the store. Errors are for the client: 400, and those of
+// opening a token.
 func newListRequest(ctx context.Context, s *Store, key string, opts storage.ListOptions) (q listRequest, err error) {
 	q = listRequest{key: key, opts: opts}
 	if q.prefix, err = s.keys.Prepare(key, opts.Recursive); err != nil {
@@ -236,29 +237,29 @@ func newListRequest(ctx context.Context, s *Store, key string, opts storage.List
 	if q.opts, err = s.pages.Open(ctx, q.prefix, opts); err != nil {
 		return q, err
 	}
-	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative one for none
+	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative limit for no limit
 	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, s.versioner, q.opts); err != nil {
 		return q, err
 	}
-	if q.exact < 0 { // beyond what a revision can reach
+	if q.exact < 0 { // beyond the highest possible revision
 		q.exact = math.MaxInt64
 	}
 	q.scope = s.keys.Scope(ctx, q.prefix, q.opts)
 	if !strings.HasSuffix(key, "/") {
-		// Upstream's cacher cuts tokens from the key that it was given, its etcd3 store
-		// from one that ends with a slash. Both read either; ours are the cacher's.
+		// Upstream's cacher makes tokens relative to the requested key, its etcd3 store relative to
+		// one that ends with a slash. Both accept either; ours are the cacher's.
 		q.scope = strings.TrimSuffix(q.scope, "/")
 	}
 	return q, nil
 }
 
-// after returns the smallest key above every key that begins with prefix, which
-// ends with a slash or, for a single key, is a key.
+// after returns the smallest key above every key that begins with prefix, which ends with a slash
+// or, for a single key, is a key.
 func after(prefix string) string {
 	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
 }
 
-// bounds returns the range of the keys to be walked.
+// bounds returns the key range of the list.
 func (q *listRequest) bounds() (start, end string) {
 	switch {
 	case !q.opts.Recursive:
@@ -269,13 +270,13 @@ func (q *listRequest) bounds() (start, end string) {
 	return q.prefix, after(q.prefix)
 }
 
-// fromMemory reports whether the gates let memory answer the list.
+// fromMemory reports whether the gates allow memory to answer the list.
 func (q *listRequest) fromMemory(s *Store) bool {
 	switch {
 	case q.exact > 0:
-		// Above the clock only a consistent read tells whether it exists.
+		// Above the clock only a consistent read shows whether the revision exists.
 		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Clock())
-	case q.opts.Predicate.Continue != "": // a token that asks for the present
+	case q.opts.Predicate.Continue != "": // a token for the present
 		return s.pastLists && s.present.lists
 	case q.opts.ResourceVersion == "":
 		return s.present.lists
@@ -283,7 +284,7 @@ func (q *listRequest) fromMemory(s *Store) bool {
 	return true
 }
 
-// limit returns how many selected objects are asked for, 0 for all.
+// limit returns the requested number of selected objects, 0 for all.
 func (q *listRequest) limit() int64 {
 	if q.opts.ResourceVersion == "0" && q.exact == 0 && q.opts.Predicate.Continue == "" {
 		return 0 // KEP-2340: resource version 0 ignores the limit
@@ -291,7 +292,7 @@ func (q *listRequest) limit() int64 {
 	return q.opts.Predicate.Limit
 }
 
-// reason says which revision the list is about.
+// reason returns the metric label for the revision of the list.
 func (q *listRequest) reason() string {
 	continued := q.opts.Predicate.Continue != "" && q.opts.Recursive
 	switch {

@@ -30,8 +30,8 @@ func newUnloaded(t *testing.T) *unloaded {
 	return u
 }
 
-// during returns the requests to etcd during the call of f. It leaves out requests for etcd's revision, because the load
-// that is held up begins with one at any time.
+// during returns the requests to etcd during the call of f. It leaves out requests for etcd's revision, because the blocked load
+// may start with one at any time.
 func (u *unloaded) during(f func()) tally {
 	got := u.requests.during(f)
 	got.Revisions = 0
@@ -134,15 +134,16 @@ func TestBeforeReady(t *testing.T) {
 	}
 }
 
-// soon returns the context of a request that has little time, so that its refusal does not take long.
+// soon returns the context of a request with a short deadline, so that its refusal does not take
+// long.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// TestPauseGrowsWithTheOutage: clients that are refused come back in 1 s at first and
-// in 30 s at last; a new outage begins anew.
+// TestPauseGrowsWithTheOutage: the Retry-After of refusals is 1 s at first and 30 s at last; a new
+// outage starts at 1 s again.
 func TestPauseGrowsWithTheOutage(t *testing.T) {
 	var o outage
 	start := time.Now()
@@ -162,7 +163,7 @@ func TestPauseGrowsWithTheOutage(t *testing.T) {
 	}
 }
 
-// requireRetry fails if err is not 429 with a pause.
+// requireRetry fails if err is not 429 with Retry-After.
 func requireRetry(t *testing.T, what string, err error) {
 	t.Helper()
 	seconds, ok := apierrors.SuggestsClientDelay(err)

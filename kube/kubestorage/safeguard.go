@@ -13,19 +13,19 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// feed is where a cluster's mirror gets its data, and what can be concluded from it.
+// feed is the data source of a cluster's mirror, and its detected capabilities.
 type feed struct {
-	// source is nil where nothing is to be served from memory.
+	// source is nil if no resource is served from memory.
 	source mirror.Source
-	// freshness is how the mirror learns how far the source has come.
+	// freshness is the method by which the mirror finds the source's current revision.
 	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options.
 	eventsOnly bool
 	present    present
 }
 
-// rangeStream reports whether lists for memory may be streamed by etcd: upstream's gate decides,
-// which k8s.io/apiserver has since v0.37.
+// rangeStream reports whether etcd may stream lists for memory: upstream's gate decides, which
+// k8s.io/apiserver has since v0.37.
 func rangeStream() bool {
 	const gate featuregate.Feature = "EtcdRangeStream"
 	if _, known := utilfeature.DefaultMutableFeatureGate.GetAll()[gate]; !known {
@@ -34,8 +34,8 @@ func rangeStream() bool {
 	return utilfeature.DefaultFeatureGate.Enabled(gate)
 }
 
-// findFeed finds out what the servers behind the client can do. Error: a gate demands
-// what they cannot.
+// findFeed detects the capabilities of the servers behind the client. Error: a gate requires a
+// capability that they lack.
 func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, error) {
 	ctx, log, endpoints := context.Background(), opts.Logger, client.Endpoints()
 	probe := prefix + "strata-probe" // a key that never exists
@@ -69,8 +69,8 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 	return f, nil
 }
 
-// safeguard decides what becomes of the gates that rely on progress, given what
-// etcdsource.CheckVersions has found (KEP-2340):
+// safeguard settles the gates that depend on progress notifications, from the result of
+// etcdsource.CheckVersions (KEP-2340):
 //
 //	new enough                     the gates decide
 //	unknown                        the same, with a warning
@@ -78,11 +78,11 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 //	too old, gate set to true      error
 //	too old, gate locked to true   error
 //
-// An etcd that shows in no way how far it has come (etcdsource.Unproven) counts as too old.
+// An etcd without any source of its current revision (etcdsource.Unproven) counts as too old.
 //
-// On an etcd that is too old the clock moves by events only, whatever the gates say; so it
-// does without the gate EfficientWatchResumption, with which those that rely on progress
-// are off, and cannot be set to true.
+// On an etcd that is too old the clock advances by events only, regardless of the gates. Without
+// the gate EfficientWatchResumption it does so too: the gates that depend on progress are then off,
+// and cannot be set to true.
 func (o *Options) safeguard(versions error, endpoints []string) (p present, eventsOnly bool, err error) {
 	p = o.present()
 	relying := []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}

@@ -29,8 +29,7 @@ func gates(t *testing.T, specs map[featuregate.Feature]featuregate.FeatureSpec, 
 	return g
 }
 
-// TestSafeguard has the cases of KEP-2340, for a gate that can be set and for one that is
-// locked.
+// TestSafeguard has the cases of KEP-2340, for a settable gate and for a locked one.
 func TestSafeguard(t *testing.T) {
 	old := fmt.Errorf("endpoint e: %w: version 3.5.12", etcdsource.ErrProgressBug)
 	unknown := fmt.Errorf("%w: endpoint e: no answer", etcdsource.ErrVersionUnknown)
@@ -88,8 +87,8 @@ func TestSafeguard(t *testing.T) {
 	}
 }
 
-// TestGatesSendReadsToEtcd: with a gate off etcd answers what the gate is about, as
-// fresh, and memory the rest.
+// TestGatesSendReadsToEtcd: with a gate off etcd answers the reads of the gate, as fresh, and
+// memory the others.
 func TestGatesSendReadsToEtcd(t *testing.T) {
 	yes := true
 	for _, tt := range []struct {
@@ -152,8 +151,8 @@ func TestGatesSendReadsToEtcd(t *testing.T) {
 	}
 }
 
-// TestWhatMemoryMayNotReach: where the clock moves by events only, etcd answers what is not
-// older than a revision that it has told of and no event has, at once.
+// TestWhatMemoryMayNotReach: where the clock moves by events only, etcd answers at once the reads
+// at or above a revision that etcd has returned and no event has reached.
 func TestWhatMemoryMayNotReach(t *testing.T) {
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
@@ -202,7 +201,7 @@ func TestWhatMemoryMayNotReach(t *testing.T) {
 		}
 		w := f.watchPods(t, afterRevision(rev))
 		updated := f.update(t, pod, "1")
-		for _, w := range []watch.Interface{w, begun} { // from memory, wherever it began
+		for _, w := range []watch.Interface{w, begun} { // from memory, for each start
 			if got := nextPod(t, w, watch.Modified); got.ResourceVersion != updated.ResourceVersion {
 				t.Errorf("watch has %s, want %s", got.ResourceVersion, updated.ResourceVersion)
 			}

@@ -42,8 +42,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// patience bounds every wait of the tests. Nothing waits that long unless it fails, on a machine that is busy and with the
-// race detector either.
+// patience bounds every wait of the tests. Only a failing test waits that long, even on a busy machine with the race detector.
 const patience = 2 * time.Minute
 
 const testPrefix = "/registry/"
@@ -54,14 +53,14 @@ var (
 )
 
 func init() {
-	// etcd and its clients are closed while they talk to each other.
+	// Discard the logs of gRPC: etcd and its clients are closed during calls.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	utilruntime.Must(example.AddToScheme(scheme))
 	utilruntime.Must(examplev1.AddToScheme(scheme))
 }
 
-// fixture is a storage of the example API's pods on an etcd of its own.
+// fixture is a storage of the example API's pods with a separate etcd.
 type fixture struct {
 	storage.Interface // a *Store, or upstream's store if the cluster reads from etcd
 	destroy           func()
@@ -70,7 +69,7 @@ type fixture struct {
 	client  *kubernetes.Client
 	codec   *countingCodec
 
-	// What the fixture's client asked of etcd.
+	// The requests of the fixture's client to etcd.
 	requests *requests
 	reads    *storagetesting.KVRecorder
 	lists    *storagetesting.KubernetesRecorder
@@ -117,8 +116,8 @@ func eventsOnly(o *options)  { o.eventsOnly = true }
 func beforeReady(o *options) { o.beforeReady = true }
 func uncached(o *options)    { o.store.Uncached = true }
 
-// setup starts an etcd and makes a storage on it. Unless told otherwise the storage
-// is a Store whose resource is loaded.
+// setup starts an etcd and makes a storage on it. Unless the options differ, the storage is a Store
+// whose resource is loaded.
 func setup(t testing.TB, opts ...func(*options)) *fixture {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
@@ -200,7 +199,7 @@ func newKVRecorder(kv clientv3.KV, lists *storagetesting.KubernetesRecorder) *st
 	}
 }
 
-// engine returns the fixture's storage, which has to be served from memory.
+// engine returns the fixture's storage, which must be served from memory.
 func (f *fixture) engine(t testing.TB) *Store {
 	t.Helper()
 	s, ok := f.Interface.(*Store)
@@ -210,8 +209,8 @@ func (f *fixture) engine(t testing.TB) *Store {
 	return s
 }
 
-// catchUp returns when memory, if there is one, has what etcd has. Its feed has
-// begun then, and asks nothing of etcd by itself.
+// catchUp returns when memory, if there is one, has caught up with etcd. Its feed has started then,
+// and sends no requests to etcd on its own.
 func (f *fixture) catchUp(t testing.TB) {
 	t.Helper()
 	m := f.cluster.mirror
@@ -227,7 +226,7 @@ func (f *fixture) catchUp(t testing.TB) {
 	}
 }
 
-// testCodec is what values in etcd are made by.
+// testCodec is the codec of the values in etcd.
 func testCodec() runtime.Codec { return apitesting.TestCodec(codecs, examplev1.SchemeGroupVersion) }
 
 // contextFor returns a context that ends with the test, or after patience.
@@ -237,7 +236,7 @@ func contextFor(t testing.TB) context.Context {
 	return ctx
 }
 
-// eventually returns when the condition holds, looking again every 10 ms.
+// eventually returns when the condition is true, checking every 10 ms.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !condition(); time.Sleep(10 * time.Millisecond) {
@@ -261,7 +260,7 @@ func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
 	cfg.Dir = filepath.Join(dir, "data")
 	cfg.ListenPeerUrls = nil
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // it has no peers
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
@@ -289,8 +288,8 @@ func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
 	return client
 }
 
-// requests counts what a client asks of etcd below testPrefix; upstream's compactor
-// has a key elsewhere.
+// requests counts a client's requests to etcd below testPrefix; the key of upstream's compactor is
+// outside.
 type requests struct {
 	clientv3.KV
 	revisions atomic.Int64 // reads of etcd's revision alone
@@ -334,7 +333,7 @@ func (r *requests) Txn(ctx context.Context) clientv3.Txn {
 	return r.KV.Txn(ctx)
 }
 
-// reset begins to count anew.
+// reset sets the counters to zero.
 func (r *requests) reset() {
 	for _, n := range []*atomic.Int64{&r.revisions, &r.gets, &r.ranges, &r.writes} {
 		n.Store(0)
@@ -344,7 +343,7 @@ func (r *requests) reset() {
 // tally is a reading of requests.
 type tally struct{ Revisions, Gets, Ranges, Writes int64 }
 
-// during returns what was asked of etcd while f ran.
+// during returns the requests to etcd while f ran.
 func (r *requests) during(f func()) tally {
 	before := r.tally()
 	f()
@@ -361,7 +360,7 @@ func (r *requests) tally() tally {
 	return tally{r.revisions.Load(), r.gets.Load(), r.ranges.Load(), r.writes.Load()}
 }
 
-// countingCodec takes note of what is decoded.
+// countingCodec records decoded objects.
 type countingCodec struct {
 	runtime.Codec
 	decodes atomic.Int64
@@ -490,14 +489,14 @@ func (f *fixture) watchPods(t testing.TB, opts storage.ListOptions) watch.Interf
 	return w
 }
 
-// after are the options of a watch of all pods after the revision.
+// afterRevision are the options of a watch of all pods after the revision.
 func afterRevision(resourceVersion string) storage.ListOptions {
 	opts := everything()
 	opts.ResourceVersion = resourceVersion
 	return opts
 }
 
-// next returns the watch's next event; its object is the caller's.
+// next returns the watch's next event; the caller owns its object.
 func next(t testing.TB, w watch.Interface) watch.Event {
 	t.Helper()
 	select {
@@ -515,7 +514,7 @@ func next(t testing.TB, w watch.Interface) watch.Event {
 	return watch.Event{}
 }
 
-// nextPod returns the pod of the next event, which has to be of the type.
+// nextPod returns the pod of the next event, which must be of the type.
 func nextPod(t testing.TB, w watch.Interface, want watch.EventType) *example.Pod {
 	t.Helper()
 	e := next(t, w)
@@ -526,7 +525,7 @@ func nextPod(t testing.TB, w watch.Interface, want watch.EventType) *example.Pod
 	return pod
 }
 
-// nextStatus returns the status of the next event, which has to be an error.
+// nextStatus returns the status of the next event, which must be an error.
 func nextStatus(t testing.TB, w watch.Interface) metav1.Status {
 	t.Helper()
 	e := next(t, w)
@@ -537,7 +536,7 @@ func nextStatus(t testing.TB, w watch.Interface) metav1.Status {
 	return *status
 }
 
-// ended returns when the watch's channel is closed, skipping what is still in it.
+// ended returns when the watch's channel is closed, skipping the events left in it.
 func ended(t testing.TB, w watch.Interface) {
 	t.Helper()
 	timeout := time.After(patience)

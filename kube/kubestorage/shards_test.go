@@ -56,15 +56,15 @@ const (
 	namespaceField = "object.metadata.namespace"
 )
 
-// ofShard selects by a shard selector alone.
+// ofShard selects by a shard selector only.
 func ofShard(sel sharding.Selector) storage.SelectionPredicate {
 	pred := storage.Everything
 	pred.ShardSelector = sel
 	return pred
 }
 
-// podsIn returns the names of the pods that a list has, in its order, its token, and what the list
-// says of its shard.
+// podsIn returns the names of the pods of a list, in its order, and the list with its token and
+// shard metadata.
 func podsIn(t testing.TB, s storage.Interface, key string, opts storage.ListOptions) (names []string, list *example.PodList) {
 	t.Helper()
 	list = &example.PodList{}
@@ -253,8 +253,8 @@ func TestShards_WithGateOff_AreIgnored(t *testing.T) {
 	}
 }
 
-// TestShards_ReadTwice_WalkNothing: the second list of a shard looks at no entry of another one,
-// and finds the items of its leaves.
+// TestShards_ReadTwice_WalkNothing: the second list of a shard reads no entry of another shard, and
+// its leaves have their items.
 func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
@@ -329,7 +329,7 @@ func shardReading(t testing.TB, s *Store, i int) *Reading {
 	return r
 }
 
-// TestShards_Kept_AreBounded: many selectors do not add up, and the shard that was just read stays.
+// TestShards_Kept_AreBounded: the shards of many selectors are dropped, except the one just read.
 func TestShards_Kept_AreBounded(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
@@ -407,7 +407,7 @@ func (w *watchedShards) remove(t *testing.T, name string) {
 	}
 }
 
-// watch starts the watches, each from the present state of its shard.
+// watch starts the watches, each at the present state of its shard.
 func (w *watchedShards) watch(t *testing.T) {
 	t.Helper()
 	for i := range w.watches {
@@ -420,8 +420,8 @@ func (w *watchedShards) watch(t *testing.T) {
 	}
 }
 
-// requireEvents fails unless the watch of the shard delivers that each of its pods was added, and each pod named
-// before-* deleted, in any order.
+// requireEvents fails unless the watch of the shard delivers an ADDED for each of its pods, and a DELETED for each pod named
+// before-*, in any order.
 func (w *watchedShards) requireEvents(t *testing.T, shard int) {
 	t.Helper()
 	var want, got []string
@@ -449,7 +449,8 @@ func (w *watchedShards) requireEvents(t *testing.T, shard int) {
 	}
 }
 
-// filtered returns the number of objects that upstream's metric counts as not delivered to a watch of a shard.
+// filtered returns the value of upstream's metric of objects that are not delivered to a watch of a
+// shard.
 func (w *watchedShards) filtered(t *testing.T) float64 {
 	t.Helper()
 	group := w.f.engine(t).group
@@ -460,7 +461,7 @@ func (w *watchedShards) filtered(t *testing.T) float64 {
 	return n
 }
 
-// counted returns the number of watches of shards that upstream's metric has.
+// counted returns the value of upstream's metric of watches of shards.
 func (w *watchedShards) counted(t *testing.T) (float64, error) {
 	group := w.f.engine(t).group
 	return testutil.GetGaugeMetricValue(cachermetrics.WatchShardsTotal.WithLabelValues(group.Group, group.Resource))
@@ -483,13 +484,13 @@ func (w *watchedShards) stop(t *testing.T) {
 	})
 }
 
-// TestShardedWatches_GetWhatTheirShardHas: an event goes to the watches of its shard only, is sorted
-// once, and is counted for each other watch as upstream counts it.
+// TestShardedWatches_GetWhatTheirShardHas: an event is delivered to the watches of its shard only,
+// is assigned once, and is counted for each other watch as upstream counts it.
 func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 	shardGate(t)
 	cachermetrics.Register()
 	for _, m := range []metrics.Registerable{cachermetrics.WatchFilteredEventsTotal, cachermetrics.WatchShardsTotal} {
-		_ = legacyregistry.Register(m) // upstream registers them where the gate is on when the process begins
+		_ = legacyregistry.Register(m) // upstream registers them if the gate is on when the process starts
 	}
 	for _, field := range []string{uidField, namespaceField} {
 		t.Run(field, func(t *testing.T) {
@@ -510,7 +511,8 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 			for i := range w.watches {
 				w.requireEvents(t, i)
 			}
-			// 30 objects (10 initial, 10 created, 10 deleted), each kept from all watches but one.
+			// 30 objects (10 initial, 10 created, 10 deleted), each withheld from all watches but
+			// one.
 			want := float64(30 * (len(w.watches) - 1))
 			for end := time.Now().Add(patience); w.filtered(t) != want; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
@@ -525,7 +527,7 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 	}
 }
 
-// TestShardedWatch_OfNamespace_Selects: one that is not of the whole resource follows its keys.
+// TestShardedWatch_OfNamespace_Selects: a watch of a part of the resource follows its keys.
 func TestShardedWatch_OfNamespace_Selects(t *testing.T) {
 	shardGate(t)
 	f := setup(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestSizesThatChangeAreNotAddedUpForEver: a webhook may convert an object otherwise than
-// the time before. What a list of it announces is what it sends, from the next list on.
+// TestSizesThatChangeAreNotAddedUpForEver: a webhook may convert an object differently each time.
+// From the next list on, the announced size equals the sent size.
 func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
@@ -27,7 +27,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	defer rep.Close()
 
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
-	// announced and sent are what one list finds.
+	// announced and sent are the sizes of one list.
 	list := func() (announced, sent int64) {
 		t.Helper()
 		r, err := s.Read(contextFor(t), "/pods", everything)
@@ -59,7 +59,7 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	}
 	more.Store(7)
 	s.cluster.blocks.Flush()
-	list() // notices it, too late
+	list() // detects the change, too late
 	for range 2 {
 		if announced, sent := list(); announced != sent {
 			t.Fatalf("after a change %d bytes are announced, and %d sent", announced, sent)
@@ -72,8 +72,8 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	}
 }
 
-// TestLargeLeavesAreMadeOneByOne: what is made of a leaf of large objects is not held
-// together, and known to be of the same size as if it were.
+// TestLargeLeavesAreMadeOneByOne: the items of a leaf of large objects are not held together, but
+// their total size is known.
 func TestLargeLeavesAreMadeOneByOne(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)

@@ -7,7 +7,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// valve stops what passes through it while it is shut. The zero value is open.
+// valve blocks its callers while it is shut. The zero value is open.
 type valve struct {
 	mu     sync.Mutex
 	opened chan struct{} // closed when the valve is opened again; nil while it is open
@@ -45,7 +45,7 @@ func (v *valve) pass(ctx context.Context) error {
 	}
 }
 
-// stallable is a source whose lists and feed a test holds up.
+// stallable is a source whose lists and feed a test can block.
 type stallable struct {
 	mirror.Source
 	lists, feed valve

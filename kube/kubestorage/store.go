@@ -27,18 +27,18 @@ type storeConfig struct {
 	NewFunc        func() runtime.Object
 	NewListFunc    func() runtime.Object
 	GetAttrs       storage.AttrFunc
-	// Transformer decrypts values. What its keys decrypt to is cached: a transformer whose keys
-	// change must be that of Kubernetes' encryption configuration, or implement Rekeyed.
+	// Transformer decrypts values. Decrypted data is cached: a transformer whose keys change must
+	// be that of Kubernetes' encryption configuration, or implement Rekeyed.
 	Transformer value.Transformer
 	Leases      etcd3.LeaseManagerConfig
-	Uncached    bool // serve from etcd, keep nothing in memory
+	Uncached    bool // serve from etcd, cache no objects
 }
 
-// Store is a storage.Interface on one resource of a mirror. Writes go to etcd
-// through upstream's store, reads and watches are answered from memory.
+// Store is a storage.Interface on one resource of a mirror. Writes go to etcd through upstream's
+// store, reads and watches are served from memory.
 type Store struct {
 	cluster *cluster
-	etcd    storage.Interface // upstream's store: writes, and what memory cannot answer
+	etcd    storage.Interface // upstream's store: writes, and reads that memory cannot answer
 
 	freshness
 	view *objects.View
@@ -51,11 +51,11 @@ type Store struct {
 	newListFunc func() runtime.Object
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
-	// present and pastLists (the gate ListFromCacheSnapshot) say what memory answers.
+	// present and pastLists (the gate ListFromCacheSnapshot) select the reads served from memory.
 	present   present
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
-	// Gates of Kubernetes, as they are when the store is made.
+	// Gates of Kubernetes, read when the store is made.
 	shards       bool // ShardedListAndWatch
 	sizes        bool // SizeBasedListCostEstimate
 	watchList    bool // WatchList
@@ -67,12 +67,12 @@ type Store struct {
 
 	ctx     context.Context // ends when the store is destroyed
 	cancel  context.CancelFunc
-	running running.Group // watches, and the building of indexes
+	running running.Group // watches, and goroutines that build indexes
 }
 
 var _ storage.Interface = (*Store)(nil)
 
-// stop ends all watches and gives the resource back.
+// stop ends all watches and releases the resource.
 func (s *Store) stop() {
 	s.cancel()
 	s.running.End()
@@ -82,17 +82,17 @@ func (s *Store) stop() {
 	s.resource.Release()
 }
 
-// ResourcePrefix returns what the keys of storage.Interface begin with, for example /pods.
+// ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
-// Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice
-// when it is first asked for, and again when the keys that decrypt values change (Representation.Fresh).
+// Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice on the
+// first call, and again when the keys that decrypt values change (Representation.Fresh).
 func (s *Store) Representation(name any, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
 	return encoded.Of(s.view.Now(), name, encode, splice)
 }
 
-// NewFunc returns an empty object of the kind that the store holds, as the registry
-// knows it: of the internal version for built-in resources.
+// NewFunc returns an empty object of the store's kind, in the registry's version: the internal
+// version for built-in resources.
 func (s *Store) NewFunc() runtime.Object { return s.newFunc() }
 
 // NewListFunc is NewFunc for a list.
@@ -116,7 +116,8 @@ func (s *Store) Stats(ctx context.Context) (storage.Stats, error) {
 	return stats, nil
 }
 
-// EnableResourceSizeEstimation implements storage.Interface. Sizes are known here.
+// EnableResourceSizeEstimation implements storage.Interface. It has no effect, because sizes are
+// known.
 func (s *Store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
 
 // ReadinessCheck implements storage.Interface.
@@ -143,6 +144,6 @@ func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
 func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
 
 // Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
-// dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
-// automatically need not implement it.
+// dropped when they change. The transformers of an automatically reloaded EncryptionConfiguration
+// need not implement it.
 type Rekeyed = rekey.Transformer

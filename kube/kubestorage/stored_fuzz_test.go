@@ -37,7 +37,7 @@ func storedCodecs() map[string]runtime.Codec {
 	return made
 }
 
-// storedIn is a storage of which upstream's store reads the same keys.
+// storedIn is a storage, and upstream's store on the same keys.
 type storedIn struct {
 	*fixture
 	key     string
@@ -88,7 +88,7 @@ func storedWidgets(f *testing.F, codec runtime.Codec) *storedIn {
 	return s
 }
 
-// answer is what a read has come to, for comparison.
+// answer is the outcome of a read, for comparison.
 type answer struct {
 	obj runtime.Object
 	err error
@@ -104,7 +104,7 @@ func (a answer) differs(b answer) string {
 	return ""
 }
 
-// same compares objects; those of custom resources by what clients are sent of them.
+// same compares objects; custom resources by their form for clients.
 func same(a, b runtime.Object) bool {
 	if _, custom := a.(runtime.Unstructured); !custom {
 		return equality.Semantic.DeepEqual(a, b)
@@ -157,7 +157,7 @@ func seedPods(f *testing.F, codecs map[string]runtime.Codec, prefix []byte) {
 	}
 }
 
-// put stores the bytes in etcd, sealed unless sealer is nil, and waits until memory has them.
+// put stores the bytes in etcd, encrypted unless sealer is nil, and waits until memory has them.
 func (s *storedIn) put(t *testing.T, stored []byte, sealer value.Transformer) {
 	t.Helper()
 	key := testPrefix + strings.TrimPrefix(s.key, "/")
@@ -174,8 +174,8 @@ func (s *storedIn) put(t *testing.T, stored []byte, sealer value.Transformer) {
 	s.catchUp(t)
 }
 
-// compareReads compares GET and LIST of memory, from nothing and from the caches that they fill, with upstream's store.
-// It returns upstream's answer to the GET.
+// compareReads compares GET and LIST of memory, with empty and with filled caches, with upstream's store. It returns upstream's
+// answer to the GET.
 func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
 	t.Helper()
 	store := s.engine(t)
@@ -217,9 +217,9 @@ func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Ob
 	}
 }
 
-// FuzzStored puts any bytes into etcd where an object should be: JSON, protobuf, CBOR, encrypted, or
-// garbage. Memory answers as upstream's store answers from etcd, errors included, also
-// from filled caches; selectors see the object's own labels and fields.
+// FuzzStored stores any bytes in etcd in place of an object: JSON, protobuf, CBOR, encrypted, or
+// garbage. Memory answers as upstream's store answers from etcd, including errors and with filled
+// caches; selectors use the object's own labels and fields.
 func FuzzStored(f *testing.F) {
 	codecs := storedCodecs()
 	encrypted := aesTransformer(f, "fuzz")
@@ -252,9 +252,8 @@ func FuzzStored(f *testing.F) {
 	})
 }
 
-// FuzzSelectors sends any selectors, limit and order of pages, over objects whose labels and fields
-// are odd. Memory selects what upstream's store selects, with the indexes that a registry declares and without
-// them, page by page.
+// FuzzSelectors sends any selectors, limit and order of pages, over objects with odd labels and fields. Memory selects the same
+// objects as upstream's store, with the indexes that a registry declares and without them, page by page.
 func FuzzSelectors(f *testing.F) {
 	fix := setup(f)
 	store := fix.engine(f)
@@ -290,7 +289,7 @@ func FuzzSelectors(f *testing.F) {
 		if indexed {
 			pred.IndexFields, pred.IndexLabels = []string{"spec.nodeName"}, []string{"zone"}
 		}
-		// How many of the pages are empty is not the same: an index knows when nothing follows.
+		// The number of empty pages may differ: an index shows whether more objects follow.
 		walk := func(from storage.Interface) answer {
 			all, pred := &example.PodList{}, pred
 			for range 100 {

@@ -13,17 +13,16 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// initialSeatTime is how long a watch may keep the seat of priority and fairness that it has for its
-// initial events: as long as a list may take by default.
+// initialSeatTime is how long a watch may keep the seat of priority and fairness for its initial events: the default maximum
+// of a list.
 const initialSeatTime = time.Minute
 
-// Stream is one watch without its form of delivery: where it starts, which events are due, when a
-// bookmark is. Deliver writes it to a Sink on the goroutine of its caller; the stream has no goroutine and
-// no queue, and decodes only the objects that a selector needs.
+// Stream is one watch without its form of delivery: its start position, its pending events and the time of its next bookmark.
+// Deliver writes it to a Sink on the goroutine of its caller. The stream has no goroutine and no queue, and decodes only objects
+// that a selector needs.
 //
-// Undelivered events cost nothing: a stream holds a position, and while it delivers
-// initial events a few hundred entries, not a version (I7). Not safe for concurrent
-// use.
+// Undelivered events cost no memory: a stream has a position, and while it delivers initial events a few hundred entries, not a
+// version (I7). Not safe for concurrent use.
 type Stream struct {
 	store      *Store
 	start, end string // the keys watched
@@ -35,52 +34,52 @@ type Stream struct {
 	// withoutDrain: the stream does not end when the server's watches are drained.
 	withoutDrain bool
 
-	failed error // returned by next, once everything handed out is delivered
+	failed error // returned by next, after the batches before it are delivered
 	reason running.Ended
 
-	satisfied func()       // gives up the wish for progress; nil if there is none
+	satisfied func()       // withdraws the request for progress; nil if there is none
 	sharded   func()       // counts the end of a watch with a shard selector; nil if there is none
-	unfollow  func()       // the end of following a shard; nil if the stream does not
-	reading   atomic.Int64 // the revision up to which the log was read; idle while the stream waits
+	unfollow  func()       // stops following a shard; nil if the stream does not follow one
+	reading   atomic.Int64 // the revision of its position in the log; idle while the stream waits
 
-	lastRev mirror.Revision // the watch ends when it has come to here; 0: not known yet
-	marked  bool            // the bookmark before the end was handed out
+	lastRev mirror.Revision // the watch ends at this revision; 0: not known yet
+	marked  bool            // the bookmark before the end was delivered
 
-	began mirror.Revision // the clock then; events up to here are history
+	began mirror.Revision // the clock at the start; events up to here are history
 
-	// Of the metric of what a start costs.
+	// For the metric of the cost of a start.
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were
 	replayed int
 
-	// Initial events: from the present when the stream began.
-	listing   bool                                // some are still to be handed out
-	announce  bool                                // that they are out
-	found     []*mirror.Entry                     // by an index, or in etcd; nil if the keys are walked
-	shard     weak.Pointer[selected.ShardVersion] // the part that is selected, while it is kept
+	// Initial events of a watch that starts at the present.
+	listing   bool                                // there are more initial events
+	announce  bool                                // their end has not been announced yet
+	found     []*mirror.Entry                     // from an index, or from etcd; nil if the keys are walked
+	shard     weak.Pointer[selected.ShardVersion] // the selected part, while it is cached
 	counted   bool                                // entries of other shards are counted
-	seat      *time.Timer                         // gives back the seat of priority and fairness; nil if there are none
-	from      string                              // the key to go on at
+	seat      *time.Timer                         // releases the seat of priority and fairness; nil if there is none
+	from      string                              // the key to continue at
 	at        mirror.Revision
-	version   weak.Pointer[mirror.Snapshot] // at that revision, while the collector leaves it
+	version   weak.Pointer[mirror.Snapshot] // at that revision, until it is collected
 	runs      []mirror.Run
 	endOfList bool // a bookmark closes the initial events
 
 	cursor  *mirror.Cursor
-	changed <-chan struct{} // closed at the next change after what was handed out
+	changed <-chan struct{} // closed at the first change after the last delivered event
 	due     []*mirror.Event
-	batches int             // delivered, the one under way included
-	behind  bool            // events were handed out since the last look at the schedule
-	handed  mirror.Revision // of the last event that was
+	batches int             // delivered, including the current one
+	behind  bool            // events were delivered since the last check of the schedule
+	handed  mirror.Revision // revision of the last delivered event
 
 	bookmarkEvery time.Duration // 0: never
-	deadline      time.Time     // of the request, zero if it has none
-	nextMark      time.Time     // when a bookmark is due, zero if none will be
-	timer         *time.Timer   // wakes wait at nextMark; nil if none ever will be
-	wake          chan struct{} // something else than an event may be due
+	deadline      time.Time     // of the request, zero if there is none
+	nextMark      time.Time     // time of the next bookmark, zero if there is none
+	timer         *time.Timer   // wakes wait at nextMark; nil without bookmarks
+	wake          chan struct{} // an event is not the only reason for a wake-up
 }
 
-// batch is the part of a stream that is delivered next: initial events, events or a bookmark. Its
-// slices belong to the stream and are valid until the next call of next.
+// batch is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
+// are owned by the stream and valid until the next call of next.
 type batch struct {
 	// runs, or entries if they come from an index or from etcd, are initial events in key order, to be
 	// sent as ADDED if the watch selects them.
@@ -88,37 +87,37 @@ type batch struct {
 	entries []*mirror.Entry
 	// selected: the watch selects all entries of runs.
 	selected bool
-	// events are in revision order; translate returns what each means to the watch.
+	// events are in revision order; translate returns the type of each for the watch.
 	events []*mirror.Event
 	// bookmark has revision 0 if this is not a bookmark.
 	bookmark Bookmark
 }
 
-// empty reports whether nothing is due.
+// empty reports whether the batch has nothing to deliver.
 func (b *batch) empty() bool {
 	return len(b.runs) == 0 && len(b.entries) == 0 && len(b.events) == 0 && b.bookmark.Revision == 0
 }
 
-// Bookmark tells the client that everything up to a revision was delivered before (I4).
+// Bookmark reports to the client that everything up to a revision was delivered before (I4).
 type Bookmark struct {
 	Revision mirror.Revision
 	// InitialEventsEnd: the bookmark closes the initial events.
 	InitialEventsEnd bool
 }
 
-// bookmark returns one at the position of the stream.
+// bookmark returns a bookmark at the position of the stream.
 func (st *Stream) bookmark() batch {
 	st.store.watchMetrics.Bookmark()
 	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 
-// idle is the value of Stream.reading that says that nothing is left to be read.
+// idle is the value of Stream.reading while the stream reads no history.
 const idle = math.MaxInt64
 
-// Listing reports whether initial events are still to be handed out.
+// Listing reports whether there are more initial events.
 func (st *Stream) Listing() bool { return st.listing }
 
-// countReplayed tells the metrics what the start of the watch has cost.
+// countReplayed records the cost of the start of the watch in the metrics.
 func (st *Stream) countReplayed() {
 	st.store.watchMetrics.Started(0, st.replayed)
 	st.startRev, st.replayed = 0, 0
@@ -129,9 +128,9 @@ func (st *Stream) Context() context.Context { return st.ctx }
 
 type withoutDrainKey struct{}
 
-// WithoutDrain returns a context for a watch that Engine.Drain is to leave alone: one of a client
-// that stops with the server, such as an informer in its process. If it ended before its client
-// stops, the client would start it again, in vain.
+// WithoutDrain returns a context for a watch that Engine.Drain does not end: that of a client that
+// stops with the server, such as an informer in its process. If its watch ended first, the client
+// would restart it, in vain.
 func WithoutDrain(ctx context.Context) context.Context {
 	return context.WithValue(ctx, withoutDrainKey{}, true)
 }

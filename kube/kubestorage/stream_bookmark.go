@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	// bookmarkInterval is how often a watch that wants bookmarks gets one, with
-	// up to a quarter more so that they do not come all at once (KEP-956).
+	// bookmarkInterval is the interval of bookmarks for a watch that requests them, plus up to a
+	// quarter so that they do not coincide (KEP-956).
 	bookmarkInterval = time.Minute
-	// progressInterval is that interval for a watch that asks for the storage's own
-	// progress notifications, which no request from outside can do: 5 s, as Kubernetes
-	// recommends to configure etcd's.
+	// progressInterval is that interval for a watch that requests the storage's own progress
+	// notifications, which an external request cannot do: 5 s, the recommended setting for etcd's
+	// in Kubernetes.
 	progressInterval = 5 * time.Second
 	// bookmarkTick divides those intervals: the bookmarks of one tick are sent together, which
-	// spares the server from being woken for each.
+	// saves the server a wake-up for each.
 	bookmarkTick = 500 * time.Millisecond
-	// bookmarkLead is how long before the server ends a watch its last bookmark is sent.
+	// bookmarkLead is the time between the last bookmark and the server's end of the watch.
 	bookmarkLead = 2 * time.Second
 )
 
@@ -34,8 +34,8 @@ func bookmarkEvery(opts *storage.ListOptions) time.Duration {
 	return 0
 }
 
-// scheduleBookmark sets when the next bookmark is due: after bookmarkEvery, or shortly
-// before the server ends the watch, whichever comes first.
+// scheduleBookmark sets the time of the next bookmark: after bookmarkEvery, or shortly before the
+// server ends the watch, whichever comes first.
 func (st *Stream) scheduleBookmark() {
 	st.nextMark = time.Time{}
 	if st.bookmarkEvery == 0 {
@@ -59,19 +59,19 @@ func (st *Stream) scheduleBookmark() {
 	st.timer = time.AfterFunc(next.Sub(now), st.nudge)
 }
 
-// bookmarkDue reports whether it is time for a bookmark, and sets the time of the next.
+// bookmarkDue reports whether a bookmark is due, and sets the time of the next.
 func (st *Stream) bookmarkDue() bool {
 	if st.nextMark.IsZero() || time.Now().Before(st.nextMark) {
 		return false
 	}
 	st.scheduleBookmark()
-	// A watch at a future revision has nothing to tell before that.
+	// A watch at a future revision gets no bookmark below that revision.
 	return st.cursor.Position() <= st.store.mirror.Clock()
 }
 
-// BookmarkObject returns the object that a bookmark is sent as: of the storage's type,
-// with nothing but a resource version and, if it closes the initial events, the
-// annotation that says so. It belongs to the caller.
+// BookmarkObject returns the object of a bookmark event: of the storage's type, with only a
+// resource version and, if it closes the initial events, the annotation for that. The caller owns
+// it.
 func (st *Stream) BookmarkObject(b Bookmark) (runtime.Object, error) {
 	obj := st.store.newFunc()
 	if err := st.store.versioner.UpdateObject(obj, uint64(b.Revision)); err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ErrStreamEnded: the watch is over, and there is nothing that its client would have
-// to be told: the request, the storage or the mirror has ended.
+// ErrStreamEnded: the watch is over without an error for the client, because the request, the
+// storage or the mirror has ended.
 var ErrStreamEnded = errors.New("watch ended")
 
-// expired words the error of a position that has left the window.
+// expired returns the error for a position that has left the window.
 func expired(err error) error {
 	if errors.Is(err, mirror.ErrCompacted) {
 		return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %v", err))
@@ -25,7 +25,7 @@ func expired(err error) error {
 	return err
 }
 
-// Close lets go of what the stream holds.
+// Close releases the resources of the stream.
 func (st *Stream) Close() {
 	if st.closed {
 		return
@@ -54,9 +54,9 @@ func (st *Stream) stopTimers() {
 	}
 }
 
-// EndSlow ends a stream whose client does not read its initial events, and gives back the seat of
-// priority and fairness. It may be called concurrently with everything else. The owner tells the client
-// SlowClient, if that begins to read.
+// EndSlow ends a stream whose client does not read its initial events, and releases the seat of
+// priority and fairness. It may be called concurrently with all other methods. The owner sends
+// SlowClient if the client starts to read.
 func (st *Stream) EndSlow() {
 	utilflowcontrol.WatchInitialized(st.ctx)
 	st.cut(running.BySlowness)
@@ -68,7 +68,7 @@ func SlowClient() *metav1.Status {
 	return &st
 }
 
-// why returns why the stream ends, when its owner closes it.
+// why returns the reason of the stream's end, when its owner closes it.
 func (st *Stream) why() running.Reason {
 	if why := st.reason.Get(); why != running.NotEnded {
 		return why
@@ -86,7 +86,7 @@ func (st *Stream) why() running.Reason {
 	return running.ByClient
 }
 
-// nudge has wait return, so that next looks what is due.
+// nudge wakes wait, so that next checks for pending work.
 func (st *Stream) nudge() {
 	select {
 	case st.wake <- struct{}{}:
@@ -100,7 +100,7 @@ func (st *Stream) cut(why running.Reason) {
 	st.cancel()
 }
 
-// leaving reports whether the watch is to end when it has handed out what is due now.
+// leaving reports whether the watch ends after the pending events.
 func (st *Stream) leaving() bool {
 	if st.withoutDrain || !st.store.cluster.watches.Leaving() {
 		return false
@@ -111,10 +111,10 @@ func (st *Stream) leaving() bool {
 	return true
 }
 
-// depart returns what the stream hands out last, when everything up to lastRev is delivered: a
-// bookmark, and then its end.
+// depart returns the last batches of the stream, when everything up to lastRev is delivered: a
+// bookmark, and then the end.
 func (st *Stream) depart() (batch, error) {
-	// A watch at a future revision has nothing to tell before that.
+	// A watch at a future revision gets no bookmark below that revision.
 	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Clock() {
 		st.marked = true
 		return st.bookmark(), nil
@@ -122,32 +122,32 @@ func (st *Stream) depart() (batch, error) {
 	return batch{}, st.left()
 }
 
-// left takes note that the stream ends because the server does. Its context does not: that
-// is for Drain to end, if the owner takes too long to deliver the rest.
+// left records that the stream ends because the server does. Its context stays open: Drain cancels
+// it if the owner takes too long to deliver the rest.
 func (st *Stream) left() error {
 	st.reason.Set(running.ByShutdown)
 	return ErrStreamEnded
 }
 
-// ending returns what the stream ends with when its position cannot be read any more.
+// ending returns the error that ends the stream when its position cannot be read any more.
 func (st *Stream) ending(err error) error {
 	select {
 	case <-st.store.mirror.Done():
 	case <-st.store.ctx.Done():
 	default:
-		if errors.Is(err, mirror.ErrNotReady) { // it was, and is being listed anew
+		if errors.Is(err, mirror.ErrNotReady) { // it was ready, and is being relisted
 			err = fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
 		}
 		return expired(err)
 	}
-	// Nothing is wrong with the position; the client resumes elsewhere.
+	// The position is valid; the client resumes on another server.
 	return ErrStreamEnded
 }
 
-// runningStream is a Stream as running.Watches knows it.
+// runningStream is a Stream as a running.Watch.
 type runningStream Stream
 
-// Leave implements running.Watch: next looks whether it is to leave.
+// Leave implements running.Watch: it wakes the stream, which then checks leaving.
 func (st *runningStream) Leave() { (*Stream)(st).nudge() }
 
 // Cut implements running.Watch.

@@ -12,10 +12,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lost reports whether an event of history cannot be decoded because of a state that was superseded,
-// while the present can: nothing will bring it back if the key that decrypts it was removed, and a client
-// that lists anew does not need it. If the present cannot be decoded either, what decrypts or converts
-// may be down for a while.
+// lost reports whether a past event cannot be decoded because of a superseded state, while the present can: if its decryption key
+// was removed, the event stays unreadable, and a client that relists does not need it. If the present cannot be decoded either,
+// decryption or conversion may be temporarily down.
 func (st *Stream) lost(ev *mirror.Event) bool {
 	if ev.Rev > st.began {
 		return false
@@ -49,14 +48,15 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 			return false
 		}
 	}
-	return tried == 0 // with nothing left, a list is right
+	return tried == 0 // without any current object, a relist is right
 }
 
-// lostProbes is how many objects of the present are decoded at most to tell a key that was removed from a decryption that fails.
+// lostProbes bounds the current objects decoded to distinguish a removed key from a failing
+// decryption.
 const lostProbes = 16
 
-// corruptDeletion words the error for the deletion of an object whose last state
-// cannot be read, as upstream's store does with AllowUnsafeMalformedObjectDeletion.
+// corruptDeletion returns the error for the deletion of an object whose last state is unreadable,
+// in the words of upstream's store with AllowUnsafeMalformedObjectDeletion.
 func corruptDeletion(err error) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -66,7 +66,7 @@ func corruptDeletion(err error) error {
 	}}
 }
 
-// ErrorStatus returns the object of the ERROR event by which a watch reports err.
+// ErrorStatus returns the object of the ERROR event for err.
 func ErrorStatus(err error) *metav1.Status {
 	err = objects.Cause(err)
 	var status apierrors.APIStatus
@@ -77,7 +77,7 @@ func ErrorStatus(err error) *metav1.Status {
 	return &st
 }
 
-// Delivered records in the metrics that events have been written to the client now, of which the
-// oldest arrived (mirror.Event.Arrived) and was ready to be written at those times, as mirror.Now
-// counts.
+// Delivered records in the metrics that events have been written to the client now. arrived and
+// ready are the times at which the oldest of them arrived (mirror.Event.Arrived) and was ready to
+// be written, on the clock of mirror.Now.
 func (st *Stream) Delivered(arrived, ready int64) { st.store.watchMetrics.Delivered(arrived, ready) }

@@ -10,9 +10,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// next returns the batch that is due now, an empty one if none is; it never waits. The
-// caller has delivered the batch before. Errors: ErrStreamEnded, and
-// those that are reported to the client before the watch ends (410 when it is too far behind).
+// next returns the pending batch, or an empty one; it never waits. The caller has delivered the
+// previous batch. Errors: ErrStreamEnded, and those to report to the client before the watch ends
+// (410 when it is too far behind).
 func (st *Stream) next() (batch, error) {
 	if st.ctx.Err() != nil {
 		return batch{}, ErrStreamEnded
@@ -23,14 +23,14 @@ func (st *Stream) next() (batch, error) {
 	st.selector.Generation = st.store.view.Now()
 	leaving := st.leaving()
 	if st.listing || st.announce && st.endOfList {
-		// What was listed must be what goes on: etcd may have been restored meanwhile.
+		// The list and the events must be of one lineage: etcd may have been restored meanwhile.
 		if err := st.cursor.Err(); err != nil {
 			st.failed = st.ending(err)
 			return batch{}, st.failed
 		}
 	}
 	if st.listing {
-		if leaving { // a bookmark would say that the list is complete
+		if leaving { // a bookmark would claim that the list is complete
 			return batch{}, st.left()
 		}
 		if b := st.nextInitial(); st.failed != nil || !b.empty() {
@@ -46,15 +46,14 @@ func (st *Stream) next() (batch, error) {
 			return b, nil
 		}
 	}
-	// Within a revision a bookmark would be below what was handed out, and the end would
-	// leave the rest of the revision out.
+	// Within a revision a bookmark would be below the delivered events, and ending there would omit
+	// the rest of the revision.
 	whole := st.handed <= st.cursor.Position()
 	if leaving && whole && st.cursor.Position() >= st.lastRev {
 		return st.depart()
 	}
 	if st.behind {
-		// A watch that is always behind, or that selects nothing of what happens, gets
-		// bookmarks too.
+		// A watch that is always behind, or that selects none of the events, gets bookmarks too.
 		st.behind = false
 		if !leaving && whole && st.bookmarkDue() {
 			return st.bookmark(), nil
@@ -68,7 +67,7 @@ func (st *Stream) next() (batch, error) {
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
 		if errors.Is(err, mirror.ErrCompacted) && st.cursor.Err() == nil {
-			st.store.watchMetrics.Terminated() // too slow: history has left it behind
+			st.store.watchMetrics.Terminated() // too slow: its position has left the window
 		}
 		st.failed = st.ending(err)
 	}
@@ -94,8 +93,7 @@ func (st *Stream) next() (batch, error) {
 	return batch{}, nil
 }
 
-// noteReplayed counts those of the events that are due which had happened before the watch
-// began.
+// noteReplayed counts the pending events that are older than the watch.
 func (st *Stream) noteReplayed() {
 	for _, ev := range st.due {
 		if ev.Rev > st.startRev {
@@ -109,8 +107,8 @@ func (st *Stream) noteReplayed() {
 	}
 }
 
-// nextInitial returns the next part of the initial events, none when all are out or
-// when the stream has failed.
+// nextInitial returns the next part of the initial events, an empty batch after the last or when
+// the stream has failed.
 func (st *Stream) nextInitial() batch {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
@@ -147,10 +145,9 @@ func (st *Stream) nextInitial() batch {
 	return b
 }
 
-// snapshot returns the version that the initial events are of. Between two calls the
-// stream does not keep it alive: what the window drops meanwhile is gone. A client
-// that reads in time nearly always finds it as it was left, without rolling it
-// forward again.
+// snapshot returns the version of the initial events. The stream does not keep it alive between two
+// calls, so versions that leave the window are freed. A client that reads in time nearly always
+// finds the version still cached, without another materialization.
 func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 	oldest, _, err := st.store.resource.Oldest()
 	if err == nil && oldest > st.at {
@@ -170,7 +167,7 @@ func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 	return &snap, nil
 }
 
-// wait returns when next may have something, and ErrStreamEnded when the stream has
+// wait returns when there may be a pending batch. It returns ErrStreamEnded when the stream has
 // ended or stop, which may be nil, is closed. Call it after next returned an empty batch.
 func (st *Stream) wait(stop <-chan struct{}) error {
 	st.reading.Store(idle)
@@ -185,9 +182,9 @@ func (st *Stream) wait(stop <-chan struct{}) error {
 	return nil
 }
 
-// readAhead is how many events a stream hands out at once.
+// readAhead is the number of events per batch.
 const readAhead = 64
 
-// initialAtOnce is how many entries of the initial events it hands out at once, and
-// so holds while a client takes its time; up to a leaf of the tree more.
+// initialAtOnce is the number of initial entries per batch, which the stream holds while its client
+// reads slowly; up to a leaf of the tree more.
 const initialAtOnce = 256

@@ -16,10 +16,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// OpenStream finds the place in history where a watch starts, waiting for it if it
-// has to (KEP-2340, second table). The stream ends with ctx, and with the storage;
-// its owner has to Close it. Errors: API errors for the client (400, 429). Those that
-// upstream reports as an event of the watch, such as 410, are returned by Deliver.
+// OpenStream resolves the start of a watch to a position in the history, and waits for it if
+// necessary (KEP-2340, second table). The stream ends with ctx, and with the storage; its owner
+// must Close it. Errors: API errors for the client (400, 429). Errors that upstream reports as an
+// event of the watch, such as 410, are returned by Deliver.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
 	prefix, err := s.keys.Prepare(key, opts.Recursive)
 	if err != nil {
@@ -63,10 +63,10 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 			return nil, s.notReady()
 		}
 		if apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
-			return nil, err // nothing has begun, so the answer can carry Retry-After
+			return nil, err // before the response starts, so that it can carry Retry-After
 		}
 		if st.failed = expired(err); ctx.Err() != nil {
-			st.failed = ErrStreamEnded // nobody is there to be told
+			st.failed = ErrStreamEnded // the request has ended
 		}
 	}
 	st.ctx, st.cancel = context.WithCancel(ctx)
@@ -89,7 +89,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.follow()
 	}
 	if s.ctx.Err() != nil {
-		st.cut(running.ByStorage) // endStreams may have come too early
+		st.cut(running.ByStorage) // endStreams may have run before
 	}
 	if st.bookmarkEvery > 0 {
 		st.satisfied = s.mirror.WantProgress()
@@ -101,7 +101,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	return st, nil
 }
 
-// begin sets where the stream starts.
+// begin sets the start position of the stream.
 func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
 	s := st.store
 	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
@@ -109,7 +109,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	st.announce = true
 	switch {
 	case opts.ResourceVersion == "" && stream:
-		// Only what happens from now on, as etcd counts now.
+		// Only events after etcd's current revision.
 		if rev, err = s.current(ctx); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	if rev > 0 && !list {
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
 		if errors.Is(err, mirror.ErrCompacted) {
-			if _, floor, _ := s.resource.Oldest(); floor > 0 { // in upstream's words
+			if _, floor, _ := s.resource.Oldest(); floor > 0 { // upstream's error text
 				return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", rev, floor))
 			}
 		}
@@ -160,9 +160,9 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	return nil
 }
 
-// beginInEtcd lists the present from etcd, where a gate or the clock forbids that memory
-// tells it; what is later comes from memory all the same. The objects listed are held until
-// they are handed out; most are those that memory holds.
+// beginInEtcd lists the present from etcd, where a gate or the clock does not allow a list from
+// memory; later events come from memory. The listed objects are held until they are delivered; most
+// are shared with the cache.
 func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {
 	s := st.store
 	entries, rev, err := s.resource.ListSource(ctx, st.start, st.end)
@@ -179,8 +179,8 @@ func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts
 	return err
 }
 
-// follow has the stream's cursor woken by, and read, the events of one object, of one value of an index that the registry has
-// declared, of one shard, or of one namespace. A watch of anything else reads every event of the resource.
+// follow subscribes the stream's cursor to the events of one object, of one value of an index that the registry has declared, of
+// one shard, or of one namespace. A watch with another selector reads every event of the resource.
 func (st *Stream) follow() {
 	if st.end == st.start+"\x00" {
 		st.cursor.Follow()

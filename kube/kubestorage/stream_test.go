@@ -28,8 +28,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// twin is a storage of pods on the in-memory twin of etcd. It can be read, and runs in
-// a bubble of synctest.
+// twin is a storage of pods on the in-memory twin of etcd. It can be read, and runs in a synctest
+// bubble.
 type twin struct {
 	*Store
 	etcd  *memory.Store
@@ -85,7 +85,7 @@ func (w *twin) put(t testing.TB, pod *example.Pod) mirror.Revision {
 	return w.etcd.Put(etcdKey(pod), storedPod(t, pod))
 }
 
-// storedPod returns what is stored of a pod.
+// storedPod returns the stored value of a pod.
 func storedPod(t testing.TB, pod *example.Pod) string {
 	t.Helper()
 	data, err := runtime.Encode(testCodec(), pod)
@@ -95,7 +95,7 @@ func storedPod(t testing.TB, pod *example.Pod) string {
 	return string(data)
 }
 
-// catchUp returns when memory has what etcd has.
+// catchUp returns when memory has caught up with etcd.
 func (w *twin) catchUp(t testing.TB) {
 	t.Helper()
 	if err := w.mirror.Wait(contextFor(t), w.etcd.Revision()); err != nil {
@@ -114,7 +114,7 @@ func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions)
 	return st
 }
 
-// take returns what the stream has next, waiting for it.
+// take returns the next batch of the stream, waiting for it.
 func take(t testing.TB, st *Stream) batch {
 	t.Helper()
 	for {
@@ -131,7 +131,7 @@ func take(t testing.TB, st *Stream) batch {
 	}
 }
 
-// endOf returns what the stream ends with, and the events before that.
+// endOf returns the error that ends the stream, and the number of events before it.
 func endOf(st *Stream) (events int, _ error) {
 	for {
 		b, err := st.next()
@@ -150,13 +150,13 @@ func withBookmarks(opts storage.ListOptions) storage.ListOptions {
 	return opts
 }
 
-// fromNow are the options of a watch of what happens after the writes so far.
+// fromNow are the options of a watch that starts after the writes so far.
 func (w *twin) fromNow() storage.ListOptions {
 	return afterRevision(fmt.Sprint(w.etcd.Revision()))
 }
 
-// TestAStreamBookmarksTheClock: about once a minute, with the revision of the moment even
-// if nothing that it watches has happened, and once more before the server ends the watch.
+// TestAStreamBookmarksTheClock: about once a minute, with the current revision even without events
+// for the watch, and once more before the server ends the watch.
 func TestAStreamBookmarksTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -201,8 +201,7 @@ func TestAStreamBookmarksTheClock(t *testing.T) {
 	})
 }
 
-// TestAStreamThatSelectsNothingIsBookmarked while there are always events that it does
-// not select.
+// TestAStreamThatSelectsNothingIsBookmarked while there are always events that it does not select.
 func TestAStreamThatSelectsNothingIsBookmarked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -239,11 +238,11 @@ func TestABookmarkComesAfterItsEvents(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		w := newTwin(t, mirror.DefaultWindow)
 		st := w.open(t, t.Context(), withBookmarks(w.fromNow()))
-		var written []mirror.Revision // and not handed out yet
+		var written []mirror.Revision // not delivered yet
 		bookmarks, handed := 0, mirror.Revision(0)
 		for bookmarks < 20 {
 			switch random.IntN(5) {
-			case 3: // several in one transaction, which may not fit into what is handed out at once
+			case 3: // several in one transaction, which may not fit into one batch
 				for range random.IntN(readAhead) {
 					var ops []memory.Op
 					for i := range 1 + random.IntN(5) {
@@ -287,8 +286,8 @@ func TestABookmarkComesAfterItsEvents(t *testing.T) {
 	})
 }
 
-// TestAStreamListsInParts: all of the present once, in key order, a part at a time, then
-// the bookmark that says so, then what is new.
+// TestAStreamListsInParts: all current objects once, in key order, a part at a time, then the
+// bookmark that closes them, then new events.
 func TestAStreamListsInParts(t *testing.T) {
 	const n = 5*initialAtOnce + 7
 	w := newTwin(t, mirror.DefaultWindow)
@@ -311,7 +310,7 @@ func TestAStreamListsInParts(t *testing.T) {
 			break
 		}
 		if names == 0 {
-			// What is written meanwhile is an event, not part of the list.
+			// A write meanwhile is an event, not part of the list.
 			w.put(t, newPod("pod-new"))
 			w.catchUp(t)
 		}
@@ -368,8 +367,8 @@ func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
 	}
 }
 
-// TestAStreamTranslatesBySelector: an object that begins or ceases to match is ADDED or
-// DELETED, whatever happened to it.
+// TestAStreamTranslatesBySelector: an object that starts or ceases to match is ADDED or DELETED,
+// for any type of change.
 func TestAStreamTranslatesBySelector(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	opts := w.fromNow()
@@ -404,8 +403,8 @@ func TestAStreamTranslatesBySelector(t *testing.T) {
 	}
 }
 
-// TestSelectorsAndItemsShareADecoding: of an event, between watches that select it, that
-// do not, and that select all.
+// TestSelectorsAndItemsShareADecoding of an event, between watches that select it, watches that do
+// not, and watches without a selector.
 func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	rep := newRepresentation(w, podItem, nil)
@@ -423,7 +422,7 @@ func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 		w.put(t, withLabel(newPod("a"), "app", "yes"))
 		var items []string
 		for j := range streams {
-			st := streams[(i+j)%len(streams)] // each comes first once
+			st := streams[(i+j)%len(streams)] // each is first once
 			ev := take(t, st).events[0]
 			typ, err := st.translate(ev)
 			if err != nil {
@@ -446,8 +445,8 @@ func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 	}
 }
 
-// TestStreamsEnd with the request, the storage and the mirror, without a word; with 410
-// if what is to come next is gone.
+// TestStreamsEnd with the request, the storage and the mirror, without an error; with 410 if the
+// next event is compacted.
 func TestStreamsEnd(t *testing.T) {
 	for name, end := range map[string]func(w *twin, cancel func(), stop chan struct{}){
 		"request":  func(_ *twin, cancel func(), _ chan struct{}) { cancel() },
@@ -516,8 +515,8 @@ func TestStreamsEnd(t *testing.T) {
 	})
 }
 
-// TestInitialEventsAcrossARestore: a watch that is being told what there is when etcd turns out to
-// have been restored is not told of anything else, and not that it has all.
+// TestInitialEventsAcrossARestore: a watch in the middle of its initial events when etcd is
+// restored gets no events of the new lineage, and no bookmark that claims a complete list.
 func TestInitialEventsAcrossARestore(t *testing.T) {
 	for _, collected := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -532,7 +531,7 @@ func TestInitialEventsAcrossARestore(t *testing.T) {
 			st := w.open(t, t.Context(), opts)
 			take(t, st)
 			w.etcd.Restore(w.etcd.Revision()-1000, map[string]string{})
-			if collected { // the version that it began with
+			if collected { // the version of its start
 				goruntime.GC()
 				goruntime.GC()
 			}

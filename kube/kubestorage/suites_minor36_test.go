@@ -18,7 +18,7 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestMinorSuites runs the suites that v0.36 exports in a form of its own.
+// TestMinorSuites runs the suites that v0.36 exports in a different form.
 func TestMinorSuites(t *testing.T) {
 	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)

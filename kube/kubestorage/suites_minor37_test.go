@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestMinorSuites runs the suites that only v0.37 exports, or exports in a form of its own.
+// TestMinorSuites runs the suites that only v0.37 exports, or exports in a different form.
 func TestMinorSuites(t *testing.T) {
 	unsafeDeletion := func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
@@ -57,7 +57,7 @@ func TestMinorSuites(t *testing.T) {
 	})
 	suite(t, "DeleteExpectedTransformOrDecodeError/decode", func(t *testing.T) {
 		unsafeDeletion(t)
-		etcd3.TestOnlySetFatalOnDecodeError(t, false) // the suite stores what cannot be decoded
+		etcd3.TestOnlySetFatalOnDecodeError(t, false) // the suite stores values that cannot be decoded
 		codec := &failingCodec{Codec: testCodec()}
 		f := setup(t, func(o *options) { o.store.Codec = codec })
 		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), codec.set)

@@ -73,7 +73,8 @@ func requireStatus(t testing.TB, what string, err error, code int32, reason meta
 	}
 }
 
-// TestTokensComeBackAsTheyWere: what is sealed on one replica is opened on another as upstream's plain form, byte by byte.
+// TestTokensComeBackAsTheyWere: a token sealed on one replica is opened on another as upstream's
+// plain form, byte by byte.
 func TestTokensComeBackAsTheyWere(t *testing.T) {
 	client := startEtcd(t, nil)
 	a, b := startTokens(t, client.KV), startTokens(t, client.KV, withoutSealing)
@@ -122,7 +123,7 @@ func TestRebasedTokens(t *testing.T) {
 	}
 }
 
-// TestTokensOfOtherLists: 400 with a message that says why, and no name in it.
+// TestTokensOfOtherLists: 400 with a message that names the reason, and no key.
 func TestTokensOfOtherLists(t *testing.T) {
 	client, elsewhere := startEtcd(t, nil), startEtcd(t, nil)
 	a := startTokens(t, client.KV)
@@ -169,7 +170,8 @@ func TestTokensOfOtherLists(t *testing.T) {
 	}
 }
 
-// TestReplicasMakeOneRing: many start at once on an empty etcd; what etcd then has is encrypted for its key.
+// TestReplicasMakeOneRing: many start at once on an empty etcd; the ring in etcd is encrypted for
+// its key.
 func TestReplicasMakeOneRing(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
@@ -211,7 +213,7 @@ func TestReplicasMakeOneRing(t *testing.T) {
 	}
 }
 
-// TestTokensWithoutSealing cost nothing and open what others have sealed.
+// TestTokensWithoutSealing cost nothing and open tokens sealed by others.
 func TestTokensWithoutSealing(t *testing.T) {
 	client := startEtcd(t, nil)
 	counted := &requests{KV: client.KV}
@@ -237,7 +239,8 @@ func TestTokensWithoutSealing(t *testing.T) {
 	}
 }
 
-// TestARingThatCannotBeHad: 429 with a pause for what needs it, and nothing plain instead.
+// TestARingThatCannotBeHad: 429 with Retry-After for requests that need the ring, and no fallback
+// to plain tokens.
 func TestARingThatCannotBeHad(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
@@ -262,7 +265,8 @@ func TestARingThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// TestARemovedRing: tokens sealed before are 410 where they are known, so that clients start over.
+// TestARemovedRing: tokens sealed before are 410 where their key was known, so that clients restart
+// their lists.
 func TestARemovedRing(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
@@ -276,7 +280,7 @@ func TestARemovedRing(t *testing.T) {
 	if _, err := client.KV.Delete(ctx, tokenKey); err != nil {
 		t.Fatal(err)
 	}
-	// A token that nobody has made lets it look again.
+	// A forged token makes it read the ring again.
 	made := sealed[:5] + "zzzz" + sealed[9:]
 	_, err = k.Open(ctx, podsGroup, prefix, made)
 	requireStatus(t, "made up", err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "not sealed by this cluster")
@@ -294,7 +298,8 @@ func TestARemovedRing(t *testing.T) {
 	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
 }
 
-// FuzzTokens sends anything: an error for the client, or a token that upstream's checks will see.
+// FuzzTokens opens any text: the result is an error for the client, or a token for upstream's
+// checks.
 func FuzzTokens(f *testing.F) {
 	client := startEtcd(f, nil)
 	k := startTokens(f, client.KV)

@@ -27,11 +27,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Objects that cannot be decrypted or decoded. The suites of upstream corrupt what a
-// storage has held before; here objects are so from the start.
+// Objects that cannot be decrypted or decoded. The suites of upstream corrupt objects that a
+// storage has cached before; here objects are corrupt from the start.
 
-// corruptFrom makes a fixture whose etcd holds, before anything reads it, the good
-// pod and values that cannot be read: under an unknown key, and not an object.
+// corruptFrom makes a fixture whose etcd has, before the first read, the good pod and unreadable
+// values: one under an unknown key, and one that is not an object.
 func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappable, good, undecryptable, undecodable *example.Pod) {
 	t.Helper()
 	good, undecryptable, undecodable = newPod("good"), newPod("undecryptable"), newPod("undecodable")
@@ -58,8 +58,8 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappa
 	return f, swap, good, undecryptable, undecodable
 }
 
-// TestUndecodableFromTheStart: reads of such an object fail as upstream's do, those
-// of its neighbours succeed, and LISTs that contain it fail with upstream's words.
+// TestUndecodableFromTheStart: reads of such an object fail as upstream's do, those of its
+// neighbours succeed, and LISTs that contain it fail with upstream's error.
 func TestUndecodableFromTheStart(t *testing.T) {
 	for _, unsafeDelete := range []bool{false, true} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", unsafeDelete), func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestUndecodableFromTheStart(t *testing.T) {
 				t.Errorf("watch of everything: %+v, want an internal error", status)
 			}
 
-			// Nor written, unless what is stored does not matter.
+			// They cannot be written either, unless the write ignores the stored value.
 			err := f.GuaranteedUpdate(ctx, podKey(undecryptable), &example.Pod{}, false, nil, storage.SimpleUpdate(
 				func(obj runtime.Object) (runtime.Object, error) { return obj, nil }), nil)
 			if err == nil {
@@ -124,8 +124,8 @@ func TestUndecodableFromTheStart(t *testing.T) {
 	}
 }
 
-// TestUnsafeDeletion: with AllowUnsafeMalformedObjectDeletion an object that cannot be
-// read can be deleted; watchers learn that, and what remains can be listed.
+// TestUnsafeDeletion: with AllowUnsafeMalformedObjectDeletion an unreadable object can be deleted;
+// watchers get the deletion, and the remaining objects can be listed.
 func TestUnsafeDeletion(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	f, _, _, undecryptable, undecodable := corruptFrom(t)
@@ -159,7 +159,7 @@ func TestUnsafeDeletion(t *testing.T) {
 	}
 }
 
-// TestManyCorruptObjectsAreTruncated: a LIST tells of the first hundred.
+// TestManyCorruptObjectsAreTruncated: a LIST names the first hundred.
 func TestManyCorruptObjectsAreTruncated(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	for _, n := range []int{maxCorrupt, maxCorrupt + 1, maxCorrupt + 2} {
@@ -176,9 +176,8 @@ func TestManyCorruptObjectsAreTruncated(t *testing.T) {
 	}
 }
 
-// TestAnUndecodableEventIsRetried: a watcher waits for the event's object, in order,
-// and goes on when it can be read, for example because the KMS is back. Watchers of
-// other objects do not wait.
+// TestAnUndecodableEventIsRetried: a watcher waits for the event's object, in order, and continues
+// when it can be read, for example because the KMS is back. Watchers of other objects do not wait.
 func TestAnUndecodableEventIsRetried(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
@@ -232,8 +231,8 @@ func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
 	ended(t, w)
 }
 
-// TestHistoryThatCannotBeDecrypted: a watch that has to pass an event of history whose states cannot be
-// decrypted any more is told at once to list anew, where the present can be read.
+// TestHistoryThatCannotBeDecrypted: a watch that reaches a past event whose states cannot be
+// decrypted any more ends at once with 410, if the present can be read.
 func TestHistoryThatCannotBeDecrypted(t *testing.T) {
 	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
 	var first mirror.Revision
@@ -300,8 +299,7 @@ func (f failingFor) TransformFromStorage(ctx context.Context, data []byte, dataC
 	return f.Transformer.TransformFromStorage(ctx, data, dataCtx)
 }
 
-// requireSameError fails if the engine and upstream's store do not tell a client the
-// same.
+// requireSameError fails if the client-visible errors of the engine and upstream's store differ.
 func requireSameError(t *testing.T, what string, engine, upstream error, wanted bool) {
 	t.Helper()
 	if (upstream != nil) != wanted {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// TestReadsWaitForHistory: what asks for a revision of before the start while history is being
-// restored waits for it, and is then answered from memory.
+// TestReadsWaitForHistory: a read at a revision before the start waits while the history is being
+// restored, and is then served from memory.
 func TestReadsWaitForHistory(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// wrongLists is a storage whose lists have a fault.
+// wrongLists is a storage with faulty lists.
 type wrongLists struct {
 	storage.Interface
 	fault listFault
@@ -26,7 +26,7 @@ func (s wrongLists) GetList(ctx context.Context, key string, opts storage.ListOp
 // listFault answers a list from s, with a fault.
 type listFault func(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error
 
-// listFaults are faults of lists that a walk has to find.
+// listFaults are faults of lists that a walk must detect.
 var listFaults = map[string]listFault{
 	"a page of the present":          pageOfThePresent,
 	"a key is dropped":               dropKey,
@@ -46,7 +46,7 @@ func pageOfThePresent(s storage.Interface, ctx context.Context, key string, opts
 	if err := s.GetList(ctx, key, opts, list); err != nil {
 		return err
 	}
-	// The same page as it would be now, said to be of the token's revision.
+	// The page of the present, with the token's revision.
 	rev := list.ResourceVersion
 	from, _, err := storage.DecodeContinue(token, "/")
 	if err != nil {
@@ -137,7 +137,8 @@ func nextRevision(s storage.Interface, ctx context.Context, key string, opts sto
 	return nil
 }
 
-// TestWalksFindWhatIsWrong runs the same world on storages with a fault, and a walk has to find each.
+// TestWalksFindWhatIsWrong runs the same world on storages with a fault, and a walk must detect
+// each.
 func TestWalksFindWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, fault := range listFaults {

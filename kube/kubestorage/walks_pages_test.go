@@ -20,11 +20,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// podState is what is looked at in a pod: where it is, its revision, who wrote it, and what selectors see.
+// podState is the compared part of a pod: its key, its revision, the id of its last write, and its
+// selectable fields.
 type podState struct {
 	key      string // namespace/name
 	revision mirror.Revision
-	write    string // no two writes have the same
+	write    string // unique to the write
 	shard    string
 	node     string
 }
@@ -36,7 +37,7 @@ func stateOf(pod *example.Pod) (podState, error) {
 	return podState{pod.Namespace + "/" + pod.Name, rev, pod.Annotations["write"], pod.Labels["shard"], pod.Spec.NodeName}, err
 }
 
-// extent is what of all pods a list is about.
+// extent is the part of all pods that a list selects.
 type extent struct {
 	namespace   string // "" for all
 	shard, node string // selected; "" for any
@@ -73,16 +74,16 @@ type pageSeen struct {
 	more      bool
 }
 
-// pageWalk checks the pages of one walk: each when it comes, and all of them against what etcd had.
+// pageWalk checks the pages of one walk: each on arrival, and all of them against etcd's contents.
 type pageWalk struct {
 	extent extent
-	after  string // the walk began behind this key
+	after  string // the walk started after this key
 	rev    mirror.Revision
 	items  []podState
 	pages  []pageSeen
 }
 
-// add takes the next page.
+// add adds the next page.
 func (w *pageWalk) add(limit int64, list *example.PodList) error {
 	rev, err := strconv.ParseInt(list.ResourceVersion, 10, 64)
 	if err != nil {
@@ -120,7 +121,7 @@ func (w *pageWalk) add(limit int64, list *example.PodList) error {
 	return nil
 }
 
-// last returns the key after which the next page begins.
+// last returns the key after which the next page starts.
 func (w *pageWalk) last() string {
 	if len(w.items) > 0 {
 		return w.items[len(w.items)-1].key
@@ -131,7 +132,7 @@ func (w *pageWalk) last() string {
 // finish compares the walk, which is complete, with all pods at its revision.
 func (w *pageWalk) finish(state []podState) error {
 	var want []podState
-	walked := 0 // those that the walk had to look at
+	walked := 0 // objects that the walk had to read
 	var keys []string
 	for _, s := range state {
 		if !w.extent.within(s) || s.key <= w.after {
@@ -184,18 +185,18 @@ type pager struct {
 	rnd    *rand.Rand
 	extent extent
 	limit  int64 // of all pages; 0 for another each time
-	lazy   bool  // it does not mind to be overtaken
-	last   bool  // it shall end soon
+	lazy   bool  // it may be overtaken by a compaction
+	last   bool  // it ends soon
 	opts   storage.ListOptions
 	least  mirror.Revision // of the first page
-	exact  bool            // and that it has to be
+	exact  bool            // whether it must be of that revision
 
-	pin  mirror.Revision // not to be compacted; 0 if anything may be
+	pin  mirror.Revision // must not be compacted; 0 for no limit
 	walk pageWalk
 	done bool
 }
 
-// begin draws what is walked, and from which revision.
+// begin draws the extent of a walk, and its first revision.
 func (p *pager) begin(present mirror.Revision) {
 	w := p.world
 	p.extent = drawExtent(p.rnd)
@@ -229,7 +230,7 @@ func (p *pager) begin(present mirror.Revision) {
 func (p *pager) page(ctx context.Context) error {
 	w := p.world
 	if p.lazy && !p.last && len(p.walk.pages) > 0 && p.walk.rev >= w.floor && p.rnd.IntN(8) > 0 {
-		return nil // until it is overtaken, perhaps
+		return nil // may be overtaken meanwhile
 	}
 	limit := p.limit
 	if limit == 0 {
@@ -277,7 +278,7 @@ func (p *pager) page(ctx context.Context) error {
 	}
 	p.done = true
 	if p.walk.rev < w.floorC {
-		return nil // overtaken after the last page, perhaps
+		return nil // may have been overtaken after the last page
 	}
 	state, err := w.state(ctx, p.walk.rev)
 	if err != nil {
@@ -290,7 +291,7 @@ func (p *pager) page(ctx context.Context) error {
 	return p.walk.finish(state)
 }
 
-// expire goes on in the present, if the walk had begun. From then on it has to complete.
+// expire continues in the present, if the walk had started. From then on it must complete.
 func (p *pager) expire(err error) error {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -311,7 +312,7 @@ func (p *pager) expire(err error) error {
 	p.walk = pageWalk{extent: p.extent, after: p.walk.last()}
 	p.opts.Predicate.Continue = token
 	p.lazy, p.exact = false, false
-	// The next page is of what is acknowledged by then, or later.
+	// The next page is at least as new as the writes acknowledged by then.
 	p.least = p.world.acked.Load()
 	p.pin = p.least
 	return nil

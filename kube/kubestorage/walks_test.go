@@ -33,25 +33,25 @@ import (
 
 var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalksEqualEtcd; 0 for a random one")
 
-// replica is one engine on the etcd of all.
+// replica is one engine on the shared etcd.
 type replica struct {
-	mu      sync.RWMutex // held for reading by those who use the storage
+	mu      sync.RWMutex // held for reading during use of the storage
 	engine  *Engine
 	storage storage.Interface
 	destroy factory.DestroyFunc
-	opens   int // how often it was started
+	opens   int // number of starts
 }
 
-// walksWorld is an etcd, two replicas, and who uses them. It goes in rounds: what is to happen in one is drawn from the
-// seed before, and happens concurrently.
+// walksWorld is an etcd, two replicas, and their users. It runs in rounds: the actions of a round are drawn from the seed before,
+// and run concurrently.
 type walksWorld struct {
-	client   *kubernetes.Client // past all engines
+	client   *kubernetes.Client // bypasses all engines
 	wrap     func(storage.Interface) storage.Interface
 	replicas [2]*replica
-	acked    atomic.Int64 // revision of the newest write that was acknowledged
+	acked    atomic.Int64 // revision of the newest acknowledged write
 	states   sync.Map     // of []podState by revision
 
-	floor  mirror.Revision // compacted; every replica has noticed
+	floor  mirror.Revision // compacted; every replica refuses older revisions
 	floorC mirror.Revision // compacted in this round, or floor
 	turn   int64           // of compact_rev_key
 	pagers []*pager
@@ -63,7 +63,8 @@ type walksWorld struct {
 
 var walkNamespaces = []string{"ns", "ns-1", "ns-10"} // not in the order of their keys
 
-// run lets the world go on for as many rounds, then until the walks have ended, and returns the first thing that is wrong.
+// run runs so many rounds, then continues until the walks have ended, and returns the first
+// violation.
 func (w *walksWorld) run(ctx context.Context, seed uint64, rounds int) error {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for i := range w.replicas {
@@ -86,7 +87,7 @@ func (w *walksWorld) run(ctx context.Context, seed uint64, rounds int) error {
 	w.floor = 1
 	ending := 0 // rounds without a new walk
 	for i := 0; ending < 50; i++ {
-		// A walk has to be overtaken by a compaction, which not every seed lets happen early.
+		// A walk must be overtaken by a compaction, which happens late with some seeds.
 		more := i < rounds || i < 10*rounds && w.expired.Load() == 0
 		if !more {
 			if ending++; !w.pinned() {
@@ -100,12 +101,12 @@ func (w *walksWorld) run(ctx context.Context, seed uint64, rounds int) error {
 	return errors.New("walks do not end")
 }
 
-// pinned reports whether walks that have to complete are still running.
+// pinned reports whether walks that must complete are still running.
 func (w *walksWorld) pinned() bool {
 	return slices.ContainsFunc(w.pagers, func(p *pager) bool { return p.pin > 0 })
 }
 
-// round lets everybody do something. Without more nothing new is begun, and walks end.
+// round lets all users act once. Without more it starts no new walks, and running ones end.
 func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error {
 	present := w.acked.Load()
 	for more && len(w.pagers) < 16 {
@@ -113,7 +114,7 @@ func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error
 		p.begin(present)
 		w.pagers = append(w.pagers, p)
 	}
-	// A walk that has to complete keeps its revision from being compacted.
+	// The revision of a walk that must complete is not compacted.
 	target := present
 	for _, p := range w.pagers {
 		if p.pin > 0 {
@@ -173,7 +174,7 @@ func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error
 	return nil
 }
 
-// restart ends a replica's engine and starts another, with as much history as is drawn.
+// restart ends a replica's engine and starts another, with a random amount of history.
 func (w *walksWorld) restart(r *replica, seed uint64) error {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	r.mu.Lock()
@@ -191,7 +192,7 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 		opts.Replay = mirror.ReplayBounds{Revisions: -1}
 	}
 	gates := featuregate.NewFeatureGate()
-	// Of replicas that seal tokens and those that do not, each reads what the other has made.
+	// Replicas with and without sealed tokens read each other's tokens.
 	seal := rnd.IntN(2) == 0
 	if r.opens == 0 {
 		seal = r == w.replicas[0]
@@ -221,7 +222,7 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 	return err
 }
 
-// list asks a random replica, again while it says that it is to be asked later.
+// list sends the list to a random replica, and retries while the answer has a Retry-After.
 func (w *walksWorld) list(ctx context.Context, rnd *rand.Rand, p extent, opts storage.ListOptions) (*example.PodList, error) {
 	key := "/pods"
 	if p.namespace != "" {
@@ -239,7 +240,7 @@ func (w *walksWorld) list(ctx context.Context, rnd *rand.Rand, p extent, opts st
 		if !apierrors.IsTooManyRequests(err) || time.Now().After(end) {
 			return list, err
 		}
-		time.Sleep(5 * time.Millisecond) // as the answer says, but sooner
+		time.Sleep(5 * time.Millisecond) // shorter than Retry-After
 	}
 }
 
@@ -329,7 +330,7 @@ func (w *walksWorld) transact(ctx context.Context, rnd *rand.Rand) error {
 	return err
 }
 
-// state returns all pods at a revision, as etcd has them.
+// state returns all pods in etcd at a revision.
 func (w *walksWorld) state(ctx context.Context, rev mirror.Revision) ([]podState, error) {
 	if s, ok := w.states.Load(rev); ok {
 		return s.([]podState), nil
@@ -359,7 +360,7 @@ func (w *walksWorld) state(ctx context.Context, rev mirror.Revision) ([]podState
 func (w *walksWorld) compact(ctx context.Context) error {
 	w.compactions.Add(1)
 	turn, _, _, err := etcd3.Compact(ctx, w.client.Client, w.turn, w.floorC)
-	if err == nil && turn != w.turn+1 { // now it is known whose turn it is
+	if err == nil && turn != w.turn+1 { // the first call returned the current turn
 		w.turn = turn
 		turn, _, _, err = etcd3.Compact(ctx, w.client.Client, w.turn, w.floorC)
 	}
@@ -367,7 +368,7 @@ func (w *walksWorld) compact(ctx context.Context) error {
 	return err
 }
 
-// noticed returns when a replica refuses what is compacted.
+// noticed returns when a replica refuses compacted revisions.
 func (w *walksWorld) noticed(ctx context.Context, r *replica) error {
 	opts := exactly(extent{}, w.floor-1)
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -441,12 +442,11 @@ func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirro
 	return walk.finish(state)
 }
 
-// TestWalksEqualEtcd lets pods be written, deleted and changed together, etcd be compacted, and replicas be restarted,
-// while lists are walked in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each of them is what etcd has
-// at its revision; a walk that is overtaken by a compaction is told so and goes on in the present.
+// TestWalksEqualEtcd writes, deletes and changes pods in transactions, compacts etcd, and restarts replicas, while lists are walked
+// in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each list equals etcd's
+// contents at its revision; a walk that is overtaken by a compaction gets a 410 and continues in the present.
 //
-// -walks.seed repeats what was drawn, up to the order of what happens at the same time; STRATA_TEST_LONG=1 lets it run
-// for some minutes.
+// -walks.seed repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it runs for some minutes.
 func TestWalksEqualEtcd(t *testing.T) {
 	t.Parallel()
 	rounds := 50

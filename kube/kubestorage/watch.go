@@ -13,27 +13,27 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// resultBuffer is the capacity of a watch's channel: enough that a consumer on
-// another processor is not woken for each event, small because every watch has one.
+// resultBuffer is the capacity of a watch's channel: large enough that a consumer on another
+// processor is not woken for each event, small because every watch has one.
 const resultBuffer = 10
 
-// slowSend is how long an initial event may wait for the client. A guess, well above what a
-// client needs that is alive and busy.
+// slowSend bounds the wait of an initial event for the client. A guess, well above the time that a
+// live, busy client needs.
 const slowSend = 10 * time.Second
 
 type slowClientKey struct{}
 
-// WithSlowClient returns a context for a Watch, which calls slow when the client has not read an initial event in time:
-// the watch has ended, and gives the client SlowClient as its last event. What writes the response may still wait for the
-// client; slow has that end. It is called on a goroutine of the watch, and may be called after the response has ended.
+// WithSlowClient returns a context for a Watch, which calls slow when the client has not read an initial event in time: the watch
+// has ended, with SlowClient as its last event. The writer of the response may still be blocked on the client; slow must end it.
+// slow is called on a goroutine of the watch, possibly after the response has ended.
 func WithSlowClient(ctx context.Context, slow func()) context.Context {
 	return context.WithValue(ctx, slowClientKey{}, slow)
 }
 
-// Watch implements storage.Interface. Initial events are a snapshot, everything
-// after it a cursor on the resource's log: there is no queue, and a slow watcher
-// holds nobody up. It may fall behind as far as the window reaches, then it gets
-// 410. Errors that upstream reports as an event are events here.
+// Watch implements storage.Interface. Initial events are a snapshot, later events a cursor on the
+// resource's log: there is no queue, and a slow watcher delays no other. It may fall behind as far
+// as the window reaches, then it gets 410. Errors that upstream reports as an event are events
+// here.
 func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	endProbe(ctx, s, key, &opts.Predicate)
 	ctx, cancel := context.WithCancel(ctx)
@@ -70,10 +70,10 @@ func errorEvent(err error) watch.Event {
 // watcher is a Sink that sends objects to a channel.
 type watcher struct {
 	stream   *Stream
-	ctx      context.Context // that of the request, until Stop
+	ctx      context.Context // of the request, until Stop
 	cancel   context.CancelFunc
 	result   chan watch.Event
-	observed int // the batch of which an event was observed last
+	observed int // the batch of the last observed event
 }
 
 // ResultChan implements watch.Interface.
@@ -89,7 +89,7 @@ func (w *watcher) run() {
 	defer func() {
 		close(w.result)
 		if w.stream.leaving() {
-			<-w.stream.ctx.Done() // what is in the channel may not be delivered yet; see Drain
+			<-w.stream.ctx.Done() // the channel may still have undelivered events; see Drain
 		}
 	}()
 	if err := w.stream.Deliver(nil, w); err != nil {
@@ -97,14 +97,14 @@ func (w *watcher) run() {
 	}
 }
 
-// send returns when the event was taken, ErrStreamEnded if it will not be.
+// send returns when the event was received, or ErrStreamEnded if it will not be.
 func (w *watcher) send(e watch.Event) error {
 	select {
 	case w.result <- e:
 		return nil
 	default:
 	}
-	var slow <-chan time.Time // the client does not read its initial events
+	var slow <-chan time.Time // fires if the client does not read its initial events
 	if w.stream.announce {
 		timer := time.NewTimer(slowSend)
 		defer timer.Stop()
@@ -121,13 +121,14 @@ func (w *watcher) send(e watch.Event) error {
 	}
 }
 
-// endSlow ends a watch whose client does not read its initial events. The client is told, should it begin to read.
+// endSlow ends a watch whose client does not read its initial events. The client gets the status if
+// it starts to read.
 func (w *watcher) endSlow() {
 	w.stream.EndSlow()
 	if slow, ok := w.ctx.Value(slowClientKey{}).(func()); ok {
 		slow()
 	}
-	w.stream.Close() // nothing is held for the client but the status
+	w.stream.Close() // only the status is held for the client
 	select {
 	case w.result <- watch.Event{Type: watch.Error, Object: SlowClient()}:
 	case <-w.ctx.Done():

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestASlowWatcherCostsOnlyItself: it keeps its place as far as the window reaches,
-// and then gets 410; whoever reads in time loses nothing and is not held up.
+// TestASlowWatcherCostsOnlyItself: it keeps its position as far as the window reaches, and then
+// gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestASlowWatcherCostsOnlyItself(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
 	pod := f.create(t, newPod("a"))[0]
@@ -36,7 +36,7 @@ func TestASlowWatcherCostsOnlyItself(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What a watcher has taken from the log already, it still delivers.
+		// A watcher still delivers the events that it has read from the log.
 		if i > resultBuffer+readAhead+1 && floor > parseRevision(t, revisions[resultBuffer+readAhead+1]) {
 			break
 		}
@@ -45,7 +45,7 @@ func TestASlowWatcherCostsOnlyItself(t *testing.T) {
 		}
 	}
 
-	// First what it had taken, in order and without a gap, then that it is over.
+	// First those events, in order and without a gap, then the end.
 	n := 0
 	for ; ; n++ {
 		e := next(t, slow)
@@ -80,8 +80,8 @@ func objectRevision(t *testing.T, e watch.Event) string {
 	return fmt.Sprint(rev)
 }
 
-// TestWatchesEnd: with Stop, with their context, and with the storage; whether or not
-// anybody reads them. Nothing of them is left.
+// TestWatchesEnd: with Stop, with their context, and with the storage, with or without a reader. No
+// goroutine is left.
 func TestWatchesEnd(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -100,7 +100,7 @@ func TestWatchesEnd(t *testing.T) {
 			*group.watches = append(*group.watches, w)
 		}
 	}
-	// All of them are stuck with an event that nobody takes.
+	// All of them are blocked on an event that is not read.
 	for i := range 2 * resultBuffer {
 		f.update(t, pod, fmt.Sprint(i))
 	}
@@ -131,7 +131,7 @@ func TestWatchesEnd(t *testing.T) {
 	}
 }
 
-// TestWatchesBeginWhileTheStorageEnds: each either runs and is ended, or is refused.
+// TestWatchesBeginWhileTheStorageEnds: each watch either runs and is ended, or is refused.
 func TestWatchesBeginWhileTheStorageEnds(t *testing.T) {
 	f := setup(t)
 	var wg sync.WaitGroup
@@ -162,7 +162,7 @@ func TestWatchesBeginWhileTheStorageEnds(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWatchesEndWithoutAWord when there is nobody to tell, or nothing to be told.
+// TestWatchesEndWithoutAWord when their client is gone, or there is no error to report.
 func TestWatchesEndWithoutAWord(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -192,7 +192,7 @@ func TestWatchesEndWithoutAWord(t *testing.T) {
 		silent(fmt.Sprintf("cancelled before it began at %q", rv), w)
 	}
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
-	f.cluster.mirror.Close() // the server shuts down; the place in history stays good
+	f.cluster.mirror.Close() // the server shuts down; the position stays valid
 	silent("closed mirror", w)
 }
 
@@ -207,8 +207,7 @@ func watchersRunning() int {
 	return 0
 }
 
-// TestAnEventIsDecodedOnce: whatever the number of watchers, and whether or not they
-// select.
+// TestAnEventIsDecodedOnce: for any number of watchers, with and without a selector.
 func TestAnEventIsDecodedOnce(t *testing.T) {
 	const watchers = 1000
 	selecting := everything()

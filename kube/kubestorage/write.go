@@ -13,27 +13,26 @@ func (s *Store) Create(ctx context.Context, key string, obj, out runtime.Object,
 	return s.etcd.Create(ctx, key, obj, out, ttl)
 }
 
-// Delete implements storage.Interface. The object in memory is the suggestion
-// that saves a read.
+// Delete implements storage.Interface. It passes the object in memory as the suggestion, which
+// saves a read.
 func (s *Store) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
 	validateDeletion storage.ValidateObjectFunc, _ runtime.Object, opts storage.DeleteOptions) error {
 	var suggestion runtime.Object
-	if opts == (storage.DeleteOptions{}) { // else the deletion is about an object that cannot be decoded
+	if opts == (storage.DeleteOptions{}) { // otherwise the deletion is of an undecodable object
 		suggestion = suggest(ctx, s, key)
 	}
 	return s.etcd.Delete(ctx, key, out, preconditions, validateDeletion, suggestion, opts)
 }
 
-// GuaranteedUpdate implements storage.Interface. The object in memory is the
-// suggestion, so that an update without a conflict costs one etcd transaction.
+// GuaranteedUpdate implements storage.Interface. It passes the object in memory as the suggestion,
+// so that an update without a conflict costs one etcd transaction.
 func (s *Store) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
 	return s.etcd.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, suggest(ctx, s, key))
 }
 
-// suggest returns the object in memory, decoded for the caller alone by the
-// codec that will encode it again, or nil if there is none that can be decoded:
-// then etcd is read, and reports what is wrong.
+// suggest returns a private copy of the cached object, decoded by the codec that encodes it again,
+// or nil if it cannot be decoded: then the caller reads etcd, which reports the error.
 func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	key, err := s.keys.Prepare(key, false)
 	if err != nil {

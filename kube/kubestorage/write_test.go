@@ -19,8 +19,8 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestAWriteCostsOneTransaction: the object in memory is what saves the read before
-// an update or a deletion.
+// TestAWriteCostsOneTransaction: the object in memory saves the read before an update or a
+// deletion.
 func TestAWriteCostsOneTransaction(t *testing.T) {
 	f := setup(t)
 	pod := newPod("a")
@@ -32,7 +32,7 @@ func TestAWriteCostsOneTransaction(t *testing.T) {
 		{"create", tally{Writes: 1}, func() { f.create(t, pod) }},
 		{"update", tally{Writes: 1}, func() { f.update(t, pod, "1") }},
 		{"update again", tally{Writes: 1}, func() { f.update(t, pod, "2") }},
-		// What is not to be written has to be compared with what is stored.
+		// Skipping the write requires a comparison with the stored value.
 		{"update that changes nothing", tally{Gets: 1}, func() { f.update(t, pod, "2") }},
 		{"delete", tally{Writes: 1}, func() { f.remove(t, pod) }},
 	} {
@@ -43,8 +43,8 @@ func TestAWriteCostsOneTransaction(t *testing.T) {
 	}
 }
 
-// TestWritesOnStaleMemory: the object in memory is a suggestion. If it is old the
-// transaction fails, and the write is done on what etcd has; nothing is lost.
+// TestWritesOnStaleMemory: the object in memory is a suggestion. If it is stale the transaction
+// fails, and the write is retried on etcd's state; nothing is lost.
 func TestWritesOnStaleMemory(t *testing.T) {
 	s := &stallable{}
 	f := setup(t, s.through)
@@ -77,7 +77,7 @@ func TestWritesOnStaleMemory(t *testing.T) {
 	}
 }
 
-// TestALeaseExpires: what etcd deletes by itself is an event like any other.
+// TestALeaseExpires: a deletion by etcd is an event like any other.
 func TestALeaseExpires(t *testing.T) {
 	f := setup(t)
 	created := &example.Pod{}
@@ -98,9 +98,9 @@ func TestALeaseExpires(t *testing.T) {
 	}
 }
 
-// TestEncryptionAtRest: values are ciphertext in etcd and in memory, and bound to
-// their key. After the first key of the configuration was replaced an update that
-// changes nothing still writes, so that stored values move to the new key.
+// TestEncryptionAtRest: values are ciphertext in etcd and in memory, and bound to their key. After
+// the first key of the configuration was replaced an update without a change still writes, so that
+// stored values move to the new key.
 func TestEncryptionAtRest(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
 	f := setup(t, withTransformer(swap))
@@ -141,7 +141,7 @@ func TestEncryptionAtRest(t *testing.T) {
 		t.Errorf("watch has %s at %s", got.Name, got.ResourceVersion)
 	}
 
-	// A value that was moved to another key does not pass for that key's own.
+	// A value that was copied to another key fails to decrypt there.
 	other := newPod("other")
 	if _, err := f.client.Put(contextFor(t), etcdKey(other), string(f.stored(t, pod))); err != nil {
 		t.Fatal(err)
@@ -173,8 +173,8 @@ func encryption(t *testing.T, names ...string) value.Transformer {
 	return value.NewPrefixTransformers(nil, keys...)
 }
 
-// TestStatsAreOfStoredBytes: count and average size come from memory and are those
-// of the values in etcd, as encrypted.
+// TestStatsAreOfStoredBytes: count and average size come from memory and are those of the values in
+// etcd, as encrypted.
 func TestStatsAreOfStoredBytes(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, true)
 	f := setup(t, withTransformer(encryption(t, "1")))
@@ -208,8 +208,8 @@ func (f *fixture) stored(t testing.TB, pod *example.Pod) []byte {
 	return resp.Kvs[0].Value
 }
 
-// putPod writes the pod to etcd behind the storage's back, transformed by the last
-// argument if there is one, and returns the revision.
+// putPod writes the pod to etcd, bypassing the storage, transformed by the last argument if there
+// is one, and returns the revision.
 func (f *fixture) putPod(t testing.TB, pod *example.Pod, encrypt ...value.Transformer) int64 {
 	t.Helper()
 	pod = pod.DeepCopy()

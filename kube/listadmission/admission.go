@@ -1,5 +1,5 @@
-// Package listadmission bounds the lists that are under way at the same time: their bytes, and how many of decoded objects are
-// encoded at once. It knows priority levels and no storage.
+// Package listadmission bounds the lists in flight: their bytes, and the number of lists of decoded objects that are encoded
+// concurrently. It depends on priority levels, not on a storage.
 package listadmission
 
 import (
@@ -16,41 +16,39 @@ import (
 )
 
 const (
-	// listBytesPerProcessor is, unless the limit is given, how many bytes of lists are under way at once
-	// for each processor: what it encodes and encrypts in a few seconds.
+	// listBytesPerProcessor is the default limit of the bytes of lists in flight, per processor: about as many as one processor
+	// encodes and encrypts in a few seconds.
 	listBytesPerProcessor = 256 << 20
-	// freeListBytes is what a list may have without being admitted: pages, and what controllers and people
-	// list of one namespace, never wait.
+	// freeListBytes is the size up to which a list is not admitted: pages, and typical lists of one namespace by controllers and
+	// people, never wait.
 	freeListBytes = 2 << 20
-	// listWait is how long a list waits to be admitted, after priority and fairness has let it in, but no
-	// longer than half of the time that its request has left.
+	// listWait bounds the wait of a list for its admission, after priority and fairness has admitted its request. A list waits no
+	// longer than half of the time left to its request.
 	listWait = 30 * time.Second
-	// listRetrySeconds is when a list that was refused may come again.
+	// listRetrySeconds is the Retry-After of a refused list.
 	listRetrySeconds = 5
-	// usualLevels is how many priority levels divide what is reserved, at least: more than Kubernetes'
-	// own configuration has that are not exempt.
+	// usualLevels is the least number of priority levels that share the reserved part: more than
+	// the non-exempt levels of Kubernetes' own configuration.
 	usualLevels = 8
-	// knownLevels is how many levels are remembered without a list under way. Levels are objects that
+	// knownLevels bounds the levels that are kept without a list in flight. Levels are objects that
 	// administrators create and delete.
 	knownLevels = 64
 )
 
-// Level is the level that priority and fairness has found for a request. The zero value is the
-// one level that there is without.
+// Level is the priority level of a request. The zero value is the only level if priority and
+// fairness is off.
 type Level struct {
 	Name   string
 	Exempt bool
 }
 
-// Admission bounds the bytes of lists that are under way at the same time, by what is known of them
-// beforehand: bytes that the read path encodes and sends (Enter), and the memory of lists that are made
-// of decoded objects (Begin). Lists above the bound wait, first in, first out within their priority
-// level, so that a server of which more is asked than it can give ends some lists in time and refuses
-// others with 429.
+// Admission bounds the bytes of lists in flight, by their size estimated beforehand: bytes that the read path encodes and sends
+// (Enter), and the memory of lists that are made of decoded objects (Begin). Lists above the bound wait, first in, first out within
+// their priority level, so that an overloaded server finishes some lists in time and refuses others with 429.
 //
-// Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of
-// the rest one level may take half, and a sixth is for lists of levels that have nothing under way. Such a level may always begin a list
-// that is sent from memory. Exempt levels never wait, and take no room.
+// Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of the rest one level may take
+// half, and a sixth is for lists of levels with no list in flight. Such a level may always start a list that is sent from memory.
+// Exempt levels never wait, and take no room.
 //
 // Lists of decoded objects also take turns to be encoded, so that a processor is left for short requests (TakeTurn). Safe for
 // concurrent use.
@@ -59,10 +57,10 @@ type Admission struct {
 
 	mu     sync.Mutex // leaf
 	levels []*levelLists
-	turn   int // of levels, whose lists are admitted first
+	turn   int // of levels: next to have lists admitted
 
 	freeTurns int // see TakeTurn
-	nextTurn  int // of levels, whose list is encoded next
+	nextTurn  int // of levels: next to have a list encoded
 }
 
 // levelLists are the lists of a priority level. Guarded by Admission.mu.
@@ -71,24 +69,24 @@ type levelLists struct {
 	used     int64     // bytes
 	waiting  list.List // of *waitingList
 	encoding list.List // of chan struct{}, closed when the list may be encoded
-	held     int       // by lists that may have no bytes: the level is not forgotten
+	held     int       // by lists that may have no bytes: the level is not dropped
 	refused  map[string]int64
 }
 
 type waitingList struct {
 	bytes    int64
 	decoded  bool
-	admitted chan struct{} // closed when it is
+	admitted chan struct{} // closed on admission
 }
 
-// Reasons for which lists are refused, as metrics tell.
+// Reasons of refusals, as metric labels.
 const (
 	refusedBusy     = "busy"
 	refusedTooLarge = "too_large"
 	refusedSlow     = "slow_client"
 )
 
-// New returns a bound of so many bytes; 0 is 256 MiB for each processor.
+// New returns an admission with a limit of so many bytes; 0 means 256 MiB for each processor.
 func New(limitBytes int64) *Admission {
 	if limitBytes <= 0 {
 		limitBytes = listBytesPerProcessor * int64(goruntime.GOMAXPROCS(0))
@@ -98,9 +96,8 @@ func New(limitBytes int64) *Admission {
 	return a
 }
 
-// Enter waits for room for a list of so many bytes that are sent from memory. More than half of what its
-// level may take is never needed. Error: 429 if there is no room in time. A nil share, of a small list
-// or of a nil admission, holds nothing.
+// Enter waits for room for a list of so many bytes that are sent from memory. It takes at most half of its level's maximum. Error:
+// 429 if there is no room in time. The share is nil, and takes no room, for a small list or a nil admission.
 func (a *Admission) Enter(ctx context.Context, level Level, bytes int64) (*Share, error) {
 	if a == nil || bytes <= freeListBytes {
 		return nil, nil
@@ -122,17 +119,17 @@ func (a *Admission) Enter(ctx context.Context, level Level, bytes int64) (*Share
 	return s, nil
 }
 
-// Share is what one list holds. Its methods are called by one goroutine at a time; those of a nil
-// share do nothing.
+// Share is the room taken by one list. Its methods are called by one goroutine at a time; those of
+// a nil share do nothing.
 type Share struct {
 	admission *Admission
 	level     *levelLists
 	bytes     int64
 }
 
-// Fit returns a share for a list that has turned out to have so many bytes, which may be more than
-// was known when s, which may be nil, was admitted. If it has to wait, it does with nothing held, so that
-// lists do not wait for one another. Errors: those of Enter; s is left then.
+// Fit returns a share for a list whose size turned out to be bytes, which may be more than the estimate with which s was admitted;
+// s may be nil. If Fit has to wait, it releases s first, so that lists do not wait for one another. Errors: those of Enter; s is
+// then released.
 func (s *Share) Fit(ctx context.Context, a *Admission, level Level, bytes int64) (*Share, error) {
 	if s != nil && s.bytes > 0 {
 		a.mu.Lock()
@@ -151,10 +148,10 @@ func (s *Share) Fit(ctx context.Context, a *Admission, level Level, bytes int64)
 	return a.Enter(ctx, level, bytes)
 }
 
-// shrinkStep is how many bytes a share gives back at once.
+// shrinkStep is the minimum number of bytes that a share releases early.
 const shrinkStep = 1 << 20
 
-// Shrink gives back what is more than the bytes that are still to be sent.
+// Shrink releases the room beyond the bytes that are still to be sent.
 func (s *Share) Shrink(left int64) {
 	if s == nil || left > s.bytes-shrinkStep && left > 0 {
 		return
@@ -164,10 +161,10 @@ func (s *Share) Shrink(left int64) {
 	s.bytes = left
 }
 
-// Leave gives back all.
+// Leave releases the share.
 func (s *Share) Leave() { s.Shrink(0) }
 
-// InFlight returns the bytes of all lists under way, those of exempt levels included.
+// InFlight returns the bytes of all lists in flight, exempt levels included.
 func (a *Admission) InFlight() (bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -187,7 +184,7 @@ func (a *Admission) Slow(level Level) {
 	a.levelLocked(level).refused[refusedSlow]++
 }
 
-// levelLocked returns what is known of a priority level.
+// levelLocked returns the state of a priority level, which it adds if it is new.
 func (a *Admission) levelLocked(level Level) *levelLists {
 	for _, l := range a.levels {
 		if l.Level == level {
@@ -204,18 +201,19 @@ func (a *Admission) levelLocked(level Level) *levelLists {
 	return l
 }
 
-// reservedLocked is what each level may take whatever the others have.
+// reservedLocked is the reserved part of each level, which other levels cannot take.
 func (a *Admission) reservedLocked() int64 {
 	return a.limit / 4 / int64(max(usualLevels, len(a.levels)))
 }
 
-// common is what the levels share beside that.
+// common is the part that the levels share.
 func (a *Admission) common() int64 { return a.limit - a.limit/4 }
 
-// levelMaxLocked is what one level may take.
+// levelMaxLocked is the maximum of one level.
 func (a *Admission) levelMaxLocked() int64 { return a.reservedLocked() + a.common()/2 }
 
-// largest is the largest list of decoded objects: however many levels there are, it fits alone.
+// largest is the size limit of a list of decoded objects, which fits on its own with any number of
+// levels.
 func (a *Admission) largest() int64 { return a.common() / 2 }
 
 // fitsLocked reports whether a level may take so many bytes now.
@@ -247,7 +245,7 @@ func (a *Admission) acquire(ctx context.Context, l *levelLists, bytes int64, dec
 	w := &waitingList{bytes: bytes, decoded: decoded, admitted: make(chan struct{})}
 	a.mu.Lock()
 	place := l.waiting.PushBack(w)
-	a.admitLocked() // there may be room since
+	a.admitLocked() // room may have been released since
 	a.mu.Unlock()
 
 	wait := listWait
@@ -270,12 +268,12 @@ func (a *Admission) acquire(ctx context.Context, l *levelLists, bytes int64, dec
 	default:
 	}
 	l.waiting.Remove(place)
-	a.admitLocked() // those behind may need less
+	a.admitLocked() // later lists in the queue may be smaller
 	return a.refuseLocked(l)
 }
 
-// tryAcquire is acquire for those who cannot wait, or need not. A list that has begun may pass those that
-// wait, and so may one from memory if its level has none under way.
+// tryAcquire is acquire without a wait. A list that has begun may pass waiting lists, and so may one from memory if its level has
+// none in flight.
 func (a *Admission) tryAcquire(l *levelLists, bytes int64, decoded, begun bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -302,7 +300,7 @@ func (a *Admission) release(l *levelLists, bytes int64) {
 	a.admitLocked()
 }
 
-// admitLocked admits lists that wait and fit, one of each level in turn.
+// admitLocked admits waiting lists that fit, one of each level in turn.
 func (a *Admission) admitLocked() {
 	for none := 0; none < len(a.levels); a.turn++ {
 		l := a.levels[a.turn%len(a.levels)]
@@ -318,9 +316,9 @@ func (a *Admission) admitLocked() {
 	}
 }
 
-// nextLocked returns the place of the list of a level that is admitted next, nil if none fits now: the
-// first, or, if that is one of decoded objects for which there is no room, the first from memory of a
-// level without a list under way.
+// nextLocked returns the queue element of the next list of a level to admit, nil if none fits now.
+// That is the first one, or, if the first is of decoded objects and does not fit, the first that
+// does, but only in a level without a list in flight.
 func (a *Admission) nextLocked(l *levelLists) *list.Element {
 	for place := l.waiting.Front(); place != nil; place = place.Next() {
 		w := place.Value.(*waitingList)
@@ -370,7 +368,8 @@ func (c *admissionCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	ch <- descListRefused
 }
 
-// CollectWithStability implements metrics.StableCollector. Admissions of one process are added up.
+// CollectWithStability implements metrics.StableCollector. It reports the sums over all admissions
+// of the process.
 func (c *admissionCollector) CollectWithStability(ch chan<- metrics.Metric) {
 	type level struct {
 		used, waiting int64

@@ -28,7 +28,7 @@ func enter(t *testing.T, a *Admission, level Level, bytes int64) *Share {
 	return s
 }
 
-// TestListsWaitForThoseOfTheirLevel and for no others: exempt ones never wait.
+// TestListsWaitForThoseOfTheirLevel and for no others: exempt lists never wait.
 func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -63,7 +63,7 @@ func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
 		if _, err := a.Enter(short, low, 10*listLimit); !apierrors.IsTooManyRequests(err) || time.Since(began) != 2*time.Second {
 			t.Errorf("a list that has 4 s left: %v after %v, want 429 after half of that", err, time.Since(began))
 		}
-		for range 2 { // the second time does nothing
+		for range 2 { // the second call has no effect
 			for _, s := range []*Share{second, third, large, another} {
 				s.Leave()
 			}
@@ -76,7 +76,8 @@ func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
 	})
 }
 
-// TestEveryLevelMayBeginAList: whatever the others have under way.
+// TestEveryLevelMayBeginAList: a level without a list in flight never waits, under any load of
+// other levels.
 func TestEveryLevelMayBeginAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -90,7 +91,8 @@ func TestEveryLevelMayBeginAList(t *testing.T) {
 	})
 }
 
-// TestASharesShrinks as its bytes leave, so that the next list begins before the client has all of it.
+// TestAShareShrinks as its bytes are sent, so that the next list starts before the client has all
+// of them.
 func TestAShareShrinks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -121,7 +123,7 @@ func TestAShareShrinks(t *testing.T) {
 	})
 }
 
-// TestAShareIsCorrected when a list turns out to be larger than was known.
+// TestAShareIsCorrected when a list turns out to be larger than its estimate.
 func TestAShareIsCorrected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -141,7 +143,7 @@ func TestAShareIsCorrected(t *testing.T) {
 		fit(20<<20, 4<<20, 4<<20)
 		fit(20<<20, 30<<20, 30<<20)
 
-		// Two lists that turn out to be too large for both do not wait for one another.
+		// Two lists whose sizes exceed the room for both do not wait for one another.
 		one, two := enter(t, a, low, 30<<20), enter(t, a, low, 30<<20)
 		done := make(chan error)
 		for _, s := range []*Share{one, two} {
@@ -162,9 +164,8 @@ func TestAShareIsCorrected(t *testing.T) {
 	})
 }
 
-// TestAdmissionKeepsItsBounds: whatever lists of whatever levels do, no level has more than it may, the
-// levels together not more than the limit and a list for each, lists that wait do not fit, and all bytes
-// come back.
+// TestAdmissionKeepsItsBounds: for random lists of random levels, no level exceeds its maximum, the levels together do not exceed
+// the limit and one list for each, waiting lists do not fit, and all bytes are released.
 func TestAdmissionKeepsItsBounds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -230,7 +231,8 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 	})
 }
 
-// TestLevelsAreForgotten: priority levels that come and go leave nothing behind; one with a list under way keeps its account.
+// TestLevelsAreForgotten: deleted priority levels are dropped; one with a list in flight keeps its
+// account.
 func TestLevelsAreForgotten(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)
@@ -262,12 +264,13 @@ func TestLevelsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestALevelWithNothingUnderWayFindsRoom: however much two levels ask for, a list of decoded objects of a third is admitted at once.
+// TestALevelWithNothingUnderWayFindsRoom: under any load of two levels, a list of decoded objects
+// of a third is admitted at once.
 func TestALevelWithNothingUnderWayFindsRoom(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)
 	for _, name := range []string{"a", "b"} {
-		for range 2 { // the largest list that is admitted, and then as much as is
+		for range 2 { // the largest admitted list, and then as much as is admitted
 			_, d := a.Begin(t.Context(), Level{Name: name}, Form{Factor: 1, Plain: true})
 			defer d.End()
 			for size := a.largest(); size >= mib; size /= 2 {

@@ -8,26 +8,24 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// decodedOverhead is what an object costs beside its stored bytes, before both are
-// multiplied: its struct, its maps, its row in a table. A guess, of the size of what
-// a ConfigMap of one key takes.
+// decodedOverhead is the memory of an object beside its stored bytes, before both are multiplied:
+// its struct, its maps, its row in a table. A guess, about the size of a ConfigMap with one key.
 const decodedOverhead = 512
 
-// Form is a form of a list that is made of decoded objects: a table, YAML, indented JSON, or JSON
-// and protobuf if upstream's handlers make them. They hold all objects, and what they make of them, until
-// the last byte is written. (A list that the read path writes itself holds some leaves of a tree.)
+// Form is a form of a list that is made of decoded objects: a table, YAML, indented JSON, or JSON and protobuf made by upstream's
+// handlers. Such a list holds all objects, and its output, until the last byte is written. (A list that the read path writes itself
+// holds some leaves of a tree.)
 type Form struct {
-	// Factor is what the form holds, as a multiple of the stored bytes of its objects and of their
-	// overhead.
+	// Factor is the memory of the form, as a multiple of the stored bytes of its objects and of
+	// their overhead.
 	Factor int64
-	// Plain: the list is never refused as too large. Clients that need all of a collection, such as
-	// informers, cannot ask for another form.
+	// Plain: the list is never refused as too large. Clients that need a whole collection, such as
+	// informers, cannot use another form.
 	Plain bool
 }
 
-// Begin returns the context of a request whose list of decoded objects is admitted when its size is
-// known: before anything is decoded, or, with a selector, as objects are selected. End the list after the
-// handler has returned.
+// Begin returns the context of a request whose list of decoded objects is admitted when its size is known: before the first object
+// is decoded, or, with a selector, as objects are selected. End the list after the handler has returned.
 func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.Context, *Decoded) {
 	a.mu.Lock()
 	d := &Decoded{lists: a, level: a.levelLocked(level), form: form}
@@ -36,15 +34,15 @@ func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.
 	return context.WithValue(ctx, decodedKey{}, d), d
 }
 
-// DecodedBytes estimates what a list of so many objects and stored bytes holds.
+// DecodedBytes estimates the memory of a list with so many objects and stored bytes.
 func DecodedBytes(objects int, storedBytes, factor int64) int64 {
 	return factor * (storedBytes + int64(objects)*decodedOverhead)
 }
 
 type decodedKey struct{}
 
-// Decoded is a list of decoded objects under way; a nil one is unbounded. Its methods but Held are called by one
-// goroutine, that of the request's handler.
+// Decoded is a list of decoded objects in flight; a nil one is unbounded. Its methods except Held are called by one goroutine, that
+// of the request's handler.
 type Decoded struct {
 	lists  *Admission
 	level  *levelLists
@@ -61,8 +59,8 @@ func DecodedOf(ctx context.Context) *Decoded {
 	return d
 }
 
-// Take waits for room for a list of so many objects. Errors: 429 if there is none in time, 413
-// if there can be none.
+// Take waits for room for a list of so many objects. Errors: 429 if there is none in time, 413 if
+// the list can never fit.
 func (d *Decoded) Take(ctx context.Context, objects int, storedBytes int64) error {
 	if d == nil {
 		return nil
@@ -78,7 +76,8 @@ func (d *Decoded) Take(ctx context.Context, objects int, storedBytes int64) erro
 	return nil
 }
 
-// Grow is Take for one object more, which does not wait: what is held may be what others wait for.
+// Grow is Take for one more object. It does not wait, because other lists may be waiting for the
+// room that this list holds.
 func (d *Decoded) Grow(storedBytes int64) error {
 	if d == nil {
 		return nil
@@ -87,7 +86,7 @@ func (d *Decoded) Grow(storedBytes int64) error {
 	if more == 0 || err != nil {
 		return err
 	}
-	more = max(more, min(freeListBytes, d.lists.largest()-d.held.Load())) // not for each object anew
+	more = max(more, min(freeListBytes, d.lists.largest()-d.held.Load())) // in steps, not per object
 	if !d.lists.tryAcquire(d.level, more, true, true) {
 		return d.refuse()
 	}
@@ -95,7 +94,7 @@ func (d *Decoded) Grow(storedBytes int64) error {
 	return nil
 }
 
-// more returns how many bytes are to be taken.
+// more returns the number of bytes to take.
 func (d *Decoded) more(objects int, storedBytes int64) (int64, error) {
 	d.needed += DecodedBytes(objects, storedBytes, d.form.Factor)
 	held := d.held.Load()
@@ -122,10 +121,10 @@ func (d *Decoded) refuse() error {
 	return d.lists.refuseLocked(d.level)
 }
 
-// Held returns how many bytes the list holds now. It may be called concurrently.
+// Held returns the bytes that the list holds now. It may be called concurrently.
 func (d *Decoded) Held() int64 { return d.held.Load() }
 
-// End gives back the bytes and the turn of the list. It is called once.
+// End releases the bytes and the turn of the list. It is called once.
 func (d *Decoded) End() {
 	d.endTurn()
 	d.lists.release(d.level, d.held.Swap(0))

@@ -16,7 +16,7 @@ const (
 	decodedLargest = decodedLimit * 3 / 8
 )
 
-// beginDecoded returns what a request of the level holds whose objects count once.
+// beginDecoded begins a list of the level with factor 1.
 func beginDecoded(l *Admission, level string) (*Decoded, func()) {
 	_, d := l.Begin(context.Background(), Level{Name: level}, Form{Factor: 1})
 	return d, d.End
@@ -39,7 +39,7 @@ func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
 func TestADecodedListWaitsForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(decodedLimit)
-		const more = decodedLargest/2 + 2<<20 // two are more than a level may have
+		const more = decodedLargest/2 + 2<<20 // two exceed the maximum of a level
 		first, end := beginDecoded(l, "")
 		if err := first.Take(t.Context(), 0, more); err != nil {
 			t.Fatal(err)
@@ -87,10 +87,10 @@ func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestPlainListsAreNeverTooLarge: informers cannot ask for less, or in another form.
+// TestPlainListsAreNeverTooLarge: informers cannot request fewer objects, or another form.
 func TestPlainListsAreNeverTooLarge(t *testing.T) {
 	l := New(decodedLimit)
-	for range 2 { // the first gives back what it has held
+	for range 2 { // the first list releases its bytes
 		ctx, d := l.Begin(t.Context(), Level{}, Form{Factor: 2, Plain: true})
 		if err := d.Take(ctx, 1000, 10*decodedLimit); err != nil {
 			t.Errorf("a list of ten times the bound: %v", err)
@@ -105,11 +105,11 @@ func TestPlainListsAreNeverTooLarge(t *testing.T) {
 	}
 }
 
-// What lists hold together never exceeds the bound, whatever they take at once or object by object, covers what each needs beyond what is
-// free, and comes back.
+// TestDecodedListsStayWithinTheirBound: for random calls of Take and Grow, the bytes held by all lists never exceed the bound,
+// cover the need of each list beyond its free part, and are released.
 func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
-	cancel() // nobody waits
+	cancel() // lists do not wait
 	rapid.Check(t, func(t *rapid.T) {
 		l := New(decodedLimit)
 		var lists []*Decoded
@@ -126,7 +126,7 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		granted := map[*Decoded]int64{} // bytes asked for with success; a list ends with the first refusal
+		granted := map[*Decoded]int64{} // bytes granted; a list ends with the first refusal
 		ask := func(d *Decoded, bytes int64, ask func() error) {
 			if err := ask(); err != nil {
 				known(err)
@@ -172,8 +172,8 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	})
 }
 
-// TestDecodedListsTakeTurns: one list less than there are processors is encoded at a time, levels in turn; small lists, exempt
-// ones, and those that wait for their client do not count.
+// TestDecodedListsTakeTurns: the number of lists encoded concurrently is one less than that of processors, with levels in turn;
+// small lists, exempt ones, and lists waiting for their client do not count.
 func TestDecodedListsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(decodedLimit)

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// computing is how many lists of this process are encoded or select objects now.
+// computing is the number of lists of this process that are being encoded or that select objects.
 var computing atomic.Int32
 
 const (
 	walkAtOnce = 256                   // objects, in about 0.1 ms
-	rest       = 50 * time.Microsecond // up to 1 ms if the processor has nothing else to do
+	rest       = 50 * time.Microsecond // up to 1 ms on an otherwise idle processor
 )
 
-// Interruptible yields what all yields, to a loop that does not wait for clients. If all processors encode or select, and
-// there are others that do, it leaves its own to short requests after each walkAtOnce objects: the Go scheduler would only
-// do so after 10 ms, and looks for connections that can be read only when a processor has nothing to do.
+// Interruptible yields the elements of all, to a loop that does not wait for clients. If all processors encode or select, and there
+// is more than one such loop, it sleeps after each walkAtOnce objects to leave its processor to short requests: the Go scheduler
+// would preempt it only after 10 ms, and polls the network only on an idle processor.
 func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		computing.Add(1)
@@ -26,7 +26,7 @@ func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 		n := 0
 		for v := range all {
 			if n++; n%walkAtOnce == 0 && int(computing.Load()) >= max(2, goruntime.GOMAXPROCS(0)) {
-				computing.Add(-1) // others need not rest meanwhile
+				computing.Add(-1) // other loops need not sleep meanwhile
 				time.Sleep(rest)
 				computing.Add(1)
 			}
@@ -37,13 +37,13 @@ func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 	}
 }
 
-// encodingTurns returns how many lists of decoded objects may be encoded at the same time: all processors but one. A table or
-// YAML of thousands of objects is computed for a second without a pause, so that with one for each processor the scheduler
-// would let each short request wait for its time slices.
+// encodingTurns returns the number of lists of decoded objects that may be encoded concurrently: all processors but one. The
+// encoding of a table or YAML of thousands of objects takes a second without a pause, so with one for each processor the scheduler
+// would make each short request wait for its time slices.
 func encodingTurns() int { return max(1, goruntime.GOMAXPROCS(0)-1) }
 
-// TakeTurn waits until the list may be encoded. Levels take turns, lists of a level are served first come, first served, those
-// that have begun before others; exempt levels and small lists never wait. Error: that of ctx.
+// TakeTurn waits until the list may be encoded. Levels take turns; lists of a level are served in order of arrival, lists that have
+// begun first. Exempt levels and small lists never wait. Error: that of ctx.
 func (d *Decoded) TakeTurn(ctx context.Context) error {
 	if d == nil || d.turn || d.needed <= freeListBytes || d.level.Exempt {
 		return nil
@@ -106,8 +106,8 @@ func (d *Decoded) endTurn() {
 	a.freeTurns++
 }
 
-// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes end at once; a list that passed its
-// turn on at each write would wait for another list each time.
+// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes take less time; a list that passed
+// its turn on at each write would wait for another list each time.
 const yieldAfter = 5 * time.Millisecond
 
 // Yield calls f, which may wait for a client, and passes the turn of the list on if that takes longer than yieldAfter.
@@ -129,7 +129,7 @@ func (d *Decoded) Yield(ctx context.Context, f func()) {
 		}
 		<-passed
 		if d.begun = true; !panicked {
-			_ = d.TakeTurn(ctx) // the next write of a response that is over fails
+			_ = d.TakeTurn(ctx) // the next write of an ended response fails
 		}
 	}()
 	f()

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestInterruptible: all is yielded in order, as often as it rests, and a list that ends early is counted out.
+// TestInterruptible: all elements are yielded in order, with any number of pauses, and a list that
+// ends early is no longer counted.
 func TestInterruptible(t *testing.T) {
 	values := make([]int, 3*walkAtOnce+1)
 	for i := range values {

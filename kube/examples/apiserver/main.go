@@ -1,12 +1,12 @@
 // Command apiserver is an API server of one resource, the pods of the group
-// example.apiserver.k8s.io that k8s.io/apiserver brings for its own tests, on Strata's engine.
-// Three statements make the difference to any other server that is built on
-// k8s.io/apiserver; they are marked in newServer.
+// example.apiserver.k8s.io from the tests of k8s.io/apiserver, on Strata's engine. It differs in
+// three statements from any other server that is built on k8s.io/apiserver; they are marked in
+// newServer.
 //
 //	apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=8443
 //	curl -k https://127.0.0.1:8443/apis/example.apiserver.k8s.io/v1/pods
 //
-// It listens on loopback only and lets everybody do everything.
+// It listens on loopback only and authorizes every request.
 package main
 
 import (

@@ -49,7 +49,7 @@ func init() {
 	scheme.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
 }
 
-// server is the API server together with the engine that its storages are made on.
+// server is the API server and the engine of its storages.
 type server struct {
 	*genericapiserver.GenericAPIServer
 	engine *kubestorage.Engine
@@ -108,8 +108,7 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 	return s, nil
 }
 
-// definitions are the schemas of the resource, which a server of its own generates, and of what
-// is common to all.
+// definitions are the schemas of the resource, which a real server generates, and the common ones.
 func definitions(ref openapi.ReferenceCallback) map[string]openapi.OpenAPIDefinition {
 	all := generatedopenapi.GetOpenAPIDefinitions(ref)
 	anything := spec.Schema{
@@ -124,13 +123,13 @@ func definitions(ref openapi.ReferenceCallback) map[string]openapi.OpenAPIDefini
 	return all
 }
 
-// close is for a server that will not be run.
+// close is for a server that is never run.
 func (s *server) close() {
 	s.Destroy()
 	s.engine.Close()
 }
 
-// podStorage is what clients can do with pods: everything but change them.
+// podStorage is the set of verbs that pods support: all but updates.
 type podStorage interface {
 	rest.Storage
 	rest.Scoper

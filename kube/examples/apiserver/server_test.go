@@ -26,8 +26,7 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// TestReadsAreAnsweredFromMemory: the server works, and it is the byte path that answers GET, LIST
-// and WATCH.
+// TestReadsAreAnsweredFromMemory: the server works, and the byte path answers GET, LIST and WATCH.
 func TestReadsAreAnsweredFromMemory(t *testing.T) {
 	url := start(t, startEtcd(t))
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
@@ -39,7 +38,7 @@ func TestReadsAreAnsweredFromMemory(t *testing.T) {
 		}
 	}
 
-	// Until memory has them, etcd is asked for single objects and small pages.
+	// Before the mirror is loaded, single objects and small pages are read from etcd.
 	loaded := regexp.MustCompile(`(?m)^strata_mirror_resource_ready\{.*\} 1$`)
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if _, metrics := send(t, http.MethodGet, url+"/metrics", ""); loaded.MatchString(metrics) {
@@ -79,7 +78,7 @@ func TestReadsAreAnsweredFromMemory(t *testing.T) {
 	}
 }
 
-// openWatch begins a watch in the protocol.
+// openWatch starts a watch in the protocol.
 func openWatch(t *testing.T, client *http.Client, proto, url, accept string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodGet, url, nil)
@@ -109,10 +108,10 @@ func eventTypes(stream []byte) (types []string) {
 	}
 }
 
-// TestShutdownEndsWatchesInOrder: each gets the events that are due, then a bookmark if it wants
-// those, then its end, which is no error; and the server is gone soon. So it is of the byte path
-// and of upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients that
-// do not read.
+// TestShutdownEndsWatchesInOrder: each watch gets its pending events, then a bookmark if it
+// requested those, then its end without an error; and the server stops soon. This is true for the
+// byte path and for upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients
+// that do not read.
 func TestShutdownEndsWatchesInOrder(t *testing.T) {
 	url, stop := startUntil(t, startEtcd(t))
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
@@ -199,7 +198,7 @@ func start(t *testing.T, etcd string) string {
 	return url
 }
 
-// startUntil is start with a function that stops the server, and returns when it has.
+// startUntil is start with a function that stops the server, and returns when it has stopped.
 func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -243,7 +242,7 @@ func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 	}
 }
 
-// startEtcd starts an etcd that lasts as long as the test, and returns its endpoint.
+// startEtcd starts an etcd that runs until the end of the test, and returns its endpoint.
 func startEtcd(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "etcd-") // short: the path of a socket has a limit
@@ -256,7 +255,7 @@ func startEtcd(t *testing.T) string {
 	cfg.Dir = filepath.Join(dir, "data")
 	cfg.ListenPeerUrls = nil
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // it has no peers
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
@@ -275,7 +274,7 @@ func startEtcd(t *testing.T) string {
 
 var client = &http.Client{
 	Timeout:   patience,
-	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // it signs for itself
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // the certificate is self-signed
 }
 
 func send(t *testing.T, method, url, body string) (*http.Response, string) {

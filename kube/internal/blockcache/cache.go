@@ -12,9 +12,9 @@ import (
 
 // Cache bounds the bytes of its blocks. Reading a block takes no lock; adding one does.
 //
-// When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block
-// is refused: a scan over more data than fits evicts neither the data that its next run reads first, nor data that others
-// use. Methods may be called concurrently.
+// When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block is
+// refused: a scan over more data than fits evicts neither the data that its next run reads first, nor data in use by other readers.
+// Methods may be called concurrently.
 type Cache struct {
 	limit       atomic.Int64
 	objectLimit int64
@@ -38,8 +38,8 @@ const (
 	// idleTime is how long a block must not have been read before it may be evicted: longer than writing a large list
 	// takes, short compared to the time between two of them.
 	idleTime = 3 * time.Second
-	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since a large block may need
-	// the room of many small ones. searchPause is how many additions skip the search after one that found nothing.
+	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since a large block may need the room
+	// of many small ones. searchPause is how many additions skip the search after an unsuccessful one.
 	searchSteps = 64
 	stepBytes   = 512
 	searchPause = 32
@@ -154,7 +154,7 @@ func (c *Cache) AddObject(obj any, size int64, slot *mirror.Slot) *Block {
 // Reserve takes room for a payload of size bytes, which Fill uses, or reports that there is none.
 func (c *Cache) Reserve(size int64) bool { return c.take(size + Overhead) }
 
-// Fill is Add for a payload whose room was reserved.
+// Fill is Add for a payload with reserved room.
 func (c *Cache) Fill(p Payload, size int64, slot *mirror.Slot) *Block {
 	return c.newBlock(p, size+Overhead, slot, false)
 }
@@ -171,8 +171,8 @@ func (c *Cache) HasRoom(size int64) bool {
 // HalfEmpty reports whether less than half of the limit is used.
 func (c *Cache) HalfEmpty() bool { return c.used.Load() < c.limit.Load()/2 }
 
-// Charge counts bytes of data outside of the cache towards its limit, whether or not there is room; blocks are evicted for
-// them. A negative number gives them back.
+// Charge counts bytes of data outside of the cache towards its limit, even if there is no room; blocks are evicted for them. A
+// negative number releases them.
 func (c *Cache) Charge(bytes int64) {
 	if c.used.Add(bytes) > c.limit.Load() && bytes > 0 {
 		c.makeRoom(bytes, false)

@@ -117,8 +117,8 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 	})
 }
 
-// TestCache_CountersEqualBlocksAfterConcurrentUse has goroutines add, read and release blocks while
-// others flush.
+// TestCache_CountersEqualBlocksAfterConcurrentUse adds, reads and releases blocks on some
+// goroutines while others flush.
 func TestCache_CountersEqualBlocksAfterConcurrentUse(t *testing.T) {
 	c := New(100_000, 40_000)
 	slot := &mirror.Slot{}
@@ -172,7 +172,7 @@ func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 	slot := &mirror.Slot{}
 	add := func() *Block { return c.Add(Payload{}, 1000, slot) }
 	first := add()
-	fill(t, 9, add) // blocks that were just read make no room
+	fill(t, 9, add) // blocks that were just read are not evicted
 	if n := c.Stats().Refusals; n != 1 {
 		t.Errorf("%d refusals, want 1", n)
 	}

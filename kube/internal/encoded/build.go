@@ -12,8 +12,8 @@ import (
 // scratch are buffers to encode into before the size of a block is known.
 var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); return &b }}
 
-// build makes the missing items of the leaf of a run, keeps what there is room for if it is to keep
-// any, and adds all items to spans.
+// build makes the missing items of the leaf of a run, caches those that fit if keep is set, and
+// adds all items to spans.
 func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, keep bool) error {
 	b, kept, err := p.buildLeaf(ctx, r, keep)
 	if err != nil {
@@ -26,7 +26,7 @@ func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, 
 	return nil
 }
 
-// buildLeaf is build for a caller that wants the items one by one.
+// buildLeaf is build for a caller that uses the items one by one.
 func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *run, error) {
 	l := r.Leaf
 	b := &builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
@@ -52,7 +52,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 		return nil, nil, err
 	}
 	kept := b.run()
-	// The items of a leaf of a shard lie where the leaves of the resource's own tree have them.
+	// The items of a leaf of a shard stay in the blocks of the leaves of the resource's own tree.
 	if n := len(kept.parts); !r.Selected && n > 8 && kept.bytes/int64(n) < partBytes {
 		if err := b.encode(ctx, func(*builtItem) bool { return true }); err != nil {
 			return nil, nil, err
@@ -73,12 +73,11 @@ type builder struct {
 
 type builtItem struct {
 	splices bool
-	old     *item  // what is kept on the entry
-	data    []byte // the item, unless it can be spliced and there was no room to keep it
+	old     *item  // the memo of the entry
+	data    []byte // the item, unless it can be spliced and there was no room for it
 }
 
-// spans adds the items one by one, and those that can only be spliced together with
-// their neighbours.
+// spans adds the items one by one, with adjacent items that can only be spliced together.
 func (b *builder) spans(spans *Spans) {
 	for i := 0; i < len(b.items); i++ {
 		if data := b.items[i].data; data != nil {
@@ -93,7 +92,7 @@ func (b *builder) spans(spans *Spans) {
 	}
 }
 
-// each calls f with one item after the other. An item that is spliced is good until f returns.
+// each calls f with one item after the other. A spliced item is valid until f returns.
 func (b *builder) each(f func(item []byte)) {
 	buf := scratch.Get().(*[]byte)
 	defer scratch.Put(buf)
@@ -107,8 +106,7 @@ func (b *builder) each(f func(item []byte)) {
 	}
 }
 
-// encode puts the chosen items into new blocks: those that exist are copied, the
-// others made.
+// encode puts the chosen items into new blocks: existing ones are copied, the others made.
 func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) error {
 	buf := scratch.Get().(*[]byte)
 	defer func() {
@@ -125,7 +123,7 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 		}
 		var k *blockcache.Block
 		keep := b.keep && b.p.blocks.Reserve(int64(len(dst)))
-		var data []byte // what the items are parts of, if they are needed any longer
+		var data []byte // the bytes that the items are parts of, if still needed
 		if keep || !b.splice(in) {
 			data = slices.Clip(slices.Clone(dst))
 		}
@@ -187,13 +185,13 @@ func (b *builder) splice(in []int) bool {
 	return true
 }
 
-// kept keeps the i-th item on its entry.
+// kept sets the i-th item as the memo of its entry.
 func (b *builder) kept(i int, it *item) {
 	b.p.keep(b.entries[i], b.items[i].old, it)
 	b.items[i].old = it
 }
 
-// run describes the leaf: its size, and where it lies if all of it is kept.
+// run describes the leaf: its size, and its position if all of it is cached.
 func (b *builder) run() *run {
 	r := &run{slot: b.p.slot}
 	kept := true

@@ -13,21 +13,21 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// form is what a compressed run holds of the items of a leaf. A list and a watch have different
-// bytes between two objects, and a deflated item refers to the items before it by their distance,
-// so neither form can be made of the other without compressing it again.
+// form is the delivery that a compressed run is for. A list and a watch have different bytes
+// between two objects, and a deflated item refers to the items before it by their distance, so
+// neither form can be made from the other without compressing it again.
 type form int
 
 const (
-	asItems  form = iota // as they stand in a list
+	asItems  form = iota // in their form in a list
 	asFrames             // as the frames of the initial events of a watch
 
-	forms // how many there are
+	forms // the number of forms
 )
 
-// Framer appends to dst the frame by which a watch sends the object with the item, as an event of
-// the type, and returns the size of the event in bytes as metrics count it. All calls for one
-// representation must give the same.
+// Framer appends to dst the frame in which a watch sends the object of the item, as an event of the
+// type, and returns the size of the event in bytes for the metrics. All calls for one
+// representation must give the same result.
 type Framer func(dst []byte, t watch.EventType, item []byte) (framed []byte, size int)
 
 // Frames are the items of a leaf as frames of ADDED events, compressed.
@@ -42,27 +42,26 @@ type Frame struct {
 	Size int // of the event
 }
 
-// deflatingKey is what one reader compresses at a time.
+// deflatingKey identifies one compression in progress.
 type deflatingKey struct {
 	leaf *mirror.Leaf
 	form form
 }
 
-// Deflated returns the items of a whole leaf compressed. It is made once and
-// kept while the leaf is part of the newest version and there is room. Errors are
-// those of Item.
+// Deflated returns the items of a whole leaf compressed. They are made once and cached while the
+// leaf is part of the newest version and there is room. Errors are those of Item.
 func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
 	frames, err := p.deflated(ctx, r, asItems, nil)
 	return frames.Run, err
 }
 
-// WorthFrames reports whether the initial events of a run should be sent as DeflatedFrames.
-// Others are too few bytes, or too many to be held together, or a part of a leaf.
+// WorthFrames reports whether the initial events of a run should be sent as DeflatedFrames. Other
+// runs have too few bytes, or too many to be held together, or are a part of a leaf.
 func (p *Representation) WorthFrames(r mirror.Run) bool { return p.worthApart(r) }
 
-// DeflatedFrames returns for each of the runs, all of which are WorthFrames, the frames of its
-// objects compressed, in the order of runs, appended to dst. Each is made once and kept as
-// Deflated keeps its own. Missing ones are made on several processors. A run of which an object
+// DeflatedFrames returns for each of the runs, all of which are WorthFrames, the compressed frames
+// of its objects, in the order of runs, appended to dst. Frames are made once and cached like the
+// results of Deflated. Missing ones are made on several processors. A run with an object that
 // cannot be decoded or encoded has no frames (Len is 0): the caller meets the error again when it
 // writes the objects one by one. Error: that of ctx.
 func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs []mirror.Run, frame Framer) ([]Frames, error) {
@@ -99,7 +98,7 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 				defer func() { <-encoders }()
 				work()
 			})
-		default: // others have them all, perhaps for long: this reader works alone (I9)
+		default: // other readers use all of them, perhaps for long: this reader works alone (I9)
 		}
 	}
 	work()
@@ -107,8 +106,8 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 	return dst, ctx.Err()
 }
 
-// deflated returns the compressed form of a leaf. Readers that want it meanwhile wait and use the result, even if there was no
-// room to cache it: readers of the same list would otherwise walk it in step and compress every leaf once each.
+// deflated returns the compressed form of a leaf. Concurrent readers wait for the result and use it, even if there was no room to
+// cache it: readers of the same list would otherwise walk it in step and compress every leaf once each.
 func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
 	if frames, ok := p.keptDeflated(r.Leaf, f); ok {
 		return frames, nil
@@ -131,8 +130,9 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 	return frames, err
 }
 
-// deflateItems compresses the items of a leaf. That they are needed once, to be compressed, is no
-// reason to keep them, or to keep them for longer, unless there is plenty of room.
+// deflateItems compresses the items of a leaf. The items are needed only once: missing ones are
+// cached only if less than half of the cache is used, and loading cached ones does not count as a
+// read.
 func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
 	var spans Spans
 	var ok bool
@@ -147,7 +147,7 @@ func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjo
 	return gzipjoin.Compress(nil, spans.All...), nil
 }
 
-// frameBuffers are for the frames of a leaf before they are compressed.
+// frameBuffers are buffers for the frames of a leaf before compression.
 var frameBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // deflateFrames compresses the frames of a leaf; see deflateItems.

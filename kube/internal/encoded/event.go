@@ -16,8 +16,8 @@ import (
 // (Representation.lazy).
 type eventItem struct {
 	data atomic.Pointer[[]byte]
-	// modified and other are the compressed frames of the event, of the type MODIFIED and of the
-	// other type that the item is sent as.
+	// modified and other are the compressed frames of the event, as MODIFIED and as the other type
+	// in which the item is sent.
 	modified, other atomic.Pointer[Frame]
 }
 
@@ -28,7 +28,7 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 		return *data, nil
 	}
 	data, _, err := p.encoding.Do(context.Background(), i, func() ([]byte, error) {
-		if data := i.data.Load(); data != nil { // made since the first look
+		if data := i.data.Load(); data != nil { // made since the first check
 			return *data, nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), objects.DecodeTimeout)
@@ -43,9 +43,9 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 	return data, err
 }
 
-// Current returns the item of the object after the event, made once for all
-// watchers and kept while the event is among the newest. The bytes are shared: do not
-// write to them. Errors are those of Item.
+// Current returns the item of the object after the event, made once for all watchers and cached
+// while the event is among the newest. The bytes are shared: do not write to them. Errors are those
+// of Item.
 func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.slot, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
 		obj, err := p.gen.AddedIfWanted(ev)
@@ -60,8 +60,8 @@ func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 	})
 }
 
-// Deleted returns the item of the object before the event with the revision of the
-// event, as a DELETED carries it. Otherwise it is like Current.
+// Deleted returns the item of the object before the event with the revision of the event, for a
+// DELETED event. Otherwise it is like Current.
 func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.gone, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
 		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
@@ -69,8 +69,8 @@ func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
 	})
 }
 
-// DeflatedEvent returns the frame of an event as what it is to a watch, compressed, made once for
-// all watchers and kept as its item is. Errors are those of Item.
+// DeflatedEvent returns the compressed frame of an event with the type t, made once for all
+// watchers and cached as long as its item. Errors are those of Item.
 func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
 	slot, e, item := p.slot, ev.Entry, p.Current
 	if t == watch.Deleted {
@@ -89,7 +89,7 @@ func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, fram
 		return nil, err
 	}
 	f, _, err := p.framing.Do(context.Background(), made, func() (*Frame, error) {
-		if f := made.Load(); f != nil { // made since the first look
+		if f := made.Load(); f != nil { // made since the first check
 			return f, nil
 		}
 		framed, size := frame(nil, t, data)

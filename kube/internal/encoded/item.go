@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// item is what is kept on an entry: a part of a block, while there is room for it, and
-// whether the item can be spliced when it is gone.
+// item is the memo of an entry: a part of a block, while it is cached, and whether the item can be
+// spliced after its eviction.
 type item struct {
 	block    *blockcache.Block // nil: there was no room
 	from, to uint32
@@ -31,7 +31,7 @@ func (i *item) load(now uint32) []byte {
 // canSplice reports whether the item is known to splice.
 func (i *item) canSplice() bool { return i != nil && i.splices }
 
-// unref is called when the entry refers to the item no longer.
+// unref is called when the entry no longer refers to the item.
 func (i *item) unref() {
 	if i != nil && i.block != nil {
 		i.block.Unref()
@@ -41,17 +41,16 @@ func (i *item) unref() {
 // Retired implements mirror.Retirer: the entry was replaced.
 func (i *item) Retired() { i.unref() }
 
-// Item returns the entry's object as it stands in a list. The bytes are shared: do
-// not write to them. Cost is a few loads if they are kept, a copy if they can be
-// spliced, else decoding and encoding the object. Errors are those of decoding it, and of the
-// encoder.
+// Item returns the entry's object in its form in a list. The bytes are shared: do not write to
+// them. Cost is a few loads if they are cached, a copy if they can be spliced, else decoding and
+// encoding the object. Errors are those of decoding it, and of the encoder.
 func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
 	var own []byte
 	return p.ItemIn(ctx, e, &own)
 }
 
-// ItemIn is Item for a caller who is done with it soon: an item that is spliced is put
-// into buf, which the caller uses again.
+// ItemIn is Item for a caller that needs the bytes briefly: a spliced item is put into buf, which
+// the caller reuses.
 func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
 	old, _ := e.Memo(p.slot).(*item)
 	if data := old.load(p.blocks.Now()); data != nil {
@@ -80,7 +79,7 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 	return data, nil
 }
 
-// keep makes the entry refer to a part of a block, unless another reader has been faster.
+// keep makes the entry refer to a part of a block, unless another reader was first.
 func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 	if it.block != nil {
 		it.block.Ref()
@@ -93,9 +92,9 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 	p.gen.DropIfEnded(e)
 }
 
-// splices reports whether what is stored of the entry gives the item as it was encoded.
-// It does not if the object is stored in another version, by a release that knew
-// other fields or defaults, or encrypted.
+// splices reports whether splicing the stored value of the entry gives the encoded item. It does
+// not if the object is stored in another version, by a release with other fields or defaults, or
+// encrypted.
 func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
 	if p.splice == nil {
 		return false

@@ -7,13 +7,13 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// run is what is kept on a leaf: where the items of all its entries lie.
+// run is the memo of a leaf: the positions of the items of all its entries.
 type run struct {
 	slot  *mirror.Slot
 	bytes int64 // of all items
-	// parts is where the items lie, and empty if there was no room for all of them.
+	// parts are the positions of the items; empty if there was no room for all of them.
 	parts []part
-	// deflated is the run compressed, by form, once a reader has asked for it.
+	// deflated is the compressed run, by form, once a reader has requested it.
 	deflated [forms]atomic.Pointer[blockcache.Block]
 }
 
@@ -53,7 +53,7 @@ func leafRuns(l *mirror.Leaf) runs {
 	return nil
 }
 
-// setRun keeps r on the leaf in place of an older one of the representation.
+// setRun sets r on the leaf in place of an older run of the representation.
 func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 	for {
 		cur := l.Memo.Load()
@@ -76,7 +76,7 @@ func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 				if replaced.bytes != r.bytes {
 					p.varies.Store(true)
 				}
-				// The leaf's entries are the same, so what was compressed still holds.
+				// The leaf has the same entries, so the compressed forms stay valid.
 				for i := range replaced.deflated {
 					if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
 						k.Unref()
@@ -88,7 +88,7 @@ func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 	}
 }
 
-// load appends the bytes of the run to spans, and reports whether all are there.
+// load appends the bytes of the run to spans, and reports whether all of them are cached.
 func (r *run) load(spans [][]byte, now uint32) ([][]byte, bool) {
 	if len(r.parts) == 0 {
 		return spans, false // only its size is known
@@ -106,15 +106,15 @@ func (r *run) load(spans [][]byte, now uint32) ([][]byte, bool) {
 }
 
 const (
-	// blockBytes is how many bytes of items share a block, but for single larger items.
+	// blockBytes is the size of a block of items; larger single items have a block each.
 	blockBytes = 64 << 10
-	// partBytes is what a run's parts have on average at least; with smaller ones the
-	// leaf is put together anew.
+	// partBytes is the minimum average size of a run's parts; below it the leaf is copied into new
+	// blocks.
 	partBytes = 8 << 10
 )
 
-// Size returns the bytes of the items of a run if they are known, which they are
-// once the run has been read. Cost is a few loads for a whole leaf.
+// Size returns the bytes of the items of a run, which are known once the run has been read. Cost is
+// a few loads for a whole leaf.
 func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	if r.Whole() {
 		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
@@ -142,15 +142,15 @@ func (p *Representation) Measure(entries Measurer, start, end string) (int64, bo
 	return entries.Measure(start, end, p.slot, p.Size)
 }
 
-// largeRun is how many bytes of items one reader may hold while it waits for a client, twice
-// or so: a leaf of objects of 1 MB has 64 MB of them.
+// largeRun is about half of the item bytes that one reader may hold while it waits for a client: a
+// leaf of objects of 1 MB has 64 MB of them.
 const largeRun = 1 << 20
 
-// Large reports whether the items of a run are too many bytes to be held together. They are to
-// be made, and written, one by one.
+// Large reports whether the items of a run are too many bytes to be held together. They must be
+// made, and written, one by one.
 func (p *Representation) Large(r mirror.Run) bool { return p.estimate(r) > largeRun }
 
-// estimate is Size, or what is stored of a run that has not been read.
+// estimate is Size, or the stored bytes of a run that has not been read.
 func (p *Representation) estimate(r mirror.Run) int64 {
 	n, known := p.Size(r)
 	if !known {

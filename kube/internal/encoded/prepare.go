@@ -13,13 +13,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// encoders bounds the helpers of all readers that decode and encode at the same time.
+// encoders bounds the concurrent helpers of all readers that decode and encode.
 var encoders = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 
-// Prepare makes what is missing of the items of all runs, on several processors, and
-// returns their size in bytes; compressed, if that is what will be written of them.
-// Afterwards the runs can be written without an error, unless the block cache is full.
-// Errors are those of Item.
+// Prepare makes the missing items of all runs, on several processors, and returns their size in
+// bytes, or their compressed size if deflated. Afterwards the runs can be written without an error,
+// unless the block cache is full. Errors are those of Item.
 func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool) (int64, error) {
 	return p.prepare(ctx, all, deflated, p.AppendRun)
 }
@@ -36,8 +35,8 @@ func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	return x.total.Load(), nil
 }
 
-// preparation makes the missing items of the runs of one list, in the goroutine of the reader and
-// in helpers.
+// preparation makes the missing items of the runs of one list, on the goroutine of the reader and
+// on helpers.
 type preparation struct {
 	rep       *Representation
 	ctx       context.Context
@@ -50,10 +49,10 @@ type preparation struct {
 	helpers sync.WaitGroup
 }
 
-// all prepares the runs until the first error. It returns when the reader has no more runs; helpers
-// may still be at work.
+// all prepares the runs until the first error. It returns when there are no more runs; helpers may
+// still be running.
 func (x *preparation) all(all iter.Seq[mirror.Run]) {
-	var work chan mirror.Run // to helpers, once there is something to make
+	var work chan mirror.Run // to helpers, once there are items to make
 	defer func() {           // after a panic as well
 		if work != nil {
 			close(work)
@@ -87,7 +86,7 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 		select {
 		case encoders <- struct{}{}:
 		default:
-			continue // other readers have them all, perhaps for long: this reader works alone (I9)
+			continue // other readers use all of them, perhaps for long: this reader works alone (I9)
 		}
 		x.helpers.Go(func() {
 			defer func() { <-encoders }()
@@ -136,7 +135,7 @@ func (x *preparation) make(r mirror.Run, spans *Spans) (n int64, err error) {
 	return n, nil
 }
 
-// prepareLarge makes what is missing of a run one by one, and returns the size of all items.
+// prepareLarge makes the missing items of a run one by one, and returns the size of all items.
 func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *Spans) (n int64, err error) {
 	for _, e := range r.Items() {
 		item, err := p.ItemIn(ctx, e, &spans.buf)
@@ -156,7 +155,7 @@ func (p *Representation) worthApart(r mirror.Run) bool {
 	return r.Whole() && gzipjoin.WorthApart(p.estimate(r))
 }
 
-// Keeps reports whether AppendRun has nothing to make.
+// Keeps reports whether all items of the run are cached, so that AppendRun only loads them.
 func (p *Representation) Keeps(r mirror.Run) bool {
 	if !r.Whole() {
 		for _, e := range r.Items() {
@@ -178,13 +177,13 @@ func (p *Representation) Keeps(r mirror.Run) bool {
 	return true
 }
 
-// KeepsDeflated reports whether Deflated has nothing to do.
+// KeepsDeflated reports whether the compressed run is cached.
 func (p *Representation) KeepsDeflated(r mirror.Run) bool {
 	_, ok := p.keptDeflated(r.Leaf, asItems)
 	return ok
 }
 
-// prepared returns the size of a run that has nothing left to be made.
+// prepared returns the size of a run if it is completely cached.
 func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
 	if p.varies.Load() && !p.Keeps(r) {
 		return 0, false

@@ -1,5 +1,5 @@
-// Package encoded caches objects in encoded form: items of lists, of which single objects, watch events and compressed runs
-// are assembled. It knows leaves and entries, and no store.
+// Package encoded caches objects in encoded form: items of lists, from which single objects, watch events and compressed runs are
+// assembled. It depends on leaves and entries, not on a store.
 package encoded
 
 import (
@@ -13,19 +13,19 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ItemEncoder appends an object to dst as it stands among the items of a list, with the separator or delimiter that belongs
-// to it. The object belongs to the encoder.
+// ItemEncoder appends an object to dst in its form as an item of a list, with its separator or delimiter. The encoder owns the
+// object.
 type ItemEncoder func(dst []byte, obj apiruntime.Object) ([]byte, error)
 
 // Splicer appends an object's item to dst, made from the stored value without decoding it, or reports that it cannot. The
 // representation verifies that the result is equal to the encoder's.
 type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 
-// Representation is one way to encode the objects of a resource. For each entry it caches the item: the object as it stands
-// in a list, from which single objects and watch events are assembled too. An item is made once and found by every later
-// reader, of any revision; it is a part of a block that the items of a leaf share, so that most of a list is a few spans of
-// memory. All representations of an engine share one block cache; an item that it has no room for is encoded at each use, or
-// spliced from the stored value if that is known to give the same bytes. Methods may be called concurrently.
+// Representation is one way to encode the objects of a resource. For each entry it caches the item: the object in its form in a
+// list, from which single objects and watch events are assembled too. An item is made once and found by every later reader, of any
+// revision; it is a part of a block that the items of a leaf share, so that most of a list is a few spans of memory. All
+// representations of an engine share one block cache. An item that does not fit is encoded at each use, or spliced from the stored
+// value if that is known to give the same bytes. Methods may be called concurrently.
 type Representation struct {
 	gen    *objects.Generation
 	encode ItemEncoder
@@ -34,12 +34,12 @@ type Representation struct {
 	slot   *mirror.Slot // memo slot of items, on entries and on events after them
 	gone   *mirror.Slot // memo slot of items that events have deleted
 	events objects.EventCache
-	// varies: a leaf was encoded again with another size than before, as custom resources converted by a webhook may be.
-	// Sums of sizes are then not relied on.
+	// varies: a leaf was encoded again with another size, which is possible for custom resources converted by a webhook. Sums of
+	// sizes are then not used.
 	varies atomic.Bool
 
-	// The work under way: items of leaves, compressed leaves, items of events, compressed frames of
-	// events.
+	// The computations in progress: items of leaves, compressed leaves, items of events, compressed
+	// frames of events.
 	building  flight.Group[*mirror.Leaf, struct{}]
 	deflating flight.Group[deflatingKey, Frames]
 	encoding  flight.Group[*eventItem, []byte]
@@ -51,8 +51,8 @@ func New(g *objects.Generation, encode ItemEncoder, splice Splicer) *Representat
 	return &Representation{gen: g, encode: encode, splice: splice, blocks: g.Blocks(), slot: &mirror.Slot{}, gone: &mirror.Slot{}}
 }
 
-// Of returns the generation's representation of a name, which must be comparable. It is made with encode and splice when it
-// is first asked for, and closed with the generation.
+// Of returns the generation's representation of a name, which must be comparable. It is made with encode and splice on the first
+// call, and closed with the generation.
 func Of(g *objects.Generation, name any, encode ItemEncoder, splice Splicer) *Representation {
 	return g.Derived(name, func() objects.Derived { return New(g, encode, splice) }).(*Representation)
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Spans are the bytes of items, in key order: most of them where they are kept, those
-// that are not in a buffer. They are good until Reset. The zero value is empty.
+// Spans are the bytes of items, in key order: most of them in their blocks, the others in a buffer.
+// They are valid until Reset. The zero value is empty.
 type Spans struct {
 	All [][]byte
 	buf []byte
 }
 
-// Reset empties the spans, to be used again.
+// Reset empties the spans for reuse.
 func (s *Spans) Reset() {
 	clear(s.All)
 	s.All, s.buf = s.All[:0], s.buf[:0]
@@ -30,8 +30,8 @@ func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
 	s.All = append(s.All, s.buf[from:])
 }
 
-// AppendRun adds the items of a run to spans. They are shared: do not write to them.
-// Cost is a few loads for a whole leaf that was read before. Errors are those of Item.
+// AppendRun adds the items of a run to spans. They are shared: do not write to them. Cost is a few
+// loads for a whole leaf that was read before. Errors are those of Item.
 func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
 		for i, e := range r.Items() {
@@ -69,14 +69,14 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 }
 
-// AppendOnce is AppendRun for a run that no version of the resource has (Reading.FromEtcd). What
-// is made of it is kept only if all of its entries are those of a version.
+// AppendOnce is AppendRun for a run that is in no version of the resource (Reading.FromEtcd). Its
+// items are cached only if all of its entries are those of a version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
 	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Foreign))
 }
 
-// MeasureOnce is Prepare for runs that no version has: it makes their items and returns their size
-// in bytes.
+// MeasureOnce is Prepare for runs that are in no version: it makes their items and returns their
+// size in bytes.
 func (p *Representation) MeasureOnce(ctx context.Context, all iter.Seq[mirror.Run]) (int64, error) {
 	return p.prepare(ctx, all, false, p.AppendOnce)
 }

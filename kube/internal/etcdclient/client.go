@@ -22,17 +22,17 @@ import (
 	"k8s.io/component-base/tracing"
 )
 
-// Timeouts of the connection to etcd, as kube-apiserver has them: a dead member is
-// noticed within 40 s, and slow TLS handshakes succeed.
+// Timeouts of the connection to etcd, those of kube-apiserver: a dead member is detected within 40
+// s, and slow TLS handshakes succeed.
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	dialTimeout      = 20 * time.Second
 )
 
-// Flow control windows: what etcd may send before it is read, per stream and in all. They
-// are about where gRPC's own estimate would end; that they are given keeps it from sending a
-// ping with each message to find out, a quarter of what an event costs.
+// Flow control windows: the bytes that etcd may send before they are read, per stream and per
+// connection. They are about the size that gRPC's own estimate would reach. Setting them disables
+// gRPC's estimator, which sends a ping with each message, a quarter of the cost of an event.
 const (
 	streamWindow     = 8 << 20
 	connectionWindow = 16 << 20
@@ -47,7 +47,7 @@ func New(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:               zap.NewNop(), // what matters is returned or logged by us
+		Logger:               zap.NewNop(), // relevant errors are returned, or logged by this package's callers
 	}
 	cfg.DialOptions = []grpc.DialOption{
 		//lint:ignore SA1019 a client without a connection is of no use here

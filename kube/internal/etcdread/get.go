@@ -14,14 +14,13 @@ import (
 )
 
 const (
-	// patienceAtFirst is how long a GET waits for a member of etcd before it asks again; it
-	// doubles.
+	// patienceAtFirst is how long a GET waits for a member of etcd before it retries; it doubles.
 	patienceAtFirst = time.Second
-	// retrySeconds is the pause that a client is told with 504 and 429.
+	// retrySeconds is the Retry-After of 504 and 429 responses.
 	retrySeconds = 1
 )
 
-// Places bound the reads that are under way at once: each has one.
+// Places bound the concurrent reads: each takes one place.
 type Places chan struct{}
 
 // Get reads one key with upstream's store, unless there is no place: then 429.
@@ -29,8 +28,8 @@ func (p Places) Get(ctx context.Context, etcd storage.Interface, key string, opt
 	select {
 	case p <- struct{}{}:
 		defer func() { <-p }()
-		// A member that hangs would hold the request until its connection is given up. The
-		// client takes members in turn, so that of two requests at once one goes elsewhere.
+		// A hanging member would block the request until its connection is closed. The client uses
+		// members in turn, so one of two concurrent requests goes to another member.
 		requests := 1
 		for patience := patienceAtFirst; ; patience *= 2 {
 			late, err := getWithin(ctx, etcd, patience, requests, key, opts, out)
@@ -44,8 +43,8 @@ func (p Places) Get(ctx context.Context, etcd storage.Interface, key string, opt
 	}
 }
 
-// getWithin reads one key from etcd with so many requests at once, of which the first that
-// succeeds counts, or else the last. late: there was no answer within the time.
+// getWithin reads one key from etcd with so many concurrent requests. The first success counts, or
+// else the last error. late: there was no answer within patience.
 func getWithin(ctx context.Context, etcd storage.Interface, patience time.Duration, requests int, key string, opts storage.GetOptions, out runtime.Object) (late bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -19,40 +19,40 @@ import (
 // Source is the etcd that lists of the past are read from.
 type Source struct {
 	Places Places      // one for each page
-	Ranges clientv3.KV // no response is larger than a page may be
+	Ranges clientv3.KV // responses are no larger than a page may be
 	Mirror *mirror.Mirror
 	Group  schema.GroupResource // of metrics
-	// Keep is how many bytes of objects that memory does not hold a list keeps until it is
-	// written; with more, its pages are read again to be written. An object that has not changed
-	// since is memory's own and costs a pointer.
+	// Keep bounds the bytes of objects that are not in memory and that a list keeps until it is
+	// written; with more, its pages are read again for the write. An unchanged object is shared
+	// with memory and costs a pointer.
 	Keep int64
 }
 
-// Past is a range of keys at a revision that is older than memory but not compacted, read
-// from etcd page by page (D7, I7): it holds one page and Source.Keep at most, however long
-// the range is. Not safe for concurrent use.
+// Past is a range of keys at a revision that is older than memory but not compacted, read from etcd
+// page by page (D7, I7). It holds at most one page and Source.Keep, for a range of any length. Not
+// safe for concurrent use.
 type Past struct {
 	source Source
 	ctx    context.Context
-	held   mirror.Snapshot // to share entries with
+	held   mirror.Snapshot // for sharing entries
 	most   int64           // keys wanted, 0 for all
 	count  int64           // keys in the range
 
 	first *etcdsource.Pager // at the first page
-	next  *etcdsource.Pager // goes on after kept
+	next  *etcdsource.Pager // continues after kept
 	kept  []mirror.Run      // from the first on
 	taken int64             // keys in kept
-	own   int64             // bytes in kept that memory does not hold; above Source.Keep nothing is kept
+	own   int64             // bytes in kept that are not shared with the cache; above Source.Keep kept is dropped
 	err   error             // the first one met
 }
 
-// Open reads the first page of the keys with start <= key < end at rev; most is how many of them are wanted, 0 for all.
-// Entries that held has are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted,
-// mirror.ErrRestored, and those of the client of etcd.
+// Open reads the first page of the keys with start <= key < end at rev; most is the number of keys to read, 0 for all. Entries that
+// are in held are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted, mirror.ErrRestored,
+// and those of the client of etcd.
 func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, most int64) (*Past, error) {
 	pager := etcdsource.NewPager(s.Ranges, start, end, rev)
 	if n, bytes := held.Count(start, end); n > 0 {
-		pager.Expect(bytes / int64(n)) // as large as they are now
+		pager.Expect(bytes / int64(n)) // as large as the current values
 	}
 	p := &Past{source: s, ctx: ctx, held: held, most: most, next: pager}
 	again := *pager
@@ -73,14 +73,14 @@ func (p *Past) Context() context.Context { return p.ctx }
 // Count returns the number of keys in the range.
 func (p *Past) Count() int { return int(p.count) }
 
-// Err returns why Runs has ended early; nil if it has not. Errors are those of Open.
+// Err returns the error that ended Runs early, nil if there was none. Errors are those of Open.
 func (p *Past) Err() error { return p.err }
 
-// Kept returns the number of runs that are kept, and the bytes read so far that memory does not hold.
+// Kept returns the number of cached runs, and the bytes read so far that are not in memory.
 func (p *Past) Kept() (runs int, own int64) { return len(p.kept), p.own }
 
-// fetch reads a page, when its turn among the pages that are read at once has come. No turn is held
-// while a client reads.
+// fetch reads a page when there is a place for it. The place is released before the page is written
+// to a client.
 func (p *Past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, error) {
 	select {
 	case p.source.Places <- struct{}{}:
@@ -98,11 +98,11 @@ func (p *Past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, erro
 	return page, err
 }
 
-// runEntries is how many entries a run has: as many as a leaf, because readers hold what
-// they make of one.
+// runEntries is the number of entries of a run: that of a leaf, because readers hold the items of a
+// run.
 const runEntries = 64
 
-// cut makes runs of a page; own is what memory does not hold of it.
+// cut makes runs of a page; own is the number of bytes that are not shared with the cache.
 func (p *Past) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 	for kvs := range slices.Chunk(page.KVs, runEntries) {
 		run, bytes := p.held.Foreign(kvs)
@@ -112,7 +112,7 @@ func (p *Past) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 	return runs, own
 }
 
-// keep keeps runs that come after those kept, or gives up keeping any.
+// keep appends runs to those kept, or drops all of them above Source.Keep.
 func (p *Past) keep(runs []mirror.Run, keys int, own int64) {
 	if p.own += own; p.own > p.source.Keep {
 		p.kept, p.next = nil, nil
@@ -122,8 +122,8 @@ func (p *Past) keep(runs []mirror.Run, keys int, own int64) {
 	p.taken += int64(keys)
 }
 
-// Runs yields the range in key order. A second time it yields what was kept, or reads it
-// again. It ends early when an error is met; see Err.
+// Runs yields the range in key order. The second time it yields the kept runs, or reads them again.
+// It ends early on an error; see Err.
 func (p *Past) Runs() iter.Seq[mirror.Run] {
 	return func(yield func(mirror.Run) bool) {
 		for _, run := range p.kept {
@@ -144,7 +144,7 @@ func (p *Past) Runs() iter.Seq[mirror.Run] {
 			}
 			seen += int64(len(page.KVs))
 			runs, own := p.cut(page)
-			if pager == p.next { // else nothing is kept
+			if pager == p.next { // otherwise no runs are kept
 				p.keep(runs, len(page.KVs), own)
 			}
 			for _, run := range runs {

@@ -16,15 +16,15 @@ type Group[K comparable, V any] struct {
 	calls map[K]*call[V]
 }
 
-// call is a computation under way.
+// call is a computation in progress.
 type call[V any] struct {
 	done chan struct{} // closed at the end
 	v    V
 	ok   bool // v is valid; otherwise the computation failed or panicked
 }
 
-// Do returns the result of compute, by this caller (mine) or by another one that is computing the key. Errors: that of
-// compute if mine, otherwise that of ctx. The result is not cached.
+// Do returns the result of compute, by this caller (mine) or by a concurrent one for the same key. Errors: that of compute if mine,
+// otherwise that of ctx. The result is not cached.
 func (g *Group[K, V]) Do(ctx context.Context, key K, compute func() (V, error)) (v V, mine bool, err error) {
 	for {
 		c, mine := g.join(key)

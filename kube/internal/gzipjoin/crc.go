@@ -5,7 +5,7 @@ import "hash/crc32"
 // A CRC-32 is a polynomial over GF(2) modulo that of crc32.IEEE. Its coefficients
 // are stored in reverse: bit 31 is that of x^0, bit 0 that of x^31.
 
-// shifts[k] is x^(8·2^k): what multiplies a checksum when 2^k bytes follow.
+// shifts[k] is x^(8·2^k): the factor of a checksum that 2^k bytes follow.
 var shifts = func() (s [63]uint32) {
 	s[0] = 1 << (31 - 8)
 	for k := 1; k < len(s); k++ {

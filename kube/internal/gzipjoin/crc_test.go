@@ -20,7 +20,7 @@ func TestCombineIsTheChecksumOfTheConcatenation(t *testing.T) {
 	})
 }
 
-// Lengths that cannot be hashed in a test must agree among each other.
+// Lengths that are too large to hash in a test must be consistent with each other.
 func TestCombineIsAssociativeForAnyLength(t *testing.T) {
 	length := rapid.Int64Range(0, math.MaxInt64/2)
 	rapid.Check(t, func(t *rapid.T) {

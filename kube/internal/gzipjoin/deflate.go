@@ -9,27 +9,27 @@ import (
 )
 
 const (
-	// blockBytes is how many bytes package flate collects until it makes a block of
-	// them, at the levels used here.
+	// blockBytes is the number of bytes that package flate collects for a block, at the levels used
+	// here.
 	blockBytes = 65535
 
-	// fastLevel is the fastest level that finds all the repetitions that compress/gzip
-	// finds at level 1. Levels 1 and 2 take 10 to 20% less time, but lose track in
-	// objects with 1 to 2 KB that do not repeat: 10% larger on a list of secrets.
+	// fastLevel is the fastest level that finds all the repetitions that compress/gzip finds at
+	// level 1. Levels 1 and 2 take 10 to 20% less time, but miss repetitions in objects with 1 to 2
+	// KB of data that does not repeat: 10% larger on a list of secrets.
 	fastLevel = 3
-	// denseLevel makes up for the fresh window of a run below denseBelow bytes: by 2
-	// to 5% of its size, in 1.3 to 1.5 times the time.
+	// denseLevel compensates for the fresh window of a run below denseBelow bytes: by 2 to 5% of
+	// its size, in 1.3 to 1.5 times the time.
 	denseLevel = 5
 	denseBelow = 32 << 10
 )
 
-// slots bounds how many deflaters are in use.
+// slots bounds the number of deflaters in use.
 var slots = make(chan struct{}, runtime.GOMAXPROCS(0))
 
 var deflaters = sync.Pool{New: func() any { return new(deflater) }}
 
-// appendDeflated appends data, compressed as J1 and J2 say, to dst. It is safe for
-// concurrent use.
+// appendDeflated appends data to dst, compressed according to J1 and J2. It is safe for concurrent
+// use.
 func appendDeflated(dst []byte, data ...[]byte) []byte {
 	slots <- struct{}{}
 	defer func() { <-slots }()
@@ -38,8 +38,8 @@ func appendDeflated(dst []byte, data ...[]byte) []byte {
 	return d.deflate(dst, data)
 }
 
-// deflater holds the compressors that runs are made with, each made when it is first
-// needed. It is not safe for concurrent use.
+// deflater holds the compressors for runs, each made on its first use. It is not safe for
+// concurrent use.
 type deflater struct {
 	fast, dense, literal *flate.Writer
 
@@ -68,10 +68,9 @@ func (d *deflater) deflate(dst []byte, data [][]byte) []byte {
 		start := len(d.out)
 		d.writeBlock(*w)
 		if end := len(d.out); end-start > size {
-			// A block without any repetition is stored as it is, even if few different
-			// bytes occur in it, as in base64. Such a block is coded without looking
-			// for repetitions; the compressor has seen its bytes, and may still refer
-			// to them later.
+			// The compressor stores a block without any repetition, even if it has few different
+			// bytes, as in base64. Such a block is Huffman-coded without a search for repetitions;
+			// the compressor has read its bytes, and may still refer to them later.
 			d.reset(&d.literal, flate.HuffmanOnly)
 			d.writeBlock(d.literal)
 			if len(d.out)-end < end-start {
@@ -101,7 +100,7 @@ func (d *deflater) reset(w **flate.Writer, level int) {
 func (d *deflater) writeBlock(w *flate.Writer) {
 	for _, piece := range d.block {
 		if _, err := w.Write(piece); err != nil {
-			panic(fmt.Sprintf("gzipjoin: deflate: %v", err)) // a sink takes everything
+			panic(fmt.Sprintf("gzipjoin: deflate: %v", err)) // a sink accepts all bytes
 		}
 	}
 	if err := w.Flush(); err != nil {
@@ -115,7 +114,7 @@ type pieces struct {
 	from int // the bytes of all[0] that were taken
 }
 
-// next appends the slices that hold the next n bytes to dst. There must be as many.
+// next appends the slices of the next n bytes to dst. There must be as many.
 func (p *pieces) next(dst [][]byte, n int) [][]byte {
 	for n > 0 {
 		piece := p.all[0][p.from:]
@@ -130,7 +129,7 @@ func (p *pieces) next(dst [][]byte, n int) [][]byte {
 	return dst
 }
 
-// sink collects what a compressor writes.
+// sink collects the output of a compressor.
 type sink []byte
 
 func (s *sink) Write(p []byte) (int, error) {

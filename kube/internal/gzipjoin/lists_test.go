@@ -23,8 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// lists are the kinds of objects that sizes are measured on, each named by what makes
-// it special.
+// lists are the kinds of objects that sizes are measured on, each named by its characteristic.
 var lists = []struct {
 	name  string
 	count int
@@ -48,7 +47,7 @@ var lists = []struct {
 	{"secrets-1KB", 800, func(s *source, i int) object {
 		return &corev1.Secret{ObjectMeta: s.meta("token", i), Data: map[string][]byte{"data": s.bytes(1024)}}
 	}},
-	// In JSON the data is base64: nothing repeats, but only 64 different bytes occur.
+	// In JSON the data is base64: there are no repetitions, but only 64 different bytes.
 	{"secrets-1MB", 2, func(s *source, i int) object {
 		return &corev1.Secret{ObjectMeta: s.meta("release", i), Data: map[string][]byte{"data": s.bytes(700 << 10)}}
 	}},
@@ -74,7 +73,7 @@ type object interface{ Marshal() ([]byte, error) }
 
 const alphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-// source makes what differs between objects.
+// source generates the differences between objects.
 type source struct{ *rand.Rand }
 
 func (s *source) text(n int, alphabet string) string {
@@ -123,7 +122,7 @@ func (s *source) meta(prefix string, i int) metav1.ObjectMeta {
 	}
 }
 
-// pod is about 5 KB of JSON, as a controller and a kubelet leave it.
+// pod returns about 5 KB of JSON, in the state after a controller and a kubelet.
 func (s *source) pod(i int) object {
 	app, hash, ip, since := vocabulary[i/20%len(vocabulary)], fmt.Sprintf("%x", 0x6f00000000+i/20*7919), s.ip(), s.time()
 	pod := &corev1.Pod{ObjectMeta: s.meta(app+"-"+hash, i), Spec: corev1.PodSpec{
@@ -168,7 +167,7 @@ func (s *source) pod(i int) object {
 	return pod
 }
 
-// list is the items of a list as they stand in a response.
+// list is the items of a list in their form in a response.
 type list struct {
 	name  string
 	items [][]byte
@@ -197,7 +196,7 @@ func encoded(t testing.TB, yield func(list)) {
 	}
 }
 
-// leaves cuts a list as a tree with so many items per leaf does.
+// leaves splits a list like a tree with so many items per leaf.
 func (l list) leaves(items int) (leaves [][]byte) {
 	for i := 0; i < len(l.items); i += items {
 		leaves = append(leaves, bytes.Join(l.items[i:min(i+items, len(l.items))], nil))
@@ -205,7 +204,7 @@ func (l list) leaves(items int) (leaves [][]byte) {
 	return leaves
 }
 
-// sizeOf returns how many bytes write sends to the writer it is given.
+// sizeOf returns the number of bytes that write sends to its writer.
 func sizeOf(t testing.TB, write func(io.Writer) error) int {
 	t.Helper()
 	var body bytes.Buffer
@@ -229,9 +228,8 @@ func standard(content []byte) func(io.Writer) error {
 	}
 }
 
-// joined writes a list as its readers do: a head, leaves, some of them
-// compressed on their own, and a tail. The last leaf is loose, because no comma follows
-// its last item.
+// joined writes a list as the read path does: a head, leaves, some of them compressed on their own,
+// and a tail. The last leaf is loose, because no comma follows its last item.
 func joined(leaves [][]byte) func(io.Writer) error {
 	return func(w io.Writer) error {
 		z := NewWriter(w)
@@ -254,7 +252,7 @@ func joined(leaves [][]byte) func(io.Writer) error {
 	}
 }
 
-// A leaf of the tree holds 21 to 64 objects; 32 is what ascending keys leave behind.
+// A leaf of the tree has 21 to 64 objects; leaves filled with ascending keys have 32.
 func TestSizeOfLists(t *testing.T) {
 	encoded(t, func(l list) {
 		want := sizeOf(t, standard(bytes.Join(l.items, nil)))
@@ -270,7 +268,7 @@ func TestSizeOfLists(t *testing.T) {
 	})
 }
 
-// Text of which nothing repeats must not be stored as it is.
+// Text without repetitions must be Huffman-coded, not stored.
 func TestBlocksWithoutRepetitionAreCoded(t *testing.T) {
 	content := base64.StdEncoding.AppendEncode(nil, randomBytes(300_000, 1))
 	if run := Compress(nil, content); len(run.Deflated) > len(content)*77/100 {

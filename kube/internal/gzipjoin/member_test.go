@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// noFurther is a source that fails the test when it is read beyond its end, as a connection that
-// is idle would block.
+// noFurther is a source that fails the test when it is read beyond its end, where an idle
+// connection would block.
 type noFurther struct {
 	t    *rapid.T
 	data []byte

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// Run is a stretch of bytes, compressed so that it can stand anywhere in a member
-// (J1, J2). The zero value is the empty run. A Run may be kept and written any number
-// of times, by several goroutines at once: nothing writes to it.
+// Run is a stretch of bytes, compressed so that it can be anywhere in a member (J1, J2). The zero
+// value is the empty run. A Run may be kept and written any number of times, by several goroutines
+// concurrently: it is never modified.
 type Run struct {
 	Deflated []byte // blocks as in RFC 1951
 	CRC      uint32 // CRC-32 (IEEE) of the bytes before compression
@@ -16,27 +16,26 @@ type Run struct {
 }
 
 const (
-	// minApart: apart from its neighbours a shorter run would be up to 10% larger than
-	// among them (measured with TestSizeOfLists).
+	// minApart: a shorter run would be up to 10% larger on its own than among its neighbours
+	// (measured with TestSizeOfLists).
 	minApart = 12 << 10
-	// maxApart: while a run is compressed it takes up to three times its size, where a
-	// Writer takes 130 KB. A leaf of 64 objects may hold 64 KB each.
+	// maxApart: the compression of a run takes up to three times its size, that of a Writer 130 KB.
+	// A leaf of 64 objects may have 64 KB each.
 	maxApart = 4 << 20
 )
 
-// WorthApart reports whether a run of n bytes, before compression, is worth being
-// compressed on its own. Others should be given to Writer.Write: what is too short,
-// for example a leaf of a list of small objects, and what is too large to be held
-// as a whole.
+// WorthApart reports whether a run of n bytes, before compression, is worth being compressed on its
+// own. Give other runs to Writer.Write: short ones, for example a leaf of a list of small objects,
+// and those that are too large to be held as a whole.
 func WorthApart(n int64) bool { return minApart <= n && n <= maxApart }
 
-// Compress compresses the concatenation of data. Deflated is appended to dst and does
-// not include what was in dst before; with a nil dst it gets an array of its own that
-// is no larger than it needs to be. dst must not overlap data.
+// Compress compresses the concatenation of data. Deflated is appended to dst and does not include
+// the previous contents of dst; with a nil dst it gets a new array without spare capacity. dst must
+// not overlap data.
 //
-// At most GOMAXPROCS calls, and writes of loose bytes, compress at the same time;
-// others wait. That bounds what compressors need, 3 MB each while they are
-// in use; the garbage collector takes those that are idle.
+// At most GOMAXPROCS calls, and writes of loose bytes, compress at the same time; others wait. That
+// bounds the memory of compressors, 3 MB each while they are in use; the garbage collector frees
+// idle ones.
 func Compress(dst []byte, data ...[]byte) Run {
 	var run Run
 	for _, piece := range data {
@@ -60,8 +59,8 @@ func Compress(dst []byte, data ...[]byte) Run {
 	return run
 }
 
-// maxScratch is the largest buffer that is kept between calls of Compress: enough for
-// a run of 64 objects of 4 KB that do not compress.
+// maxScratch is the largest buffer that is reused between calls of Compress: enough for a run of 64
+// objects of 4 KB that do not compress.
 const maxScratch = 256 << 10
 
 var scratches = sync.Pool{New: func() any { return new([]byte) }}

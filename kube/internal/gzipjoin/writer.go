@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	// looseBytes is how many loose bytes are gathered and compressed together.
+	// looseBytes is the number of loose bytes that are gathered and compressed together.
 	looseBytes = blockBytes
-	// storeBelow is the number of loose bytes that are not worth the time of a
-	// compressor: the head and the tail of a list (a guess).
+	// storeBelow is the number of loose bytes below which compression is not worth its time: the
+	// head and the tail of a list (a guess).
 	storeBelow = 256
 )
 
-// header is what compress/gzip writes at level 1: deflate, no name, no time, fastest,
-// unknown operating system.
+// header is that of compress/gzip at level 1: deflate, no name, no time, fastest, unknown operating
+// system.
 const header = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 
 const (
-	// syncBlock is an empty stored block: compress/flate hands out all that precedes it.
+	// syncBlock is an empty stored block: compress/flate returns all bytes that precede it.
 	syncBlock = "\x00\x00\x00\xff\xff"
 	// finalBlock is an empty stored block that is the last one.
 	finalBlock = "\x01\x00\x00\xff\xff"
@@ -30,10 +30,10 @@ const (
 // ErrClosed: the Writer was closed; the member is complete.
 var ErrClosed = errors.New("gzipjoin: writer is closed")
 
-// Writer writes one gzip member of runs and loose bytes, in the order in which they
-// are given. It holds at most 130 KB, however long the member gets, and no compressor
-// while the underlying writer blocks. After an error every call returns it. A Writer
-// is not safe for concurrent use; one that is abandoned needs no Close.
+// Writer writes one gzip member of runs and loose bytes, in the order of the calls. It holds at
+// most 130 KB, regardless of the length of the member, and no compressor while the underlying
+// writer blocks. After an error every call returns it. A Writer is not safe for concurrent use; an
+// abandoned one needs no Close.
 type Writer struct {
 	w       io.Writer
 	crc     uint32
@@ -44,7 +44,7 @@ type Writer struct {
 	buf     *buffers // nil until there are loose bytes
 }
 
-// buffers are what loose bytes need.
+// buffers are the buffers of a Writer for loose bytes.
 type buffers struct {
 	loose    []byte // not compressed yet; the capacity is looseBytes
 	deflated []byte // compressed, not written yet
@@ -58,8 +58,8 @@ var bufferPool = sync.Pool{New: func() any {
 // bytes, or by Close.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
-// WriteRun adds a run. Its bytes go to the underlying writer as they are. Errors are
-// those of the underlying writer, and ErrClosed.
+// WriteRun adds a run. Its bytes are written unchanged to the underlying writer. Errors are those
+// of the underlying writer, and ErrClosed.
 func (z *Writer) WriteRun(run Run) error {
 	if z.flush(); z.err != nil || run.Len == 0 {
 		return z.err
@@ -71,9 +71,9 @@ func (z *Writer) WriteRun(run Run) error {
 	return z.err
 }
 
-// Write adds loose bytes. They are gathered, up to 64 KB, and compressed when a run
-// follows or the member ends; p is not kept. Errors are those of the underlying
-// writer, and ErrClosed; after one it is unknown how many bytes were written.
+// Write adds loose bytes. They are gathered, up to 64 KB, and compressed when a run follows or the
+// member ends; p is not retained. Errors are those of the underlying writer, and ErrClosed; after
+// one it is unknown how many bytes were written.
 func (z *Writer) Write(p []byte) (int, error) {
 	if z.err != nil {
 		return 0, z.err
@@ -96,12 +96,12 @@ func (z *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close ends the member. It does not close the underlying writer. Errors are those of
-// the underlying writer; closing again does nothing.
+// Close ends the member. It does not close the underlying writer. Errors are those of the
+// underlying writer; closing again has no effect.
 //
-// All bytes of the member precede an empty stored block and the final block. Package
-// compress/gzip therefore returns them before it reads beyond the member: without the
-// empty block it holds the last bytes back until the header of the next member arrives.
+// All bytes of the member precede an empty stored block and the final block. Package compress/gzip
+// therefore returns them before it reads beyond the member: without the empty block it returns the
+// last bytes only when the header of the next member arrives.
 func (z *Writer) Close() error {
 	if z.err == ErrClosed {
 		return nil
@@ -115,7 +115,7 @@ func (z *Writer) Close() error {
 	}
 	tail = append(tail, finalBlock...)
 	tail = binary.LittleEndian.AppendUint32(tail, z.crc)
-	tail = binary.LittleEndian.AppendUint32(tail, uint32(z.size)) // modulo 2^32, says RFC 1952
+	tail = binary.LittleEndian.AppendUint32(tail, uint32(z.size)) // modulo 2^32 (RFC 1952)
 	if z.send(tail); z.err != nil {
 		return z.err
 	}

@@ -18,8 +18,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawBytes draws up to three blocks of bytes of one character: some repeat, some
-// consist of few different bytes that do not, some do not compress at all.
+// drawBytes draws up to three blocks of bytes of one kind: repetitive, few different bytes without
+// repetitions, or incompressible.
 func drawBytes(t *rapid.T, label string) []byte {
 	n := rapid.OneOf(
 		rapid.IntRange(0, 300),
@@ -102,7 +102,7 @@ func write(t interface {
 
 func TestAnyRunsAndLooseBytesMakeOneMember(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// A few runs, each of several pieces, which are written in any order and number.
+		// A few runs, each of several pieces, written in any order and number.
 		var runs []Run
 		var contents [][]byte
 		for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
@@ -125,7 +125,7 @@ func TestAnyRunsAndLooseBytesMakeOneMember(t *testing.T) {
 				loose := drawBytes(t, "loose")
 				write(t, z, loose)
 				want = append(want, loose...)
-				clear(loose) // a Writer keeps nothing of what it was given
+				clear(loose) // a Writer does not retain its input
 				continue
 			}
 			i := rapid.IntRange(0, len(runs)-1).Draw(t, "run")
@@ -187,7 +187,7 @@ func TestEmptyMember(t *testing.T) {
 	}
 }
 
-// A client sees the header, and the end of the last block.
+// The header and the end of the last block are visible to a client.
 func TestFramingIsThatOfTheStandardLibrary(t *testing.T) {
 	var want, got bytes.Buffer
 	std, err := stdgzip.NewWriterLevel(&want, stdgzip.BestSpeed)
@@ -211,7 +211,7 @@ func TestFramingIsThatOfTheStandardLibrary(t *testing.T) {
 	}
 }
 
-// lastBytes keeps the last bytes that it is given.
+// lastBytes keeps the last bytes written to it.
 type lastBytes [8]byte
 
 func (l *lastBytes) Write(p []byte) (int, error) {
@@ -220,9 +220,8 @@ func (l *lastBytes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The length in the trailer is modulo 2^32. Decoding so much takes too long with the
-// race detector: the trailer is compared with what the standard library makes of the
-// same bytes.
+// The length in the trailer is modulo 2^32. Decoding so many bytes takes too long with the race
+// detector, so the trailer is compared with that of the standard library for the same bytes.
 func TestTrailerOfBodyBeyond4GiB(t *testing.T) {
 	content := bytes.Repeat([]byte(`{"metadata":{}},`), 1<<16)
 	run := Compress(nil, content)
@@ -274,7 +273,7 @@ func TestCompressAppends(t *testing.T) {
 	}
 }
 
-// Neither Compress nor a Writer holds on to what others use.
+// Neither Compress nor a Writer shares state between calls.
 func TestConcurrentUse(t *testing.T) {
 	shared := bytes.Repeat([]byte("shared by all,"), 5000)
 	run := Compress(nil, shared)
@@ -349,7 +348,7 @@ func TestClosedWriterTakesNothing(t *testing.T) {
 	requireDecodesTo(t, body.Bytes(), []byte("x"))
 }
 
-// Other decoders, where they are installed.
+// Other decoders, if they are installed.
 func TestOtherDecoders(t *testing.T) {
 	var body bytes.Buffer
 	var want []byte

@@ -59,8 +59,8 @@ func registered[C metrics.Registerable](c C) C {
 	}
 }
 
-// cacheMetricsInterval is how old upstream's metrics of a cache may be: events are counted by
-// the mirror, and added up at this interval, so that an event costs no look-up of a label.
+// cacheMetricsInterval is the maximum age of upstream's metrics of a cache: the mirror counts
+// events, and the counts are added at this interval, so that an event costs no look-up of a label.
 const cacheMetricsInterval = time.Second
 
 // Cache feeds upstream's metrics of the resources of one mirror.
@@ -76,7 +76,7 @@ type Cache struct {
 // upstream's do.
 type cachedResource struct {
 	group schema.GroupResource
-	seen  mirror.ResourceStats // what the metrics have of the mirror's counters
+	seen  mirror.ResourceStats // the mirror's counters that are in the metrics already
 }
 
 // NewCache returns the metrics of a mirror without resources.
@@ -85,8 +85,8 @@ func NewCache(m *mirror.Mirror) *Cache {
 	return &Cache{mirror: m, resources: map[*mirror.Resource]*cachedResource{}}
 }
 
-// Add begins to report a resource, until the mirror forgets it. A resource that is reported under another
-// name keeps that: several storages may share it, also one after the other.
+// Add starts to report a resource, until the mirror drops it. A resource that is already reported under another name keeps that
+// name: several storages may share it, also one after the other.
 func (c *Cache) Add(r *mirror.Resource, g schema.GroupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,9 +144,9 @@ func (m *cachedResource) report(now mirror.ResourceStats) {
 			counter.metric.WithLabelValues(group, resource).Add(float64(counter.n))
 		}
 	}
-	// More than one load between two reports is rare, and then each took about as long.
+	// More than one load between two reports is rare; each then took about the same time.
 	observeMean(initializationDuration().WithLabelValues, now.Loads-m.seen.Loads, now.LoadTime-m.seen.LoadTime, group, resource)
-	for i, p := range now.Publications { // all of one place are of the same bucket
+	for i, p := range now.Publications { // durations at one index are in the same bucket
 		seen := m.seen.Publications[i]
 		observeMean(dispatchDuration().WithLabelValues, p.N-seen.N, p.Time-seen.Time, group, resource, "storage_to_cache")
 	}
@@ -156,7 +156,7 @@ func (m *cachedResource) report(now mirror.ResourceStats) {
 	m.seen = now
 }
 
-// observeMean observes n durations that make up the time together.
+// observeMean observes n durations, each the mean of the total.
 func observeMean(vec func(...string) metrics.ObserverMetric, n int64, together time.Duration, labels ...string) {
 	if n <= 0 {
 		return

@@ -30,7 +30,7 @@ var (
 	ofWatches    = scope{"strata_watch_", []string{"group", "resource"}}
 )
 
-// family is a metric that is computed from stats S by each scrape.
+// family is a metric that each scrape computes from stats S.
 type family[S any] struct {
 	desc  *metrics.Desc
 	kind  metrics.ValueType
@@ -200,13 +200,12 @@ type Cluster struct {
 	Endpoints func() string
 	// Lists returns the number of pages that are being read from etcd, and its bound.
 	Lists func() (reading, limit int)
-	// AddLag adds, by resource, the number of events of the log that the watch furthest behind has
-	// still to read.
+	// AddLag adds, by resource, the number of events of the log that the slowest watch has not
+	// read.
 	AddLag func(lag map[schema.GroupResource]int)
 }
 
-// clusters reads the counters of all live clusters when it is scraped; nothing
-// is counted twice on the way.
+// clusters reads the counters of all live clusters when it is scraped, without copies of them.
 type clusters struct {
 	metrics.BaseStableCollector
 
@@ -227,7 +226,7 @@ func Add(c *Cluster) {
 	live.all = append(live.all, c)
 }
 
-// Remove is the end of Add. It does nothing for a cluster that was not added.
+// Remove undoes Add. It has no effect for a cluster that was not added.
 func Remove(c *Cluster) {
 	live.mu.Lock()
 	defer live.mu.Unlock()
@@ -250,8 +249,8 @@ func (c *clusters) CollectWithStability(ch chan<- metrics.Metric) {
 	defer c.mu.Unlock()
 	caches := map[*blockcache.Cache]struct{}{}
 	lag := map[schema.GroupResource]int{}
-	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one
-	// that was added last reports, as with upstream's gauges, where the last writer does.
+	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one that was
+	// added last reports, like the last writer of upstream's gauges.
 	reported := map[[2]string]bool{}
 	for _, cl := range slices.Backward(c.all) {
 		if id := [2]string{cl.Endpoints(), cl.Prefix}; !reported[id] {

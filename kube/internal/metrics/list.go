@@ -12,14 +12,14 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Where lists come from: the label source of strata_lists_total.
+// Sources of lists: the label source of strata_lists_total.
 const (
 	SourcePresent = "memory_present"
 	SourcePast    = "memory_past"
 	SourceEtcd    = "etcd"
 )
 
-// Why a list is of its revision, or why it is read from etcd: the label reason.
+// Reasons for the revision of a list, or for a read from etcd: the label reason.
 const (
 	ReasonConsistent   = "consistent"     // no resource version
 	ReasonAny          = "any"            // resource version 0
@@ -27,7 +27,7 @@ const (
 	ReasonExact        = "exact"          // resourceVersionMatch=Exact
 	ReasonLegacy       = "limit"          // exactly at a resource version because there is a limit
 	ReasonContinue     = "continue"       // at the revision of a token
-	ReasonInconsistent = "inconsistent"   // a token that goes on in the present
+	ReasonInconsistent = "inconsistent"   // a token that continues in the present
 
 	ReasonPast       = "older_than_memory"
 	ReasonSuspect    = "suspect"    // a check has found memory to differ from etcd

@@ -9,11 +9,11 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Reads are upstream's metrics of the reads of one resource: the dashboards of Kubernetes know them.
-// Each appears when it is first used, as upstream's do.
+// Reads are upstream's metrics of the reads of one resource, which the dashboards of Kubernetes
+// use. Each appears on its first use, as upstream's do.
 type Reads struct {
 	wait func() metrics.ObserverMetric
-	// Consistent reads: answered from memory, by etcd instead, and in vain.
+	// Consistent reads: served from memory, by etcd instead, refused, and failed.
 	fromMemory, fallback, refused, failed func() metrics.CounterMetric
 }
 
@@ -36,7 +36,7 @@ func NewReads(r schema.GroupResource) Reads {
 	}
 }
 
-// Consistent counts a read of the present. fallback: etcd was to answer it.
+// Consistent counts a read of the present. fallback: it was passed on to etcd.
 func (m *Reads) Consistent(success, fallback bool) {
 	switch {
 	case success && !fallback:
@@ -50,5 +50,5 @@ func (m *Reads) Consistent(success, fallback bool) {
 	}
 }
 
-// Waited records how long a read has waited for the revision that it needs.
+// Waited records how long a read has waited for its revision.
 func (m *Reads) Waited(d time.Duration) { m.wait().Observe(d.Seconds()) }

@@ -39,7 +39,7 @@ var (
 	})
 )
 
-// Watches are the metrics of the watches of one resource. Each appears when it is first used.
+// Watches are the metrics of the watches of one resource. Each appears on its first use.
 type Watches struct {
 	resource                 schema.GroupResource
 	initial, replayed, marks func() metrics.CounterMetric
@@ -66,8 +66,7 @@ func NewWatches(r schema.GroupResource) Watches {
 	}
 }
 
-// Started counts the initial entries and replayed events that the start of a watch has walked through: upstream's metric
-// has both together.
+// Started counts the initial entries and replayed events that the start of a watch has read: upstream's metric is the sum of both.
 func (m *Watches) Started(entries, events int) {
 	if n := entries + events; n > 0 {
 		m.initial().Add(float64(n))
@@ -98,27 +97,28 @@ func (m *Watches) Ended(reason string) {
 	WatchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, reason).Inc()
 }
 
-// Terminated counts a watch that ends because history has left it behind.
+// Terminated counts a watch that ends because its position has left the window.
 func (m *Watches) Terminated() { m.terminated().Inc() }
 
-// Delivered records that events have been written to the client now, of which the oldest arrived and was ready to be written
-// at those times, as mirror.Now counts.
+// Delivered records that events have been written to the client now. arrived and ready are the times at which the oldest of them
+// arrived and was ready to be written, on the clock of mirror.Now.
 func (m *Watches) Delivered(arrived, ready int64) {
 	now := mirror.Now()
 	m.delivery().Observe(time.Duration(now - arrived).Seconds())
 	m.dispatch.observe(arrived, ready, now)
 }
 
-// Dispatched records that an event was handed to the client now, which arrived and was ready at those times.
+// Dispatched records that an event was sent to the client now; arrived and ready are as in
+// Delivered.
 func (m *Watches) Dispatched(arrived, ready int64) { m.dispatch.observe(arrived, ready, mirror.Now()) }
 
 // dispatchMetrics are the stages of apiserver_watch_events_dispatch_duration_seconds that a watch
-// observes, once for each write, of the oldest event in it. The third stage, storage_to_cache, is the
+// observes, once for each write, for its oldest event. The third stage, storage_to_cache, is the
 // same for all watches.
 type dispatchMetrics struct {
-	// total is from the arrival of an event from etcd until it was handed to the client.
+	// total is from the arrival of an event from etcd to its delivery to the client.
 	total func() metrics.ObserverMetric
-	// handOver is from when the event was ready for the client until then.
+	// handOver is from the time when the event was ready for the client to its delivery.
 	handOver func() metrics.ObserverMetric
 }
 
@@ -131,7 +131,7 @@ func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
 	return dispatchMetrics{total: stage("total"), handOver: stage("cache_to_watcher")}
 }
 
-// observe records that an event was handed over now. The times are those of mirror.Now.
+// observe records that an event was delivered now. The times are those of mirror.Now.
 func (d *dispatchMetrics) observe(arrived, ready, now int64) {
 	d.total().Observe(time.Duration(now - arrived).Seconds())
 	d.handOver().Observe(time.Duration(now - ready).Seconds())

@@ -89,7 +89,7 @@ func newSet(m map[string]string) Set {
 	return Set(b)
 }
 
-// Lookup returns the value of the key and whether it is there.
+// Lookup returns the value of the key and whether it is present.
 func (s Set) Lookup(key string) (value string, ok bool) {
 	for rest := string(s); rest != ""; {
 		var n [2]int
@@ -117,13 +117,13 @@ func (s Set) Lookup(key string) (value string, ok bool) {
 	return "", false
 }
 
-// Has returns whether the key is there.
+// Has reports whether the key is present.
 func (s Set) Has(key string) bool {
 	_, ok := s.Lookup(key)
 	return ok
 }
 
-// Get returns the value of the key, "" if it is not there.
+// Get returns the value of the key, "" if it is not present.
 func (s Set) Get(key string) string {
 	v, _ := s.Lookup(key)
 	return v

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzSet keeps any map: it is read as it was.
+// FuzzSet stores any map: a read returns the same map.
 func FuzzSet(f *testing.F) {
 	f.Add("a", "b", "", "", "c", "")
 	f.Add("", "", "a", "a", "aa", strings.Repeat("v", 200))

@@ -44,13 +44,13 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	}
 	b := g.Blocks().Add(blockcache.Payload{Data: data}, int64(cap(data)), g.convertedSlot)
 	if b != nil && !blockcache.SwapMemo(e, g.convertedSlot, old, &convertedItem{b}) {
-		b.Unref() // another reader was faster
+		b.Unref() // another reader was first
 	}
 	g.DropIfEnded(e)
 }
 
-// converted returns the converted custom resource of an entry with the resource version rev, nil if it is not cached. The
-// object belongs to the caller.
+// converted returns the converted custom resource of an entry with the resource version rev, nil if it is not cached. The caller
+// owns the object.
 func (g *Generation) converted(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
 	c, ok := e.Memo(g.convertedSlot).(*convertedItem)
 	if !ok {

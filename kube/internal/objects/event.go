@@ -30,7 +30,7 @@ func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) 
 		return *obj, nil
 	}
 	obj, _, err := g.decoding.Do(context.Background(), l, func() (runtime.Object, error) {
-		if obj := l.obj.Load(); obj != nil { // decoded since the first look
+		if obj := l.obj.Load(); obj != nil { // decoded since the first check
 			return *obj, nil
 		}
 		obj, err := decode()
@@ -49,8 +49,7 @@ func (g *Generation) Added(ev *mirror.Event) (runtime.Object, error) {
 	return g.lazy(&g.eventObjects(ev).current, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
 }
 
-// Deleted returns the object before the event with the revision of the event, as a DELETED carries it, shared by all
-// watchers.
+// Deleted returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
 func (g *Generation) Deleted(ev *mirror.Event) (runtime.Object, error) {
 	return g.lazy(&g.eventObjects(ev).deleted, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
 }
@@ -66,8 +65,8 @@ func (g *Generation) decodeEvent(e *mirror.Entry, rev mirror.Revision) (runtime.
 	return obj, err
 }
 
-// AddedIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The object
-// belongs to the caller.
+// AddedIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The caller owns the
+// object.
 func (g *Generation) AddedIfWanted(ev *mirror.Event) (runtime.Object, error) {
 	if !g.view.selective.Load() {
 		return nil, nil

@@ -108,8 +108,8 @@ func (g *Generation) Current() bool { return g == g.view.Now() }
 // Blocks returns the block cache of the view.
 func (g *Generation) Blocks() *blockcache.Cache { return g.view.cfg.Blocks }
 
-// Derived returns the generation's derived data of a name, which must be comparable. It is made when it is first asked for
-// and closed with the generation.
+// Derived returns the generation's derived data of a name, which must be comparable. It is made on the first call and closed with
+// the generation.
 func (g *Generation) Derived(name any, make func() Derived) Derived {
 	if d, ok := g.derived.Load(name); ok {
 		return d.(Derived)
@@ -122,8 +122,8 @@ func (g *Generation) Derived(name any, make func() Derived) Derived {
 	return d
 }
 
-// DropIfEnded drops the memos of closed slots from an entry to which derived data was just added, if the generation has
-// ended: the pass that drops them from all entries may have been there before.
+// DropIfEnded drops the memos of closed slots from an entry to which derived data was just added, if the generation has ended: the
+// pass that drops them from all entries may already have visited it.
 func (g *Generation) DropIfEnded(e *mirror.Entry) {
 	if g.Ended() {
 		e.DropClosed()

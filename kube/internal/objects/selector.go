@@ -40,7 +40,8 @@ func (g *Generation) Selector(pred storage.SelectionPredicate) Selector {
 // Sharded reports whether the request has a shard selector.
 func (s *Selector) Sharded() bool { return s.Shard != nil || s.NeedsObject }
 
-// Matches reports whether the entry's object matches. Errors are those of Decode; without a selector nothing is decoded.
+// Matches reports whether the entry's object matches. Errors are those of Decode; without a
+// selector the entry is not decoded.
 func (s *Selector) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 	return s.matches(e, func() (runtime.Object, error) { return s.Generation.Decode(ctx, e, e.ModRevision()) })
 }

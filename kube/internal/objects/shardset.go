@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/sharding"
 )
 
-// ShardKey is the field of an object by whose hash it belongs to a shard (KEP-5866).
+// ShardKey is the field of an object whose hash selects its shard (KEP-5866).
 type ShardKey uint8
 
 const (
@@ -129,7 +129,7 @@ func CoversHash(set, hash string) bool {
 	return false
 }
 
-// hashField is the hash of a field's value: FNV-1a with 64 bits, as KEP-5866 has it.
+// hashField returns the hash of a field's value: FNV-1a with 64 bits, as in KEP-5866.
 func hashField(value string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(value) {

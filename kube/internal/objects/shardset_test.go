@@ -73,7 +73,8 @@ func TestShardSet_Matches_IsUpstreams(t *testing.T) {
 	})
 }
 
-// TestShardSet_OfOddSelectors_IsLeftToThem: what no request has is matched as upstream matches it.
+// TestShardSet_OfOddSelectors_IsLeftToThem: selectors that no request has are evaluated by
+// upstream's code.
 func TestShardSet_OfOddSelectors_IsLeftToThem(t *testing.T) {
 	for _, reqs := range [][]sharding.ShardRangeRequirement{
 		{{Key: "object.metadata.name", Start: "0x0000000000000000", End: endOfHashes}},

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Shared is an object that many watchers read and none writes. It is encoded once per encoder for all of them.
+// Shared is an immutable object with many watchers. It is encoded once per encoder for all of them.
 type Shared struct {
 	metav1.Object // the object's metadata, for reading
 	obj           runtime.Object
@@ -30,7 +30,7 @@ type encoding struct {
 func share(obj runtime.Object) runtime.Object {
 	m, ok := obj.(metav1.Object)
 	if !ok {
-		// Types that only give access to their metadata.
+		// Some types only give access to their metadata.
 		acc, ok := obj.(metav1.ObjectMetaAccessor)
 		if !ok {
 			return obj
@@ -40,13 +40,13 @@ func share(obj runtime.Object) runtime.Object {
 	return &Shared{Object: m, obj: obj}
 }
 
-// cborEncoder stands in the identifiers of all encoders of CBOR (a group may be named so too, whose
-// encodings are then not shared).
+// cborEncoder is part of the identifiers of all encoders of CBOR. (A group may have that name too;
+// its encodings are then not shared.)
 const cborEncoder = "cbor"
 
 // CacheEncode implements runtime.CacheableObject. CBOR is encoded for each watch: upstream varies
-// the order of its keys, so that no client relies on one, and the identifier of an
-// encoder does not tell whether it does.
+// the order of its keys, so that no client relies on one, and the identifier of an encoder does not
+// show whether it does.
 func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	if strings.Contains(string(id), cborEncoder) {
 		return encode(s.GetObject(), w)
@@ -63,7 +63,7 @@ func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, 
 	s.mu.Unlock()
 	e.once.Do(func() {
 		var buf bytes.Buffer
-		e.err = encode(s.GetObject(), &buf) // encoders may write to what they encode
+		e.err = encode(s.GetObject(), &buf) // encoders may modify their input
 		e.data = buf.Bytes()
 	})
 	if e.err != nil {
@@ -77,7 +77,7 @@ func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, 
 	return err
 }
 
-// GetObject implements runtime.CacheableObject: a copy that belongs to the caller.
+// GetObject implements runtime.CacheableObject: it returns a copy that the caller owns.
 func (s *Shared) GetObject() runtime.Object { return s.obj.DeepCopyObject() }
 
 // GetObjectKind implements runtime.Object.

@@ -19,7 +19,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Config is how the values of a resource become objects.
+// Config describes the conversion of stored values to objects.
 type Config struct {
 	Resource    schema.GroupResource
 	Transformer value.Transformer
@@ -77,7 +77,7 @@ func (v *View) data(ctx context.Context, e *mirror.Entry) ([]byte, error) {
 	return data, nil
 }
 
-// transformError is the failure to decrypt a value, with the key as LISTs show it.
+// transformError is a decryption failure, with the key for LISTs.
 type transformError struct {
 	key string
 	err error
@@ -98,8 +98,8 @@ func Cause(err error) error {
 	return err
 }
 
-// Decode returns the object of an entry with the resource version rev. The object belongs to the caller. Errors: those of
-// the transformer, as storage.InternalError, and of the decoder.
+// Decode returns the object of an entry with the resource version rev. The caller owns the object. Errors: those of the
+// transformer, as storage.InternalError, and of the decoder.
 func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
 	if u := g.converted(e, rev); u != nil {
 		return u, nil

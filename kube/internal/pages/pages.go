@@ -1,4 +1,5 @@
-// Package pages has what lists do with keys, limits and continue tokens, for any source of their objects.
+// Package pages implements keys, limits and continue tokens of lists, for any source of their
+// objects.
 package pages
 
 import (
@@ -14,13 +15,13 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// Keys are those of one resource in etcd.
+// Keys converts the keys of one resource to keys in etcd.
 type Keys struct {
 	PathPrefix     string // of every key in etcd, with a slash at both ends
 	ResourcePrefix string // begins with a slash
 }
 
-// Prepare turns a key of storage.Interface into one of etcd.
+// Prepare converts a key of storage.Interface to one of etcd.
 func (k Keys) Prepare(key string, recursive bool) (string, error) {
 	key, err := storage.PrepareKey(k.ResourcePrefix, key, recursive)
 	if err != nil {
@@ -29,8 +30,8 @@ func (k Keys) Prepare(key string, recursive bool) (string, error) {
 	return k.PathPrefix + strings.TrimPrefix(key, "/"), nil
 }
 
-// Scope returns what the tokens of a list of the keys below prefix are relative to: what the
-// client has asked for. A field selector for one namespace narrows the first page to the keys of
+// Scope returns the prefix that the tokens of a list of the keys below prefix are relative to: that
+// of the client's request. A field selector for one namespace narrows the first page to the keys of
 // the namespace, but not the following ones.
 func (k Keys) Scope(ctx context.Context, prefix string, opts storage.ListOptions) string {
 	info, ok := request.RequestInfoFrom(ctx)
@@ -40,7 +41,8 @@ func (k Keys) Scope(ctx context.Context, prefix string, opts storage.ListOptions
 	return prefix
 }
 
-// Pages is what lists of a resource do with limits and continue tokens, whoever answers them.
+// Pages implements limits and continue tokens for the lists of a resource, from memory and from
+// etcd.
 type Pages struct {
 	group    schema.GroupResource
 	tokens   *Tokens
@@ -66,14 +68,14 @@ func (p *Pages) Open(ctx context.Context, prefix string, opts storage.ListOption
 	return opts, err
 }
 
-// Seal gives a token of upstream's plain form the one that clients are sent. scope is the prefix
-// of the keys that the client asked for, with or without the slash at its end.
+// Seal converts a token of upstream's plain form to the client's form. scope is the key prefix of
+// the client's request, with or without the slash at its end.
 func (p *Pages) Seal(ctx context.Context, scope, plain string) (string, error) {
 	return p.tokens.Seal(ctx, p.group, strings.TrimSuffix(scope, "/")+"/", plain)
 }
 
-// List has upstream's store answer, whose tokens are relative to prefix, and makes the token one
-// for scope.
+// List lists through upstream's store, whose tokens are relative to prefix, and rebases and seals
+// the token for scope.
 func (p *Pages) List(ctx context.Context, etcd storage.Interface, key, prefix, scope string, opts storage.ListOptions, out runtime.Object) error {
 	if err := etcd.GetList(ctx, key, opts, out); err != nil {
 		return p.SealError(ctx, scope, err)

@@ -19,12 +19,12 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// retrySeconds is the pause in the answer to a request that came while tokens cannot be sealed or opened.
+// retrySeconds is the Retry-After of a request while tokens cannot be sealed or opened.
 const retrySeconds = 1
 
-// TokenKeys is where the keys of continue tokens are stored, below the prefix of a cluster. No
-// API shows it: built-in resources are stored below names of their own, and custom ones below a
-// group, which has a dot.
+// TokenKeys is the key in etcd of the keys of continue tokens, below the prefix of a cluster. No
+// API shows it: built-in resources are stored below their names, and custom ones below a group,
+// which has a dot.
 const TokenKeys = "strata/continue-token-keys"
 
 // TokenOptions configures the continue tokens of a cluster.
@@ -32,23 +32,23 @@ type TokenOptions struct {
 	Seal        bool              // the gate SealedContinueTokens
 	RefusePlain bool              // plain tokens from clients are refused
 	Transformer value.Transformer // of secrets, for the keys in etcd; nil stores them as they are
-	Rotation    time.Duration     // how long a key seals; 0: for ever
+	Rotation    time.Duration     // how long a key seals; 0 disables rotation
 	Keep        time.Duration     // how long it still opens after that, see continuetoken.Options
 	Logger      *slog.Logger
 }
 
-// Tokens gives continue tokens the form that clients see, and reads it (D8). Inside the engine
-// they have upstream's plain form, whose checks (path traversal, contradictions with other options)
-// so hold for every token. All methods may be called concurrently.
+// Tokens converts continue tokens between upstream's plain form and the form that clients see (D8).
+// The engine uses the plain form internally, so upstream's checks (path traversal, contradictions
+// with other options) apply to every token. All methods may be called concurrently.
 type Tokens struct {
 	opts   TokenOptions
 	prefix string // of every key in etcd, with a slash at both ends
 	keeper *continuetoken.Keeper
 }
 
-// NewTokens returns the tokens of the etcd cluster that kv talks to, whose keys begin with keyPrefix.
-// With opts.Seal it begins to read the keys, or makes them, in the background. Without it etcd is
-// asked when a client sends a sealed token.
+// NewTokens returns the tokens of the etcd cluster of kv, whose keys begin with keyPrefix. With
+// opts.Seal it starts to read the keys, or makes them, in the background. Without it etcd is read
+// when a client sends a sealed token.
 func NewTokens(kv clientv3.KV, keyPrefix string, opts TokenOptions) *Tokens {
 	return &Tokens{opts: opts, prefix: keyPrefix, keeper: continuetoken.NewKeeper(continuetoken.Options{
 		KV:          kv,
@@ -61,7 +61,7 @@ func NewTokens(kv clientv3.KV, keyPrefix string, opts TokenOptions) *Tokens {
 	})}
 }
 
-// Close ends everything and waits for it.
+// Close ends all reads of the keys and waits for them.
 func (t *Tokens) Close() { t.keeper.Close() }
 
 // Scope is the list of the keys below a prefix in etcd, with or without the slash at its end.
@@ -73,9 +73,9 @@ func (t *Tokens) Scope(resource schema.GroupResource, prefix string) continuetok
 	}
 }
 
-// Open returns upstream's plain form of a token that a client has sent for a list of the keys
-// below prefix, which is a prefix in etcd as in Reading. What is wrong with a plain token, those who
-// decode it find. Errors: 400, 410, 429, ctx's.
+// Open returns upstream's plain form of a client's token for a list of the keys below prefix, which
+// is a prefix in etcd as in Reading. Plain tokens are validated where they are decoded. Errors:
+// 400, 410, 429, ctx's.
 func (t *Tokens) Open(ctx context.Context, resource schema.GroupResource, prefix, token string) (plain string, err error) {
 	switch {
 	case token == "":
@@ -90,12 +90,12 @@ func (t *Tokens) Open(ctx context.Context, resource schema.GroupResource, prefix
 	if err != nil {
 		return "", tokenError(ctx, err)
 	}
-	// The prefix is what EncodeContinue takes away again.
+	// EncodeContinue removes the prefix again.
 	return storage.EncodeContinue(prefix+c.Start, prefix, c.Revision)
 }
 
-// Seal returns what a client is sent for upstream's plain form of a token for the list of the keys
-// below prefix: the same if sealing is off. "" stays "". Errors: 429, ctx's.
+// Seal returns the client's form of a plain token for the list of the keys below prefix, which is
+// plain itself if sealing is off. "" stays "". Errors: 429, ctx's.
 func (t *Tokens) Seal(ctx context.Context, resource schema.GroupResource, prefix, plain string) (string, error) {
 	if plain == "" || !t.opts.Seal {
 		return plain, nil
@@ -111,8 +111,8 @@ func (t *Tokens) Seal(ctx context.Context, resource schema.GroupResource, prefix
 	return token, nil
 }
 
-// decodePlain reads a plain token that we have made; DecodeContinue would return a key, cleaned,
-// in place of what is to be kept.
+// decodePlain decodes a plain token made by this server or upstream's store. DecodeContinue would
+// return a cleaned key, not the original start.
 func decodePlain(plain string) (continuetoken.Token, error) {
 	var c struct {
 		Revision int64  `json:"rv"`
@@ -125,11 +125,12 @@ func decodePlain(plain string) (continuetoken.Token, error) {
 	return continuetoken.Token{Revision: c.Revision, Start: c.Start}, err
 }
 
-// Rebase makes a plain token for the keys below prefix one for the keys below scope, which is
-// shorter or equal; either is with or without the slash at its end. "" stays "".
+// Rebase converts a plain token for the keys below prefix to one for the keys below scope, which is
+// shorter or equal. Both may end with a slash. "" stays "".
 //
-// Upstream's store makes tokens relative to what it read. When a field selector for one namespace
-// has narrowed that, the next page comes for what the client asked for, all namespaces.
+// Upstream's store makes tokens relative to the prefix of its read. When a field selector for one
+// namespace has narrowed that prefix, the request for the next page has the client's original
+// scope, all namespaces.
 func Rebase(plain, prefix, scope string) (string, error) {
 	prefix, scope = strings.TrimSuffix(prefix, "/")+"/", strings.TrimSuffix(scope, "/")+"/"
 	if plain == "" || prefix == scope {
@@ -142,7 +143,7 @@ func Rebase(plain, prefix, scope string) (string, error) {
 	return storage.EncodeContinue(prefix+strings.TrimPrefix(c.Start, "/"), scope, c.Revision)
 }
 
-// tokenError turns an error of continuetoken into one for the client.
+// tokenError converts an error of continuetoken to one for the client.
 func tokenError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, continuetoken.ErrInvalid):

@@ -16,22 +16,22 @@ import (
 )
 
 // Transformer is implemented by a transformer whose keys change while it is in use. Derived data is
-// dropped when they do. The transformers of an EncryptionConfiguration that is reloaded
-// automatically need not implement it.
+// dropped when they change. The transformers of an automatically reloaded EncryptionConfiguration
+// need not implement it.
 type Transformer interface {
 	value.Transformer
 
-	// Keys returns a comparable value that identifies the keys in use, and is never again that
-	// of keys which were replaced. It is called by each read, and before a value is decrypted:
-	// it must not take locks or allocate.
+	// Keys returns a comparable value that identifies the keys in use, and that is never reused for
+	// other keys. It is called by each read, and before a value is decrypted: it must not take
+	// locks or allocate.
 	Keys() any
 }
 
 // KeysOf returns a function that identifies the keys which the transformer of a resource uses at
-// present, as Transformer describes; nil if they never change. It knows two kinds of transformers
-// with keys that change: those that implement Transformer, and those of upstream's
-// DynamicTransformers. All others are taken for constant, as upstream's watch cache takes
-// them. Error: upstream's type is not built as expected.
+// present, as Transformer describes; nil if they never change. It supports two kinds of
+// transformers with changing keys: those that implement Transformer, and those of upstream's
+// DynamicTransformers. All others are assumed constant, as in upstream's watch cache. Error:
+// upstream's type has an unexpected layout.
 func KeysOf(t value.Transformer, resource schema.GroupResource) (func() any, error) {
 	if r, ok := t.(Transformer); ok {
 		return r.Keys, nil
@@ -64,7 +64,7 @@ type dynamicKeys struct {
 type seenKeys struct{ tracker, identity any }
 
 // plain is the identity of the keys of a resource that the configuration does not mention: it is
-// not encrypted, and a reload that leaves it so invalidates nothing.
+// not encrypted, and a reload that does not change that invalidates nothing.
 type plain struct{}
 
 // current returns the identity of the keys in use. Cost is two loads, and some reflection after
@@ -93,10 +93,10 @@ func (k *dynamicKeys) mentioned(tracker any) bool {
 	return false
 }
 
-// dynamicLayout says which fields of upstream's types hold what. Upstream exports no way to learn
-// that a configuration was reloaded, and decrypting a sample does not show that one of several
-// keys was removed. The fields are found by their types, and the result is tried out, so a
-// version of upstream that is built otherwise is noticed when the first storage is made.
+// dynamicLayout has the positions of the fields of upstream's types. Upstream exports no way to
+// detect that a configuration was reloaded, and decrypting a sample does not show that one of
+// several keys was removed. The fields are found by their types, and the result is tested, so an
+// upstream version with another layout is detected when the first storage is made.
 type dynamicLayout struct {
 	field     int // of the transformer: a pointer to an atomic.Value, which all transformers share
 	overrides int // of the struct that a pointer in it points to: the transformers by resource
@@ -153,13 +153,12 @@ func fieldOf(s, field reflect.Type) (int, error) {
 	return found, nil
 }
 
-// reloadInterval is how often views without readers learn that keys were replaced. Those with
-// readers learn it at each read. It bounds how long memory holds what removed keys have
-// decrypted.
+// reloadInterval is how often views without readers check for replaced keys. Those with readers
+// check at each read. It bounds how long data decrypted with removed keys stays in memory.
 const reloadInterval = time.Second
 
-// Reloads looks at the keys of the views whose keys can change, while there are any. The zero
-// value has none.
+// Reloads polls the keys of the views whose keys can change, while there are any. The zero value
+// has no views.
 type Reloads struct {
 	mu     sync.Mutex // leaf
 	views  map[*objects.View]struct{}
@@ -167,7 +166,7 @@ type Reloads struct {
 	wg     sync.WaitGroup
 }
 
-// Add follows the keys of the view until the function that it returns is called.
+// Add follows the keys of the view until remove is called.
 func (r *Reloads) Add(v *objects.View) (remove func()) {
 	if !v.Rekeyed() {
 		return func() {}

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// direct is a watch that etcd serves. It has no bookmarks but those that etcd's
-// progress makes, so it just ends.
+// direct is a watch that etcd serves. Its only bookmarks are those of etcd's progress, so it just
+// ends.
 type direct struct {
 	watch.Interface
 	running *Watches

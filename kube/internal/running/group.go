@@ -2,7 +2,7 @@ package running
 
 import "sync"
 
-// Group are the goroutines of a storage. The zero value has none. Safe for concurrent use.
+// Group is the goroutines of a storage. The zero value is empty. Safe for concurrent use.
 type Group struct {
 	mu    sync.Mutex // leaf
 	ended bool
@@ -19,7 +19,7 @@ func (g *Group) Start(f func()) bool {
 	return !g.ended
 }
 
-// End has Start refuse from now on, and returns when all goroutines have ended.
+// End makes Start refuse from now on, and returns when all goroutines have ended.
 func (g *Group) End() {
 	g.mu.Lock()
 	g.ended = true

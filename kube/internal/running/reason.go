@@ -2,7 +2,7 @@ package running
 
 import "sync/atomic"
 
-// Reason says why a watch has ended.
+// Reason is the reason why a watch has ended.
 type Reason int32
 
 // Reasons. NotEnded is the zero value.

@@ -10,11 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Watches are the running watches of an etcd cluster. The zero value has none. Safe for
-// concurrent use.
+// Watches are the running watches of an etcd cluster. The zero value is empty. Safe for concurrent
+// use.
 type Watches struct {
 	refused atomic.Bool // Add rejects watches
-	last    atomic.Bool // running watches deliver the events that are due, and end
+	last    atomic.Bool // running watches deliver their pending events, and end
 
 	mu        sync.Mutex // leaf, but for the locks that the methods of Watch take
 	all       map[Watch]struct{}
@@ -24,20 +24,20 @@ type Watches struct {
 
 // Watch is a running watch. Its methods do not wait.
 type Watch interface {
-	Leave()         // Watches.Leaving has become true: deliver the events that are due, and end
+	Leave()         // Watches.Leaving has become true: deliver pending events, and end
 	Cut(why Reason) // end now
 }
 
-// Refuse has Add reject watches from now on.
+// Refuse makes Add reject watches from now on.
 func (r *Watches) Refuse() { r.refused.Store(true) }
 
 // Refused reports whether Add rejects watches.
 func (r *Watches) Refused() bool { return r.refused.Load() }
 
-// Leave has Leaving return true from now on. It does not notify the watches.
+// Leave makes Leaving return true from now on. It does not notify the watches.
 func (r *Watches) Leave() { r.last.Store(true) }
 
-// Leaving reports whether watches are to deliver the events that are due, and end.
+// Leaving reports whether watches must deliver their pending events, and end.
 func (r *Watches) Leaving() bool { return r.last.Load() }
 
 // ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server, without a
@@ -92,7 +92,7 @@ func (r *Watches) Each(f func(Watch)) {
 	}
 }
 
-// Every calls f for every watch that runs. f must not call methods of r.
+// Every calls f for every running watch. f must not call methods of r.
 func (r *Watches) Every(f func(Watch)) {
 	r.Each(f)
 	r.mu.Lock()
@@ -102,8 +102,8 @@ func (r *Watches) Every(f func(Watch)) {
 	}
 }
 
-// Drain rejects new watches, has the others deliver the events that are due and end, and waits for them until ctx ends.
-// It then cuts the watches that are left, and returns an error with their number.
+// Drain rejects new watches, makes the others deliver their pending events and end, and waits for them until ctx ends. It then cuts
+// the remaining watches, and returns an error with their number.
 func (r *Watches) Drain(ctx context.Context) error {
 	r.Refuse()
 	r.Leave()

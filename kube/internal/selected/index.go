@@ -17,12 +17,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Index finds the entries of a resource by the value of one field or label that a
-// registry has declared (SelectionPredicate.IndexFields, IndexLabels), for example
-// the pods of a node. A reader brings it up to date and decodes
-// only entries that no reader has decoded before. Its version is dropped when it had no reader for IndexIdle, and
-// within that time of a relist of its resource: its entries are those of its last read. Its
-// bytes are charged to the block cache. Safe for concurrent use.
+// Index finds the entries of a resource by the value of one field or label that a registry has declared
+// (SelectionPredicate.IndexFields, IndexLabels), for example the pods of a node. A reader brings it up to date and decodes only
+// entries that no reader has decoded before. Its version is dropped when it had no reader for IndexIdle, and within that time after
+// a relist of its resource. Its entries are those of its last read. Its bytes are charged to the block cache. Safe for concurrent
+// use.
 type Index struct {
 	selection[*IndexItem]
 	name   string
@@ -36,8 +35,8 @@ type Index struct {
 // IndexVersion is an index at one revision.
 type IndexVersion = Version[*IndexItem]
 
-// ItemOverhead is the cost of an item of an index beside its key: its struct (24 bytes), its place in
-// a leaf, and about what the allocator adds to those by rounding up.
+// ItemOverhead is the cost of an item of an index beside its key: its struct (24 bytes), its place
+// in a leaf, and the approximate rounding of the allocator.
 const ItemOverhead = 56
 
 // IndexItem is one entry under its value. Items of equal value are neighbours, in
@@ -128,10 +127,11 @@ func (x *Index) set(next *IndexVersion) {
 	x.blocks.Charge(indexBytes(next) - indexBytes(x.cur.Swap(next)))
 }
 
-// drop has the next reader build the index. The caller need not have the turn.
+// drop removes the current version, so that the next reader builds the index. The caller need not
+// have the turn.
 func (x *Index) drop() { x.set(nil) }
 
-// indexBytes returns about what an index takes beside the entries; nil takes nothing.
+// indexBytes returns the approximate memory of an index beside the entries; 0 for nil.
 func indexBytes(v *IndexVersion) int64 {
 	if v == nil {
 		return 0
@@ -139,15 +139,15 @@ func indexBytes(v *IndexVersion) int64 {
 	return v.tree.Bytes() + int64(v.tree.Len())*ItemOverhead
 }
 
-// indexes are the indexes of a resource by name. The zero value has none.
+// indexes are the indexes of a resource by name. The zero value is empty.
 type indexes struct {
 	mu     sync.Mutex // leaf
 	byName map[string]*Index
-	timer  *time.Timer // drops indexes without readers; nil if none is kept
+	timer  *time.Timer // drops indexes without readers; nil if there is no index
 }
 
-// IndexFor returns the index that helps with the selection, and the value to look
-// up; nil if there is none. Namespace and name are no indexes: they are key ranges.
+// IndexFor returns an index for the selection, and the value to look up; nil if there is none.
+// Namespace and name are no indexes: they are key ranges.
 func (s *Selections) IndexFor(pred storage.SelectionPredicate) (*Index, string) {
 	if pred.Field != nil {
 		for _, field := range pred.IndexFields {
@@ -169,8 +169,8 @@ func (s *Selections) IndexFor(pred storage.SelectionPredicate) (*Index, string) 
 	return nil, ""
 }
 
-// Index returns the index of the name, which is made by the first call.
-// Names are declared by the registry, so there are few.
+// Index returns the index of the name, which the first call makes. Names are declared by the
+// registry, so there are few.
 func (s *Selections) Index(name string, value func(*objects.Attributes) string) *Index {
 	t := &s.indexes
 	t.mu.Lock()
@@ -195,11 +195,11 @@ func (s *Selections) Index(name string, value func(*objects.Attributes) string) 
 }
 
 // IndexIdle is how long an index without readers is kept. Clients that list by a value, such as
-// kubelets, watch afterwards; rebuilding it costs less than a microsecond for each object.
+// kubelets, watch afterwards; rebuilding the index costs less than a microsecond for each object.
 const IndexIdle = time.Minute
 
-// DropIndexes drops the indexes that have no readers any more, or that are of a resource that was
-// relisted, and all if the storage has ended.
+// DropIndexes drops the indexes that have no readers any more, or whose resource was relisted, and
+// all if the storage has ended.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.mu.Lock()
@@ -210,7 +210,7 @@ func (s *Selections) DropIndexes() {
 		if cur != nil && (ended || idle || !cur.Serves(s.cfg.View.Now(), 0)) {
 			x.drop()
 		}
-		left = left || !idle // it may be being built
+		left = left || !idle // a reader may be building it
 	}
 	if t.timer = nil; left && !ended {
 		t.timer = time.AfterFunc(IndexIdle/2, s.DropIndexes)

@@ -1,6 +1,6 @@
-// Package selected keeps parts of a resource that requests select: its entries by the value of a field or label (Index), and
-// the entries of a shard (Shard). A part is made when it is first read, follows the log from then on, and is dropped when it
-// has no readers. The package also has watches read only the events of their part.
+// Package selected caches selected parts of a resource: its entries by the value of a field or label (Index), and the entries of a
+// shard (Shard). A part is made on its first read, follows the log from then on, and is dropped when it has no readers. The package
+// also limits the events that a watch reads to those of its part.
 package selected
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// readAtOnce is how many events are taken from the log at once.
+// readAtOnce is the number of events per read of the log.
 const readAtOnce = 256
 
-// Config is the resource that Selections are of, and its storage.
+// Config is the resource of Selections, and its storage.
 type Config struct {
 	Resource *mirror.Resource
 	View     *objects.View
@@ -40,7 +40,7 @@ type Selections struct {
 	watches watches
 }
 
-// New returns the selections of a resource. There are none until they are read.
+// New returns the selections of a resource. Each is built on its first read.
 func New(cfg Config) *Selections { return &Selections{cfg: cfg} }
 
 // Version is a part of the resource at one revision; immutable.
@@ -54,9 +54,9 @@ type Version[I btree.Item] struct {
 // Revision returns the revision of the version.
 func (v *Version[I]) Revision() mirror.Revision { return v.rev }
 
-// Serves reports whether the version, which may be nil, answers at rev or later: it
-// does not if the resource was relisted since, perhaps from another etcd, or if the keys
-// that decrypt values are not those of gen.
+// Serves reports whether the version, which may be nil, can be used for reads at rev or later. It
+// cannot if the resource was relisted since, perhaps from another etcd, or if the keys that decrypt
+// values are not those of gen.
 func (v *Version[I]) Serves(gen *objects.Generation, rev mirror.Revision) bool {
 	if v == nil || v.gen != gen || v.rev < rev {
 		return false
@@ -108,7 +108,7 @@ func (v *Version[I]) leaves() []*btree.Leaf[I] {
 	return leaves
 }
 
-// kind is what distinguishes an index from a shard. The caller of its methods has the turn.
+// kind is the difference between an index and a shard. The caller of its methods has the turn.
 type kind[I btree.Item] interface {
 	// items returns the items of a snapshot, in ascending order of their keys.
 	items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]I, error)
@@ -134,10 +134,10 @@ type selection[I btree.Item] struct {
 // Built reports whether there is a current version.
 func (s *selection[I]) Built() bool { return s.cur.Load() != nil }
 
-// At returns the version at rev or later. Errors: those of decoding an entry,
-// mirror.ErrNotReady, and that of ctx. Cost: the events since it was read last; the whole
-// resource the first time, and when the log does not reach back to the last time. It waits
-// for a reader that is bringing it up to date.
+// At returns the version at rev or later. Errors: those of decoding an entry, mirror.ErrNotReady,
+// and that of ctx. Cost: the events since its last read, or the whole resource on the first read
+// and when the log does not reach back to the last one. It waits for a reader that is bringing it
+// up to date.
 func (s *selection[I]) At(ctx context.Context, rev mirror.Revision) (*Version[I], error) {
 	if cur := s.cur.Load(); cur.Serves(s.view.Now(), rev) {
 		return cur, nil

@@ -11,14 +11,14 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Shard is a shard selector and the entries that it selects, as a tree of their own, so that the cost of its
-// lists depends on its entries and not on those of the resource: a leaf of the tree keeps where its items
-// lie, and their compressed form, as a leaf of the resource's own tree does. Safe for concurrent use.
+// Shard is a shard selector and its selected entries, in a separate tree, so that the cost of its lists depends on its entries and
+// not on those of the resource. The leaves of the tree have memos for items and compressed runs, as the leaves of the resource's
+// own tree do. Safe for concurrent use.
 type Shard struct {
 	selection[*mirror.Entry]
 	set *objects.ShardSet
 
-	// past is the last version that was made for a list of the past, for its next page.
+	// past is the last version made for a list of the past, for its next page.
 	past atomic.Pointer[ShardVersion]
 
 	used time.Time // guarded by shards.mu
@@ -49,7 +49,7 @@ func (x *Shard) items(ctx context.Context, gen *objects.Generation, snap mirror.
 // apply implements kind.
 func (x *Shard) apply(ctx context.Context, gen *objects.Generation, edit *btree.Edit[*mirror.Entry], ev *mirror.Event) error {
 	if ev.Entry == nil {
-		edit.Delete(ev.Key()) // not there if it was not selected
+		edit.Delete(ev.Key()) // not present if it was not selected
 		return nil
 	}
 	ok, err := x.selects(ctx, gen, ev.Entry)
@@ -69,7 +69,7 @@ func (x *Shard) selects(ctx context.Context, gen *objects.Generation, e *mirror.
 	return err == nil && x.set.Selects(a), err
 }
 
-// install implements kind. It retires the leaves of old that next does not have.
+// install implements kind. It retires the leaves of old that are not in next.
 func (x *Shard) install(old, next *ShardVersion, edit *btree.Edit[*mirror.Entry]) {
 	x.cur.Store(next)
 	switch {
@@ -80,14 +80,14 @@ func (x *Shard) install(old, next *ShardVersion, edit *btree.Edit[*mirror.Entry]
 	}
 }
 
-// Past returns the version of the past that was made last, if it is of rev and serves gen.
+// Past returns the last version made of the past, if it is of rev and serves gen.
 func (x *Shard) Past(gen *objects.Generation, rev mirror.Revision) (*ShardVersion, bool) {
 	past := x.past.Load()
 	return past, past != nil && past.rev == rev && past.Serves(gen, rev)
 }
 
-// RolledTo returns the shard at the revision of the snapshot, which may be of the past, made of
-// the shard at cur and of the keys that have changed since.
+// RolledTo returns the shard at the revision of the snapshot, which may be of the past, made from
+// the shard at cur and the keys that have changed since.
 func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVersion, changed []string) (*ShardVersion, error) {
 	edit := cur.tree.Edit()
 	for _, key := range changed {
@@ -111,7 +111,7 @@ func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVe
 	return past, nil
 }
 
-// retireOthers retires the leaves of old that none of the others has.
+// retireOthers retires the leaves of old that are in none of the others.
 func retireOthers(old *ShardVersion, others ...*ShardVersion) {
 	kept := map[*mirror.Leaf]bool{}
 	for _, o := range others {
@@ -122,7 +122,7 @@ func retireOthers(old *ShardVersion, others ...*ShardVersion) {
 	retire(slices.DeleteFunc(old.leaves(), func(l *mirror.Leaf) bool { return kept[l] }))
 }
 
-// drop releases what is cached on the leaves of the shard. It waits for the turn.
+// drop releases the cached data of the leaves of the shard. It waits for the turn.
 func (x *Shard) drop() {
 	x.wait()
 	defer x.turn.Release(1)
@@ -133,7 +133,7 @@ func (x *Shard) drop() {
 	}
 }
 
-// wait takes the turn, however long that takes.
+// wait takes the turn, without a time limit.
 func (x *Shard) wait() {
 	_ = x.turn.Acquire(context.Background(), 1) // its only error is that of the context
 }
@@ -147,7 +147,7 @@ func (x *Shard) dropEnded() {
 	}
 }
 
-// retire does for leaves of shards what the writer does for those of the resource's own tree.
+// retire retires leaves of shards, as the writer does with those of the resource's own tree.
 func retire(leaves []*mirror.Leaf) {
 	for _, l := range leaves {
 		if m := l.Memo.Load(); m != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// shards are the shards of a resource by their sets. The zero value has none. Safe for
-// concurrent use.
+// shards are the shards of a resource by their sets. The zero value is empty. Safe for concurrent
+// use.
 type shards struct {
 	mu    sync.Mutex // leaf
 	byKey [objects.ShardKeys]map[string]*Shard
@@ -21,18 +21,18 @@ type shards struct {
 }
 
 const (
-	// ShardIdle is how long a shard without readers is kept: its entries, of when it was read
-	// last, are kept with it. Clients of a fleet list when they start, and after a lost watch.
+	// ShardIdle is how long a shard without readers is kept, with the entries of its last read.
+	// Clients of a fleet list when they start, and after a lost watch.
 	ShardIdle = time.Minute
 	// MaxShardCopies bounds how often all shards together have the entries of the resource. A fleet
 	// has them once, two while it is resized. An entry takes about 12 bytes in a tree, and 16 more for
 	// each representation.
 	MaxShardCopies = 4
-	// MaxEmptyShards is how many shards there may be, however few entries the resource has.
+	// MaxEmptyShards bounds the number of shards of a resource with few entries.
 	MaxEmptyShards = 256
 )
 
-// Shard returns the shard of the set, which is made by the first call.
+// Shard returns the shard of the set, which the first call makes.
 func (s *Selections) Shard(set *objects.ShardSet) *Shard {
 	t := &s.shards
 	t.mu.Lock()
@@ -56,7 +56,7 @@ func (s *Selections) Shard(set *objects.ShardSet) *Shard {
 	return x
 }
 
-// KnownShard returns the shard of the set as it was read last, nil if it is not kept.
+// KnownShard returns the shard of the set as of its last read, nil if it is not cached.
 func (s *Selections) KnownShard(set *objects.ShardSet) *ShardVersion {
 	t := &s.shards
 	t.mu.Lock()
@@ -67,7 +67,7 @@ func (s *Selections) KnownShard(set *objects.ShardSet) *ShardVersion {
 	return nil
 }
 
-// KeptShards returns the number of shards that are kept and the number of their entries.
+// KeptShards returns the number of cached shards and of their entries.
 func (s *Selections) KeptShards() (shards, entries int) {
 	all := s.shards.all()
 	for _, x := range all {
@@ -95,16 +95,15 @@ func (t *shards) allLocked() []*Shard {
 	return all
 }
 
-// TrimShards drops the shards that were not read for the longest time, other than x, until those that are
-// left have at most MaxShardCopies times n entries.
+// TrimShards drops the least recently read shards, except x, until the others have at most MaxShardCopies times n entries.
 func (s *Selections) TrimShards(x *Shard, n int) {
 	for _, dropped := range s.shards.leastRecent(x, MaxShardCopies*n+MaxEmptyShards) {
 		dropped.drop()
 	}
 }
 
-// leastRecent removes and returns the shards that were not read for the longest time, other than x, beyond the limit of
-// entries, to which each shard adds one.
+// leastRecent removes and returns the least recently read shards, except x, beyond the limit of entries. Each shard counts as one
+// entry more.
 func (t *shards) leastRecent(x *Shard, limit int) (removed []*Shard) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -149,7 +148,7 @@ func (t *shards) dropIdle() {
 		}
 	}
 	switch {
-	case t.timer == nil: // end was faster
+	case t.timer == nil: // EndShards ran before
 	case left == 0:
 		t.timer = nil
 	default:
@@ -161,7 +160,8 @@ func (t *shards) dropIdle() {
 	}
 }
 
-// DropEnded drops the versions of shards whose generation has ended. It waits for readers that bring one up to date.
+// DropEnded drops the versions of shards whose generation has ended. It waits for readers that
+// bring one up to date.
 func (s *Selections) DropEnded() {
 	for _, x := range s.shards.all() {
 		x.wait()
@@ -170,7 +170,7 @@ func (s *Selections) DropEnded() {
 	}
 }
 
-// EndShards drops all shards and keeps none from then on.
+// EndShards drops all shards and caches none from then on.
 func (s *Selections) EndShards() {
 	t := &s.shards
 	t.mu.Lock()

@@ -11,9 +11,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Follow has a cursor woken by, and read, the events that its selector is about: the objects with one value of an
-// index, one shard if the cursor reads the whole resource, else all events of its keys. The caller calls end, unless it is nil,
-// when the watch ends.
+// Follow subscribes a cursor to the events of its selector: the objects with one value of an index, one shard if the cursor reads
+// the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
 func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool) (end func()) {
 	if x, value := s.IndexFor(sel.Predicate); x != nil {
 		c.FollowValue(x.watched, value)
@@ -28,9 +27,9 @@ func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool)
 	return nil
 }
 
-// values returns the values of an object before and after an event, for watches of
-// one value; false if one of them is not known because it cannot be decoded: each
-// watch then meets the event, and retries on its own. readers completes the log message.
+// values returns the values of an object before and after an event, for watches of one value; false
+// if the object cannot be decoded: each watch then reads the event, and retries separately. readers
+// completes the log message.
 func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) string, readers string) (before, now string, known bool) {
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
@@ -38,7 +37,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	err := guard.Call(func() error {
 		if e := ev.Entry; e != nil {
 			if gen.KnownAttributes(e) == nil {
-				// The watches that are about to be woken share the object.
+				// The woken watches share the object.
 				if _, err := gen.Added(ev); err != nil {
 					return err
 				}
@@ -64,7 +63,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	return before, now, err == nil
 }
 
-// watches are the watches of shards, by key. The zero value has none. Safe for concurrent use.
+// watches are the watches of shards, by key. The zero value is empty. Safe for concurrent use.
 type watches struct {
 	mu    sync.Mutex // leaf
 	byKey [objects.ShardKeys]*shardWatches
@@ -81,7 +80,7 @@ func (s *Selections) watchesBy(key objects.ShardKey) *shardWatches {
 }
 
 // shardWatches are the watches of all keys of a resource that select by one shard key. An event is
-// sorted once for all of them, by its hash. Safe for concurrent use.
+// assigned by its hash once for all of them. Safe for concurrent use.
 type shardWatches struct {
 	of     *Selections
 	sorted *mirror.Partition
@@ -103,7 +102,7 @@ func newShardWatches(s *Selections, key objects.ShardKey) *shardWatches {
 	return w
 }
 
-// join has the cursor follow the events of a set.
+// join subscribes the cursor to the events of a set.
 func (w *shardWatches) join(c *mirror.Cursor, set *objects.ShardSet) {
 	w.mu.Lock()
 	w.bySet[set.Name]++
@@ -112,7 +111,7 @@ func (w *shardWatches) join(c *mirror.Cursor, set *objects.ShardSet) {
 	c.FollowValue(w.sorted, set.Name)
 }
 
-// leave is the end of join.
+// leave undoes join.
 func (w *shardWatches) leave(set *objects.ShardSet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +129,7 @@ func (s *Selections) ShardFollowers(key objects.ShardKey) (watches, sets int) {
 	return w.all, len(w.bySet)
 }
 
-// count counts the states of the object that the watches which are not woken do not select, as
+// count counts the states of the object that the watches that are not woken do not select, as
 // upstream counts them for each watch.
 func (w *shardWatches) count(ev *mirror.Event, before, now string) {
 	filtered := 0
