@@ -1,15 +1,13 @@
 // Package btree is a persistent (path-copying) B-tree of items in key order.
 //
-// A Tree is immutable: any number of goroutines may read it, forever, without a
-// lock. An Edit builds the next tree privately and copies each node it touches
-// once; nodes it does not touch are shared with the trees before it. Every node
-// knows how many items and bytes lie below it, so counting a key range costs
-// O(log n) whatever its size.
+// A Tree is immutable: any number of goroutines may read it without a lock. An Edit builds the next
+// tree privately and copies each node it touches once; the trees share all other nodes. Every node
+// stores the number of items and bytes below it, so counting a key range costs O(log n) for any
+// range.
 //
-// Items live in leaves only. Readers that stream a range see it as runs, one per
-// leaf; a leaf that two versions share is the same *Leaf in both, so whatever a
-// reader derives from a whole leaf (joined or compressed bytes) can be kept on
-// it and found again by the reader of another version.
+// Items are in leaves only. Readers that stream a range receive it as runs, one per leaf. A leaf
+// that two versions share is the same *Leaf in both, so a reader can cache a value derived from a
+// whole leaf (joined or compressed bytes) on the leaf, and readers of other versions find it there.
 package btree
 
 import (
@@ -19,51 +17,48 @@ import (
 	"sync/atomic"
 )
 
-// maxItems bounds the items of a leaf and the children of an inner node. A write
-// copies one node per level, so it trades the cost of a write (and the memory of
-// a version, about 0.7 KB per leaf) against the length of the runs that readers
-// stream; 64 is a compromise, measured with BenchmarkSet and BenchmarkRuns.
+// maxItems bounds the items of a leaf and the children of an inner node. A write copies one node
+// per level, so the bound is a trade-off between the cost of a write (and the memory of a version,
+// about 0.7 KB per leaf) and the length of the runs that readers stream. 64 is a compromise,
+// measured with BenchmarkSet and BenchmarkRuns.
 const (
 	maxItems = 64
 	minItems = maxItems / 3
 )
 
-// Item is what a tree holds. Key must not change while a tree holds the item;
-// Size is the number of bytes the item counts for in Bytes.
+// Item is an element of a tree. Key must not change while the item is in a tree; Size is the number
+// of bytes the item counts for in Bytes.
 type Item interface {
 	Key() string
 	Size() int64
 }
 
-// Tree is an immutable ordered set of items, unique by key. The zero value is an
-// empty tree. A Tree may be copied and read concurrently; holding it keeps all
-// its items alive.
+// Tree is an immutable ordered set of items, unique by key. The zero value is an empty tree. A Tree
+// may be copied and read concurrently; a reference to it keeps all its items alive.
 type Tree[T Item] struct {
 	root *node[T]
 }
 
-// Leaf is a run of neighbouring items and a place to keep what was derived from
-// all of them together. Leaves are shared by all trees that contain exactly
-// these items unchanged.
+// Leaf is a sequence of neighbouring items, with a memo for a value derived from all of them. All
+// trees that contain exactly these items unchanged share the leaf.
 type Leaf[T Item] struct {
 	items []T
-	// Memo belongs to the readers of the tree: it starts nil, and whatever is
-	// stored here must be a pure function of the items, which never change once
-	// the tree is published.
+	// Memo belongs to the readers of the tree. It is initially nil, and a stored value must be a
+	// pure function of the items, which never change once the tree is published.
 	Memo atomic.Pointer[any]
 }
 
 // Items returns the items of the leaf in key order. Do not write to the slice.
 func (l *Leaf[T]) Items() []T { return l.items }
 
-// Run is a part of one leaf: the items of a range that lie in it.
+// Run is a part of one leaf: its items in a range.
 type Run[T Item] struct {
 	Leaf *Leaf[T]
 	// From and To delimit the items of the run in Leaf.Items(): From inclusive,
 	// To exclusive. The run is the whole leaf when From is 0 and To its length.
 	From, To int
-	// Selected is set by readers that make a tree of some items of another tree: the leaf
-	// has items in common with several leaves of that one.
+	// Selected is set by readers that build a tree from some items of another tree: the leaf shares
+	// items with several leaves of that tree.
 	Selected bool
 }
 
@@ -73,15 +68,14 @@ func (r Run[T]) Items() []T { return r.Leaf.items[r.From:r.To] }
 // Whole reports whether the run covers its leaf from end to end.
 func (r Run[T]) Whole() bool { return r.From == 0 && r.To == len(r.Leaf.items) }
 
-// node is a leaf (kids == nil) or an inner node. A node with edit == e may be
-// written by the Edit with that number and by nobody else; once the edit has
-// ended no Edit has this number any more, so the node is frozen.
+// node is a leaf (kids == nil) or an inner node. Only the Edit with the number edit may write the
+// node. Once that edit has ended, no Edit has this number any more, so the node is frozen.
 type node[T Item] struct {
 	edit  uint64
 	count int   // items below
 	bytes int64 // sum of their sizes
 
-	weighed uint64 // see Weigh; nobody else looks at it
+	weighed uint64 // see Weigh; not read by other code
 
 	leaf *Leaf[T]            // leaf only
 	sums atomic.Pointer[sum] // inner node only; see Measure
@@ -92,7 +86,7 @@ type node[T Item] struct {
 	seps []string
 }
 
-// edits numbers the edits of all trees, so that a number is never used twice.
+// edits numbers the edits of all trees; each number is used once.
 var edits atomic.Uint64
 
 // Len returns the number of items.
@@ -197,11 +191,11 @@ func (n *node[T]) runs(start, end string, yield func(Run[T]) bool) bool {
 	return true
 }
 
-// bounds are those of a range of keys; an empty one is open.
+// bounds are the bounds of a range of keys; an empty bound is open.
 type bounds struct{ start, end string }
 
-// within yields the children of an inner node that the range touches, and what is left
-// of its bounds for each: none for a child that lies in it as a whole.
+// within yields the children of an inner node that the range touches, and the remaining bounds for
+// each: none for a child that is in the range as a whole.
 func (n *node[T]) within(start, end string) iter.Seq2[*node[T], bounds] {
 	return func(yield func(*node[T], bounds) bool) {
 		first, last := 0, len(n.kids)-1
@@ -255,7 +249,7 @@ func (t Tree[T]) Last(start, end string) (item T, ok bool) {
 }
 
 // last returns the item with the greatest key below end. All keys of a child are below those of the
-// next one, so at most two paths are followed.
+// next one, so it visits at most two paths.
 func (n *node[T]) last(end string) (item T, ok bool) {
 	if n.kids == nil {
 		i := len(n.leaf.items)
@@ -277,8 +271,8 @@ func (n *node[T]) last(end string) (item T, ok bool) {
 	return n.kids[i-1].last("")
 }
 
-// sum is what Measure found below an inner node, by what it measured: a list that is
-// nearly always one element long.
+// sum is a cached result of Measure for an inner node, in a list by name that nearly always has one
+// element.
 type sum struct {
 	of    any
 	total int64
@@ -292,10 +286,10 @@ func (s *sum) find(of any) *sum {
 	return s
 }
 
-// closer is the name of a sum that may come to an end.
+// closer is the name of a sum that may be closed.
 type closer interface{ Closed() bool }
 
-// open returns the sums without those whose names have ended.
+// open returns the sums without those whose names are closed.
 func (s *sum) open() *sum {
 	var kept *sum
 	for ; s != nil; s = s.next {
@@ -306,12 +300,12 @@ func (s *sum) open() *sum {
 	return kept
 }
 
-// Measure adds up what measure returns for the runs with start <= key < end; an
-// empty end means no upper bound. It reports false as soon as measure does: the
-// value of a run is not known. Sums of whole subtrees are kept under the name of,
-// which must be comparable, so measure must return the same for a run at all
-// times. If of has a method Closed() bool, what is kept under it goes, once that is true, when
-// something else is measured. Cost is O(log n) once all is known, else O(leaves). Safe for concurrent use.
+// Measure adds up the results of measure for the runs with start <= key < end; an empty end means
+// no upper bound. It returns false as soon as measure does, which means that the value of a run is
+// not known. It caches the sums of whole subtrees under the name of, which must be comparable, so
+// measure must always return the same value for a run. If of has a method Closed() bool that
+// returns true, its sums are dropped when another sum is cached. Cost is O(log n) once all sums are
+// cached, otherwise O(leaves). Safe for concurrent use.
 func (t Tree[T]) Measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (int64, bool) {
 	if t.root == nil || end != "" && end <= start {
 		return 0, true
@@ -350,7 +344,7 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 	return total, true
 }
 
-// childIndex returns the child that holds key: the number of separators <= key.
+// childIndex returns the index of the child that contains key: the number of separators <= key.
 func childIndex(seps []string, key string) int {
 	return sort.Search(len(seps), func(i int) bool { return seps[i] > key })
 }
@@ -381,7 +375,7 @@ func Build[T Item](items []T) Tree[T] {
 			panic(fmt.Sprintf("btree: Build: key %q at %d is not above %q", items[i].Key(), i, items[i-1].Key()))
 		}
 	}
-	// Leaves three quarters full: room for inserts, little memory wasted.
+	// Leaves are three quarters full: capacity for inserts, little wasted memory.
 	id := edits.Add(1)
 	var level []*node[T]
 	for _, part := range partition(len(items), maxItems*3/4) {
@@ -404,8 +398,8 @@ func Build[T Item](items []T) Tree[T] {
 	return Tree[T]{root: level[0]}
 }
 
-// partition cuts n things into parts of about size each, none below half of it
-// unless there is only one part.
+// partition divides n elements into parts of about size each, none below half of size unless there
+// is only one part.
 func partition(n, size int) [][2]int {
 	parts := (n + size - 1) / size
 	out := make([][2]int, 0, parts)

@@ -20,7 +20,7 @@ type item struct {
 func (i *item) Key() string { return i.key }
 func (i *item) Size() int64 { return i.size }
 
-// frozen is a tree together with what it must hold for ever.
+// frozen is a tree together with its expected items, which never change.
 type frozen struct {
 	tree Tree[*item]
 	want map[string]*item
@@ -45,7 +45,7 @@ func requireSame(t *rapid.T, f frozen) {
 	}
 }
 
-// machine drives edits of a tree and of a plain map.
+// machine applies the same edits to a tree and to a plain map.
 type machine struct {
 	tree  Tree[*item]
 	model map[string]*item
@@ -98,7 +98,7 @@ func (m *machine) freeze(*rapid.T) {
 	m.old = append(m.old, frozen{m.tree, maps.Clone(m.model)})
 }
 
-// within reads a range in every way.
+// within reads a range with every method.
 func (m *machine) within(t *rapid.T) {
 	start, end := drawKey.Draw(t, "start"), drawKey.Draw(t, "end")
 	if rapid.IntRange(0, 5).Draw(t, "open") == 0 {
@@ -142,7 +142,7 @@ func (m *machine) measure(t *rapid.T) {
 		return n, true
 	}
 	c, b := m.tree.Count(start, end)
-	for range 2 { // the second time from kept sums
+	for range 2 { // the second time from cached sums
 		if n, ok := m.tree.Measure(start, end, "length", length); !ok || n != b+int64(c) {
 			t.Fatalf("Measure = %d, %v; want %d", n, ok, b+int64(c))
 		}
@@ -153,8 +153,8 @@ func (m *machine) measure(t *rapid.T) {
 	}
 }
 
-// TestTreeIsSortedMapAndOldTreesNeverMove drives edits against a plain map and
-// reads every earlier tree again at the end.
+// TestTreeIsSortedMapAndOldTreesNeverMove compares edits with a plain map and reads every earlier
+// tree again at the end.
 func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &machine{model: map[string]*item{}}
@@ -213,7 +213,8 @@ func FuzzTree(f *testing.F) {
 	})
 }
 
-// TestUntouchedLeavesAreShared is what makes memos on leaves worth keeping.
+// TestUntouchedLeavesAreShared: memos on leaves remain useful because an edit keeps untouched
+// leaves.
 func TestUntouchedLeavesAreShared(t *testing.T) {
 	var items []*item
 	for i := range 10_000 {
@@ -238,8 +239,8 @@ func TestUntouchedLeavesAreShared(t *testing.T) {
 	}
 }
 
-// TestReplacedLeavesAreKnown: those that the result does not contain and that a reader
-// has kept something on, however they went.
+// TestReplacedLeavesAreKnown: Replaced returns the leaves with a memo that are not in the result,
+// for every kind of removal.
 func TestReplacedLeavesAreKnown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var items []*item
@@ -339,13 +340,13 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// name is what sums are kept under.
+// name is the name of sums.
 type name struct{ closed bool }
 
 func (n *name) Closed() bool { return n.closed }
 
-// TestSumsEndWithTheirNames: a tree that nobody writes to, measured under ever new names, does
-// not grow.
+// TestSumsEndWithTheirNames: a tree without edits does not grow when it is measured under ever new
+// names.
 func TestSumsEndWithTheirNames(t *testing.T) {
 	var items []*item
 	for i := range 1000 {
@@ -383,12 +384,13 @@ func nodes(n *node[*item], into map[*node[*item]]bool) {
 	}
 }
 
-// TestWeighCountsEachNodeOnce: with the first tree that contains it, whatever the order.
+// TestWeighCountsEachNodeOnce: a node counts for the first tree that contains it, in any order of
+// trees.
 func TestWeighCountsEachNodeOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		trees := []Tree[*item]{{}, Build(benchItems(rnd.IntN(3000)))}
-		for range 8 { // each made of any of those before
+		for range 8 { // each derived from an earlier one
 			e := trees[rnd.IntN(len(trees))].Edit()
 			for range rnd.IntN(200) {
 				it := &item{key: fmt.Sprintf("%08d", rnd.IntN(4000)), size: 1}
@@ -401,7 +403,7 @@ func TestWeighCountsEachNodeOnce(t *testing.T) {
 			trees = append(trees, e.Tree())
 		}
 		rnd.Shuffle(len(trees), func(i, j int) { trees[i], trees[j] = trees[j], trees[i] })
-		for range 2 { // marks of the first time mean nothing the second
+		for range 2 { // marks of the first call have no effect on the second
 			got := Weigh(trees)
 			seen := map[*node[*item]]bool{}
 			for i, tree := range trees {
@@ -422,7 +424,7 @@ func TestWeighCountsEachNodeOnce(t *testing.T) {
 	})
 }
 
-// TestWeighIsWhatTheHeapSays within a few percent.
+// TestWeighIsWhatTheHeapSays: the weights equal the heap's growth within a few percent.
 func TestWeighIsWhatTheHeapSays(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()

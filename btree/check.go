@@ -2,10 +2,9 @@ package btree
 
 import "fmt"
 
-// Check returns an error if the tree breaks one of its invariants: keys ascend,
-// separators separate, counts and bytes add up, all leaves lie equally deep, no node
-// but the root is too small or too large, and no node has two sums of one name (see
-// Measure). Cost is O(n); for tests.
+// Check returns an error if the tree breaks one of its invariants: keys ascend, separators
+// separate, counts and bytes add up, all leaves have the same depth, no node except the root is too
+// small or too large, and no node has two sums of one name (see Measure). Cost is O(n); for tests.
 func (t Tree[T]) Check() error {
 	if t.root == nil {
 		return nil

@@ -1,7 +1,7 @@
 package btree
 
-// Edit builds a new tree from an old one, which it leaves untouched. It is not
-// safe for concurrent use.
+// Edit builds a new tree from an old one, which it does not change. It is not safe for concurrent
+// use.
 type Edit[T Item] struct {
 	id       uint64
 	root     *node[T]
@@ -20,18 +20,17 @@ func (e *Edit[T]) Tree() Tree[T] {
 	return t
 }
 
-// Replaced returns the leaves of the old tree that the result does not contain and
-// on which a reader has kept something.
+// Replaced returns the leaves of the old tree that have a memo and are not in the result.
 func (e *Edit[T]) Replaced() []*Leaf[T] { return e.replaced }
 
-// replace takes note of a leaf that the result will not contain.
+// replace records a leaf that will not be in the result.
 func (e *Edit[T]) replace(n *node[T]) {
 	if n.edit != e.id && n.leaf != nil && n.leaf.Memo.Load() != nil {
 		e.replaced = append(e.replaced, n.leaf)
 	}
 }
 
-// own returns a version of n that this edit may write.
+// own returns n, or a copy of it, that this edit may write.
 func (e *Edit[T]) own(n *node[T]) *node[T] {
 	if n.edit == e.id {
 		return n
@@ -39,7 +38,7 @@ func (e *Edit[T]) own(n *node[T]) *node[T] {
 	e.replace(n)
 	c := &node[T]{edit: e.id, count: n.count, bytes: n.bytes}
 	if n.kids == nil {
-		// One spare place: most edits of a leaf insert or replace one item.
+		// One spare element: most edits of a leaf insert or replace one item.
 		items := make([]T, len(n.leaf.items), min(len(n.leaf.items)+1, maxItems+1))
 		copy(items, n.leaf.items)
 		c.leaf = &Leaf[T]{items: items}
@@ -66,7 +65,7 @@ func (e *Edit[T]) Set(item T) (prev T, replaced bool) {
 	return prev, replaced
 }
 
-// set works on a node that the edit owns.
+// set sets an item below a node that the edit owns.
 func (e *Edit[T]) set(n *node[T], item T) (prev T, replaced bool) {
 	key := item.Key()
 	if n.kids == nil {
@@ -105,8 +104,8 @@ func (e *Edit[T]) set(n *node[T], item T) (prev T, replaced bool) {
 	return prev, replaced
 }
 
-// split cuts an overfull node that the edit owns and returns its right part and
-// the key that separates the two, or nil when there is nothing to cut.
+// split splits an overfull node that the edit owns and returns its right part and the separator of
+// the two, or nil if the node is not overfull.
 func (e *Edit[T]) split(n *node[T]) (right *node[T], sep string) {
 	if n.kids == nil {
 		if len(n.leaf.items) <= maxItems {
@@ -140,14 +139,14 @@ func (e *Edit[T]) split(n *node[T]) (right *node[T], sep string) {
 	return right, sep
 }
 
-// Get returns the item with the key as the edit stands.
+// Get returns the item with the key in the current state of the edit.
 func (e *Edit[T]) Get(key string) (T, bool) { return Tree[T]{root: e.root}.Get(key) }
 
-// Len returns the number of items as the edit stands.
+// Len returns the number of items in the current state of the edit.
 func (e *Edit[T]) Len() int { return Tree[T]{root: e.root}.Len() }
 
-// Delete removes the item with the key and returns it. An absent key leaves the
-// tree as it is and copies nothing.
+// Delete removes the item with the key and returns it. For an absent key it changes and copies
+// nothing.
 func (e *Edit[T]) Delete(key string) (prev T, ok bool) {
 	if _, ok := e.Get(key); !ok {
 		return prev, false
@@ -195,8 +194,8 @@ func (n *node[T]) width() int {
 	return len(n.kids)
 }
 
-// refill joins child i, which has become too small, with a neighbour; what does
-// not fit into one node is cut in two halves again.
+// refill joins child i, which has become too small, with a neighbour; if the result exceeds one
+// node, it is split into two halves again.
 func (e *Edit[T]) refill(n *node[T], i int) {
 	if i == len(n.kids)-1 {
 		i--

@@ -1,7 +1,7 @@
 package btree
 
-// NewRun returns a run of items that no tree holds, in ascending key order, for readers
-// of runs. The slice belongs to the run from then on.
+// NewRun returns a run of items that are in no tree, in ascending key order, for readers of runs.
+// The run owns the slice from then on.
 func NewRun[T Item](items []T) Run[T] {
 	return Run[T]{Leaf: &Leaf[T]{items: items}, To: len(items)}
 }

@@ -5,16 +5,15 @@ import (
 	"unsafe"
 )
 
-// weighings numbers the calls of Weigh, so that a number is never used twice.
+// weighings numbers the calls of Weigh; each number is used once.
 var weighings atomic.Uint64
 
-// Weigh returns for each tree the bytes of memory of its nodes that none of the trees before it
-// contains: what would be free if it went, and those after it, while the ones before stay. The
-// items count nothing, nor does what readers keep on leaves. Cost is O(nodes of the trees, shared
-// ones once), which is about 20 ns each.
+// Weigh returns for each tree the bytes of memory of its nodes that no earlier tree in the slice
+// contains: the memory that is freed if this tree and the later ones are released. Items and memos
+// of leaves do not count. Cost is O(nodes of the trees, shared ones once), about 20 ns each.
 //
-// It leaves a mark on the nodes. Readers and edits do not look at that, so they may go
-// on meanwhile, but two calls with trees that share nodes must not run at once.
+// It marks the nodes. Readers and edits do not read the mark, so they may run concurrently, but two
+// calls with trees that share nodes must not.
 func Weigh[T Item](trees []Tree[T]) []int64 {
 	id := weighings.Add(1)
 	bytes := make([]int64, len(trees))
@@ -28,7 +27,7 @@ func Weigh[T Item](trees []Tree[T]) []int64 {
 
 func (n *node[T]) weigh(id uint64) int64 {
 	if n.weighed == id {
-		return 0 // and with it all that lies below
+		return 0 // nor do the nodes below it count
 	}
 	n.weighed = id
 	bytes := n.memory()

@@ -10,22 +10,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Bounds of requests that a member may leave unanswered because it hangs. The next attempt
-// goes to another member, because the client takes them in turn, and has twice the time,
-// because the member may just as well be slow. Guesses.
+// Bounds of requests that a hanging member may leave unanswered. The next attempt goes to another
+// member, because the client's balancer takes them in turn, and has twice the time, because the
+// member may just be slow. Guesses.
 const (
-	pageTimeout   = 5 * time.Second        // a page of a list: 8 MiB over a slow line
+	pageTimeout   = 5 * time.Second        // a page of a list: 8 MiB over a slow connection
 	pageAttempts  = 5                      // two and a half minutes
 	revisionWait  = 500 * time.Millisecond // the revision alone
 	revisionTries = 4                      // 7.5 s
 )
 
-// attempts calls f with a context that ends after the time given, and again with twice the
-// time while nothing but that has kept it from an answer, n times in all.
+// attempts calls f with a context that ends after the timeout. It calls f again with twice the
+// timeout while the timeout is the only reason for a missing answer, n times in all.
 //
-// The context is canceled and has no deadline: etcd would be told of a deadline and answer
-// that it has passed, and the client would retry on the next member in the last moment. Of
-// three members, attempts could then meet the same two each time.
+// The context is canceled and has no deadline: etcd would receive the deadline and answer that it
+// has passed, and the client would retry on the next member shortly before it. With three members,
+// attempts could then reach the same two each time.
 func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(context.Context) (T, error)) (T, error) {
 	for {
 		attempt, cancel := context.WithCancel(ctx)
@@ -45,7 +45,7 @@ func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(c
 	}
 }
 
-// outOfTime reports whether the error is that a context has ended.
+// outOfTime reports whether the error is caused by the end of a context.
 func outOfTime(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
 }

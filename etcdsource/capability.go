@@ -16,10 +16,10 @@ import (
 )
 
 var (
-	// ErrProgressBug: the server may send progress ahead of events, so that nothing can be
-	// concluded from it. Permanent for this server; see mirror.Options.EventsOnly.
+	// ErrProgressBug: the server may send progress ahead of events, so progress is unreliable.
+	// Permanent for this server; see mirror.Options.EventsOnly.
 	ErrProgressBug = errors.New("progress of this etcd cannot be trusted")
-	// ErrVersionUnknown: a server could not be asked for its version, or its answer is none.
+	// ErrVersionUnknown: a server did not report its version, or reported an invalid one.
 	ErrVersionUnknown = errors.New("version of etcd unknown")
 )
 
@@ -27,10 +27,10 @@ var (
 // within milliseconds. Tests shorten it.
 var versionTimeout = 5 * time.Second
 
-// CheckVersions asks every endpoint of the client for its version, all at once. It returns
-// nil if all are known to send progress in order; an error that wraps ErrProgressBug and names
-// endpoint and version if one of them is known not to; else one that wraps
-// ErrVersionUnknown (KEP-2340, the safeguard). Cost: one Status per endpoint.
+// CheckVersions requests the version of every endpoint of the client concurrently. It returns nil
+// if all versions send progress in order; an error that wraps ErrProgressBug and names endpoint and
+// version if one does not; otherwise one that wraps ErrVersionUnknown (KEP-2340, the safeguard).
+// Cost: one Status per endpoint.
 func CheckVersions(ctx context.Context, client *clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
@@ -41,7 +41,7 @@ func CheckVersions(ctx context.Context, client *clientv3.Client) error {
 	endpoints := client.Endpoints()
 	answers := make(chan answer, len(endpoints))
 	for _, endpoint := range endpoints {
-		go func() { // a client may wait for a connection longer than it was told to
+		go func() { // a client may wait for a connection longer than its context
 			status, err := client.Status(ctx, endpoint)
 			if err != nil {
 				answers <- answer{endpoint: endpoint, err: err}
@@ -82,22 +82,22 @@ func firstUnknown(errs map[string]error) error {
 	return nil
 }
 
-// Freshness is how a mirror learns how far its feed has come: what it takes to answer a read
-// of the present from memory (docs/architecture.md, D6).
+// Freshness is the way in which a mirror learns the progress of its feed, which it needs to answer
+// consistent reads from memory (docs/architecture.md, D6).
 type Freshness int
 
 const (
 	// ByProgress: the server answers progress requests. Any Source.
 	ByProgress Freshness = iota
-	// ByEvents: the watch is of all keys, so that every revision arrives as an event.
+	// ByEvents: the watch is on all keys, so that every revision arrives as an event.
 	// Source.OfAllKeys.
 	ByEvents
-	// Unproven: neither. The clock stands at the last event of the prefix, wherever the server
-	// is. Source.WithoutProgress and mirror.Options.EventsOnly.
+	// Unproven: neither. The clock is at the last event of the prefix, even if the server's
+	// revision is higher. Source.WithoutProgress and mirror.Options.EventsOnly.
 	Unproven
 )
 
-// String returns the word for metrics and the log.
+// String returns the value for metrics and the log.
 func (f Freshness) String() string {
 	switch f {
 	case ByProgress:
@@ -108,8 +108,8 @@ func (f Freshness) String() string {
 	return "unproven"
 }
 
-// unidentified stands for the cluster ID of a server that sends none. etcd always sends one,
-// and so does its gRPC proxy; kine has none.
+// unidentified replaces the cluster ID of a server that sends none. etcd and its gRPC proxy always
+// send one; kine does not.
 const unidentified = math.MaxUint64
 
 // clusterOf returns the cluster ID of a response.
@@ -122,23 +122,24 @@ func clusterOf(h *pb.ResponseHeader) uint64 {
 
 // Bounds of Probe. Servers answer within milliseconds. Tests change them.
 var (
-	// probeProgress is how long progress may take, from the request for a watch on: what a server without
-	// progress costs the start.
+	// probeProgress bounds the wait for progress, from the creation of a watch on: the startup
+	// delay with a server without progress.
 	probeProgress = 700 * time.Millisecond
-	// probeAnswer bounds every other answer: only a server that hangs, or is not there yet, takes long.
+	// probeAnswer bounds every other answer: only a server that hangs, or is not running yet, takes
+	// long.
 	probeAnswer = 5 * time.Second
 )
 
-// Probe finds out by behaviour how a mirror can know how far the servers behind the client are;
-// key is below the prefix and need not exist. A server that identifies its cluster, as etcd
-// does, and answers a progress request is ByProgress. Any other is ByEvents if it grants a watch
-// of all keys: etcd's gRPC proxy does not answer progress requests, and what kine answers is not
-// believed, because it has been wrong (k3s-io/kine#568) and the version that kine reports is not
-// its own. A server that is slow may be taken for one of those, which is as right and costs the
-// events of other prefixes. Error: nothing could be found out; the caller may go on as if the
-// server were etcd.
+// Probe determines by test requests how a mirror can learn the revision of the servers behind the
+// client; key is below the prefix and need not exist. A server that identifies its cluster, as etcd
+// does, and answers a progress request is ByProgress. Any other server is ByEvents if it grants a
+// watch on all keys. etcd's gRPC proxy does not answer progress requests. kine's answers are
+// ignored, because they have been wrong (k3s-io/kine#568) and the version that kine reports is not
+// its own. A slow server may be classified as one of those, which is as correct but delivers the
+// events of other prefixes too. Error: the probe failed; the caller may continue as if the server
+// were etcd.
 //
-// Cost: one read and one or two short watches, a few round trips, and 0.7 s where a server that
+// Cost: one read and one or two short watches, a few round trips, and 0.7 s if a server that
 // identifies its cluster does not answer the progress request.
 func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness, error) {
 	first, cancel := context.WithTimeout(ctx, probeAnswer)
@@ -169,21 +170,21 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness,
 	return ByEvents, nil
 }
 
-// probeWatch begins a watch, on a stream that the name tells apart. It returns when the server has
-// begun it or, with progress, has answered a request for progress, or when the time is over.
-// Error: the server refuses the watch, or ctx has ended.
+// probeWatch creates a watch on a stream with the name. It returns when the server has created it
+// or, with progress, has answered a progress request, or when the time limit is reached. Error: the
+// server refuses the watch, or ctx has ended.
 func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duration, name string, progress bool, key string, opts ...clientv3.OpOption) (created, answered bool, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	// A watch from the present revision on, not the next, to ask for progress: since 3.6.2 etcd
-	// sends none before the revision that a watch was asked to start at.
+	// To request progress, watch from the current revision, not from the next: since 3.6.2 etcd
+	// sends no progress below the start revision of a watch.
 	watchCtx := New(client, name, key).streamContext(ctx)
 	opts = append(opts, clientv3.WithCreatedNotify())
 	if progress {
 		opts = append(opts, clientv3.WithProgressNotify()) // as the feed does
 	}
-	// The client returns the channel only when the watch has begun.
+	// The client returns the channel only when the watch was created.
 	begun := make(chan clientv3.WatchChan, 1)
 	go func() { begun <- client.Watch(watchCtx, key, opts...) }()
 	var responses clientv3.WatchChan

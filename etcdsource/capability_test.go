@@ -63,7 +63,8 @@ func TestCheckVersion(t *testing.T) {
 	}
 }
 
-// TestCheckVersions: one old endpoint is enough; one that is not known leaves doubt.
+// TestCheckVersions: one endpoint with the bug is sufficient; one without a version is
+// ErrVersionUnknown.
 func TestCheckVersions(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 10 * time.Second
@@ -110,8 +111,8 @@ func TestCheckVersions(t *testing.T) {
 	}
 }
 
-// TestCheckVersionsWaitsForNobody: an endpoint that nothing listens at delays the others
-// by the timeout at most, and leaves doubt only if they are new.
+// TestCheckVersionsWaitsForNobody: an endpoint without a listener delays the others by the timeout
+// at most, and makes the result ErrVersionUnknown only if they are new enough.
 func TestCheckVersionsWaitsForNobody(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 200 * time.Millisecond
@@ -131,7 +132,7 @@ func TestCheckVersionsWaitsForNobody(t *testing.T) {
 	}
 }
 
-// fake speaks as much of etcd's protocol as Probe asks for.
+// fake implements the part of etcd's protocol that Probe needs.
 type fake struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -139,12 +140,12 @@ type fake struct {
 
 	version    string
 	noStatus   bool // Status is not implemented
-	noRange    bool // nor is Range
+	noRange    bool // Range is not implemented
 	anonymous  bool // no cluster ID
 	noProgress bool // progress requests are not answered
 	noWatch    bool // watches are not even created
-	denies     bool // watches of all keys are refused
-	slow       int  // progress requests before the first that is answered
+	denies     bool // watches on all keys are refused
+	slow       int  // progress requests before the first answered one
 	asked      atomic.Int64
 	onAsked    func() // may be nil
 
@@ -239,7 +240,7 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 	return client
 }
 
-// TestWhatIsAskedOfEtcd: revisions linearizably and without objects, lists linearizably,
+// TestWhatIsAskedOfEtcd: revisions are read linearizably and without objects, lists linearizably,
 // and the feed ends when its member has lost the leader.
 func TestWhatIsAskedOfEtcd(t *testing.T) {
 	f := &fake{version: "3.6.8"}
@@ -286,7 +287,7 @@ func TestWhatIsAskedOfEtcd(t *testing.T) {
 	}
 }
 
-// probeWaits makes Probe wait so long, until the test ends.
+// probeWaits sets the timeouts of Probe until the test ends.
 func probeWaits(t *testing.T, progress time.Duration) {
 	was := probeProgress
 	t.Cleanup(func() { probeProgress = was })
@@ -297,7 +298,7 @@ func TestProbe(t *testing.T) {
 	if probeProgress >= time.Second {
 		t.Errorf("a server without progress delays the start by %s, want less than a second", probeProgress)
 	}
-	const long, short = 10 * time.Second, 200 * time.Millisecond // short is waited for in full
+	const long, short = 10 * time.Second, 200 * time.Millisecond // the test waits for all of short
 	for _, tt := range []struct {
 		name   string
 		server *fake
@@ -333,8 +334,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestCanceledProbeReportsNothing: a caller that stops early has not learned that the server
-// cannot do it.
+// TestCanceledProbeReportsNothing: a canceled probe does not report that the server lacks a
+// capability.
 func TestCanceledProbeReportsNothing(t *testing.T) {
 	probeWaits(t, 10*time.Second)
 	f := &fake{version: "3.6.8", noProgress: true}

@@ -18,63 +18,64 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// CompactionKey is where kube-apiservers, and every Compactor, announce a compaction before
-// they make it: the decimal revision. Its Version counts the turns.
+// CompactionKey is the key with which kube-apiservers, and every Compactor, announce a compaction
+// before they make it: its value is the decimal revision. Its Version counts the turns.
 const CompactionKey = "compact_rev_key"
 
-// DefaultCheckInterval is CompactorOptions.CheckInterval where nothing else is said. A guess:
-// seldom enough to cost nothing, often enough for what nobody is expected to do.
+// DefaultCheckInterval is the default of CompactorOptions.CheckInterval. A guess: rare enough to
+// cost nothing, frequent enough for an unexpected case.
 const DefaultCheckInterval = 10 * time.Second
 
 const (
-	// Bounds of one request, of which a member that hangs may leave any unanswered.
+	// Bounds of one request, which a hanging member may leave unanswered.
 	compactionReadWait  = 2 * time.Second
 	compactionReadTries = 3
 	compactionWriteWait = 10 * time.Second
-	// compactFirst and compactLast bound the pause before a compaction that was announced
-	// and failed is tried again, compactTries how often it is.
+	// compactFirst and compactLast bound the pause before a failed compaction that was announced is
+	// retried; compactTries bounds the number of attempts.
 	compactFirst = 100 * time.Millisecond
 	compactLast  = 5 * time.Second
 	compactTries = 10
-	// followFirst and followLast bound the pause before a watch that was lost is begun again.
+	// followFirst and followLast bound the pause before a lost watch is restarted.
 	followFirst = 50 * time.Millisecond
 	followLast  = time.Second
 )
 
-// CompactorOptions configure a Compactor. The zero value follows and does nothing else.
+// CompactorOptions configure a Compactor. The zero value only follows compactions.
 type CompactorOptions struct {
-	// Interval is the time between two turns to compact; history of about that length, twice
-	// that at most, stays. 0: this one compacts nothing, and follows what others compact.
+	// Interval is the time between two turns to compact; history of about that length, at most
+	// twice that, remains. 0: this compactor compacts nothing, and only follows the compactions of
+	// others.
 	Interval time.Duration
-	// Forget, unless nil, is told that etcd is compacted to a revision, or is about to be.
-	// It is called from several goroutines, must not block, and may be told the same again,
-	// also after an etcd that was restored: what it leads to has to be idempotent.
+	// Forget, unless nil, is called with a revision to which etcd is or will soon be compacted. It
+	// is called from several goroutines and must not block. It must be idempotent, because calls
+	// may repeat, also after etcd was restored.
 	Forget func(mirror.Revision)
-	// Oldest, unless nil, returns the oldest revision that memory can still serve, 0 if it
-	// serves none but the present. With it, compactions that nobody announces are noticed:
-	// see CheckInterval.
+	// Oldest, unless nil, returns the oldest revision that the cache can serve, 0 if it serves only
+	// the latest. With it, the compactor detects unannounced compactions: see CheckInterval.
 	Oldest func() mirror.Revision
-	// CheckInterval is how often etcd is asked whether it still has Oldest, and for the key
-	// itself, in case its watch hangs: two small reads. Default: DefaultCheckInterval; negative: never.
+	// CheckInterval is the interval of two small reads: whether etcd still has Oldest, and the key
+	// itself, in case its watch hangs. Default: DefaultCheckInterval; a negative value disables
+	// them.
 	CheckInterval time.Duration
-	// Logger receives what an operator should know. Default: slog.Default().
+	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Compactor compacts etcd now and then, and follows what others compact (D9). Its protocol
-// is that of kube-apiserver, so both may share an etcd:
+// Compactor compacts etcd periodically, and follows the compactions of others (D9). Its protocol is
+// that of kube-apiserver, so both may share an etcd:
 //
-//	at each turn   if the key's Version is the one seen at the last turn, nobody else has had a
+//	at each turn   if the key's Version is the one seen at the last turn, no other process has had a
 //	               turn since: announce the revision that etcd had then, and compact to it
-//	otherwise      it was somebody else's turn: remember the Version, and etcd's revision
+//	otherwise      another process had the turn: store the Version, and etcd's revision
 //
-// The comparison and the announcement are one transaction, so of several that race one wins.
-// Nothing is remembered over a restart: a process announces at its second turn at the
-// earliest, or at its first, but then the revision 0, which compacts nothing.
+// The comparison and the announcement are one transaction, so of several concurrent ones only one
+// succeeds. No state survives a restart: a process announces at its second turn at the earliest, or
+// at its first, but then the revision 0, which compacts nothing.
 //
-// Of the key only this is believed: a decimal revision below that of the write which put
-// it there, for whoever announces one knows it already. Deleting the key changes nothing that
-// was learned.
+// A value of the key is valid only if it is a decimal revision below the mod revision of its own
+// write, because the announced revision existed before. Deleting the key does not change the
+// recorded compaction.
 //
 // All methods may be called concurrently.
 type Compactor struct {
@@ -86,10 +87,10 @@ type Compactor struct {
 	mu struct {
 		sync.Mutex // leaf
 		cluster    uint64
-		revision   mirror.Revision // the highest that this etcd has told
-		compacted  mirror.Revision // the highest that it is known to be compacted to
-		at         time.Time       // when that was learned
-		doubted    mirror.Revision // of the last write to the key that was not believed
+		revision   mirror.Revision // the highest revision reported by this etcd
+		compacted  mirror.Revision // the highest revision to which it is known to be compacted
+		at         time.Time       // when compacted was last raised
+		doubted    mirror.Revision // mod revision of the last invalid write to the key
 	}
 	following   atomic.Bool
 	compactions atomic.Int64
@@ -101,15 +102,15 @@ type Compactor struct {
 
 // CompactionStats is a reading of a Compactor's counters.
 type CompactionStats struct {
-	Revision     mirror.Revision // that etcd is known to be compacted to, or is about to be; 0: none is known
-	Learned      time.Time       // when Revision was learned; zero: never
-	EtcdRevision mirror.Revision // the highest that was heard; EtcdRevision-Revision is the history that etcd keeps
+	Revision     mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
+	Learned      time.Time       // when Revision was recorded; zero: never
+	EtcdRevision mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
 	Following    bool            // the key is being watched
-	Compactions  int64           // made by this one
-	Failures     int64           // turns of this one that have failed
+	Compactions  int64           // made by this compactor
+	Failures     int64           // failed turns of this compactor
 	Losses       int64           // times the watch of the key was lost
-	Doubts       int64           // writes to the key that were not believed
-	Unannounced  int64           // compactions found that nobody had announced
+	Doubts       int64           // invalid writes to the key
+	Unannounced  int64           // detected compactions without an announcement
 }
 
 // NewCompactor starts a compactor on the client, which it does not own. It runs until Stop.
@@ -132,21 +133,21 @@ func NewCompactor(client *clientv3.Client, opts CompactorOptions) *Compactor {
 	return c
 }
 
-// Stop ends the compactor and returns when its goroutines are gone. It may be called again.
+// Stop stops the compactor and returns when its goroutines have ended. It may be called again.
 func (c *Compactor) Stop() {
 	c.cancel()
 	c.wg.Wait()
 }
 
-// CompactRevision returns the highest revision that etcd is known to be compacted to, or is
-// about to be, 0 if none is known.
+// CompactRevision returns the highest revision to which etcd is or will soon be compacted, 0 if
+// none is known.
 func (c *Compactor) CompactRevision() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.mu.compacted
 }
 
-// Stats returns the counters. Readings are not of one moment.
+// Stats returns the counters, which are not read at one instant.
 func (c *Compactor) Stats() CompactionStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,16 +159,16 @@ func (c *Compactor) Stats() CompactionStats {
 	}
 }
 
-// ledger is what a compactor remembers of its last turn. The zero value: nothing.
+// ledger is the state of a compactor after its last turn. The zero value: no turn yet.
 type ledger struct {
 	cluster uint64
-	version int64           // of the key; 0: there is none
-	rev     mirror.Revision // that etcd had
-	tried   mirror.Revision // announced then, but whether etcd took it is not known; 0: none
+	version int64           // of the key; 0: the key does not exist
+	rev     mirror.Revision // etcd's revision at the last turn
+	tried   mirror.Revision // announced then without an answer; 0: none
 }
 
-// takeTurns has a turn whenever the interval is over. The time that a turn takes is not part
-// of the interval, so no history goes before its time.
+// takeTurns takes a turn after each interval. The duration of a turn is not part of the interval,
+// so history is not compacted early.
 func (c *Compactor) takeTurns(ctx context.Context) {
 	var l ledger
 	for sleep(ctx, c.opts.Interval) {
@@ -183,7 +184,7 @@ func (c *Compactor) takeTurns(ctx context.Context) {
 	}
 }
 
-// turn compacts etcd if it is this one's turn.
+// turn compacts etcd if the turn belongs to this compactor.
 func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 	now, err := c.read(ctx, compactionReadTries)
 	if err != nil {
@@ -200,16 +201,16 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 	l.tried = 0
 	switch {
 	case tried > 0 && key.Version == l.version+1 && string(key.Value) == decimal(tried):
-		// It was taken, though the answer was lost.
+		// The write succeeded, although the answer was lost.
 		l.version, l.rev = key.Version, header.Revision
 		return c.compact(ctx, l, tried)
 	case key.Version != l.version:
-		// It was somebody else's turn, or the key was deleted: then Version begins anew.
+		// Another process had the turn, or the key was deleted and its Version restarted.
 		l.version, l.rev = key.Version, header.Revision
 		return nil
 	}
 
-	// Exactly this form: there are servers that are no etcd and know it by its form (kine).
+	// The transaction must have exactly this form: kine recognizes it by its form.
 	due := l.rev
 	ctxTxn, cancel := context.WithTimeout(ctx, compactionWriteWait)
 	defer cancel()
@@ -227,7 +228,7 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 		return fmt.Errorf("etcd was restored while a compaction was announced: it is at %d, was at %d", resp.Header.Revision, due)
 	}
 	l.rev = resp.Header.Revision
-	if !resp.Succeeded { // overtaken
+	if !resp.Succeeded { // another process was faster
 		var kvs []*mvccpb.KeyValue
 		if len(resp.Responses) > 0 {
 			kvs = resp.Responses[0].GetResponseRange().GetKvs()
@@ -237,13 +238,13 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 	}
 	l.version++
 	if due == 0 {
-		return nil // nothing is known of the past yet
+		return nil // no earlier revision is known yet
 	}
 	return c.compact(ctx, l, due)
 }
 
-// compact compacts etcd to a revision that was announced. It tries again for a while: those
-// who follow the key have let go of what lies below.
+// compact compacts etcd to an announced revision. It retries for a while: the followers of the key
+// have already dropped the revisions below.
 func (c *Compactor) compact(ctx context.Context, l *ledger, rev mirror.Revision) error {
 	pause := compactFirst
 	for try := 1; ; try++ {
@@ -255,7 +256,7 @@ func (c *Compactor) compact(ctx context.Context, l *ledger, rev mirror.Revision)
 			c.compactions.Add(1)
 			c.noteCompacted(rev)
 			return nil
-		case errors.Is(err, rpctypes.ErrCompacted): // the lost answer to an attempt, or somebody was ahead
+		case errors.Is(err, rpctypes.ErrCompacted): // an attempt whose answer was lost, or another process, was faster
 			c.noteCompacted(rev)
 			return nil
 		case errors.Is(err, rpctypes.ErrFutureRev):
@@ -290,7 +291,7 @@ func (c *Compactor) follow(ctx context.Context) {
 		if was {
 			c.losses.Add(1)
 		}
-		if !lost && !was { // what is lost and at once found again is not worth a line
+		if !lost && !was { // a loss that is repaired at once is not logged
 			lost = true
 			c.opts.Logger.Warn("compactions of etcd cannot be followed; trying again", "key", CompactionKey, "err", err)
 		}
@@ -301,10 +302,10 @@ func (c *Compactor) follow(ctx context.Context) {
 	}
 }
 
-// watch reads the key and then watches it; it calls began when the watch has begun. It
-// returns why that has ended.
+// watch reads the key and then watches it; it calls began when the watch was created. It returns
+// the reason for the watch's end.
 func (c *Compactor) watch(ctx context.Context, began func()) error {
-	now, err := c.read(ctx, 1) // the next try comes soon
+	now, err := c.read(ctx, 1) // the next attempt follows soon
 	if err != nil {
 		return err
 	}
@@ -313,7 +314,7 @@ func (c *Compactor) watch(ctx context.Context, began func()) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	// See Source.Watch: the client would resume on whatever etcd it finds.
+	// See Source.Watch: the client would resume on any etcd that it reaches.
 	conn := c.client.ActiveConnection()
 	wg.Go(func() {
 		if waitDisconnected(ctx, conn) {
@@ -345,13 +346,13 @@ func (c *Compactor) watch(ctx context.Context, began func()) error {
 	return errors.New("etcd closed the watch")
 }
 
-// compactionStream marks calls on a gRPC stream that delays nobody else's progress, and that
-// the member ends when it has lost its leader.
+// compactionStream marks calls on a separate gRPC stream, which delays no progress of other
+// watches. The member ends the stream when it has lost its leader.
 func compactionStream(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, metadata.Pairs("strata-stream", "compaction")))
 }
 
-// keepChecking looks for what following the key does not show.
+// keepChecking detects compactions that the watch of the key does not show.
 func (c *Compactor) keepChecking(ctx context.Context) {
 	for sleep(ctx, c.opts.CheckInterval) {
 		if err := c.check(ctx); err != nil && ctx.Err() == nil {
@@ -360,8 +361,8 @@ func (c *Compactor) keepChecking(ctx context.Context) {
 	}
 }
 
-// check asks etcd whether it still has what memory can serve: an operator, or etcd's own
-// --auto-compaction-mode, announces nothing.
+// check reads from etcd whether the revisions that the cache can serve still exist: compactions by
+// an operator, or by etcd's own --auto-compaction-mode, are not announced.
 func (c *Compactor) check(ctx context.Context) error {
 	now, err := c.read(ctx, compactionReadTries)
 	if err != nil || c.opts.Oldest == nil {
@@ -381,7 +382,7 @@ func (c *Compactor) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%d is compacted; the oldest revision: %w", oldest, err)
 	}
-	if _, err := c.read(ctx, compactionReadTries); err != nil { // it may have been announced meanwhile
+	if _, err := c.read(ctx, compactionReadTries); err != nil { // the compaction may have been announced meanwhile
 		return err
 	}
 	if floor > c.CompactRevision() {
@@ -392,8 +393,8 @@ func (c *Compactor) check(ctx context.Context) error {
 	return nil
 }
 
-// floor returns the oldest revision that etcd has. It is for an etcd that has compacted the
-// one given, so that a watch from there is refused.
+// floor returns etcd's oldest revision. etcd must have compacted the revision gone, so that it
+// refuses a watch from there.
 func (c *Compactor) floor(ctx context.Context, gone mirror.Revision) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -408,7 +409,7 @@ func (c *Compactor) floor(ctx context.Context, gone mirror.Revision) (mirror.Rev
 	return 0, fmt.Errorf("etcd does not tell: %w", context.Cause(ctx))
 }
 
-// read reads the key, linearizably, and learns what the answer says.
+// read reads the key, linearizably, and applies the answer.
 func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse, error) {
 	c.mu.Lock()
 	cluster, before := c.mu.cluster, c.mu.revision
@@ -421,7 +422,7 @@ func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse,
 	}
 	c.mu.Lock()
 	if cluster != 0 && cluster != resp.Header.ClusterId || resp.Header.Revision < before {
-		// Another etcd, or an older state: what was learned of the one before is void.
+		// Another etcd, or an older state: the recorded state is invalid.
 		c.mu.revision, c.mu.compacted, c.mu.at, c.mu.doubted = 0, 0, time.Time{}, 0
 	}
 	c.mu.cluster, c.mu.revision = resp.Header.ClusterId, max(c.mu.revision, resp.Header.Revision)
@@ -432,12 +433,12 @@ func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse,
 	return resp, nil
 }
 
-// applyAnnouncement records the compaction that the key announces. A value that is not a revision
-// below that of the write is logged and ignored.
+// applyAnnouncement records the compaction that the key announces. An invalid value, which is not a
+// revision below the mod revision of the write, is logged and ignored.
 func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	rev, err := strconv.ParseInt(string(kv.Value), 10, 64)
 	if err == nil && rev >= 0 && rev < kv.ModRevision {
-		if rev > 0 { // else it announces that somebody has begun to count
+		if rev > 0 { // 0 is the first announcement of a process and compacts nothing
 			c.noteCompacted(rev)
 		}
 		return
@@ -453,8 +454,9 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	}
 }
 
-// noteCompacted records that etcd is compacted to the revision, or is about to be. A reader that
-// sees it in CompactRevision finds that memory has dropped the versions below it.
+// noteCompacted records that etcd is or will soon be compacted to the revision. It calls Forget
+// before it updates CompactRevision, so a reader that observes the revision there also observes the
+// effect of Forget.
 func (c *Compactor) noteCompacted(rev mirror.Revision) {
 	if c.opts.Forget != nil {
 		c.opts.Forget(rev)
@@ -466,14 +468,14 @@ func (c *Compactor) noteCompacted(rev mirror.Revision) {
 	}
 }
 
-// noteRevision records that etcd has been at the revision.
+// noteRevision records that etcd has reached the revision.
 func (c *Compactor) noteRevision(rev mirror.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mu.revision = max(c.mu.revision, rev)
 }
 
-// only returns what a read of one key has found; of a key that is not there, Version is 0.
+// only returns the key of a read of one key; Version is 0 if the key does not exist.
 func only(kvs []*mvccpb.KeyValue) *mvccpb.KeyValue {
 	if len(kvs) == 0 {
 		return &mvccpb.KeyValue{}
@@ -483,7 +485,7 @@ func only(kvs []*mvccpb.KeyValue) *mvccpb.KeyValue {
 
 func decimal(rev mirror.Revision) string { return strconv.FormatInt(rev, 10) }
 
-// sleep returns true when the time is over, false when ctx has ended.
+// sleep returns true after the duration, false when ctx has ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

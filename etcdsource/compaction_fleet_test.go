@@ -31,16 +31,16 @@ func drawFleetStep(r *rapid.T) fleetStep {
 	}
 }
 
-// replica is a compactor of a fleet, and how much of etcd's history there was at its start.
+// replica is a compactor of a fleet, and the state of etcd's history at its start.
 type replica struct {
 	*Compactor
 	since int
-	found int64 // what the key said then
+	found int64 // the value of the key at its start
 }
 
-// TestCompactionsOfAFleet: replicas with different intervals that start and stop while things go
-// wrong. etcd is never compacted above what was announced, every replica knows within a second
-// what is announced, none believes more, and once all is well there are compactions again.
+// TestCompactionsOfAFleet: replicas with different intervals that start and stop during faults.
+// etcd is never compacted above an announced revision, every replica records an announcement within
+// a second and no higher revision, and after the faults there are compactions again.
 func TestCompactionsOfAFleet(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		plan := rapid.SliceOfN(rapid.Custom(drawFleetStep), 5, 40).Draw(r, "plan")
@@ -59,7 +59,7 @@ type fleet struct {
 	replicas []replica
 
 	mu   sync.Mutex
-	fail map[string]int // how many requests of a kind will fail
+	fail map[string]int // number of requests of a kind that will fail
 }
 
 func newFleet() *fleet {
@@ -105,7 +105,7 @@ func (f *fleet) stop() {
 	}
 }
 
-// step does a step of a plan, and waits until the replicas know of it.
+// step executes a step of a plan, and waits until the replicas have observed it.
 func (f *fleet) step(step fleetStep) {
 	switch step.what {
 	case "start":

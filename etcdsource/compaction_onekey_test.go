@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// oneKey is an etcd with one key, the revisions and compactions of a real one, and a place to
-// stand between any two steps.
+// oneKey is an etcd with one key, with the revisions and compactions of a real one, and with hooks
+// between any two steps.
 type oneKey struct {
 	clientv3.KV
 	clientv3.Watcher
@@ -27,12 +27,13 @@ type oneKey struct {
 	key       *mvccpb.KeyValue                     // nil: deleted
 	history   []string                             // "put 5", "compact 5", "delete"
 	watchers  map[chan clientv3.WatchResponse]bool // false: hangs
-	// before is called before each request with its kind (get, txn, compact, watch), unlocked,
-	// after when etcd has done what it says and before the answer; an error is the answer.
+	// before is called before each request with its kind (get, txn, compact, watch), without the
+	// lock; after is called when etcd has executed the request, before the answer. Their error is
+	// the answer.
 	before, after func(kind string) error
 }
 
-// step is called at a place between two steps.
+// step calls a hook between two steps.
 func (e *oneKey) step(place *func(string) error, kind string) error {
 	e.mu.Lock()
 	f := *place
@@ -40,7 +41,7 @@ func (e *oneKey) step(place *func(string) error, kind string) error {
 	return f(kind)
 }
 
-// intercept makes f what stands at a place; f is called by several goroutines, one at a time.
+// intercept sets a hook; f is called by several goroutines, one at a time.
 func (e *oneKey) intercept(place *func(string) error, f func(kind string) error) {
 	var one sync.Mutex
 	e.mu.Lock()
@@ -52,7 +53,7 @@ func (e *oneKey) intercept(place *func(string) error, f func(kind string) error)
 	}
 }
 
-// failing makes requests of a kind fail with err until the function that it returns is called.
+// failing makes requests of a kind fail with err until end is called.
 func (e *oneKey) failing(kind string, err error) (end func()) {
 	var over atomic.Bool
 	e.intercept(&e.before, func(k string) error {
@@ -69,7 +70,7 @@ func newOneKey() *oneKey {
 	return &oneKey{cluster: 1, rev: 1, watchers: map[chan clientv3.WatchResponse]bool{}, before: nothing, after: nothing}
 }
 
-// client returns a client of it that has no connection.
+// client returns a client of the etcd without a connection.
 func (e *oneKey) client() *clientv3.Client {
 	c := clientv3.NewCtxClient(context.Background())
 	c.KV, c.Watcher = e, e
@@ -124,7 +125,7 @@ func (e *oneKey) remove() {
 	e.notifyLocked(mvccpb.DELETE, &mvccpb.KeyValue{Key: []byte(CompactionKey), ModRevision: e.rev})
 }
 
-// write is what others do: the revision moves on.
+// write is a write of other keys: the revision increases.
 func (e *oneKey) write(n int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,7 +142,7 @@ func (e *oneKey) cut() {
 	}
 }
 
-// hang lets the watches that there are hear nothing more.
+// hang stops the responses of all current watches.
 func (e *oneKey) hang() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -190,7 +191,7 @@ func (e *oneKey) Compact(ctx context.Context, rev int64, _ ...clientv3.CompactOp
 
 func (e *oneKey) Txn(context.Context) clientv3.Txn { return &oneTxn{etcd: e} }
 
-// oneTxn is the one form of transaction that there is.
+// oneTxn is the only supported form of transaction.
 type oneTxn struct {
 	etcd   *oneKey
 	expect int64

@@ -18,10 +18,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// forgetful notes what it was told to forget.
+// forgetful records the calls of Forget.
 type forgetful struct {
 	mu   sync.Mutex
-	revs []mirror.Revision // each rise
+	revs []mirror.Revision // each increase
 }
 
 func (f *forgetful) forget(rev mirror.Revision) {
@@ -50,7 +50,7 @@ func (l *testLog) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// count returns how many lines contain the text.
+// count returns the number of lines that contain the text.
 func (l *testLog) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func compacting(t *testing.T, e *oneKey, opts CompactorOptions) (*Compactor, *te
 	return c, log
 }
 
-// turns lets time pass until n turns are over, with writes between them.
+// turns advances the time until n turns are over, with writes between them.
 func turns(e *oneKey, n int) {
 	for range n {
 		e.write(100)
@@ -89,8 +89,8 @@ func equal[T comparable](t *testing.T, what string, got, want []T) {
 	}
 }
 
-// TestCompactorAlone: as kube-apiserver does, it announces 0 at its first turn, then at each the
-// revision of the turn before, and each announcement is followed by the compaction.
+// TestCompactorAlone: like kube-apiserver it announces 0 at its first turn, then at each turn the
+// revision of the previous one, and compacts after each announcement.
 func TestCompactorAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
@@ -108,7 +108,7 @@ func TestCompactorAlone(t *testing.T) {
 	})
 }
 
-// TestCompactorWithoutInterval follows, and writes nothing.
+// TestCompactorWithoutInterval: the compactor follows, and writes nothing.
 func TestCompactorWithoutInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
@@ -124,7 +124,7 @@ func TestCompactorWithoutInterval(t *testing.T) {
 	})
 }
 
-// TestCompactorsRace: two that both have read the key before either has written it. One wins.
+// TestCompactorsRace: both compactors have read the key before either has written it. One succeeds.
 func TestCompactorsRace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -144,7 +144,8 @@ func TestCompactorsRace(t *testing.T) {
 		both.Add(2)
 		turns(e, 1)
 		equal(t, "the first turn", e.told(), []string{"put 0"})
-		// Now one has seen the turn of the other as its own last one, and both may be next.
+		// One compactor has recorded the turn of the other as its own last one, so either may be
+		// next.
 		both.Add(2)
 		turns(e, 1)
 		told := e.told()
@@ -160,7 +161,7 @@ func TestCompactorsRace(t *testing.T) {
 	})
 }
 
-// TestCompactorTakesOver from one that has stopped, within two intervals.
+// TestCompactorTakesOver: a compactor takes over from a stopped one within two intervals.
 func TestCompactorTakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -179,7 +180,7 @@ func TestCompactorTakesOver(t *testing.T) {
 	})
 }
 
-// TestCompactionKeyIsDeleted at every place where that can come between two steps.
+// TestCompactionKeyIsDeleted deletes the key between any two steps.
 func TestCompactionKeyIsDeleted(t *testing.T) {
 	for _, moment := range []string{"between turns", "get", "txn", "compact"} {
 		t.Run(moment, func(t *testing.T) {
@@ -218,7 +219,7 @@ func TestCompactionKeyIsDeleted(t *testing.T) {
 	}
 }
 
-// TestCompactionKeyHoldsNonsense: it is not believed, said once, and overwritten.
+// TestCompactionKeyHoldsNonsense: an invalid value is ignored, logged once, and overwritten.
 func TestCompactionKeyHoldsNonsense(t *testing.T) {
 	for _, value := range []string{"", "-5", "0x10", "12a", "99999999999999999999999", "100000", "102", strings.Repeat("9", 5000)} {
 		t.Run(fmt.Sprintf("%.20q", value), func(t *testing.T) {
@@ -236,7 +237,7 @@ func TestCompactionKeyHoldsNonsense(t *testing.T) {
 				if len(f.told()) != 0 || c.CompactRevision() != 0 {
 					t.Errorf("believed: %v", f.told())
 				}
-				e.write(200_000) // a number that was too high does not become true
+				e.write(200_000) // the announced number was too high and stays invalid
 				time.Sleep(20 * time.Second)
 				if len(f.told()) != 0 {
 					t.Errorf("believed later: %v", f.told())
@@ -250,8 +251,8 @@ func TestCompactionKeyHoldsNonsense(t *testing.T) {
 	}
 }
 
-// TestCompactionFailsAfterItsAnnouncement: it is tried again soon, because those who follow have
-// forgotten already.
+// TestCompactionFailsAfterItsAnnouncement: the compaction is retried soon, because followers have
+// already dropped the versions below.
 func TestCompactionFailsAfterItsAnnouncement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -274,7 +275,7 @@ func TestCompactionFailsAfterItsAnnouncement(t *testing.T) {
 	})
 }
 
-// TestCompactionFailsForLong: the next turn compacts further.
+// TestCompactionFailsForLong: the next turn compacts to a higher revision.
 func TestCompactionFailsForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -293,7 +294,8 @@ func TestCompactionFailsForLong(t *testing.T) {
 	})
 }
 
-// TestAnswersAreLost: etcd has done it, and nobody knows. What was announced is compacted.
+// TestAnswersAreLost: etcd has executed a request whose answer is lost. The announced compaction is
+// made.
 func TestAnswersAreLost(t *testing.T) {
 	for _, kind := range []string{"txn", "compact"} {
 		t.Run(kind, func(t *testing.T) {
@@ -326,8 +328,8 @@ func TestAnswersAreLost(t *testing.T) {
 	}
 }
 
-// TestCompactorWithoutSpace says what an operator has to do, and goes on afterwards with what it
-// would have done.
+// TestCompactorWithoutSpace: the compactor logs instructions for the operator, and continues
+// afterwards where it stopped.
 func TestCompactorWithoutSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -346,8 +348,8 @@ func TestCompactorWithoutSpace(t *testing.T) {
 	})
 }
 
-// TestCompactorOfAnEtcdThatWasRestored never writes or compacts what is above its revision, and
-// forgets what it has learned.
+// TestCompactorOfAnEtcdThatWasRestored: the compactor never writes or compacts a revision above
+// etcd's, and drops its recorded state.
 func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
 	for _, moment := range []string{"between turns", "txn", "compact"} {
 		for _, sameVersion := range []bool{true, false} {
@@ -382,7 +384,7 @@ func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
 						}
 						turns(e, 1)
 						e.intercept(&e.before, func(string) error { return nil })
-						if moment == "compact" && sameVersion { // it was announced to the etcd of before
+						if moment == "compact" && sameVersion { // it was announced before the restore
 							if log.count("restored") == 0 {
 								t.Errorf("no word:\n%s", &log.b)
 							}
@@ -390,7 +392,7 @@ func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
 						turns(e, 5)
 						high := e.rev
 						for _, h := range e.told() {
-							// Only an announcement that was under way can reach the other etcd.
+							// Only an announcement in flight can reach the restored etcd.
 							if rev, ok := strings.CutPrefix(h, "put "); ok && len(rev) > 4 && moment != "txn" {
 								t.Errorf("%s was announced to an etcd at %d: %v", rev, high, e.told())
 							}
@@ -412,8 +414,8 @@ func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
 	}
 }
 
-// TestFollowing: the watch is begun again after each loss, within a second, and what was
-// written meanwhile is learned.
+// TestFollowing: the watch is restarted after each loss, within a second, and writes in between are
+// recorded.
 func TestFollowing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
@@ -443,7 +445,7 @@ func TestFollowing(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		e.remove()
-		e.put("150") // somebody writes less
+		e.put("150") // another process writes a lower revision
 		synctest.Wait()
 		if c.CompactRevision() != 200 {
 			t.Errorf("unlearned: %d", c.CompactRevision())
@@ -451,7 +453,7 @@ func TestFollowing(t *testing.T) {
 	})
 }
 
-// TestHungWatchIsNotTrustedForLong: the check reads the key.
+// TestHungWatchIsNotTrustedForLong: the periodic check reads the key.
 func TestHungWatchIsNotTrustedForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
@@ -469,7 +471,8 @@ func TestHungWatchIsNotTrustedForLong(t *testing.T) {
 	})
 }
 
-// TestUnannouncedCompaction is noticed by the next check, if memory holds what is gone.
+// TestUnannouncedCompaction: the next check detects it, if the cache can serve a compacted
+// revision.
 func TestUnannouncedCompaction(t *testing.T) {
 	for oldest, want := range map[mirror.Revision][]mirror.Revision{0: nil, 1: {500}, 499: {500}, 500: nil, 900: nil, 1001: nil} {
 		t.Run(fmt.Sprint(oldest), func(t *testing.T) {
@@ -493,7 +496,7 @@ func TestUnannouncedCompaction(t *testing.T) {
 	}
 }
 
-// TestAnnouncedWhileItIsChecked: what was announced is not taken for what was not.
+// TestAnnouncedWhileItIsChecked: an announced compaction is not counted as unannounced.
 func TestAnnouncedWhileItIsChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
@@ -519,7 +522,7 @@ func TestAnnouncedWhileItIsChecked(t *testing.T) {
 	})
 }
 
-// TestCompactorStops while etcd does not answer.
+// TestCompactorStops: Stop returns while etcd does not answer.
 func TestCompactorStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()

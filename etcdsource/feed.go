@@ -19,44 +19,42 @@ import (
 )
 
 const (
-	// createTimeout is when a member that has not begun a watch is not waited for any longer,
-	// if another can be asked. Far more than it takes, far less than what readers put up
-	// with. A guess.
+	// createTimeout bounds the wait for a member to create a watch if another member is available.
+	// It is much longer than the creation takes, and much shorter than readers can wait. A guess.
 	createTimeout = time.Second
-	// otherMemberTimeout is the same where others are asked meanwhile.
+	// otherMemberTimeout is the same bound while other members are tried concurrently.
 	otherMemberTimeout = 5 * time.Second
-	// hedge is when the next member is asked to begin a watch though the last one was not
-	// heard of yet.
+	// hedge is the delay after which the next member is tried while the previous one has not
+	// answered.
 	hedge = 200 * time.Millisecond
 )
 
-// feeds is what a source knows of its feeds.
+// feeds is the state that a source keeps about its feeds.
 type feeds struct {
-	current atomic.Pointer[feed] // the running one, nil if none is
-	// silent: the last one fell silent, so the next does not begin where it was.
+	current atomic.Pointer[feed] // the running feed, nil if there is none
+	// silent: the last feed was silent, so the next one avoids its member.
 	silent atomic.Bool
-	// member is where the last one was, 0 if that is not known.
+	// member is the member of the last feed, 0 if unknown.
 	member atomic.Uint64
 }
 
-// feed is one watch of the whole prefix, or of all keys, that etcd has begun.
+// feed is one watch on the whole prefix, or on all keys, that a member has created.
 type feed struct {
 	watcher   clientv3.Watcher
-	conn      *grpc.ClientConn // that it runs over; nil inside the server's process
+	conn      *grpc.ClientConn // the connection of the feed; nil inside the server's process
 	responses clientv3.WatchChan
 	member    uint64
 	close     func()
 }
 
-// Watch implements mirror.Source. It asks for no previous values: the mirror holds
-// them (k/k#130939). etcd never splits a revision over two responses but by
-// fragmenting one, and the client joins fragments; so each response is a batch of
-// complete revisions.
+// Watch implements mirror.Source. It requests no previous values: the mirror has them (k/k#130939).
+// etcd splits a revision over several responses only by fragmentation, and the client joins
+// fragments; so each response is a batch of complete revisions.
 //
-// It runs over the client's connections, on the member whose turn it is. If that does not
-// begin it within createTimeout, or the Watch before was ended with the cause
-// mirror.ErrFeedSilent, it runs over a connection of its own, to the first member that begins it
-// and is not the silent one, if there is another.
+// The watch uses the client's connections and the member of the client's balancer. If that member
+// does not create the watch within createTimeout, or the previous Watch was canceled with
+// mirror.ErrFeedSilent, it uses its own connection to the first member that creates the watch,
+// other than the silent one if possible.
 func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 	caller := ctx
 	var wg sync.WaitGroup
@@ -78,8 +76,8 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 		s.feeds.silent.Store(errors.Is(context.Cause(caller), mirror.ErrFeedSilent))
 		f.close()
 	}()
-	// The client resumes a watch by itself, on whatever etcd it finds when it has
-	// lost all connections; that may be one restored from a backup.
+	// The client resumes a watch by itself, on any etcd that it reaches after it has lost all
+	// connections; that etcd may be restored from a backup.
 	wg.Go(func() {
 		if waitDisconnected(ctx, f.conn) {
 			cancel(errors.New("connection to etcd lost"))
@@ -106,7 +104,7 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 		case !resp.IsProgressNotify(), s.allKeys:
 			continue
 		case resp.Header.Revision < after.Revision:
-			// A member that lags behind the one that served us before, or another state.
+			// A member that lags behind the previous one, or another state.
 			if err := s.verify(ctx, after); err != nil {
 				return err
 			}
@@ -125,7 +123,7 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 	return errors.New("etcd closed the watch")
 }
 
-// open begins the watch from the revision start on.
+// open creates the watch, beginning at the revision start.
 func (s *Source) open(ctx context.Context, wg *sync.WaitGroup, prefix string, start mirror.Revision) (*feed, error) {
 	endpoints := s.client.Endpoints()
 	if s.feeds.silent.Load() && len(endpoints) > 0 {
@@ -138,8 +136,8 @@ func (s *Source) open(ctx context.Context, wg *sync.WaitGroup, prefix string, st
 	return f, err
 }
 
-// begin opens the watch and returns when a member has begun it, which it has to within the
-// timeout.
+// begin creates the watch and returns when a member has confirmed it. Error, if that takes longer
+// than the timeout.
 func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clientv3.Watcher, conn *grpc.ClientConn, prefix string, start mirror.Revision) (*feed, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	key, end := s.watched(prefix)
@@ -147,7 +145,7 @@ func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clien
 	if !s.eventsOnly {
 		opts = append(opts, clientv3.WithProgressNotify())
 	}
-	// The client returns the channel only when the watch has begun.
+	// The client returns the channel only when the watch was created.
 	begun := make(chan clientv3.WatchChan, 1)
 	go func() { begun <- watcher.Watch(s.streamContext(ctx), key, opts...) }()
 	timer := time.NewTimer(timeout)
@@ -179,9 +177,9 @@ func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clien
 	}
 }
 
-// openOnOtherMember begins the watch over a connection of its own to one of the endpoints, on a
-// member other than avoid if there is one that begins it. A new connection also gets past one
-// that is half open. What it starts beside ends soon after it returns; wg tells when.
+// openOnOtherMember creates the watch over a separate connection to one of the endpoints, on a
+// member other than avoid if one of them creates it. A new connection also avoids a half-open one.
+// The goroutines of the other attempts end soon after it returns; wg waits for them.
 func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endpoints []string, avoid uint64, prefix string, start mirror.Revision) (*feed, error) {
 	type answer struct {
 		feed *feed
@@ -253,7 +251,7 @@ func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endp
 	return spare, nil
 }
 
-// beginAt is begin over a connection of its own, which ends with the feed.
+// beginAt is begin over a separate connection, which is closed with the feed.
 func (s *Source) beginAt(ctx context.Context, endpoint, prefix string, start mirror.Revision) (*feed, error) {
 	conn, err := s.dial(ctx, endpoint)
 	if err != nil {
@@ -275,8 +273,9 @@ func (s *Source) beginAt(ctx context.Context, endpoint, prefix string, start mir
 	return f, nil
 }
 
-// waitDisconnected returns true when the connection, or all if it stands for several, is
-// lost, false when ctx ends. A client inside the server's process has none, and is restored with it.
+// waitDisconnected returns true when the connection (all of them, if it represents several) is
+// lost, false when ctx ends. A client inside the server's process has no connection, and is
+// restored with the server.
 func waitDisconnected(ctx context.Context, conn *grpc.ClientConn) bool {
 	if conn == nil {
 		<-ctx.Done()

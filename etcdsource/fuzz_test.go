@@ -22,8 +22,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// FuzzCompactionKey stores anything in the key that announces compactions: a decimal revision from
-// before it was written is learned, and nothing else.
+// FuzzCompactionKey writes arbitrary values to the compaction key: only a decimal revision below
+// the write's own is recorded.
 func FuzzCompactionKey(f *testing.F) {
 	for _, text := range []string{"", "0", "1", "99", "100", "101", "-1", "+7", "007", " 7", "7\n", "7.0", "1_0", "0x7", "9223372036854775807", "9223372036854775808",
 		"99999999999999999999999", "\x00", "１"} {
@@ -51,7 +51,7 @@ func FuzzCompactionKey(f *testing.F) {
 		if !slices.Equal(forgotten, want) || c.CompactRevision() != highest {
 			t.Fatalf("%q, then %q of %d: learned %d, forgot %d; want %d", earlier, value, written, c.CompactRevision(), forgotten, want)
 		}
-		if got := c.Stats().Doubts; got != doubts && written != 0 { // revision 0 is none
+		if got := c.Stats().Doubts; got != doubts && written != 0 { // revision 0 does not exist
 			t.Fatalf("%q, then %q of %d: %d doubts, want %d", earlier, value, written, got, doubts)
 		}
 	})
@@ -59,7 +59,7 @@ func FuzzCompactionKey(f *testing.F) {
 
 var threeNumbers = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-rc\.\d{1,3})?$`)
 
-// FuzzCheckVersion has etcd say anything of its version.
+// FuzzCheckVersion checks arbitrary version strings.
 func FuzzCheckVersion(f *testing.F) {
 	for _, v := range []string{"3.6.8", "3.5.13", "3.5.12", "3.5.13-rc.1", "v3.4.31", "3.4.30", "4.0.0", "2.99.99", "", "3", "3.5", "3.5.x", "3..", "vv3.6.1", "3.6.0+git", "-1.0.0", "99999999999999999999.0.0"} {
 		f.Add(v)
@@ -81,7 +81,7 @@ func FuzzCheckVersion(f *testing.F) {
 	})
 }
 
-// saying is a watch stream on which comes what it is told.
+// saying is a watch stream with scripted responses.
 type saying struct {
 	pb.Watch_WatchClient
 	messages [][]byte
@@ -98,7 +98,7 @@ func (s *saying) Recv() (*pb.WatchResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	again := &pb.WatchResponse{} // what the line does with its own is its own business
+	again := &pb.WatchResponse{} // the stream may modify its own copy
 	if err := proto.Unmarshal(must(proto.Marshal(r)), again); err == nil {
 		s.heard = append(s.heard, again)
 	}
@@ -112,7 +112,7 @@ func must(data []byte, err error) []byte {
 	return data
 }
 
-// cut cuts the input of a fuzzer into messages: each is preceded by its length in one byte.
+// cut splits the input of a fuzzer into messages: each is preceded by its length in one byte.
 func cut(input []byte) (messages [][]byte) {
 	for len(input) > 0 {
 		n := min(int(input[0]), len(input)-1)
@@ -134,9 +134,9 @@ func put(key, value string, rev int64) *mvccpb.Event {
 	return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: rev, ModRevision: rev, Version: 1}}
 }
 
-// FuzzWatchResponses has etcd send anything on the streams from which history is read. What is
-// handed on are the events that were sent, fragments joined, none twice or out of turn, or there is an
-// error; history ends at the revision that was asked for.
+// FuzzWatchResponses sends arbitrary responses on the streams of a replay. The delivered events are
+// those that were sent, with fragments joined, none repeated or out of order, or there is an error;
+// the history ends at the requested revision.
 func FuzzWatchResponses(f *testing.F) {
 	header := &pb.ResponseHeader{ClusterId: 1, Revision: 9}
 	gone := &mvccpb.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: []byte("/registry/a"), ModRevision: 8}}
@@ -191,7 +191,7 @@ func FuzzWatchResponses(f *testing.F) {
 	})
 }
 
-// pages is an etcd that answers ranges with what it is told.
+// pages is an etcd that answers ranges from a script.
 type pages struct {
 	clientv3.KV
 	messages [][]byte
@@ -214,9 +214,9 @@ func (p *pages) Get(_ context.Context, key string, _ ...clientv3.OpOption) (*cli
 	return (*clientv3.GetResponse)(r), err
 }
 
-// FuzzPages has etcd answer anything to the requests for the pages of a list. Its keys are handed
-// on in order, each once and none outside of the range, or there is an error, and no page
-// is asked for twice.
+// FuzzPages answers the requests for the pages of a list arbitrarily. The keys are delivered in
+// order, each once and none outside of the range, or there is an error, and no page is requested
+// twice.
 func FuzzPages(f *testing.F) {
 	kv := func(key string) *mvccpb.KeyValue {
 		return &mvccpb.KeyValue{Key: []byte(key), Value: []byte("v"), ModRevision: 5, CreateRevision: 5, Version: 1}

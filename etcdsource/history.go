@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// eventOverhead is added to each event's key and value: what it costs to hold it. A guess.
+// eventOverhead is the estimated memory of an event in addition to its key and value. A guess.
 const eventOverhead = 100
 
 func eventBytes(events []*mvccpb.Event) (n int64) {
@@ -25,14 +25,14 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 	return n
 }
 
-// Oldest implements mirror.Source. Where everything that etcd has stored fits the bound, it
-// costs three small requests and, if etcd was ever compacted, one round of its
-// synchronization, which is 100 ms; else up to maxProbes such rounds (see sampler).
+// Oldest implements mirror.Source. If etcd's whole database fits the bound, it costs three small
+// requests and, if etcd was ever compacted, one round of its synchronization, which is 100 ms;
+// otherwise up to maxProbes such rounds (see sampler).
 //
-// A client inside the server's process has no connection of its own to read history from,
-// and a server whose progress cannot be believed cannot tell where the history of a prefix ends:
-// none is to be had of either. One that is no etcd holds all that a watch from the past delivers in
-// memory at once, so the bounds are lower for it.
+// No history is available from a client inside the server's process, which has no connection to
+// read it from, or from a server with unreliable progress, which cannot report that the history of
+// a prefix is complete. A server other than etcd keeps the whole result of a watch from the past in
+// memory, so the bounds are lower for it.
 func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
 	if s.unproven() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
 		return now.Revision, nil
@@ -59,7 +59,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, b
 				return false, nil
 			}
 			oldest, err = p.sample(ctx, oldest, bounds.Bytes)
-			if !errors.Is(err, mirror.ErrCompacted) { // else the floor is higher now
+			if !errors.Is(err, mirror.ErrCompacted) { // otherwise the floor has risen
 				return false, err
 			}
 		}
@@ -70,28 +70,28 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, b
 	return oldest, nil
 }
 
-// Bounds of what is read at once from a server that is no etcd: kine loads the previous
-// value of each event as well, and sends everything in one message. Guesses, for hosts of 1 GiB.
+// Bounds of one read from a server other than etcd: kine also loads the previous value of each
+// event, and sends everything in one message. Guesses, for hosts of 1 GiB.
 const (
 	othersRevisions = 20_000
 	othersBytes     = 32 << 20
 )
 
 const (
-	// probeWait bounds each question to one member. etcd may be slow, and load a lot.
+	// probeWait bounds each request to one member. etcd may be slow, and load a lot.
 	probeWait = 3 * time.Second
-	// firstProbe is the distance of the first probe; nothing is known yet of what etcd has
-	// to load for it. A guess: an eighth of a gigabyte if all values are of 256 KB.
+	// firstProbe is the distance of the first probe, for which the amount that etcd has to load is
+	// unknown. A guess: an eighth of a gigabyte if all values are of 256 KB.
 	firstProbe = 500
-	// probeGrowth is how much farther than the one before a probe is at most.
+	// probeGrowth bounds the distance of a probe to this multiple of the previous one.
 	probeGrowth = 8
 	maxProbes   = 8
-	// probeBytes is what is read of a probe's response at most.
+	// probeBytes bounds the part of a probe's response that is read.
 	probeBytes = 8 << 20
 )
 
-// sampler finds out how far back the history of a prefix may be read from one member. All
-// its questions go to that one, because another may not have applied a compaction yet.
+// sampler determines how far back the history of a prefix can be read from one member. It sends all
+// its requests to that member, because another one may not have applied a compaction yet.
 type sampler struct {
 	source *Source
 	conn   *grpc.ClientConn
@@ -101,8 +101,8 @@ type sampler struct {
 
 // floor returns the oldest revision that the member can list.
 //
-// A watch from before it is told at once, but on an etcd that was never compacted the
-// same watch would make it load everything it has. A range at revision 1 tells which it is.
+// A watch from below the floor returns it at once. On an etcd that was never compacted, such a
+// watch would load its whole history, so a range at revision 1 checks for that first.
 func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -128,8 +128,8 @@ func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	return 0, err
 }
 
-// everythingFits reports whether all that the member has stored, history of all keys
-// and everything else, is within the bound. false: it is not, or does not tell.
+// everythingFits reports whether the member's whole database, including the history of all keys, is
+// within the bound. false: it is not, or the size is unknown.
 func (p *sampler) everythingFits(ctx context.Context, bytes int64) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -138,23 +138,23 @@ func (p *sampler) everythingFits(ctx context.Context, bytes int64) bool {
 		return false
 	}
 	size := status.DbSizeInUse
-	if size == 0 { // kine reports the size alone, without what is free
+	if size == 0 { // kine reports DbSize only
 		size = status.DbSize
 	}
 	return size > 0 && size <= bytes
 }
 
-// sample returns the oldest revision, oldest or later, such that the events after it are
-// believed to be within the bound.
+// sample returns the lowest revision, at or above oldest, for which the events after it are
+// estimated to be within the bound.
 //
-// It looks at the history at growing distances from now: what etcd has to load for the next
-// look, everything from there to now, is believed to fit, judging by those before. Between
-// two looks, the bytes per revision are taken to be the mean of both.
+// It samples the history at growing distances from now. For the next sample etcd has to load
+// everything from there to now, which must fit according to the previous samples. Between two
+// samples, the bytes per revision are estimated by the mean of both.
 func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int64) (mirror.Revision, error) {
 	var (
 		at    = p.now.Revision // everything after it fits
 		room  = float64(bytes)
-		rate  = -1.0 // bytes per revision before at; not known yet
+		rate  = -1.0 // bytes per revision before at; -1: unknown
 		reach = mirror.Revision(firstProbe)
 	)
 	for range maxProbes {
@@ -182,15 +182,15 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 			reach = distance + mirror.Revision(room/rate)
 		}
 		if reach < distance+distance/8 {
-			return at, nil // not worth another look
+			return at, nil // another sample would gain little
 		}
 	}
 	return at, nil
 }
 
-// look returns the bytes per revision of the history from the revision start on, judging by
-// what etcd delivers at once, which is 1,000 revisions at most. Revisions that do not touch
-// the prefix count.
+// look returns the bytes per revision of the history from the revision start on, estimated from
+// etcd's first response, which has at most 1,000 revisions. Revisions that do not touch the prefix
+// count.
 func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -210,7 +210,7 @@ func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, err
 			return float64(eventBytes(r.Events)) / float64(last-start+1), nil
 		}
 		if !p.source.eventsOnly && r.Header.Revision >= p.now.Revision {
-			return 0, nil // nothing has happened to the prefix
+			return 0, nil // the prefix has no events
 		}
 	}
 }

@@ -15,24 +15,24 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Page sizes. etcd counts the whole rest of the range for every page, so few
-// large pages are cheap; pageBytes bounds what one response holds in memory at
-// both ends. The number of keys adapts to the values seen.
+// Page sizes. etcd counts the whole rest of the range for every page, so few large pages are cheap;
+// pageBytes bounds the memory of one response on the server and the client. The number of keys
+// adapts to the sizes of the values.
 const (
 	firstPageKeys = 500
 	maxPageKeys   = 10_000
 	pageBytes     = 8 << 20
 )
 
-// Pager reads a range of keys as it stands at one revision, in pages of about 8 MiB, or a
-// single key. How many keys that are is estimated from the page before; what is larger than expected
-// arrives all the same, unless the client is one of Bounded. It is not safe for concurrent use; a
-// copy reads on independently.
+// Pager reads a range of keys at one revision, in pages of about 8 MiB, or a single key. The number
+// of keys of a page is estimated from the previous page; a larger response than estimated is
+// accepted, unless the client is one of Bounded. A Pager is not safe for concurrent use; a copy
+// continues independently.
 type Pager struct {
 	client clientv3.KV
-	key    string // the next to be read
+	key    string // the next key to read
 	end    string
-	rev    mirror.Revision // 0: that of the first page
+	rev    mirror.Revision // 0: the revision of the first page
 	limit  int64           // of the next page
 	opts   []clientv3.OpOption
 	done   bool
@@ -41,18 +41,18 @@ type Pager struct {
 // Page is a part of a range.
 type Page struct {
 	KVs    []mirror.KV
-	Header mirror.Header // Revision is that of all pages
+	Header mirror.Header // Revision is the same for all pages
 	Count  int64         // keys from the first of the page to the end of the range
 }
 
-// NewPager returns a pager of the keys with start <= key < end at a revision, the newest
-// if that is 0.
+// NewPager returns a pager of the keys with start <= key < end at a revision, or at the newest if
+// at is 0.
 func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
 	return &Pager{client: client, key: start, end: end, rev: at, limit: firstPageKeys}
 }
 
-// newKeysPager returns a pager that reads no values. How many keys a page has is up to the
-// caller of Next, up to maxPageKeys.
+// newKeysPager returns a pager that reads no values. The caller of Next determines the number of
+// keys of a page, up to maxPageKeys.
 func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
 	p := NewPager(client, start, end, at)
 	p.limit, p.opts = maxPageKeys, []clientv3.OpOption{clientv3.WithKeysOnly()}
@@ -62,14 +62,14 @@ func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pa
 // Done reports whether the range has been read to its end.
 func (p *Pager) Done() bool { return p.done }
 
-// Expect sets the number of keys of the first page from an estimate of the bytes of a value.
+// Expect sets the number of keys of the first page from an estimate of the size of a value.
 func (p *Pager) Expect(bytes int64) {
 	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
 }
 
-// Next reads the next page, of at most so many keys if most is above 0. A member that does
-// not answer is given up for another one. Errors: mirror.ErrCompacted, and
-// mirror.ErrRestored if etcd has not come to the revision; others may be tried again.
+// Next reads the next page, of at most most keys if most is positive. It retries on another member
+// if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd has not
+// reached the revision; other errors may be retried.
 func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 	for {
 		limit := p.limit
@@ -78,13 +78,13 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 		}
 		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
 			opts := append(slices.Clip(p.opts), clientv3.WithRev(p.rev))
-			if p.end != p.key+"\x00" { // else it is one key: a store in a database may know no such text as an end
+			if p.end != p.key+"\x00" { // otherwise it is one key, and a store on a database may reject this end
 				opts = append(opts, clientv3.WithRange(p.end), clientv3.WithLimit(limit))
 			}
 			return p.client.Get(ctx, p.key, opts...)
 		})
 		if status.Code(err) == codes.ResourceExhausted && limit > 1 {
-			// Larger than what the client takes: small values came first.
+			// The response is larger than the client's limit: the previous values were small.
 			p.limit = max(1, limit/4)
 			continue
 		}
@@ -95,7 +95,7 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 			return Page{}, err
 		}
 		if p.rev == 0 {
-			p.rev = resp.Header.Revision // every page is of the first one's revision
+			p.rev = resp.Header.Revision // all pages are at the revision of the first one
 		}
 		page := Page{
 			KVs:    make([]mirror.KV, len(resp.Kvs)),
@@ -114,7 +114,7 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 }
 
 // checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the
-// next page could begin before this one, and the pager would read without end.
+// next page could begin before this one, and the pager would not terminate.
 func (p *Pager) checkOrder(kvs []*mvccpb.KeyValue) error {
 	for i, kv := range kvs {
 		if string(kv.Key) < p.key || i > 0 && string(kv.Key) <= string(kvs[i-1].Key) ||
@@ -125,12 +125,12 @@ func (p *Pager) checkOrder(kvs []*mvccpb.KeyValue) error {
 	return nil
 }
 
-// maxResponse is what a client of Bounded takes: twice a page, and room for the largest value
-// that an etcd is likely to be configured to take.
+// maxResponse is the response limit of a client of Bounded: twice a page, and room for the largest
+// value that an etcd is likely to be configured to accept.
 const maxResponse = 2*pageBytes + 10<<20
 
-// Bounded returns a KV of the client that refuses a response of more than 26 MiB, before it
-// is in memory: a Pager then asks for less.
+// Bounded returns a KV of the client that rejects a response of more than 26 MiB before it is in
+// memory. A Pager then requests smaller pages.
 func Bounded(client *clientv3.Client) clientv3.KV {
 	return clientv3.NewKVFromKVClient(bounded{clientv3.RetryKVClient(client)}, client)
 }
@@ -141,8 +141,8 @@ func (b bounded) Range(ctx context.Context, in *pb.RangeRequest, opts ...grpc.Ca
 	return b.KVClient.Range(ctx, in, append(slices.Clip(opts), grpc.MaxCallRecvMsgSize(maxResponse))...)
 }
 
-// nextLimit aims at pages of pageBytes, judging by the last one, and at most
-// doubles.
+// nextLimit returns the number of keys for a page of about pageBytes, estimated from the last page;
+// it is at most twice limit.
 func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
 	bytes := 1
 	for _, kv := range kvs {

@@ -14,29 +14,30 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// replayPlan is how history is read. etcd (3.4 to 3.7) serves the watches that are behind
-// every 100 ms: it loads everything since the oldest of them, walks over it once for each, and gives
-// each the next 1,000 revisions that concern it, while writers wait. So watches at
-// staggered revisions add up, fewer rounds are faster, and each watch makes rounds longer.
+// replayPlan configures the read of history. etcd (3.4 to 3.7) serves its unsynced watches every
+// 100 ms: it loads all revisions since the oldest of them, iterates over them once for each watch,
+// and sends each watch its next 1,000 revisions, while writers are blocked. So watches at staggered
+// revisions read concurrently: more of them need fewer rounds, but each one makes the rounds
+// longer.
 //
 // Measured: TestReplayFigures in kube/enginetest.
 type replayPlan struct {
-	// segment is the revisions of one watch. One less than a multiple of 1,000: with the last
-	// of so many responses etcd shows the first revision of the next segment, which ends this
-	// one.
+	// segment is the number of revisions of one watch. It is one less than a multiple of 1,000, so
+	// that etcd's last response for a segment also contains the first revision of the next one,
+	// which ends it.
 	segment int64
-	// watches is how many there are at once.
+	// watches is the maximum number of concurrent watches.
 	watches int
-	// held bounds the bytes that wait for their turn: no more watches are begun beyond it.
+	// held bounds the bytes queued for delivery: beyond it, no more watches are created.
 	held int64
-	// patience bounds the wait for a member that says nothing; the next attempt has more.
+	// patience bounds the wait for a silent member; it grows with each attempt.
 	patience time.Duration
 }
 
 var defaultPlan = replayPlan{segment: 4999, watches: 24, held: 128 << 20, patience: 5 * time.Second}
 
-// Replay implements mirror.Source. It reads from one member over a connection of its own, and
-// goes on over another one when that breaks or is silent.
+// Replay implements mirror.Source. It reads from one member over a separate connection, and
+// continues over another one when that connection fails or is silent.
 func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
 	if after.Revision >= through {
 		return nil
@@ -46,7 +47,7 @@ func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header,
 	}
 	plan := s.plan
 	if after.ClusterID == unidentified {
-		// kine reads everything since its start for each watch.
+		// kine reads its whole history for each watch.
 		plan.segment, plan.watches = through-after.Revision, 1
 	}
 	r := &replay{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
@@ -78,18 +79,18 @@ type replay struct {
 	deliver func(mirror.Batch) error
 }
 
-// segment is a part of history that one watch reads.
+// segment is a part of history that is read by one watch.
 type segment struct {
-	start, end mirror.Revision // end is the next one's start
+	start, end mirror.Revision // end is the start of the next segment
 	cancel     context.CancelFunc
-	done       chan struct{} // closed when what follows is complete
+	done       chan struct{} // closed when the fields below are complete
 	batches    []mirror.Batch
-	through    mirror.Revision // everything from start to here is in the batches: end or more
+	through    mirror.Revision // the batches contain everything from start to here: end or more
 	bytes      int64
 	err        error
 }
 
-// from reads history over the connection until all is delivered.
+// from reads history over the connection until everything was delivered.
 func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -98,9 +99,9 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	var (
 		heard    atomic.Int64 // see watchStream
 		running  atomic.Int64 // segments
-		held     atomic.Int64 // bytes of all that are in the queue
+		held     atomic.Int64 // bytes of all segments in the queue
 		finished = make(chan struct{}, 1)
-		queue    []*segment // in order; the first is the next to be delivered
+		queue    []*segment // ascending; the first is the next to deliver
 		next     = r.after.Revision + 1
 	)
 	begin := func() {
@@ -131,7 +132,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		first := queue[0]
 		select {
 		case <-first.done:
-		case <-finished: // another one may begin
+		case <-finished: // another segment may begin
 			continue
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -147,12 +148,12 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		if err := r.pass(ctx, first); err != nil {
 			return err
 		}
-		// What follows may have come along: etcd delivers by revisions that concern the prefix.
+		// A response may extend into later segments: etcd counts revisions of the prefix only.
 		for len(queue) > 0 && queue[0].end-1 <= r.after.Revision {
 			queue[0].cancel()
 			<-queue[0].done
 			held.Add(-queue[0].bytes)
-			queue[0] = nil // its batches are the caller's now
+			queue[0] = nil // the caller of Replay owns its batches now
 			queue = queue[1:]
 		}
 		next = max(next, r.after.Revision+1)
@@ -161,7 +162,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// pass delivers what a segment has read and was not delivered yet.
+// pass delivers the events of a segment that were not delivered yet.
 func (r *replay) pass(ctx context.Context, s *segment) error {
 	for _, b := range s.batches {
 		if ctx.Err() != nil {
@@ -182,9 +183,9 @@ func (r *replay) pass(ctx context.Context, s *segment) error {
 	return nil
 }
 
-// read fills the segment. Each response of etcd is a batch of complete revisions. That the
-// segment is complete is shown by what comes after it, an event at the next one's start or later, or
-// progress; where all keys are watched, by the event of its last revision.
+// read fills the segment. Each response of etcd is a batch of complete revisions. The segment is
+// complete when a later event or progress has arrived: an event at the next segment's start or
+// above, or progress; with a watch on all keys, the event of its last revision.
 func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, held *atomic.Int64) error {
 	key, end := r.source.watched(r.prefix)
 	l, err := r.source.openWatchStream(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
@@ -217,12 +218,12 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 			return nil
 		}
 		if last == s.end-1 {
-			l.askNow() // this may be the last event there is
+			l.askNow() // there may be no later event
 		}
 	}
 }
 
-// batch returns the response's changes of the prefix up to the last revision that is read.
+// batch returns the response's changes of the prefix up to the last requested revision.
 func (r *replay) batch(resp *pb.WatchResponse) mirror.Batch {
 	b := mirror.Batch{Changes: make([]mirror.Change, 0, len(resp.Events))}
 	for _, e := range resp.Events {

@@ -19,8 +19,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// member speaks as much of etcd's protocol as a source needs, of a history that does not change: the
-// key /registry/x at each revision from 2 to newest that is not a multiple of ten.
+// member implements the part of etcd's protocol that a source needs, with a fixed history: the key
+// /registry/x at each revision from 2 to newest that is not a multiple of ten.
 type member struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -28,8 +28,8 @@ type member struct {
 
 	id     uint64
 	newest int64
-	batch  int64       // revisions of one response
-	hangs  atomic.Bool // nothing is answered
+	batch  int64       // revisions per response
+	hangs  atomic.Bool // requests are not answered
 	breaks bool        // every fifth stream breaks after a few responses
 
 	ranges, watches atomic.Int64
@@ -79,7 +79,7 @@ func (m *member) Watch(stream pb.Watch_WatchServer) error {
 						events = append(events, m.event(at))
 					}
 				}
-				// In fragments, at any place.
+				// Fragments are split at any place.
 				for len(events) > 0 {
 					n := 1 + rand.IntN(len(events))
 					if err := send(&pb.WatchResponse{Events: events[:n], Fragment: n < len(events)}); err != nil {
@@ -127,7 +127,7 @@ func serveMembers(t *testing.T, members ...*member) *clientv3.Client {
 	return client
 }
 
-// replayAll returns the number of events replayed, which have to be all, once and in order.
+// replayAll returns the number of replayed events, which must be complete, unique and in order.
 func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -155,7 +155,7 @@ func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 	return events
 }
 
-// TestReplayInAnyPieces: whatever a response holds, where it is cut and when a stream breaks.
+// TestReplayInAnyPieces: any size of responses, any fragments, and streams that break at any place.
 func TestReplayInAnyPieces(t *testing.T) {
 	t.Parallel()
 	const newest = 200
@@ -177,7 +177,8 @@ func TestReplayInAnyPieces(t *testing.T) {
 	}
 }
 
-// TestReplayLeavesAMemberThatHangs before it begins, and when all do, it ends.
+// TestReplayLeavesAMemberThatHangs: the replay leaves a member that hangs before it begins, and
+// ends with an error if all members hang.
 func TestReplayLeavesAMemberThatHangs(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
@@ -199,13 +200,13 @@ func TestReplayLeavesAMemberThatHangs(t *testing.T) {
 	}
 }
 
-// TestFeedBeginsElsewhere: where the last one fell silent it is not begun again, if another member
-// begins it; where nobody else does, it is.
+// TestFeedBeginsElsewhere: after a silent feed the next one begins on another member if one creates
+// it, otherwise on the same.
 func TestFeedBeginsElsewhere(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")
-	// watch returns the member that tells of revision 100.
+	// watch returns the member that delivers revision 100.
 	watch := func(cause error) uint64 {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		defer cancel(nil)
@@ -228,7 +229,7 @@ func TestFeedBeginsElsewhere(t *testing.T) {
 			t.Fatalf("begun at member %d again", next)
 		}
 	}
-	// The others hang.
+	// The other members hang.
 	silent := watch(mirror.ErrFeedSilent)
 	for _, m := range members {
 		m.hangs.Store(m.id != silent)
@@ -236,7 +237,7 @@ func TestFeedBeginsElsewhere(t *testing.T) {
 	if next := watch(context.Canceled); next != silent {
 		t.Errorf("begun at member %d, which hangs", next)
 	}
-	// One hangs from the beginning, and the client knows nothing of it.
+	// One member hangs from the beginning, and the client has not detected it.
 	for _, hanging := range members {
 		for _, m := range members {
 			m.hangs.Store(m == hanging)
@@ -247,7 +248,7 @@ func TestFeedBeginsElsewhere(t *testing.T) {
 	}
 }
 
-// TestListIsAskedForAgain where the member that was asked first hangs.
+// TestListIsAskedForAgain: the list is retried if the first member hangs.
 func TestListIsAskedForAgain(t *testing.T) {
 	n := 0
 	got, err := attempts(context.Background(), time.Millisecond, 4, func(ctx context.Context) (int, error) {

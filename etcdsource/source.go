@@ -1,5 +1,5 @@
-// Package etcdsource reads etcd for a mirror: pages at one revision, one watch on
-// the whole prefix, progress, and the linearizable revision.
+// Package etcdsource reads etcd for a mirror: lists in pages at one revision, one watch on the
+// whole prefix, progress, and the linearizable revision.
 package etcdsource
 
 import (
@@ -15,15 +15,15 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Source implements mirror.Source on an etcd client, which it does not own. It may
-// be used concurrently; its one Watch has a gRPC stream of its own, so that
-// progress requests reach no other watch of the client and wait for none.
+// Source implements mirror.Source on an etcd client, which it does not own. It may be used
+// concurrently. Its one Watch has its own gRPC stream, so that progress requests neither reach nor
+// wait for other watches of the client.
 type Source struct {
 	client     *clientv3.Client
 	stream     metadata.MD
 	probe      string
-	eventsOnly bool // progress is neither asked for nor believed
-	allKeys    bool // watches are of all keys
+	eventsOnly bool // progress is neither requested nor used
+	allKeys    bool // watches are on all keys
 	plan       replayPlan
 	feeds      *feeds
 	streams    *streams // nil: lists are read in pages
@@ -31,9 +31,9 @@ type Source struct {
 
 var _ mirror.Source = (*Source)(nil)
 
-// New returns a source on the client. The name tells streams of several sources on
-// one client apart; etcd shares a stream among watches with equal metadata
-// (KEP-2340). Revisions are read with a Get of probe, a key that need not exist.
+// New returns a source on the client. The name separates the streams of several sources on one
+// client; etcd shares a stream among watches with equal metadata (KEP-2340). Revisions are read
+// with a Get of probe, a key that need not exist.
 func New(client *clientv3.Client, name, probe string) *Source {
 	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, streams: &streams{}}
 }
@@ -45,37 +45,38 @@ func (s *Source) InPages() *Source {
 	return &other
 }
 
-// WithoutProgress returns a source like s for a server whose progress cannot be trusted
-// (ErrProgressBug): its watches are told of events only. The client believes in progress
-// too, and would resume a watch behind an event that it has overtaken.
+// WithoutProgress returns a source like s for a server whose progress is unreliable
+// (ErrProgressBug): its watches receive events only. It does not request progress notifications,
+// because the client uses them too, and would resume a watch after an event that progress has
+// overtaken.
 func (s *Source) WithoutProgress() *Source {
 	other := *s
 	other.eventsOnly, other.feeds = true, &feeds{}
 	return &other
 }
 
-// OfAllKeys returns a source like s for a server of which progress is not to be had or not
-// to be trusted (ByEvents). Its watches are of all keys, and a batch of which no key has the prefix is
-// progress: every revision of etcd, and of kine, has an event. The server has to grant such a
-// watch, and sends what is written outside of the prefix too.
+// OfAllKeys returns a source like s for a server without progress or with unreliable progress
+// (ByEvents). Its watches are on all keys, and a batch without a key under the prefix is progress:
+// every revision of etcd, and of kine, has an event. The server has to grant such a watch, and also
+// sends the writes outside of the prefix.
 func (s *Source) OfAllKeys() *Source {
 	other := *s.WithoutProgress()
 	other.allKeys = true
 	return &other
 }
 
-// allKeys and allKeys, as start and end of a range, are all keys.
+// allKeys, as both start and end of a range, selects all keys.
 const allKeys = "\x00"
 
-// unproven reports whether nothing shows how far a watch of the source has come.
+// unproven reports whether a watch of the source has no reliable report of its progress.
 func (s *Source) unproven() bool { return s.eventsOnly && !s.allKeys }
 
-// outside reports whether an event that came is of a key without the prefix.
+// outside reports whether a received event is of a key without the prefix.
 func (s *Source) outside(prefix string, key []byte) bool {
 	return s.allKeys && !bytes.HasPrefix(key, []byte(prefix))
 }
 
-// watched returns the range to be watched in order to learn what happens to the prefix.
+// watched returns the range of a watch for the prefix.
 func (s *Source) watched(prefix string) (key, end string) {
 	if s.allKeys {
 		return allKeys, allKeys
@@ -83,23 +84,24 @@ func (s *Source) watched(prefix string) (key, end string) {
 	return prefix, clientv3.GetPrefixRangeEnd(prefix)
 }
 
-// WithSegments returns a source like s whose Replay has each watch read so many revisions, and
-// so many watches at once: what New chooses is measured, what tests choose is small.
+// WithSegments returns a source like s whose Replay reads the given number of revisions with each
+// watch, and runs the given number of watches concurrently. The defaults of New are measured; tests
+// use small numbers.
 func (s *Source) WithSegments(revisions int64, watches int) *Source {
 	other := *s
 	other.plan.segment, other.plan.watches, other.feeds = revisions, watches, &feeds{}
 	return &other
 }
 
-// streamContext marks the calls that belong to the feed's gRPC stream. The member
-// ends the stream when it has lost its leader, instead of going silent.
+// streamContext marks the calls of the feed's gRPC stream. A member that has lost its leader ends
+// the stream instead of leaving it silent.
 func (s *Source) streamContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.stream))
 }
 
-// List implements mirror.Source. It reads one stream where the server offers that, and
-// pages from where the stream fails. The next part is fetched while the caller works on the one
-// before.
+// List implements mirror.Source. It reads one stream if the server offers RangeStream, and
+// continues with pages if the stream fails. The next part is fetched while page processes the
+// previous one.
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
 	pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at)
 	if s.streams == nil || !s.streams.offered() {
@@ -115,7 +117,7 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 	return listPages(ctx, prefix, pager, header, page)
 }
 
-// listPages reads the rest of a list. The header's cluster is 0 if none has answered yet.
+// listPages reads the rest of a list. The header's cluster is 0 if no member has answered yet.
 func listPages(ctx context.Context, prefix string, pager *Pager, header mirror.Header, page func([]mirror.KV) error) (mirror.Header, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type fetched struct {
@@ -125,7 +127,7 @@ func listPages(ctx context.Context, prefix string, pager *Pager, header mirror.H
 	pages := make(chan fetched)
 	defer func() {
 		cancel()
-		for range pages { // until the goroutine is gone
+		for range pages { // until the goroutine has ended
 		}
 	}()
 	go func() {
@@ -180,8 +182,8 @@ func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (mirro
 	return page.KVs[0], true, nil
 }
 
-// verify returns ErrRestored if etcd is not the cluster of the header, or an older
-// state of it: a member that was restored from a backup may have kept its cluster ID.
+// verify returns ErrRestored if etcd is not the cluster of the header, or is an older state of it:
+// a member that was restored from a backup may have the same cluster ID.
 func (s *Source) verify(ctx context.Context, after mirror.Header) error {
 	now, err := attempts(ctx, revisionWait, revisionTries, s.Current)
 	if err != nil {
@@ -202,13 +204,13 @@ func (s *Source) Current(ctx context.Context) (mirror.Header, error) {
 	return mirror.Header{ClusterID: clusterOf(resp.Header), Revision: resp.Header.Revision}, nil
 }
 
-// translate maps etcd's errors to the mirror's where the mirror acts on them.
+// translate maps the etcd errors that the mirror handles to the mirror's errors.
 func translate(err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted):
 		return fmt.Errorf("%w: %w", mirror.ErrCompacted, err)
 	case errors.Is(err, rpctypes.ErrFutureRev):
-		// A revision that etcd has told before and does not have now.
+		// A revision that etcd has reported before and does not have now.
 		return fmt.Errorf("%w: %w", mirror.ErrRestored, err)
 	}
 	return err

@@ -18,10 +18,10 @@ import (
 // RangeStream: members are upgraded one by one. It is the interval of kube-apiserver.
 const streamsRecheck = 10 * time.Minute
 
-// streams remembers whether the servers implement RangeStream, which etcd does since 3.7. The zero
-// value takes it for granted until an answer says otherwise.
+// streams records whether the servers implement RangeStream, which etcd does since 3.7. The zero
+// value assumes that they do.
 type streams struct {
-	refused atomic.Pointer[time.Time] // when a member last answered that it does not
+	refused atomic.Pointer[time.Time] // when a member last answered that it does not implement it
 }
 
 func (s *streams) offered() bool {
@@ -34,18 +34,18 @@ func (s *streams) refuse() {
 	s.refused.Store(&now)
 }
 
-// errStreamCut is a stream that has ended without the header that ends a whole one.
+// errStreamCut: a stream has ended without the header of its last part.
 var errStreamCut = errors.New("stream ended before the end of the range")
 
-// errStreamSilent is a member that has left a stream without an answer for pageTimeout.
+// errStreamSilent: a member has left a stream without an answer for pageTimeout.
 var errStreamSilent = errors.New("stream brought nothing for too long")
 
 // stream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
-// with each part that arrives. A part has about as many bytes as a request to etcd may have (1.5 MiB
-// unless configured); at most three are in memory at once. The error of chunk ends the stream and is
-// returned as it is. Any other failure leaves the pager where the stream has come to, not Done,
-// and is returned as failed: Next continues there, on another member if need be, and reports
-// what a list by pages would.
+// with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
+// configured); at most three are in memory at once. The error of chunk ends the stream and is
+// returned as err. Any other failure is returned as failed, and leaves the pager after the last
+// part, not Done: Next continues there, on another member if needed, and reports the errors of a
+// list by pages.
 func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (header mirror.Header, failed, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	parts, failed := p.client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))
@@ -55,7 +55,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 	}
 	defer func() {
 		cancel()
-		for range parts { // until its goroutine is gone
+		for range parts { // until its goroutine has ended
 		}
 	}()
 	timer := time.NewTimer(pageTimeout)
@@ -102,14 +102,14 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 	}
 }
 
-// listStream is List in one stream, as far as the stream comes: where the pager is Done, the list is
-// complete, else its pages are to be read on. The revision of a list of the newest is read first, so that
-// what comes after a failure is of the same one.
+// listStream reads a list in one stream as far as possible. If the pager is Done, the list is
+// complete; otherwise the caller reads the rest in pages. For a list at the newest revision, the
+// revision is read first, so that the pages after a failure are at the same one.
 func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]mirror.KV) error) (header mirror.Header, err error) {
 	if pager.rev == 0 {
 		now, err := attempts(ctx, revisionWait, revisionTries, s.Current)
 		if err != nil {
-			return header, nil // the pages report it, or find a member that answers
+			return header, nil // the pages report the error, or reach a member that answers
 		}
 		header, pager.rev = now, now.Revision
 	}

@@ -30,15 +30,15 @@ type streamServer struct {
 	revision  int64
 	compacted bool
 	keys      []*mvccpb.KeyValue
-	// script brings the parts of a stream that begins at the key with the number from; what it
-	// returns ends the stream.
+	// script sends the parts of a stream that begins at the key with the number from; its error
+	// ends the stream.
 	script func(ctx context.Context, from int, send func(*pb.RangeResponse)) error
 
 	streams, pages int
-	revisions      []int64 // asked for by both
+	revisions      []int64 // of the requests of both
 }
 
-// newStreamServer returns a server with so many keys.
+// newStreamServer returns a server with the given number of keys.
 func newStreamServer(keys int) *streamServer {
 	s := &streamServer{cluster: 7, revision: 1000}
 	for i := range keys {
@@ -128,7 +128,7 @@ func (s *scriptedStream) Recv() (*pb.RangeStreamResponse, error) {
 	}
 }
 
-// listed is what a list has brought.
+// listed returns the result of a list.
 func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, header mirror.Header, err error) {
 	header, err = s.List(ctx, "/x/", at, func(kvs []mirror.KV) error {
 		for _, kv := range kvs {
@@ -139,8 +139,8 @@ func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, 
 	return keys, header, err
 }
 
-// TestListStream_WithFailures_ReturnsWhatPagesReturn: however a stream fails, the list continues by pages at the
-// same revision and is the list that pages alone bring.
+// TestListStream_WithFailures_ReturnsWhatPagesReturn: after any failure of a stream, the list
+// continues by pages at the same revision and equals the list by pages alone.
 func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 	fail := func(after int, err error) func(*streamServer) {
 		return func(s *streamServer) {
@@ -153,7 +153,7 @@ func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		set   func(*streamServer)
-		pages bool // are asked for
+		pages bool // whether pages are requested
 	}{
 		{"whole", func(*streamServer) {}, false},
 		{"empty range", func(s *streamServer) { s.keys = nil }, false},
@@ -222,7 +222,7 @@ func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 	}
 }
 
-// TestListStream_Unimplemented_IsAskedForAgainLater: pages meanwhile.
+// TestListStream_Unimplemented_IsAskedForAgainLater: lists are read in pages meanwhile.
 func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newStreamServer(10)
@@ -242,7 +242,7 @@ func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
 		}
 		list(1)
 		list(1)
-		time.Sleep(streamsRecheck) // of the bubble
+		time.Sleep(streamsRecheck) // the bubble's time
 		list(2)
 		list(2)
 		server.script = offered
@@ -252,7 +252,7 @@ func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
 	})
 }
 
-// TestListStream_Errors: what no page would answer otherwise ends the list.
+// TestListStream_Errors: an error that pages would return too ends the list.
 func TestListStream_Errors(t *testing.T) {
 	t.Run("of the caller", func(t *testing.T) {
 		server, enough := newStreamServer(1000), errors.New("enough")

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// dialTimeout bounds the wait for a connection of our own.
+	// dialTimeout bounds the wait for a separate connection.
 	dialTimeout = 3 * time.Second
-	// progressInterval is how often a watch that waits is asked how far it has come.
+	// progressInterval is the interval of progress requests on a watch without events.
 	progressInterval = 100 * time.Millisecond
 )
 
-// dial connects to one endpoint, apart from the client's own connections: what goes over it
-// reaches one member, and is neither delayed by other traffic nor delays it.
+// dial connects to one endpoint, separately from the client's own connections: its calls reach one
+// member, and neither delay other traffic nor are delayed by it.
 func (s *Source) dial(ctx context.Context, endpoint string) (*grpc.ClientConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -37,7 +37,7 @@ func (s *Source) dial(ctx context.Context, endpoint string) (*grpc.ClientConn, e
 		err  error
 	}
 	done := make(chan dialed)
-	go func() { // Dial may wait for a connection longer than it is told to
+	go func() { // Dial may wait for a connection longer than its context
 		conn, err := s.client.Dial(endpoint)
 		select {
 		case done <- dialed{conn, err}:
@@ -60,12 +60,13 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// triesPerMember bounds what onMembers tries.
+// triesPerMember bounds the attempts of onMembers.
 const triesPerMember = 2
 
-// onMembers calls f with a connection to one endpoint after the other, beginning at any, until
-// it returns nil, the context's error, ErrCompacted, ErrRestored, or a permanent error. It gives
-// up with f's last error when all endpoints were tried in vain; f returns moved if it was not.
+// onMembers calls f with a connection to one endpoint after the other, beginning at a random one,
+// until it returns nil, the context's error, ErrCompacted, ErrRestored, or a permanent error. It
+// returns f's last error when triesPerMember attempts per endpoint have failed in a row; an attempt
+// that returns moved has made progress and resets the count.
 func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.ClientConn) (moved bool, err error)) error {
 	endpoints := s.client.Endpoints()
 	if len(endpoints) == 0 {
@@ -105,22 +106,22 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 	}
 }
 
-// watchStream is one watch on a gRPC stream of its own. A stream with several watches would be told
-// of progress only when all are in step, and a watch that is added to it could take progress
-// for its own that was sent before it began.
+// watchStream is one watch on a separate gRPC stream. A stream with several watches receives
+// progress only when all are synced, and a watch that is added to it could mistake earlier progress
+// for its own.
 type watchStream struct {
 	stream  pb.Watch_WatchClient
 	cluster uint64
-	heard   *atomic.Int64 // when anything came last, as mirror.Now counts; may be shared
+	heard   *atomic.Int64 // time of the last response, as mirror.Now counts; may be shared
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	told    atomic.Bool   // something came since progress was asked for last
-	ask     chan struct{} // for progress, now
+	told    atomic.Bool   // a response arrived since the last progress request
+	ask     chan struct{} // requests progress now
 }
 
-// openWatchStream watches the keys from key up to end, all that has happened to them from the
-// revision start on, and asks for progress whenever nothing comes, unless the source does without.
-// An empty end means the key alone. Close it after use.
+// openWatchStream watches the keys from key up to end, beginning at the revision start. It requests
+// progress while there are no responses, unless the source does not use progress. An empty end
+// means the key alone. The caller has to close the stream.
 func (s *Source) openWatchStream(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*watchStream, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	l := &watchStream{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
@@ -162,14 +163,13 @@ func (l *watchStream) askForProgress(ctx context.Context) {
 		case <-l.ask:
 		}
 		if l.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}) != nil {
-			return // and so does receive
+			return // receive fails too
 		}
 	}
 }
 
-// receive returns the next response that has events or tells of progress. With maxBytes, of
-// keys and values, the rest of the response may be left out; 0 means no bound. Errors:
-// ErrCompacted, ErrRestored.
+// receive returns the next response with events or progress. With maxBytes, of keys and values, the
+// rest of the response may be left out; 0 means no bound. Errors: ErrCompacted, ErrRestored.
 func (l *watchStream) receive(maxBytes int) (*pb.WatchResponse, error) {
 	for {
 		r, err := l.part()
@@ -192,7 +192,7 @@ func (l *watchStream) receive(maxBytes int) (*pb.WatchResponse, error) {
 	}
 }
 
-// compactedError is ErrCompacted with the revision that is the oldest now.
+// compactedError is ErrCompacted with the oldest available revision.
 type compactedError struct{ floor mirror.Revision }
 
 func (e *compactedError) Error() string {
@@ -221,7 +221,7 @@ func (l *watchStream) part() (*pb.WatchResponse, error) {
 	return r, nil
 }
 
-// askNow asks for progress without delay.
+// askNow requests progress without delay.
 func (l *watchStream) askNow() {
 	select {
 	case l.ask <- struct{}{}:

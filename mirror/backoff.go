@@ -8,7 +8,7 @@ type backoff struct {
 	delay time.Duration
 }
 
-// next returns how long to wait this time: nothing if the last time is long ago.
+// next returns the delay before this attempt: 0 if the previous one was long ago.
 func (b *backoff) next(now time.Time) time.Duration {
 	if now.Sub(b.last) > 10*retryLast {
 		b.delay = 0

@@ -13,19 +13,19 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// benchSource lists keys that were made beforehand and delivers the batches that
-// it is handed. Values are shared, as the mirror copies them.
+// benchSource lists prepared keys and delivers the batches that it is given. Values are shared, as
+// the mirror copies them.
 type benchSource struct {
-	mirror.Source // nil: what is not here is not called
+	mirror.Source // nil: its other methods are not called
 	keys          [][]byte
 	versions      []int64
 	value         []byte
 	rev           mirror.Revision
-	past          []mirror.Batch // what Replay delivers: revisions after 1
+	past          []mirror.Batch // delivered by Replay: revisions after 1
 	feed          chan mirror.Batch
 }
 
-// newBenchSource has n keys of several resources, in key order, with values of so many bytes.
+// newBenchSource has n keys of several resources, in key order, with values of valueBytes bytes.
 func newBenchSource(n, resources, valueBytes int) *benchSource {
 	s := &benchSource{value: make([]byte, valueBytes), rev: 1, feed: make(chan mirror.Batch)}
 	for r := range resources {
@@ -83,7 +83,7 @@ func (s *benchSource) Replay(_ context.Context, _ string, _ mirror.Header, _ mir
 	return nil
 }
 
-// Keys tells all keys, of the resource whose they are.
+// Keys returns all keys of the resource.
 func (s *benchSource) Keys(_ context.Context, _ string, _ mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
 	for left := s.keys; len(left) > 0; {
 		kvs := make([]mirror.KV, min(len(left), most(string(left[0]))))
@@ -104,7 +104,7 @@ func (s *benchSource) Current(context.Context) (mirror.Header, error) {
 	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
-// batch updates n keys that pick chooses, each in a revision of its own.
+// batch updates n keys chosen by pick, each in its own revision.
 func (s *benchSource) batch(n int, pick func() int) mirror.Batch {
 	b := mirror.Batch{Changes: make([]mirror.Change, n)}
 	for i := range b.Changes {
@@ -146,7 +146,7 @@ func startBench(b testing.TB, s *benchSource, resources int, change func(*mirror
 	return m, claimed
 }
 
-// BenchmarkApply is the writer alone: 100,000 objects of 1 KB, updated at random.
+// BenchmarkApply measures the writer alone: 100,000 objects of 1 KB, updated at random.
 func BenchmarkApply(b *testing.B) {
 	for _, tt := range []struct {
 		name      string
@@ -163,7 +163,7 @@ func BenchmarkApply(b *testing.B) {
 				m, _ := startBench(b, s, claims, nil)
 				rnd := rand.New(rand.NewPCG(1, 2))
 				b.ReportAllocs()
-				for b.Loop() { // making the batch is part of it, beside the writer
+				for b.Loop() { // includes building the batch, concurrently with the writer
 					s.feed <- s.batch(n, func() int { return rnd.IntN(len(s.keys)) })
 				}
 				for m.Clock() < s.rev {
@@ -175,7 +175,7 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkRead is what a reader pays: 100,000 objects, 40,000 events of history.
+// BenchmarkRead measures reads: 100,000 objects, 40,000 events of history.
 func BenchmarkRead(b *testing.B) {
 	s := newBenchSource(100_000, 1, 1024)
 	m, claimed := startBench(b, s, 1, nil)
@@ -223,7 +223,7 @@ func BenchmarkRead(b *testing.B) {
 		for _, again := range []bool{false, true} {
 			name := fmt.Sprintf("At/back=%d", back)
 			if again {
-				name += "/again" // it has been read before
+				name += "/again" // it was read before
 			}
 			b.Run(name, func(b *testing.B) {
 				b.ReportAllocs()
@@ -252,8 +252,8 @@ func BenchmarkRead(b *testing.B) {
 	})
 }
 
-// BenchmarkCursorNext is one event that is applied and then read by every cursor;
-// what is told beside is the time per cursor.
+// BenchmarkCursorNext measures one event that is applied and then read by every cursor; it also
+// reports the time per cursor.
 func BenchmarkCursorNext(b *testing.B) {
 	for _, n := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("cursors=%d", n), func(b *testing.B) {
@@ -285,7 +285,7 @@ func BenchmarkCursorNext(b *testing.B) {
 	}
 }
 
-// BenchmarkCatchUp is a cursor that reads 1,000 events at once.
+// BenchmarkCatchUp measures a cursor that reads 1,000 events at once.
 func BenchmarkCatchUp(b *testing.B) {
 	s := newBenchSource(10_000, 1, 1024)
 	m, claimed := startBench(b, s, 1, nil)
@@ -307,7 +307,7 @@ func BenchmarkCatchUp(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*1000), "ns/event")
 }
 
-// BenchmarkInstall is a whole list until it can be read, without what etcd costs.
+// BenchmarkInstall measures a whole list until it can be read, without etcd's cost.
 func BenchmarkInstall(b *testing.B) {
 	for _, tt := range []struct {
 		name               string
@@ -336,8 +336,8 @@ func BenchmarkInstall(b *testing.B) {
 	}
 }
 
-// BenchmarkRestore is a whole list and 200,000 revisions of history until both can be read,
-// without what etcd costs.
+// BenchmarkRestore measures a whole list and 200,000 revisions of history until both can be read,
+// without etcd's cost.
 func BenchmarkRestore(b *testing.B) {
 	for _, resources := range []int{1, 100} {
 		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
@@ -377,8 +377,8 @@ func heap() int64 {
 	return int64(ms.HeapAlloc)
 }
 
-// BenchmarkMemory is what 100,000 objects and 50,000 events of history cost beyond
-// the bytes of keys and values themselves.
+// BenchmarkMemory measures the memory of 100,000 objects and 50,000 events of history, in addition
+// to the bytes of keys and values.
 func BenchmarkMemory(b *testing.B) {
 	const objects, events = 100_000, 50_000
 	for _, size := range []int{200, 1024, 10_240} {
@@ -401,7 +401,7 @@ func BenchmarkMemory(b *testing.B) {
 				if err := m.Wait(context.Background(), s.rev); err != nil {
 					b.Fatal(err)
 				}
-				m.HoldWriter()() // what it does after the clock is done
+				m.HoldWriter()() // the writer's work after the clock has moved
 				history := heap() - before - payload - present
 				counted := m.Stats().HistoryBytes
 				b.ReportMetric(float64(present)/objects, "B/object")
@@ -413,9 +413,9 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// historyMemory is what random updates of objects of 1 KB cost for each revision, in bytes of
-// the heap beyond the superseded keys and values themselves; versions is the part of it that
-// the mirror counts as versions.
+// historyMemory returns the heap memory of random updates of objects of 1 KB, in bytes for each
+// revision and in addition to the superseded keys and values; versions is the part that the mirror
+// counts as versions.
 func historyMemory(t testing.TB, objects, revisions int) (perRevision, versions float64) {
 	const size = 1024
 	s := newBenchSource(objects, 1, size)
@@ -446,7 +446,7 @@ func historyMemory(t testing.TB, objects, revisions int) (perRevision, versions 
 	return float64(history) / float64(revisions), float64(st.VersionBytes) / float64(revisions)
 }
 
-// BenchmarkHistoryMemory is what history may cost: 300 bytes for each revision at most.
+// BenchmarkHistoryMemory bounds the memory of history: 300 bytes for each revision at most.
 func BenchmarkHistoryMemory(b *testing.B) {
 	for b.Loop() {
 		all, versions := historyMemory(b, 150_000, 300_000)
@@ -458,8 +458,8 @@ func BenchmarkHistoryMemory(b *testing.B) {
 	}
 }
 
-// BenchmarkClaim is how long a claim of 100,000 objects that are held already, with
-// 10,000 events of history, keeps the writer from the feed.
+// BenchmarkClaim measures how long a claim of 100,000 cached objects, with 10,000 events of
+// history, blocks the writer.
 func BenchmarkClaim(b *testing.B) {
 	s := newBenchSource(200_000, 2, 200)
 	for b.Loop() {
@@ -491,7 +491,8 @@ func BenchmarkClaim(b *testing.B) {
 	}
 }
 
-// BenchmarkCheck compares 300,000 keys with what a source tells, whose part is to copy them.
+// BenchmarkCheck compares 300,000 keys with those of a source, including the source's cost of
+// copying them.
 func BenchmarkCheck(b *testing.B) {
 	s := newBenchSource(300_000, 1, 16)
 	_, resources := startBench(b, s, 1, nil)

@@ -3,7 +3,8 @@ package mirror
 import "fmt"
 
 // The invariants, the structures that show them, and their checks. Checks of I8 and I9 are partial:
-// the arrival check of each event (txn.add) covers lost events, and no state shows a delay.
+// the arrival check of each event (txn.add) covers lost events, and a delay is not visible in the
+// state.
 //
 //	I1      writer.checkClock
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
@@ -13,8 +14,8 @@ import "fmt"
 //	I7      writer.checkBudget, table.checkCounts, lineage.checkVersions
 //	I8      table.checkCounts: each entry is in the resource that its key belongs to
 
-// check returns an error if an invariant is broken. It runs between two batches, beside readers.
-// Cost is O(versions * (entries + events) + topics * events); for tests.
+// check returns an error if an invariant is broken. It runs between two batches, concurrently with
+// readers. Cost is O(versions * (entries + events) + topics * events); for tests.
 func (w *writer) check() error {
 	if err := w.checkClock(); err != nil {
 		return err
@@ -27,7 +28,7 @@ func (w *writer) check() error {
 	return w.checkBudget()
 }
 
-// checkClock checks I1 since the check before, and the waits for the clock.
+// checkClock checks I1 against the previous check, and the waits for the clock.
 func (w *writer) checkClock() error {
 	now := clockReading{w.clock.Revision(), w.stats.restores.Load()}
 	before := w.checked
@@ -41,7 +42,7 @@ func (w *writer) checkClock() error {
 	return nil
 }
 
-// checkBudget checks I7: the counted bytes are those that the tables hold, and within the bounds.
+// checkBudget checks I7: the counters equal the sums over the tables, and are within the bounds.
 func (w *writer) checkBudget() error {
 	unclaimed, history, versions := int64(0), int64(0), int64(0)
 	for _, t := range w.tables {
@@ -72,7 +73,7 @@ func (w *writer) verify() {
 	}
 }
 
-// work returns about how many entries and events check visits.
+// work estimates how many entries and events check visits.
 func (w *writer) work() (n int) {
 	for _, t := range w.tables {
 		if lin := t.cur.Load(); lin != nil {

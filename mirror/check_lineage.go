@@ -68,8 +68,8 @@ func (l *lineage) checkEvents(now Revision) error {
 	return nil
 }
 
-// checkCounts checks that the entries belong to the table, and that it counts them and the
-// history as they are.
+// checkCounts checks that the entries belong to the table, and that its counts of entries and
+// history are correct.
 func (t *table) checkCounts(lin *lineage) error {
 	var bytes, history int64
 	missing, head := 0, lin.head.Load()
@@ -99,8 +99,8 @@ func (t *table) checkCounts(lin *lineage) error {
 	return nil
 }
 
-// checkVersions checks that the log leads from the head back to every version, and to the
-// oldest, and from there to every version again.
+// checkVersions checks that the log connects the head, every version and the oldest version, in
+// both directions.
 func (l *lineage) checkVersions() error {
 	made, checkpoints := *l.made.Load(), *l.checkpoints.Load()
 	if len(made) > maxMade {
@@ -110,7 +110,8 @@ func (l *lineage) checkVersions() error {
 		return broken("I3", "checkpoints do not ascend")
 	}
 	head, seq := l.head.Load(), l.log.After(l.oldest())
-	// A reader that keeps a version beside a rise of the oldest revision forgets it afterwards (lineage.at).
+	// A reader that adds a version while the oldest revision rises drops the version afterwards
+	// (lineage.at).
 	made = slices.DeleteFunc(slices.Clone(made), func(v *version) bool { return v.seq < seq })
 	t, ok := l.roll(head, seq)
 	if !ok {

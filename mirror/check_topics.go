@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// check checks the topics of keys and directories of a resource with the prefix, of which the writer is
-// the feeder; lin is the present lineage, nil if there is none.
+// check checks the topics of keys and directories of a resource with the prefix, whose feeder is
+// the writer; lin is the current lineage, nil if there is none.
 func (c *changes) check(prefix string, lin *lineage) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,8 +30,7 @@ func (c *changes) check(prefix string, lin *lineage) error {
 	return nil
 }
 
-// checkLocked checks what is true of all topics, whatever they concern. The caller is the feeder and
-// holds mu.
+// checkLocked checks the properties of all kinds of topics. The caller is the feeder and holds mu.
 func (ts *topics) checkLocked() error {
 	cursors := 0
 	for name, t := range ts.byName {
@@ -58,8 +57,8 @@ func (ts *topics) checkLocked() error {
 	return nil
 }
 
-// checkKeysLocked checks I4 for topics of keys and directories: each holds exactly the events that
-// concern it, from its beginning to the log's end.
+// checkKeysLocked checks I4 for topics of keys and directories: each contains exactly the events
+// that concern it, from its first number to the log's end.
 func (ts *topics) checkKeysLocked(prefix string) error {
 	first, end := ts.log.First(), ts.log.End()
 	for name, t := range ts.byName {

@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
-// claim adds a claim of the prefix, or an exclusion. Errors: ErrClosed.
+// claim adds a claim or an exclusion of the prefix. Errors: ErrClosed.
 func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
 	if !strings.HasPrefix(prefix, s.opts.Prefix) || !strings.HasSuffix(prefix, "/") || prefix == s.opts.Prefix {
 		return nil, fmt.Errorf("mirror: prefix %q is not below %q or does not end with a slash", prefix, s.opts.Prefix)
@@ -37,8 +37,8 @@ func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
 	return r, nil
 }
 
-// Release ends a claim. With the last one the resource's history is dropped, and
-// its values count against Options.UnclaimedBytes until the next claim.
+// Release ends a claim. The last Release drops the resource's history; its values then count
+// against Options.UnclaimedBytes until the next claim.
 func (r *Resource) Release() {
 	g := &r.m.registry
 	g.mu.Lock()
@@ -52,7 +52,7 @@ func (r *Resource) Release() {
 	}
 }
 
-// adopt gives a resource that was claimed the state that is cached for it.
+// adopt gives a newly claimed resource the state that is cached for it.
 func (w *writer) adopt(r *Resource, exclude bool) {
 	t := w.tables[r.prefix]
 	known := t != nil && t.Resource == r
@@ -71,7 +71,7 @@ func (w *writer) adopt(r *Resource, exclude bool) {
 	w.listExcluded()
 	if !known {
 		if w.clock.Revision() == 0 {
-			return // the first list is on its way and will be divided among all resources
+			return // the first list is in flight and will be divided among all resources
 		}
 		if parent.loading || parent.excluded {
 			fetch = true
@@ -89,11 +89,11 @@ func (w *writer) adopt(r *Resource, exclude bool) {
 	}
 }
 
-// listExcluded publishes the prefixes that running lists need not keep.
+// listExcluded publishes the prefixes whose keys running lists may leave out.
 func (w *writer) listExcluded() {
 	prefixes := []string{}
 	for p, t := range w.tables {
-		// A resource inside needs the list to look.
+		// A resource inside the prefix needs its keys from the list.
 		if t.excluded && !w.contains(p) {
 			prefixes = append(prefixes, p)
 		}
@@ -111,7 +111,7 @@ func (w *writer) contains(prefix string) bool {
 	return false
 }
 
-// abandon is the writer's half of the last Release: it drops the history of the resource.
+// abandon is the writer's part of the last Release: it drops the history of the resource.
 func (w *writer) abandon(r *Resource) {
 	if w.registry.isClaimed(r) {
 		return
@@ -133,9 +133,9 @@ func (w *writer) abandon(r *Resource) {
 	t.begin(newLineage(t.found(entries, rev), nil, nil, true), history{})
 }
 
-// carve moves the keys of t, with their history, out of the table that has
-// held them so far: each of the two gets its own lineage. Cost is
-// O(events and entries moved + events of the parent).
+// carve moves the keys of t, with their history, out of the parent, which has contained them so
+// far. Each of the two gets a new lineage. Cost is O(events and entries moved + events of the
+// parent).
 func (w *writer) carve(parent, t *table) {
 	start, end := t.prefix, prefixEnd(t.prefix)
 	from := parent.cur.Load()
@@ -165,7 +165,7 @@ func (w *writer) carve(parent, t *table) {
 			t.missing += missing
 		}
 	}
-	ownLin := own.end(between(present.tree, start, end), true) // shown when no value is missing
+	ownLin := own.end(between(present.tree, start, end), true) // published when no value is missing
 	restLin := rest.end(without(present.tree, start, end), !parent.owned)
 	ownLin.suspect.Store(from.suspect.Load())
 	restLin.suspect.Store(from.suspect.Load())
@@ -183,7 +183,7 @@ func between(t tree, start, end string) tree {
 	return btree.Build(slices.Collect(t.All(start, end)))
 }
 
-// without returns the rest of t.
+// without returns the part of t outside start <= key < end.
 func without(t tree, start, end string) tree {
 	edit := t.Edit()
 	for e := range t.All(start, end) {
@@ -192,7 +192,7 @@ func without(t tree, start, end string) tree {
 	return edit.Tree()
 }
 
-// part is a lineage made of some of the keys of another one.
+// part builds a lineage from some of the keys of another one.
 type part struct {
 	base  *version // the oldest
 	log   *eventLog
@@ -200,7 +200,8 @@ type part struct {
 	bytes int64    // of history
 }
 
-// begin begins with the keys at the oldest revision, and no event at or below the floor.
+// begin sets the keys at the oldest revision, and the floor of the log: there are no events at or
+// below it.
 func (p *part) begin(floor, oldest Revision, base tree) {
 	p.base = &version{rev: oldest, tree: base}
 	p.log = eventlog.New[Event](floor)
@@ -216,7 +217,7 @@ func (p *part) add(e *Event) {
 	}
 }
 
-// end returns the lineage, given its keys at present.
+// end returns the lineage; present is its newest tree.
 func (p *part) end(present tree, private bool) *lineage {
 	var newest *version
 	if p.last > 0 {

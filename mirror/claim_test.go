@@ -27,7 +27,7 @@ func start(t *testing.T, source mirror.Source, change func(*mirror.Options)) *mi
 	return m
 }
 
-// presentOnly makes a mirror begin with what it lists.
+// presentOnly disables the restore of history.
 func presentOnly(o *mirror.Options) { o.Replay.Revisions = -1 }
 
 func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
@@ -63,8 +63,7 @@ func latest(t *testing.T, r *mirror.Resource) mirror.Snapshot {
 	return s
 }
 
-// barrier returns when the writer has obeyed what was asked of it before, and
-// checks the invariants.
+// barrier returns when the writer has executed all earlier commands, and checks the invariants.
 func barrier(t *testing.T, m *mirror.Mirror) {
 	t.Helper()
 	if err := m.Check(); err != nil {
@@ -72,8 +71,8 @@ func barrier(t *testing.T, m *mirror.Mirror) {
 	}
 }
 
-// requireNoHoles fails if a reader is shown a value that is not there, which would
-// look like an object that is empty.
+// requireNoHoles fails if a reader sees an entry without its value, which would look like an empty
+// object.
 func requireNoHoles(t *testing.T, r *mirror.Resource) {
 	t.Helper()
 	s, err := r.Latest()
@@ -95,8 +94,8 @@ func requireNoHoles(t *testing.T, r *mirror.Resource) {
 	}
 }
 
-// TestReclaimedResourceShowsNoHoles: between Claim and the moment in which the
-// writer has fetched what was not kept, a reader is told to wait.
+// TestReclaimedResourceShowsNoHoles: after Claim and until the writer has fetched the missing
+// values, reads return ErrNotReady.
 func TestReclaimedResourceShowsNoHoles(t *testing.T) {
 	for _, how := range []string{"never claimed", "released", "excluded"} {
 		t.Run(how, func(t *testing.T) {
@@ -141,8 +140,7 @@ func TestReclaimedResourceShowsNoHoles(t *testing.T) {
 	}
 }
 
-// TestClaimAndExcludeDoNotMix: who claims a resource that somebody excludes would
-// read that it is empty.
+// TestClaimAndExcludeDoNotMix: a claim of an excluded resource would read it as empty.
 func TestClaimAndExcludeDoNotMix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -167,7 +165,7 @@ func TestClaimAndExcludeDoNotMix(t *testing.T) {
 	})
 }
 
-// TestReleaseTooOftenPanics: going on would make the next claim a release.
+// TestReleaseTooOftenPanics: otherwise the next claim would act as a release.
 func TestReleaseTooOftenPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := start(t, memory.New(), nil)
@@ -177,7 +175,7 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 			t.Error("two claims of one prefix are two resources")
 		}
 		r.Release()
-		reach(t, m, 1, r) // the other claim holds
+		reach(t, m, 1, r) // the other claim is still valid
 		r.Release()
 		defer func() {
 			if recover() == nil {

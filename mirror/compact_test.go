@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// requireGone returns if nothing below oldest can be read, and oldest can.
+// requireGone fails unless oldest can be read, and no revision below it.
 func requireGone(t *testing.T, r *mirror.Resource, md *model, oldest mirror.Revision) {
 	t.Helper()
 	if s, err := r.At(oldest); err != nil {
@@ -29,8 +29,8 @@ func requireGone(t *testing.T, r *mirror.Resource, md *model, oldest mirror.Revi
 	}
 }
 
-// TestCompactionTakesWhatReadersWereGiven: at once, though nothing else happens; what a
-// reader holds stays.
+// TestCompactionTakesWhatReadersWereGiven: cached versions are dropped at once, without other
+// events; snapshots held by a reader stay.
 func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -54,7 +54,8 @@ func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 		m.Compact(55)
 		synctest.Wait() // no time passes
 		requireGone(t, r, md, 55)
-		// Those at 20 to 50 are gone, and the first; one was made for the read of 55.
+		// The versions at 20 to 50, and the first one, are dropped; one was made for the read of
+		// 55.
 		if got := r.Stats().Versions; got != before-5+1 {
 			t.Errorf("%d versions after compaction, there were %d", got, before)
 		}
@@ -64,7 +65,7 @@ func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 		for _, s := range held {
 			requireState(t, s, md, "/registry/a/")
 		}
-		m.Compact(54) // goes nowhere
+		m.Compact(54) // no effect
 		m.Compact(md.store.Revision())
 		synctest.Wait()
 		requireGone(t, r, md, md.store.Revision())
@@ -75,7 +76,8 @@ func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 	})
 }
 
-// TestCompactionAheadWaitsForTheClock, and for nothing else: no event need come.
+// TestCompactionAheadWaitsForTheClock: a compaction above the clock takes effect when the clock
+// reaches it, without an event.
 func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -86,7 +88,7 @@ func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 		now := md.store.Revision()
 		m.Compact(now + 3)
 		synctest.Wait()
-		requireGone(t, r, md, now) // as far as the clock has come
+		requireGone(t, r, md, now) // up to the clock
 		if m.Compacted() != now+3 || m.Stats().Compacted != now {
 			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.Compacted())
 		}
@@ -100,7 +102,7 @@ func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 	})
 }
 
-// TestCompactionStartsOverWithEtcd: a restored etcd has compactions of its own.
+// TestCompactionStartsOverWithEtcd: a restored etcd has its own compactions.
 func TestCompactionStartsOverWithEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -134,7 +136,7 @@ func TestCompactionStartsOverWithEtcd(t *testing.T) {
 		if got := at(11); got != "1@11" {
 			t.Errorf("at 11: %s", got)
 		}
-		m.Compact(12) // lower than the other's
+		m.Compact(12) // lower than the revision before the restore
 		synctest.Wait()
 		if at(11) != "compacted" || at(12) != "2@12" {
 			t.Errorf("compacted to 12: at 11 %s, at 12 %s", at(11), at(12))
@@ -143,8 +145,8 @@ func TestCompactionStartsOverWithEtcd(t *testing.T) {
 	})
 }
 
-// TestWhatIsLoadedLaterIsCompactedToo: etcd was compacted past the history that a resource was
-// loaded with while that was on its way.
+// TestWhatIsLoadedLaterIsCompactedToo: etcd was compacted past the history of a resource while that
+// was being loaded.
 func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -158,7 +160,7 @@ func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
 		put(md, "/registry/b/", "1", 10)
 		reach(t, m, md.store.Revision(), a)
 		compacted := md.store.Revision() - 4
-		m.Compact(compacted) // the store still has it all
+		m.Compact(compacted) // the store still has all of it
 		synctest.Wait()
 		excluded.Release()
 		b := claim(t, m, "/registry/b/")
@@ -171,7 +173,7 @@ func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
 	})
 }
 
-// TestVersionsForReadersGoWhenNobodyAsks, and their bytes are known meanwhile.
+// TestVersionsForReadersGoWhenNobodyAsks: idle versions are dropped; their bytes count until then.
 func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -214,7 +216,7 @@ func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
 	})
 }
 
-// TestVersionsCountInTheWindow: their bytes and those of values together stay below the bound.
+// TestVersionsCountInTheWindow: the bytes of versions and of values together stay below the bound.
 func TestVersionsCountInTheWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -251,7 +253,8 @@ func TestVersionsCountInTheWindow(t *testing.T) {
 	})
 }
 
-// TestReadersKeepAVersionOnlyWhileTheyRead: nothing else does, once the window has passed it.
+// TestReadersKeepAVersionOnlyWhileTheyRead: once the window has passed a version, only its readers
+// reference it.
 func TestReadersKeepAVersionOnlyWhileTheyRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -9,51 +9,54 @@ import (
 	"time"
 )
 
-// Check is what a comparison of a resource with etcd has come to.
+// Check is the result of comparing a resource with etcd.
 type Check struct {
-	// Snapshot is what was compared, at its revision.
+	// Snapshot is the compared snapshot, at its revision.
 	Snapshot Snapshot
-	// Differences are keys that etcd has otherwise, ascending; none if memory is right. At most
-	// maxDifferences are told, Count is the number of all.
+	// Differences are the keys whose mod revision differs between the snapshot and etcd, ascending;
+	// empty if the cache is correct. It has at most maxDifferences elements; Count is the number of
+	// all differences.
 	Differences []Difference
 	Count       int
-	// Mended: the keys of Differences were read again, and memory is right now. If it is
-	// false though there are differences, the resource is being listed anew.
+	// Mended: the keys of Differences were read again, and the cache is now correct. If it is false
+	// although there are differences, the resource is being relisted.
 	Mended bool
 }
 
-// Difference is a key that memory and etcd disagree about.
+// Difference is a key that differs between the cache and etcd.
 type Difference struct {
 	Key string
-	// Held and Etcd are the revisions that wrote the key last, 0 if it is not there.
+	// Held and Etcd are the mod revisions in the cache and in etcd, 0 if the key does not exist
+	// there.
 	Held, Etcd Revision
 }
 
 const (
-	// maxDifferences bounds the keys that are read again one by one. More say that it was
-	// no single event that was lost, and the resource is listed anew. A guess.
+	// maxDifferences bounds the keys that are repaired one by one. A larger number has another
+	// cause than a single lost event, and the resource is relisted. A guess.
 	maxDifferences = 1000
-	// Bounds of a page of keys. etcd reads the values of a page too, although it does not
-	// send them, so their sizes count: memory knows them. Where it does not, a page is small.
+	// Bounds of a page of keys. etcd reads the values of a page too, although it does not send
+	// them, so their sizes count. They are taken from the cached entries; a page of keys without
+	// them is small.
 	checkPageBytes = 8 << 20
 	checkPageKeys  = 10_000
 	checkPageBlind = 500
-	// Bounds of reading them. Beyond, the resource is listed anew, which is as right.
+	// Bounds of a repair. Beyond them, the resource is relisted instead.
 	repairTimeout = 10 * time.Second
 	repairBytes   = 64 << 20
 )
 
-// Check compares the resource as it is now with what etcd has at the same revision, which is
-// that of the clock: keys and mod revisions, never a value (D11, KEP-4988). each, if it is
-// not nil, is told of every key of etcd, in order. Cost is O(n) here and at etcd, in
-// pages of at most 10,000 keys; readers and the writer are not held up.
+// Check compares the latest snapshot of the resource with etcd's state at the same revision: keys
+// and mod revisions, without values (D11, KEP-4988). If each is not nil, Check calls it for every
+// key of etcd, in order. Cost is O(n) here and at etcd, in pages of at most 10,000 keys; readers
+// and the writer are not blocked.
 //
-// If they differ, what memory has told of the past cannot be relied on: the versions and the log
-// of the resource are dropped, so that cursors end with ErrCompacted, the keys in question
-// are read again, and Suspect reports true until the next check finds no difference. It is
-// never a compaction, a restart or a list that makes them differ: those end the check with
-// an error. Errors: ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile,
-// ErrRestored, ErrSuperseded, those of Source.Keys.
+// If there are differences, earlier versions and events may be wrong as well. Check then drops the
+// versions and the log of the resource, so that cursors end with ErrCompacted, and reads the
+// differing keys again. Suspect reports true until a later check finds no difference. A compaction,
+// a restart or a relist never counts as a difference: each ends the check with an error. Errors:
+// ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile, ErrRestored,
+// ErrSuperseded, those of Source.Keys.
 func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision)) (*Check, error) {
 	snap, err := r.Latest()
 	if err != nil {
@@ -80,22 +83,22 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	return check, err
 }
 
-// ErrSuperseded: the resource was listed anew while it was compared.
+// ErrSuperseded: the resource was relisted during the comparison.
 var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
 
-// Suspect reports whether the last check has found the resource to differ from etcd: what it
-// tells of the past may be as wrong, so whoever can read that elsewhere should.
+// Suspect reports whether the last check found the resource to differ from etcd. Its past revisions
+// may be wrong too, so callers should read them from etcd if they can.
 func (r *Resource) Suspect() bool {
 	lin := r.cur.readable()
 	return lin != nil && lin.suspect.Load()
 }
 
-// comparison walks over a snapshot and what etcd tells, both in key order.
+// comparison iterates over a snapshot and etcd's keys, both in key order.
 type comparison struct {
 	r     *Resource
 	snap  Snapshot
 	inner []string
-	next  string // what memory has from here on was not compared yet
+	next  string // cached keys from here on were not compared yet
 	end   string
 	each  func(key []byte, mod Revision)
 
@@ -103,7 +106,7 @@ type comparison struct {
 	count int
 }
 
-// page returns how many keys from start on etcd may be asked for at once.
+// page returns the maximum number of keys for a request to etcd that begins at start.
 func (c *comparison) page(start string) int {
 	keys, bytes := 0, int64(0)
 	for e := range c.snap.All(start, c.end) {
@@ -115,7 +118,7 @@ func (c *comparison) page(start string) int {
 	return max(keys, checkPageBlind)
 }
 
-// compare takes the next keys that etcd has.
+// compare compares the next page of etcd's keys with the snapshot.
 func (c *comparison) compare(page []KV) error {
 	if len(page) == 0 {
 		return nil
@@ -152,7 +155,7 @@ func (c *comparison) compare(page []KV) error {
 	return nil
 }
 
-// rest takes what memory has after the last key that etcd has.
+// rest compares the cached keys after etcd's last key.
 func (c *comparison) rest() {
 	for e := range c.snap.All(c.next, c.end) {
 		if !c.foreign(e.Key()) {
@@ -161,7 +164,7 @@ func (c *comparison) rest() {
 	}
 }
 
-// foreign reports whether the key is of a resource that lies in this one.
+// foreign reports whether the key belongs to another resource inside this one.
 func (c *comparison) foreign(key string) bool {
 	return slices.ContainsFunc(c.inner, func(p string) bool { return strings.HasPrefix(key, p) })
 }
@@ -172,16 +175,15 @@ func (c *comparison) differ(d Difference) {
 	}
 }
 
-// mended is a key as etcd has it.
+// mended is a key as read from etcd.
 type mended struct {
 	key   string
-	entry *Entry // nil if it is not there
+	entry *Entry // nil if the key does not exist
 }
 
-// repair gives the resource the keys that a check has found to be different, as a new lineage
-// that begins at the clock, and reports whether it has; else the resource is relisted. It does not
-// end with the context of the check: known differences are repaired in any case.
-// Errors: ErrSuperseded, ErrClosed.
+// repair replaces the differing keys of the resource in a new lineage that begins at the clock, and
+// reports whether it did; otherwise the resource is relisted. The context of the check does not
+// cancel it: known differences are always repaired. Errors: ErrSuperseded, ErrClosed.
 func (c *comparison) repair(check *Check) (bool, error) {
 	m := c.r.m
 	ctx, cancel := context.WithTimeout(m.ctx, repairTimeout)
@@ -218,7 +220,7 @@ func (c *comparison) repair(check *Check) (bool, error) {
 	}
 }
 
-// fetch reads a key as it was at the revision of the check.
+// fetch reads a key at the revision of the check.
 func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (mended, error) {
 	if d.Etcd == 0 {
 		return mended{key: d.Key}, nil
@@ -233,9 +235,9 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (mend
 	return mended{d.Key, newEntry(&kv, true)}, nil
 }
 
-// mend is the writer's half of comparison.repair: a new lineage that begins at the clock, with the
-// keys as etcd has them. With an error, or where a key has changed since it was
-// compared, it has the resource relisted instead: ErrDiverged. Error: ErrSuperseded.
+// mend is the writer's part of comparison.repair: it begins a lineage at the clock with the keys as
+// read from etcd. If err is set, or a key has changed since it was compared, it relists the
+// resource and returns ErrDiverged. Error: ErrSuperseded.
 func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) error {
 	t := w.tables[r.prefix]
 	if t == nil || t.Resource != r || r.cur.Load() != snap.lin || !t.owned {
@@ -277,7 +279,7 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
 	lin.suspect.Store(true)
 	t.begin(lin, history{})
-	// A restored history must not reach back to events that clients have seen differently.
+	// A restored history must not reach back to events that clients have received differently.
 	w.since.Store(max(rev, w.since.Load()))
 	w.stats.repairs.Add(1)
 	x.old = edit.Replaced()

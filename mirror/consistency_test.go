@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lose applies the writes, of which watches are told nothing.
+// lose applies the writes without an event for any watch.
 func lose(t *testing.T, m *mirror.Mirror, store *memory.Store, ops ...memory.Op) {
 	t.Helper()
 	reach(t, m, store.Revision())
@@ -25,7 +25,7 @@ func lose(t *testing.T, m *mirror.Mirror, store *memory.Store, ops ...memory.Op)
 	store.DropIf(nil)
 }
 
-// present returns what the store has below the prefix, as describe prints it.
+// present returns the store's keys below the prefix, as describe prints them.
 func present(t *testing.T, store *memory.Store, prefix string) state {
 	t.Helper()
 	out := state{}
@@ -65,8 +65,8 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	return keys
 }
 
-// TestStoreThatCountsNoWrites: without a Version no write is checked on arrival, whether it was
-// listed or came as an event, and a check finds what was lost.
+// TestStoreThatCountsNoWrites: without a Version the arrival check covers no write, from a list or
+// from an event, and a check finds lost writes.
 func TestStoreThatCountsNoWrites(t *testing.T) {
 	for _, listed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -104,9 +104,9 @@ func TestStoreThatCountsNoWrites(t *testing.T) {
 	}
 }
 
-// TestCheckFindsAndMendsWhatWasLost: a creation, an update, a deletion and a renewed key of which
-// memory was not told. The keys alone are read again, whoever was told of them has to
-// start over, and nobody else notices.
+// TestCheckFindsAndMendsWhatWasLost: a creation, an update, a deletion and a recreated key whose
+// events were lost. Only these keys are read again, only watchers that received them have to start
+// over, and other resources are not affected.
 func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -168,7 +168,7 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 		if got := check(t, a); got != nil || a.Suspect() {
 			t.Fatalf("after the repair differ %v, suspect: %t", got, a.Suspect())
 		}
-		// What comes then follows what was read.
+		// Later events follow the repaired keys.
 		for _, k := range []string{"001", "07", "19", "zz"} {
 			store.Put("/registry/a/"+k, "next")
 		}
@@ -181,8 +181,8 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 	})
 }
 
-// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed out of a suspect resource takes over
-// its history, and is suspect until a check of its own finds no difference.
+// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed inside a suspect resource takes
+// over its history, and is suspect until its own check finds no difference.
 func TestClaimInsideSuspectResourceIsSuspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -211,7 +211,7 @@ func modOf(s mirror.Snapshot, key string) mirror.Revision {
 	return e.ModRevision()
 }
 
-// counted counts the keys that were asked for without, and the keys with their values.
+// counted counts the requested keys without values and with values.
 type counted struct {
 	script
 	keys   *int
@@ -235,8 +235,8 @@ func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (mirr
 	return c.Source.Get(ctx, key, at)
 }
 
-// TestCheckTellsEveryKey: what each is told of is what etcd has, but for resources that lie
-// inside, which are nobody's difference either.
+// TestCheckTellsEveryKey: each is called for all of etcd's keys, except for those of resources
+// inside, which are no differences either.
 func TestCheckTellsEveryKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -259,8 +259,8 @@ func TestCheckTellsEveryKey(t *testing.T) {
 	})
 }
 
-// TestCheckIsCutShort: what goes on around a check ends it with an error, and is never taken for
-// a difference.
+// TestCheckIsCutShort: concurrent changes of a resource's lineage end a check with an error, and
+// are never reported as a difference.
 func TestCheckIsCutShort(t *testing.T) {
 	lists := func(store *memory.Store) *script { return &script{Source: store} }
 	for _, c := range []struct {
@@ -315,7 +315,7 @@ func TestCheckIsCutShort(t *testing.T) {
 	})
 }
 
-// interrupted asks for the second page again after something has happened.
+// interrupted calls a function between the first and the second page.
 type interrupted struct {
 	*script
 	between func()
@@ -338,8 +338,8 @@ func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revisio
 	return header, page(all[n:])
 }
 
-// TestCheckListsAnewWhatCannotBeMended: more keys than are read one by one, and a key whose value
-// etcd does not give.
+// TestCheckListsAnewWhatCannotBeMended: the resource is relisted if there are more keys than are
+// read one by one, or if etcd does not return the value of a key.
 func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
 	for _, many := range []bool{true, false} {
 		t.Run(fmt.Sprintf("many=%t", many), func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
 					t.Errorf("after the list differ %v, suspect: %t", got, r.Suspect())
 				}
 
-				// Nor does a history that is restored reach back to where something was lost.
+				// A restored history does not reach back to the lost event either.
 				wrong := store.Revision() - 1
 				r.Release()
 				barrier(t, m)
@@ -403,15 +403,15 @@ func again(t *testing.T, m *mirror.Mirror, store *memory.Store) *mirror.Resource
 	return r
 }
 
-// unreadable is a source that does not give away the value of a single key.
+// unreadable is a source that does not return the value of a single key.
 type unreadable struct{ script }
 
 func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
 	return mirror.KV{}, false, errors.New("no")
 }
 
-// TestMendedKeyThatChanges: an event of the key arrives between the comparison and the repair.
-// Whatever comes first, memory ends up as etcd is.
+// TestMendedKeyThatChanges: an event of the key arrives between the comparison and the repair. In
+// either order, the cache ends up equal to etcd.
 func TestMendedKeyThatChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -449,9 +449,9 @@ func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (mirro
 	return d.Source.Get(ctx, key, at)
 }
 
-// TestTwoResourcesThatDifferAreAllListedAnew: one lost event concerns one resource; two
-// resources that differ are the sign of something wider, such as an etcd that was restored to
-// an older state and written to since.
+// TestTwoResourcesThatDifferAreAllListedAnew: one lost event concerns one resource. Two resources
+// that differ are the sign of a wider problem, such as an etcd that was restored to an older state
+// and written to since.
 func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -468,7 +468,7 @@ func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
 				t.Fatalf("%s does not differ", r.Prefix())
 			}
 		}
-		// With what the feed tells next, the mirror finds that it cannot go on.
+		// With the next event of the feed, the mirror relists.
 		store.Put("/registry/d/x", "v")
 		for m.Stats().Relists == 0 {
 			time.Sleep(time.Second)
@@ -480,7 +480,7 @@ func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
 	})
 }
 
-// TestPagesOfKeysAreBounded: a page has as many keys as etcd reads 8 MiB for.
+// TestPagesOfKeysAreBounded: the values of a page's keys take at most 8 MiB.
 func TestPagesOfKeysAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -498,8 +498,8 @@ func TestPagesOfKeysAreBounded(t *testing.T) {
 		if got := check(t, r); got != nil {
 			t.Fatalf("differ %v", got)
 		}
-		// Ten small and two large ones, then two at a time, then all that is left, of which the
-		// source is free to have more.
+		// Ten small and two large ones, then two at a time, then the rest, of which the source may
+		// have more.
 		if want := []int{12, 2, 2, 2, 12}; !slices.Equal(source.pages, want) {
 			t.Errorf("pages of %v, want %v", source.pages, want)
 		}

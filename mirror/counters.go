@@ -11,7 +11,7 @@ type counters struct {
 	events           atomic.Int64
 	dropped          atomic.Int64
 	listedKeys       atomic.Int64
-	replayedRecords  atomic.Int64 // changes read from etcd's history, of replays that failed as well
+	replayedRecords  atomic.Int64 // changes read from etcd's history, including failed replays
 	relists          atomic.Int64
 	reconnects       atomic.Int64
 	silentFeeds      atomic.Int64
@@ -31,15 +31,15 @@ type counters struct {
 	replayTime       atomic.Int64
 }
 
-// resourceCounters are those of one resource, from its first claim on; see ResourceStats.
+// resourceCounters count for one resource since its first claim; see ResourceStats.
 type resourceCounters struct {
 	received, published           atomic.Int64
 	loads, loadFailures, loadTime atomic.Int64
 	publications                  [len(publicationBounds) + 1]struct{ n, time atomic.Int64 }
 }
 
-// publicationBounds are the upper bounds of ResourceStats.Publications but the last: those of
-// apiserver_watch_events_dispatch_duration_seconds.
+// publicationBounds are the upper bounds of ResourceStats.Publications except the last: the buckets
+// of apiserver_watch_events_dispatch_duration_seconds.
 var publicationBounds = [...]time.Duration{
 	100 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
 	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second,

@@ -2,23 +2,23 @@ package mirror
 
 import "fmt"
 
-// Cursor is a position in a resource's log: the place after which its owner has
-// not read yet. It holds no memory but its own few words; when the position leaves
-// the window, Next says so, and nobody else notices. Not safe for concurrent use.
+// Cursor is a position in a resource's log: its owner has read all events up to there. A cursor
+// keeps no events alive. When its position leaves the window, Next returns ErrCompacted; the writer
+// and other cursors are not affected. Not safe for concurrent use.
 //
-// A cursor reads the whole log and waits for any change, unless it is told to follow what
-// it selects (Follow, FollowValue). Then its owner has to Close it.
+// By default a cursor reads the whole log and is woken by any change. Follow and FollowValue limit
+// it to the events of its keys or of one value; the owner then has to call Close.
 type Cursor struct {
 	res        *Resource
 	lin        *lineage
-	seq        uint64   // of the first event that is still to be looked at
-	after      Revision // where it started; nothing at or below is returned
-	pos        Revision // everything selected up to here was returned
-	inside     uint64   // events of the log after pos that were looked at
+	seq        uint64   // number of the next event to visit
+	after      Revision // the start position; no event at or below it is returned
+	pos        Revision // all selected events up to here were returned
+	inside     uint64   // events of the log after pos that were visited
 	start, end string
 
-	topic  *topic     // nil: it reads the whole log
-	by     *Partition // of the topic, nil if that is a key or a directory
+	topic  *topic     // nil: the cursor reads the whole log
+	by     *Partition // of the topic, nil if it is of a key or a directory
 	awaits Revision   // see Await
 }
 
@@ -28,10 +28,9 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 	return &Cursor{res: s.res, lin: s.lin, seq: s.seq, after: s.Rev, pos: s.Rev, start: start, end: end}
 }
 
-// CursorAfter returns a cursor over the events after rev of the keys
-// start <= key < end; an empty end means no upper bound. A revision above the
-// clock is not an error: nothing is returned until later events arrive.
-// Errors: ErrCompacted if rev is below the floor, ErrNotReady.
+// CursorAfter returns a cursor over the events after rev of the keys start <= key < end; an empty
+// end means no upper bound. A revision above the clock is not an error: the cursor returns events
+// once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
 	lin := r.cur.readable()
 	if lin == nil {
@@ -44,8 +43,8 @@ func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error)
 	return c, nil
 }
 
-// bind places the cursor in a lineage, after what it has returned, and lets it follow there
-// what it has followed. Errors: ErrCompacted if that is below the floor.
+// bind places the cursor in a lineage, after its last returned event, and subscribes it there to
+// the topic that it has followed. Errors: ErrCompacted if its position is below the floor.
 func (c *Cursor) bind(lin *lineage) error {
 	seq := lin.log.After(c.pos)
 	if floor := lin.log.Floor(); c.pos < floor {
@@ -55,7 +54,7 @@ func (c *Cursor) bind(lin *lineage) error {
 	c.Close()
 	c.lin, c.seq = lin, seq+c.inside
 	if t != nil {
-		t.changed.wake() // what Changed returned before is of this topic
+		t.changed.wake() // the channel that Changed returned before belongs to this topic
 	}
 	switch {
 	case by != nil:
@@ -66,10 +65,11 @@ func (c *Cursor) bind(lin *lineage) error {
 	return nil
 }
 
-// succeed lets the cursor of a lineage that has ended go on in the one that came after it, if
-// that knows all that has happened after the cursor's position. Error: ErrCompacted.
+// succeed moves the cursor of an ended lineage to the lineage that succeeded it, if that one has
+// all events after the cursor's position. Error: ErrCompacted.
 //
-// The cursor of one that lives joins what it follows again, whose feeder has ended.
+// In a lineage that has not ended, it subscribes the cursor again, because its topic's feeder has
+// ended.
 func (c *Cursor) succeed() error {
 	lin := c.lin
 	for lin != nil && lin.log.Dead() {
@@ -81,8 +81,8 @@ func (c *Cursor) succeed() error {
 	return c.bind(lin)
 }
 
-// Err returns ErrCompacted if the lineage that the cursor was placed in has ended: what else
-// was read of the resource when it was placed may have nothing to do with what is read now.
+// Err returns ErrCompacted if the lineage in which the cursor was placed has ended. State that was
+// read together with the cursor's position may then differ from later reads.
 func (c *Cursor) Err() error {
 	if c.lin.log.Dead() {
 		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
@@ -90,18 +90,17 @@ func (c *Cursor) Err() error {
 	return nil
 }
 
-// Follow has the cursor woken by, and read, the events of its keys only, if they are one
-// key or one directory below the resource. Their number does not matter then, nor does
-// that of the others: an event costs those who follow it.
+// Follow limits the cursor to the events of its keys, if they are one key or one directory below
+// the resource: only those wake it and are read by it. The cost of an event then depends on the
+// cursors that follow its key, not on the number of cursors or events.
 func (c *Cursor) Follow() {
 	c.Close()
 	c.topic = c.res.changed.subscribe(c.res.prefix, c.lin, c.start, c.end)
 }
 
-// FollowValue has the cursor woken by, and read, events only that p finds to concern the
-// value, or cannot tell of. Events that nobody has told p of when the cursor joins may be
-// returned whatever they concern, so the caller has to select all the same. It has no effect
-// if p has ended.
+// FollowValue limits the cursor to events that p assigns to the value, or cannot assign: only those
+// wake it and are read by it. Events that p has not sorted when the cursor joins may be returned
+// whichever value they concern, so the caller still has to filter. It has no effect if p has ended.
 func (c *Cursor) FollowValue(p *Partition, value string) {
 	c.Close()
 	if c.topic = p.subscribe(c.lin, value); c.topic != nil {
@@ -109,10 +108,10 @@ func (c *Cursor) FollowValue(p *Partition, value string) {
 	}
 }
 
-// Close ends what Follow and FollowValue have begun. The cursor then reads the whole log.
+// Close ends Follow and FollowValue. The cursor then reads the whole log.
 func (c *Cursor) Close() {
 	if c.topic != nil {
-		// What happened since the topic's last event need not be looked at.
+		// The events since the topic's last event need no visit.
 		if seq := c.lin.log.After(c.pos); c.pos >= c.lin.log.Floor() {
 			c.seq = max(c.seq, seq)
 		}
@@ -127,12 +126,12 @@ func (c *Cursor) Close() {
 	c.topic, c.by, c.awaits = nil, nil, 0
 }
 
-// Position returns the revision up to which every selected event was returned
-// (I4). It is what a bookmark may carry.
+// Position returns the revision up to which every selected event was returned (I4). A bookmark may
+// carry it.
 func (c *Cursor) Position() Revision { return c.pos }
 
-// Changed returns a channel that is closed at the next change of the resource, of what
-// the cursor follows if it does. Take it before Next, or a change in between is missed.
+// Changed returns a channel that is closed at the next change of the resource, or of the followed
+// topic. Call it before Next, or a change in between is missed.
 func (c *Cursor) Changed() <-chan struct{} {
 	if c.topic != nil {
 		return c.topic.changed.next()
@@ -140,9 +139,9 @@ func (c *Cursor) Changed() <-chan struct{} {
 	return c.res.changed.next()
 }
 
-// Await has the channel of Changed closed also when Position can come to rev, which the clock
-// has reached: a cursor that follows something may learn a moment later than others that
-// nothing of its own has happened. Call it before Changed.
+// Await makes the channel of Changed close also when Position can advance to rev, which the clock
+// has reached. A cursor on a topic may learn later than others that its topic has no events up to
+// rev. Call Await before Changed.
 func (c *Cursor) Await(rev Revision) {
 	if c.topic != nil && c.pos < rev && c.awaits != rev {
 		c.awaits = rev
@@ -150,15 +149,14 @@ func (c *Cursor) Await(rev Revision) {
 	}
 }
 
-// Next appends the events that are due to buf, at most limit, and returns it; none
-// are due when the result is as short as buf was. Afterwards Position tells how
-// far the cursor has come, which moves with the clock even when nothing selected
-// happened. Errors: ErrCompacted if an event that the cursor may have to return has left
-// the window, or the resource was listed anew, unless that was because etcd was compacted and
-// the cursor is not behind (D5); the cursor is of no more use then.
+// Next appends the due events to buf, at most limit, and returns it; the result has the length of
+// buf if no event is due. Afterwards Position is the cursor's new position, which advances with the
+// clock even without selected events. Errors: ErrCompacted if an event that the cursor may have to
+// return has left the window, or if the resource was relisted, unless a compaction of etcd was the
+// reason and the cursor is not behind (D5). The cursor cannot be used after that.
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	for had := len(buf); ; buf = buf[:had] {
-		// The clock before the log's end: all events up to the clock are in it.
+		// Load the clock before the log's end: all events up to the clock are in the log.
 		now := c.res.m.clock.Revision()
 		if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
 			if err := c.succeed(); err != nil {
@@ -178,7 +176,7 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 		if buf, err = r.stop(o); !c.lin.log.Dead() {
 			return buf, err
 		}
-		// It may have been released while it was read: what came after it tells.
+		// The lineage may have been released during the read: continue in its successor.
 		c.seq, c.pos, c.inside = seq, pos, inside
 	}
 }
@@ -191,17 +189,17 @@ type reading struct {
 	now  Revision // later events are not due
 }
 
-// outcome is what has become of an event that a reading has come to.
+// outcome is the result of visiting one event.
 type outcome int
 
 const (
 	passed  outcome = iota // it was returned, or is not selected
-	noRoom                 // it has to wait for the next call
+	noRoom                 // it waits for the next call
 	notDue                 // it is not published yet (I5)
-	dropped                // by the log
+	dropped                // the log has dropped it
 )
 
-// take returns the event with the number if it is selected and due.
+// take appends the event with the number if it is selected and due.
 func (r *reading) take(seq uint64) outcome {
 	e := r.lin.log.At(seq)
 	switch {
@@ -209,23 +207,23 @@ func (r *reading) take(seq uint64) outcome {
 		return dropped
 	case e.Rev > r.now:
 		return notDue
-	case e.Rev <= r.after: // the cursor was asked to start at a future revision
+	case e.Rev <= r.after: // the cursor started at a future revision
 		return passed
 	}
 	if k := e.Key(); k < r.start || r.end != "" && k >= r.end {
 		return passed
 	}
 	if r.room == 0 {
-		r.pos = max(r.pos, e.Rev-1) // everything before it was looked at
+		r.pos = max(r.pos, e.Rev-1) // all events before it were visited
 		return noRoom
 	}
 	r.buf = append(r.buf, e)
 	r.room--
-	r.pos = max(r.pos, e.Rev-1) // the rest of this revision is still to come
+	r.pos = max(r.pos, e.Rev-1) // more events of this revision may follow
 	return passed
 }
 
-// log reads every event up to the number end, or to the first that does not pass.
+// log reads every event up to the number end, or to the first event that does not pass.
 func (r *reading) log(end uint64) outcome {
 	for ; r.seq < end; r.seq++ {
 		if o := r.take(r.seq); o != passed {
@@ -235,15 +233,15 @@ func (r *reading) log(end uint64) outcome {
 	return passed
 }
 
-// postings reads the events of the topic likewise; end is the log's.
+// postings reads the events of the topic in the same way; end is the log's end.
 func (r *reading) postings(end uint64) outcome {
 	t := r.topic
 	if posted := max(t.of.posted.Load(), t.from); posted < end {
-		// What the feeder has not come to yet may concern the cursor.
+		// Events that the feeder has not posted yet may concern the cursor.
 		if e := r.lin.log.At(posted); e != nil {
 			r.now = min(r.now, e.Rev-1)
 		} else {
-			r.now = 0 // the log has dropped it, as the feeder will find
+			r.now = 0 // the log has dropped it, and the feeder will end
 		}
 	}
 	seqs, whole := t.postings.From(r.seq)
@@ -259,7 +257,7 @@ func (r *reading) postings(end uint64) outcome {
 	return passed
 }
 
-// stop ends the call: nothing is left to be read, or an event did not pass.
+// stop ends the call: all events were read, or an event did not pass.
 func (r *reading) stop(o outcome) ([]*Event, error) {
 	switch o {
 	case dropped:

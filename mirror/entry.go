@@ -7,12 +7,12 @@ import (
 	"unsafe"
 )
 
-// Entry is one key with its stored value at one revision. Entries are immutable
-// but for what readers keep in their slots (I2); they are shared by all versions
-// and events that contain them, and may be read concurrently.
+// Entry is one key with its stored value at one revision. Entries are immutable except for the
+// memos of readers (I2). All versions and events that contain an entry share it, and it may be read
+// concurrently.
 type Entry struct {
-	// data is the key followed by the value: one block without pointers, so the
-	// collector has little to follow. It is a string because it never changes.
+	// data is the key followed by the value: one block without pointers, which is cheap for the
+	// garbage collector. It is a string because it never changes.
 	data    string
 	mod     Revision
 	create  Revision
@@ -21,13 +21,13 @@ type Entry struct {
 	memos   atomic.Pointer[memo]
 }
 
-// entryOverhead is what an entry costs beside its bytes: the struct (48 bytes), and about what
-// the allocator adds to those by rounding up.
+// entryOverhead is the memory of an entry in addition to its bytes: the struct (48 bytes), and an
+// estimate of the allocator's rounding.
 const entryOverhead = 80
 
 // Flags in keyLen.
 const (
-	noValue   = 1 << 31 // the value was not kept
+	noValue   = 1 << 31 // the value was not stored
 	isForeign = 1 << 30 // it was read from the source for one reader, see Snapshot.Foreign
 
 	keyLenMask = isForeign - 1
@@ -63,11 +63,11 @@ func (e *Entry) Value() []byte {
 	return unsafe.Slice(unsafe.StringData(v), len(v))
 }
 
-// hasValue is false for an entry of an unclaimed resource beyond the bound.
+// hasValue is false for an entry of an unclaimed resource beyond Options.UnclaimedBytes.
 func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
 
-// Foreign reports whether the entry is in no version of the resource: nobody who comes later
-// will find it, so what is kept on it is of use for its reader only.
+// Foreign reports whether the entry is in no version of the resource. Later readers cannot find it,
+// so its memos are useful to its own reader only.
 func (e *Entry) Foreign() bool { return e.keyLen&isForeign != 0 }
 
 // ModRevision returns the revision that wrote this value.
@@ -79,10 +79,10 @@ func (e *Entry) CreateRevision() Revision { return e.create }
 // Version returns etcd's Version of the key modulo 2^32: the writes since its creation, 1 for the first.
 func (e *Entry) Version() uint32 { return e.version }
 
-// Size returns the bytes of the value as stored, 0 if it was not kept.
+// Size returns the bytes of the value as stored, 0 if the value was not stored.
 func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&keyLenMask) }
 
-// footprint is what holding the entry costs.
+// footprint is the memory that a reference to the entry keeps alive.
 func (e *Entry) footprint() int64 { return int64(len(e.data)) + entryOverhead }
 
 // Event is a change of one key: the entry before and after it.
@@ -90,16 +90,16 @@ type Event struct {
 	Rev   Revision
 	Entry *Entry // nil if the key was deleted
 	Prev  *Entry // nil if the key was created
-	// Arrived is when etcd's word of it arrived, in nanoseconds as Now counts them; 0 if
-	// it was restored or listed.
+	// Arrived is when the event arrived from etcd, in nanoseconds as Now counts them; 0 if it was
+	// restored or listed.
 	Arrived int64
 	memos   atomic.Pointer[memo]
 }
 
 var started = time.Now()
 
-// Now returns the monotonic time in nanoseconds since the process began: what
-// Event.Arrived is compared with.
+// Now returns the monotonic time in nanoseconds since the process began, on the scale of
+// Event.Arrived.
 func Now() int64 { return int64(time.Since(started)) }
 
 // Revision returns Rev.
@@ -113,8 +113,8 @@ func (e *Event) Key() string {
 	return e.Prev.Key()
 }
 
-// historyBytes is what the log keeps alive by holding the event: its struct (48 bytes), its
-// place, and the entry before it.
+// historyBytes is the memory that the log keeps alive for the event: its struct (48 bytes), its
+// element of the log, and the previous entry.
 func (e *Event) historyBytes() int64 {
 	n := int64(64)
 	if e.Prev != nil {
@@ -123,24 +123,23 @@ func (e *Event) historyBytes() int64 {
 	return n
 }
 
-// Slot is a name under which readers keep what they derived from entries and
-// events, for others to find: decoded attributes, encoded bytes, an error. A slot
-// belongs to one kind of reader (in Kubernetes: one served version of one
-// resource). Close frees nothing at once; what is kept under a closed slot is
-// dropped by DropClosed, or as soon as another slot of the same entry is written, or
+// Slot is the key of memos: values that readers derive from entries and events and share with other
+// readers, such as decoded attributes, encoded bytes, or an error. A slot belongs to one kind of
+// reader (in Kubernetes: one served version of one resource). Close frees nothing at once. A memo
+// of a closed slot is dropped by DropClosed, when another slot of the same entry is written, or
 // with the entry.
 type Slot struct {
 	closed atomic.Bool
 }
 
-// Close ends the slot. It may still be read.
+// Close closes the slot. Its memos may still be read.
 func (s *Slot) Close() { s.closed.Store(true) }
 
-// Closed reports whether the slot has ended.
+// Closed reports whether the slot is closed.
 func (s *Slot) Closed() bool { return s.closed.Load() }
 
-// memo is a linked list of what slots hold, an element for each view and representation that
-// is read: nearly always a few. Elements are immutable; the list changes by replacing its head.
+// memo is a linked list of memos, with an element for each view and representation in use: nearly
+// always a few. Elements are immutable; the list changes by replacing its head.
 type memo struct {
 	slot  *Slot
 	value any
@@ -156,7 +155,8 @@ func (m *memo) find(s *Slot) any {
 	return nil
 }
 
-// swapMemo stores value under s if it holds old there, and reports whether it did.
+// swapMemo replaces the memo old of s by value, and reports whether it did: false if the memo is
+// not old.
 func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
 	for {
 		cur := head.Load()
@@ -196,23 +196,24 @@ func dropClosed(head *atomic.Pointer[memo]) {
 	}
 }
 
-// Memo returns what is kept for the entry under s, nil if nothing is.
+// Memo returns the memo of s on the entry, nil if there is none.
 func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
-// Retirer is what readers keep for the present only: when an entry was replaced or deleted, or
-// a leaf is no longer part of the newest version, the writer takes it away and calls
-// Retired, once. That must not block. Readers of the past may still come, and keep it anew; that is taken away when history
-// drops the event that has replaced the entry.
+// Retirer is implemented by memos that are valid only while their entry or leaf is in the newest
+// version. When the entry was replaced or deleted, or the leaf has left the newest version, the
+// writer removes the memo and calls Retired exactly once. Retired must not block. A reader of a
+// past revision may store such a memo again; that one is removed when history drops the event that
+// replaced the entry.
 type Retirer interface{ Retired() }
 
-// DeletionRetainer is a Retirer that stays on an entry whose key is deleted, because readers of the
-// event need it (Event.Prev), until history drops the event.
+// DeletionRetainer is a Retirer that stays on the entry of a deleted key until history drops the
+// event, because readers of the event need it (Event.Prev).
 type DeletionRetainer interface {
 	Retirer
 	OutlivesDeletion()
 }
 
-// retires reports whether value is taken from an entry that is replaced, or whose key is deleted.
+// retires reports whether the memo value is removed from an entry that is replaced, or deleted.
 func retires(value any, deleted bool) bool {
 	if _, retained := value.(DeletionRetainer); retained && deleted {
 		return false
@@ -221,7 +222,7 @@ func retires(value any, deleted bool) bool {
 	return ok
 }
 
-// retire takes the Retirers from the entry, which is of the past now, and tells them.
+// retire removes the Retirers from the entry, which has left the newest version, and calls Retired.
 func (e *Entry) retire(deleted bool) {
 	for {
 		cur := e.memos.Load()
@@ -249,20 +250,20 @@ func (e *Entry) retire(deleted bool) {
 	}
 }
 
-// SwapMemo keeps value, a pointer, under s if old is kept there now, and reports
-// whether it did. A nil old means nothing yet, a nil value drops what is kept.
+// SwapMemo stores value, a pointer, under s if the current memo is old, and reports whether it did.
+// A nil old means no memo, a nil value removes the memo.
 func (e *Entry) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
 
-// DropClosed drops what is kept under slots that have ended.
+// DropClosed drops the memos of closed slots.
 func (e *Entry) DropClosed() { dropClosed(&e.memos) }
 
-// Memo returns what is kept for the event under s, nil if nothing is.
+// Memo returns the memo of s on the event, nil if there is none.
 func (e *Event) Memo(s *Slot) any { return e.memos.Load().find(s) }
 
-// SwapMemo is SwapMemo of Entry, for the event.
+// SwapMemo is Entry.SwapMemo for the event.
 func (e *Event) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
 
-// DropClosed is DropClosed of Entry, for the event.
+// DropClosed is Entry.DropClosed for the event.
 func (e *Event) DropClosed() { dropClosed(&e.memos) }
 
 // prefixEnd returns the smallest string above every string with the prefix, which

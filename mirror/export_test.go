@@ -9,8 +9,8 @@ import (
 // CheckInvariants is true with the build tag strata_invariants.
 const CheckInvariants = checkInvariants
 
-// Check runs the invariant check on the writer and returns its finding. It also
-// is a barrier: commands given before it have been obeyed.
+// Check runs the invariant check on the writer and returns its error. It is also a barrier: all
+// earlier commands have been executed.
 func (m *Mirror) Check() error {
 	done := make(chan error, 1)
 	m.registry.enqueue(func(w *writer) { done <- w.check() })
@@ -22,8 +22,7 @@ func (m *Mirror) Check() error {
 	}
 }
 
-// HoldWriter stops the writer between two batches until the function it returns
-// is called.
+// HoldWriter stops the writer between two batches until release is called.
 func (m *Mirror) HoldWriter() (release func()) {
 	held, gate := make(chan struct{}), make(chan struct{})
 	m.registry.enqueue(func(*writer) { close(held); <-gate })
@@ -31,7 +30,7 @@ func (m *Mirror) HoldWriter() (release func()) {
 	return sync.OnceFunc(func() { close(gate) })
 }
 
-// Weigh weighs the versions of the past now, and returns when that is done.
+// Weigh weighs the past versions now, and returns when that is done.
 func (m *Mirror) Weigh() {
 	for {
 		begun := make(chan bool)
@@ -41,7 +40,7 @@ func (m *Mirror) Weigh() {
 				w.weighAgain = time.Time{}
 				w.weigh(time.Now())
 			}
-			begun <- !busy && !w.weighs // there was nothing to weigh
+			begun <- !busy && !w.weighs // no versions to weigh
 		})
 		if <-begun {
 			return
@@ -53,20 +52,20 @@ func (m *Mirror) Weigh() {
 // ReadyChanged returns a channel that is closed when the resource changes.
 func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 
-// Versions returns how many versions of the past are held.
+// Versions returns the number of retained past versions.
 func (r *Resource) Versions() int { return r.cur.Load().versions() }
 
-// ForgetPast forgets what was made for readers of the past.
+// ForgetPast drops the versions made for readers.
 func (r *Resource) ForgetPast() { r.cur.Load().forget(func(*version) bool { return true }) }
 
-// Pending returns how many changes wait until the resource is listed.
+// Pending returns the number of changes that wait for the resource's list.
 func (m *Mirror) Pending(r *Resource) int {
 	n := make(chan int)
 	m.registry.enqueue(func(w *writer) { n <- len(w.tables[r.prefix].pending) })
 	return <-n
 }
 
-// Topics returns how many topics of keys and directories there are.
+// Topics returns the number of topics of keys and directories.
 func Topics(r *Resource) (n int) {
 	c := &r.changed
 	c.mu.Lock()
@@ -77,7 +76,7 @@ func Topics(r *Resource) (n int) {
 	return n + int(c.subscribed.Load())
 }
 
-// Sorted returns how many values have topics in the partition.
+// Sorted returns the number of topics in the partition.
 func (p *Partition) Sorted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +88,8 @@ func (p *Partition) Sorted() int {
 	return len(p.cur.byName)
 }
 
-// Known returns how many resources the writer or claimers know.
+// Known returns the number of resources of the registry, or of the writer's tables if that is
+// larger.
 func (m *Mirror) Known() int {
 	n := make(chan int)
 	m.registry.enqueue(func(w *writer) { n <- len(w.tables) })

@@ -29,7 +29,7 @@ func (p *program) byte() byte {
 	return b
 }
 
-// near returns n for a 0, mostly, and else something near it, or far away.
+// near returns n for a 0, mostly, and otherwise a number near it or far away.
 func (p *program) near(n int64) int64 {
 	switch b := p.byte(); b {
 	case 0x80:
@@ -45,24 +45,24 @@ func (p *program) near(n int64) int64 {
 	}
 }
 
-// fuzzKeys are keys of two resources, of none, and of no resource that there could be.
+// fuzzKeys are keys of two resources, of no resource, and of no valid resource.
 var fuzzKeys = []string{
 	"/registry/a/x", "/registry/a/y", "/registry/a/z", "/registry/b/x", "/registry/b/y", "/registry/c/x",
 	"/registry/a/", "/registry/a", "/registry/", "", "/elsewhere/x", "/registry/a//", "/registry/a/x/y", "/registry/\x00\xff",
 }
 
-// told is a source that says what a program has it say. What it has said and may be true is what it
-// lists: the truth that the mirror has to come to.
+// told is a source that sends the batches and lists of a program. It lists the valid part of its
+// batches: the state that the mirror has to reach.
 type told struct {
 	mirror.Source
 	program *program
 	rev     mirror.Revision
 	truth   map[mirror.Revision]map[string]mirror.KV
-	history []mirror.Batch // what Replay delivers
+	history []mirror.Batch // delivered by Replay
 	oldest  mirror.Revision
-	feed    chan mirror.Batch // to Watch; closed and replaced by a break
+	feed    chan mirror.Batch // for Watch; closed and replaced by a break
 	broken  error
-	lie     atomic.Uint32 // what is wrong with the next list; lists run at the same time
+	lie     atomic.Uint32 // the fault of the next list; lists run concurrently
 }
 
 var errTold = errors.New("as the program has it")
@@ -98,7 +98,7 @@ func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page f
 	return h, nil
 }
 
-// at returns what is true at a revision.
+// at returns the valid state at a revision.
 func (s *told) at(rev mirror.Revision) map[string]mirror.KV {
 	var last mirror.Revision
 	for r := range s.truth {
@@ -155,7 +155,8 @@ func (s *told) Current(context.Context) (mirror.Header, error) {
 	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
-// batch returns one that follows after, or almost; zeros in the program are what etcd would say.
+// batch returns a batch that follows after, or nearly does; zeros in the program produce valid
+// batches.
 func (s *told) batch(after mirror.Revision, held map[string]mirror.KV) mirror.Batch {
 	p := s.program
 	held = maps.Clone(held)
@@ -192,7 +193,7 @@ func (s *told) batch(after mirror.Revision, held map[string]mirror.KV) mirror.Ba
 	return b
 }
 
-// inOrder reports whether a batch may follow the revision: what a source owes.
+// inOrder reports whether a batch may follow the revision: the contract of a source.
 func inOrder(after mirror.Revision, b mirror.Batch) bool {
 	last := after + 1
 	for _, c := range b.Changes {
@@ -204,7 +205,8 @@ func inOrder(after mirror.Revision, b mirror.Batch) bool {
 	return len(b.Changes) > 0 || b.Through >= after
 }
 
-// take makes the batch true, and reports whether each change in it follows what was.
+// take applies the batch to the valid state, and reports whether each change in it follows that
+// state.
 func (s *told) take(b mirror.Batch) (follows bool) {
 	held := maps.Clone(s.at(s.rev))
 	follows = true
@@ -235,21 +237,21 @@ func (s *told) breakOff(err error) {
 	s.feed = make(chan mirror.Batch)
 }
 
-// FuzzFeed has a source say anything, in its lists, its history and its feed. The mirror must not
-// panic, and must tell whatever can be told from the contract of a source: events out of order,
-// and events that do not follow what is held. It reports exactly these, and in any case comes to
-// hold what the source lists, at the present and at every revision that it still reads.
+// FuzzFeed sends arbitrary lists, history and feed batches. The mirror must not panic, and must
+// detect all violations of a source's contract: events out of order, and events that do not follow
+// the cached state. It reports exactly these, and always reaches the state that the source lists,
+// at the newest revision and at every revision that it still serves.
 func FuzzFeed(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x00, 0x03, 0, 0, 1, 0x10})                 // writes, and a deletion
-	f.Add([]byte{0, 0, 0, 0, 0, 1, 0x10})                                      // a deletion of nothing
+	f.Add([]byte{0, 0, 0, 0, 0, 1, 0x10})                                      // a deletion of an absent key
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x40, 1})                                   // a version is missing
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x80, 1})                                   // created at another revision
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 0xff})                                // at the clock
 	f.Add([]byte{0, 3, 0, 0, 5, 2, 0x00, 0x21, 0xfe})                          // out of order
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 1})                                   // beyond the batch
 	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x40, 1, 0x43, 1})                          // two resources at odds
-	f.Add([]byte{0, 3, 0, 1, 5, 1, 0xf0})                                      // progress, and back
+	f.Add([]byte{0, 3, 0, 1, 5, 1, 0xf0})                                      // progress, and backwards
 	f.Add([]byte{0, 3, 0, 4, 1, 0, 0, 1, 0})                                   // a list with a key twice
 	f.Add([]byte{0, 3, 0, 4, 2, 0, 0, 1, 0})                                   // a list out of order
 	f.Add([]byte{0, 3, 0, 4, 3, 0, 0, 1, 0})                                   // a list that is ahead
@@ -269,7 +271,7 @@ func FuzzFeed(f *testing.F) {
 	})
 }
 
-const firstTold mirror.Revision = 10 // the revision that a program begins at
+const firstTold mirror.Revision = 10 // the start revision of a program
 
 // fuzzedFeed is a mirror of a source that a program controls.
 type fuzzedFeed struct {
@@ -293,9 +295,9 @@ func feedByProgram(t *testing.T, p program) {
 	if sound && len(f.history) > 0 && f.m.Stats().Divergences > 0 {
 		t.Fatal("sound history was not believed")
 	}
-	f.history, f.oldest = nil, math.MaxInt64 // later there is none to be had
+	f.history, f.oldest = nil, math.MaxInt64 // no history is available later
 	if !sound {
-		// Doubts about the whole feed are acted on at its next word.
+		// Divergences of the whole feed take effect with its next batch.
 		f.feed <- mirror.Batch{Through: f.rev}
 		f.settle(t)
 	}
@@ -303,7 +305,7 @@ func feedByProgram(t *testing.T, p program) {
 		if len(p) == 0 {
 			return
 		}
-		time.Sleep(11 * time.Minute) // nothing is left of the last doubt
+		time.Sleep(11 * time.Minute) // the last divergence has expired
 		f.settle(t)
 		watches := f.watches(t)
 		if goesOn := f.step(t); !goesOn {
@@ -317,7 +319,8 @@ func feedByProgram(t *testing.T, p program) {
 	}
 }
 
-// begin has the program say either a history or a state without one, and reports whether the history is sound.
+// begin makes the source deliver either a history or a state without one, and reports whether the
+// history is valid.
 func (f *fuzzedFeed) begin() (sound bool) {
 	sound = true
 	if n := f.program.byte() % 4; n > 0 {
@@ -337,7 +340,8 @@ func (f *fuzzedFeed) begin() (sound bool) {
 	return sound
 }
 
-// settle waits until the mirror holds the truth, and compares it with that at every revision that the mirror still reads.
+// settle waits until the mirror has the valid state, and compares the two at every revision that
+// the mirror still serves.
 func (f *fuzzedFeed) settle(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
@@ -363,7 +367,7 @@ func (f *fuzzedFeed) settle(t *testing.T) {
 	}
 }
 
-// watches returns a follower of each resource that begins at the present.
+// watches returns a follower of each resource that begins at the newest revision.
 func (f *fuzzedFeed) watches(t *testing.T) (all []*follower) {
 	t.Helper()
 	for _, r := range f.resources {
@@ -373,7 +377,8 @@ func (f *fuzzedFeed) watches(t *testing.T) (all []*follower) {
 	return all
 }
 
-// step executes the next instruction of the program, and settles. It returns false if no batch can follow.
+// step executes the next instruction of the program, and settles. It returns false if no batch can
+// follow.
 func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
 	t.Helper()
 	switch f.program.byte() % 6 {
@@ -385,7 +390,7 @@ func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
 		f.breakOff([]error{errTold, mirror.ErrCompacted, mirror.ErrRestored, mirror.ErrDiverged, nil}[f.program.byte()%5])
 	case 3:
 		f.m.Compact(min(f.program.near(f.rev), f.rev))
-	case 4: // a list that is wrong, once
+	case 4: // one faulty list
 		f.lie.Store(uint32(f.program.byte() % 5))
 		f.breakOff(mirror.ErrDiverged)
 	}
@@ -403,17 +408,18 @@ func (f *fuzzedFeed) notices(t *testing.T, b mirror.Batch) bool {
 	return st.Divergences+st.Relists > before.Divergences+before.Relists
 }
 
-// tellChanges delivers a batch of changes. The mirror must distrust exactly those that do not follow.
+// tellChanges delivers a batch of changes. The mirror must distrust exactly those that do not
+// follow.
 func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
 	t.Helper()
 	b := f.batch(f.rev, f.at(f.rev))
-	if b.Through > 1<<40 { // so far away that nothing could follow
+	if b.Through > 1<<40 { // so far away that no batch could follow
 		return false
 	}
 	ordered := inOrder(f.rev, b)
 	follows := ordered && f.take(b)
 	noticed := f.notices(t, b)
-	// Of keys that it was not asked for a source may say anything.
+	// For keys outside the requested range a source may deliver any change.
 	foreign := slices.ContainsFunc(b.Changes, func(c mirror.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
 	if noticed == follows && !foreign {
 		t.Fatalf("noticed: %v; in order: %v, follows: %v: %+v", noticed, ordered, follows, b)
@@ -421,7 +427,8 @@ func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
 	return true
 }
 
-// tellProgress delivers a batch without changes. The mirror must distrust exactly progress that goes back.
+// tellProgress delivers a batch without changes. The mirror must distrust exactly progress that
+// goes back.
 func (f *fuzzedFeed) tellProgress(t *testing.T) (goesOn bool) {
 	t.Helper()
 	b := mirror.Batch{Through: f.program.near(f.rev)}

@@ -19,7 +19,7 @@ import (
 // followedValues are the first letters of the values that TestFollowersAmongWriters writes.
 var followedValues = []string{"p", "q", "r", "s"}
 
-// racingFollower follows a random selection of the resource, again and again.
+// racingFollower repeatedly follows a random selection of the resource.
 type racingFollower struct {
 	r              *mirror.Resource
 	part, sets     *mirror.Partition
@@ -66,7 +66,7 @@ func (s selection) has(e *mirror.Entry) bool {
 	return !s.byValue || strings.Contains(s.value, string(e.Value()[:1]))
 }
 
-// held returns the entries of the snapshot that are selected.
+// held returns the selected entries of the snapshot.
 func (s selection) held(in mirror.Snapshot) state {
 	out := state{}
 	for e := range in.All(s.start, s.end) {
@@ -116,9 +116,9 @@ func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) 
 	}
 }
 
-// TestFollowersAmongWriters is for the race detector: cursors join from the present and the
-// past, follow, stall and leave on real threads while a writer commits and the window trims.
-// At its position, each holds exactly the state that its keys or its value had there.
+// TestFollowersAmongWriters is for the race detector: cursors join at the newest and at past
+// revisions, follow, stall and leave on real threads while a writer commits and the window trims.
+// At its position, each has exactly the state of its keys or its value at that revision.
 func TestFollowersAmongWriters(t *testing.T) {
 	txns := 6000
 	if testing.Short() {
@@ -147,7 +147,7 @@ func TestFollowersAmongWriters(t *testing.T) {
 		}
 		store.Txn(slices.Collect(maps.Values(ops))...)
 		if n%20 == 0 {
-			time.Sleep(time.Millisecond) // on real threads, so that they do not fall out of the window all the time
+			time.Sleep(time.Millisecond) // on real threads, so that they do not always fall out of the window
 		}
 	}
 	ended.Store(true)

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// byValue partitions by the first letter of the value. What begins with a question mark
-// cannot be told.
+// byValue partitions by the first letter of the value. A value that begins with a question mark is
+// unknown.
 func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -49,7 +49,7 @@ func valuesOf(ev *mirror.Event) (before, now string, known bool) {
 	return before, now, known
 }
 
-// selection is what a cursor is asked for, and how to tell whether an event is part of it.
+// selection is the selection of a cursor, and the test whether an event is part of it.
 type selection struct {
 	start, end string
 	byValue    bool
@@ -78,8 +78,8 @@ func (s selection) selects(ev *mirror.Event) bool {
 	return !known || ev.Prev != nil && before == s.value || ev.Entry != nil && now == s.value
 }
 
-// pair are two cursors from one place: one that follows the selection, and one that reads
-// everything and is filtered.
+// pair are two cursors from one position: one that follows the selection, and one that reads all
+// events, which are then filtered.
 type pair struct {
 	selection
 	keyed, whole *mirror.Cursor
@@ -87,15 +87,14 @@ type pair struct {
 	pos          mirror.Revision
 }
 
-// selected drops what the selection does not select: a cursor that follows a value may
-// return more while it catches up.
+// selected removes events outside the selection: a cursor that follows a value may return more
+// while it catches up.
 func (p *pair) selected(evs []*mirror.Event) []*mirror.Event {
 	return slices.DeleteFunc(evs, func(ev *mirror.Event) bool { return !p.selects(ev) })
 }
 
-// read reads at most limit events with the keyed cursor, and everything with the other.
-// It returns an error of the keyed cursor, and complains of one that the other one
-// does not have.
+// read reads at most limit events with the following cursor, and all with the other one. It returns
+// an error of the following cursor, and fails if the other one has no such error.
 func (p *pair) read(limit int) error {
 	evs, err := p.keyed.Next(nil, limit)
 	p.got = append(p.got, p.selected(evs)...)
@@ -110,7 +109,7 @@ func (p *pair) read(limit int) error {
 	if p.whole != nil {
 		evs, err = p.whole.Next(nil, 1<<30)
 		if errors.Is(err, mirror.ErrCompacted) {
-			// The window has moved past it. The other one knows of its own events only.
+			// The window has moved past it. The other one needs its own events only.
 			p.whole = nil
 		} else if err != nil {
 			return err
@@ -125,7 +124,7 @@ func (p *pair) read(limit int) error {
 			return fmt.Errorf("%s: %s, want %s", p, story(p.got), story(p.want))
 		}
 	}
-	// I4: what is at or below its position was returned, to the last.
+	// I4: all events at or below its position were returned.
 	if len(p.got) < len(p.want) && p.want[len(p.got)].Rev <= pos {
 		return fmt.Errorf("%s: position %d: %s, want %s", p, pos, story(p.got), story(p.want))
 	}
@@ -151,7 +150,7 @@ func (p *pair) follow(values, sets *mirror.Partition) {
 	}
 }
 
-// selections draws what cursors may ask for of the resource at prefix.
+// selections draws the selections of cursors for the resource at prefix.
 func selections(prefix string) *rapid.Generator[selection] {
 	return rapid.Custom(func(t *rapid.T) selection {
 		ns := prefix + rapid.SampledFrom([]string{"m/", "n/", "o/p/"}).Draw(t, "namespace")
@@ -205,7 +204,7 @@ func (f *followedMirror) writeMany(t *rapid.T) {
 	}
 }
 
-// join adds a pair that begins at the present, or at a revision in the past or the future.
+// join adds a pair that begins at the newest revision, or at a past or future one.
 func (f *followedMirror) join(t *rapid.T) {
 	s, err := f.r.Latest()
 	if err != nil {
@@ -268,8 +267,8 @@ func (f *followedMirror) read(t *rapid.T) {
 	}
 }
 
-// check checks the mirror and, sometimes, drains all pairs. A pair ends only with its lineage, or if an event of its own was
-// dropped.
+// check checks the invariants and, sometimes, drains all pairs. A pair ends only with its lineage,
+// or if an event of its own was dropped.
 func (f *followedMirror) check(t *rapid.T) {
 	if err := f.m.Check(); err != nil {
 		t.Fatal(err)
@@ -281,7 +280,7 @@ func (f *followedMirror) check(t *rapid.T) {
 	kept := f.pairs[:0]
 	for _, p := range f.pairs {
 		if err := p.drain(); errors.Is(err, mirror.ErrCompacted) {
-			// A partition may fall out of the window too, and takes its followers with it.
+			// A partition may leave the window too, which ends its cursors.
 			if _, floor, ferr := f.r.Oldest(); ferr == nil && floor <= p.pos && p.whole != nil && !p.byValue {
 				if _, werr := p.whole.Next(nil, 1<<30); werr == nil {
 					t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
@@ -297,9 +296,9 @@ func (f *followedMirror) check(t *rapid.T) {
 	f.pairs = kept
 }
 
-// TestFollowingIsFiltering drives cursors that follow keys, directories and values through
-// writes, joins, leaves, trims, relists, releases, claims inside others, and restores of
-// etcd, and compares them with cursors that read everything.
+// TestFollowingIsFiltering runs cursors that follow keys, directories and values through writes,
+// joins, leaves, trims, relists, releases, claims inside others, and restores of etcd, and compares
+// them with cursors that read all events.
 func TestFollowingIsFiltering(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(st *testing.T) {
@@ -343,7 +342,7 @@ func TestFollowingIsFiltering(t *testing.T) {
 	})
 }
 
-// drain reads until nothing is due, and compares all of it.
+// drain reads all due events, and compares them.
 func (p *pair) drain() error {
 	for n := -1; n != len(p.got) || p.keyed.Position() == 0; {
 		n = len(p.got)
@@ -362,7 +361,7 @@ func (p *pair) drain() error {
 		}
 	}
 	if p.whole == nil {
-		p.want = slices.Clone(p.got) // only it has the rest
+		p.want = slices.Clone(p.got) // only the following cursor has the rest
 		return nil
 	}
 	if err := p.read(100); err != nil {
@@ -374,8 +373,8 @@ func (p *pair) drain() error {
 	return nil
 }
 
-// TestFollowersGoOnAfterAGap: etcd was compacted past what the mirror knew, and the resource was
-// listed anew. Who is not behind goes on, and is woken by what happens after.
+// TestFollowersGoOnAfterAGap: etcd was compacted past the clock, and the resource was relisted.
+// Cursors that are not behind continue, and are woken by later events.
 func TestFollowersGoOnAfterAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -388,7 +387,8 @@ func TestFollowersGoOnAfterAGap(t *testing.T) {
 		part := byValue(&clean, r)
 		cursors := map[string]*mirror.Cursor{}
 		for _, name := range []string{"key", "directory", "value"} {
-			// What they are about to see is in the gap, and they have seen it elsewhere.
+			// Their next events are in the gap, and their client has already received these from
+			// another source.
 			c, err := r.CursorAfter(store.Revision()+10, "/registry/a/d/k", "/registry/a/d/k\x00")
 			switch name {
 			case "directory":
@@ -422,7 +422,7 @@ func TestFollowersGoOnAfterAGap(t *testing.T) {
 		}
 		changed := map[string]<-chan struct{}{}
 		for name, c := range cursors {
-			for { // as a watch does: it may be woken for nothing
+			for { // as a watch does: it may be woken without an event
 				ch := c.Changed()
 				if evs, err := c.Next(nil, 10); err != nil || len(evs) != 0 {
 					t.Fatalf("%s: %s, %v", name, story(evs), err)

@@ -8,13 +8,14 @@ import (
 )
 
 // ErrFeedSilent is the cancellation cause of a Watch that delivered nothing while etcd's revision
-// advanced: its member hangs, or is cut off. A source may begin the next one on another member.
+// advanced: its member hangs, or is partitioned. A source may open the next Watch on another
+// member.
 var ErrFeedSilent = errors.New("feed is silent")
 
-// progressTimeout bounds one request for progress, which may block on a feed that does not move.
+// progressTimeout bounds one progress request, which may block on a stalled feed.
 const progressTimeout = time.Second
 
-// requestProgress requests progress of the feed, unless every revision has its batch.
+// requestProgress requests progress on the feed, unless the source delivers every revision.
 func (s *shared) requestProgress(ctx context.Context) {
 	if s.opts.EveryRevision {
 		return
@@ -27,13 +28,13 @@ func (s *shared) requestProgress(ctx context.Context) {
 	}
 }
 
-// readRevision reads etcd's revision. If the answer is of another etcd, it asks for a list of the
-// whole prefix. Errors: ErrRestored, those of Source.Current.
+// readRevision reads etcd's revision. If the answer is from another cluster or an older state, it
+// requests a list of the whole prefix. Errors: ErrRestored, those of Source.Current.
 func (s *shared) readRevision(ctx context.Context) (Revision, error) {
 	lists, known := s.lists.Load(), s.known()
 	answer, err := s.opts.Source.Current(ctx)
 	if err == nil && known.replacedBy(answer) && (s.lists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
-		// The writer has not found out in the meantime.
+		// The writer has not detected it meanwhile.
 		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, answer.Revision, known.Revision)
 		s.restart(lists, err)
 	}

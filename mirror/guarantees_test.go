@@ -48,7 +48,7 @@ func writeRandomly(store *memory.Store, h *watchcheck.History) {
 	h.Through = rev
 }
 
-// resumingReader reads a range with one cursor after the other.
+// resumingReader reads a range with consecutive cursors.
 type resumingReader struct {
 	start, end string
 	follow     bool
@@ -56,7 +56,8 @@ type resumingReader struct {
 	whole      mirror.Revision // it has every event up to here
 }
 
-// newResumingReader returns the reader i: one third each reads everything, a directory, and a key. Every second one follows.
+// newResumingReader returns reader i: one third each reads everything, a directory, and a key.
+// Every second one follows.
 func newResumingReader(i int, from mirror.Revision) *resumingReader {
 	c := &resumingReader{follow: i%2 == 0, whole: from}
 	switch i % 3 {
@@ -70,8 +71,8 @@ func newResumingReader(i int, from mirror.Revision) *resumingReader {
 	return c
 }
 
-// read records a session that begins where the reader has every event or, sometimes, at random before that. The position of
-// the cursor is its bookmark.
+// read records a session that begins where the reader has every event or, sometimes, at an earlier
+// random revision. The position of the cursor is its bookmark.
 func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revision) {
 	t.Helper()
 	after := c.whole
@@ -105,8 +106,8 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 	c.sessions = append(c.sessions, s)
 }
 
-// TestCursorsGiveWhatTheyGuarantee: cursors of all sorts resume at random revisions, on one mirror after the other, while
-// transactions change several keys each. Every guarantee is judged by its validator.
+// TestCursorsGiveWhatTheyGuarantee: cursors of all kinds resume at random revisions, on several
+// mirrors, while transactions change several keys each. A validator checks each guarantee.
 func TestCursorsGiveWhatTheyGuarantee(t *testing.T) {
 	const mirrors, rounds, cursors = 4, 20, 30
 	synctest.Test(t, func(t *testing.T) {
@@ -145,7 +146,7 @@ func TestCursorsGiveWhatTheyGuarantee(t *testing.T) {
 	})
 }
 
-// live says whether a key exists at the end of the history.
+// live reports whether a key exists at the end of the history.
 func live(h *watchcheck.History, key string) bool {
 	for i := len(h.Changes) - 1; i >= 0; i-- {
 		if h.Changes[i].Key == key {

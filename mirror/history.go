@@ -2,13 +2,13 @@ package mirror
 
 import "time"
 
-// history is the part of a resource beside its present, as its table counts it.
+// history describes the past of a resource; its table counts it.
 type history struct {
-	// marks are revisions with the time by which everything up to them had been
-	// applied, ascending; history is cut at marks only.
+	// marks are revisions with the time by which everything up to them had been applied, ascending.
+	// History is dropped only up to a mark.
 	marks []mark
-	bytes int64 // held by the log; what versions take is counted by itself
-	fresh int64 // of them, taken in since the last mark
+	bytes int64 // referenced by the log; versions are counted separately
+	fresh int64 // of them, added since the last mark
 }
 
 type mark struct {
@@ -16,15 +16,15 @@ type mark struct {
 	at  time.Time
 }
 
-// A resource sets a mark at most every markInterval or markBytes, whichever comes
-// first: the window is as exact as that.
+// A resource sets a mark every markInterval or markBytes, whichever comes first: this is the
+// precision of the window.
 const (
 	markInterval = time.Second
 	markBytes    = 1 << 20
 )
 
-// historyOf returns the history that a new lineage begins with. Its age counts from now: only clocks
-// of other machines know when its events happened, and no answer may depend on the time of day.
+// historyOf returns the history of a new lineage. Its age counts from now: the times of its events
+// are known only to the clocks of other machines, and no answer may depend on the time of day.
 func historyOf(log *eventLog) (h history) {
 	now := time.Now()
 	for seq := log.First(); seq < log.End(); seq++ {

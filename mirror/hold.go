@@ -2,13 +2,13 @@ package mirror
 
 import "sync"
 
-// holds counts the readers of a resource that called Hold, by the revision that they read.
+// holds counts the registered reads of a resource's snapshots (Resource.Hold).
 type holds struct {
 	mu   sync.Mutex // leaf
 	held map[held]int
 }
 
-// held is a revision of a state of a resource.
+// held identifies a snapshot: a revision of one lineage.
 type held struct {
 	lin *lineage
 	seq uint64
@@ -32,9 +32,8 @@ func (h *holds) hold(key held) (release func()) {
 	}
 }
 
-// past returns how many snapshots of the past are held and the oldest of their revisions, 0
-// if there is none; present is the lineage that is read, which may be nil. Cost is
-// O(revisions held).
+// past returns the number of registered snapshots of past versions and their oldest revision, 0 if
+// there is none; present is the readable lineage, which may be nil. Cost is O(revisions held).
 func (h *holds) past(present *lineage) (n int, oldest Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

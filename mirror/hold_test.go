@@ -9,7 +9,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestReadersOfThePastAreCounted: those of the present are not, until it is the past.
+// TestReadersOfThePastAreCounted: readers of the latest version count only after a newer one
+// exists.
 func TestReadersOfThePastAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -2,20 +2,21 @@ package mirror
 
 import "fmt"
 
-// broken returns the error of a check: the invariant of docs/architecture.md that does not hold, and
-// the values that show it.
+// broken returns the error of a failed check: the invariant of docs/architecture.md, and the values
+// that violate it.
 func broken(invariant, format string, args ...any) error {
 	return fmt.Errorf("%s is broken: %w", invariant, fmt.Errorf(format, args...))
 }
 
-// checkWork is how many entries and events the checks visit for each batch: a guess. Below it they
-// run after every batch. Above it they run less often, so that a test with 100,000 entries ends.
+// checkWork is the number of entries and events that the checks visit for each batch: a guess.
+// Smaller checks run after every batch, larger ones less often, so that a test with 100,000 entries
+// ends.
 const checkWork = 4000
 
 // pace spaces checks by their work.
 type pace struct{ saved int }
 
-// due reports whether a check of so much work runs after this batch.
+// due reports whether a check of the given work runs after this batch.
 func (p *pace) due(work int) bool {
 	p.saved += checkWork
 	if p.saved < work {

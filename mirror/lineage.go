@@ -10,12 +10,11 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
-// Tree and Run are the engine's view of an ordered set of entries; see the
-// methods of Snapshot.
+// Tree and Run are the mirror's view of an ordered set of entries; see the methods of Snapshot.
 type (
 	tree = btree.Tree[*Entry]
-	// Run is a part of one leaf of a version's tree: neighbouring entries, and a
-	// place on the leaf to keep what a reader derives from all of them.
+	// Run is a part of one leaf of a version's tree: neighbouring entries, and a memo on the leaf
+	// for values that readers derive from all of them.
 	Run = btree.Run[*Entry]
 	// Leaf is the leaf of a Run.
 	Leaf = btree.Leaf[*Entry]
@@ -23,47 +22,48 @@ type (
 
 type eventLog = eventlog.Log[Event, *Event]
 
-// version is a resource at one revision, and at every later one until the next
-// event: the tree and the place in the log where its future begins.
+// version is the state of a resource at one revision and up to the next event: the tree, and the
+// number of the next event in the log.
 type version struct {
 	rev  Revision
 	tree tree
 	seq  uint64 // number of the first event after rev
-	// prev is the version before, for a reader that meets a version before the
-	// clock has reached it. It is cut when the clock has, so that versions do not
-	// hold each other alive.
+	// prev is the previous version, for a reader that loads a version above the clock. The writer
+	// clears it once the clock has reached the version, so that versions do not keep each other
+	// alive.
 	prev atomic.Pointer[version]
 
-	used  atomic.Int64 // when a reader was given it, as Now counts; of one made for readers
-	bytes int64        // of its nodes that no newer version has, as weighed last; the writer's
+	used  atomic.Int64 // when it was last returned to a reader, as Now counts; for versions made for readers
+	bytes int64        // bytes of its nodes that no newer version shares, as last weighed; owned by the writer
 }
 
-// lineage is the unbroken life of a resource since it was last listed. A resource
-// that has to be listed anew gets a new lineage; the old one's log is dead.
+// lineage is the continuous state of a resource since it was last listed. A relist gives the
+// resource a new lineage and marks the log of the old one dead.
 type lineage struct {
-	// successor goes on where this lineage has ended, but for a gap between its last
-	// event and the successor's floor; nil if there is none.
+	// successor continues this lineage after its end, except for a gap between its last event and
+	// the successor's floor; nil if there is none.
 	successor atomic.Pointer[lineage]
-	// private: nobody has claimed the resource. Values may be missing and no reader
-	// is shown the lineage; see current.readable.
+	// private: the resource has no claim. Values may be missing, and readers do not see the
+	// lineage; see current.readable.
 	private bool
 	log     *eventLog
-	head    atomic.Pointer[version] // newest; may be ahead of the clock for a moment; nil when the lineage has ended
-	// suspect: a check has found what came before to differ from etcd, and none has found that
-	// this does not.
+	head    atomic.Pointer[version] // newest; above the clock between two steps of the writer; nil when the lineage has ended
+	// suspect: a check found an earlier state of the resource to differ from etcd, and no later
+	// check has found this lineage equal to etcd.
 	suspect atomic.Bool
 	// readable is the oldest revision that can be read. The log reaches back to it.
 	readable atomic.Int64
-	// checkpoints are versions kept so that the past can be read, from one of them or from
-	// the head, over the log. Ascending; there may be none. Replaced by the writer.
+	// checkpoints are retained versions, ascending by revision; there may be none. Reads of the
+	// past start from one of them or from the head and apply the log. Replaced by the writer.
 	checkpoints atomic.Pointer[[]*version]
-	// made are versions that were made for readers, in no order. Replaced by readers, who
-	// add to them, and by the writer, with compare-and-swap.
+	// made are versions that were made for readers, in no order. Replaced with compare-and-swap by
+	// readers, which add to them, and by the writer.
 	made atomic.Pointer[[]*version]
 }
 
-// newLineage returns a lineage from its oldest version to its newest, nil if that is the same. The
-// log leads from one to the other; nil means a new one. Every lineage begins here.
+// newLineage returns a lineage from its oldest version to its newest; a nil newest means that both
+// are the same. The log connects the two; a nil log means an empty one. Every lineage is created
+// here.
 func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
 	if newest == nil {
 		newest = oldest
@@ -79,19 +79,19 @@ func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
 	return lin
 }
 
-// versions returns how many versions of the past are kept.
+// versions returns the number of retained past versions.
 func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.made.Load()) }
 
 // oldest returns the oldest revision that can be read.
 func (l *lineage) oldest() Revision { return l.readable.Load() }
 
-// at returns the version whose future begins where that of rev does: the one that is kept if
-// there is one, or else one that it makes and keeps. All readers of revisions between the
-// same two events get the same tree for as long as it is kept. It reports false
-// if the window has moved past rev, or the lineage has ended. The clock has reached rev.
+// at returns the version that is current at rev: a retained one if one matches, otherwise one
+// materialized from the log, which is then cached. All readers of revisions between the same two
+// events get the same tree while it is cached. It reports false if the window has moved past rev,
+// or the lineage has ended. The clock has reached rev.
 func (l *lineage) at(rev Revision) (*version, bool) {
 	seq := l.log.After(rev)
-	if rev < l.oldest() { // what the log has dropped may be missing in seq
+	if rev < l.oldest() { // seq may lack events that the log has dropped
 		return nil, false
 	}
 	v := l.nearest(seq)
@@ -110,15 +110,15 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 	switch {
 	case l.log.Dead():
 		l.forget(func(*version) bool { return true })
-	case rev < l.oldest(): // whoever moved it has not seen v
+	case rev < l.oldest(): // the goroutine that raised it has not seen v
 		seq := l.log.After(l.oldest())
 		l.forget(func(v *version) bool { return v.seq < seq })
 	}
 	return v, true
 }
 
-// nearest returns the version that has the fewest events between it and the number, nil if the
-// lineage has ended.
+// nearest returns the version with the fewest events between it and the number, nil if the lineage
+// has ended.
 func (l *lineage) nearest(seq uint64) *version {
 	away := func(v *version) uint64 { return max(v.seq, seq) - min(v.seq, seq) }
 	best := l.head.Load()
@@ -142,9 +142,9 @@ func (l *lineage) nearest(seq uint64) *version {
 
 func bySeq(v *version, seq uint64) int { return cmp.Compare(v.seq, seq) }
 
-// roll returns the tree after the events below the number: those from v on are applied, or
-// those up to v taken back. Cost is about a microsecond for each. It reports false if the log
-// has dropped one of them.
+// roll returns the tree after the events below the number. It applies the events from v on, or
+// reverts the events up to v. Cost is about a microsecond for each event. It reports false if the
+// log has dropped one of them.
 func (l *lineage) roll(v *version, seq uint64) (tree, bool) {
 	if v.seq == seq {
 		return v.tree, true
@@ -167,7 +167,7 @@ func (l *lineage) roll(v *version, seq uint64) (tree, bool) {
 	return edit.Tree(), true
 }
 
-// replace puts an entry in the place of another one with its key; one of them may be nil.
+// replace replaces an entry by another one with the same key; one of them may be nil.
 func replace(edit *btree.Edit[*Entry], old, new *Entry) {
 	if new != nil {
 		edit.Set(new)
@@ -177,23 +177,24 @@ func replace(edit *btree.Edit[*Entry], old, new *Entry) {
 }
 
 const (
-	// maxMade is how many versions of a resource are kept for readers beside the
-	// checkpoints: enough that lists in pages of a few revisions roll once each. A guess.
+	// maxMade is the number of versions of a resource cached for readers in addition to the
+	// checkpoints: enough that paged lists at a few revisions materialize each version once. A
+	// guess.
 	maxMade = 16
-	// madeIdle is how long one is kept that nobody asks for: longer than a client that
-	// reads page by page needs for one of them. A guess.
+	// madeIdle is how long an unused version stays cached: longer than a client that reads page by
+	// page needs for one page. A guess.
 	madeIdle = 30 * time.Second
 )
 
-// touch takes note that a reader has been given the version.
+// touch records that the version was returned to a reader.
 func (v *version) touch() {
 	if now := Now(); now-v.used.Load() > int64(time.Millisecond) {
 		v.used.Store(now)
 	}
 }
 
-// keep keeps a version that was made for a reader, or returns the one that another reader
-// has kept in the meantime. The one that was not asked for the longest makes room.
+// keep caches a version that was made for a reader, or returns the one that another reader has
+// cached meanwhile. It evicts the least recently used one if the cache is full.
 func (l *lineage) keep(v *version) *version {
 	v.used.Store(Now())
 	for {
@@ -214,8 +215,8 @@ func (l *lineage) keep(v *version) *version {
 	}
 }
 
-// forget drops the versions made for readers that which selects, and reports whether
-// there were any.
+// forget drops the versions made for readers that which selects, and reports whether it dropped
+// any.
 func (l *lineage) forget(which func(*version) bool) bool {
 	for {
 		cur := l.made.Load()
@@ -230,7 +231,7 @@ func (l *lineage) forget(which func(*version) bool) bool {
 }
 
 // retire releases every version and event of a lineage whose log has been abandoned, and which is
-// not Resource.cur any more: cursors may hold it for as long as their clients please (I7).
+// not Resource.cur any more: the cursors of slow clients may reference it for a long time (I7).
 func (l *lineage) retire() {
 	l.head.Store(nil)
 	l.checkpoints.Store(&[]*version{})
@@ -238,15 +239,15 @@ func (l *lineage) retire() {
 	l.log.Release()
 }
 
-// past returns the versions of the past that are kept, newest first.
+// past returns the retained past versions, newest first.
 func (l *lineage) past() []*version {
 	all := slices.Concat(*l.checkpoints.Load(), *l.made.Load())
 	slices.SortFunc(all, func(a, b *version) int { return cmp.Compare(b.seq, a.seq) })
 	return all
 }
 
-// addCheckpoints keeps the versions of a lineage that is not published yet which table.checkpoint
-// would have kept from the beginning.
+// addCheckpoints gives a lineage that is not published yet the checkpoints that table.checkpoint
+// would have created for its events.
 func (l *lineage) addCheckpoints(events int) {
 	end, last := l.log.End(), l.since(l.oldest())
 	cps := []*version{last}
@@ -265,8 +266,8 @@ func (l *lineage) addCheckpoints(events int) {
 	l.checkpoints.Store(&cps)
 }
 
-// since returns the version at a revision that can be read, and does not keep it. The oldest
-// readable revision must not move meanwhile.
+// since returns the version at a readable revision, without caching it. The oldest readable
+// revision must not move meanwhile.
 func (l *lineage) since(rev Revision) *version {
 	seq := l.log.After(rev)
 	t, ok := l.roll(l.nearest(seq), seq)
@@ -277,26 +278,25 @@ func (l *lineage) since(rev Revision) *version {
 	return &version{rev: rev, tree: t, seq: seq}
 }
 
-// Two versions of the past are as far apart as the newer one is old, counted in events, but
-// neither closer than Options.CheckpointEvents nor further apart than that
-// times 1<<thinLimit. A version shares the less with its neighbour the more events lie between,
-// so it is the distance that saves memory: with 150,000 objects and 300,000 events, versions
-// cost less than 100 bytes for each event (TestMemoryOfHistory). A read rolls at most half the distance,
-// 32,768 events by default, and twice that before the oldest version.
+// thinLimit bounds the distance between two past versions. The distance, in events, is the age of
+// the newer version, but at least Options.CheckpointEvents and at most that times 1<<thinLimit. The
+// more events lie between two versions, the fewer nodes they share, so larger distances save
+// memory: with 150,000 objects and 300,000 events, versions cost less than 100 bytes for each event
+// (TestMemoryOfHistory). A read applies at most the events of half the distance, 32,768 by default,
+// and twice that before the oldest version.
 const thinLimit = 9
 
-// distance returns how many events may lie between two versions if so many have happened
+// distance returns the maximum number of events between two versions if age events have happened
 // since the newer one.
 func distance(age uint64, events int) int {
 	return int(min(max(uint64(events), age), uint64(events)<<thinLimit))
 }
 
-// thin drops versions that are closer to their neighbours than their age asks for,
-// never the first or the last; events is the distance between new ones. It may
-// write to cps.
+// thin drops versions that are closer to their neighbours than their age requires, but neither the
+// first nor the last; events is the distance between new ones. It may write to cps.
 func thin(cps []*version, events int) []*version {
 	end := cps[len(cps)-1].seq
-	kept := len(cps) - 1 // cps[kept:] are the ones that stay
+	kept := len(cps) - 1 // cps[kept:] are the retained ones
 	for i := len(cps) - 2; i >= 0; i-- {
 		if newer := cps[kept].seq; i > 0 && newer-cps[i-1].seq <= uint64(distance(end-newer, events)) {
 			continue

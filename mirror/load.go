@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// load is a prefix as listed at one revision, and the changes after it: a lineage begins with
-// one (D5). A loader makes it, and it changes nothing before the writer installs it.
+// load is a prefix as listed at one revision, and the changes after it. Every lineage begins with a
+// load (D5). The loader creates it; it has no effect before the writer installs it.
 type load struct {
 	header  Header // of the list
 	entries []*Entry
@@ -20,13 +20,13 @@ type load struct {
 	began   time.Time
 	took    time.Duration // to read the changes
 	left    []string      // excluded prefixes whose keys were left out
-	gap     bool          // lineages may be continued, but for the events in between
+	gap     bool          // ended lineages get a successor, with a gap of events in between
 	anew    bool          // the cached state, or events sent to clients, may be wrong
 	err     error
 }
 
-// replayed is a change that was read from etcd's history: a write, or, without an entry,
-// a deletion.
+// replayed is a change that was read from etcd's history: a write, or a deletion if it has no
+// entry.
 type replayed struct {
 	key   string
 	rev   Revision
@@ -41,8 +41,8 @@ func (l *load) lacks(prefix string) bool {
 // errStart is the reason for the first list.
 var errStart = errors.New("start")
 
-// errOvertaken: etcd was compacted past the clock, which will not move by itself. The whole prefix
-// has to be listed.
+// errOvertaken: etcd was compacted past the clock, which does not advance without progress. The
+// whole prefix has to be listed.
 var errOvertaken = fmt.Errorf("%w: the clock", ErrCompacted)
 
 // omit reports whether key is under an excluded prefix, and records that prefix in left.
@@ -57,24 +57,24 @@ func omit(key []byte, excluded []string, left *[]string) bool {
 	return true
 }
 
-// loader reads resources and their history from the source. It changes nothing in the mirror but
-// counters of what was read; the functions are all that it learns of the mirror. Its methods may
+// loader reads resources and their history from the source. It changes nothing in the mirror except
+// counters of its reads, and accesses the mirror only through the functions below. Its methods may
 // be called concurrently.
 type loader struct {
 	opts  *Options
 	count *counters
 
 	known    func() Header                                      // the mirrored cluster and the published revision
-	excluded func() []string                                    // prefixes whose keys need not be kept
+	excluded func() []string                                    // prefixes whose keys can be left out
 	since    func() Revision                                    // history before it must not be restored
 	wait     func(ctx context.Context, revision Revision) error // until the revision is published
 
-	replaying chan struct{} // holds a value while the history of a resource is being read
+	replaying chan struct{} // contains a value while the history of a resource is being read
 }
 
-// list reads a prefix, without excluded prefixes, as it stands at a revision, the newest
-// if that is 0. The entries are built while the next page is on its way. A list that cannot
-// be one of that revision is ErrDiverged.
+// list reads a prefix, without excluded prefixes, at a revision, or at the newest one if that is 0.
+// It builds the entries of a page while the next page is in flight. A list that cannot be of one
+// revision returns ErrDiverged.
 func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 	l := &load{}
 	var last []byte
@@ -104,8 +104,8 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 	return l
 }
 
-// replay adds to a load the changes of a prefix, without excluded prefixes, after the list.
-// Changes out of the order of revisions are ErrDiverged.
+// replay adds to a load the changes of a prefix after the list, without excluded prefixes. Changes
+// out of revision order return ErrDiverged.
 func (o *loader) replay(ctx context.Context, l *load, prefix string, after Header, through Revision) error {
 	last := after.Revision
 	return o.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
@@ -136,15 +136,15 @@ func (o *loader) replay(ctx context.Context, l *load, prefix string, after Heade
 }
 
 const (
-	// historyTimeout bounds a load with history: the oldest revision, a list and the events.
-	// A guess: ten times what the most that is restored by default takes.
+	// historyTimeout bounds a load with history: the oldest revision, a list and the events. A
+	// guess: ten times the duration of the largest default restore.
 	historyTimeout = 30 * time.Second
-	// replayTimeout bounds how long the events are read: twice what three servers that start at
-	// once on two processors take for the most that is restored by default.
+	// replayTimeout bounds the read of the events: twice the duration of the largest default
+	// restore on three servers that start at once on two processors.
 	replayTimeout = 15 * time.Second
 	// replayQueue bounds the wait of a resource while the history of others is read.
 	replayQueue = time.Second
-	// replayAttempts bounds how often compaction may overtake it.
+	// replayAttempts bounds the retries after a compaction has overtaken the read.
 	replayAttempts = 5
 )
 
@@ -154,10 +154,10 @@ func (o *loader) restores() bool {
 	return o.opts.Replay.Revisions > 0 && o.opts.Replay.Bytes > 0 && !o.opts.EventsOnly
 }
 
-// loadAll loads the whole prefix: as it was at the oldest revision within the bounds, with the
-// changes since, or as it is now. The second if etcd was restored or the feed has contradicted
-// itself: etcd's history may then differ from the events that clients have seen, so they have to
-// start over. why is the reason for the load.
+// loadAll loads the whole prefix: at the oldest revision within the bounds, with the later changes,
+// or at the newest revision without history. It restores no history if etcd was restored or the
+// feed has contradicted itself: etcd's history may then differ from the events that clients have
+// received, so they have to start over. why is the reason for the load.
 func (o *loader) loadAll(ctx context.Context, why error) *load {
 	began := time.Now()
 	var l *load
@@ -183,7 +183,7 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 	return l
 }
 
-// now reads etcd's revision, from another member if one does not answer.
+// now reads etcd's revision; it retries, possibly on another member, if there is no answer in time.
 func (o *loader) now(ctx context.Context) (now Header, err error) {
 	const longest = 8 * time.Second
 	for timeout := 500 * time.Millisecond; timeout <= longest && ctx.Err() == nil; timeout *= 2 {
@@ -198,9 +198,9 @@ func (o *loader) now(ctx context.Context) (now Header, err error) {
 	return now, err
 }
 
-// loadHistory loads a prefix as it was at the oldest revision within the bounds, and its changes
-// up to now. If compaction overtakes that, it retries with the revision that again returns, if
-// given. It returns nil if history is not available: the caller lists the present.
+// loadHistory loads a prefix at the oldest revision within the bounds, and its changes up to now.
+// If a compaction overtakes the read, it retries, with the revision that again returns if again is
+// given. It returns nil if history is not available: the caller lists the newest revision.
 func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, again func(context.Context) (Header, error)) *load {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
@@ -242,8 +242,8 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, aga
 	return nil
 }
 
-// loadSince lists the prefix at a revision, and then reads the changes after it. One after the
-// other: etcd holds writers up for longer if it does both at once.
+// loadSince lists the prefix at a revision, and then reads the changes after it. The two reads are
+// not concurrent because etcd would block writers for longer.
 func (o *loader) loadSince(ctx context.Context, prefix string, after Header, through Revision) (*load, error) {
 	l := o.list(ctx, prefix, after.Revision)
 	if l.err != nil {
@@ -262,12 +262,12 @@ func (o *loader) loadSince(ctx context.Context, prefix string, after Header, thr
 	return l, nil
 }
 
-// loadOne loads a prefix as it stood at the clock.
+// loadOne loads a prefix at the clock's revision.
 func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, history bool) (l *load) {
 	cluster := o.known().ClusterID
 	if history && o.restores() && clock > 0 {
-		// One at a time: etcd reads the history of all keys for each. After replayQueue a
-		// resource is loaded without history.
+		// One at a time, because each replay makes etcd read the history of all keys. After
+		// replayQueue a resource is loaded without history.
 		select {
 		case o.replaying <- struct{}{}:
 			l = o.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock}, nil)
@@ -288,9 +288,9 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 	return l
 }
 
-// listAhead lists a prefix as it stands now: the clock has stood still for so long that etcd
-// was compacted past it. A snapshot at the list's revision may exist only once the clock
-// is there; waiting for it requests progress. Error, if there is no progress: errOvertaken.
+// listAhead lists a prefix at the newest revision: the clock has not advanced for so long that etcd
+// was compacted past it. A snapshot at the list's revision must not exist before the clock has
+// reached it; the wait requests progress. Error, if there is no progress: errOvertaken.
 func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	if o.opts.EventsOnly {
 		return &load{err: fmt.Errorf("%w, at %d", errOvertaken, o.known().Revision)}
@@ -302,7 +302,7 @@ func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	return l
 }
 
-// replayed takes note of a history that was read from etcd.
+// replayed counts a history that was read from etcd.
 func (c *counters) replayed(l *load) {
 	c.replays.Add(1)
 	c.replayedEvents.Add(int64(len(l.changes)))

@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// requireHistory compares everything that can be read of a resource, at every revision from
-// its floor on, with the model: as snapshots, and as what a cursor tells.
+// requireHistory compares a resource with the model at every revision from its floor on: its
+// snapshots, and the events of a cursor.
 func requireHistory(t *rapid.T, r *mirror.Resource, now mirror.Revision, want func(mirror.Revision, string) state) (floor mirror.Revision) {
 	oldest, floor, err := r.Oldest()
 	if err != nil {
@@ -54,12 +54,13 @@ type restoredMirror struct {
 	model     *model
 	compacted mirror.Revision
 
-	m      *mirror.Mirror // nil until it is made
+	m      *mirror.Mirror // nil until it is created
 	claims map[string]*mirror.Resource
 
-	// Writes, compactions and claims beside the load, between its pages and batches. The goroutine that has the turn draws.
+	// Writes, compactions and claims during the load, between its pages and batches. The goroutine
+	// that has the turn draws.
 	turn chan struct{}
-	left int // the number of those that may still happen
+	left int // the number of remaining ones
 }
 
 // write writes to some of the resources, or to none, in one transaction.
@@ -71,7 +72,7 @@ func (x *restoredMirror) write() {
 		ops = append(ops, memory.Op{Key: key, Value: rapid.StringN(1, 9, 9).Draw(x.t, "value"), Delete: rapid.IntRange(0, 3).Draw(x.t, "delete") == 0})
 	}
 	seen := map[string]bool{}
-	for i := 0; i < len(ops); i++ { // etcd allows a key once in a transaction
+	for i := 0; i < len(ops); i++ { // etcd allows a key only once in a transaction
 		if seen[ops[i].Key] {
 			ops = append(ops[:i], ops[i+1:]...)
 			i--
@@ -98,7 +99,7 @@ func (x *restoredMirror) claim() {
 	}
 }
 
-// beside writes, compacts or claims, if anything is left to happen.
+// beside writes, compacts or claims, while there are operations left.
 func (x *restoredMirror) beside() {
 	x.turn <- struct{}{}
 	defer func() { <-x.turn }()
@@ -115,7 +116,8 @@ func (x *restoredMirror) beside() {
 	}
 }
 
-// source is the store, with something beside each page of a list and each batch of history.
+// source returns the store, with an operation next to each page of a list and each batch of
+// history.
 func (x *restoredMirror) source() mirror.Source {
 	store := x.model.store
 	return &script{Source: store,
@@ -128,7 +130,7 @@ func (x *restoredMirror) source() mirror.Source {
 		},
 		replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
 			return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
-				time.Sleep(11130 * time.Microsecond) // never at the same moment
+				time.Sleep(11130 * time.Microsecond) // unlike all other intervals
 				x.beside()
 				return deliver(b)
 			})
@@ -136,8 +138,8 @@ func (x *restoredMirror) source() mirror.Source {
 	}
 }
 
-// load makes the mirror and returns when it has caught up with the store. Claims are made before and after the load, and
-// writes after it.
+// load creates the mirror and returns when it has caught up with the store. Claims are made before
+// and after the load, and writes after it.
 func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	x.turn <- struct{}{}
 	var err error
@@ -183,7 +185,7 @@ func (x *restoredMirror) check() {
 
 // settle returns when all claims are loaded and the window is trimmed.
 func (x *restoredMirror) settle(ctx context.Context) {
-	x.check() // and all claims have been obeyed
+	x.check() // and all claims have been executed
 	for _, r := range x.claims {
 		if err := r.WaitReady(ctx); err != nil {
 			x.t.Fatal(err)
@@ -193,8 +195,8 @@ func (x *restoredMirror) settle(ctx context.Context) {
 	x.check() // and the window has been trimmed
 }
 
-// TestHistoryIsRestored starts mirrors on stores with a past, while it is written to, compacted
-// and claimed from, and compares all that can be read with the model.
+// TestHistoryIsRestored starts mirrors on stores with a history, during writes, compactions and
+// claims, and compares all reads with the model.
 func TestHistoryIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
@@ -235,7 +237,7 @@ func TestHistoryIsRestored(t *testing.T) {
 	})
 }
 
-// past is a model with a past: every key of the prefixes was written several times.
+// past returns a model with a history: every key of the prefixes was written several times.
 func past(prefixes ...string) *model {
 	md := newModel()
 	for n := range 5 {
@@ -253,8 +255,8 @@ func requireFloor(t *testing.T, r *mirror.Resource, want mirror.Revision) {
 	}
 }
 
-// TestReplayBounds: history reaches back as far as the bounds say, and not below what etcd
-// was compacted to.
+// TestReplayBounds: restored history ends at the bounds, and at the revision that etcd was
+// compacted to.
 func TestReplayBounds(t *testing.T) {
 	md := past("/registry/a/", "/registry/b/")
 	newest := md.store.Revision()
@@ -282,8 +284,8 @@ func TestReplayBounds(t *testing.T) {
 	}
 }
 
-// TestCompactionOvertakesTheRestore: history that is compacted while it is listed or read is
-// read again from the new floor.
+// TestCompactionOvertakesTheRestore: history that is compacted during its list or replay is read
+// again from the new floor.
 func TestCompactionOvertakesTheRestore(t *testing.T) {
 	for _, during := range []string{"list", "replay"} {
 		t.Run(during, func(t *testing.T) {
@@ -330,7 +332,7 @@ func TestCompactionOvertakesTheRestore(t *testing.T) {
 	}
 }
 
-// TestStartWithoutHistory: a history that cannot be read does not keep the present away.
+// TestStartWithoutHistory: after a failed replay the newest revision is served without history.
 func TestStartWithoutHistory(t *testing.T) {
 	hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	fails := func(context.Context) error { return errors.New("broken") }
@@ -351,8 +353,8 @@ func TestStartWithoutHistory(t *testing.T) {
 	}
 }
 
-// TestARestoredEtcdHasNoPast: what etcd tells of the revisions before a restore is not what
-// clients were told of them.
+// TestARestoredEtcdHasNoPast: etcd's history before a restore differs from the events that clients
+// have received, so it is not restored.
 func TestARestoredEtcdHasNoPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/")
@@ -378,8 +380,8 @@ func TestARestoredEtcdHasNoPast(t *testing.T) {
 	})
 }
 
-// TestAReplayThatContradictsTheList: a resource whose history cannot be true begins with
-// the present; the others keep theirs.
+// TestAReplayThatContradictsTheList: a resource whose replay contradicts the list begins without
+// history; the others keep theirs.
 func TestAReplayThatContradictsTheList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
@@ -414,8 +416,8 @@ func TestAReplayThatContradictsTheList(t *testing.T) {
 	})
 }
 
-// TestALateClaimHasAPast: a resource that is claimed long after the start, and whose values
-// were not kept, can be read at revisions from before the start.
+// TestALateClaimHasAPast: a resource that is claimed long after the start, and whose values were
+// not stored, can be read at revisions before the start.
 func TestALateClaimHasAPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
@@ -440,8 +442,8 @@ func TestALateClaimHasAPast(t *testing.T) {
 	})
 }
 
-// TestRestoredHistoryIsBounded: what is restored counts as history, and is as large as the window
-// allows (I7).
+// TestRestoredHistoryIsBounded: restored events count as history, and the restored history is as
+// large as the window allows (I7).
 func TestRestoredHistoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -452,7 +454,7 @@ func TestRestoredHistoryIsBounded(t *testing.T) {
 		m := start(t, md.store, func(o *mirror.Options) { o.Window.MaxBytes = limit })
 		r := claim(t, m, "/registry/a/")
 		reach(t, m, md.store.Revision(), r)
-		barrier(t, m) // counts
+		barrier(t, m) // updates the counters
 		oldest, floor, err := r.Oldest()
 		if err != nil {
 			t.Fatal(err)
@@ -469,7 +471,7 @@ func TestRestoredHistoryIsBounded(t *testing.T) {
 	})
 }
 
-// TestRestoredHistoryEndsByAge: its age counts from when it was restored.
+// TestRestoredHistoryEndsByAge: the age of restored history counts from the restore.
 func TestRestoredHistoryEndsByAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -501,8 +503,8 @@ func TestRestoredHistoryEndsByAge(t *testing.T) {
 	})
 }
 
-// TestALateClaimAfterARestore: a resource that is claimed when etcd has been restored, or has
-// contradicted itself, has no past from before either.
+// TestALateClaimAfterARestore: a resource that is claimed after etcd was restored, or has
+// contradicted itself, has no history from before either.
 func TestALateClaimAfterARestore(t *testing.T) {
 	for _, how := range []string{"restored", "rewritten"} {
 		t.Run(how, func(t *testing.T) {
@@ -548,8 +550,8 @@ func TestALateClaimAfterARestore(t *testing.T) {
 	}
 }
 
-// TestClaimsDoNotQueueForHistory: many resources whose values were not kept are readable soon,
-// with history or without.
+// TestClaimsDoNotQueueForHistory: many resources without stored values become readable soon, with
+// history or without.
 func TestClaimsDoNotQueueForHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 40

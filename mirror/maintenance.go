@@ -2,7 +2,7 @@ package mirror
 
 import "time"
 
-// age drops history that is too old, and versions made for readers that were not used for a while.
+// age drops history older than the window, and versions made for readers that are idle.
 func (w *writer) age(now time.Time) {
 	w.absorb()
 	idle := Now() - int64(madeIdle)
@@ -23,9 +23,9 @@ func (w *writer) age(now time.Time) {
 	w.weigh(now)
 }
 
-// absorb removes tables without a claim and without keys, such as those of definitions
-// that were deleted: the table around them takes over their keys. Their history is dropped, so
-// a later claim of the prefix has none from before (table.absorbed). Cost is O(resources).
+// absorb removes tables without a claim and without keys, such as those of deleted definitions; the
+// table around them takes over their keys. Their history is dropped, so a later claim of the prefix
+// has no history from before (table.absorbed). Cost is O(resources).
 func (w *writer) absorb() {
 	var empty []*table
 	for prefix, t := range w.tables {
@@ -37,7 +37,7 @@ func (w *writer) absorb() {
 	for _, t := range empty {
 		delete(w.tables, t.prefix)
 		parent := w.route(t.prefix)
-		// A list of the parent that is on its way may hold keys that were deleted since.
+		// A list of the parent that is in flight may contain keys that were deleted since.
 		if parent.loading || parent.cur.Load() == nil || !w.registry.remove(t.Resource) {
 			w.tables[t.prefix] = t
 			continue
@@ -59,5 +59,5 @@ func (w *writer) applyCompaction() {
 			t.raise(lin, rev)
 		}
 	}
-	w.stats.compacted.Store(rev) // now that it is so
+	w.stats.compacted.Store(rev) // after the versions were dropped
 }

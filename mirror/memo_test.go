@@ -9,7 +9,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// memos is what entries and events have in common.
+// memos are the methods that entries and events have in common.
 type memos interface {
 	Memo(*mirror.Slot) any
 	SwapMemo(s *mirror.Slot, old, value any) bool
@@ -51,7 +51,7 @@ func TestMemoIsKeptPerSlot(t *testing.T) {
 			}
 		}
 		holds(s1, nil)
-		swap(s1, one, two, false) // nothing is held
+		swap(s1, one, two, false) // there is no memo
 		swap(s1, nil, one, true)
 		swap(s1, nil, two, false) // the first wins
 		holds(s1, one)
@@ -69,7 +69,7 @@ func TestMemoIsKeptPerSlot(t *testing.T) {
 		swap(s2, two, nil, true)
 		holds(s2, nil)
 		holds(s1, three)
-		holds(closed, nil) // went with the next write
+		holds(closed, nil) // dropped by the next write
 		swap(s2, nil, nil, true)
 		holds(s2, nil)
 		swap(s1, three, nil, true)
@@ -77,8 +77,8 @@ func TestMemoIsKeptPerSlot(t *testing.T) {
 	})
 }
 
-// TestMemosUnderConcurrentReaders: of several readers of one slot exactly one wins
-// each step, and readers of another slot lose nothing by it.
+// TestMemosUnderConcurrentReaders: of several readers of one slot exactly one wins each step, and
+// the memos of another slot are not affected.
 func TestMemosUnderConcurrentReaders(t *testing.T) {
 	eachKind(t, func(t *testing.T, x memos) {
 		const slots, readers, steps = 3, 4, 500
@@ -106,7 +106,7 @@ func TestMemosUnderConcurrentReaders(t *testing.T) {
 				})
 			}
 		}
-		wg.Go(func() { // another reader comes and goes
+		wg.Go(func() { // another reader adds and removes a memo
 			for range steps {
 				s := new(mirror.Slot)
 				if !x.SwapMemo(s, nil, s) || x.Memo(s) != s {

@@ -27,7 +27,7 @@ type state = map[string]string // key to value and revision, as describe prints 
 
 func describe(e *mirror.Entry) string { return fmt.Sprintf("%s@%d", e.Value(), e.ModRevision()) }
 
-// model is etcd as it should be seen: the state at every revision.
+// model is the expected content of etcd: the state at every revision.
 type model struct {
 	store *memory.Store
 	at    map[mirror.Revision]state
@@ -83,7 +83,7 @@ func diff(got, want state) string {
 	return s
 }
 
-// follower applies what a cursor returns to a state of its own.
+// follower applies the events of a cursor to its own state.
 type follower struct {
 	prefix string
 	cur    *mirror.Cursor
@@ -91,9 +91,8 @@ type follower struct {
 	last   mirror.Revision
 }
 
-// drain reads everything due and checks it against the model: Ordered, Unique,
-// Reliable and Bookmarkable at once, since at its position the follower must hold
-// exactly what etcd held there.
+// drain reads all due events and checks them against the model: Ordered, Unique, Reliable and
+// Bookmarkable at once, because at its position the follower must have exactly etcd's state.
 func (f *follower) drain(t *rapid.T, want func(mirror.Revision, string) state, limit int) error {
 	for {
 		evs, err := f.cur.Next(nil, limit)
@@ -126,7 +125,7 @@ func (f *follower) drain(t *rapid.T, want func(mirror.Revision, string) state, l
 	}
 }
 
-// bubble hides Deadline, which may not be called inside a synctest bubble.
+// bubble hides Deadline, which must not be called inside a synctest bubble.
 type bubble struct{ testing.TB }
 
 var (
@@ -146,9 +145,9 @@ type randomWalk struct {
 	*model
 	m                 *mirror.Mirror
 	claimed, excluded map[string]*mirror.Resource
-	divided           bool // walkInner was claimed once, and has been no part of walkOuter since
-	stalled           bool // the feed delivers nothing
-	lossy             bool // an event was lost, and not all resources have noticed
+	divided           bool // walkInner was claimed once, and has not been part of walkOuter since
+	stalled           bool // the feed is stalled
+	lossy             bool // an event was lost, and some resources have not detected it
 
 	followers  []*follower
 	frozen     []mirror.Snapshot // I2
@@ -183,13 +182,14 @@ func (w *randomWalk) want(rev mirror.Revision, prefix string) state {
 	return out
 }
 
-// settle returns true when the mirror has caught up and every claim is ready, false if the feed is stalled.
+// settle returns true when the mirror has caught up and every claim is ready, false if the feed is
+// stalled.
 func (w *randomWalk) settle(t *rapid.T) bool {
 	if w.stalled {
 		synctest.Wait()
 		return false
 	}
-	synctest.Wait() // faults have shown
+	synctest.Wait() // faults have taken effect
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := w.m.Wait(ctx, w.store.Revision()); err != nil {
@@ -236,7 +236,7 @@ func (w *randomWalk) claim(t *rapid.T) {
 				f.cur = nil
 			}
 		}
-		if err := w.m.Check(); err != nil { // it has happened
+		if err := w.m.Check(); err != nil { // the claim has been executed
 			t.Fatal(err)
 		}
 	}
@@ -260,7 +260,8 @@ func (w *randomWalk) compact(t *rapid.T) {
 	w.m.Compact(rev)
 }
 
-// lose writes op without an event for its first change, and returns the number of changes that the feed was asked to deliver.
+// lose writes op without an event for its first change, and returns the number of changes due on
+// the feed, the lost one included.
 func (w *randomWalk) lose(t *rapid.T, op memory.Op) (n int) {
 	w.store.DropIf(func(mirror.Change) bool { n++; return n == 1 })
 	w.txn(op)
@@ -269,14 +270,14 @@ func (w *randomWalk) lose(t *rapid.T, op memory.Op) (n int) {
 	return n
 }
 
-// loseAndWrite loses an event, and writes every key, so that the loss is noticed.
+// loseAndWrite loses an event, and writes every key, so that the loss is detected.
 func (w *randomWalk) loseAndWrite(t *rapid.T) {
 	if !w.settle(t) {
 		return
 	}
 	w.lossy = true
 	w.lose(t, walkOps.Draw(t, "lost"))
-	// The loss shows with the next event of the key, at the latest.
+	// The next event of the key reveals the loss, at the latest.
 	for _, p := range walkPrefixes {
 		for c := 'a'; c <= 'i'; c++ {
 			w.txn(memory.Op{Key: p + string(c), Value: "again"})
@@ -285,7 +286,7 @@ func (w *randomWalk) loseAndWrite(t *rapid.T) {
 	}
 	w.settle(t)
 	w.lossy = false
-	for _, f := range w.followers { // they may have missed it, like the mirror
+	for _, f := range w.followers { // they may have missed the event, like the mirror
 		f.cur = nil
 	}
 	w.frozen, w.frozenWant = nil, nil
@@ -318,17 +319,17 @@ func (w *randomWalk) loseAndCompare(t *rapid.T) {
 			t.Fatalf("%s after the repair: %+v, %v", p, c, err)
 		}
 	}
-	// Two suspect resources make the mirror relist everything at the next event.
+	// Two suspect resources make the mirror relist the whole prefix at the next event.
 	w.txn(memory.Op{Key: "/registry/c/x", Value: "v"})
 	w.settle(t)
 	for i, f := range w.followers {
 		if c.Count > 0 && f.prefix == p {
-			w.followers[i].cur = nil // it may have missed it, like the mirror
+			w.followers[i].cur = nil // it may have missed the event, like the mirror
 		}
 	}
 }
 
-// freeze holds a snapshot until the end of the walk.
+// freeze keeps a snapshot until the end of the walk.
 func (w *randomWalk) freeze(s mirror.Snapshot) {
 	w.frozen = append(w.frozen, s)
 	w.frozenWant = append(w.frozenWant, read(s))
@@ -453,8 +454,8 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 	}
 }
 
-// TestMirrorIsEtcdAtEveryRevision drives a store, the mirror's environment and its
-// clients at random and compares everything that can be read with the model.
+// TestMirrorIsEtcdAtEveryRevision runs random steps of a store, of the mirror's environment and of
+// its clients, and compares all reads with the model.
 func TestMirrorIsEtcdAtEveryRevision(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

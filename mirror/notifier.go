@@ -2,14 +2,14 @@ package mirror
 
 import "sync"
 
-// notifier wakes everybody who waits for the next change, at once.
+// notifier wakes all goroutines that wait for the next change.
 type notifier struct {
 	mu sync.Mutex // leaf
 	ch chan struct{}
 }
 
-// next returns a channel that is closed at the next change. Take it before
-// looking for news, or news may be missed.
+// next returns a channel that is closed at the next change. Call it before checking for changes, or
+// a change may be missed.
 func (n *notifier) next() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()

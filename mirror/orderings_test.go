@@ -16,11 +16,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// The unit test of KEP-2340's test plan: consistent reads are right whatever the order in
-// which events, progress and replies with a revision arrive. A few of them are ordered
-// in every way there is, many are ordered at random, and both is done once more with an
-// etcd that tells its progress ahead of events (etcd#15220), to see that a read which
-// is answered too early is found.
+// The unit test of KEP-2340's test plan: consistent reads are correct in every order in which
+// events, progress and replies with a revision arrive. A few steps are run in every possible order,
+// many steps in random orders. Both are repeated with an etcd that sends progress ahead of events
+// (etcd#15220), to show that the tests detect a read that is answered too early.
 
 // explore calls f once for every sequence of choices that f can make; choose(n) returns a
 // number below n.
@@ -47,9 +46,8 @@ func explore(f func(choose func(n int) int)) (runs int) {
 	}
 }
 
-// few is what is put into every order there is: some writes in theirs, the events that
-// they make, alone or together, all that the watch may say of its progress, and
-// consistent reads.
+// few are steps that are run in every possible order: some writes in a fixed order, their events,
+// alone or together, all progress that the watch may report, and consistent reads.
 type few struct {
 	writes string // one letter for each
 	reads  int    // a LIST, then a GET
@@ -57,8 +55,8 @@ type few struct {
 
 func (f few) String() string { return fmt.Sprintf("%s and %d", f.writes, f.reads) }
 
-// written is what the letters stand for: writes of the busy resource, of the quiet one,
-// and elsewhere in etcd, which move the revision and bring no event.
+// written are the writes of the letters: to the busy resource, to the quiet one, and outside the
+// prefix, which advances the revision without an event.
 var written = map[byte]memory.Op{
 	'b': {Key: busy + "a", Value: "1"},
 	'c': {Key: busy + "new", Value: "1"},
@@ -66,8 +64,8 @@ var written = map[byte]memory.Op{
 	'e': {Key: elsewhere + "x"},
 }
 
-// everyOrdering calls moved after each step that has moved the clock or ended the watch, and
-// end when an ordering has come to its end and all has settled. It returns the number of
+// everyOrdering calls moved after each step that has moved the clock or ended the watch, and end
+// after the last step of each ordering, when all goroutines are idle. It returns the number of
 // orderings.
 func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end func(*testing.T, *stage)) (runs int) {
 	t.Helper()
@@ -84,7 +82,7 @@ func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end 
 			writes := 0
 			next := func() (steps []step) {
 				if g.began == f.reads && len(g.readers) == 0 {
-					return nil // nothing makes a difference any more
+					return nil // later steps have no effect
 				}
 				if writes < len(f.writes) {
 					w := g.write(written[f.writes[writes]])
@@ -123,7 +121,7 @@ func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end 
 	return runs
 }
 
-// requireNoDifference fails if a comparison with etcd finds anything.
+// requireNoDifference fails if a comparison with etcd finds a difference.
 func requireNoDifference(t *testing.T, g *stage) {
 	t.Helper()
 	for _, r := range g.res {
@@ -133,17 +131,17 @@ func requireNoDifference(t *testing.T, g *stage) {
 	}
 }
 
-// requireFaultless fails if a read was answered too early, if the mirror has distrusted
-// the feed, or if a follower had to begin anew.
+// requireFaultless fails if a read was answered too early, if the mirror has distrusted the feed,
+// or if a follower had to start over.
 func requireFaultless(t interface{ Fatal(...any) }, g *stage) {
 	if st := g.m.Stats(); len(g.early) > 0 || st.Divergences+st.Relists != 0 || g.ended != 0 {
 		t.Fatal(g.explain(fmt.Errorf("%d divergences, %d relists, %d followers ended", st.Divergences, st.Relists, g.ended)))
 	}
 }
 
-// requireNothingEarly runs every ordering. All reads must be answered, as soon as they can be
-// and none too early; the clock must stand where the feed has come to, and a comparison
-// with etcd never find anything.
+// requireNothingEarly runs every ordering. All reads must be answered as soon as possible and none
+// too early; the clock must be at the feed's revision, and a comparison with etcd must never find a
+// difference.
 func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 	runs := f.everyOrdering(t, overtakes, eventsOnly, requireNoDifference, func(t *testing.T, g *stage) {
 		requireFaultless(t, g)
@@ -155,7 +153,7 @@ func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 	t.Logf("%d orderings", runs)
 }
 
-// TestEveryOrderingOfAFew: an etcd that keeps its contract.
+// TestEveryOrderingOfAFew: an etcd without the bug.
 func TestEveryOrderingOfAFew(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"be", 2}, {"eb", 2}, {"bq", 2}, {"ebe", 1}, {"ceq", 1}} {
@@ -163,8 +161,8 @@ func TestEveryOrderingOfAFew(t *testing.T) {
 	}
 }
 
-// TestClockByEventsOnlyIsNeverEarly: an etcd that has the bug, and a clock that does not
-// believe in progress. Reads wait for the next event.
+// TestClockByEventsOnlyIsNeverEarly: an etcd with the bug, and a clock that ignores progress. Reads
+// wait for the next event.
 func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"eb", 1}, {"be", 1}, {"bq", 1}, {"ebe", 1}} {
@@ -172,7 +170,7 @@ func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
 	}
 }
 
-// affected returns the keys of the prefix that the clock has passed an event of.
+// affected returns the keys of the prefix with an event that the clock has passed.
 func (g *stage) affected(prefix string) (keys []string) {
 	if g.etcd.now().stream == nil {
 		return nil
@@ -186,8 +184,8 @@ func (g *stage) affected(prefix string) (keys []string) {
 	return keys
 }
 
-// requireDistrust fails unless the mirror has just found out that the feed contradicts
-// itself: nothing can be read, and what followed has ended.
+// requireDistrust fails unless the mirror has just detected that the feed contradicts itself:
+// nothing can be read, and cursors have ended.
 func requireDistrust(t *testing.T, g *stage) {
 	t.Helper()
 	if st := g.m.Stats(); st.Divergences != 1 || g.ended != len(g.res) {
@@ -200,11 +198,10 @@ func requireDistrust(t *testing.T, g *stage) {
 	}
 }
 
-// TestProgressAheadOfEventsIsSeen: an etcd that has the bug, and a clock that believes in
-// progress. From the moment in which progress has overtaken an event until the event
-// arrives, reads are answered too early: all of them are found, and so are the keys by
-// a comparison with etcd at the mirror's own revision. When the event arrives the mirror
-// distrusts all that it holds, ends what follows it, and lists anew.
+// TestProgressAheadOfEventsIsSeen: an etcd with the bug, and a clock that uses progress. After
+// progress has overtaken an event and until the event arrives, reads are answered too early. All of
+// them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
+// the event arrives the mirror distrusts its whole state, ends the cursors, and relists.
 func TestProgressAheadOfEventsIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"eb", 2}, {"be", 1}, {"cq", 1}, {"ebe", 1}} {
@@ -255,13 +252,13 @@ func TestProgressAheadOfEventsIsSeen(t *testing.T) {
 	}
 }
 
-// many is a stage on which much happens, and goes wrong, in an order that is drawn.
+// many is a stage with many steps, including faults, in a drawn order.
 type many struct {
 	*stage
 	feedFails bool
 }
 
-// next returns what can happen next.
+// next returns the possible next steps.
 func (g *many) next() (steps []step) {
 	value := fmt.Sprint(len(g.story))
 	steps = append(steps,
@@ -275,7 +272,7 @@ func (g *many) next() (steps []step) {
 		g.write(memory.Op{Key: elsewhere + "x"}))
 	if st := g.etcd.now().stream; st != nil {
 		steps = append(steps, g.deliveries(3)...)
-		// Said before; as late as can be; not late; ahead, if it may be.
+		// Repeated; as late as possible; up to date; ahead, if allowed.
 		for _, rev := range []mirror.Revision{st.told, st.told + 1, g.etcd.inStep(), g.furthest()} {
 			if rev <= g.furthest() {
 				steps = append(steps, g.progress(rev, rev)...)
@@ -310,7 +307,8 @@ func (g *many) next() (steps []step) {
 	return steps
 }
 
-// run takes as many steps as are chosen, lets all settle, and returns what must not be.
+// run takes the chosen number of steps, waits until all is idle, and returns violations as an
+// error.
 func (g *many) run(choose func(n int) int) error {
 	for range choose(200) {
 		steps := g.next()
@@ -325,11 +323,10 @@ func (g *many) run(choose func(n int) int) error {
 	return g.settle()
 }
 
-// TestOrderings draws orderings of more than can be put into every order: writes,
-// transactions and deletions in two resources and outside, batches of several
-// revisions, progress that is late, repeated, or not told at all, reads that share a
-// revision or wait for one to come, a feed that breaks, replies that fail, readers that
-// give up, and time that passes.
+// TestOrderings draws orderings of more steps than can be enumerated: writes, transactions and
+// deletions in two resources and outside, batches of several revisions, progress that is late,
+// repeated, or missing, reads that share a revision or wait for a future one, a feed that breaks,
+// replies that fail, readers that give up, and time that passes.
 func TestOrderings(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -366,8 +363,7 @@ func TestOrderings(t *testing.T) {
 	}
 }
 
-// evenly draws numbers below 1024, all with the same probability, which rapid's ranges
-// do not.
+// evenly draws numbers below 1024 with uniform probability, unlike rapid's ranges.
 var evenly = rapid.Custom(func(t *rapid.T) (n int) {
 	for range 10 {
 		n *= 2
@@ -378,8 +374,8 @@ var evenly = rapid.Custom(func(t *rapid.T) (n int) {
 	return n
 })
 
-// TestOrderingsFindEarlyReads shows that such orderings find reads that are answered too
-// early: with progress ahead of events some are, and only while an event is missing.
+// TestOrderingsFindEarlyReads shows that such orderings detect reads that are answered too early:
+// with progress ahead of events there are some, and only while an event is missing.
 func TestOrderingsFindEarlyReads(t *testing.T) {
 	const runs = 50
 	found, early, answered := 0, 0, 0
@@ -395,7 +391,7 @@ func TestOrderingsFindEarlyReads(t *testing.T) {
 			if err := g.run(rand.New(rand.NewPCG(seed, 0)).IntN); err != nil {
 				t.Fatalf("seed %d: %s", seed, g.explain(err))
 			}
-			if len(g.early) > g.inGap { // less: what is missing made no difference to those reads
+			if len(g.early) > g.inGap { // fewer: the missing event did not affect those reads
 				t.Fatalf("seed %d: %d reads were answered while an event was missing\n%s", seed, g.inGap, g.explain(nil))
 			}
 			early += len(g.early)
@@ -414,10 +410,10 @@ func TestOrderingsFindEarlyReads(t *testing.T) {
 	}
 }
 
-// TestComparisonFindsWhatTheFeedNeverBrings: progress overtakes an event and the feed breaks
-// before the event arrives. The mirror resumes after the revision that it was told, so
-// the event never comes and nothing contradicts what is held until the key is written
-// again; a comparison with etcd finds it, however late.
+// TestComparisonFindsWhatTheFeedNeverBrings: progress overtakes an event and the feed breaks before
+// the event arrives. The mirror resumes after the revision of the progress, so the event never
+// arrives and nothing contradicts the cached state until the key is written again. A comparison
+// with etcd finds the difference at any later time.
 func TestComparisonFindsWhatTheFeedNeverBrings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := newStage(nil)

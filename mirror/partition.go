@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// Partition sorts the events of a resource by a value that its readers know and the
-// engine does not, such as a field of the object: cursors that follow a value
-// (Cursor.FollowValue) are woken by, and read, only the events that concern it. While there
-// are such cursors one goroutine follows the log on behalf of them all; the writer knows
-// nothing of it. All methods may be called concurrently.
+// Partition sorts the events of a resource by a value that its readers derive, such as a field of
+// the object. The mirror itself never decodes values. Cursors that follow a value
+// (Cursor.FollowValue) read, and are woken by, only the events of that value. While there are such
+// cursors, one goroutine follows the log for all of them; the writer is not involved. All methods
+// may be called concurrently.
 type Partition struct {
 	res   *Resource
 	ctx   context.Context
@@ -22,41 +22,39 @@ type Partition struct {
 	// covers, if set, reports whether a set of values that cursors follow contains a value.
 	covers func(set, value string) bool
 
-	mu  sync.Mutex // before topics.mu, and before what start takes
+	mu  sync.Mutex // before topics.mu, and before the locks that start takes
 	cur *sorted    // nil while no cursor follows a value
 }
 
-// Values returns the values of an object before and after an event, if there is one (Prev,
-// Entry). It reports false if it cannot tell: the event then concerns every value.
+// Values returns the values of the object before and after an event (Prev, Entry), as far as they
+// exist. It reports false if they cannot be determined: the event then concerns every value.
 type Values func(*Event) (before, now string, known bool)
 
-// NewPartition returns a partition of the resource. Its goroutine calls of once for each
-// event and waits for nothing else, so of may take its time: only cursors of this
-// partition wait for it. start runs a function on a goroutine, or reports that whoever owns it
-// has ended; the function ends when no cursor follows a value any more, with the
-// resource's lineage, and with ctx.
+// NewPartition returns a partition of the resource. Its goroutine calls of once for each event and
+// blocks on nothing else; a slow of delays only the cursors of this partition. start runs a
+// function on a goroutine, or reports false if the owner of its goroutines has ended. The function
+// ends when no cursor follows a value, with the resource's lineage, and with ctx.
 func NewPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values) *Partition {
 	return &Partition{res: r, ctx: ctx, start: start, of: of}
 }
 
-// NewSetPartition is NewPartition for cursors that follow sets of values, which are named by
-// strings and may overlap: FollowValue takes a name, and covers reports whether the set with the
-// name contains a value. An event costs a call of covers for each set that is followed and each
-// of its values.
+// NewSetPartition is NewPartition for cursors that follow sets of values. Sets have names and may
+// overlap: FollowValue takes a name, and covers reports whether the named set contains a value. An
+// event costs a call of covers for each followed set and each of its values.
 func NewSetPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values, covers func(set, value string) bool) *Partition {
 	p := NewPartition(ctx, r, start, of)
 	p.covers = covers
 	return p
 }
 
-// subscribe returns the topic of the value for a cursor; nil if the partition has ended.
+// subscribe returns the topic of the value for a cursor, nil if the partition has ended.
 func (p *Partition) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
-		// Those who follow the one before, if there is one, keep it until they leave.
-		// It begins with what is new: a cursor that is behind reads the log up to there, each
-		// for itself, so that nobody waits for the backlog of another.
+		// Cursors of the previous sorted, if any, keep it until they leave. The new one begins at
+		// the log's end. A cursor that is behind reads the log up to there by itself, so that no
+		// cursor waits for the backlog of another.
 		end := lin.log.End()
 		s := &sorted{lin: lin, res: p.res, of: p.of, covers: p.covers, from: end, next: end}
 		s.log, s.idle, s.keep = lin.log, make(chan struct{}), p.covers == nil
@@ -68,7 +66,7 @@ func (p *Partition) subscribe(lin *lineage, value string) *topic {
 	return p.cur.join(value, p.cur.oldestLocked)
 }
 
-// unsubscribe is the end of subscribe.
+// unsubscribe undoes subscribe.
 func (p *Partition) unsubscribe(t *topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,22 +79,22 @@ func (p *Partition) unsubscribe(t *topic) {
 	}
 }
 
-// sorted are the events of one lineage, from the moment on at which the first cursor
-// joined. Values nobody follows have topics too, as long as the log holds an event of theirs:
-// cursors that join later, but from an older place, need not look at every event
-// again, each for itself. That happens when a server's clients come back after a restart.
+// sorted contains the sorted events of one lineage from the moment at which the first cursor
+// joined. Values without a cursor also have topics, as long as the log has events of theirs: a
+// cursor that joins later at an older position does not visit every event again. This is the case
+// when a server's clients reconnect after a restart.
 type sorted struct {
 	topics
 	lin    *lineage
 	res    *Resource
 	of     Values
-	covers func(set, value string) bool // nil: topics are of values
+	covers func(set, value string) bool // nil: topics are of single values
 
-	// from is where new topics begin. Topics of sets exist only while they are followed, so a new
-	// one begins after all that was posted. Guarded by topics.mu.
+	// from is where new topics begin. Topics of sets exist only while they have a cursor, so a new
+	// one begins after all posted events. Guarded by topics.mu.
 	from uint64
 
-	// The goroutine's own.
+	// Owned by the goroutine.
 	next     uint64
 	revision []sortedEvent
 	pace     pace // of the invariant checks
@@ -109,7 +107,7 @@ type sortedEvent struct {
 	known       bool
 }
 
-// oldestLocked returns the number of the event from which on a new topic is complete.
+// oldestLocked returns the number of the event at which a new topic begins to be complete.
 func (s *sorted) oldestLocked() uint64 { return max(s.from, s.trimmed) }
 
 func (s *sorted) run(ctx context.Context) {
@@ -132,11 +130,10 @@ func (s *sorted) run(ctx context.Context) {
 	}
 }
 
-// advance posts what is new, revision by revision, and reports false if it is of no use
-// any more: the lineage is dead, the log has dropped what is next, nobody is left, or ctx has
-// ended.
+// advance posts the new events, revision by revision. It reports false if the goroutine must end:
+// the lineage is dead, the log has dropped the next event, no cursor is left, or ctx has ended.
 func (s *sorted) advance(ctx context.Context) bool {
-	now := s.res.m.clock.Revision() // before the log's end, which then holds all up to the clock
+	now := s.res.m.clock.Revision() // before the log's end: the log then contains all events up to the clock
 	for end := s.log.End(); s.next < end; {
 		ev := s.log.At(s.next)
 		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.left() {
@@ -158,7 +155,7 @@ func (s *sorted) advance(ctx context.Context) bool {
 	return !s.log.Dead()
 }
 
-// left reports whether all cursors have.
+// left reports whether all cursors have left.
 func (s *sorted) left() bool {
 	select {
 	case <-s.idle:
@@ -168,7 +165,7 @@ func (s *sorted) left() bool {
 	}
 }
 
-// post puts the events of a revision into the topics that they concern.
+// post adds the events of a revision to the topics that they concern.
 func (s *sorted) post() {
 	first := s.log.First()
 	s.mu.Lock()
@@ -200,8 +197,8 @@ func (s *sorted) post() {
 	s.verify()
 }
 
-// maxOthers is how many values that nobody follows have topics, of 200 to 300 bytes each (I7):
-// a guess, the nodes of two of the largest clusters.
+// maxOthers bounds the topics of values without a cursor, of 200 to 300 bytes each (I7): a guess,
+// the nodes of two of the largest clusters.
 const maxOthers = 10_000
 
 // topicLocked returns the topic of a value.
@@ -214,8 +211,8 @@ func (s *sorted) topicLocked(value string) *topic {
 	return t
 }
 
-// postToAllLocked adds an event to every topic that is followed, and begins the others anew
-// after it.
+// postToAllLocked adds an event to every topic that has a cursor; it drops the others, and new
+// topics begin after the event.
 func (s *sorted) postToAllLocked(seq, first uint64) {
 	s.forgetOthersLocked(seq + 1)
 	for _, t := range s.byName {
@@ -232,14 +229,14 @@ func (s *sorted) postToSetsLocked(e *sortedEvent, first uint64) {
 	}
 }
 
-// forgetOthersLocked drops the topics that nobody follows; new ones begin at the number from.
+// forgetOthersLocked drops the topics without a cursor; new ones begin at the number from.
 func (s *sorted) forgetOthersLocked(from uint64) {
 	maps.DeleteFunc(s.byName, func(_ string, t *topic) bool { return t.cursors == 0 })
 	s.from = from
 }
 
-// verify panics if an invariant of the partition's topics is broken, after the events of a revision
-// were posted. The partition's goroutine calls it, which is the feeder. Without the build tag
+// verify panics if an invariant of the partition's topics is broken. The partition's goroutine,
+// which is the feeder, calls it after the events of a revision were posted. Without the build tag
 // strata_invariants it does nothing.
 func (s *sorted) verify() {
 	if !checkInvariants {
@@ -250,9 +247,9 @@ func (s *sorted) verify() {
 	}
 }
 
-// check returns an error if an event of the revision that was posted last is missing in a topic that
-// it concerns, or if the topics contradict each other. Cost is O(topics) where sets are followed,
-// else O(topics) in some of the calls (pace).
+// check returns an error if an event of the last posted revision is missing in a topic that it
+// concerns, or if the topics contradict each other. Cost is O(topics) for sets, otherwise O(topics)
+// in some of the calls (pace).
 func (s *sorted) check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,7 +267,8 @@ func (s *sorted) check() error {
 	return s.checkLocked()
 }
 
-// checkEventLocked returns an error if a topic lacks an event that concerns it. The caller holds mu.
+// checkEventLocked returns an error if a topic lacks an event that concerns it. The caller holds
+// mu.
 func (s *sorted) checkEventLocked(e *sortedEvent) error {
 	if e.seq < s.log.First() {
 		return nil // dropped meanwhile

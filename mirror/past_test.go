@@ -7,9 +7,8 @@ import (
 	"github.com/stratakube/strata/btree"
 )
 
-// lineageOf returns a lineage of n keys to which so many events were applied, one per revision
-// after the first: writes, deletions and creations in turn. want tells what each revision
-// holds.
+// lineageOf returns a lineage of n keys after the given number of events, one per revision after
+// the first: writes, deletions and creations in turn. want contains the entries of each revision.
 func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]*Entry) {
 	t.Helper()
 	name := func(i int) []byte { return []byte{'/', byte('a' + i/26), byte('a' + i%26)} }
@@ -48,8 +47,8 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 
 func entriesOf(v *version) []*Entry { return slices.Collect(v.tree.All("", "")) }
 
-// TestRollingLeadsToEveryRevisionFromEveryOther, forward and backward; and shows that the
-// comparison can fail: with a wrong Prev, what is rolled backward differs.
+// TestRollingLeadsToEveryRevisionFromEveryOther rolls forward and backward. It also shows that the
+// comparison can fail: with a wrong Prev, the tree that is rolled backward differs.
 func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
 	const events = 100
 	l, want := lineageOf(t, 60, events)
@@ -92,8 +91,8 @@ func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
 	}
 }
 
-// TestReadersOfAStateShareItsTree: who asks for any revision between the same two events gets
-// the same tree, and so do readers that race.
+// TestReadersOfAStateShareItsTree: readers of any revisions between the same two events get the
+// same tree, also concurrently.
 func TestReadersOfAStateShareItsTree(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
 	for rev := Revision(100); rev < 110; rev++ {
@@ -123,7 +122,7 @@ func TestReadersOfAStateShareItsTree(t *testing.T) {
 	}
 }
 
-// TestVersionsForReadersAreFew: the one that nobody has asked for the longest makes room.
+// TestVersionsForReadersAreFew: the least recently used version is evicted.
 func TestVersionsForReadersAreFew(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
 	made := func(v *version) bool { return slices.Contains(*l.made.Load(), v) }
@@ -134,7 +133,7 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 		if !slices.Equal(entriesOf(last), want[rev]) {
 			t.Fatalf("revision %d differs", rev)
 		}
-		pager.used.Store(Now() + int64(rev)) // it was asked for just now
+		pager.used.Store(Now() + int64(rev)) // it was just used
 		if n := len(*l.made.Load()); n > maxMade {
 			t.Fatalf("%d versions are kept", n)
 		}
@@ -151,13 +150,14 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 	}
 	l.log.Abandon()
 	l.retire()
-	l.at(300) // a reader that has begun before
+	l.at(300) // a reader that has begun earlier
 	if n := l.versions(); n != 0 {
 		t.Errorf("a lineage that has ended keeps %d versions", n)
 	}
 }
 
-// TestCheckpointsOfWhatWasKeptForNobody: as far apart as if they had been made in time.
+// TestCheckpointsOfWhatWasKeptForNobody: the checkpoints are as far apart as if the resource had
+// always been claimed.
 func TestCheckpointsOfWhatWasKeptForNobody(t *testing.T) {
 	const events, total = 4, 5000
 	l, want := lineageOf(t, 100, total)

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// planted is a source with a bug: tamper may change what the feed delivers once
-// its trap is set, and reports that it has.
+// planted is a source with a bug: tamper may change the delivered batches once armed is set, and
+// reports whether it did.
 func planted(store *memory.Store, armed *bool, tamper func(mirror.Batch) ([]mirror.Batch, bool)) mirror.Source {
 	return &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 		return store.Watch(ctx, prefix, after, func(b mirror.Batch) error {
@@ -56,7 +56,7 @@ type plantedBug struct {
 	others bool        // the other resources are relisted too
 }
 
-// plantedBugs are all faults that the arrival check can see.
+// plantedBugs are all faults that the arrival check can detect.
 var plantedBugs = []plantedBug{
 	{
 		name:  "an event is lost",
@@ -157,10 +157,9 @@ var plantedBugs = []plantedBug{
 	},
 }
 
-// TestPlantedBugsAreNoticed breaks the feed in every way that the arrival check can
-// see. The mirror must distrust it, relist the resources in doubt, end the watches on them,
-// and serve the state of etcd; a bug that it cannot see at once it must see at the
-// next write of the key.
+// TestPlantedBugsAreNoticed breaks the feed in every way that the arrival check can detect. The
+// mirror must distrust it, relist the affected resources, end the watches on them, and serve etcd's
+// state; a bug that is not visible at once must be detected at the next write of the key.
 func TestPlantedBugsAreNoticed(t *testing.T) {
 	for _, bug := range plantedBugs {
 		t.Run(bug.name, func(t *testing.T) { synctest.Test(t, bug.test) })
@@ -205,8 +204,8 @@ func (bug plantedBug) test(t *testing.T) {
 	barrier(t, m)
 }
 
-// TestNothingIsServedInDoubt: between the moment in which the feed has contradicted
-// itself and the list that settles it, nobody reads anything.
+// TestNothingIsServedInDoubt: after the feed has contradicted itself and until the relist, all
+// reads fail.
 func TestNothingIsServedInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -228,7 +227,7 @@ func TestNothingIsServedInDoubt(t *testing.T) {
 				t.Errorf("%s: %v, %v", r.Prefix(), read(s), err)
 			}
 		}
-		c := claim(t, m, "/registry/c/") // while nothing is held
+		c := claim(t, m, "/registry/c/") // while the mirror is empty
 		b.Release()
 		store.FailLists(nil)
 		reach(t, m, store.Revision(), a, c)
@@ -237,8 +236,8 @@ func TestNothingIsServedInDoubt(t *testing.T) {
 	})
 }
 
-// TestPlantedBugsFailThePropertyTest shows that comparing a mirror with a model
-// can fail: a source that lies from the beginning is served as it lies.
+// TestPlantedBugsFailThePropertyTest shows that the comparison of a mirror with a model can fail: a
+// source that is wrong from the beginning is served as it is.
 func TestPlantedBugsFailThePropertyTest(t *testing.T) {
 	lies := map[string]func(kvs []mirror.KV) []mirror.KV{
 		"the list misses a key":      func(kvs []mirror.KV) []mirror.KV { return kvs[1:] },
@@ -270,9 +269,8 @@ func TestPlantedBugsFailThePropertyTest(t *testing.T) {
 	}
 }
 
-// TestLostEventShowsAtTheNextWrite states what the arrival check cannot see: until
-// the key is written again, a lost event is served as if it had not happened (D11,
-// the scheduled comparison, is for those).
+// TestLostEventShowsAtTheNextWrite documents a limit of the arrival check: until the key is written
+// again, a lost event has no effect on reads (D11, the scheduled comparison, is for those).
 func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -301,8 +299,8 @@ func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 	})
 }
 
-// TestAnotherHistoryOfTheSameClusterIsListedAnew is a backup that was restored and
-// written to until its revision passed the mirror's: nothing but the keys tells.
+// TestAnotherHistoryOfTheSameClusterIsListedAnew: a backup was restored and written to until its
+// revision passed the mirror's; only the keys reveal it.
 func TestAnotherHistoryOfTheSameClusterIsListedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -31,8 +31,8 @@ func reachable[T any](all []weak.Pointer[T]) (n int) {
 	return n
 }
 
-// TestCursorHoldsNoEndedLineage: a watch whose client does not read keeps neither the entries nor the
-// events of a resource that was listed anew since (I7).
+// TestCursorHoldsNoEndedLineage: a watch whose client does not read references neither the entries
+// nor the events of a resource that was relisted since (I7).
 func TestCursorHoldsNoEndedLineage(t *testing.T) {
 	for _, follows := range []string{"everything", "a directory", "a key"} {
 		t.Run(follows, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestCursorHoldsNoEndedLineage(t *testing.T) {
 					}
 					trees = append(trees, leaves(latest(t, r))...)
 
-					// The feed is lost for longer than etcd keeps history.
+					// The feed is down for longer than etcd keeps history.
 					md.store.Stall(true)
 					put(md, "/registry/a/n/", fmt.Sprint("missed ", generation), 50)
 					md.store.Compact(md.store.Revision())
@@ -98,7 +98,7 @@ func TestCursorHoldsNoEndedLineage(t *testing.T) {
 	}
 }
 
-// TestRestoredHistoryIsFreed: what the window drops of a history that was restored is free (I7).
+// TestRestoredHistoryIsFreed: the dropped part of a restored history is released (I7).
 func TestRestoredHistoryIsFreed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -115,17 +115,17 @@ func TestRestoredHistoryIsFreed(t *testing.T) {
 		}
 		kept, middle := r.Versions(), md.store.Revision()-1000
 		for rev := oldest; rev < middle-600; rev += 16 {
-			s, err := r.Near(rev) // a version that is kept anyway
+			s, err := r.Near(rev) // a checkpoint
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s.Rev < middle-100 { // each 100 writes leave no leaf as it was
+			if s.Rev < middle-100 { // each 100 writes replace all leaves
 				old = append(old, leaves(s)...)
 			}
 		}
 		m.Compact(middle)
 		barrier(t, m)
-		synctest.Wait() // versions may be being weighed
+		synctest.Wait() // a weighing may be running
 		if n := r.Versions(); n < 2 || n > kept-2 {
 			t.Fatalf("%d versions were kept, %d are after half of them were compacted", kept, n)
 		}
@@ -135,7 +135,7 @@ func TestRestoredHistoryIsFreed(t *testing.T) {
 	})
 }
 
-// TestDeletedDefinitionsAreForgotten: resources that nobody claims and that hold no key cost nothing,
+// TestDeletedDefinitionsAreForgotten: resources without a claim and without keys use no memory,
 // however many there were, and can be claimed again.
 func TestDeletedDefinitionsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestDeletedDefinitionsAreForgotten(t *testing.T) {
 			}
 			r.Release()
 		}
-		left := claim(t, m, "/registry/example.com/left/") // this one's objects stay
+		left := claim(t, m, "/registry/example.com/left/") // this resource has objects
 		store.Put("/registry/example.com/left/object", "value")
 		reach(t, m, store.Revision(), left)
 		left.Release()
@@ -176,7 +176,8 @@ func TestDeletedDefinitionsAreForgotten(t *testing.T) {
 			t.Errorf("%d definitions leave %d bytes", definitions, after-before)
 		}
 
-		// One that comes back has what happens from now on, and nothing from when nobody knew it.
+		// A resource that is created again has its new events, and none from the time without a
+		// claim.
 		between := store.Revision()
 		store.Put(prefix(7)+"new", "value")
 		r := claim(t, m, prefix(7))

@@ -6,7 +6,7 @@ func newRegistry(root *Resource) registry {
 	return registry{due: make(chan struct{}, 1), resources: map[string]*Resource{root.prefix: root}}
 }
 
-// enqueue has the writer run the command between two batches.
+// enqueue makes the writer run the command between two batches.
 func (g *registry) enqueue(c command) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -21,7 +21,7 @@ func (g *registry) enqueueLocked(c command) {
 	}
 }
 
-// take returns the commands, which the caller runs, in order.
+// take removes and returns the commands, in order. The caller runs them.
 func (g *registry) take() []command {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,12 +74,12 @@ func (g *registry) countVersions() (n int) {
 	return n
 }
 
-// remove removes a resource without claims, and reports whether it has: the next claim of the
-// prefix is of another resource.
+// remove removes a resource without claims, and reports whether it did. The next claim of the
+// prefix creates another resource.
 func (g *registry) remove(r *Resource) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// A command may be about a claim that has ended since; it must find the resource.
+	// A pending command may concern a claim that has ended since; it must find the resource.
 	if r.refs > 0 || len(g.commands) > 0 || g.resources[r.prefix] != r {
 		return false
 	}

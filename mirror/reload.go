@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// draft is a lineage that is not published yet, with its history.
+// draft is an unpublished lineage with its history.
 type draft struct {
 	lin     *lineage
 	history history
 }
 
-// installAll gives every resource its part of a load of the whole prefix, as a new lineage, and
+// installAll divides a load of the whole prefix among the resources, gives each a new lineage, and
 // sets the clock.
 func (w *writer) installAll(l *load) {
 	w.doubted, w.contradiction = nil, nil
@@ -27,14 +27,14 @@ func (w *writer) installAll(l *load) {
 		w.compacted.Store(0)
 		w.stats.compacted.Store(0)
 	}
-	// Build everything, then swap everything, then move the clock: readers wait
-	// for the last two steps only.
+	// Build all lineages, then publish them, then move the clock: readers wait for the last two
+	// steps only.
 	parts := w.divide(l)
 	drafts, again := w.growAll(l, parts)
 	w.cluster.Store(l.header.ClusterID)
 	if l.through < w.clock.Revision() {
-		// Only a restored etcd goes back. Its revisions have no relation to the cached
-		// ones, so nothing is readable while the clock is set back.
+		// The revision decreases only if etcd was restored. Its revisions are unrelated to the
+		// cached ones, so nothing is readable while the clock is set back.
 		for t := range drafts {
 			t.end()
 		}
@@ -70,7 +70,7 @@ func (w *writer) installAll(l *load) {
 	w.stats.ready.Store(true)
 }
 
-// divide returns the part of a load that belongs to each table.
+// divide returns the part of a load for each table.
 func (w *writer) divide(l *load) map[*table]*load {
 	parts := make(map[*table]*load, len(w.tables))
 	for _, t := range w.tables {
@@ -87,8 +87,8 @@ func (w *writer) divide(l *load) map[*table]*load {
 	return parts
 }
 
-// growAll builds the lineages of all tables from their parts of the load. Tables without one are
-// dropped: their part has an error, or, if the load lacks their keys, they are returned in again.
+// growAll builds the lineages of all tables from their parts of the load. A table without one is
+// emptied: its part has an error, or the load lacks its keys and the table is returned in again.
 func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
 	drafts = make(map[*table]draft, len(parts))
 	for t, p := range parts {
@@ -96,7 +96,7 @@ func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]dra
 		switch {
 		case t.excluded:
 			t.drop()
-		case l.lacks(t.prefix): // it, or a prefix around it, was excluded meanwhile
+		case l.lacks(t.prefix): // it, or a prefix around it, was excluded during the load
 			t.drop()
 			again = append(again, t)
 		default:
@@ -112,8 +112,8 @@ func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]dra
 	return drafts, again
 }
 
-// grow returns a new lineage of the resource: the listed entries, and the changes after them. The
-// error is that of a change which does not follow the list.
+// grow returns a new lineage of the resource from the listed entries and the changes after them. It
+// returns an error if a change does not follow the list.
 func (t *table) grow(l *load) (*lineage, error) {
 	v := t.found(l.entries, l.header.Revision)
 	lin := newLineage(v, nil, nil, !t.owned)
@@ -139,13 +139,13 @@ func (t *table) grow(l *load) (*lineage, error) {
 	return lin, nil
 }
 
-// diverged drops a resource whose feed contradicts the cached state, and relists it: at once,
-// but with growing delays if the contradictions continue.
+// diverged drops a resource whose feed contradicts the cached state, and relists it: at once the
+// first time, with growing delays if the contradictions continue.
 func (w *writer) diverged(t *table, err error) {
 	delay := t.distrust.next(time.Now())
 	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
 	w.stats.divergences.Add(1)
-	// A restored history must not reach back to events that clients have seen differently.
+	// A restored history must not reach back to events that clients have received differently.
 	w.since.Store(max(w.clock.Revision(), w.since.Load()))
 	w.reload(t, delay, false)
 	w.doubt(t)
@@ -154,21 +154,21 @@ func (w *writer) diverged(t *table, err error) {
 // doubt records that a resource was found to differ from etcd.
 func (w *writer) doubt(t *table) {
 	if now := time.Now(); w.doubted != nil && w.doubted != t && now.Sub(w.doubtedAt) < doubtFor {
-		// One lost event concerns one resource. Two resources at odds with the feed
-		// mean that it is not the continuation of the cached state, for example because
-		// etcd was restored and written to since; then nothing is certain.
+		// One lost event concerns one resource. If two resources contradict the feed, the feed does
+		// not continue the cached state, for example because etcd was restored and written to
+		// since; then the whole cached state is in doubt.
 		w.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, w.doubted.prefix, t.prefix)
 	} else {
 		w.doubted, w.doubtedAt = t, now
 	}
 }
 
-// doubtFor is how long a contradiction is taken for the sign of a wider one: a
-// guess, long enough for quiet resources to show theirs.
+// doubtFor is how long after a divergence another one is taken as a sign of a wider contradiction:
+// a guess, long enough for quiet resources to diverge too.
 const doubtFor = 10 * time.Minute
 
 // distrust makes every resource unreadable until the whole prefix is relisted: the feed has
-// contradicted its own order, so state that was served as complete may not have been.
+// contradicted its own order, so state that was served as complete may have been incomplete.
 func (w *writer) distrust() {
 	w.stats.divergences.Add(1)
 	for _, t := range w.tables {
@@ -180,10 +180,9 @@ func (w *writer) distrust() {
 	}
 }
 
-// reload relists one resource, after a delay, while the others go on: at the
-// revision of the clock, so that only the changes that arrive meanwhile have to be applied
-// on top of the list; or, with its history, as loadHistory does. Cursors on the resource
-// are woken.
+// reload relists one resource, after a delay, without blocking the others. The list is at the
+// clock's revision, so that only changes that arrive meanwhile have to be applied on top of it.
+// With history, the load is one of loadHistory. Cursors on the resource are woken.
 func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.drop()
 	t.await()
@@ -196,7 +195,7 @@ func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	w.wg.Go(func() { l.run(ctx, delay) })
 }
 
-// reload is the load of one resource, on its own goroutine. It reaches the table by commands only.
+// reload loads one resource on its own goroutine. It accesses the table by commands only.
 type reload struct {
 	*shared
 	loader   *loader
@@ -207,7 +206,7 @@ type reload struct {
 	install func(*writer, *load)
 }
 
-// run loads the resource and has it installed; it retries until ctx ends.
+// run loads the resource and enqueues its installation; it retries until ctx ends.
 func (r *reload) run(ctx context.Context, delay time.Duration) {
 	command := func(f func(*writer)) {
 		r.registry.enqueue(func(w *writer) {
@@ -242,11 +241,11 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 	}
 }
 
-// install begins a lineage with what was loaded and applies what has arrived since.
+// install begins a lineage with a load and applies the changes that arrived since.
 func (w *writer) install(t *table, l *load) {
 	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
 	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
-	// Resources that were claimed meanwhile load their own keys.
+	// Resources that were claimed during the load load their own keys.
 	pending := slices.DeleteFunc(t.pending, func(c Change) bool { return w.route(string(c.Key)) != t })
 	lin, err := t.grow(l)
 	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
@@ -265,14 +264,15 @@ func (w *writer) install(t *table, l *load) {
 	}
 	lin.suspect.Store(t.suspect)
 	t.suspect = false
-	// Only now: a reader takes the lineage for complete up to the clock (I8).
+	// Publish after the pending changes: a reader assumes that a lineage is complete up to the
+	// clock (I8).
 	t.begin(lin, historyOf(lin.log))
 	t.loaded(time.Time{})
 	w.bound()
 	w.age(time.Now())
 }
 
-// discardPending drops the waiting changes up to a revision.
+// discardPending drops the pending changes up to a revision.
 func (w *writer) discardPending(t *table, upTo Revision) {
 	t.pending = slices.DeleteFunc(t.pending, func(c Change) bool { return c.ModRevision <= upTo })
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// holdList makes lists of one prefix wait until they are let go or given up.
+// holdList blocks lists of one prefix until they are released or canceled.
 type holdList struct {
 	*memory.Store
 	prefix       string
 	gate         chan struct{}
-	begun, given chan struct{} // one element for each such list; for each that was given up
-	afterReading bool          // wait between reading and answering, not before
+	begun, given chan struct{} // one element for each such list; for each that was canceled
+	afterReading bool          // block between reading and answering, not before
 }
 
 func hold(store *memory.Store, prefix string) *holdList {
@@ -58,8 +58,8 @@ func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, 
 	return header, err
 }
 
-// TestOthersGoOnWhileOneResourceIsListed: a resource that has to be listed is not
-// readable until it is complete; the others do not notice (I8, I9).
+// TestOthersGoOnWhileOneResourceIsListed: a resource that is being listed is not readable until it
+// is complete; other resources are not affected (I8, I9).
 func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 	for _, afterReading := range []bool{false, true} {
 		t.Run(fmt.Sprintf("afterReading=%v", afterReading), func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 				reach(t, m, store.Revision(), b)
 				followed := latest(t, b).Cursor("", "")
 
-				a := claim(t, m, "/registry/a/") // values were not kept
+				a := claim(t, m, "/registry/a/") // values were not stored
 				<-source.begun
 				for i := range 20 {
 					md.txn(
@@ -104,7 +104,7 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 					t.Errorf("at %d: %s", s.Rev, diff(got, want))
 				}
 				if afterReading {
-					// What came after the list can be read and followed from there on.
+					// Later events than the list can be read and followed from there on.
 					listed -= 20
 				}
 				for rev := listed; rev <= store.Revision(); rev++ {
@@ -125,9 +125,9 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 	}
 }
 
-// TestExcludedKeysAreNotKeptFromAList: what is excluded when the whole prefix is
-// listed costs nothing; what is claimed of it while the list is on its way is
-// listed for itself, also when it only lies inside.
+// TestExcludedKeysAreNotKeptFromAList: keys that are excluded when the whole prefix is listed are
+// not stored. A prefix that is claimed inside them during the list is listed separately, also when
+// it is only a part of them.
 func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -150,7 +150,7 @@ func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
 		a := claim(t, m, "/registry/a/")
 		reach(t, m, md.store.Revision(), a)
 
-		// List anew, now that they are known to be excluded.
+		// Relist, now that the exclusions are known.
 		md.store.Stall(true)
 		synctest.Wait()
 		md.txn(memory.Op{Key: "/registry/a/a", Value: "again"})
@@ -177,8 +177,8 @@ func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
 	})
 }
 
-// TestListThatNobodyNeedsIsStopped: with the claim, the state, or the cluster that
-// a list was for, the list ends too, and so does its wait for the clock.
+// TestListThatNobodyNeedsIsStopped: when the claim, the state, or the cluster of a list is gone,
+// the list and its wait for the clock end too.
 func TestListThatNobodyNeedsIsStopped(t *testing.T) {
 	for _, why := range []string{"excluded", "restored", "compacted"} {
 		t.Run(why, func(t *testing.T) {
@@ -228,8 +228,8 @@ func TestListThatNobodyNeedsIsStopped(t *testing.T) {
 	}
 }
 
-// TestWhatWaitsForAListIsBounded: while etcd does not answer a list, what the feed
-// brings for the resource is kept only as far as the next attempt needs it (I7).
+// TestWhatWaitsForAListIsBounded: while etcd does not answer a list, pending changes are kept only
+// as far as the next attempt needs them (I7).
 func TestWhatWaitsForAListIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -257,8 +257,8 @@ func TestWhatWaitsForAListIsBounded(t *testing.T) {
 	})
 }
 
-// TestDivergenceDoesNotListWithoutEnd: a feed that keeps losing events costs etcd
-// a list now and then, not one for each of them.
+// TestDivergenceDoesNotListWithoutEnd: a feed that keeps losing events causes a bounded number of
+// lists, not one for each of them.
 func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -293,8 +293,8 @@ func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
 	})
 }
 
-// TestALateClaimOfARestoredEtcd: a resource that is listed on its own is not taken from
-// another cluster than the rest.
+// TestALateClaimOfARestoredEtcd: a resource that is listed on its own must be of the same cluster
+// as the rest.
 func TestALateClaimOfARestoredEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

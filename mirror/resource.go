@@ -9,8 +9,8 @@ import (
 // Prefix returns the key prefix, which ends with a slash.
 func (r *Resource) Prefix() string { return r.prefix }
 
-// Forgotten reports whether the mirror has let go of the resource: nobody claims it, and it had no keys.
-// The next claim of its prefix is another resource.
+// Forgotten reports whether the mirror has removed the resource, which had no claims and no keys.
+// The next claim of its prefix creates another Resource.
 func (r *Resource) Forgotten() bool { return r.forgotten.Load() }
 
 // Ready reports whether the resource can be read.
@@ -33,27 +33,27 @@ func (r *Resource) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Latest returns the resource at the clock. Cost is O(1), no lock.
-// Errors: ErrNotReady.
+// Latest returns a snapshot of the resource at the clock. Cost is O(1), no lock. Errors:
+// ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
 	for ; ; runtime.Gosched() {
 		lin := r.cur.readable()
 		if lin == nil {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 		}
-		// The clock before the head: all events up to the clock are in any head
-		// that is loaded afterwards.
+		// Load the clock before the head: any head loaded afterwards contains all events up to the
+		// clock.
 		now := r.m.clock.Revision()
 		if r.cur.Load() != lin {
-			continue // the clock may be another cluster's; see writer.installAll
+			continue // the clock may belong to another cluster; see writer.installAll
 		}
 		v := lin.head.Load()
 		if v == nil {
-			continue // the lineage has ended since
+			continue // the lineage has ended meanwhile
 		}
 		if v.rev > now {
-			// The writer is between publishing the version and moving the clock;
-			// until it has, the version before is the present (I5).
+			// The writer has published the version but not yet advanced the clock. Until then the
+			// previous version is the latest one (I5).
 			if v = v.prev.Load(); v == nil || v.rev > now {
 				continue
 			}
@@ -62,12 +62,12 @@ func (r *Resource) Latest() (Snapshot, error) {
 	}
 }
 
-// At returns the resource at exactly rev. Cost is O(log n) for the present and for a past
-// that has been read shortly before: the version that was made then is kept for the next reader,
-// who is given the same leaves. Else it is O(e log n), where e events are rolled, forward or
-// backward, from the nearest version that is kept: about a third as many as have happened since
-// rev, and at most 32,768 (twice that close to Oldest) with default options. Errors:
-// ErrCompacted if rev is below Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
+// At returns a snapshot of the resource at exactly rev. Cost is O(log n) at the latest version, and
+// at a past version that was read recently: the materialized version is cached, and later readers
+// share its leaves. Otherwise it is O(e log n), where e is the number of events applied forward or
+// backward from the nearest retained version: about a third of the events since rev, and at most
+// 32,768 (twice that close to Oldest) with default options. Errors: ErrCompacted if rev is below
+// Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {
 		now, err := holding(r, rev)
@@ -76,18 +76,18 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 		}
 		v := now.lin.head.Load()
 		ok := v != nil
-		if ok && rev < v.rev { // else the head serves it: nothing has happened since
+		if ok && rev < v.rev { // otherwise the head serves rev: there are no later events
 			v, ok = now.lin.at(rev)
 		}
 		if ok {
 			return Snapshot{Rev: rev, tree: v.tree, seq: v.seq, lin: now.lin, res: r}, nil
 		}
-		// The window moved past rev meanwhile, or the lineage has ended: look again.
+		// The window moved past rev meanwhile, or the lineage has ended: retry.
 	}
 }
 
-// Near returns the version that is kept nearest to rev, which At would begin with, for those
-// who only estimate. Cost is O(log n). Errors: those of At.
+// Near returns the retained version nearest to rev, from which At would start, for estimates. Cost
+// is O(log n). Errors: those of At.
 func (r *Resource) Near(rev Revision) (Snapshot, error) {
 	for {
 		now, err := holding(r, rev)
@@ -100,7 +100,7 @@ func (r *Resource) Near(rev Revision) (Snapshot, error) {
 	}
 }
 
-// holding returns the present of a lineage that holds the revision. Errors: those of At.
+// holding returns the latest snapshot of a lineage whose history includes rev. Errors: those of At.
 func holding(r *Resource, rev Revision) (Snapshot, error) {
 	now, err := r.Latest()
 	if err != nil {
@@ -115,17 +115,17 @@ func holding(r *Resource, rev Revision) (Snapshot, error) {
 	return now, nil
 }
 
-// Hold tells that a snapshot is being read, until release, which is to be called once. When it
-// is, or has become, one of the past, ResourceStats.Readers and OldestRead tell of it.
-// It keeps nothing alive that the snapshot does not: what a version holds is free as soon as the
-// last reader has let go of its snapshot. It takes a lock that only other calls for the
-// same resource, and Stats, take: for reads that last.
+// Hold registers a read of the snapshot until release, which must be called exactly once. While the
+// snapshot is a past one, ResourceStats.Readers and OldestRead include it. Hold keeps nothing alive
+// beyond the snapshot itself: a version can be collected as soon as its last reader has dropped its
+// snapshot. Hold takes a lock that only other calls of Hold for the same resource, and Stats, take.
+// Use it for long reads.
 func (r *Resource) Hold(s Snapshot) (release func()) {
 	return r.holds.hold(held{s.lin, s.seq, s.Rev})
 }
 
-// Oldest returns the oldest revision that At can serve, and the floor of the log:
-// cursors may start at any revision at or above it. Errors: ErrNotReady.
+// Oldest returns the oldest revision that At can serve, and the floor of the log: cursors may start
+// at any revision at or above it. Errors: ErrNotReady.
 func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	lin := r.cur.readable()
 	if lin == nil {
@@ -134,12 +134,13 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	return lin.oldest(), lin.log.Floor(), nil
 }
 
-// ListSource returns the entries with start <= key < end as etcd has them now, in key order,
-// and the revision of that: for those who must not rely on the clock. Entries that memory
-// holds too are memory's. start begins with the resource's prefix. Cost is a list of the keys
-// that begin with start. Errors: those of Source.List; ErrNotReady if etcd is another one.
+// ListSource returns the entries with start <= key < end as listed from etcd now, in key order, and
+// the revision of the list. Use it when the published revision must not be trusted. Entries that
+// are also cached are shared with the cache. start begins with the resource's prefix. Cost is a
+// list of the keys that begin with start. Errors: those of Source.List; ErrNotReady if the answer
+// is from another etcd cluster.
 func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
-	held, _ := r.Latest() // empty if there is none
+	held, _ := r.Latest() // empty if the resource is not ready
 	var entries []*Entry
 	header, err := r.m.opts.Source.List(ctx, start, 0, func(page []KV) error {
 		for i := range page {

@@ -15,10 +15,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestReadyMeansReadable: nobody who has waited for a resource to be ready is told
-// that it is not.
+// TestReadyMeansReadable: after WaitReady a read does not return ErrNotReady.
 func TestReadyMeansReadable(t *testing.T) {
-	const resources = 3000 // to widen the moment between the first and the last
+	const resources = 3000 // to lengthen the time between the first and the last
 	for range 5 {
 		store := memory.New()
 		store.Stall(true)
@@ -47,14 +46,14 @@ func TestReadyMeansReadable(t *testing.T) {
 	}
 }
 
-// incarnations restores an etcd several times under readers. Each incarnation has revisions and a value of its own: the
-// value is its number, the revisions are those from base.
+// incarnations restores an etcd several times under readers. Each incarnation has its own revisions
+// and value: the value is its number, the revisions are those from base.
 type incarnations struct {
 	t        *testing.T
 	store    *memory.Store
 	restores int
 	all      []*mirror.Resource
-	done     atomic.Bool // a reader has failed, or the readers have to end
+	done     atomic.Bool // a reader has failed, or the readers must end
 }
 
 const (
@@ -62,7 +61,7 @@ const (
 	incarnationRevisions = 1000
 )
 
-// base returns the first revision of incarnation i, which is below that of the one before.
+// base returns the first revision of incarnation i, which is below that of the previous one.
 func (x *incarnations) base(i int) mirror.Revision {
 	return mirror.Revision(x.restores+1-i) * incarnationRevisions
 }
@@ -76,7 +75,7 @@ func (x *incarnations) restore(i int) {
 	x.store.Restore(x.base(i), keys)
 }
 
-// check fails unless every value of the snapshot is of the incarnation that its revision is of.
+// check fails unless every value of the snapshot belongs to the incarnation of its revision.
 func (x *incarnations) check(s mirror.Snapshot, what string) {
 	for e := range s.All("", "") {
 		var i int
@@ -90,7 +89,8 @@ func (x *incarnations) check(s mirror.Snapshot, what string) {
 	}
 }
 
-// read reads the resource in every way, if it is ready. A cursor must not go on to the next incarnation.
+// read reads the resource in every way, if it is ready. A cursor must not continue in the next
+// incarnation.
 func (x *incarnations) read(r *mirror.Resource) {
 	s, err := r.Latest()
 	if err != nil {
@@ -136,9 +136,8 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 	}
 }
 
-// TestNoSnapshotMixesTwoClusters restores etcd under readers. No reader may see the data of
-// one incarnation under the revision of another, and a cursor never goes on from one to the
-// other.
+// TestNoSnapshotMixesTwoClusters restores etcd under readers. No reader may see the data of one
+// incarnation at a revision of another, and a cursor never continues from one to the other.
 func TestNoSnapshotMixesTwoClusters(t *testing.T) {
 	t.Parallel()
 	const rounds, restores = 3, 4 // a mirror backs off between lists
@@ -169,8 +168,8 @@ func TestNoSnapshotMixesTwoClusters(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWaitsAndReads: whoever is blocked on the mirror is let go by Close,
-// whatever his context says.
+// TestCloseEndsWaitsAndReads: Close ends all calls that are blocked on the mirror, regardless of
+// their contexts.
 func TestCloseEndsWaitsAndReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
-// rootResources is how many resources a root of these benchmarks has: a large cluster with many custom
-// resources, in each of which most batches change one.
+// rootResources is the number of resources of these benchmarks: a large cluster with many custom
+// resources, one of which is changed by most batches.
 const rootResources = 3000
 
 // flatRoot models a publication of the clock and all resources by one pointer.
@@ -46,8 +46,8 @@ func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 	return resources, versions, publisher
 }
 
-// BenchmarkPublish is the publication of a batch with one event: by the pointer of its resource and the
-// clock, as txn.commit and writer.commit publish, and by one root.
+// BenchmarkPublish measures the publication of a batch with one event: by the pointer of its
+// resource and the clock, as txn.commit and writer.commit publish, and by one root.
 func BenchmarkPublish(b *testing.B) {
 	resources, versions, publisher := newRootModel()
 	b.Run("resource", func(b *testing.B) {
@@ -72,7 +72,7 @@ func BenchmarkPublish(b *testing.B) {
 			next := &flatRoot{rev: old.rev + 1, versions: slices.Clone(old.versions)}
 			next.versions[i%rootResources] = &version{rev: next.rev}
 			root.Store(next)
-			publisher.Publish(resources[0].m.clock.Revision()+1, false) // the waits stay
+			publisher.Publish(resources[0].m.clock.Revision()+1, false) // keeps the waits
 		}
 	})
 	b.Run("blocks", func(b *testing.B) {
@@ -91,11 +91,11 @@ func BenchmarkPublish(b *testing.B) {
 	})
 }
 
-// BenchmarkRootLatest is a read of the present of one resource after another: Resource.Latest, and the
-// same snapshot from one root, whose versions are taken to name their lineage.
+// BenchmarkRootLatest measures reads of the latest version of one resource after another: by
+// Resource.Latest, and from one root, whose versions are assumed to name their lineage.
 func BenchmarkRootLatest(b *testing.B) {
 	resources, versions, _ := newRootModel()
-	lin := resources[0].cur.Load() // stands for a field of the version
+	lin := resources[0].cur.Load() // in place of a field of the version
 	var snap Snapshot
 	b.Run("resource", func(b *testing.B) {
 		for i := 0; b.Loop(); i++ {

@@ -37,11 +37,12 @@ type overtaken struct {
 	*model
 	m          *mirror.Mirror
 	r          *mirror.Resource
-	held, back mirror.Snapshot // the newest, and one of 5 revisions before
+	held, back mirror.Snapshot // the newest, and 5 revisions earlier
 
-	// Cursors behind the revision that etcd will be compacted to: at the newest revision, 5 revisions before, and in the future.
+	// Cursors behind the revision that etcd will be compacted to: at the newest revision, 5
+	// revisions earlier, and in the future.
 	behind map[string]*mirror.Cursor
-	// Cursors that are not, of everything and of one key.
+	// Cursors that are not behind: on everything and on one key.
 	ahead map[string]*mirror.Cursor
 }
 
@@ -73,8 +74,9 @@ func newOvertaken(t *testing.T) *overtaken {
 	return o
 }
 
-// overtake writes 20 revisions that the feed does not deliver, and compacts etcd to all but the last two. It returns when
-// the mirror has relisted. Until then the clock does not go back, and reads are right.
+// overtake writes 20 revisions that the feed does not deliver, and compacts etcd to all but the
+// last two. It returns when the mirror has relisted. Until then the clock does not decrease, and
+// reads are correct.
 func (o *overtaken) overtake(t *testing.T) {
 	t.Helper()
 	o.store.Stall(true)
@@ -101,8 +103,8 @@ func (o *overtaken) overtake(t *testing.T) {
 	}
 }
 
-// requireGap fails unless cursors behind the compacted revision return ErrCompacted, and the others the last event. told
-// is the wake-up of the cursor of one key.
+// requireGap fails unless cursors behind the compacted revision return ErrCompacted, and the others
+// the last event. told is the wake-up of the cursor on one key.
 func (o *overtaken) requireGap(t *testing.T, told <-chan struct{}) {
 	t.Helper()
 	now := latest(t, o.r).Rev
@@ -134,9 +136,9 @@ func (o *overtaken) requireFloor(t *testing.T) {
 	}
 }
 
-// TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no
-// longer has, and relists. Time does not go back, snapshots that are held do not
-// change, and watchers learn that there is a gap.
+// TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no longer has, and
+// relists. The clock does not decrease, snapshots held by readers do not change, and watchers learn
+// of the gap.
 func TestCompactionOvertakesTheFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOvertaken(t)
@@ -150,7 +152,7 @@ func TestCompactionOvertakesTheFeed(t *testing.T) {
 		requireState(t, o.held, o.model, "/registry/a/")
 		requireState(t, o.back, o.model, "/registry/a/")
 
-		// And it goes on from there.
+		// The cursor continues from there.
 		c := s.Cursor("", "")
 		put(o.model, "/registry/a/", "fourth", 3)
 		reach(t, o.m, o.store.Revision())
@@ -161,9 +163,9 @@ func TestCompactionOvertakesTheFeed(t *testing.T) {
 	})
 }
 
-// TestRestoredEtcd: etcd comes back from a backup, as another cluster or, with the
-// same members, as the same one at an older revision. Everything starts anew, the
-// one exception to I1.
+// TestRestoredEtcd: etcd was restored from a backup, as another cluster or, with the same members,
+// as the same one at an older revision. The mirror starts from an empty state, the one exception to
+// I1.
 func TestRestoredEtcd(t *testing.T) {
 	for _, by := range []string{"watch", "current"} {
 		t.Run("noticed by "+by, func(t *testing.T) {
@@ -171,7 +173,7 @@ func TestRestoredEtcd(t *testing.T) {
 				md := newModel()
 				put(md, "/registry/a/", "first", 20)
 				store := md.store
-				// A watch that hangs tells nothing: then the next consistent read finds out.
+				// A hanging watch delivers nothing: the next consistent read detects the restore.
 				var hang atomic.Bool
 				hang.Store(by == "current")
 				source := &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
@@ -219,7 +221,7 @@ func TestRestoredEtcd(t *testing.T) {
 					t.Errorf("listed anew %d times, compacted %d; want 1, 0", st.Relists, st.Compacted)
 				}
 
-				// The revisions that were seen before mean something else now.
+				// The earlier revisions have another content now.
 				c = s.Cursor("", "")
 				for i := range 20 {
 					store.Put("/registry/a/x", fmt.Sprint(i))
@@ -238,7 +240,7 @@ func TestRestoredEtcd(t *testing.T) {
 	}
 }
 
-// TestFeedThatBreaksResumes: a lost connection ends no cursor and lists nothing.
+// TestFeedThatBreaksResumes: a lost connection ends no cursor and causes no list.
 func TestFeedThatBreaksResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -283,7 +285,7 @@ func TestFeedThatBreaksResumes(t *testing.T) {
 	})
 }
 
-// TestEtcdThatIsDownAtFirst: claims wait, and are served when it comes.
+// TestEtcdThatIsDownAtFirst: claims wait, and are served when etcd is up.
 func TestEtcdThatIsDownAtFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -294,7 +296,7 @@ func TestEtcdThatIsDownAtFirst(t *testing.T) {
 		if _, err := a.Latest(); !errors.Is(err, mirror.ErrNotReady) {
 			t.Errorf("before the first list: %v", err)
 		}
-		// Whatever happens to claims before the first list, it is divided by the last word.
+		// For claims that change before the first list, the latest state counts.
 		b, err := m.Exclude("/registry/b/")
 		if err != nil {
 			t.Fatal(err)
@@ -336,8 +338,8 @@ func TestEtcdThatIsDownAtFirst(t *testing.T) {
 	})
 }
 
-// TestClaimsWhileTheMirrorLists: what is claimed, released or excluded while the
-// whole prefix is being listed anew is divided rightly when the list arrives.
+// TestClaimsWhileTheMirrorLists: resources that are claimed, released or excluded during a relist
+// of the whole prefix get their keys when the list arrives.
 func TestClaimsWhileTheMirrorLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -367,7 +369,7 @@ func TestClaimsWhileTheMirrorLists(t *testing.T) {
 		}
 		b.Release()
 		barrier(t, m)
-		// What is held is still served meanwhile.
+		// The cached state is still served meanwhile.
 		requireState(t, latest(t, a), md, "/registry/a/")
 		requireState(t, latest(t, c), md, "/registry/c/")
 		if b.Ready() || d.Ready() {
@@ -388,8 +390,8 @@ func TestClaimsWhileTheMirrorLists(t *testing.T) {
 	})
 }
 
-// TestRevisionsInsideABatch: a feed that is behind delivers several revisions at
-// once; each can be read, and followed from, on its own.
+// TestRevisionsInsideABatch: a feed that is behind delivers several revisions in one batch; each
+// can be read, and followed from.
 func TestRevisionsInsideABatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -452,7 +454,7 @@ func TestRevisionsInsideABatch(t *testing.T) {
 		for i, want := range []struct{ rev, position mirror.Revision }{
 			{began + 1, began}, {began + 1, began}, {began + 1, began + 1},
 			{began + 2, began + 1}, {began + 2, began + 2},
-			{began + 3, began + 2}, {began + 3, began + 3}, // nothing is left
+			{began + 3, began + 2}, {began + 3, began + 3}, // no event is left
 		} {
 			evs, err := c.Next(nil, 1)
 			if err != nil || len(evs) != 1 || evs[0].Rev != want.rev || c.Position() != want.position {
@@ -465,8 +467,8 @@ func TestRevisionsInsideABatch(t *testing.T) {
 	})
 }
 
-// TestCursorSelectsByKey: only the keys of its range, but its position moves with
-// the clock, as a bookmark must (I4).
+// TestCursorSelectsByKey: a cursor returns only the keys of its range, but its position moves with
+// the clock, as a bookmark requires (I4).
 func TestCursorSelectsByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -497,7 +499,7 @@ func TestCursorSelectsByKey(t *testing.T) {
 	})
 }
 
-// TestCursorAtAFutureRevision starts, and delivers only what is later.
+// TestCursorAtAFutureRevision: the cursor starts, and returns only later events.
 func TestCursorAtAFutureRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

@@ -9,8 +9,7 @@ import (
 // Snapshot is one revision of a resource. It is immutable, may be read
 // concurrently, and keeps its entries alive for as long as it is held.
 type Snapshot struct {
-	// Rev is the revision of the snapshot: the clock for Latest, what was asked
-	// for At.
+	// Rev is the revision of the snapshot: the clock for Latest, the requested revision for At.
 	Rev  Revision
 	tree tree
 	seq  uint64
@@ -18,7 +17,7 @@ type Snapshot struct {
 	res  *Resource
 }
 
-// Present reports whether nothing has changed since the snapshot. Cost is O(1).
+// Present reports whether the resource has not changed since the snapshot. Cost is O(1).
 func (s Snapshot) Present() bool {
 	if s.lin == nil {
 		return false
@@ -30,9 +29,9 @@ func (s Snapshot) Present() bool {
 // Get returns the entry with the key. Cost is O(log n), no allocation.
 func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
 
-// Runs yields the entries with start <= key < end in key order, leaf by leaf; an
-// empty end means no upper bound. The entries and leaves are shared: do not write
-// to them, except to what is made for readers (Slot, Leaf.Memo).
+// Runs yields the entries with start <= key < end in key order, leaf by leaf; an empty end means no
+// upper bound. The entries and leaves are shared: do not write to them, except to their memos
+// (Slot, Leaf.Memo).
 func (s Snapshot) Runs(start, end string) iter.Seq[Run] { return s.tree.Runs(start, end) }
 
 // All yields the entries with start <= key < end in key order; an empty end means
@@ -49,16 +48,16 @@ func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
 // empty end means no upper bound. Cost is O(log n), no allocation.
 func (s Snapshot) Last(start, end string) (*Entry, bool) { return s.tree.Last(start, end) }
 
-// Measure adds up what measure returns for the runs with start <= key < end, and
-// keeps the sums of subtrees under the name of; see Tree.Measure.
+// Measure adds up the results of measure for the runs with start <= key < end, and caches the sums
+// of subtrees under the name of; see Tree.Measure.
 func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, bool)) (int64, bool) {
 	return s.tree.Measure(start, end, of, measure)
 }
 
-// Foreign returns a run of keys that were read from the source at another revision, in
-// ascending order, for readers of runs. An entry that the snapshot holds at the same mod
-// revision is the snapshot's own, with all that readers have kept on it; bytes is what the
-// others hold. Cost is O(k log n) for k keys.
+// Foreign returns a run of keys that were read from the source at another revision, in ascending
+// order, for readers of runs. A key with the same mod revision in the snapshot is represented by
+// the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
+// n) for k keys.
 func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
 	entries := make([]*Entry, len(kvs))
 	for i := range kvs {

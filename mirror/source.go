@@ -5,11 +5,11 @@ import (
 	"errors"
 )
 
-// Revision numbers a state of an etcd cluster; every transaction that writes has
-// its own, and they only grow.
+// Revision numbers a state of an etcd cluster. Every write transaction has its own revision, and
+// revisions only increase.
 type Revision = int64
 
-// KV is one key of etcd as it stands at some revision.
+// KV is one key of etcd at some revision.
 type KV struct {
 	Key, Value     []byte
 	CreateRevision Revision // of the transaction that created the key
@@ -23,99 +23,98 @@ type Change struct {
 	Deleted bool // the key was deleted, by a request or because its lease ended
 }
 
-// Batch is everything that happened after the batch before it and up to Through:
-// every revision it touches is complete, and its changes are in revision order.
-// A batch without changes is progress: nothing in the range changed up to Through.
+// Batch contains every change after the previous batch and up to Through. Every revision in it is
+// complete, and its changes are in revision order. A batch without changes is progress: nothing in
+// the range changed up to Through.
 type Batch struct {
 	Through Revision
 	Changes []Change
 }
 
-// Header tells which cluster answered and at which revision.
+// Header identifies the cluster that answered, and its revision.
 type Header struct {
 	ClusterID uint64
 	Revision  Revision
 }
 
-// replacedBy reports whether an answer is of another etcd than h, or of an older state of it.
+// replacedBy reports whether answer comes from another etcd cluster than h, or from an older state
+// of it.
 func (h Header) replacedBy(answer Header) bool {
 	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
 }
 
-// ReplayBounds bounds the history that is read from etcd at once. etcd loads all of it
-// into memory and holds up writers meanwhile (etcd#22264), so both count.
+// ReplayBounds bounds the history that one replay reads from etcd. etcd loads all of it into memory
+// and blocks writers meanwhile (etcd#22264), so both bounds matter.
 type ReplayBounds struct {
-	// Revisions bounds the revisions of the cluster that are read over.
+	// Revisions bounds the number of cluster revisions in the replayed range.
 	Revisions int64
-	// Bytes bounds the keys and values that are read, as far as can be told from
-	// samples.
+	// Bytes bounds the keys and values that are read, estimated from samples.
 	Bytes int64
 }
 
-// Source is what a mirror needs of etcd. Package etcdsource implements it on a
-// client; etcdsource/memory is its twin for tests. All methods may be called
+// Source is the mirror's access to etcd. Package etcdsource implements it on an etcd client;
+// etcdsource/memory is an in-memory implementation for tests. All methods may be called
 // concurrently and honour their context.
 type Source interface {
-	// List calls page with all keys that start with prefix, in ascending order
-	// and in pages of bounded size, as they stand at one revision, which it
-	// returns: the newest if at is 0. The page's slice is not reused; page's
-	// error ends the list and is returned. Errors: ErrCompacted if at was compacted.
+	// List calls page with all keys that start with prefix, in ascending order and in pages of
+	// bounded size. All pages are of one revision, which List returns: at, or the newest if at is
+	// 0. The page's slice is not reused; page's error ends the list and is returned. Errors:
+	// ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
-	// Keys is List without the values (KV.Value is nil), at a revision that exists. most
-	// says how many keys a page may have that begins at a key: a source that reads values in
-	// order to leave them out needs to know. Errors: ErrCompacted; ErrRestored if etcd has not come
-	// to the revision.
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. most returns
+	// the maximum number of keys for a page that begins at start; a source that has to read the
+	// values in order to omit them uses it to bound its reads. Errors: ErrCompacted; ErrRestored if
+	// etcd has not reached the revision.
 	Keys(ctx context.Context, prefix string, at Revision, most func(start string) int, page func([]KV) error) (Header, error)
 
-	// Get returns one key as it stands at a revision that exists, false if it is not there.
-	// Errors: those of Keys.
+	// Get returns one key at a revision that exists, false if the key does not exist. Errors: those
+	// of Keys.
 	Get(ctx context.Context, key string, at Revision) (KV, bool, error)
 
-	// Oldest returns the oldest revision from which Replay can deliver the history of
-	// the prefix up to now, within the bounds. etcd has not compacted it, so List
-	// works there. It is now's own if there is no history to be had. Errors:
-	// ErrCompacted if now was compacted, ErrRestored if the cluster is not now's.
+	// Oldest returns the oldest revision from which Replay can deliver the history of the prefix up
+	// to now, within the bounds. etcd has not compacted it, so List works at it. It is now's own
+	// revision if no history is available. Errors: ErrCompacted if now was compacted, ErrRestored
+	// if the cluster is not now's.
 	Oldest(ctx context.Context, prefix string, now Header, bounds ReplayBounds) (Revision, error)
 
-	// Replay calls deliver with every batch of the prefix after the revision after
-	// and up to through, which exists, in order and without a gap, and returns nil
-	// when all were delivered. It calls deliver from one goroutine; deliver's error
-	// ends it and is returned. Errors: those of Watch.
+	// Replay calls deliver with every batch of the prefix after the revision after and up to
+	// through, which exists, in order and without a gap. It returns nil after the last batch. It
+	// calls deliver from one goroutine; deliver's error ends the replay and is returned. Errors:
+	// those of Watch.
 	Replay(ctx context.Context, prefix string, after Header, through Revision, deliver func(Batch) error) error
 
-	// Watch calls deliver with every batch of the prefix after the revision
-	// after, in order and without a gap, until ctx ends or an error occurs. It
-	// calls deliver from one goroutine; deliver's error ends the watch and is
-	// returned. Errors: ErrCompacted if a revision that is still needed was
-	// compacted, ErrRestored if the cluster is not the one of the header given.
+	// Watch calls deliver with every batch of the prefix after the revision after, in order and
+	// without a gap, until ctx ends or an error occurs. It calls deliver from one goroutine;
+	// deliver's error ends the watch and is returned. Errors: ErrCompacted if a revision that is
+	// still needed was compacted, ErrRestored if the cluster is not the cluster of after.
 	Watch(ctx context.Context, prefix string, after Header, deliver func(Batch) error) error
 
-	// RequestProgress asks for a batch on the running Watch that tells how far
-	// it has come. The answer may be late, may lag, or may not come at all.
+	// RequestProgress requests a progress batch on the running Watch. The answer may be late, may
+	// lag, or may not come at all.
 	RequestProgress(ctx context.Context) error
 
-	// Current returns the newest revision, linearizably: at least that of every
-	// write that was acknowledged before the call.
+	// Current returns the newest revision, read linearizably: at least the revision of every write
+	// acknowledged before the call.
 	Current(ctx context.Context) (Header, error)
 }
 
-// Errors of a mirror and its sources, grouped by what to do next.
+// Errors of a mirror and its sources, grouped by the caller's next step.
 var (
-	// ErrCompacted: the revision left the window or was compacted by etcd.
-	// Permanent for this revision; the caller lists anew.
+	// ErrCompacted: the revision left the window or was compacted by etcd. Permanent for this
+	// revision; the caller relists.
 	ErrCompacted = errors.New("revision compacted")
 	// ErrFutureRevision: the revision is above the clock. It may exist soon; see Wait.
 	ErrFutureRevision = errors.New("revision not reached yet")
-	// ErrNotReady: the resource is not loaded (yet, or again). Try again.
+	// ErrNotReady: the resource is being loaded, for the first time or again. The caller retries.
 	ErrNotReady = errors.New("mirror is not ready")
 	// ErrClosed: the mirror or the resource was closed.
 	ErrClosed = errors.New("mirror closed")
 
-	// ErrRestored: etcd is another cluster, or an older state of it, than the one
-	// mirrored so far. Everything starts anew (the exception to I1).
+	// ErrRestored: etcd is another cluster than the mirrored one, or an older state of it. The
+	// mirror restarts from an empty state (the exception to I1).
 	ErrRestored = errors.New("etcd was restored or replaced")
-	// ErrDiverged: the feed contradicts what is held, so an event was lost,
-	// repeated or overtaken. What it concerns is listed anew.
+	// ErrDiverged: the feed contradicts the cached state, so an event was lost, repeated or
+	// overtaken. The affected resource, or the whole prefix, is relisted.
 	ErrDiverged = errors.New("feed contradicts the mirror")
 )

@@ -16,43 +16,42 @@ import (
 
 const busy, quietOne, elsewhere = "/registry/busy/", "/registry/quiet/", "/elsewhere/"
 
-// stage is a mirror on an etcd that is stepped, with readers and followers on it: writes,
-// what the watch brings, what it says of its progress, revisions read and replies happen
-// in the order in which a test does them. check finds what must not be.
+// stage is a mirror on an etcd that is stepped, with readers and followers. A test determines the
+// order of writes, deliveries of the watch, progress, revision reads and replies. check detects
+// violations.
 type stage struct {
 	etcd *stepped
 	md   *model
 	m    *mirror.Mirror
 	res  []*mirror.Resource // the busy one and the quiet one
 
-	// overtakes: etcd has the bug, and its watch may tell progress ahead of events.
+	// overtakes: etcd has the bug, and its watch may send progress ahead of events.
 	overtakes bool
-	// unmoved: etcd tells no progress to a watch while nothing has been written since
-	// the revision it began after, as etcd 3.6.2 and later do.
+	// unmoved: etcd sends no progress to a watch while there were no writes since its start
+	// revision, as etcd 3.6.2 and later.
 	unmoved    bool
 	eventsOnly bool // the mirror's option
 
-	began    int       // readers, so far
-	readers  []*reader // those that have not been found to have returned
-	answered int       // those that were given something
-	inGap    int       // those of them that were while there was a gap
-	gaps     bool      // there has been one
-	early    []string  // those of them that were given it too early, and what was wrong with it
+	began    int       // readers begun so far
+	readers  []*reader // readers that have not been seen to have returned
+	answered int       // readers that returned a result
+	inGap    int       // of them, those that returned during a gap
+	gaps     bool      // there has been a gap
+	early    []string  // of them, those that returned too early, with the fault of the result
 	follows  []*follower
-	ended    int // followers that were told to begin anew
+	ended    int // followers that had to start over
 	clock    mirror.Revision
-	story    []string // what has happened
+	story    []string // the steps so far
 }
 
-// newStage returns a stage on which the mirror holds two keys of either resource
-// and is in step.
+// newStage returns a stage on which the mirror has two keys of each resource and is up to date.
 func newStage(change func(*mirror.Options)) (*stage, error) {
 	g := &stage{md: newModel()}
 	g.etcd = &stepped{Store: g.md.store}
 	for _, prefix := range []string{busy, quietOne} {
 		put(g.md, prefix, "0", 2)
 	}
-	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet(), FeedPatience: -1} // the stage plays the feed
+	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet(), FeedPatience: -1} // the stage controls the feed
 	if change != nil {
 		change(&opts)
 	}
@@ -70,30 +69,30 @@ func newStage(change func(*mirror.Options)) (*stage, error) {
 		g.res = append(g.res, r)
 		g.follows = append(g.follows, nil)
 	}
-	if err := g.m.Check(); err != nil { // the claims have been obeyed
+	if err := g.m.Check(); err != nil { // the claims have been executed
 		return nil, err
 	}
 	return g, g.check()
 }
 
-// close ends the mirror and the readers that are left.
+// close closes the mirror and ends the remaining readers.
 func (g *stage) close() {
 	g.m.Close()
 	synctest.Wait()
 }
 
-// reader is one read. Its own goroutine writes the fields from rev on.
+// reader is one read. Its goroutine writes the fields from rev on.
 type reader struct {
 	name      string
-	key       string          // of a GET; a LIST has none
-	atLeast   mirror.Revision // of a read that is not older than it; 0: consistent
-	seen      mirror.Revision // written when it began: what it must see
+	key       string          // of a GET; empty for a LIST
+	atLeast   mirror.Revision // the requested minimum revision; 0: a consistent read
+	seen      mirror.Revision // etcd's revision when it began, which the result must include
 	cancel    context.CancelFunc
 	cancelled bool
 
-	rev   mirror.Revision // that it waits for; 0 while it asks for one
-	since time.Time       // it has waited
-	done  chan struct{}   // closed when it has returned, with what follows
+	rev   mirror.Revision // the revision that it waits for; 0 during the revision read
+	since time.Time       // the beginning of the wait
+	done  chan struct{}   // closed when it has returned; the fields below are then set
 	err   error
 	clock mirror.Revision
 	snaps []mirror.Snapshot
@@ -130,14 +129,14 @@ func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Reso
 	return nil
 }
 
-// step is something that can happen next.
+// step is a possible next step.
 type step struct {
 	name string
 	do   func()
 }
 
-// begin is the begin of a reader: a consistent LIST, a consistent GET if a key is given,
-// or, if a revision is, a read that is not older than that.
+// begin begins a reader: a consistent LIST, a consistent GET if a key is given, or a read at a
+// minimum revision if one is given.
 func (g *stage) begin(key string, atLeast mirror.Revision) step {
 	rd := &reader{key: key, atLeast: atLeast, name: "LIST", done: make(chan struct{})}
 	switch {
@@ -163,15 +162,15 @@ func (g *stage) begin(key string, atLeast mirror.Revision) step {
 	}}
 }
 
-// take does the step and lets everything follow that follows from it.
+// take executes the step and waits until all goroutines are idle.
 func (g *stage) take(s step) {
 	g.story = append(g.story, s.name)
 	s.do()
 	synctest.Wait()
 }
 
-// write is a transaction. It is acknowledged at once, which is the strictest case for
-// the reads that begin after it.
+// write is a transaction. It is acknowledged at once, which is the strictest case for the reads
+// that begin after it.
 func (g *stage) write(ops ...memory.Op) step {
 	name := fmt.Sprintf("%d:", g.etcd.Revision()+1)
 	for _, op := range ops {
@@ -183,8 +182,8 @@ func (g *stage) write(ops ...memory.Op) step {
 	return step{"write " + name, func() { g.md.txn(ops...) }}
 }
 
-// deliveries are the batches that the watch can bring next: of one revision, and of up
-// to most together.
+// deliveries are the batches that the watch can deliver next: of one revision, and of up to most
+// revisions.
 func (g *stage) deliveries(most int) (steps []step) {
 	if g.etcd.now().stream == nil {
 		return nil
@@ -204,8 +203,8 @@ func (g *stage) deliveries(most int) (steps []step) {
 	return steps
 }
 
-// progress are the revisions from the one to the other that the watch can say it has
-// come to, which is never below what it has said before.
+// progress returns the progress steps between two revisions, which are never below earlier
+// progress.
 func (g *stage) progress(from, to mirror.Revision) (steps []step) {
 	st := g.etcd.now().stream
 	if st == nil {
@@ -221,7 +220,7 @@ func (g *stage) progress(from, to mirror.Revision) (steps []step) {
 	return steps
 }
 
-// furthest returns the highest revision that the watch may say it has come to.
+// furthest returns the highest revision that the watch may report as progress.
 func (g *stage) furthest() mirror.Revision {
 	if g.overtakes {
 		return g.etcd.Revision()
@@ -229,7 +228,7 @@ func (g *stage) furthest() mirror.Revision {
 	return g.etcd.inStep()
 }
 
-// revisionReads are what can happen to the call for the revision that is in flight.
+// revisionReads returns the possible steps of the revision read in flight.
 func (g *stage) revisionReads() []step {
 	switch call := g.etcd.now().call; {
 	case call == nil:
@@ -241,9 +240,8 @@ func (g *stage) revisionReads() []step {
 	}
 }
 
-// check looks at everything that can be seen: at the reads that have returned since the
-// last check, of which it adds those that did not show what they must to early, and at all
-// else, of which it returns what must not be.
+// check checks the visible state. It adds reads that returned a wrong result since the last check
+// to early, and returns all other violations as an error.
 func (g *stage) check() error {
 	synctest.Wait()
 	now := g.m.Clock()
@@ -282,8 +280,8 @@ func (g *stage) check() error {
 	return g.follow()
 }
 
-// follow has a follower of either resource come to the clock, where it must hold what
-// etcd held (I4): a bookmark says so to a client. Nothing is known of that in a gap.
+// follow drains a follower of each resource up to the clock, where it must have etcd's state (I4):
+// a bookmark asserts this to a client. During a gap the state is unknown.
 func (g *stage) follow() error {
 	for i, r := range g.res {
 		f := g.follows[i]
@@ -321,8 +319,8 @@ func (g *stage) follow() error {
 	return nil
 }
 
-// checkReturned returns an error if a reader was given one that nothing explains, and
-// looks at what it was given instead.
+// checkReturned returns an error if a reader returned an unexplained error, and otherwise checks
+// its result.
 func (g *stage) checkReturned(rd *reader) error {
 	switch {
 	case rd.err == nil:
@@ -334,15 +332,15 @@ func (g *stage) checkReturned(rd *reader) error {
 			g.early = append(g.early, rd.name+d)
 		}
 	case errors.Is(rd.err, context.Canceled) && rd.cancelled:
-	case errors.Is(rd.err, errNoLeader), errors.Is(rd.err, context.DeadlineExceeded): // of its call for the revision
+	case errors.Is(rd.err, errNoLeader), errors.Is(rd.err, context.DeadlineExceeded): // of its revision read
 	default:
 		return fmt.Errorf("%s: %w", rd.name, rd.err)
 	}
 	return nil
 }
 
-// checkWaiting returns an error if a reader that has not returned should have, or is not
-// helped.
+// checkWaiting returns an error if a reader that has not returned should have, or makes no
+// progress.
 func (g *stage) checkWaiting(rd *reader) error {
 	waits := rd.rev != 0
 	switch {
@@ -355,7 +353,7 @@ func (g *stage) checkWaiting(rd *reader) error {
 	}
 	patience := 100 * time.Millisecond
 	if g.etcd.now().hang != nil {
-		patience += time.Second // after which a request is given up
+		patience += time.Second // after which a request is abandoned
 	}
 	asked := g.etcd.now().asked
 	if rd.since.After(asked) {
@@ -367,8 +365,8 @@ func (g *stage) checkWaiting(rd *reader) error {
 	return nil
 }
 
-// wrong tells what is wrong with what a reader was given: it must be of a revision that
-// it may be of (I6), which the clock had reached, and exactly what etcd held there.
+// wrong describes the fault of a reader's result, if any: it must be of an allowed revision (I6),
+// which the clock had reached, and exactly etcd's state at that revision.
 func (g *stage) wrong(rd *reader) string {
 	d := ""
 	if rd.clock < rd.rev || rd.rev < rd.seen {
@@ -398,8 +396,8 @@ func (g *stage) gap() bool {
 	return len(due) > 0 && due[0].ModRevision <= g.clock
 }
 
-// settle lets everything arrive, answers from then on what the mirror asks, and returns
-// an error unless every reader has returned a tenth of a second later.
+// settle delivers everything, answers all requests of the mirror from then on, and returns an error
+// unless every reader has returned a tenth of a second later.
 func (g *stage) settle() error {
 	if g.etcd.now().hang != nil {
 		g.etcd.letRequestsGo()
@@ -412,7 +410,7 @@ func (g *stage) settle() error {
 			return errors.New("the mirror does not watch any more")
 		}
 	}
-	for _, rd := range g.readers { // those that wait for what is still to come
+	for _, rd := range g.readers { // readers that wait for future revisions
 		for g.etcd.Revision() < max(rd.rev, rd.atLeast) {
 			g.take(g.write(memory.Op{Key: elsewhere + "x"}))
 		}
@@ -433,7 +431,7 @@ func (g *stage) settle() error {
 			if err := g.check(); err != nil {
 				return err
 			}
-			if g.etcd.now().stream == nil { // what was delivered contradicted the past
+			if g.etcd.now().stream == nil { // the delivered events contradicted earlier ones
 				return nil
 			}
 		}
@@ -453,14 +451,14 @@ func (g *stage) settle() error {
 	}
 }
 
-// explain tells what has happened, what reads were answered too early, and err.
+// explain returns the steps, the reads that were answered too early, and err.
 func (g *stage) explain(err error) string {
 	return fmt.Sprintf("%v\nanswered too early: %s\nafter:\n\t%s", err, strings.Join(g.early, "\n\t"), strings.Join(g.story, "\n\t"))
 }
 
-// differences compares keys and mod revisions, never a value, of what the resource shows
-// now with what etcd lists at the revision of that, and returns the keys that differ:
-// all that a scheduled check of a mirror needs.
+// differences compares the keys and mod revisions of the resource's latest snapshot with etcd's
+// list at the same revision, without values, and returns the keys that differ: the result of a
+// scheduled check.
 func differences(source mirror.Source, r *mirror.Resource) ([]string, error) {
 	s, err := r.Latest()
 	if err != nil {

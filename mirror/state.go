@@ -1,8 +1,8 @@
 package mirror
 
-// The types by which the parts of a mirror refer to one another, and their owners: shared belongs to all parts, Resource to
-// readers, table, txn and writer to the writer's goroutine, registry to the holder of its lock. Their methods are in files of
-// their names.
+// The types that connect the parts of a mirror, and the owner of each: shared belongs to all parts,
+// Resource to readers, table and writer to the writer's goroutine, registry to its lock. Their
+// methods are in the files named after them.
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
-// shared is the state that callers, resources, loads and the writer of one mirror have in
-// common. Every field is set once, is atomic, or has its own lock.
+// shared is the state that callers, resources, loads and the writer of one mirror have in common.
+// Every field is set once, is atomic, or has its own lock.
 type shared struct {
 	opts     Options
 	clock    *freshness.Clock
@@ -24,10 +24,10 @@ type shared struct {
 
 	compacted atomic.Int64             // the highest revision given to Compact
 	cluster   atomic.Uint64            // the mirrored cluster's ID, 0 before the first list
-	excluded  atomic.Pointer[[]string] // prefixes that no list needs to keep; stored by the writer
+	excluded  atomic.Pointer[[]string] // prefixes whose keys lists may leave out; stored by the writer
 	lists     atomic.Int64             // times the whole prefix was listed and installed
 	loading   atomic.Bool              // the whole prefix is being loaded
-	since     atomic.Int64             // history before it may differ from the events that clients have seen
+	since     atomic.Int64             // history before it may differ from the events that clients have received
 
 	restarts chan restart // requests to leave the feed and to list the prefix
 	feed     *freshness.Feed
@@ -37,14 +37,14 @@ type shared struct {
 	wg     sync.WaitGroup
 }
 
-// restart asks the writer to leave a feed whose etcd does not exist any more.
+// restart is a request to the writer to leave a feed whose etcd cluster does not exist any more.
 type restart struct {
-	lists int64 // the value of shared.lists for which it is meant
+	lists int64 // the value of shared.lists when the request was made
 	err   error
 }
 
-// restart asks for a list of the whole prefix, unless there was one after the given number of
-// lists. It does not block: one request is enough.
+// restart requests a list of the whole prefix; the writer ignores it if the number of lists has
+// changed from lists since. It does not block: one pending request is enough.
 func (s *shared) restart(lists int64, err error) {
 	select {
 	case s.restarts <- restart{lists, err}:
@@ -73,7 +73,7 @@ type Resource struct {
 
 	// Guarded by registry.mu.
 	refs    int
-	exclude bool // what the refs are for
+	exclude bool // the refs are exclusions
 }
 
 // current points to the lineage of a resource, nil while the resource is being loaded. The writer
@@ -88,8 +88,8 @@ func (c *current) readable() *lineage {
 	return nil
 }
 
-// table is the writer's half of a resource. It belongs to the writer's goroutine, which alone
-// calls its methods.
+// table is the writer's half of a resource. It belongs to the writer's goroutine, which alone calls
+// its methods.
 type table struct {
 	*Resource
 	w *writer
@@ -99,20 +99,20 @@ type table struct {
 	loading     bool
 	stopLoading context.CancelFunc // set while loading
 	pending     []Change           // arrived while loading
-	distrust    backoff            // between lists that a divergence asks for
-	awaited     time.Time          // since when readers lack the resource, zero if it can be read
-	suspect     bool               // of the lineage that is being loaded, see lineage.suspect
+	distrust    backoff            // between relists after divergences
+	awaited     time.Time          // since when the resource is unreadable, zero if it can be read
+	suspect     bool               // whether the lineage that is being loaded is suspect, see lineage.suspect
 
 	bytes           int64 // of entries with value
-	missing         int   // entries and events whose value was not kept
+	missing         int   // entries and events whose value was not stored
 	sinceCheckpoint int   // events
 	history         history
 	weighed         weighed
-	absorbed        Revision // the log lacks events up to here of resources that were absorbed (writer.absorb)
+	absorbed        Revision // the log lacks events up to here of absorbed resources (writer.absorb)
 }
 
-// weighed is what a resource's versions were when they were weighed. It keeps them alive, until
-// the next time or until the window drops some.
+// weighed is the state of a resource's versions at the last weighing. It keeps them alive until the
+// next weighing or until the window drops some.
 type weighed struct {
 	head              *version
 	checkpoints, made *[]*version
@@ -130,36 +130,36 @@ type txn struct {
 }
 
 // writer changes the resources of one mirror: it loads them, follows the feed, applies batches,
-// publishes versions, and bounds history. It and its tables belong to one goroutine, the one
-// that calls run. Other goroutines send it commands (registry).
+// publishes versions, and bounds history. The writer and its tables belong to one goroutine, which
+// calls run. Other goroutines send commands (registry).
 type writer struct {
 	*shared
 	publisher freshness.Publisher // of the clock
 	loader    *loader
 	tables    map[string]*table // by prefix
 
-	touched   []*txn // of the batch in hand
-	unclaimed int64  // bytes of the values in tables that are not owned
+	touched   []*txn // of the current batch
+	unclaimed int64  // bytes of the values in tables without a claim
 
 	weighs     bool // versions are being weighed
 	weighAgain time.Time
 
-	doubted       *table // the last one that contradicted the feed, since the last list
+	doubted       *table // the last one with a divergence, since the last list
 	doubtedAt     time.Time
 	contradiction error // the whole feed contradicts the cached state
 
 	// Of the invariant checks.
-	checked clockReading // at the last one
+	checked clockReading // the clock at the last check
 	pace    pace
 }
 
-// registry holds the resources of a mirror with their claims, and the commands that the writer
-// has not run yet. One lock guards both, so that commands arrive in the order of the claims that
-// they are about. All methods may be called concurrently.
+// registry holds the resources of a mirror with their claims, and the pending commands of the
+// writer. One lock guards both, so that commands are in the order of their claims. All methods may
+// be called concurrently.
 type registry struct {
-	due chan struct{} // holds a value if there are commands
+	due chan struct{} // contains a value if there are commands
 
-	mu        sync.Mutex // leaf; held briefly; guards what follows and the claims of resources
+	mu        sync.Mutex // leaf; held briefly; guards the fields below and the claims of resources
 	resources map[string]*Resource
 	commands  []command
 }

@@ -4,9 +4,9 @@ import (
 	"time"
 )
 
-// Publications are how often it took how long from the arrival of a batch until its events could
-// be read: in the i-th place the number of batches that took at most publicationBounds[i] and
-// longer than the bound before, and how long they took together.
+// Publications is a histogram of the delay from the arrival of a batch until its events are
+// readable. Element i counts the batches with a delay of at most publicationBounds[i] and above the
+// previous bound, and adds up their delays.
 type Publications [len(publicationBounds) + 1]struct {
 	N    int64
 	Time time.Duration
@@ -16,35 +16,35 @@ type Publications [len(publicationBounds) + 1]struct {
 type Stats struct {
 	Ready               bool     // the first list is in place
 	Clock               Revision // the published revision
-	EtcdRevision        Revision // the newest that etcd has told, the clock or more; see Current
+	EtcdRevision        Revision // the newest revision reported by etcd, at least the clock; see Current
 	Compacted           Revision // versions below were dropped because etcd was compacted
 	HistoryFloor        Revision // every history reaches back to here
 	HistoryBytes        int64    // stored bytes that only history keeps alive
-	Versions            int      // versions of the past that are kept, of all resources
-	VersionBytes        int64    // bytes of their trees that the present does not share
+	Versions            int      // retained past versions, of all resources
+	VersionBytes        int64    // bytes of their trees that the latest version does not share
 	HistoryLimit        int64    // the bound of HistoryBytes and VersionBytes together, Window.MaxBytes
-	UnclaimedBytes      int64    // values kept for resources that nobody has claimed
+	UnclaimedBytes      int64    // values stored for resources without a claim
 	UnclaimedLimit      int64    // their bound, Options.UnclaimedBytes
 	Events              int64    // events applied
 	Dropped             int64    // events of excluded resources
 	ListedKeys          int64    // keys listed, all lists together
-	Relists             int64    // times the whole prefix had to be listed anew, or could not be listed
+	Relists             int64    // times the whole prefix had to be relisted, or could not be listed
 	Reconnects          int64    // times the feed was resumed
-	SilentFeeds         int64    // of those, times it was left because it told nothing though etcd had moved on
-	Divergences         int64    // times something was listed anew because the feed contradicted what was held
-	Repairs             int64    // times keys were read again because a check had found them to differ from etcd
+	SilentFeeds         int64    // reconnects because the feed delivered nothing while etcd's revision advanced
+	Divergences         int64    // relists because the feed contradicted the cached state
+	Repairs             int64    // times keys were read again because a check found them to differ from etcd
 	RevisionReads       int64    // linearizable reads of etcd's revision
-	RevisionReadWaiters int64    // calls that shared those: calls of Current
+	RevisionReadWaiters int64    // calls of Current that shared those reads
 	ProgressRequests    int64    // progress requests sent
-	Restores            int64    // times etcd turned out to be another, or an older state of itself
-	// History that was read from etcd, when the whole prefix was listed and when a resource was.
+	Restores            int64    // times etcd was another cluster, or an older state of the same
+	// History read from etcd when the whole prefix or a resource was listed.
 	Replays        int64         // times
 	ReplayedEvents int64         // events, all times together
-	ReplayFloor    Revision      // after which the last one began
-	ReplayTime     time.Duration // that the last one took, after its list
+	ReplayFloor    Revision      // the revision after which the last one began
+	ReplayTime     time.Duration // the duration of the last one, after its list
 }
 
-// Stats returns the counters. Cost is O(resources); readings are not of one moment.
+// Stats returns the counters. Cost is O(resources); the counters are not read at one instant.
 func (m *Mirror) Stats() Stats {
 	c := &m.stats
 	reads, waiters := m.reads.Counts()
@@ -83,22 +83,22 @@ func (m *Mirror) Stats() Stats {
 type ResourceStats struct {
 	Ready   bool
 	Suspect bool  // see Resource.Suspect
-	Entries int   // keys held
+	Entries int   // cached keys
 	Bytes   int64 // stored size of their values
-	Events  int   // events a cursor can start at
+	Events  int   // events in the log
 
-	Versions       int      // versions of the past that are kept, those made for readers included
-	VersionBytes   int64    // bytes of their trees that the present does not share, measured about once a second
-	OldestRevision Revision // the oldest that At serves
-	Readers        int      // snapshots of the past that are held now, see Hold
-	OldestRead     Revision // the oldest of those, 0 if there is none
+	Versions       int      // retained past versions, those made for readers included
+	VersionBytes   int64    // bytes of their trees that the latest version does not share, measured about once a second
+	OldestRevision Revision // the oldest revision that At serves
+	Readers        int      // snapshots of the past registered now, see Hold
+	OldestRead     Revision // the oldest revision of those, 0 if there is none
 
 	// Counters, which continue when the resource is claimed again.
 	Received     int64         // events that the feed has delivered
-	Published    int64         // events that cursors were shown; those of a loading resource are part of the load
+	Published    int64         // events published to cursors; events of a loading resource are part of the load
 	Publications Publications  // of the batches with these events
-	Loads        int64         // times the resource became readable, or its content was replaced by a list
-	LoadFailures int64         // times a list for that has failed
+	Loads        int64         // times the resource became readable, or a list replaced its content
+	LoadFailures int64         // failed lists for a load
 	LoadTime     time.Duration // of all Loads: from the claim, or the loss of the content, until the resource was readable
 }
 

@@ -10,11 +10,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// stepped is an etcd between which and the mirror nothing happens by itself: the test
-// says when the watch brings which revisions and what it says of its progress, when
-// etcd reads the revision that a call for it returns, and when the reply arrives.
-// Lists are answered at once. The methods that are not the source's are the test's,
-// which calls them when all else is idle (synctest.Wait).
+// stepped is an etcd that makes no step by itself. The test determines which revisions the watch
+// delivers and reports as progress, when a revision read is executed, and when its reply arrives.
+// Lists are answered at once. The methods that are not part of mirror.Source are for the test,
+// which calls them when all goroutines are idle (synctest.Wait).
 type stepped struct {
 	*memory.Store
 
@@ -22,16 +21,16 @@ type stepped struct {
 	stepping
 }
 
-// stepping is what is going on between the mirror and a stepped etcd.
+// stepping is the state between the mirror and a stepped etcd.
 type stepping struct {
-	stream   *stream       // the watch that runs, nil if none
-	call     *revisionCall // for the revision, the one that is in flight, nil if none
+	stream   *stream       // the running watch, nil if there is none
+	call     *revisionCall // the revision read in flight, nil if there is none
 	requests int           // for progress
-	asked    time.Time     // when the last of them was made
-	hang     chan struct{} // requests for progress return when it is closed; nil: at once
+	asked    time.Time     // time of the last progress request
+	hang     chan struct{} // progress requests return when it is closed; nil: at once
 }
 
-// now returns what is going on.
+// now returns the current state.
 func (s *stepped) now() stepping {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,7 +41,7 @@ func (s *stepped) now() stepping {
 type stream struct {
 	after  mirror.Revision // where it began
 	sent   mirror.Revision // the changes up to here have been delivered
-	told   mirror.Revision // the highest revision it has spoken of
+	told   mirror.Revision // the highest revision it has reported
 	feed   chan mirror.Batch
 	broken chan struct{}
 }
@@ -86,7 +85,7 @@ func (s *stepped) Current(ctx context.Context) (mirror.Header, error) {
 	}
 }
 
-// RequestProgress implements mirror.Source. The answer is up to the test.
+// RequestProgress implements mirror.Source. The test sends the answer.
 func (s *stepped) RequestProgress(ctx context.Context) error {
 	var hang chan struct{}
 	s.set(func() {
@@ -111,10 +110,10 @@ func (s *stepped) set(f func()) {
 	f()
 }
 
-// due returns what the watch has yet to deliver.
+// due returns the changes that the watch has yet to deliver.
 func (s *stepped) due() []mirror.Change { return s.Changes(root, s.now().stream.sent) }
 
-// inStep returns the highest revision that the watch may tell as its progress.
+// inStep returns the highest revision that the watch may report as progress.
 func (s *stepped) inStep() mirror.Revision {
 	if due := s.due(); len(due) > 0 {
 		return due[0].ModRevision - 1
@@ -122,9 +121,8 @@ func (s *stepped) inStep() mirror.Revision {
 	return s.Revision()
 }
 
-// deliver has the watch bring the changes of the next n revisions that have any in the
-// prefix, in one batch. Like the source on etcd it does not go back behind what was told
-// before.
+// deliver makes the watch deliver, in one batch, the changes of the next n revisions with changes
+// in the prefix. Like etcdsource it does not go below a revision that was reported before.
 func (s *stepped) deliver(n int) {
 	st := s.now().stream
 	var b mirror.Batch
@@ -142,7 +140,7 @@ func (s *stepped) deliver(n int) {
 	st.feed <- b
 }
 
-// progress has the watch say that it has come to rev.
+// progress makes the watch report progress at rev.
 func (s *stepped) progress(rev mirror.Revision) {
 	st := s.now().stream
 	st.told = rev
@@ -152,18 +150,18 @@ func (s *stepped) progress(rev mirror.Revision) {
 // breakStream ends the watch.
 func (s *stepped) breakStream() { close(s.now().stream.broken) }
 
-// linearize has etcd read the revision for the call that is in flight.
+// linearize executes the revision read in flight.
 func (s *stepped) linearize() { s.now().call.rev = s.Revision() }
 
-// reply answers the call that is in flight.
+// reply answers the revision read in flight.
 func (s *stepped) reply() { s.now().call.reply <- nil }
 
 var errNoLeader = errors.New("etcdserver: no leader")
 
-// fail answers the call that is in flight with an error.
+// fail answers the revision read in flight with an error.
 func (s *stepped) fail() { s.now().call.reply <- errNoLeader }
 
-// holdRequests has requests for progress hang until letRequestsGo.
+// holdRequests makes progress requests hang until letRequestsGo.
 func (s *stepped) holdRequests() { s.set(func() { s.hang = make(chan struct{}) }) }
 
 func (s *stepped) letRequestsGo() {

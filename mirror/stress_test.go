@@ -22,7 +22,7 @@ const (
 	raceLimit     = 200_000 // bytes of history
 )
 
-// race has readers of every kind on real threads while a writer commits.
+// race runs readers of every kind on real threads while a writer commits.
 type race struct {
 	t     *testing.T
 	store *memory.Store
@@ -32,8 +32,8 @@ type race struct {
 	wg   sync.WaitGroup
 	done atomic.Bool // a reader has failed, or the writer has ended
 
-	acknowledged      atomic.Int64    // the number that was written last
-	last              mirror.Revision // that compare has seen
+	acknowledged      atomic.Int64    // the number of the last write
+	last              mirror.Revision // newest revision seen by compare
 	paged             atomic.Int64    // the revision that pagers read
 	compared, skipped atomic.Int64    // reads by compare
 	pages             atomic.Int64
@@ -52,7 +52,7 @@ func newRace(t *testing.T) *race {
 	x.m = start(t, x.store, func(o *mirror.Options) {
 		o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: raceLimit}
 		o.CheckpointEvents = 30
-		presentOnly(o) // at every revision there are numbers
+		presentOnly(o) // at every revision the resources have numbers
 	})
 	for i := range raceResources {
 		x.all = append(x.all, claim(t, x.m, fmt.Sprintf("/registry/r%d/", i)))
@@ -99,7 +99,8 @@ func (x *race) numberOf(s mirror.Snapshot, i int) string {
 	return string(e.Value())
 }
 
-// gone reports whether a read failed. It may, because the window moves past its revision, and for no other reason.
+// gone reports whether a read failed. It may fail only because the window has moved past its
+// revision.
 func (x *race) gone(err error) bool {
 	if err != nil && !errors.Is(err, mirror.ErrCompacted) {
 		x.fail("%v", err)
@@ -107,8 +108,8 @@ func (x *race) gone(err error) bool {
 	return err != nil
 }
 
-// compare reads two resources at the newest revision and at an older one: both have the same number. The clock and Latest do
-// not go back. One reader calls it.
+// compare reads two resources at the newest revision and at an older one: both have the same
+// number. The clock and Latest never decrease. One reader calls it.
 func (x *race) compare(rnd *rand.Rand) {
 	i, j := rnd.IntN(raceResources), rnd.IntN(raceResources)
 	clock := x.m.Clock()
@@ -141,8 +142,9 @@ func (x *race) compare(rnd *rand.Rand) {
 	}
 }
 
-// page reads five pages at one revision, which all pagers share for a while. They are of the same tree as the first page, also
-// when the version is dropped between two pages; a compacted revision is not served.
+// page reads five pages at one revision, which all pagers share for a while. The pages have the
+// tree of the first page, also when the version is dropped between two pages; a compacted revision
+// is not served.
 func (x *race) page(rnd *rand.Rand) {
 	r := x.all[rnd.IntN(raceResources)]
 	rev := mirror.Revision(x.paged.Load())
@@ -191,17 +193,17 @@ func (x *race) holdStill(rnd *rand.Rand) {
 	}
 }
 
-// racingCursor follows a resource, and applies the events to a state of its own.
+// racingCursor follows a resource, and applies the events to its own state.
 type racingCursor struct {
 	*race
-	slow bool // so that the window leaves it behind
+	slow bool // so that it falls out of the window
 
 	r    *mirror.Resource
 	c    *mirror.Cursor // nil: a new one is due
 	held state
 }
 
-// begin starts a cursor at the present or in the past, of a snapshot or after its revision.
+// begin starts a cursor from a snapshot of the newest or a past revision, or after its revision.
 func (f *racingCursor) begin(rnd *rand.Rand) {
 	f.r = f.all[rnd.IntN(raceResources)]
 	s, err := f.r.Latest()
@@ -225,7 +227,8 @@ func (f *racingCursor) begin(rnd *rand.Rand) {
 	f.c = c
 }
 
-// follow reads some events. If no more are due, the state must be that of the snapshot at the cursor's position.
+// follow reads some events. If no more are due, the state must be that of the snapshot at the
+// cursor's position.
 func (f *racingCursor) follow(rnd *rand.Rand) {
 	if f.c == nil {
 		if f.begin(rnd); f.c == nil {
@@ -318,8 +321,8 @@ func (x *race) readConsistently(rnd *rand.Rand) {
 	}
 }
 
-// write commits transactions, of which each writes its number to all resources, until a reader fails. The feed breaks now and
-// then, and etcd is compacted. History stays within its bound.
+// write commits transactions, each of which writes its number to all resources, until a reader
+// fails. Sometimes the feed breaks, or etcd is compacted. History stays within its bound.
 func (x *race) write(txns int) {
 	rnd := rand.New(rand.NewPCG(rand.Uint64(), 1))
 	for n := 1; n <= txns && !x.done.Load(); n++ {
@@ -329,7 +332,7 @@ func (x *race) write(txns int) {
 		x.acknowledged.Store(int64(n))
 		switch {
 		case n%50 == 0:
-			// Not so far ahead that the feed is overtaken, which would end the followers.
+			// Stay close to the feed: a compaction past it would end the followers.
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			if err := x.m.Wait(ctx, x.store.Revision()); err != nil {
 				x.fail("%v", err)
@@ -346,16 +349,16 @@ func (x *race) write(txns int) {
 	}
 }
 
-// TestReadersAmongWriters runs readers of every kind on real threads while a writer
-// commits, the window trims, etcd is compacted, a resource is claimed and released,
-// and the feed breaks. It is meant for the race detector, and it checks the reads:
+// TestReadersAmongWriters runs readers of every kind on real threads while a writer commits, the
+// window trims, etcd is compacted, a resource is claimed and released, and the feed breaks. It is
+// for the race detector, and it checks the reads:
 //
-//	I1  clock and Latest never go back
-//	I2  a snapshot does not move while it is read
-//	I3  the events of a cursor lead from the snapshot it began with to the tree at
-//	    its position: nothing lost, nothing twice
-//	I5  every transaction writes the same number to all resources; no reader sees two
-//	    different ones at one revision
+//	I1  clock and Latest never decrease
+//	I2  a snapshot does not change while it is read
+//	I3  the events of a cursor lead from its first snapshot to the tree at its position: none lost,
+//	    none repeated
+//	I5  every transaction writes the same number to all resources; no reader sees two different ones
+//	    at one revision
 //	I7  history is within its bound
 func TestReadersAmongWriters(t *testing.T) {
 	t.Parallel()

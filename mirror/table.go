@@ -27,7 +27,7 @@ func (t *table) addBytes(n int64) {
 	}
 }
 
-// count adds an entry to the counts of the table, or with a sign of -1 takes it from them.
+// count adds an entry to the counts of the table, or subtracts it if sign is -1.
 func (t *table) count(e *Entry, sign int) {
 	if e.hasValue() {
 		t.addBytes(int64(sign) * e.Size())
@@ -36,13 +36,13 @@ func (t *table) count(e *Entry, sign int) {
 	}
 }
 
-// keeps reports whether the value of a new entry is kept: always if the resource is claimed,
-// else within Options.UnclaimedBytes.
+// keeps reports whether the value of a new entry is stored: always if the resource is claimed,
+// otherwise within Options.UnclaimedBytes.
 func (t *table) keeps(bytes int64) bool {
 	return t.owned || t.w.unclaimed+bytes <= t.w.opts.UnclaimedBytes
 }
 
-// postpone has a change wait until the resource is loaded.
+// postpone queues a change until the resource is loaded.
 func (t *table) postpone(c *Change) {
 	t.pending = append(t.pending, *c)
 	t.counts.received.Add(1)
@@ -61,13 +61,13 @@ func (t *table) found(entries []*Entry, rev Revision) *version {
 	return &version{rev: rev, tree: btree.Build(entries)}
 }
 
-// begin replaces the resource's lineage, and its history with that of the new log; cursors on
-// the one before are woken. The caller has counted the entries of the new one.
+// begin replaces the resource's lineage and history; cursors on the old lineage are woken. The
+// caller has counted the entries of the new one.
 func (t *table) begin(lin *lineage, h history) {
 	t.sinceCheckpoint = 0
 	old := t.cur.Load()
 	if old != nil {
-		old.log.Abandon() // first: a reader that finds the new one finds this one ended
+		old.log.Abandon() // first: a reader that loads the new lineage observes the end of the old one
 	}
 	t.cur.Store(lin)
 	if old != nil {
@@ -76,12 +76,12 @@ func (t *table) begin(lin *lineage, h history) {
 	}
 	t.history = h
 	t.w.stats.historyBytes.Add(h.bytes)
-	// It may have been loaded at a revision that etcd has been compacted past since.
+	// The load may be at a revision that etcd has been compacted past since.
 	t.raise(lin, t.w.stats.compacted.Load())
 	t.changed.wake()
 }
 
-// show makes a lineage readable that was kept for a resource without a claim.
+// show makes the lineage of a resource that was not claimed readable.
 func (t *table) show() {
 	lin := t.cur.Load()
 	if lin == nil || !lin.private {
@@ -101,7 +101,7 @@ func (t *table) drop() {
 	t.reset()
 }
 
-// end takes the resource's lineage away; cursors on it are woken.
+// end removes the resource's lineage; cursors on it are woken.
 func (t *table) end() {
 	if old := t.cur.Swap(nil); old != nil {
 		old.log.Abandon()
@@ -111,8 +111,8 @@ func (t *table) end() {
 	t.changed.wake()
 }
 
-// reset clears the counts of entries and the pending changes, and cancels the load that is under
-// way: its result comes too late.
+// reset clears the counts of entries and the pending changes, and cancels a running load, whose
+// result would be stale.
 func (t *table) reset() {
 	if t.stopLoading != nil {
 		t.stopLoading()
@@ -122,22 +122,22 @@ func (t *table) reset() {
 	t.loading, t.pending, t.missing = false, nil, 0
 }
 
-// forget drops the counts of history of a resource whose log has been abandoned.
+// forget drops the history counts of a resource whose log has been abandoned.
 func (t *table) forget() {
 	t.w.stats.historyBytes.Add(-t.history.bytes)
 	t.history, t.weighed = history{}, weighed{}
 	t.countVersionBytes(nil)
 }
 
-// await begins the time that the next load takes, if the resource is claimed.
+// await starts the timing of the next load, if the resource is claimed.
 func (t *table) await() {
 	if t.owned && !t.excluded && t.awaited.IsZero() {
 		t.awaited = time.Now()
 	}
 }
 
-// loaded counts that the resource can be read, because of a list that began at that
-// time, zero if there was none.
+// loaded counts a load: the resource can be read. listed is when its list began, zero if there was
+// none.
 func (t *table) loaded(listed time.Time) {
 	if !t.owned || t.excluded {
 		return
@@ -153,7 +153,7 @@ func (t *table) loaded(listed time.Time) {
 	}
 }
 
-// countPublication counts the events of a batch that took so long.
+// countPublication counts the events of a batch and their delay.
 func (t *table) countPublication(events int, took time.Duration) {
 	c := &t.counts
 	c.received.Add(int64(events))
@@ -166,7 +166,7 @@ func (t *table) countPublication(events int, took time.Duration) {
 	c.publications[i].time.Add(int64(took))
 }
 
-// publish wakes the cursors for the newest events of the log, which the clock has reached.
+// publish wakes the cursors of the newest events of the log, which the clock has reached.
 func (t *table) publish(lin *lineage, events []*Event) {
 	c := &t.changed
 	c.notifier.wake()
@@ -178,8 +178,8 @@ func (t *table) publish(lin *lineage, events []*Event) {
 	}
 }
 
-// checkpoint keeps the newest version for reads of the past if enough events lie between it and
-// the one before. events is the number of new ones.
+// checkpoint retains the newest version as a checkpoint if enough events lie between it and the
+// previous one. events is the number of new events.
 func (t *table) checkpoint(lin *lineage, v *version, events int) {
 	every := t.w.opts.CheckpointEvents
 	if t.sinceCheckpoint += events; t.sinceCheckpoint >= every {
@@ -189,13 +189,12 @@ func (t *table) checkpoint(lin *lineage, v *version, events int) {
 	}
 }
 
-// raise makes rev the oldest revision that can be read. It needs the events
-// after rev still in the log.
+// raise makes rev the oldest readable revision. The log still has the events after rev.
 func (t *table) raise(lin *lineage, rev Revision) {
 	if rev <= lin.oldest() {
 		return
 	}
-	lin.readable.Store(rev) // before the versions go, see lineage.at
+	lin.readable.Store(rev) // before the versions are dropped, see lineage.at
 	seq := lin.log.After(rev)
 	cps := *lin.checkpoints.Load()
 	if i, _ := slices.BinarySearchFunc(cps, seq, bySeq); i > 0 {
@@ -207,13 +206,13 @@ func (t *table) raise(lin *lineage, rev Revision) {
 	t.countVersionBytes(lin)
 }
 
-// countVersionBytes adds up the weights of the past versions that are kept.
+// countVersionBytes adds up the weights of the retained past versions.
 func (t *table) countVersionBytes(lin *lineage) {
 	var bytes int64
 	if lin != nil {
 		head := lin.head.Load().seq
 		for _, v := range lin.past() {
-			if v.seq != head { // or it is the present
+			if v.seq != head { // otherwise it is the latest version
 				bytes += v.bytes
 			}
 		}

@@ -2,9 +2,9 @@ package mirror
 
 import "testing"
 
-// TestThinKeepsFewAndNoneTooFar: the first and the last stay, the distance between
-// neighbours is bounded by their age, no two of three could do without the one between them, and
-// the number grows with the logarithm until the distance is the largest.
+// TestThinKeepsFewAndNoneTooFar: the first and the last version stay, the distance between
+// neighbours is bounded by their age, no version between two neighbours could be dropped within the
+// bound, and the number grows logarithmically until the distance reaches its maximum.
 func TestThinKeepsFewAndNoneTooFar(t *testing.T) {
 	const events, total = 10, 200_000
 	cps := []*version{{}}

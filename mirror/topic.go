@@ -9,33 +9,33 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
-// topic is the part of a lineage's events that concerns one key, the keys below one
-// directory, or one value of a Partition: where they are in the log, and who waits for
-// the next. There are topics while cursors follow them, so an event costs those who want it
-// and a lookup, however many others there are.
+// topic is the part of a lineage's events that concerns one key, the keys below one directory, or
+// one value of a Partition: their positions in the log, and the cursors that wait for the next
+// event. Topics exist while cursors follow them. An event therefore costs one lookup, and work only
+// for the cursors of its topics.
 type topic struct {
 	of       *topics
 	name     string
-	from     uint64 // every posted event from here on is in postings
+	from     uint64 // every posted event from this number on is in postings
 	postings eventlog.Postings
-	changed  notifier // after each event of the topic, and when nothing more will come
+	changed  notifier // after each event of the topic, and when the feeder has ended
 	cursors  int      // guarded by topics.mu
-	due      bool     // the feeder's: it is among topics.due
+	due      bool     // owned by the feeder: the topic is in topics.due
 }
 
-// topics are those of one lineage that have one feeder: whoever puts events into them,
-// after the clock has reached them and in the log's order. The feeder of keys and
-// directories is the writer, that of values the goroutine of a Partition.
+// topics contains the topics of one lineage that have the same feeder. The feeder posts events into
+// them after the clock has reached the events and in the log's order. The writer is the feeder of
+// keys and directories, the goroutine of a Partition is the feeder of values.
 //
-// What a reader relies on: every event numbered from topic.from up to posted is in the
-// topics that it concerns. So there is nothing to agree on between the feeder and a cursor
-// that joins, and a cursor's position is never ahead of what it has been given (I4).
+// Guarantee for readers: every event numbered from topic.from up to posted is in the topics that it
+// concerns. So a cursor that joins needs no agreement with the feeder, and its position is never
+// ahead of the events returned to it (I4).
 type topics struct {
 	log    *eventLog
 	posted atomic.Uint64
-	ended  atomic.Bool   // the feeder has: nothing more is posted
-	idle   chan struct{} // a feeder that is told so: closed when the last cursor has left
-	keep   bool          // topics without a cursor, while the log holds events of theirs
+	ended  atomic.Bool   // the feeder has ended: no more events are posted
+	idle   chan struct{} // closed when the last cursor has left, for feeders that end then
+	keep   bool          // keep topics without a cursor, while the log has events of theirs
 
 	mu      sync.Mutex // leaf but for notifiers; held for lookups
 	byName  map[string]*topic
@@ -43,13 +43,13 @@ type topics struct {
 	awaited []awaited // in no order
 	waiting atomic.Int64
 
-	// Feeder's own.
-	due     []*topic // to be woken when the events in hand are posted
-	trimmed uint64   // the oldest event held, when the postings were trimmed last
+	// Owned by the feeder.
+	due     []*topic // to be woken when the current events are posted
+	trimmed uint64   // the oldest event in the log, when the postings were last trimmed
 }
 
-// join returns the topic with the name for one more cursor. A topic that is new holds the
-// events from the number on that from returns.
+// join returns the topic with the name for one more cursor. A new topic contains the events from
+// the number returned by from on.
 func (ts *topics) join(name string, from func() uint64) *topic {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -71,8 +71,7 @@ func (ts *topics) add(t *topic) {
 	ts.byName[t.name] = t
 }
 
-// leave ends the interest of one cursor in the topic, and reports how many cursors of
-// all topics are left.
+// leave removes one cursor from the topic, and returns the number of cursors left on all topics.
 func (ts *topics) leave(t *topic) int {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -96,8 +95,8 @@ func (ts *topics) postLocked(t *topic, seq, first uint64) {
 	}
 }
 
-// tell lets cursors read what was posted, up to the event before end, and wakes those whose
-// topics have something new.
+// tell publishes the posted events up to the number end, exclusive, and wakes the cursors of topics
+// with new events.
 func (ts *topics) tell(end uint64) {
 	ts.posted.Store(end)
 	for _, t := range ts.due {
@@ -119,14 +118,14 @@ func (ts *topics) tell(end uint64) {
 	}
 }
 
-// awaited is a topic that is to be woken, whatever it concerns, when every event below seq
-// is posted.
+// awaited is a topic to wake when every event below seq is posted, even if none of them concerns
+// it.
 type awaited struct {
 	topic *topic
 	seq   uint64
 }
 
-// await wakes the topic when every event below seq is posted, if that is still to come.
+// await wakes the topic when every event below seq is posted, unless they already are.
 func (ts *topics) await(t *topic, seq uint64) {
 	if max(ts.posted.Load(), t.from) >= seq {
 		return
@@ -135,13 +134,13 @@ func (ts *topics) await(t *topic, seq uint64) {
 	defer ts.mu.Unlock()
 	ts.awaited = append(ts.awaited, awaited{t, seq})
 	ts.waiting.Store(int64(len(ts.awaited)))
-	if ts.posted.Load() >= seq { // the feeder may not have seen it
+	if ts.posted.Load() >= seq { // the feeder may have missed the new element
 		t.changed.wake()
 	}
 }
 
-// trimLocked lets topics forget the events that the log has dropped; they hold what it holds,
-// but for as many numbers as there are topics (I7). Cost is O(1) for each event dropped.
+// trimLocked drops the postings of events that the log has dropped. Topics keep at most as many
+// stale numbers as there are topics (I7). Cost is O(1) for each dropped event.
 func (ts *topics) trimLocked(first uint64) {
 	if first-ts.trimmed < uint64(len(ts.byName)) {
 		return
@@ -164,18 +163,18 @@ func (ts *topics) wakeAll() {
 	}
 }
 
-// changes tell the cursors of a resource that there is something to read: those that read
-// everything at once, and those that read a topic when it has changed.
+// changes notifies the cursors of a resource of new events: cursors on the whole log at each
+// change, and cursors on a topic when the topic has changed.
 type changes struct {
-	notifier // those that read everything
+	notifier // for cursors on the whole log
 
 	subscribed atomic.Int64 // cursors on topics of keys and directories, of all lineages
 	mu         sync.Mutex   // leaf but for topics.mu
 	keys       map[*lineage]*topics
 }
 
-// subscribe returns the topic of the keys start <= key < end, nil if there is none: the
-// range is neither a key nor a directory inside the resource.
+// subscribe returns the topic of the keys start <= key < end, nil if the range is neither a key nor
+// a directory inside the resource.
 func (c *changes) subscribe(prefix string, lin *lineage, start, end string) *topic {
 	switch {
 	case len(start) <= len(prefix):
@@ -187,8 +186,8 @@ func (c *changes) subscribe(prefix string, lin *lineage, start, end string) *top
 	case end != start+"\x00":
 		return nil
 	}
-	// Before the log's end is looked at: a writer that does not see it yet posts only what
-	// lies below that.
+	// Count before reading the log's end: a writer that does not see the count yet posts only
+	// events below that end.
 	c.subscribed.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +202,7 @@ func (c *changes) subscribe(prefix string, lin *lineage, start, end string) *top
 	return ts.join(start, lin.log.End)
 }
 
-// unsubscribe is the end of subscribe.
+// unsubscribe undoes subscribe.
 func (c *changes) unsubscribe(lin *lineage, t *topic) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,7 +243,7 @@ func (ts *topics) postKeys(prefix int, events []*Event) {
 	ts.tell(end)
 }
 
-// wake wakes everybody, because the resource has become readable or its lineage is dead.
+// wake wakes all cursors, because the resource has become readable or its lineage is dead.
 func (c *changes) wake() {
 	c.notifier.wake()
 	c.mu.Lock()

@@ -20,7 +20,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// benchFollowers are cursors on goroutines of their own.
+// benchFollowers are cursors on separate goroutines.
 type benchFollowers struct {
 	cursors              []*mirror.Cursor
 	part                 *mirror.Partition // by key
@@ -78,10 +78,9 @@ func (f *benchFollowers) settle(m *mirror.Mirror, rev mirror.Revision) {
 	}
 }
 
-// BenchmarkFollowers measures an event of one key while 5,000 cursors wait, each for a key
-// of its own, on a goroutine of its own: processor time of the whole process, from the
-// event's arrival until every cursor waits again; and the heap of a waiting cursor without
-// its goroutine.
+// BenchmarkFollowers measures an event of one key while 5,000 cursors wait, each for its own key on
+// its own goroutine: the processor time of the whole process, from the event's arrival until every
+// cursor waits again; and the heap of a waiting cursor without its goroutine.
 func BenchmarkFollowers(b *testing.B) {
 	const n = 5000
 	for _, how := range []string{"everything", "key", "directory", "value"} {
@@ -130,7 +129,7 @@ func BenchmarkFollowers(b *testing.B) {
 	}
 }
 
-// heapOf returns what f leaves on the heap.
+// heapOf returns the heap memory that f retains.
 func heapOf(f func()) int64 {
 	var before, after runtime.MemStats
 	runtime.GC()

@@ -25,8 +25,7 @@ func (c *cleanups) run() {
 	}
 }
 
-// woken waits for the cursors' next change and returns the numbers of those that had one
-// by the time that all is quiet.
+// woken waits until all goroutines are idle and returns the numbers of the cursors with a change.
 func woken(waiting []<-chan struct{}) (numbers []int) {
 	synctest.Wait()
 	for i, ch := range waiting {
@@ -39,7 +38,7 @@ func woken(waiting []<-chan struct{}) (numbers []int) {
 	return numbers
 }
 
-// waitingCursors are n cursors each that follow a key, a namespace and a value, in this order.
+// waitingCursors are n cursors each on a key, a namespace and a value, in this order.
 type waitingCursors []*mirror.Cursor
 
 // waitingKey is the key of the i-th namespace.
@@ -64,7 +63,8 @@ func newWaitingCursors(s mirror.Snapshot, part *mirror.Partition, n int) (all wa
 	return all
 }
 
-// requireWakes fails unless the change wakes exactly these cursors, and each of them reads exactly the change.
+// requireWakes fails unless the change wakes exactly these cursors, and each of them reads only
+// this change.
 func (w waitingCursors) requireWakes(t *testing.T, store *memory.Store, op memory.Op, want []int) {
 	t.Helper()
 	var waiting []<-chan struct{}
@@ -86,7 +86,7 @@ func (w waitingCursors) requireWakes(t *testing.T, store *memory.Store, op memor
 	}
 }
 
-// requireEnd restores etcd, and fails unless that ends every cursor.
+// requireEnd restores etcd, and fails unless this ends every cursor.
 func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
 	t.Helper()
 	var waiting []<-chan struct{}
@@ -106,8 +106,8 @@ func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
 	}
 }
 
-// TestAnEventWakesThoseItConcerns: with 1,000 cursors on 1,000 keys, namespaces and
-// values, one event wakes exactly the cursors that follow it, and each reads exactly that.
+// TestAnEventWakesThoseItConcerns: with 1,000 cursors on 1,000 keys, namespaces and values, one
+// event wakes exactly the cursors that follow it, and each reads only this event.
 func TestAnEventWakesThoseItConcerns(t *testing.T) {
 	const n = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -146,15 +146,16 @@ func TestAnEventWakesThoseItConcerns(t *testing.T) {
 	})
 }
 
-// goes starts the goroutine of a partition, which is waited for.
+// goes starts the goroutine of a partition; a cleanup waits for its end.
 func goes(c *cleanups) func(func()) bool {
 	var wg sync.WaitGroup
 	c.Cleanup(wg.Wait)
 	return func(run func()) bool { wg.Go(run); return true }
 }
 
-// TestAQuietFollowerOutlivesTheWindow: the window moves past a position at which nothing
-// of the follower's own happened; and when something was lost, it learns of it.
+// TestAQuietFollowerOutlivesTheWindow: the window moves past the position of a cursor without
+// events of its own, and the cursor continues. If one of its events was dropped, it returns
+// ErrCompacted.
 func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -175,7 +176,7 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 		noise := func() {
 			for i := range 500 {
 				store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
-				time.Sleep(200 * time.Millisecond) // history is cut by the second
+				time.Sleep(200 * time.Millisecond) // history is dropped at marks, one per second
 			}
 			synctest.Wait()
 		}
@@ -192,7 +193,7 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 				t.Errorf("%s: %s, %v, position %d of %d", name, story(evs), err, c.Position(), m.Clock())
 			}
 		}
-		// An event of theirs that is read, and one that is dropped before it is.
+		// An event that the cursors read, and one that is dropped before they read it.
 		rev := store.Put("/registry/a/quiet", "quieter")
 		synctest.Wait()
 		for name, c := range map[string]*mirror.Cursor{"key": key, "value": value} {
@@ -216,8 +217,8 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 	})
 }
 
-// TestAPositionWaitsForThePartition: while the partition is busy with an event, nobody who
-// follows a value is told that he has seen what is later; the clock and others go on.
+// TestAPositionWaitsForThePartition: while the partition is busy with an event, the positions of
+// cursors that follow a value do not pass it; the clock and other cursors continue.
 func TestAPositionWaitsForThePartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -249,7 +250,7 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 		if err != nil || len(evs) != 1 || evs[0].Rev != before || c.Position() != slow-1 {
 			t.Errorf("by value: %s, %v, position %d, want %d", story(evs), err, c.Position(), slow-1)
 		}
-		// It is told when the partition is done, if it wants to know.
+		// With Await, the cursor is woken when the partition is done.
 		c.Await(later)
 		other.Await(later)
 		changed, alsoChanged := c.Changed(), other.Changed()
@@ -263,7 +264,7 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 		if err != nil || len(evs) != 1 || evs[0].Rev != later || c.Position() != later {
 			t.Errorf("by value: %s, %v, position %d, want %d", story(evs), err, c.Position(), later)
 		}
-		// Nothing happens here, but elsewhere: the position moves all the same.
+		// A write outside the resource: the position advances as well.
 		elsewhere := store.Put("/registry/b/x", "x")
 		synctest.Wait()
 		for name, c := range map[string]*mirror.Cursor{"value": c, "another value": other, "key": key} {
@@ -275,8 +276,8 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 	})
 }
 
-// TestValuesThatNobodyFollows are remembered for those who come later from an older place, but
-// not more than so many; who asks for one that was forgotten looks for himself.
+// TestValuesThatNobodyFollows: a bounded number of values without a cursor keep their topics for
+// cursors that join later at an older position; a cursor on another value reads the log.
 func TestValuesThatNobodyFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -328,8 +329,8 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 	})
 }
 
-// TestABacklogIsItsOwnersOwn: who follows a value from far behind makes nobody else wait, and
-// costs nobody his place.
+// TestABacklogIsItsOwnersOwn: a cursor that follows a value from far behind delays no other cursor,
+// and no other cursor loses its position.
 func TestABacklogIsItsOwnersOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -369,7 +370,7 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 			if len(evs) == 1 {
 				break
 			}
-			if time.Since(waited) > time.Minute { // a failure: the backlog is never read
+			if time.Since(waited) > time.Minute { // failure: the backlog is never read
 				t.Fatal("the event waits for the backlog of another")
 			}
 		}
@@ -383,8 +384,8 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 	})
 }
 
-// TestAPartitionThatFallsBehind: when events leave the window before a partition has come to
-// them, those who follow a value read them in the log, or learn that they cannot.
+// TestAPartitionThatFallsBehind: if events leave the window before a partition has sorted them, the
+// cursors on a value read them in the log, or return ErrCompacted.
 func TestAPartitionThatFallsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -405,7 +406,7 @@ func TestAPartitionThatFallsBehind(t *testing.T) {
 			store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
 			time.Sleep(200 * time.Millisecond)
 		}
-		// Its position stands where the partition stands, which is out of the window by now.
+		// The cursor is at the partition's position, which has left the window by now.
 		close(slow)
 		synctest.Wait()
 		if _, err := c.Next(nil, 10); !errors.Is(err, mirror.ErrCompacted) {

@@ -13,9 +13,9 @@ func (x *txn) change(c *Change) error {
 	return x.add(key, c.ModRevision, newEntry(&c.KV, x.t.keeps(int64(len(c.Key)+len(c.Value)))))
 }
 
-// add checks a change against the cached entry and adds it (D1 of the design: etcd's
-// Version is the held one plus 1, and 1 exactly when the key is not held; a store that does not
-// count leaves it 0). The entry is nil for a deletion.
+// add checks a change against the cached entry and adds it. By D1 of the design, etcd's Version is
+// the cached one plus 1, and is 1 exactly when the key is not cached; a store that does not count
+// leaves it 0. The entry is nil for a deletion.
 func (x *txn) add(key string, rev Revision, e *Entry) error {
 	prev, held := x.edit.Get(key)
 	switch {
@@ -35,14 +35,14 @@ func (x *txn) add(key string, rev Revision, e *Entry) error {
 	if held {
 		x.t.count(prev, -1)
 		if !prev.hasValue() {
-			x.t.missing++ // it lives on in the event
+			x.t.missing++ // the event still references it
 		}
 	}
 	x.events = append(x.events, &Event{Rev: rev, Entry: e, Prev: prev, Arrived: x.arrived})
 	return nil
 }
 
-// commit publishes the log and the version; the clock follows.
+// commit publishes the log and the version; the caller advances the clock afterwards.
 func (x *txn) commit() {
 	prev := x.lin.head.Load()
 	x.old = x.edit.Replaced()
@@ -51,13 +51,13 @@ func (x *txn) commit() {
 	v.prev.Store(prev)
 	x.lin.head.Store(v)
 	if x.lin.private {
-		return // table.show adds checkpoints if the resource is claimed
+		return // table.show adds checkpoints when the resource is claimed
 	}
 	x.t.checkpoint(x.lin, v, len(x.events))
 }
 
-// commitUnpublished is commit for a lineage that no reader has seen: the versions do not lead to
-// one another (version.prev), so that those that are dropped later are free.
+// commitUnpublished is commit for a lineage that readers have not seen. It does not link the
+// versions (version.prev), so that versions dropped later can be collected.
 func (x *txn) commitUnpublished() {
 	x.commit()
 	x.lin.head.Load().prev.Store(nil)

@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// asks records when progress is asked for.
+// asks records the times of progress requests.
 type asks struct {
 	mu    sync.Mutex
 	times []time.Time
@@ -30,7 +30,7 @@ func (a *asks) source(store *memory.Store) mirror.Source {
 	}}
 }
 
-// since returns the times asked since begin, in milliseconds, and forgets them.
+// since returns the times of the requests since begin, in milliseconds, and clears them.
 func (a *asks) since(begin time.Time) (ms []int) {
 	synctest.Wait()
 	a.mu.Lock()
@@ -42,8 +42,8 @@ func (a *asks) since(begin time.Time) (ms []int) {
 	return ms
 }
 
-// TestProgressIsAskedForWhileSomebodyWaits: quickly at first, then at intervals that
-// grow to 100 ms, and not at all when nobody waits.
+// TestProgressIsAskedForWhileSomebodyWaits: the intervals are short at first and grow to 100 ms;
+// there are no requests without a waiting reader.
 func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -79,21 +79,21 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 			t.Errorf("asked %d times though nobody waits any more", len(got))
 		}
 
-		// The next one does not wait for the interval of the last.
+		// The next wait starts at the first interval.
 		store.Stall(false)
 		begin = time.Now()
 		reach(t, m, rev)
 		if took := time.Since(begin); took != 2*time.Millisecond {
 			t.Errorf("a feed that is in step took %v, want 2ms", took)
 		}
-		// Now it is known that progress, not an event, is what readers wait for.
+		// Readers now wait for progress, not for an event.
 		rev = store.Put("/elsewhere", "2")
 		begin = time.Now()
 		reach(t, m, rev)
 		if took := time.Since(begin); took != 0 {
 			t.Errorf("a feed that is in step took %v, want no time", took)
 		}
-		// Until an event has ended a wait.
+		// An event ends a wait.
 		rev = store.Revision() + 1
 		go func() {
 			time.Sleep(time.Millisecond)
@@ -117,7 +117,8 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 	})
 }
 
-// TestAWaitForTheHighestRevision disturbs nobody; a client may ask for any.
+// TestAWaitForTheHighestRevision: a client may wait for any revision, without an effect on other
+// waits.
 func TestAWaitForTheHighestRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -139,8 +140,8 @@ func TestAWaitForTheHighestRevision(t *testing.T) {
 	})
 }
 
-// TestWritesDoNotMakeReadersAskQuickly: while events move the clock, those who wait are
-// served by them, and progress is not asked for every other millisecond.
+// TestWritesDoNotMakeReadersAskQuickly: while events move the clock and end the waits, progress is
+// not requested every other millisecond.
 func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -148,7 +149,7 @@ func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 		reach(t, m, store.Revision())
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		for range 4 { // somebody waits for the next write, always
+		for range 4 { // a reader always waits for the next write
 			wg.Go(func() {
 				for m.Wait(ctx, store.Revision()+1) == nil {
 				}
@@ -166,9 +167,9 @@ func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 	})
 }
 
-// TestAFarWaitIsNobodysInterval: somebody waits for a revision that does not come. Reads
-// of writes outside the prefix are served as quickly as without, and without reads
-// progress is asked for every 100 ms, though it moves the clock each time.
+// TestAFarWaitIsNobodysInterval: a reader waits for a revision that does not come. Reads of writes
+// outside the prefix are served as quickly as without this wait. Without reads, progress is
+// requested every 100 ms, although it moves the clock each time.
 func TestAFarWaitIsNobodysInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -205,15 +206,15 @@ func TestAFarWaitIsNobodysInterval(t *testing.T) {
 	})
 }
 
-// TestProgressGoesOutWithTheRevisionRead: when writes outside the prefix are what readers
-// wait for, both questions are asked at the same moment.
+// TestProgressGoesOutWithTheRevisionRead: when readers wait for writes outside the prefix, progress
+// is requested at the same time as the revision.
 func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		var a asks
 		source := a.source(store).(*script)
 		source.current = func(ctx context.Context) (mirror.Header, error) {
-			time.Sleep(time.Millisecond) // as long as a round trip
+			time.Sleep(time.Millisecond) // about a round trip
 			return store.Current(ctx)
 		}
 		m := start(t, source, nil)
@@ -244,7 +245,7 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 				t.Errorf("asked at %v ms, want %v", got, want)
 			}
 		}
-		// A quiet etcd has nothing to tell: it is not asked again and again.
+		// An idle etcd has no new progress: it is not requested repeatedly.
 		for range 10 {
 			if took := read(); took != time.Millisecond {
 				t.Errorf("a read took %v, want a round trip", took)
@@ -256,13 +257,13 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 	})
 }
 
-// TestIdleProgress: the clock follows writes outside the prefix while somebody wants
-// that, though nobody waits.
+// TestIdleProgress: with WantProgress the clock follows writes outside the prefix without a waiting
+// reader.
 func TestIdleProgress(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		interval time.Duration
-		want     int // requests in a minute
+		want     int // requests per minute
 	}{
 		{"default", 0, 12},
 		{"every second", time.Second, 60},
@@ -289,7 +290,7 @@ func TestIdleProgress(t *testing.T) {
 				if followed := m.Clock() == rev; followed != (tt.want > 0) {
 					t.Errorf("the clock is at %d, etcd at %d", m.Clock(), rev)
 				}
-				// Answers that move the clock do not put the next question off.
+				// Answers that move the clock do not delay the next request.
 				a.since(time.Now())
 				for range 60 {
 					store.Put("/elsewhere", "1")
@@ -298,7 +299,7 @@ func TestIdleProgress(t *testing.T) {
 				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
 					t.Errorf("asked %d times in a minute of writes elsewhere, want %d", got, tt.want)
 				}
-				// Events are news enough.
+				// Events make progress requests unnecessary.
 				for i := range 600 {
 					store.Put("/registry/a/x", fmt.Sprint(i))
 					time.Sleep(100 * time.Millisecond)
@@ -316,8 +317,8 @@ func TestIdleProgress(t *testing.T) {
 	}
 }
 
-// TestEventsOnly: progress neither moves the clock nor is asked for, and a resource that
-// is claimed late is read at the clock, which waits for nothing.
+// TestEventsOnly: progress neither moves the clock nor is requested, and a resource that is claimed
+// late is read at the clock without a wait.
 func TestEventsOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -328,7 +329,7 @@ func TestEventsOnly(t *testing.T) {
 		reach(t, m, at)
 		m.WantProgress()
 		rev := store.Put("/elsewhere", "1")
-		store.RequestProgress(context.Background()) // by somebody else on the stream
+		store.RequestProgress(context.Background()) // by another client on the stream
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {
@@ -337,7 +338,7 @@ func TestEventsOnly(t *testing.T) {
 		if got := a.since(time.Now()); len(got) != 0 || m.Clock() != at {
 			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.Clock(), at)
 		}
-		r := claim(t, m, "/registry/a/") // its value was not kept
+		r := claim(t, m, "/registry/a/") // its value was not stored
 		if err := r.WaitReady(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -346,7 +347,7 @@ func TestEventsOnly(t *testing.T) {
 		}
 		reach(t, m, store.Put("/registry/a/x", "2"), r)
 
-		// etcd is compacted past the clock, which stands still: everything is listed anew.
+		// etcd is compacted past the clock, which does not advance: the whole prefix is relisted.
 		rev = store.Put("/elsewhere", "2")
 		store.Compact(rev)
 		store.Put("/registry/b/y", "1")
@@ -369,9 +370,9 @@ func ctxFor(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestReadersDoNotWaitForTheIntervalOfOthers: revisions come and go outside the
-// prefix and somebody always waits for one; each is answered as quickly as the
-// first (k/k: p90 = 93 ms on a quiet resource).
+// TestReadersDoNotWaitForTheIntervalOfOthers: there are writes outside the prefix, and always a
+// reader that waits for one; each is answered as quickly as the first (k/k: p90 = 93 ms on a quiet
+// resource).
 func TestReadersDoNotWaitForTheIntervalOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -405,8 +406,8 @@ func TestReadersDoNotWaitForTheIntervalOfOthers(t *testing.T) {
 	})
 }
 
-// TestCurrentNeedsNoFeed: the revision is known though the feed stalls, and reads
-// of what is held go on.
+// TestCurrentNeedsNoFeed: the revision is known although the feed stalls, and the cached state can
+// still be read.
 func TestCurrentNeedsNoFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

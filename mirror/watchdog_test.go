@@ -12,8 +12,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestSilentFeedIsLeft: a feed that tells nothing though etcd has moved on is begun anew, soon, then
-// with growing patience while the next ones say nothing either. Nothing is listed, no watch ends.
+// TestSilentFeedIsLeft: a feed that delivers nothing while etcd's revision advances is restarted,
+// soon at first and with growing patience while the next feeds are silent too. There is no relist,
+// and no watch ends.
 func TestSilentFeedIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -39,7 +40,7 @@ func TestSilentFeedIsLeft(t *testing.T) {
 		}
 
 		store.Stall(true)
-		store.Put("/registry/a/x", "2") // nobody here knows of it
+		store.Put("/registry/a/x", "2") // unknown to the feed
 		wrote := time.Now()
 		if cause := <-causes; !errors.Is(cause, mirror.ErrFeedSilent) {
 			t.Errorf("the feed was ended because of %v", cause)
@@ -61,7 +62,7 @@ func TestSilentFeedIsLeft(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 
-		// Patience is as before when a feed has delivered.
+		// After a feed has delivered, patience is reset.
 		store.Stall(true)
 		store.Put("/registry/a/x", "3")
 		wrote = time.Now()
@@ -75,7 +76,7 @@ func TestSilentFeedIsLeft(t *testing.T) {
 	})
 }
 
-// TestSlowFeedIsKept: it delivers, though it never catches up.
+// TestSlowFeedIsKept: the feed delivers, although it never catches up.
 func TestSlowFeedIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -96,7 +97,7 @@ func TestSlowFeedIsKept(t *testing.T) {
 	})
 }
 
-// TestFeedIsKeptWhileTheWriterIsBusy: what it has delivered was not taken yet.
+// TestFeedIsKeptWhileTheWriterIsBusy: the writer has not received the delivered batch yet.
 func TestFeedIsKeptWhileTheWriterIsBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -113,7 +114,7 @@ func TestFeedIsKeptWhileTheWriterIsBusy(t *testing.T) {
 	})
 }
 
-// TestFeedIsKeptWithoutAnswers: where etcd does not tell its revision, nothing is concluded.
+// TestFeedIsKeptWithoutAnswers: without an answer from etcd, the feed is kept.
 func TestFeedIsKeptWithoutAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -131,14 +132,14 @@ func TestFeedIsKeptWithoutAnswers(t *testing.T) {
 	})
 }
 
-// TestWatchdogAsksLittle: of an idle etcd one read of its revision a second, of a busy one nothing.
+// TestWatchdogAsksLittle: one revision read a second on an idle etcd, none on a busy one.
 func TestWatchdogAsksLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
 		reach(t, m, store.Revision())
 		before := m.Stats()
-		time.Sleep(time.Minute + time.Second/2) // not at the moment at which it looks
+		time.Sleep(time.Minute + time.Second/2) // not at a tick of the watchdog
 		idle := m.Stats()
 		if n := idle.RevisionReads - before.RevisionReads; n > 60 {
 			t.Errorf("%d reads of an idle etcd's revision in a minute", n)

@@ -6,7 +6,7 @@ import (
 	"github.com/stratakube/strata/btree"
 )
 
-// weighing is the versions of a resource, from the present back.
+// weighing contains the versions of a resource, newest first.
 type weighing struct {
 	t        *table
 	versions []*version
@@ -14,10 +14,10 @@ type weighing struct {
 	bytes    []int64
 }
 
-// weigh measures the memory of past versions that the present does not share, of
-// every resource where that has changed, on another goroutine: it walks the trees. That is
-// done every second, or so rarely that it takes a hundredth of a core. Versions made since
-// do not count yet, so the bound of the window is as exact as that.
+// weigh measures the memory of past versions that the latest version does not share, for every
+// resource whose versions have changed. It walks the trees, on another goroutine, every second or
+// less often, so that it takes at most a hundredth of a core. Versions made since are not counted
+// yet; this is the precision of the window's bound.
 func (w *writer) weigh(now time.Time) {
 	if w.weighs || now.Before(w.weighAgain) {
 		return
@@ -43,8 +43,8 @@ func (w *writer) weigh(now time.Time) {
 	})
 }
 
-// weighing returns the versions of the table to be weighed, nil if they are the same as the last
-// time or the present is the only one.
+// weighing returns the versions of the table to be weighed, nil if they have not changed since the
+// last time or the latest version is the only one.
 func (t *table) weighing() *weighing {
 	lin := t.cur.Load()
 	if lin == nil {
@@ -67,7 +67,7 @@ func (t *table) weighing() *weighing {
 	return g
 }
 
-// weighed takes the result of weigh.
+// weighed applies the result of weigh.
 func (w *writer) weighed(all []*weighing, took time.Duration) {
 	w.weighs, w.weighAgain = false, time.Now().Add(99*took)
 	for _, g := range all {

@@ -2,10 +2,9 @@ package mirror
 
 import "time"
 
-// remember counts the events that were put into the resource's log, and makes room for it:
-// when all histories together exceed the window's bytes, the resource that holds
-// the most loses its oldest part, so that a busy one does not take the history of
-// the quiet ones (I7, I9).
+// remember accounts for events added to the resource's log and enforces the window: when all
+// histories together exceed its bytes, the resource with the largest history loses its oldest part.
+// So a busy resource does not evict the history of quiet ones (I7, I9).
 func (w *writer) remember(t *table, through Revision, events []*Event) {
 	var bytes int64
 	for _, e := range events {
@@ -22,8 +21,8 @@ func (w *writer) remember(t *table, through Revision, events []*Event) {
 // held returns the bytes that the window bounds.
 func (w *writer) held() int64 { return w.stats.historyBytes.Load() + w.stats.versionBytes.Load() }
 
-// dropMade drops the least recently used version that was made for readers, of all resources, and
-// reports whether there was one: it can be made again in milliseconds, while events cannot.
+// dropMade drops the least recently used version made for readers, over all resources, and reports
+// whether there was one. Such a version can be rebuilt in milliseconds; events cannot.
 func (w *writer) dropMade() bool {
 	var owner *table
 	var idle *version
@@ -51,8 +50,8 @@ func (w *writer) bound() {
 	}
 }
 
-// shed drops the oldest history of the resource that holds the most, and reports whether
-// there was any.
+// shed drops the oldest history of the resource with the largest history, and reports whether there
+// was any.
 func (w *writer) shed() bool {
 	var most *table
 	for _, t := range w.tables {
@@ -71,11 +70,10 @@ func (w *writer) shed() bool {
 	return len(marks) > 0 || w.held() < before
 }
 
-// historyBytes is the memory of the resource beside its present: values and versions.
+// historyBytes is the memory of the resource's history: superseded values and past versions.
 func (t *table) historyBytes() int64 { return t.history.bytes + t.versionBytes.Load() }
 
-// trim raises the floor of the resource's log, and its oldest readable version, to
-// rev.
+// trim raises the floor of the resource's log, and its oldest readable version, to rev.
 func (t *table) trim(rev Revision) {
 	h := &t.history
 	for len(h.marks) > 0 && h.marks[0].rev <= rev {
@@ -89,7 +87,7 @@ func (t *table) trim(rev Revision) {
 		if e.Prev == nil {
 			return
 		}
-		e.Prev.retire(false) // for a deletion, or for readers of the past; a watch that is about to send the event makes it anew
+		e.Prev.retire(false) // memos for the deletion, or of past readers; a watch that still has to send the event rebuilds them
 		if !e.Prev.hasValue() {
 			t.missing--
 		}

@@ -15,9 +15,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestHistoryStaysBelowItsBytes writes values of all sizes to several resources.
-// After every batch the history held is within the bound (I7), and it is not cut
-// down to nothing either.
+// TestHistoryStaysBelowItsBytes writes values of all sizes to several resources. After every batch
+// the history is within the bound (I7), and not empty.
 func TestHistoryStaysBelowItsBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 8 << 20
@@ -47,8 +46,8 @@ func TestHistoryStaysBelowItsBytes(t *testing.T) {
 	})
 }
 
-// TestBusyResourceLeavesHistoryToQuietOnes: bytes are taken from whoever holds the
-// most, so a watch on a quiet resource can be resumed until its events are too old.
+// TestBusyResourceLeavesHistoryToQuietOnes: the resource with the largest history loses events
+// first, so a watch on a quiet resource can be resumed until its events are too old.
 func TestBusyResourceLeavesHistoryToQuietOnes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -94,8 +93,8 @@ func TestBusyResourceLeavesHistoryToQuietOnes(t *testing.T) {
 	})
 }
 
-// TestHistoryEndsByAge: an event stays readable for MaxAge, and not much longer,
-// though nothing else happens.
+// TestHistoryEndsByAge: an event stays readable for MaxAge, and not much longer, even without
+// further events.
 func TestHistoryEndsByAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -121,7 +120,7 @@ func TestHistoryEndsByAge(t *testing.T) {
 			return err == nil
 		}
 		second := store.Put("/registry/a/x", "2")
-		time.Sleep(300 * time.Millisecond) // no mark of its own
+		time.Sleep(300 * time.Millisecond) // it has no mark
 		third := store.Put("/registry/a/x", "3")
 		time.Sleep(58 * time.Second)
 		for _, rev := range []mirror.Revision{first, second, third} {
@@ -137,7 +136,7 @@ func TestHistoryEndsByAge(t *testing.T) {
 	})
 }
 
-// TestClaimsMoveHistoryAndReloadsEndIt: the bytes counted follow the logs.
+// TestClaimsMoveHistoryAndReloadsEndIt: the counted bytes equal the logs.
 func TestClaimsMoveHistoryAndReloadsEndIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -184,8 +183,8 @@ func TestClaimsMoveHistoryAndReloadsEndIt(t *testing.T) {
 	})
 }
 
-// TestNothingIsKeptPastTheWindow looks at the garbage collector's view: values that
-// left the window are not held by the resource, nor by the one they were carved out of.
+// TestNothingIsKeptPastTheWindow checks with weak pointers: values that left the window are
+// referenced neither by the resource nor by the one they were carved out of.
 func TestNothingIsKeptPastTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -219,8 +218,8 @@ func TestNothingIsKeptPastTheWindow(t *testing.T) {
 	})
 }
 
-// TestVersionsOfThePastAreSparse: one for so many events, and every revision between
-// them can be read.
+// TestVersionsOfThePastAreSparse: there is one for CheckpointEvents events, and every revision
+// between them can be read.
 func TestVersionsOfThePastAreSparse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -262,8 +261,8 @@ func TestVersionsOfThePastAreSparse(t *testing.T) {
 	})
 }
 
-// TestMemoryOfHistory is BenchmarkHistoryMemory in small: everything that history costs beside the
-// superseded keys and values (events, entries, what the allocator rounds up, versions).
+// TestMemoryOfHistory is a small BenchmarkHistoryMemory: the memory of history in addition to the
+// superseded keys and values (events, entries, allocator rounding, versions).
 func TestMemoryOfHistory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector's heap is another")
@@ -281,7 +280,7 @@ func TestMemoryOfHistory(t *testing.T) {
 	}
 }
 
-// TestReadersOfThePastDoNotShortenHistory: what is made for them is what makes room for them.
+// TestReadersOfThePastDoNotShortenHistory: versions made for readers are evicted before events.
 func TestReadersOfThePastDoNotShortenHistory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

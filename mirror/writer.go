@@ -30,7 +30,7 @@ func newLoader(s *shared) *loader {
 	}
 }
 
-// runCommands runs the commands that were given so far.
+// runCommands runs the pending commands.
 func (w *writer) runCommands() {
 	for _, c := range w.registry.take() {
 		c(w)
@@ -56,7 +56,7 @@ func (w *writer) run(ctx context.Context) {
 			return
 		}
 		if w.lists.Load() != lists {
-			why = err // it was loaded, and has to be loaded again because of this
+			why = err // it was loaded, and err is the reason to load it again
 		}
 		w.stats.relists.Add(1)
 		w.opts.Logger.Warn("mirror lists anew", "prefix", w.opts.Prefix, "error", err)
@@ -67,7 +67,7 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// pause runs commands for the time given.
+// pause runs commands during the given time.
 func (w *writer) pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -83,8 +83,8 @@ func (w *writer) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// session loads the whole prefix and follows it until it has to be loaded again, and
-// returns the reason for that. why is the reason for this session.
+// session loads the whole prefix and follows it until it has to be loaded again, and returns the
+// reason for that. why is the reason for this session.
 func (w *writer) session(ctx context.Context, why error) error {
 	loads := make(chan *load, 1)
 	w.wg.Go(func() { loads <- w.loader.loadAll(ctx, why) })
@@ -129,7 +129,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 	}
 }
 
-// follow applies the feed until it breaks.
+// follow applies the feed until the feed ends.
 func (w *writer) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -181,9 +181,9 @@ func (w *writer) follow(ctx context.Context) error {
 	}
 }
 
-// apply commits a batch: it builds every touched resource's next version
-// privately, appends to the logs, publishes the versions and moves the clock last.
-// An error leaves the clock where it was.
+// apply commits a batch. It builds the next version of every touched resource privately, appends to
+// the logs, publishes the versions and advances the clock last. After an error the clock is
+// unchanged.
 func (w *writer) apply(b Batch) error {
 	now := w.clock.Revision()
 	if w.opts.EventsOnly {
@@ -200,7 +200,7 @@ func (w *writer) apply(b Batch) error {
 	for i := range b.Changes {
 		c := &b.Changes[i]
 		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
-			// Progress has overtaken an event (etcd#15220), or an event came twice.
+			// Progress has overtaken an event (etcd#15220), or an event was repeated.
 			return fmt.Errorf("%w: event of %d at %q after %d", ErrDiverged, c.ModRevision, c.Key, max(last, now))
 		}
 		last = c.ModRevision
@@ -213,11 +213,11 @@ func (w *writer) apply(b Batch) error {
 		default:
 			x := w.txn(t, arrived)
 			if err := x.change(c); err != nil {
-				// Only this resource is in doubt; the others go on.
+				// Only this resource diverged; the others continue.
 				w.touched = slices.DeleteFunc(w.touched, func(o *txn) bool { return o == x })
 				w.diverged(t, err)
-				// The earlier changes of the batch to it wait with this one: the list may be of the
-				// clock as it still stands.
+				// The earlier changes of the batch to the resource are pending as well: its list
+				// may be at the clock, which the batch has not advanced yet.
 				for j := range b.Changes[:i+1] {
 					if w.route(string(b.Changes[j].Key)) == t {
 						t.postpone(&b.Changes[j])
@@ -230,7 +230,7 @@ func (w *writer) apply(b Batch) error {
 	return w.contradiction
 }
 
-// txn returns the transaction of the batch in hand on t.
+// txn returns the transaction of the current batch on t.
 func (w *writer) txn(t *table, arrived int64) *txn {
 	for _, x := range w.touched {
 		if x.t == t {
@@ -243,7 +243,7 @@ func (w *writer) txn(t *table, arrived int64) *txn {
 	return x
 }
 
-// commit publishes the transactions of the batch in hand, and moves the clock to through.
+// commit publishes the transactions of the current batch, and advances the clock to through.
 func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.touched {
 		x.commit()

@@ -1,7 +1,6 @@
-// Package memory is an etcd-like key-value store in memory that implements
-// mirror.Source: the twin of package etcdsource for tests. It has one revision per
-// transaction, compaction, and switches for what goes wrong between etcd and a
-// client.
+// Package memory is an etcd-like key-value store in memory that implements mirror.Source, for
+// tests, in place of package etcdsource. It has one revision per transaction, compaction, and
+// switches for faults between etcd and a client.
 package memory
 
 import (
@@ -27,7 +26,7 @@ type Op struct {
 // may be called concurrently.
 type Store struct {
 	mu        sync.Mutex
-	changed   chan struct{} // closed at every change of what watches look at
+	changed   chan struct{} // closed at every change that running watches must see
 	cluster   uint64
 	rev       mirror.Revision
 	compacted mirror.Revision
@@ -40,7 +39,7 @@ type Store struct {
 	drop       func(mirror.Change) bool
 	listErr    error
 	currentErr error
-	broken     int // watches begun before this generation end
+	broken     int // generation: watches of an earlier one end
 	uncounted  bool
 	pageSize   int
 	group      int
@@ -118,12 +117,12 @@ func (s *Store) Changes(prefix string, after mirror.Revision) []mirror.Change {
 	return out
 }
 
-// afterLocked returns where the history after rev begins.
+// afterLocked returns the index of the first change after rev.
 func (s *Store) afterLocked(rev mirror.Revision) int {
 	return sort.Search(len(s.history), func(i int) bool { return s.history[i].ModRevision > rev })
 }
 
-// Compact forgets history below rev; watches that still need it end.
+// Compact drops history below rev; watches that still need it end.
 func (s *Store) Compact(rev mirror.Revision) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,8 +130,8 @@ func (s *Store) Compact(rev mirror.Revision) {
 	s.changeLocked()
 }
 
-// Restore makes the store another cluster with the keys given, at revision rev, and
-// ends all watches.
+// Restore replaces the store by another cluster with the given keys, at revision rev, and ends all
+// watches.
 func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,16 +147,15 @@ func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
 	s.changeLocked()
 }
 
-// Rewrite gives the store another history without a sign of it: the keys given, at a
-// higher revision of the same cluster, as when a backup was restored and written to.
-// Running watches break.
+// Rewrite replaces the history without a visible sign: the store has the given keys, at a higher
+// revision of the same cluster, as if a backup was restored and written to. Running watches end.
 func (s *Store) Rewrite(rev mirror.Revision, keys map[string]string) {
 	cluster := s.cluster
 	s.Restore(rev, keys)
 	s.set(func() { s.cluster = cluster })
 }
 
-// Stall holds back (or lets go) everything that watches would deliver.
+// Stall stops, or resumes, all deliveries of watches.
 func (s *Store) Stall(on bool) { s.set(func() { s.stalled = on }) }
 
 // Break ends all running watches with an error that may be retried.
@@ -304,8 +302,8 @@ func (s *Store) Replay(ctx context.Context, prefix string, after mirror.Header, 
 	return nil
 }
 
-// sameLocked returns ErrRestored if the store is another cluster than the header's, or an
-// older state.
+// sameLocked returns ErrRestored if the store is another cluster than the header's, or an older
+// state.
 func (s *Store) sameLocked(h mirror.Header) error {
 	if h.ClusterID != s.cluster || h.Revision > s.rev {
 		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, s.cluster, s.rev, h.ClusterID, h.Revision)
@@ -313,12 +311,11 @@ func (s *Store) sameLocked(h mirror.Header) error {
 	return nil
 }
 
-// ErrBroken ends a watch that Break or Restore has ended.
+// ErrBroken is the error of a watch that Break or Restore has ended.
 var ErrBroken = errors.New("connection broken")
 
-// Watch implements mirror.Source. Up to a few revisions come in one batch. Like
-// etcd it says nothing about revisions without changes in the prefix unless it is
-// asked for progress.
+// Watch implements mirror.Source. A batch contains up to a few revisions. Like etcd it reports no
+// revisions without changes in the prefix unless progress is requested.
 func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 	s.mu.Lock()
 	if err := s.sameLocked(after); err != nil {
@@ -340,8 +337,8 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 			for at < s.rev && due == nil {
 				due, at = s.batchLocked(prefix, at, s.rev)
 			}
-			// A request is answered if the watch is in step, and forgotten if not, or
-			// (etcd 3.6.2) if nothing has been written since the watch was to begin.
+			// A request is answered if the watch is synced, and dropped if not, or (etcd 3.6.2) if
+			// there were no writes since the start revision of the watch.
 			if due == nil && s.progress > progress && at > after.Revision {
 				due = &mirror.Batch{Through: at}
 			}
@@ -364,8 +361,8 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 	}
 }
 
-// batchLocked returns the changes of the next few revisions after at and up to last, nil if
-// there are none, and the revision up to which it has looked.
+// batchLocked returns the changes of the next few revisions after at and up to last, nil if there
+// are none, and the last revision that it covers.
 func (s *Store) batchLocked(prefix string, at, last mirror.Revision) (*mirror.Batch, mirror.Revision) {
 	through := min(at+mirror.Revision(s.group), last)
 	b := &mirror.Batch{}

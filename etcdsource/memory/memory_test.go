@@ -13,8 +13,7 @@ import (
 
 const prefix = "/registry/"
 
-// watch collects what a watch delivers until the test ends; err returns what it
-// ended with.
+// watch collects the batches of a watch until the test ends; err returns the error of the watch.
 func watch(t *testing.T, s *Store, after mirror.Header) (got func() []string, err func() error) {
 	var all []string
 	ended := make(chan error, 1)
@@ -67,8 +66,9 @@ func threeRevisions(t *testing.T) *Store {
 	return s
 }
 
-// compactedAtSeven returns a store that is compacted at its revision 7. The last changes below the prefix are a=3 at 6 and
-// a=4 at 7. A watch from the beginning has been stalled since 5; err returns the error that it ended with.
+// compactedAtSeven returns a store that is compacted at its revision 7. The last changes below the
+// prefix are a=3 at 6 and a=4 at 7. A watch from the beginning has been stalled since 5; err
+// returns its error.
 func compactedAtSeven(t *testing.T) (s *Store, err func() error) {
 	t.Helper()
 	s = threeRevisions(t)
@@ -90,13 +90,13 @@ func TestWatch_OfOtherKeys_ReportsProgressOnRequestOnly(t *testing.T) {
 		got, _ := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
 		want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
 
-		// Changes outside the prefix show only when progress is asked for.
+		// Changes outside the prefix are reported only if progress is requested.
 		s.Put("/other", "2") // 4
 		want(t, got())
 		_ = s.RequestProgress(ctx)
 		want(t, got(), "through 4:")
 
-		// A request that finds the watch behind is forgotten.
+		// A request is dropped while the watch is behind.
 		s.Stall(true)
 		s.Put("/other", "3") // 5
 		_ = s.RequestProgress(ctx)

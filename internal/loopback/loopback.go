@@ -1,6 +1,5 @@
-// Package loopback reserves TCP ports of 127.0.0.1 for servers that tests and benchmarks run as processes of their own.
-// Such a server is configured with its port before it starts, and may stop and start again on it, so it cannot pick a port
-// itself.
+// Package loopback reserves TCP ports of 127.0.0.1 for servers that tests and benchmarks run as separate processes. Such a
+// server is configured with its port before it starts, and may stop and start again on it, so it cannot choose a port itself.
 package loopback
 
 import (
@@ -14,12 +13,12 @@ type Port struct {
 	release func() error
 }
 
-// Reserve picks a free port and binds it until Release or the end of this process. The kernel then gives it neither to a
-// listener that asks for any port nor to an outgoing connection of any process. A server that names the port can
-// listen on it, as often as it is restarted, if it sets SO_REUSEADDR, which Go does for every listener.
+// Reserve picks a free port and binds it until Release or the end of this process. The kernel then assigns it neither to a
+// listener on any port nor to an outgoing connection of any process. A server that names the port can listen on it, also after
+// restarts, if it sets SO_REUSEADDR, which Go does for every listener.
 //
-// Only Linux allows a second socket on a bound port in this way. On other systems Reserve only picks a port that is free
-// at that moment, and another process may take it first.
+// Only Linux allows a second socket on a bound port in this way. On other systems Reserve only picks a port that is currently
+// free, and another process may take it first.
 func Reserve() (*Port, error) {
 	number, release, err := reserve()
 	if err != nil {

@@ -83,8 +83,8 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 	}
 }
 
-// A reserved port is neither chosen for a listener nor for a connection, in so many choices
-// that a port that is free would be chosen with near certainty.
+// A reserved port is never chosen for a listener or for a connection, in so many attempts that a
+// free port would be chosen with near certainty.
 func TestReservedPort_AnyPortAsked_IsNeverChosen(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems than Linux reserve no ports")

@@ -1,7 +1,7 @@
 // Package process runs programs, such as servers, as child processes of a test or benchmark: it starts a program, waits until
 // it is ready, reads its output and its cost in CPU time and memory, and stops it by its own process id.
 //
-// On Linux the kernel kills a child when its parent dies, for any reason. A child also has a process group of its own there:
+// On Linux the kernel kills a child when its parent dies, for any reason. A child also has its own process group there:
 // a Ctrl-C reaches the parent alone, which then stops its children in order. On other systems a child may outlive its parent,
 // and CPU, Memory, ResetPeak, LimitMemory and Spec.Prepare do not work.
 package process
@@ -164,8 +164,8 @@ func (c *Child) Kill() {
 	<-c.done
 }
 
-// Await calls ready until it returns nil: at once, and again a pause after each error. Errors: Ended if the process ends, the cause of
-// ctx and the last error of ready if ctx is done. Both also cancel the context of ready.
+// Await calls ready until it returns nil: at once, and again a pause after each error. Errors: Ended if the process ends, the
+// cause of ctx and the last error of ready if ctx is done. Both also cancel the context of ready.
 func (c *Child) Await(ctx context.Context, pause time.Duration, ready func(context.Context) error) error {
 	attempt, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -182,7 +182,7 @@ func (c *Child) Await(ctx context.Context, pause time.Duration, ready func(conte
 		if err == nil {
 			return nil
 		}
-		if last == nil || attempt.Err() == nil { // an error of the cancelled context says nothing
+		if last == nil || attempt.Err() == nil { // keeps the last error from before the context was cancelled
 			last = err
 		}
 		select {

@@ -40,8 +40,9 @@ func startPrepared(cmd *exec.Cmd, prepare func(pid int) error) error {
 	return nil
 }
 
-// cpuTime reads the CPU-time clock of a process, in nanoseconds where /proc counts ticks of 10 ms. Its number is what clock_getcpuclockid(3)
-// makes of a process id: the id inverted, above three bits, of which 2 (CPUCLOCK_SCHED) asks for all that its threads were scheduled.
+// cpuTime reads the CPU-time clock of a process, in nanoseconds; /proc counts ticks of 10 ms. The clock's number is the result
+// of clock_getcpuclockid(3): the inverted process id above three bits with the value 2 (CPUCLOCK_SCHED), which selects the
+// scheduled time of all threads.
 func cpuTime(pid int) (time.Duration, error) {
 	const cpuclockSched = 2
 	var used unix.Timespec

@@ -38,7 +38,7 @@ func (c *Child) Memory() (Memory, error) {
 	return m, nil
 }
 
-// ResetPeak makes Memory's Peak start again from the resident memory of now.
+// ResetPeak resets Memory's Peak to the current resident memory.
 func (c *Child) ResetPeak() error {
 	// "5" resets the peak resident set size: proc_pid_clear_refs(5).
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", c.PID()), []byte("5"), 0); err != nil {
@@ -67,9 +67,9 @@ func (c *Child) LimitMemory(ctx context.Context, limitBytes uint64) {
 	}
 }
 
-// WaitQuiet returns when all children together use less than a tenth of a core, or when limit has passed or ctx is done: earlier work
-// then no longer disturbs the next measurement. It takes a quarter of a second at least, or limit if that is less. Errors: the cause
-// of ctx, or Ended of a child.
+// WaitQuiet returns when all children together use less than a tenth of a core, or when limit has passed or ctx is done:
+// earlier work then no longer affects the next measurement. It takes at least a quarter of a second, or limit if that is less.
+// Errors: the cause of ctx, or Ended of a child.
 func WaitQuiet(ctx context.Context, limit time.Duration, children ...*Child) error {
 	const window = 250 * time.Millisecond
 	deadline := time.Now().Add(limit)

@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// maxFaults is the most faults that one validator names: the first ones explain the others.
+// maxFaults bounds the faults that one validator reports: the first ones explain the others.
 const maxFaults = 5
 
-// faults gathers what a validator finds.
+// faults collects the faults found by a validator.
 type faults struct {
 	guarantee string
 	found     []error
@@ -36,7 +36,7 @@ func (v *View) Check(sessions []Session) error {
 		v.Resumable(sessions), v.Bookmarkable(sessions))
 }
 
-// Ordered: in a session revisions never decrease, bookmarks included, and those of one key increase.
+// Ordered: in a session, revisions never decrease, bookmarks included, and the revisions of one key increase.
 func (v *View) Ordered(sessions []Session) error {
 	f := faults{guarantee: "Ordered"}
 	for i, s := range sessions {
@@ -59,7 +59,7 @@ func (v *View) Ordered(sessions []Session) error {
 	return f.err()
 }
 
-// Unique: a session delivers no event twice, and none that the client had when it began.
+// Unique: a session delivers no event twice, and no event at or below its start revision.
 func (v *View) Unique(sessions []Session) error {
 	f := faults{guarantee: "Unique"}
 	type change struct {
@@ -84,8 +84,8 @@ func (v *View) Unique(sessions []Session) error {
 	return f.err()
 }
 
-// Reliable: every event up to what a session vouches for is there, the initial state is the right one, and everything that
-// is delivered has happened, and is called what it is.
+// Reliable: the session has every event up to the revision it vouches for, the initial state is correct, and every delivered
+// event is in the history with the same kind.
 func (v *View) Reliable(sessions []Session) error {
 	f := faults{guarantee: "Reliable"}
 	for i, s := range sessions {
@@ -121,7 +121,7 @@ func (v *View) Reliable(sessions []Session) error {
 		}
 		for key, events := range got {
 			for revision, kind := range events {
-				if revision > s.After { // else Unique says so
+				if revision > s.After { // otherwise Unique reports it
 					f.add(i, "%v has not happened", Event{Kind: kind, Key: key, Revision: revision})
 				}
 			}
@@ -130,7 +130,7 @@ func (v *View) Reliable(sessions []Session) error {
 	return f.err()
 }
 
-// checkInitial compares the state with which a session began.
+// checkInitial compares the initial state of a session with the history.
 func (v *View) checkInitial(f *faults, i int, s Session) {
 	if s.Initial == nil {
 		return
@@ -150,13 +150,13 @@ func (v *View) checkInitial(f *faults, i int, s Session) {
 	}
 }
 
-// Atomic: when anything later than a revision comes, or a bookmark at it, all events of that revision have come; and if a
-// session ends within one, the next session does not begin after it, unless an earlier one had vouched for it.
+// Atomic: before a later event or a bookmark at a revision arrives, all events of that revision have arrived. If a session ends
+// within a revision, the next session does not begin after it, unless an earlier session had vouched for it.
 func (v *View) Atomic(sessions []Session) error {
 	f := faults{guarantee: "Atomic"}
-	known := int64(0) // what the sessions before have vouched for
+	known := int64(0) // the highest revision that earlier sessions have vouched for
 	for i, s := range sessions {
-		missing := map[string]bool{} // of the revision that is open
+		missing := map[string]bool{} // of the current revision
 		open := s.After
 		for _, e := range s.Events {
 			if e.Kind == Bookmark || e.Revision != open {
@@ -184,8 +184,8 @@ func (v *View) Atomic(sessions []Session) error {
 	return f.err()
 }
 
-// Resumable: the events of a session are the first ones after the revision at which it began, none left out. Events of one
-// revision may be in any order.
+// Resumable: the events of a session are the first ones after its start revision, without a gap. Events of one revision may be
+// in any order.
 func (v *View) Resumable(sessions []Session) error {
 	f := faults{guarantee: "Resumable"}
 	for i, s := range sessions {
@@ -209,8 +209,8 @@ func (v *View) Resumable(sessions []Session) error {
 	return f.err()
 }
 
-// Bookmarkable: everything up to a bookmark's revision comes before it, everything after it is later, and it carries
-// nothing but the revision.
+// Bookmarkable: all events up to a bookmark's revision arrive before it, all events after it are later, and it carries only the
+// revision.
 func (v *View) Bookmarkable(sessions []Session) error {
 	f := faults{guarantee: "Bookmarkable"}
 	for i, s := range sessions {

@@ -10,7 +10,8 @@ import (
 // The state of a key in these tests is a label; the watch selects those with "on".
 func on(_ string, state any) bool { return state == "on" }
 
-// history has a transaction of three keys at 5, keys that begin and cease to be selected, and one that is never selected.
+// history has a transaction of three keys at 5, keys that become selected and unselected, and one
+// that is never selected.
 func history() *History {
 	return &History{
 		From: 2, Through: 14, Base: map[string]any{"old": "on", "other": "off"},
@@ -19,16 +20,16 @@ func history() *History {
 			{4, "a", "on"},     // MODIFIED
 			{5, "x", "on"},     // ADDED, and
 			{5, "y", "on"},     // ADDED, and
-			{5, "z", "off"},    // nothing
-			{6, "other", "on"}, // ADDED: it begins to be selected
+			{5, "z", "off"},    // no event
+			{6, "other", "on"}, // ADDED: it becomes selected
 			{7, "quiet", "off"},
-			{8, "a", "off"}, // DELETED: it ceases to be
+			{8, "a", "off"}, // DELETED: it is no longer selected
 			{9, "a", nil},
 			{10, "old", nil},   // DELETED
-			{11, "old", "on"},  // ADDED: it is made again
+			{11, "old", "on"},  // ADDED: it is created again
 			{12, "x", nil},     // DELETED, and
 			{12, "y", nil},     // DELETED
-			{13, "quiet", nil}, // nothing
+			{13, "quiet", nil}, // no event
 			{14, "old", "on"},  // MODIFIED
 		},
 	}
@@ -40,7 +41,8 @@ func event(kind Kind, key string, revision int64) Event {
 
 func bookmark(revision int64) Event { return event(Bookmark, "", revision) }
 
-// right is what a client with that watch may have got: two reconnects, one at an event and one at a bookmark.
+// right returns valid sessions of a client with that watch: two reconnects, one at an event and one
+// at a bookmark.
 func right() []Session {
 	return []Session{
 		{After: 2, Initial: map[string]int64{"old": 2}, Events: []Event{

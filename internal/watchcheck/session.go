@@ -2,7 +2,7 @@ package watchcheck
 
 import "fmt"
 
-// Kind is what an event says.
+// Kind is the type of an event.
 type Kind uint8
 
 const (
@@ -36,12 +36,12 @@ func KindOf(name string) (Kind, error) {
 	return 0, fmt.Errorf("no kind of event is called %q", name)
 }
 
-// Event is one event as a client got it.
+// Event is one event as received by a client.
 type Event struct {
 	Kind     Kind
 	Key      string // "" for a bookmark
-	Revision int64  // of the change, or up to which the bookmark vouches
-	Extra    string // of a bookmark: what it carries beside the revision; "" for nothing
+	Revision int64  // of the change, or the revision that the bookmark vouches for
+	Extra    string // content of a bookmark in addition to the revision; "" for none
 }
 
 func (e Event) String() string {
@@ -51,25 +51,25 @@ func (e Event) String() string {
 	return fmt.Sprintf("%v %s at %d", e.Kind, e.Key, e.Revision)
 }
 
-// Session is what one connection of a watch delivered. A client's sessions are in the order in which it made them; it may
-// begin a session wherever it likes, not only where the last one ended.
+// Session contains the events of one connection of a watch. A client's sessions are in the order of their connections; a
+// session may begin at any revision, not only where the previous one ended.
 type Session struct {
-	// After is the revision after which the session begins: what the client asked for, or the revision of the initial state.
+	// After is the revision after which the session begins: the requested revision, or that of the initial state.
 	After int64
 
-	// Initial is the state at After with which the session began, as keys and the revision of the last change of each; nil
-	// if the client did not ask for it.
+	// Initial is the state at After with which the session began, as keys and the revision of the last change of each; nil if
+	// the client did not request it.
 	Initial map[string]int64
 
 	Events []Event
 
-	// Through is a revision up to which everything has been delivered, known to the test from somewhere else than the events;
-	// 0 for none.
+	// Through is a revision up to which all events were delivered, known to the test from a source other than the events; 0 for
+	// none.
 	Through int64
 }
 
-// vouched returns the revision up to which the session has claimed to be complete: that of its last bookmark, or just below
-// that of its last event, because others of the same revision may have been on their way.
+// vouched returns the revision up to which the session claims to be complete: that of its last bookmark, or the one below that
+// of its last event, because other events of the same revision may have been in flight.
 func (s *Session) vouched() int64 {
 	through := max(s.After, s.Through)
 	for _, e := range s.Events {
@@ -82,7 +82,7 @@ func (s *Session) vouched() int64 {
 	return through
 }
 
-// Position returns the revision after which a client that has had the session would resume.
+// Position returns the revision after which a client would resume the session.
 func (s *Session) Position() int64 {
 	position := s.After
 	if n := len(s.Events); n > 0 {

@@ -2,8 +2,8 @@ package eventlog
 
 import "fmt"
 
-// Check returns an error if the numbers do not ascend, or lie outside what was not forgotten and end,
-// the log's. The writer calls it. Cost is O(n); for tests.
+// Check returns an error if the numbers do not ascend, or lie outside the retained range; end is
+// the log's end. The writer calls it. Cost is O(n); for tests.
 func (p *Postings) Check(end uint64) error {
 	cur := p.cur.Load()
 	if cur == nil {

@@ -1,10 +1,10 @@
-// Package eventlog is an append-only log of events in revision order, written by
-// one goroutine and read by any number of cursors without a lock.
+// Package eventlog is an append-only log of events in revision order, written by one goroutine and
+// read by any number of cursors without a lock.
 //
-// A position in the log is a sequence number. The log finds an event by its
-// number through an atomically published table of chunks, so a reader holds a
-// number, not memory: however far a reader falls behind, the log is free to drop
-// what has left the window, and the reader learns of it when it asks.
+// A position in the log is a sequence number. The log finds an event by its number through an
+// atomically published table of chunks. A reader has a number, not a reference, so however far it
+// falls behind, the log can drop events that left the window; the reader learns this from its next
+// read.
 package eventlog
 
 import (
@@ -12,40 +12,39 @@ import (
 	"sync/atomic"
 )
 
-// chunkSize events share one allocation of the table; a guess that keeps the
-// table short (a window of 300,000 events has 2,344 chunks) and the last,
-// partly filled chunk small (1 KB).
+// chunkSize is the number of events in one allocation of the table. A guess that keeps the table
+// short (a window of 300,000 events has 2,344 chunks) and the last, partly filled chunk small (1
+// KB).
 const chunkSize = 128
 
-// Event is what a log holds. Revision must not decrease from one appended event
-// to the next.
+// Event is an element of a log. Revision must not decrease from one appended event to the next.
 type Event interface {
 	Revision() int64
 }
 
 type chunk[T any] [chunkSize]atomic.Pointer[T]
 
-// table maps sequence numbers to chunks: chunks[i] holds the numbers from
-// (base+i)*chunkSize on. A published table is never written again.
+// table maps sequence numbers to chunks: chunks[i] contains the numbers from (base+i)*chunkSize on.
+// A published table is never written again.
 type table[T any] struct {
 	base   uint64
 	chunks []*chunk[T]
 }
 
-// Log holds the events that were appended and not dropped yet. Append and Drop
-// belong to one writer; everything else may be called concurrently.
+// Log contains the events that were appended and not dropped yet. Append and Drop belong to one
+// writer; all other methods may be called concurrently.
 type Log[T any, E interface {
 	*T
 	Event
 }] struct {
 	table atomic.Pointer[table[T]]
-	first atomic.Uint64 // number of the oldest event held
-	end   atomic.Uint64 // number that the next event will get
+	first atomic.Uint64 // number of the oldest event
+	end   atomic.Uint64 // number of the next event
 	floor atomic.Int64
 	dead  atomic.Bool
 }
 
-// New returns an empty log that promises every event above floor.
+// New returns an empty log that will contain every event above floor.
 func New[T any, E interface {
 	*T
 	Event
@@ -56,29 +55,29 @@ func New[T any, E interface {
 	return l
 }
 
-// Floor returns the revision above which the log holds every event.
+// Floor returns the revision above which the log has every event.
 func (l *Log[T, E]) Floor() int64 { return l.floor.Load() }
 
-// End returns the sequence number after the newest event. An event is readable
-// as soon as End has moved past it.
+// End returns the sequence number after the newest event. An event is readable as soon as End is
+// above its number.
 func (l *Log[T, E]) End() uint64 { return l.end.Load() }
 
-// First returns the sequence number of the oldest event held, End if there is none.
+// First returns the sequence number of the oldest event, End if there is none.
 func (l *Log[T, E]) First() uint64 { return l.first.Load() }
 
-// Len returns the number of events held.
+// Len returns the number of events.
 func (l *Log[T, E]) Len() int { return int(l.end.Load() - l.first.Load()) }
 
-// Dead reports whether the log was abandoned: it receives no more events, and
-// its readers have to start over.
+// Dead reports whether the log was abandoned: it receives no more events, and its readers have to
+// start over.
 func (l *Log[T, E]) Dead() bool { return l.dead.Load() }
 
-// Abandon marks the log dead, for good.
+// Abandon marks the log dead permanently.
 func (l *Log[T, E]) Abandon() { l.dead.Store(true) }
 
-// Release lets go of all events of a log that was abandoned, whose writer calls it: At then returns
-// nil, and what After returns says nothing. A reader that finds the log dead after reading discards
-// what it has read.
+// Release releases all events of an abandoned log; its writer calls it. Afterwards At returns nil,
+// and the result of After is meaningless. A reader that finds the log dead after a read discards
+// the result.
 func (l *Log[T, E]) Release() { l.table.Store(&table[T]{}) }
 
 // Append adds events, which become visible together.
@@ -101,8 +100,7 @@ func (l *Log[T, E]) Append(events ...E) {
 	l.end.Store(seq + uint64(len(events)))
 }
 
-// At returns the event with the number, nil if it was dropped or does not exist
-// yet (seq >= End).
+// At returns the event with the number, nil if it was dropped or does not exist yet (seq >= End).
 func (l *Log[T, E]) At(seq uint64) E {
 	tab := l.table.Load()
 	c := seq / chunkSize
@@ -112,9 +110,9 @@ func (l *Log[T, E]) At(seq uint64) E {
 	return E(tab.chunks[c-tab.base][seq%chunkSize].Load())
 }
 
-// After returns the number of the first event held whose revision is above rev,
-// End if there is none. Whether the log still holds all of them is for the
-// caller to ask: rev >= Floor(), before and after.
+// After returns the number of the first event in the log whose revision is above rev, End if there
+// is none. The caller has to check rev >= Floor(), before and after, to know that no such event was
+// dropped.
 func (l *Log[T, E]) After(rev int64) uint64 {
 	first, end := l.first.Load(), l.end.Load()
 	if end <= first {
@@ -126,13 +124,13 @@ func (l *Log[T, E]) After(rev int64) uint64 {
 	}))
 }
 
-// Drop forgets every event with a revision of at most rev and raises the floor to
-// rev. It calls forget, if given, for each of them.
+// Drop removes every event with a revision of at most rev and raises the floor to rev. It calls
+// forget, if given, for each of them.
 func (l *Log[T, E]) Drop(rev int64, forget func(E)) {
 	if rev <= l.floor.Load() {
 		return
 	}
-	// The floor first: a reader that checks it after reading learns in time.
+	// Raise the floor first: a reader that checks it after reading then detects the drop.
 	l.floor.Store(rev)
 	tab, seq, end := l.table.Load(), l.first.Load(), l.end.Load()
 	for ; seq < end; seq++ {

@@ -11,7 +11,7 @@ type ev struct{ rev, id int64 }
 
 func (e *ev) Revision() int64 { return e.rev }
 
-// TestLogIsSliceWithFloor drives appends, drops and searches against a slice.
+// TestLogIsSliceWithFloor compares appends, drops and searches with a slice.
 func TestLogIsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New[ev](10)
@@ -74,8 +74,7 @@ func TestLogIsSliceWithFloor(t *testing.T) {
 	})
 }
 
-// TestReadersSeeEveryEventOnceOrLearnOfTheGap runs readers against a writer that
-// drops behind itself.
+// TestReadersSeeEveryEventOnceOrLearnOfTheGap runs readers against a writer that drops old events.
 func TestReadersSeeEveryEventOnceOrLearnOfTheGap(t *testing.T) {
 	const total = 50_000
 	l := New[ev](0)

@@ -5,26 +5,26 @@ import (
 	"sync/atomic"
 )
 
-// Postings are the sequence numbers of the events of a log that one reader, or a group
-// of them, is interested in: ascending, 8 bytes each. The zero value is empty. Append and
-// Trim belong to one writer; From may be called concurrently and waits for nobody.
+// Postings is an ascending list of sequence numbers of a log's events, 8 bytes each, for one reader
+// or a group of readers. The zero value is empty. Append and Trim belong to one writer; From may be
+// called concurrently and never blocks.
 type Postings struct {
 	cur atomic.Pointer[postings]
 }
 
-// postings are a part of a list. seqs[:n] is never written again; the rest is the
-// writer's. When there is no room left, or too much, another one takes its place.
+// postings is the storage of a list. seqs[:n] is never written again; the writer owns the rest.
+// When it is full, or mostly unused, the writer replaces it.
 type postings struct {
-	lost uint64 // numbers below it were in the list once, or may have been
+	lost uint64 // numbers below it were, or may have been, in the list
 	n    atomic.Int64
 	seqs []uint64
 }
 
-// firstPostings is the room that a list begins with: most lists stay short.
+// firstPostings is the initial capacity of a list: most lists stay short.
 const firstPostings = 4
 
-// Append adds seq, which must be above all that were added before. first is the number of
-// the oldest event that the log holds: what lies below it may be forgotten.
+// Append adds seq, which must be above all numbers in the list. first is the number of the oldest
+// event in the log: numbers below it may be dropped.
 func (p *Postings) Append(seq, first uint64) {
 	cur := p.cur.Load()
 	if cur == nil || int(cur.n.Load()) == len(cur.seqs) {
@@ -36,7 +36,7 @@ func (p *Postings) Append(seq, first uint64) {
 	p.cur.Store(cur)
 }
 
-// Trim forgets the numbers below first if that frees most of what the list takes.
+// Trim drops the numbers below first if that frees most of the list's memory.
 func (p *Postings) Trim(first uint64) {
 	cur := p.cur.Load()
 	if cur == nil {
@@ -56,8 +56,8 @@ func (p *Postings) Len() int {
 	return int(cur.n.Load())
 }
 
-// From returns the numbers from seq on. The slice is shared: do not write to it. It
-// reports false if one of them was forgotten.
+// From returns the numbers from seq on. The slice is shared: do not write to it. It reports false
+// if one of them was dropped.
 func (p *Postings) From(seq uint64) ([]uint64, bool) {
 	cur := p.cur.Load()
 	if cur == nil {
@@ -66,13 +66,13 @@ func (p *Postings) From(seq uint64) ([]uint64, bool) {
 	return cur.seqs[cur.index(seq):cur.n.Load()], seq >= cur.lost
 }
 
-// index returns the place of the first number that is not below seq.
+// index returns the index of the first number that is not below seq.
 func (l *postings) index(seq uint64) int {
 	i, _ := slices.BinarySearch(l.seqs[:l.n.Load()], seq)
 	return i
 }
 
-// from returns the list without what lies below first, with room for more numbers.
+// from returns a copy of the list without the numbers below first, with capacity for more numbers.
 func (l *postings) from(first uint64, more int) *postings {
 	if l == nil {
 		return &postings{seqs: make([]uint64, firstPostings)}

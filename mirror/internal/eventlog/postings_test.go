@@ -8,9 +8,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPostingsAreASliceThatForgets drives appends, trims and reads against a slice: a
-// reader gets every number from its place on, or learns that one was forgotten, which
-// happens only below what the log holds.
+// TestPostingsAreASliceThatForgets compares appends, trims and reads with a slice: a reader gets
+// every number from its position on, or false if one was dropped, which happens only below the
+// log's first event.
 func TestPostingsAreASliceThatForgets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var p Postings
@@ -47,7 +47,7 @@ func TestPostingsAreASliceThatForgets(t *testing.T) {
 	})
 }
 
-// TestPostingsAmongReaders: what readers see is whole while the writer adds and forgets.
+// TestPostingsAmongReaders: readers see a consistent list while the writer appends and trims.
 func TestPostingsAmongReaders(t *testing.T) {
 	const total = 100_000
 	var p Postings

@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Check returns an error if a wait for the published revision or for less goes on, or if the waits
-// contradict what the clock reports of them. The publisher's goroutine calls it. Cost is O(waits);
+// Check returns an error if a wait for the published revision or a lower one has not ended, or if
+// the clock's state contradicts its waits. The publisher's goroutine calls it. Cost is O(waits);
 // for tests.
 func (c *Clock) Check() error {
 	c.mu.Lock()

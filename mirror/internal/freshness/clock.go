@@ -1,6 +1,6 @@
-// Package freshness tells how far a mirror has come and how far etcd is: the published revision and
-// the waits for it, requests for progress, shared reads of etcd's revision, and the watchdog of the
-// feed. It reaches etcd and the mirror through functions, so it runs in a test alone.
+// Package freshness tracks the published revision of a mirror and etcd's revision: waits for the
+// published revision, progress requests, shared reads of etcd's revision, and the watchdog of the
+// feed. It accesses etcd and the mirror through functions, so that tests run it alone.
 package freshness
 
 import (
@@ -11,15 +11,15 @@ import (
 	"sync/atomic"
 )
 
-// Clock is the published revision, and the waits for it to move. All methods may be called
+// Clock is the published revision, and the waits for it to advance. All methods may be called
 // concurrently.
 type Clock struct {
 	rev atomic.Int64
-	// min is the lowest revision of all waits, so that Publish takes the lock only if it ends one.
+	// min is the lowest revision of all waits: Publish takes the lock only if it ends a wait.
 	min atomic.Int64
 
-	// byProgress: progress moves the clock to the revisions of the waits, not events. It has ended
-	// the last wait, and since then no read has found the clock to be at etcd's revision.
+	// byProgress: progress, not events, moves the clock to the revisions of the waits. Progress has
+	// ended the last wait, and since then no read has found the clock at etcd's revision.
 	byProgress atomic.Bool
 	served     atomic.Int64 // times that progress has ended waits
 	events     atomic.Int64 // times that events have moved the clock
@@ -27,13 +27,13 @@ type Clock struct {
 	closed    <-chan struct{}
 	errClosed error
 
-	mu      sync.Mutex // leaf; guards what follows
+	mu      sync.Mutex // leaf; guards the fields below
 	waiters waiterHeap
 
-	occupied bool          // there are waits; the channels report it
+	occupied bool          // there are waits; reported by the channels
 	waiting  chan struct{} // closed while there are waits, replaced when there are none
-	resting  chan struct{} // the other way round
-	lowered  chan struct{} // a wait is for less than all others
+	resting  chan struct{} // closed while there are no waits
+	lowered  chan struct{} // a new wait is for a lower revision than all others
 }
 
 // NewClock returns a clock at 0 and its publisher. Waits end with err when closed is closed.
@@ -53,13 +53,13 @@ type waiter struct {
 	index int
 }
 
-// Publisher moves a clock. It belongs to one goroutine, and so does the right to publish: readers
-// have the Clock only.
+// Publisher moves a clock. It belongs to one goroutine, the only one that may publish; readers have
+// access to the Clock only.
 type Publisher struct{ c *Clock }
 
-// Publish moves the clock to rev and ends the waits for rev and less. byProgress says that no event
-// but etcd's report of progress has moved it. Cost is O(log n) for each wait that ends, and no
-// lock if none does.
+// Publish moves the clock to rev and ends the waits for rev and lower revisions. byProgress reports
+// that a progress response, not an event, has moved it. Cost is O(log n) for each wait that ends,
+// and no lock if no wait ends.
 func (p Publisher) Publish(rev int64, byProgress bool) {
 	c := p.c
 	if !byProgress {
@@ -114,8 +114,8 @@ func (c *Clock) Wait(ctx context.Context, rev int64) error {
 		}
 	}
 	c.setMinLocked()
-	// The writer stores rev before it loads min, we store min before we load rev:
-	// one of the two sees the other.
+	// The writer stores rev before it loads min, and Wait stores min before it loads rev: at least
+	// one of them observes the other.
 	if now := c.rev.Load(); now >= rev {
 		heap.Remove(&c.waiters, w.index)
 		c.setMinLocked()
@@ -134,7 +134,7 @@ func (c *Clock) Wait(ctx context.Context, rev int64) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.index < 0 { // woken in the same moment
+	if w.index < 0 { // woken at the same time
 		return nil
 	}
 	heap.Remove(&c.waiters, w.index)

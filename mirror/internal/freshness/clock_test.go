@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestNoWakeupIsLost has the clock moved to a revision just as others begin to wait
-// for it. Nothing moves it afterwards before they have been woken, so a waiter that
-// is overlooked sleeps until the test's patience ends.
+// TestNoWakeupIsLost moves the clock to a revision at the moment at which waits for it begin. The
+// clock does not move again before they have ended, so a waiter without a wake-up sleeps until the
+// test's timeout.
 func TestNoWakeupIsLost(t *testing.T) {
 	const waiters, revisions = 2, 10_000
 	c, publisher := NewClock(nil, nil)
@@ -34,7 +34,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 		})
 	}
 	for rev := int64(1); rev <= revisions && ctx.Err() == nil; rev++ {
-		// All have been woken for the one before and are on their way to wait again.
+		// All were woken for the previous revision and are about to wait again.
 		for woken.Load() < waiters*(rev-1) && ctx.Err() == nil {
 			runtime.Gosched()
 		}
@@ -54,7 +54,7 @@ func TestNoWakeupIsLost(t *testing.T) {
 	}
 }
 
-// TestWaitersWakeByRevision: each as soon as the clock has reached its own.
+// TestWaitersWakeByRevision: each wait ends as soon as the clock has reached its revision.
 func TestWaitersWakeByRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, publisher := NewClock(nil, nil)

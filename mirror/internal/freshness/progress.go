@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// While there are waits for the clock, progress is requested at growing intervals:
-// quickly at first, because etcd answers only when the feed is in step, which usually
-// is a matter of a millisecond; 100 ms is KEP-2340's interval.
+// While there are waits for the clock, progress is requested at growing intervals. The first are
+// short: etcd answers only when the feed is synced, which usually takes about a millisecond. 100 ms
+// is KEP-2340's interval.
 const (
 	progressFirst = 2 * time.Millisecond
 	progressLast  = 100 * time.Millisecond
 )
 
-// Progress requests reports of progress from etcd:
+// Progress requests progress from etcd:
 //
 //   - while there are waits for the clock: at once if progress is expected to end them
-//     (Clock.byProgress), else after progressFirst, because a write inside the prefix moves the
-//     clock by its own event and needs no answer. Then at intervals that double up to
-//     progressLast. They restart when progress has ended a wait, and with a wait
-//     for less than all others: no wait depends on the interval of others, and a wait
-//     for a distant revision does not make it short;
-//   - at the moment a revision read begins, if progress is expected to end waits
-//     (Reads), so that the two answers arrive together;
-//   - once in each idle interval without events, while a caller wants the clock to move (Want).
+//     (Clock.byProgress), otherwise after progressFirst, because a write inside the prefix moves the
+//     clock by its own event and needs no progress. Then at intervals that double up to progressLast.
+//     The intervals restart when progress has ended a wait, and with a wait for a lower revision than
+//     all others: no wait depends on the interval of others, and a wait for a distant revision does
+//     not keep the interval short;
+//   - when a revision read begins, if progress is expected to end waits (Reads), so that the two
+//     answers arrive together;
+//   - once in each idle interval without events, while a caller needs the clock to advance (Want).
 type Progress struct {
 	clock    *Clock
 	request  func(context.Context)
@@ -34,8 +34,8 @@ type Progress struct {
 	wanted atomic.Int64  // calls of Want without their release
 }
 
-// NewProgress returns requests for progress of the clock, which Run sends by calling request. idle
-// is the interval of requests for Want, none if it is not positive.
+// NewProgress returns a Progress for the clock; Run sends its requests by calling request. idle is
+// the interval of requests for Want; there are none if it is not positive.
 func NewProgress(c *Clock, idle time.Duration, request func(context.Context)) *Progress {
 	return &Progress{clock: c, request: request, interval: idle, due: make(chan struct{}, 1)}
 }
@@ -43,15 +43,14 @@ func NewProgress(c *Clock, idle time.Duration, request func(context.Context)) *P
 // Run sends requests until ctx ends.
 func (p *Progress) Run(ctx context.Context) { (&requester{Progress: p}).run(ctx) }
 
-// Want has progress requested in idle intervals, for a caller that waits for no revision and yet
-// needs the clock to follow etcd, such as a watch with bookmarks. It ends with release, which is to
-// be called once.
+// Want enables requests in idle intervals, for a caller that waits for no revision but needs the
+// clock to follow etcd, such as a watch with bookmarks. The caller must call release exactly once.
 func (p *Progress) Want() (release func()) {
 	p.wanted.Add(1)
 	return func() { p.wanted.Add(-1) }
 }
 
-// withRead has a request sent now, along with a revision read.
+// withRead sends a request now, together with a revision read.
 func (p *Progress) withRead() {
 	select {
 	case p.due <- struct{}{}:
@@ -62,7 +61,7 @@ func (p *Progress) withRead() {
 // requester is one call of Run.
 type requester struct {
 	*Progress
-	along time.Time // of the last request with a revision read
+	along time.Time // time of the last request with a revision read
 }
 
 // run sends requests until ctx ends.
@@ -96,7 +95,7 @@ func (a *requester) run(ctx context.Context) {
 // forWaiters sends requests while there are waits for the clock.
 func (a *requester) forWaiters(ctx context.Context) {
 	c := a.clock
-	// atOnce: not if a request has gone out with the revision read.
+	// atOnce is false if a request was sent together with the revision read.
 	atOnce := func() bool { return c.byProgress.Load() && time.Since(a.along) >= progressFirst }
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// requests records when progress is requested, in milliseconds since the last call of take.
+// requests records the times of progress requests, in milliseconds since the last call of take.
 type requests struct {
 	mu    sync.Mutex
 	begin time.Time

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Env is the access of Reads to etcd and to what else is known of it.
+// Env is the access of Reads to etcd and to other sources of its revision.
 type Env struct {
-	// Read reads etcd's revision linearizably. It is an error if the answer is not of the mirrored
-	// etcd.
+	// Read reads etcd's revision linearizably. It returns an error if the answer is not from the
+	// mirrored cluster.
 	Read func(context.Context) (int64, error)
-	// Known returns the newest revision that etcd is known to have.
+	// Known returns the highest revision that etcd is known to have.
 	Known func() int64
 	// Progress sends requests along with reads.
 	Progress *Progress
@@ -30,13 +30,13 @@ type Reads struct {
 	reads, waiters atomic.Int64 // see Counts
 
 	mu      sync.Mutex  // leaf
-	next    *sharedRead // the one that callers join; nil if none is due
+	next    *sharedRead // the read that callers join; nil if none is due
 	pending []*attempt  // in the order in which they began
-	late    *time.Timer // fires when the last of them is overdue
+	late    *time.Timer // fires when the newest attempt is overdue
 	closed  bool
 }
 
-// NewReads returns the reads for a clock. They end with ctx; Close waits for that.
+// NewReads returns the reads for a clock. They end with ctx; Close waits for their end.
 func NewReads(ctx context.Context, c *Clock, env Env) *Reads {
 	return &Reads{ctx: ctx, clock: c, env: env}
 }
@@ -48,29 +48,29 @@ type sharedRead struct {
 	err  error
 }
 
-// attempt is one request to etcd, on behalf of reads that began before it did.
+// attempt is one request to etcd, for the reads that were waiting when it began.
 type attempt struct {
 	reads  []*sharedRead
 	began  time.Time
 	ctx    context.Context
 	cancel context.CancelFunc
-	clock  int64 // when it began
+	clock  int64 // the clock when it began
 }
 
 const (
-	// revisionReadTimeout bounds an attempt, which may have lost its callers.
+	// revisionReadTimeout bounds an attempt, whose callers may have left.
 	revisionReadTimeout = 10 * time.Second
-	// revisionReadLate is when the next attempt begins though the last one has no answer. It may use
-	// another member, and answers for those before as well.
+	// revisionReadLate is the delay after which the next attempt begins although the previous one
+	// is unanswered. It may use another member, and also answers the callers of earlier attempts.
 	revisionReadLate = 100 * time.Millisecond
-	// maxRevisionReads bounds the attempts at once.
+	// maxRevisionReads bounds the concurrent attempts.
 	maxRevisionReads = 8
 )
 
-// Current returns etcd's revision, read linearizably after the call began: at
-// least that of every write acknowledged before (I6). A call that arrives while a
-// read is in flight joins the next one, never the current; a lone call starts its
-// own at once. Cost: one etcd read shared by all callers that wait for it.
+// Current returns etcd's revision, read linearizably after the call began: at least the revision of
+// every write acknowledged before (I6). A call that arrives while a read is in flight joins the
+// next read, never the one in flight. A call without concurrent calls starts its own read at once.
+// Cost: one etcd read shared by all waiting callers.
 func (r *Reads) Current(ctx context.Context) (int64, error) {
 	r.waiters.Add(1)
 	r.mu.Lock()
@@ -92,8 +92,8 @@ func (r *Reads) Current(ctx context.Context) (int64, error) {
 	}
 }
 
-// nextAttemptLocked begins an attempt if one is due: it has callers, and the
-// last is answered or overdue. nil: none is.
+// nextAttemptLocked begins an attempt if one is due: it has callers, and the previous attempt is
+// answered or overdue. Otherwise it returns nil.
 func (r *Reads) nextAttemptLocked() *attempt {
 	n := len(r.pending)
 	if n > 0 && time.Since(r.pending[n-1].began) < revisionReadLate {
@@ -117,7 +117,7 @@ func (r *Reads) nextAttemptLocked() *attempt {
 	return a
 }
 
-// overdue begins the next attempt though the last one is not answered.
+// overdue begins the next attempt although the previous one is unanswered.
 func (r *Reads) overdue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,8 +131,8 @@ func (r *Reads) overdue() {
 	}
 }
 
-// Close prevents new attempts and returns when the running ones have ended, which takes the end of
-// the context given to NewReads.
+// Close prevents new attempts and returns when the running ones have ended. They end with the
+// context given to NewReads.
 func (r *Reads) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -146,7 +146,7 @@ func (r *Reads) Close() {
 // Counts returns the number of reads and of the calls that shared them.
 func (r *Reads) Counts() (reads, calls int64) { return r.reads.Load(), r.waiters.Load() }
 
-// run makes one attempt after the other while there are callers.
+// run makes attempts while there are callers.
 func (r *Reads) run(a *attempt) {
 	for a != nil {
 		r.reads.Add(1)
@@ -155,7 +155,7 @@ func (r *Reads) run(a *attempt) {
 		}
 		rev, err := r.env.Read(a.ctx)
 		if err == nil && rev == a.clock {
-			r.clock.byProgress.Store(false) // there was nothing to wait for
+			r.clock.byProgress.Store(false) // its callers do not wait for the clock
 		}
 		r.mu.Lock()
 		r.answerLocked(a, rev, err)
@@ -164,13 +164,13 @@ func (r *Reads) run(a *attempt) {
 	}
 }
 
-// answerLocked answers the callers of the attempt, and of those that began before it,
-// which it cancels: the answer is as fresh as they need. An attempt that fails before its time is
-// over leaves its callers to the next, if there is one.
+// answerLocked answers the callers of the attempt and of earlier attempts, which it cancels: the
+// answer is recent enough for them. If an attempt fails before its timeout, its callers move to the
+// next attempt, if there is one.
 func (r *Reads) answerLocked(a *attempt, rev int64, err error) {
 	i := slices.Index(r.pending, a)
 	if i < 0 {
-		return // a later one was faster
+		return // a later attempt was faster
 	}
 	defer a.cancel()
 	if err != nil && a.ctx.Err() == nil && i+1 < len(r.pending) {
@@ -181,7 +181,7 @@ func (r *Reads) answerLocked(a *attempt, rev int64, err error) {
 	}
 	first := 0
 	if err != nil {
-		first = i // those before may still succeed
+		first = i // earlier attempts may still succeed
 	}
 	for _, done := range r.pending[first : i+1] {
 		done.cancel()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// newTestReads returns shared reads of the revision that read returns. They end with the test.
+// newTestReads returns shared reads of the revision returned by read. They end with the test.
 func newTestReads(t *testing.T, read func(context.Context) (int64, error)) *Reads {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -24,11 +24,11 @@ func newTestReads(t *testing.T, read func(context.Context) (int64, error)) *Read
 	return reads
 }
 
-// revisionSource answers each read when the test says so.
+// revisionSource answers each read when the test allows it.
 type revisionSource struct {
-	calls   chan struct{} // one element for each read that began
-	answers chan int64    // one for each that may end
-	errs    chan error    // or so
+	calls   chan struct{} // one element for each read that has begun
+	answers chan int64    // one for each read that may end
+	errs    chan error    // or fail
 }
 
 func (s *revisionSource) read(ctx context.Context) (int64, error) {
@@ -43,7 +43,7 @@ func (s *revisionSource) read(ctx context.Context) (int64, error) {
 	}
 }
 
-// sharedReads are calls of Reads over a source whose answers the test gives.
+// sharedReads are calls of Reads on a source whose answers the test controls.
 type sharedReads struct {
 	*Reads
 	t       *testing.T
@@ -97,9 +97,9 @@ func (s *sharedReads) requireResults(n int, rev int64) {
 	}
 }
 
-// TestConsistentReadsShareRevisionReads: a lone call starts a read at once. Calls
-// that arrive while one is in flight share the next, never that one, because etcd
-// may have answered it before they began (I6).
+// TestConsistentReadsShareRevisionReads: a lone call starts a read at once. Calls that arrive while
+// one is in flight share the next read, never that one, because etcd may have answered it before
+// they began (I6).
 func TestConsistentReadsShareRevisionReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
@@ -108,8 +108,8 @@ func TestConsistentReadsShareRevisionReads(t *testing.T) {
 		s.call(500)
 		s.requireReads(0) // one is in flight
 		s.source.answers <- 10
-		s.requireResults(1, 10) // only the one that it was made for
-		s.requireReads(1)       // one for all the others
+		s.requireResults(1, 10) // only its own call
+		s.requireReads(1)       // one for all other calls
 		s.call(3)
 		s.source.answers <- 11
 		s.requireResults(500, 11)
@@ -127,7 +127,8 @@ func TestConsistentReadsShareRevisionReads(t *testing.T) {
 	})
 }
 
-// TestReads_OneCallerCancels_OthersGetTheirRead: a read that one caller gives up goes on for the others.
+// TestReads_OneCallerCancels_OthersGetTheirRead: a read continues for the other callers after one
+// cancels.
 func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
@@ -149,7 +150,7 @@ func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
 	})
 }
 
-// TestReads_WithoutAnswer_EndWithTheirAttempts: after that a call is answered again.
+// TestReads_WithoutAnswer_EndWithTheirAttempts: later calls are answered again.
 func TestReads_WithoutAnswer_EndWithTheirAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
@@ -173,8 +174,8 @@ func TestReads_WithoutAnswer_EndWithTheirAttempts(t *testing.T) {
 	})
 }
 
-// TestAnOverdueReadHoldsUpNobody: a member of etcd that does not answer keeps readers for
-// 100 ms; then another attempt answers for those before as well, which are given up.
+// TestAnOverdueReadHoldsUpNobody: a member that does not answer delays readers for 100 ms; then
+// another attempt also answers the callers of earlier attempts, which are canceled.
 func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var newest atomic.Int64
@@ -215,7 +216,7 @@ func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 			t.Errorf("%d attempts, %d given up, want 2 and 1", calls, givenUp)
 		}
 
-		// Several hang: the next follows each in 100 ms, up to eight at once.
+		// Several attempts hang: each next one begins after 100 ms, up to eight at once.
 		mu.Lock()
 		calls, givenUp, hang = 0, 0, 100
 		mu.Unlock()

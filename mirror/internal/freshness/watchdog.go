@@ -8,32 +8,33 @@ import (
 
 const (
 	// feedQuiet is the time without a batch after which etcd's revision is compared with the clock.
-	// It is also how often an idle etcd is asked for its revision.
+	// It is also the interval of revision reads on an idle etcd.
 	feedQuiet = time.Second
-	// feedTick is how often the watchdog looks, and requests progress of a feed that is behind.
+	// feedTick is the interval of the watchdog's checks, and of progress requests on a feed that is
+	// behind.
 	feedTick = feedQuiet / 2
-	// feedPatienceLast bounds the patience that grows; see Watchdog.Run.
+	// feedPatienceLast bounds the growing patience; see Watchdog.Run.
 	feedPatienceLast = 30 * time.Second
 )
 
 // Feed is the activity of the feed that the watchdog observes.
 type Feed struct {
-	feeds   atomic.Int64 // begun so far
-	batches atomic.Int64 // delivered so far, by all of them
-	busy    atomic.Bool  // the writer has not taken a batch yet; later ones have to wait
+	feeds   atomic.Int64 // number of feeds begun
+	batches atomic.Int64 // batches delivered, by all feeds
+	busy    atomic.Bool  // the writer has not received a batch yet; later ones wait
 	silent  chan int64
 }
 
 // NewFeed returns a feed that has not begun.
 func NewFeed() *Feed { return &Feed{silent: make(chan int64, 1)} }
 
-// Begin returns the number of a feed that begins now.
+// Begin returns the number of a new feed.
 func (f *Feed) Begin() int64 { return f.feeds.Add(1) }
 
-// Silent returns a channel with the numbers of feeds that are to be left.
+// Silent returns a channel with the numbers of feeds to leave.
 func (f *Feed) Silent() <-chan int64 { return f.silent }
 
-// Observed returns a function that calls deliver and has the watchdog see it.
+// Observed returns a function that records a batch for the watchdog and calls deliver.
 func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
 	return func(b Batch) error {
 		f.batches.Add(1)
@@ -43,7 +44,8 @@ func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
 	}
 }
 
-// Watchdog has a feed left that delivers nothing while etcd's revision advances.
+// Watchdog detects a feed that delivers nothing while etcd's revision advances, so that the writer
+// leaves it.
 type Watchdog struct {
 	Feed     *Feed
 	Clock    *Clock
@@ -52,22 +54,23 @@ type Watchdog struct {
 	Request  func(context.Context) // requests progress
 }
 
-// Run leaves the feed when it delivers nothing though etcd has moved
-// on: a connection may stay open, and be kept alive, on a member that hangs or has lost its
-// leader. A feed that delivers is left alone, however far it is behind. If the next feed
-// delivers nothing either it has twice the time, because etcd may just be slow. Run returns with ctx.
+// Run sends the feed's number to Feed.Silent when the feed delivers nothing while etcd's revision
+// advances: a connection may stay open, and be kept alive, on a member that hangs or has lost its
+// leader. A feed that delivers is never left, however far it is behind. If the next feed delivers
+// nothing either, its patience is twice as long, because etcd may just be slow. Run returns with
+// ctx.
 //
-// Where batches come it costs nothing, on an idle etcd one linearizable read of its revision
-// every feedQuiet, and where only other keys are written a request for progress as well.
+// Cost: none while batches arrive; one linearizable read of the revision every feedQuiet on an idle
+// etcd; and a progress request in addition if only keys outside the prefix are written.
 func (w *Watchdog) Run(ctx context.Context) {
 	f := w.Feed
 	ticker := time.NewTicker(feedTick)
 	defer ticker.Stop()
 	patience := w.Patience
 	var (
-		feed, batches int64         // as they were when something changed last
-		quiet         time.Duration // since then, or since nothing was found to be wrong
-		behind        time.Time     // since when the feed is known to be, and progress is requested
+		feed, batches int64         // values at the last change
+		quiet         time.Duration // time since then, or since the last check found the feed in step
+		behind        time.Time     // since when the feed is known to be behind, and progress is requested
 	)
 	for {
 		select {
@@ -104,8 +107,8 @@ func (w *Watchdog) Run(ctx context.Context) {
 	}
 }
 
-// isBehind reports whether etcd is ahead of the clock. It reads etcd's revision if that is not known
-// yet; no answer means no.
+// isBehind reports whether etcd is ahead of the clock. It reads etcd's revision unless a known
+// revision is above the clock; it returns false if there is no answer.
 func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
 	clock := w.Clock.Revision()
 	if w.Reads.env.Known() > clock {

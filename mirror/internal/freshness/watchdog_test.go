@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestWatchdogLeavesSilentFeed: a feed without a batch is left when etcd's revision is above the
-// clock, a feed that delivers is not, nor one that has nothing to deliver.
+// TestWatchdogLeavesSilentFeed: Silent reports a feed without a batch when etcd's revision is above
+// the clock, but not a feed that delivers or one of an idle etcd.
 func TestWatchdogLeavesSilentFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
