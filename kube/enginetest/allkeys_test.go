@@ -19,7 +19,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestFeedOfAllKeys: what is written elsewhere is progress, and progress of the server is not.
+// TestFeedOfAllKeys: a write outside the prefix advances progress; the server's progress
+// notifications do not.
 func TestFeedOfAllKeys(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
@@ -57,8 +58,8 @@ func TestFeedOfAllKeys(t *testing.T) {
 	}
 }
 
-// TestReplayOfAllKeys: the history of the prefix is what a watch of it was told, with one segment and
-// with many, also where it begins or ends with writes elsewhere.
+// TestReplayOfAllKeys: the replayed history of the prefix equals the events of a watch on it, with
+// one segment and with many, also if it begins or ends with writes outside the prefix.
 func TestReplayOfAllKeys(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
@@ -76,7 +77,7 @@ func TestReplayOfAllKeys(t *testing.T) {
 	}
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		if n++; n > 5 { // each takes etcd a few rounds of 100 ms
+		if n++; n > 5 { // each takes a few rounds of 100 ms in etcd
 			return
 		}
 		through := rapid.Int64Range(began.Revision, now.Revision).Draw(rt, "through")
@@ -84,9 +85,9 @@ func TestReplayOfAllKeys(t *testing.T) {
 	})
 }
 
-// TestMirrorBehindTheGRPCProxy: etcd's proxy answers no request for progress. The probe finds
-// that out, and a mirror that watches all keys answers reads of the present all the same, whatever is
-// written elsewhere, without a request for progress.
+// TestMirrorBehindTheGRPCProxy: etcd's proxy does not answer progress requests. The probe detects
+// this, and a mirror that watches all keys serves reads of the latest revision without progress
+// requests, also after writes outside the prefix.
 func TestMirrorBehindTheGRPCProxy(t *testing.T) {
 	direct, prefix := open(t)
 	client := throughProxy(t, direct)
@@ -128,7 +129,7 @@ func TestMirrorBehindTheGRPCProxy(t *testing.T) {
 	}
 }
 
-// throughProxy returns a client of etcd's gRPC proxy in front of what the given client reads.
+// throughProxy returns a client of an etcd gRPC proxy in front of direct's etcd.
 func throughProxy(t *testing.T, direct *clientv3.Client) *clientv3.Client {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

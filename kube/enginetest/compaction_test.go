@@ -19,7 +19,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// replica is a mirror and the compactor that tells it what to forget.
+// replica is a mirror and the compactor that compacts it.
 type replica struct {
 	*etcdsource.Compactor
 	mirror   *mirror.Mirror
@@ -57,12 +57,12 @@ func replicate(t *testing.T, client *clientv3.Client, prefix string, interval, c
 func (r *replica) oldest() mirror.Revision {
 	oldest, _, err := r.resource.Oldest()
 	if err != nil {
-		return 0 // it is being listed anew
+		return 0 // the resource is being relisted
 	}
 	return oldest
 }
 
-// until polls the condition.
+// until polls the condition until it is true, and fails the test if that takes too long.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	ctx := contextFor(t)
@@ -77,7 +77,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// newRunning returns an etcd of the test's own, since a compaction concerns all keys, and a client.
+// newRunning returns a separate etcd for the test, because a compaction affects all keys, and a
+// client of it.
 func newRunning(t *testing.T) (*etcd, *clientv3.Client) {
 	t.Helper()
 	e := newEtcd(t)
@@ -85,7 +86,7 @@ func newRunning(t *testing.T) (*etcd, *clientv3.Client) {
 	return e, connect(t, e.socket())
 }
 
-// compactedTo reports whether etcd still has exactly what begins with rev.
+// compactedTo reports whether rev is the oldest revision that etcd retains.
 func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) bool {
 	t.Helper()
 	_, below := client.Get(contextFor(t), "k", clientv3.WithRev(rev-1))
@@ -96,8 +97,8 @@ func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) boo
 	return errors.Is(below, rpctypes.ErrCompacted) && at == nil
 }
 
-// TestVersionsGoWhenTheKeyIsWritten by somebody else: the compacted revision itself stays, the log
-// stays, and all that within a second of the write.
+// TestVersionsGoWhenTheKeyIsWritten: when another process writes the compaction key, versions below
+// the compacted revision are dropped within a second. The version at that revision and the log are retained.
 func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, -1)
@@ -105,9 +106,9 @@ func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
 	var took []time.Duration
 	for i := range 50 {
 		rev := put(t, client, "/r/things/a", fmt.Sprint(i))
-		put(t, client, "/r/things/b", fmt.Sprint(i)) // so that rev is of the past
+		put(t, client, "/r/things/b", fmt.Sprint(i)) // so that rev is not the latest revision
 		put(t, client, etcdsource.CompactionKey, fmt.Sprint(rev))
-		wrote := time.Now() // etcd has answered: the event may have come before
+		wrote := time.Now() // the event may arrive before etcd's response
 		until(t, "the versions below are gone", func() bool { return r.oldest() == rev })
 		took = append(took, time.Since(wrote))
 		if s, err := r.resource.At(rev); err != nil || s.Rev != rev {
@@ -121,7 +122,7 @@ func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("from the answer to the write to the drop: median %s, longest %s", took[len(took)/2], took[len(took)-1])
-	if median := took[len(took)/2]; median > time.Second { // a busy machine delays some of them
+	if median := took[len(took)/2]; median > time.Second { // a busy machine delays some drops
 		t.Errorf("the versions went after %s", median)
 	}
 	if _, err := r.resource.CursorAfter(first, "/r/things/", ""); err != nil {
@@ -129,15 +130,16 @@ func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
 	}
 }
 
-// TestCompactorsShareAnEtcd: two of ours, and one of upstream's beside one of ours. Together they
-// compact as one would; each knows what the other has done; etcd agrees.
+// TestCompactorsShareAnEtcd: two compactors of etcdsource, or one of them and upstream's. Together
+// they compact like a single one; each records the other's compactions; and etcd's compacted
+// revision agrees.
 func TestCompactorsShareAnEtcd(t *testing.T) {
 	const interval = 300 * time.Millisecond
 	for _, upstream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("upstream=%v", upstream), func(t *testing.T) {
 			_, client := newRunning(t)
 			r := replicate(t, client, "/r/", interval, -1)
-			// The other one's way is that of the process it runs in.
+			// The other compactor has its own client, as in another process.
 			other := connect(t, client.Endpoints()[0][len("unix://"):])
 			var rival interface{ CompactRevision() int64 }
 			var stop func()
@@ -158,7 +160,7 @@ func TestCompactorsShareAnEtcd(t *testing.T) {
 				t.Errorf("%d turns have failed", f)
 			}
 
-			// When one ends the other goes on, whichever it was.
+			// When either compactor stops, the other continues.
 			stop()
 			rev = put(t, client, "/r/things/a", "3")
 			until(t, "the one that is left compacts", func() bool {
@@ -174,7 +176,8 @@ func TestCompactorsShareAnEtcd(t *testing.T) {
 	}
 }
 
-// TestFollowingUpstreamsCompactor, which alone compacts: what it compacts memory forgets.
+// TestFollowingUpstreamsCompactor: only upstream's compactor compacts etcd; the mirror drops the
+// compacted versions.
 func TestFollowingUpstreamsCompactor(t *testing.T) {
 	_, client := newRunning(t)
 	other := connect(t, client.Endpoints()[0][len("unix://"):])
@@ -186,11 +189,11 @@ func TestFollowingUpstreamsCompactor(t *testing.T) {
 		put(t, client, "/r/things/a", "2")
 		return r.oldest() > rev
 	})
-	// Upstream's writes the key, then compacts.
+	// Upstream's compactor writes the key, then compacts.
 	until(t, "memory and etcd agree", func() bool { return compactedTo(t, client, r.oldest()) })
 }
 
-// TestCompactionOutlivesTheKey: it is deleted by hand again and again.
+// TestCompactionOutlivesTheKey: compaction continues although the compaction key is deleted repeatedly.
 func TestCompactionOutlivesTheKey(t *testing.T) {
 	_, client := newRunning(t)
 	a := replicate(t, client, "/r/", 100*time.Millisecond, -1)
@@ -214,7 +217,7 @@ func TestCompactionOutlivesTheKey(t *testing.T) {
 	}
 }
 
-// TestCompactionByHand announces nothing, and is noticed by the next check.
+// TestCompactionByHand: a manual compaction does not write the key; the next check detects it.
 func TestCompactionByHand(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, 100*time.Millisecond)
@@ -222,7 +225,7 @@ func TestCompactionByHand(t *testing.T) {
 		put(t, client, "/r/things/a", "1")
 		rev := put(t, client, "/r/things/a", "2")
 		last := put(t, client, "/r/things/a", "3")
-		until(t, "memory has it all", func() bool { return r.mirror.Clock() >= last }) // else its feed hits the compaction
+		until(t, "memory has it all", func() bool { return r.mirror.Clock() >= last }) // otherwise its feed gets ErrCompacted
 		if _, err := client.Compact(contextFor(t), rev); err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +236,7 @@ func TestCompactionByHand(t *testing.T) {
 	}
 }
 
-// TestCompactorOutlivesAnOutage of etcd, and learns what happened meanwhile.
+// TestCompactorOutlivesAnOutage: the compactor reconnects after an outage of etcd and catches up.
 func TestCompactorOutlivesAnOutage(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)
@@ -250,9 +253,9 @@ func TestCompactorOutlivesAnOutage(t *testing.T) {
 	})
 }
 
-// TestCompactorOfARestoredEtcd: the state of before is put back while the compactor remembers
-// revisions that have never been. None of them is written or compacted, and what is learned is of
-// the etcd that there is.
+// TestCompactorOfARestoredEtcd: an earlier state is restored while the compactor remembers
+// revisions that do not exist after the restore. None of these is written or compacted; the
+// compactor then follows the restored etcd.
 func TestCompactorOfARestoredEtcd(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)

@@ -1,5 +1,5 @@
-// Package enginetest holds the tests of etcdsource and mirror on a real etcd. They
-// live in this module because the engine's own needs no etcd server.
+// Package enginetest contains the tests of etcdsource and mirror on a real etcd. They are in this
+// module because the engine's module does not depend on the etcd server.
 package enginetest
 
 import (
@@ -23,11 +23,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// patience bounds every wait. Nothing waits that long unless it fails.
+// patience bounds every wait. Only a failing test waits that long.
 const patience = 60 * time.Second
 
 func init() {
-	// etcd and its clients are closed while they talk to each other.
+	// etcd and its clients are closed while connections are active, which would be logged.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
@@ -40,13 +40,13 @@ type etcd struct {
 // data is the server's data directory.
 func (e *etcd) data() string { return filepath.Join(e.dir, "data") }
 
-// socket is where the server listens.
+// socket is the path of the server's socket.
 func (e *etcd) socket() string { return filepath.Join(e.dir, "client.sock") }
 
-// newEtcd returns a server that is not running yet.
+// newEtcd returns a server that is not started.
 func newEtcd(t testing.TB) *etcd {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
+	dir, err := os.MkdirTemp("", "strata-etcd-") // short, because the length of a socket path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func (e *etcd) run(t testing.TB) {
 	cfg.Dir = e.data()
 	cfg.ListenPeerUrls = nil
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: e.socket()}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.UnsafeNoFsync = true
 	cfg.MaxTxnOps = 10_000
@@ -79,7 +79,7 @@ func (e *etcd) run(t testing.TB) {
 	}
 }
 
-// stop ends the server; run starts it again with what it has stored.
+// stop ends the server; run starts it again with the same data.
 func (e *etcd) stop() {
 	if e.server != nil {
 		e.server.Close()
@@ -87,7 +87,7 @@ func (e *etcd) stop() {
 	}
 }
 
-// connect returns a client of the socket, which ends with the test.
+// connect returns a client of the socket, which is closed when the test ends.
 func connect(t testing.TB, socket string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
@@ -102,14 +102,14 @@ func connect(t testing.TB, socket string) *clientv3.Client {
 	return client
 }
 
-// shared is the etcd of all tests that do not stop theirs; each has a prefix of its own.
+// shared is the etcd of all tests that do not stop etcd; each test has a separate prefix.
 var shared struct {
 	sync.Once
 	etcd    *etcd
 	cleanup []func()
 }
 
-// holder lets the shared etcd outlive the test that needs it first.
+// holder lets the shared etcd outlive the first test that uses it.
 type holder struct{ testing.TB }
 
 func (h holder) Cleanup(f func()) { shared.cleanup = append(shared.cleanup, f) }
@@ -129,8 +129,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// open returns a client of the shared etcd and a prefix nobody else uses, which
-// ends with a slash.
+// open returns a client of the shared etcd and a unique prefix with a trailing slash.
 func open(t testing.TB) (*clientv3.Client, string) {
 	t.Helper()
 	shared.Do(func() {
@@ -162,7 +161,7 @@ func put(t testing.TB, c *clientv3.Client, key, value string) mirror.Revision {
 	return resp.Header.Revision
 }
 
-// fill writes n keys prefix00000.. with the value, in few transactions, and returns the revision.
+// fill writes n keys prefix00000.. with the value, in few transactions, and returns the last revision.
 func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mirror.Revision) {
 	t.Helper()
 	ctx := contextFor(t)
@@ -181,7 +180,7 @@ func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mi
 	return rev
 }
 
-// header returns what the source says now.
+// header returns the current header of the source.
 func header(t testing.TB, s *etcdsource.Source) mirror.Header {
 	t.Helper()
 	h, err := s.Current(contextFor(t))
@@ -198,7 +197,7 @@ type feed struct {
 	ended   chan error
 }
 
-// watch starts a Watch, which ends with the test.
+// watch starts a Watch, which is stopped when the test ends.
 func watch(t testing.TB, s *etcdsource.Source, prefix string, after mirror.Header) *feed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -219,7 +218,7 @@ func watch(t testing.TB, s *etcdsource.Source, prefix string, after mirror.Heade
 	return f
 }
 
-// next returns the next batch that has changes.
+// next returns the next batch with changes.
 func (f *feed) next() mirror.Batch {
 	f.t.Helper()
 	for {
@@ -236,7 +235,7 @@ func (f *feed) next() mirror.Batch {
 	}
 }
 
-// end returns what the watch ended with.
+// end returns the error of the ended watch.
 func (f *feed) end() error {
 	f.t.Helper()
 	deadline := time.After(patience)

@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// memory returns a field of the process's status in MiB, -1 where there is no such file.
+// memory returns a field of the process's /proc status in MiB, -1 if there is no such file.
 func (e *etcdProcess) memory(field string) int64 {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.pid))
 	if err != nil {
@@ -33,7 +33,7 @@ func (e *etcdProcess) memory(field string) int64 {
 	return -1
 }
 
-// forget makes etcd drop what it has loaded for watches so far, and its peak of memory.
+// forget makes etcd release the memory of earlier watches, and resets its peak memory.
 func (e *etcdProcess) forget(t testing.TB, prefix string) {
 	t.Helper()
 	rev := put(t, e.client, "/elsewhere", "v")
@@ -41,13 +41,13 @@ func (e *etcdProcess) forget(t testing.TB, prefix string) {
 	defer cancel()
 	put(t, e.client, prefix+"00000", "v")
 	<-e.client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(rev))
-	time.Sleep(2 * time.Second) // and collect it, maybe
+	time.Sleep(2 * time.Second) // time for a garbage collection
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", e.pid), []byte("5"), 0)
 }
 
-// TestReplayFigures measures how long history takes to read, how long it holds up a writer, and what
-// memory it costs etcd. STRATA_REPLAY chooses the segments: "1999x32 999x40" means of 1,999 revisions
-// and 32 at once, then of 999 and 40; "list" is one watch.
+// TestReplayFigures measures the duration of a replay, the delay of a concurrent writer, and etcd's
+// memory. STRATA_REPLAY selects the segments: "1999x32 999x40" means segments of 1,999 revisions, 32
+// concurrently, then of 999 revisions, 40 concurrently; "list" is one watch.
 func TestReplayFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")
@@ -125,7 +125,7 @@ func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bo
 				return nil
 			})
 			took := time.Since(began)
-			if err != nil || int64(n) < now.Revision-oldest-100 { // some revisions were written elsewhere
+			if err != nil || int64(n) < now.Revision-oldest-100 { // some revisions were written outside the prefix
 				t.Errorf("%d events of %d revisions: %v", n, now.Revision-oldest, err)
 			}
 			mu.Lock()

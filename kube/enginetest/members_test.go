@@ -16,12 +16,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestAMemberThatIsStopped: one of three members after the other is stopped, and its connections
-// stay open. The feed goes on with another member, and history can be read from the others.
+// TestAMemberThatIsStopped: each of three members is stopped in turn, with its connections left
+// open. The feed continues with another member, and the other members serve history.
 func TestAMemberThatIsStopped(t *testing.T) {
 	t.Parallel()
 	members := startEtcds(t, 3)
-	for _, e := range members { // also if the test fails halfway
+	for _, e := range members { // also if the test fails early
 		t.Cleanup(func() { _ = e.process.Signal(syscall.SIGCONT) })
 	}
 	var endpoints []string
@@ -59,8 +59,8 @@ func TestAMemberThatIsStopped(t *testing.T) {
 		caught := time.Since(began)
 
 		began = time.Now()
-		// A page is asked for five times at most, with twice the time each time (etcdsource); requests of others may
-		// have the client come to the stopped member again.
+		// A page is requested at most five times, with a doubled timeout each time (etcdsource); other requests may
+		// make the client choose the stopped member again.
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		_, err := s.List(ctx, prefix, 0, func([]mirror.KV) error { return nil })
 		cancel()

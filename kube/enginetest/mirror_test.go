@@ -49,7 +49,7 @@ func claim(t testing.TB, m *mirror.Mirror, prefix string) *mirror.Resource {
 	return r
 }
 
-// catchUp returns when the mirror has what etcd has.
+// catchUp waits until the mirror has etcd's revision, and returns it.
 func catchUp(t testing.TB, m *mirror.Mirror) mirror.Revision {
 	t.Helper()
 	ctx := contextFor(t)
@@ -73,7 +73,7 @@ func read(s mirror.Snapshot) state {
 	return out
 }
 
-// readEtcd is read of etcd itself.
+// readEtcd is read on etcd itself.
 func readEtcd(t testing.TB, client *clientv3.Client, prefix string, rev mirror.Revision) (state, error) {
 	resp, err := client.Get(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(rev))
 	if err != nil {
@@ -100,7 +100,7 @@ func diff(got, want state) (s string) {
 	return s
 }
 
-// proxy passes bytes to a unix socket and can cut all connections.
+// proxy forwards bytes to a unix socket and can close all connections.
 type proxy struct {
 	listener net.Listener
 	wg       sync.WaitGroup
@@ -158,7 +158,7 @@ func (p *proxy) keep(c net.Conn) bool {
 	return true
 }
 
-// cut ends all connections; new ones are let through unless it is the last cut.
+// cut closes all connections; new ones are accepted unless last is set.
 func (p *proxy) cut(last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,7 +186,7 @@ func pass(from, to net.Conn) {
 	}
 }
 
-// follower keeps a state of its own from a cursor.
+// follower maintains a state from the events of a cursor.
 type follower struct {
 	r    *mirror.Resource
 	c    *mirror.Cursor
@@ -243,7 +243,7 @@ func (w *randomWriter) ops() []clientv3.Op {
 	for range 1 + rnd.IntN(4) {
 		key := resources[rnd.IntN(len(resources))] + fmt.Sprint(rnd.IntN(12))
 		if seen[key] {
-			continue // etcd refuses a key twice in one transaction
+			continue // etcd rejects a key twice in one transaction
 		}
 		seen[key] = true
 		if rnd.IntN(3) == 0 {
@@ -287,8 +287,8 @@ type randomReader struct {
 	followers    []*follower
 }
 
-// compare compares a resource at the present, and at a random revision of the past, with etcd. It
-// moves all followers on.
+// compare compares a resource with etcd at the latest and at a random past revision. It advances
+// all followers.
 func (x *randomReader) compare(t *testing.T) {
 	t.Helper()
 	r := x.claimed[x.rnd.IntN(len(x.claimed))]
@@ -324,10 +324,9 @@ func (x *randomReader) compare(t *testing.T) {
 	}
 }
 
-// TestMirrorIsEtcdAtRandomRevisions has several clients write at random while the
-// mirror's connection breaks now and then, and compares snapshots, at the present
-// and at random revisions of the past, and what cursors lead to, with what etcd
-// itself answers for the same revision.
+// TestMirrorIsEtcdAtRandomRevisions lets several clients write randomly while the mirror's
+// connection breaks from time to time. It compares snapshots at the latest and at random past
+// revisions, and states built from cursors, with etcd's responses at the same revision.
 func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("STRATA_SEED"); s != "" {
@@ -393,8 +392,8 @@ func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
 	}
 }
 
-// TestQuietEtcdIsReadAtOnce: a consistent read of a mirror that is in step waits
-// for nothing but the answers of etcd, also after writes outside the prefix.
+// TestQuietEtcdIsReadAtOnce: a consistent read of a synced mirror waits only for etcd's responses,
+// also after writes outside the prefix.
 func TestQuietEtcdIsReadAtOnce(t *testing.T) {
 	client, prefix := open(t)
 	put(t, client, prefix+"a/x", "1")
@@ -414,7 +413,7 @@ func TestQuietEtcdIsReadAtOnce(t *testing.T) {
 	}
 }
 
-// TestResourceThatIsClaimedLater is listed while it is being written.
+// TestResourceThatIsClaimedLater: a resource is claimed and listed during writes to it.
 func TestResourceThatIsClaimedLater(t *testing.T) {
 	client, prefix := open(t)
 	fill(t, client, prefix+"later/", "v", 2000)
@@ -464,10 +463,9 @@ func TestResourceThatIsClaimedLater(t *testing.T) {
 	}
 }
 
-// TestMirrorFollowsARestoredEtcd: etcd stops, its data is replaced by a backup of
-// the same member, so that even the cluster's ID is the same, and it goes on from
-// an older revision. No client reads in between; the mirror finds out by itself,
-// and its watches end.
+// TestMirrorFollowsARestoredEtcd: etcd stops, its data is replaced by a backup of the same member,
+// so that even the cluster ID is the same, and it continues from an older revision. No client reads
+// in between; the mirror detects the restore by itself, and its watches end.
 func TestMirrorFollowsARestoredEtcd(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
@@ -537,7 +535,8 @@ func TestMirrorFollowsARestoredEtcd(t *testing.T) {
 	}
 }
 
-// TestClientInsideTheServersProcess has no connection that could be lost.
+// TestClientInsideTheServersProcess: a client in the server's process has no connection that could
+// be lost.
 func TestClientInsideTheServersProcess(t *testing.T) {
 	_, prefix := open(t)
 	client := v3client.New(shared.etcd.server.Server)
@@ -556,7 +555,7 @@ func TestClientInsideTheServersProcess(t *testing.T) {
 	m.Close()
 }
 
-// TestMirrorSurvivesARestartOfEtcd: nothing is listed, no watch ends, nothing is lost.
+// TestMirrorSurvivesARestartOfEtcd: no list is sent, no watch ends, and no event is lost.
 func TestMirrorSurvivesARestartOfEtcd(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)

@@ -18,21 +18,21 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ample bounds nothing.
+// ample are bounds that are never reached.
 var ample = mirror.ReplayBounds{Revisions: 1 << 40, Bytes: 1 << 40}
 
-// line is a change in words.
+// line formats a change as text.
 func line(c *mirror.Change) string {
 	return fmt.Sprintf("%d %s=%q deleted=%v created=%d version=%d", c.ModRevision, c.Key, c.Value, c.Deleted, c.CreateRevision, c.Version)
 }
 
-// told is what one watch of a client is told of the prefix after a revision and up to another that
-// exists, in words.
+// told returns, as text, the events of a single client watch on the prefix after a revision and
+// through an existing one.
 func told(t testing.TB, client *clientv3.Client, prefix string, after, through mirror.Revision) (lines []string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
 	defer cancel()
-	ctx = clientv3.WithRequireLeader(ctx) // another stream than the rest of the test
+	ctx = clientv3.WithRequireLeader(ctx) // a separate stream from the rest of the test
 	responses := client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithFragment())
 	ask := time.NewTicker(20 * time.Millisecond)
 	defer ask.Stop()
@@ -61,14 +61,14 @@ func told(t testing.TB, client *clientv3.Client, prefix string, after, through m
 	}
 }
 
-// failer is what a test and rapid have in common.
+// failer is the common interface of testing.TB and rapid.T.
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// replayed is what Replay delivers, in words; each batch is checked to be of complete revisions
-// that follow those before.
+// replayed returns, as text, the changes that Replay delivers. It checks that each batch has
+// complete revisions that follow the previous batch.
 func replayed(t failer, s *etcdsource.Source, prefix string, after mirror.Header, through mirror.Revision) (lines []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -108,8 +108,8 @@ func requireEqual(t failer, got, want []string) {
 	}
 }
 
-// writeHistory makes about n revisions of all kinds: inside and outside the prefix, alone and
-// many keys at once, deletions of ranges, and what ends with a lease.
+// writeHistory writes about n revisions of all kinds: inside and outside the prefix, with one and
+// with many keys, deletions of ranges, and keys with a lease.
 func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *rand.Rand, n int) {
 	t.Helper()
 	ctx := contextFor(t)
@@ -151,14 +151,14 @@ func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *ran
 	}
 }
 
-// TestReplayIsWhatAWatchWasTold: whatever the segments, and wherever the range begins and ends,
-// with writers beside it.
+// TestReplayIsWhatAWatchWasTold: a replay equals the events of a watch, for all segment sizes and
+// range bounds, with concurrent writers.
 func TestReplayIsWhatAWatchWasTold(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	began := header(t, s)
-	// Several times what etcd delivers at once.
+	// Several times the number of revisions that etcd sends in one response.
 	writeHistory(t, client, prefix, rand.New(rand.NewPCG(1, 2)), 3500)
 	now := header(t, s)
 	want := told(t, client, prefix, began.Revision, now.Revision)
@@ -187,7 +187,7 @@ func TestReplayIsWhatAWatchWasTold(t *testing.T) {
 	requireEqual(t, replayed(t, s, prefix, began, now.Revision), want)
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		if n++; n > 12 { // each takes etcd a few rounds of 100 ms
+		if n++; n > 12 { // each takes a few rounds of 100 ms in etcd
 			return
 		}
 		after := rapid.Int64Range(began.Revision, now.Revision).Draw(rt, "after")
@@ -198,8 +198,8 @@ func TestReplayIsWhatAWatchWasTold(t *testing.T) {
 	})
 }
 
-// TestReplayFromTheFirstRevision: of an etcd that was never compacted, beside the states that etcd
-// itself has kept.
+// TestReplayFromTheFirstRevision: a replay of an etcd that was never compacted matches etcd's own
+// state at each revision.
 func TestReplayFromTheFirstRevision(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -240,7 +240,7 @@ func TestReplayFromTheFirstRevision(t *testing.T) {
 	}
 }
 
-// oldestOf is Oldest from now.
+// oldestOf is Oldest at the current header.
 func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds mirror.ReplayBounds) mirror.Revision {
 	t.Helper()
 	oldest, err := s.Oldest(contextFor(t), prefix, header(t, s), bounds)
@@ -250,9 +250,9 @@ func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds mirror.R
 	return oldest
 }
 
-// TestReplayAtBorders puts what is hard where segments meet: nothing at all for several
-// segments, a lease that deletes 1,000 keys in one revision, a transaction of many keys, and writes outside
-// the prefix only, at the end.
+// TestReplayAtBorders places difficult revisions at segment borders: several segments without events, a
+// lease that deletes 1,000 keys in one revision, a transaction of many keys, and, at the end, only writes
+// outside the prefix.
 func TestReplayAtBorders(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
@@ -319,20 +319,21 @@ func TestReplayAtBorders(t *testing.T) {
 			}
 		}
 	}
-	// Nothing but what is outside the prefix.
+	// Only revisions outside the prefix.
 	if got := replayed(t, s.WithSegments(segment, 6), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: last}, now.Revision); len(got) != 0 {
 		t.Errorf("after the last write: %v", got)
 	}
 }
 
-// TestReplayOfFragments: a response may be more than a message of etcd holds, in one revision and
-// in many.
+// TestReplayOfFragments: a response may exceed the size of an etcd message, with one revision and
+// with many.
 func TestReplayOfFragments(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	began := header(t, s)
-	// Long keys rather than many: etcd 3.7 measures the whole fragment for each event that it adds.
+	// Long keys rather than many keys: etcd 3.7 computes the size of the whole fragment for each
+	// added event.
 	long := prefix + strings.Repeat("k", 3000)
 	fill(t, client, long, "v", 600)
 	if _, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix()); err != nil {
@@ -348,7 +349,7 @@ func TestReplayOfFragments(t *testing.T) {
 	requireEqual(t, replayed(t, s.WithSegments(7, 3), prefix, began, now.Revision), want)
 }
 
-// TestOldestIsWithinBounds: by revisions, by bytes, and by what etcd was compacted to.
+// TestOldestIsWithinBounds: Oldest respects the bounds on revisions and bytes, and etcd's compacted revision.
 func TestOldestIsWithinBounds(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
@@ -364,7 +365,7 @@ func TestOldestIsWithinBounds(t *testing.T) {
 			t.Errorf("at most %d revisions: %d, want %d", revisions, got, now.Revision-revisions)
 		}
 	}
-	const each = 1100 // bytes of an event, about
+	const each = 1100 // bytes of an event, approximately
 	for _, want := range []int64{200, 2000, 9000} {
 		got := now.Revision - oldestOf(t, s, prefix, mirror.ReplayBounds{Revisions: 1 << 40, Bytes: want * each})
 		if got < want*8/10 || got > want*12/10 {
@@ -377,7 +378,7 @@ func TestOldestIsWithinBounds(t *testing.T) {
 	if got := oldestOf(t, s.WithoutProgress(), prefix, ample); got != now.Revision {
 		t.Errorf("progress is not believed: %d, want %d", got, now.Revision)
 	}
-	// Revisions that do not touch the prefix have no bytes.
+	// Revisions without a key of the prefix count no bytes.
 	if got := oldestOf(t, s, "/other/", mirror.ReplayBounds{Revisions: 1 << 40, Bytes: 1000}); got != 1 {
 		t.Errorf("of a prefix without keys: %d, want 1", got)
 	}
@@ -411,7 +412,7 @@ func TestOldestIsWithinBounds(t *testing.T) {
 	}
 }
 
-// writeMany makes n revisions of one key each with the value, by several writers.
+// writeMany writes n revisions of one key each with the value, with several writers.
 func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, writers int) {
 	t.Helper()
 	done := make(chan error, writers)
@@ -433,8 +434,8 @@ func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, w
 	}
 }
 
-// TestReplayErrors: what was compacted before it begins or while it runs, clusters that are others,
-// what the caller wants.
+// TestReplayErrors: a compaction before or during the replay, another cluster, an error of deliver,
+// and cancellation.
 func TestReplayErrors(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
@@ -465,7 +466,7 @@ func TestReplayErrors(t *testing.T) {
 	if err := s.Replay(contextFor(t), prefix, first, now.Revision+1000, none); !errors.Is(err, mirror.ErrRestored) {
 		t.Errorf("to a revision that etcd does not have: %v", err)
 	}
-	// One watch at a time: most of history is not asked for when the first part is there.
+	// One watch at a time: most of the history is not requested yet when the first part arrives.
 	n := 0
 	err := s.WithSegments(1000, 1).Replay(contextFor(t), prefix, first, now.Revision, func(mirror.Batch) error {
 		if n++; n == 1 {

@@ -36,7 +36,7 @@ func size(kvs []mirror.KV) (bytes int) {
 	return bytes
 }
 
-// requireKeys fails unless the pages hold the keys prefix00000.. in order, once.
+// requireKeys fails the test unless the pages contain the keys prefix00000.. in order, each once.
 func requireKeys(t *testing.T, all [][]mirror.KV, prefix string, n int, value string) {
 	t.Helper()
 	i := 0
@@ -56,8 +56,8 @@ func requireKeys(t *testing.T, all [][]mirror.KV, prefix string, n int, value st
 	}
 }
 
-// TestPagesGrowWithSmallValues: few pages, because etcd counts the rest of the range
-// for each.
+// TestPagesGrowWithSmallValues: few pages are used, because etcd counts the rest of the range for
+// each page.
 func TestPagesGrowWithSmallValues(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").InPages()
@@ -80,7 +80,7 @@ func TestPagesOfBigValuesAreBounded(t *testing.T) {
 	fill(t, client, prefix, value, 1000)
 	_, all := pages(t, s, prefix, 0)
 	requireKeys(t, all, prefix, 1000, value)
-	for i, p := range all[1:] { // the first one cannot know
+	for i, p := range all[1:] { // the first page has no size estimate
 		if size(p) > 9<<20 {
 			t.Errorf("page %d holds %d MiB", i+1, size(p)>>20)
 		}
@@ -93,8 +93,8 @@ func TestPagesOfBigValuesAreBounded(t *testing.T) {
 	}
 }
 
-// TestPageThatGRPCRefusesIsAskedForAgain: a prefix may go from small values to big
-// ones, so that a page, or a part of a stream, exceeds what a message may hold.
+// TestPageThatGRPCRefusesIsAskedForAgain: after small values, large ones may follow, so that a
+// page, or a part of a stream, exceeds the maximum size of a message.
 func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
 	client, prefix := open(t)
 	fill(t, client, prefix+"a", "v", 2000)
@@ -136,7 +136,7 @@ func TestListIsOfOneRevision(t *testing.T) {
 	write := func(n int) mirror.Revision {
 		resp, err := client.Txn(contextFor(t)).Then(
 			clientv3.OpPut(prefix+"a", fmt.Sprint(n)), clientv3.OpPut(prefix+"z", fmt.Sprint(n)),
-			clientv3.OpPut(fmt.Sprintf("%sn%d", prefix, n), "v"), // and the range grows
+			clientv3.OpPut(fmt.Sprintf("%sn%d", prefix, n), "v"), // the range grows
 		).Commit()
 		if err != nil {
 			t.Error(err)
@@ -177,7 +177,7 @@ func TestListIsOfOneRevision(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-	// A list of the past is of that revision, whatever etcd's is now.
+	// A list at a past revision returns that revision, independent of etcd's latest one.
 	h, all := pages(t, s, prefix, first)
 	if string(all[0][0].Value) != "0" || h.Revision != first {
 		t.Errorf("at %d: %s@%d", h.Revision, all[0][0].Value, all[0][0].ModRevision)
@@ -187,7 +187,7 @@ func TestListIsOfOneRevision(t *testing.T) {
 	}
 }
 
-// TestListErrors: compaction below or during the list, and the page's own error.
+// TestListErrors: a compaction before or during the list, and an error of the page function.
 func TestListErrors(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -227,8 +227,7 @@ func TestListErrors(t *testing.T) {
 	}
 }
 
-// TestTransactionIsOneBatch: all events of a revision come together, and so does
-// what one request deletes.
+// TestTransactionIsOneBatch: all events of a revision are in one batch, also those of a range deletion.
 func TestTransactionIsOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -259,12 +258,13 @@ func TestTransactionIsOneBatch(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfARevisionAreOneBatch: what one request deletes may exceed what a
-// message of etcd may hold.
+// TestFragmentsOfARevisionAreOneBatch: the events of one range deletion may exceed the maximum size
+// of an etcd message.
 func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
-	// Long keys rather than many: etcd 3.7 measures the whole fragment for each event that it adds.
+	// Long keys rather than many keys: etcd 3.7 computes the size of the whole fragment for each
+	// added event.
 	const keys = 900
 	long := prefix + strings.Repeat("k", 3000)
 	fill(t, client, long, "v", keys)
@@ -293,8 +293,8 @@ func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
 	}
 }
 
-// TestFeedThatIsBehindGetsWholeRevisions: etcd sends up to 1,000 revisions in one
-// response, in fragments; none is cut in two.
+// TestFeedThatIsBehindGetsWholeRevisions: etcd sends up to 1,000 revisions in one response, in
+// fragments; no revision is split.
 func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
@@ -341,7 +341,7 @@ func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
 	}
 }
 
-// TestLeaseThatEndsDeletesTogether: etcd deletes all keys of a lease in one revision.
+// TestLeaseThatEndsDeletesTogether: when a lease ends, etcd deletes all its keys in one revision.
 func TestLeaseThatEndsDeletesTogether(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -372,7 +372,7 @@ func TestLeaseThatEndsDeletesTogether(t *testing.T) {
 	}
 }
 
-// TestWatchErrors: revisions that are gone, clusters that are others.
+// TestWatchErrors: compacted revisions, another cluster, an error of deliver, and cancellation.
 func TestWatchErrors(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -386,14 +386,14 @@ func TestWatchErrors(t *testing.T) {
 	if err := watch(t, s, prefix, old).end(); !errors.Is(err, mirror.ErrCompacted) {
 		t.Errorf("after a revision that needs what was compacted: %v", err)
 	}
-	// The event at the compacted revision is the first that can be had.
+	// The event at the compacted revision is the oldest available one.
 	if b := watch(t, s, prefix, mirror.Header{ClusterID: old.ClusterID, Revision: rev - 1}).next(); b.Changes[0].ModRevision != rev {
 		t.Errorf("after %d: %+v", rev-1, b)
 	}
 	now := header(t, s)
 	for what, after := range map[string]mirror.Header{
 		"another cluster":        {ClusterID: now.ClusterID + 1, Revision: now.Revision},
-		"a revision of the past": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd does not have any more
+		"a revision of the past": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd no longer has
 	} {
 		if err := watch(t, s, prefix, after).end(); !errors.Is(err, mirror.ErrRestored) {
 			t.Errorf("%s: %v", what, err)
@@ -411,7 +411,7 @@ func TestWatchErrors(t *testing.T) {
 	}
 }
 
-// progress asks for progress until the feed has told it at the revision.
+// progress requests progress until the feed reports it at the revision.
 func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -427,7 +427,7 @@ func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 			if b.Through == at {
 				return
 			}
-		case <-time.After(100 * time.Millisecond): // it was not in step
+		case <-time.After(100 * time.Millisecond): // the watch was not synced
 		case err := <-f.ended:
 			t.Fatal(err)
 		case <-deadline:
@@ -436,31 +436,30 @@ func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 	}
 }
 
-// TestProgressIsAnswered on an etcd where nothing happens, and where something
-// happens outside the prefix; the answer carries etcd's revision.
+// TestProgressIsAnswered: progress requests are answered with etcd's revision on an idle etcd, and
+// after writes outside the prefix.
 func TestProgressIsAnswered(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	rev := put(t, client, prefix+"a", "1")
-	// Started behind, it has to tell the event first.
+	// A watch that starts behind delivers the event first.
 	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
 	if b := f.next(); b.Through != rev {
 		t.Fatalf("%+v", b)
 	}
 	progress(t, s, f, rev)
-	progress(t, s, f, rev) // and again, though nothing has happened
+	progress(t, s, f, rev) // again, without new writes
 	for range 3 {
 		progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "1"))
 	}
-	// Started in step, on a quiet etcd: since 3.6.2 a watch that starts at the next
-	// revision is told nothing before there is one, and needs nothing to be told.
+	// A watch started at the next revision, on an idle etcd: since 3.6.2 etcd sends it no progress
+	// before that revision exists, and it needs none.
 	f = watch(t, s, prefix, header(t, s))
 	progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "2"))
 }
 
-// TestOthersAreNotAskedForProgress: etcd answers every watch of a gRPC stream, so the
-// feed's requests must not go out on the stream that the client's other watches share
-// (KEP-2340).
+// TestOthersAreNotAskedForProgress: etcd answers a progress request to every watch of a gRPC
+// stream, so the feed's requests must not use the stream that the client's other watches share (KEP-2340).
 func TestOthersAreNotAskedForProgress(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -490,8 +489,8 @@ func TestOthersAreNotAskedForProgress(t *testing.T) {
 	}
 }
 
-// TestAFeedWithoutProgress is told events only: what the client takes for progress, it
-// would resume behind.
+// TestAFeedWithoutProgress: the feed delivers events only, because the client would resume after
+// the revision of a progress response.
 func TestAFeedWithoutProgress(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").WithoutProgress()
@@ -512,7 +511,7 @@ func TestAFeedWithoutProgress(t *testing.T) {
 	}
 }
 
-// TestProbeOfARealEtcd: this version can do what is needed, at once.
+// TestProbeOfARealEtcd: the probe immediately detects that this etcd version supports progress requests.
 func TestProbeOfARealEtcd(t *testing.T) {
 	client, prefix := open(t)
 	began := time.Now()

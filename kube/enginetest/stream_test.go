@@ -21,11 +21,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// countedKV counts the ways in which lists are asked for.
+// countedKV counts list requests by kind.
 type countedKV struct {
 	clientv3.KV
 	streams, pages atomic.Int64
-	old            bool // answers as a server without RangeStream
+	old            bool // responds like a server without RangeStream
 }
 
 func count(client *clientv3.Client) *countedKV {
@@ -49,7 +49,8 @@ func (c *countedKV) GetStream(ctx context.Context, key string, opts ...clientv3.
 	return c.KV.GetStream(ctx, key, opts...)
 }
 
-// TestListStream_OfEtcd_EqualsPages: of the present and of the past, of small and large values, while others write.
+// TestListStream_OfEtcd_EqualsPages: streams equal pages at the latest and at past revisions, with small and large
+// values, during concurrent writes.
 func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 	client, prefix := open(t)
 	kv := count(client)
@@ -78,7 +79,7 @@ func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 	}
 }
 
-// TestListStream_OfOldEtcd_FallsBackToPages: once, and not again soon.
+// TestListStream_OfOldEtcd_FallsBackToPages: the stream is tried once and not soon again.
 func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
 	client, prefix := open(t)
 	kv := count(client)
@@ -97,7 +98,7 @@ func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
 	}
 }
 
-// TestListStream_AtCompactedRevision_ReturnsErrCompacted: also when the compaction comes in between.
+// TestListStream_AtCompactedRevision_ReturnsErrCompacted: also if the compaction happens during the list.
 func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -129,8 +130,8 @@ func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 	}
 }
 
-// TestListFigures measures a list of 300,000 keys of 1 KB in one stream and in pages: how long it takes, how much
-// memory etcd and this process need at most beyond what they hold before, and how long it holds up a writer.
+// TestListFigures measures a list of 300,000 keys of 1 KB in one stream and in pages: the duration, the peak of
+// additional memory of etcd and of this process, and the delay of a concurrent writer.
 func TestListFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")

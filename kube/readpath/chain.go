@@ -13,26 +13,24 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
-// chainOptions says how newChain mounts a handler of reads in an API server.
+// chainOptions configures how newChain mounts a read handler in an API server.
 type chainOptions struct {
-	// Full builds the chain of every request that is not a plain read: whatever
-	// Config.BuildHandlerChainFunc was before. nil means upstream's default.
+	// Full builds the chain for every request that is not a plain read: the previous value of
+	// Config.BuildHandlerChainFunc. nil means upstream's default.
 	Full func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler
-	// Mount returns the handler of reads that stands in front of next. It is called
-	// once per chain, so what it shares between requests lives outside of it.
+	// Mount returns the read handler that wraps next. It is called once per chain, so state shared
+	// between requests must live outside of it.
 	Mount func(next http.Handler) http.Handler
-	// Serves reports whether that handler will answer a read, rather than next, as far as the request
-	// tells; nil means that it will. It is called before anybody is authenticated, for each read, so it
-	// must be cheap, must not wait and must not look at objects.
+	// Serves reports whether the read handler, rather than next, will answer a read, as far as the
+	// request shows; nil means that it answers all. It is called for each read, before authentication,
+	// so it must be cheap, must not block and must not inspect objects.
 	Serves func(req *http.Request, info *request.RequestInfo) bool
-	// Cost is what a read will send; nil leaves priority and fairness to upstream's
-	// estimates.
+	// Cost estimates the response size of a read; nil leaves priority and fairness to upstream's estimates.
 	Cost costFunc
 }
 
-// Mount puts the server in front of the handlers of the API server that c configures, with
-// the lean chain for reads (newChain). It wraps c.BuildHandlerChainFunc, and
-// has to be called before c is completed.
+// Mount installs s in front of the handlers of the API server that c configures, with the lean
+// chain for reads (newChain). It wraps c.BuildHandlerChainFunc and must be called before c is completed.
 func (s *Server) Mount(c *genericapiserver.Config) {
 	full := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
@@ -44,7 +42,7 @@ func (s *Server) Mount(c *genericapiserver.Config) {
 	}
 }
 
-// trackServed has the connections that c serves tracked; nil if it serves none.
+// trackServed tracks the connections of c's TLS listener; it returns nil if c has none.
 func trackServed(c *genericapiserver.Config) *trackedListener {
 	if c.SecureServing == nil || c.SecureServing.Listener == nil {
 		return nil
@@ -54,52 +52,50 @@ func trackServed(c *genericapiserver.Config) *trackedListener {
 	return conns
 }
 
-// chain is a handler with two ways to the handler of reads. It is safe for concurrent use.
+// chain is an http.Handler with two paths to the read handler. It is safe for concurrent use.
 type chain struct {
 	full, lean http.Handler // lean is nil if every request takes the full chain
 
 	requestInfo request.RequestInfoResolver
 	longRunning request.LongRunningRequestCheck
 	serves      func(*http.Request, *request.RequestInfo) bool // nil: all
-	// requestTimeout is that of a request that is not longRunning.
+	// requestTimeout applies to requests that are not longRunning.
 	requestTimeout time.Duration
 	leanWatches    bool
 	shuttingDown   <-chan struct{} // closed when shutdown begins
-	// complete: a request has passed the full chain after the mux was complete. It
-	// is never reset.
+	// complete is set when a request has passed the full chain after the mux was complete. It is
+	// never reset.
 	complete atomic.Bool
 }
 
-// newChain returns the handler of a whole API server: authentication,
-// authorization, audit, priority and fairness and the other filters, then the mounted
-// handler of reads, then apiHandler. It is called by
-// Config.BuildHandlerChainFunc.
+// newChain returns the complete handler of an API server: authentication, authorization, audit,
+// priority and fairness and the other filters, then the mounted read handler, then apiHandler. It
+// is called by Config.BuildHandlerChainFunc.
 //
-// A plain read (see leanRead) takes the lean chain, everything else the full one.
-// Both end in a handler that Mount returned; they differ in what is between:
+// A plain read (see leanRead) takes the lean chain, everything else the full one. Both end in a
+// handler that Mount returned; they differ in the filters in between:
 //
-//	full   what Full builds: upstream's own chain
-//	lean   the same filters that decide and record, in the same order, without the
-//	       measurement of each filter, and with a write deadline on the calling goroutine
-//	       where upstream moves each request to a goroutine of its own (leanFilters)
+//	full   the chain built by Full: upstream's own
+//	lean   the same deciding and recording filters, in the same order, without the
+//	       measurement of each filter, and with a write deadline on the calling goroutine;
+//	       upstream moves each request to a separate goroutine (leanFilters)
 //
-// The lean chain is used only for what the handler of reads serves, as far as chainOptions.Serves
-// can tell, and when it decides nothing that the full chain would decide otherwise:
+// The lean chain is used only for requests that the read handler serves, according to
+// chainOptions.Serves, and only when its decisions are the same as those of the full chain:
 //
-//   - not before a request has passed the full chain with the mux complete, which is then so
-//     for good. Until then upstream marks requests so that an unknown path is answered
-//     503, never 404;
-//   - not once shutdown has begun: Retry-After, and which requests are still let in, are
-//     upstream's to say. Reads under way are waited for, as in the full chain;
-//   - not for watches, if --shutdown-watch-termination-grace-period wants them waited for;
-//   - not if Full is a chain of another author (the proxy to peers of --peer-ca-file, for
-//     example), whose decisions are not known here;
-//   - not without priority and fairness: the limit of requests in flight counts inside a
-//     chain, and two chains would admit twice as many.
+//   - not before a request has passed the full chain with the mux complete; completeness is
+//     permanent. Until then upstream marks requests so that an unknown path is answered with 503,
+//     never 404;
+//   - not after shutdown has begun: upstream decides on Retry-After and on the requests still
+//     admitted. In-flight reads are waited for, as in the full chain;
+//   - not for watches if --shutdown-watch-termination-grace-period is set, because upstream then waits for them;
+//   - not if Full is not one of upstream's default chains (for example the proxy to peers of
+//     --peer-ca-file), because its decisions are unknown here;
+//   - not without priority and fairness: the max-in-flight limit is counted per chain, and two
+//     chains would admit twice as many requests.
 //
-// If c serves TLS, newChain replaces c.SecureServing.Listener by one that can close
-// a single connection, for readers that stall so hard that nothing else reaches them
-// (withWriteDeadline).
+// If c serves TLS, newChain replaces c.SecureServing.Listener by one that can close a single
+// connection. This is needed for stalled readers to which not even a stream reset can be sent (withWriteDeadline).
 func newChain(apiHandler http.Handler, c *genericapiserver.Config, o chainOptions) *chain {
 	build := o.Full
 	if build == nil {
@@ -121,7 +117,7 @@ func newChain(apiHandler http.Handler, c *genericapiserver.Config, o chainOption
 }
 
 // builtByUpstream reports whether build is one of upstream's own chains, whose filters
-// leanFilters knows. What the storage version precondition adds lets every read pass.
+// leanFilters replicates. The storage version precondition passes every read.
 func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Handler) bool {
 	switch reflect.ValueOf(build).Pointer() {
 	case reflect.ValueOf(genericapiserver.DefaultBuildHandlerChain).Pointer(),
@@ -131,8 +127,7 @@ func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Han
 	return false
 }
 
-// noteComplete wraps the innermost handler of the full chain: it learns there that the mux
-// is complete.
+// noteComplete wraps the innermost handler of the full chain and records there that the mux is complete.
 func (h *chain) noteComplete(inner http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !h.complete.Load() && genericapifilters.NoMuxAndDiscoveryIncompleteKey(req.Context()) {
@@ -157,9 +152,9 @@ func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	h.lean.ServeHTTP(w, req.WithContext(ctx))
 }
 
-// growStack makes room on the stack for the filters. HTTP/2 serves each request on a new
-// goroutine, whose small stack would double several times on the way down, and be
-// copied each time with all that is on it by then.
+// growStack grows the goroutine's stack once, to the size that the filters need. HTTP/2 serves each
+// request on a new goroutine, whose small stack would otherwise double, and be copied, several
+// times on the way down.
 //
 //go:noinline
 func growStack() {
@@ -170,10 +165,9 @@ func growStack() {
 //go:noinline
 func use(*[12 << 10]byte) {}
 
-// leanRead returns the RequestInfo of a request that takes the lean chain, and nil for
-// one that does not: only GET, list and watch of a resource as they are sent by clients, in
-// a path that can be read in one way only. It says nothing about whether the
-// resource exists, or who may read it.
+// leanRead returns the RequestInfo of a request that takes the lean chain, or nil. Only a get, list
+// or watch of a resource with an unambiguous path takes it. leanRead does not check that the
+// resource exists or that the user is authorized to read it.
 func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
 	if h.lean == nil || req.Method != http.MethodGet || !h.complete.Load() {
 		return nil
@@ -208,8 +202,8 @@ func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
 	return info
 }
 
-// verbInPath reports whether the path names its verb, as /api/v1/watch/pods does.
-// info is that of a canonical path.
+// verbInPath reports whether the path contains its verb, as /api/v1/watch/pods does. info must be
+// the RequestInfo of a canonical path.
 func verbInPath(info *request.RequestInfo) bool {
 	rest := info.Path[len("/")+len(info.APIPrefix)+len("/"):]
 	if info.APIGroup != "" {

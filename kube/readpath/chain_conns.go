@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// keepAlivePeriod is what upstream sets on the connections of a plain TCP listener, which
-// it does not recognise behind a trackedListener.
+// keepAlivePeriod is the period that upstream sets on connections of a plain TCP listener. Upstream
+// does not recognise a TCP listener inside a trackedListener, so Accept sets it.
 const keepAlivePeriod = 3 * time.Minute
 
-// trackedListener knows the connections that it has accepted until they are closed. It
-// is safe for concurrent use.
+// trackedListener is a net.Listener that indexes its open connections. It is safe for concurrent use.
 type trackedListener struct {
 	net.Listener
 	conns sync.Map // connKey to *trackedConn
 }
 
-// connKey names a connection by both of its ends: a request knows no more of it.
+// connKey identifies a connection by its two addresses: a request exposes no other identity of its connection.
 type connKey struct{ local, remote string }
 
-// trackConnections returns listener as one whose connections can be closed one by one.
+// trackConnections wraps listener so that single connections can be closed. It does not wrap a
+// trackedListener twice.
 func trackConnections(listener net.Listener) *trackedListener {
 	if tracked, ok := listener.(*trackedListener); ok {
 		return tracked
@@ -36,7 +36,7 @@ func (l *trackedListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		// An error means that the connection is gone already, which reading will tell.
+		// An error means that the connection is closed already; the next read reports that.
 		_ = tcp.SetKeepAlivePeriod(keepAlivePeriod)
 	}
 	tracked := &trackedConn{
@@ -48,14 +48,14 @@ func (l *trackedListener) Accept() (net.Conn, error) {
 	return tracked, nil
 }
 
-// close closes the connection that req came by, if it is still open and this listener's.
+// close closes the connection of req, if it is still open and was accepted by l.
 func (l *trackedListener) close(req *http.Request) {
 	local, ok := req.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {
 		return
 	}
 	if conn, ok := l.conns.Load(connKey{local: local.String(), remote: req.RemoteAddr}); ok {
-		_ = conn.(*trackedConn).Close() // whoever reads from it learns of it
+		_ = conn.(*trackedConn).Close() // a pending read returns an error
 	}
 }
 
@@ -65,9 +65,9 @@ type trackedConn struct {
 	key      connKey
 }
 
-// Close closes the connection.
+// Close removes the connection from the listener's index and closes it.
 func (c *trackedConn) Close() error {
-	// Before the address is free to be used by the next connection.
+	// Remove it before the address can be reused by the next connection.
 	c.listener.conns.CompareAndDelete(c.key, c)
 	return c.Conn.Close()
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestTrackedConnections: a connection is found by a request that came by it, closed, and
-// forgotten.
+// TestTrackedConnections: a connection is found by a request received on it, closed, and removed
+// from the index.
 func TestTrackedConnections(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,7 +46,7 @@ func TestTrackedConnections(t *testing.T) {
 
 	req := httptest.NewRequest(http.MethodGet, "/", nil)
 	req.RemoteAddr = server.RemoteAddr().String()
-	listener.close(req) // not a request of a server: it does not say where it arrived
+	listener.close(req) // not a server request: its context has no local address
 	if n := tracked(); n != 2 {
 		t.Errorf("%d connections are tracked, want 2", n)
 	}
@@ -58,7 +58,7 @@ func TestTrackedConnections(t *testing.T) {
 	if n := tracked(); n != 1 {
 		t.Errorf("%d connections are tracked, want 1", n)
 	}
-	listener.close(req) // once more does no harm
+	listener.close(req) // a second call has no effect
 	if err := other.Close(); err != nil {
 		t.Error(err)
 	}

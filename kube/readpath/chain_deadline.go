@@ -13,23 +13,23 @@ import (
 	"k8s.io/apiserver/pkg/server/httplog"
 )
 
-// heldByServer is how many bytes of a response net/http holds back for certain before it
-// writes to the connection (its buffer before chunking; HTTP/2 holds 4 KB).
-// A handler cannot stall on them.
+// heldByServer is the number of response bytes that net/http always buffers before it writes to the
+// connection (the buffer before chunking; HTTP/2 buffers 4 KB). Writing that many bytes cannot
+// block a handler.
 const heldByServer = 2048
 
-// withWriteDeadline ends a response at the deadline of the request's context, on the
-// goroutine that serves it. The context of a watch has no deadline, and a watch passes by.
+// withWriteDeadline ends a response at the deadline of the request's context, on the goroutine that
+// serves it. The context of a watch has no deadline, so a watch is not affected.
 //
-//   - A response that has not begun by then is a 504, whatever the handler would have
-//     said. The handler is not left behind: it is expected to heed its context.
-//   - A response that has begun is broken off: the write under way returns with an
-//     error, later ones with http.ErrHandlerTimeout, and when the handler has returned
-//     the request is aborted, so that the client cannot take what it has for all (cutoff).
+//   - A response that has not begun by then is replaced by a 504. The handler is not abandoned: it
+//     is expected to return when its context ends.
+//   - A response that has begun is aborted: the pending write returns an error, later writes return
+//     http.ErrHandlerTimeout, and the request is aborted when the handler has returned, so that the
+//     client cannot mistake a partial response for a complete one (cutoff).
 //
-// So a reader that stalls holds its seat of priority and fairness no longer than the
-// request timeout. A response that net/http can hold back costs no timer, and a connection
-// keeps no deadline after a response that was in time.
+// So a stalled reader holds its seat of priority and fairness no longer than the request timeout. A
+// response that fits into net/http's buffer starts no timer, and a response that is in time leaves
+// no deadline on the connection.
 func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		ctx := req.Context()
@@ -51,28 +51,27 @@ func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handle
 	})
 }
 
-// deadlineWriter is the response of a request whose context has a deadline. Its methods are
-// called by one goroutine at a time, as those of any http.ResponseWriter; expire is called
-// by a timer.
+// deadlineWriter is the response of a request whose context has a deadline. Its methods are called
+// by one goroutine at a time, as for any http.ResponseWriter; only the timer uses cutoff concurrently.
 type deadlineWriter struct {
 	http.ResponseWriter
-	req      *http.Request // as the filter got it
+	req      *http.Request // as received by the filter
 	deadline time.Time
 
-	begun    bool // the header is written
-	replaced bool // by a 504
+	begun    bool // the header was written
+	replaced bool // with a 504
 	size     int  // bytes written until the timer was started
 	timer    *time.Timer
-	cutoff   cutoff // by the timer
+	cutoff   cutoff // used by the timer
 }
 
-// interfaces returns w with those optional interfaces that the ResponseWriter has. Filters
-// and handlers ask for them.
+// interfaces returns w with the optional interfaces of the wrapped ResponseWriter, because filters
+// and handlers test for them.
 func (w *deadlineWriter) interfaces() http.ResponseWriter {
 	return responsewriter.WrapForHTTP1Or2(w)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped ResponseWriter, for http.ResponseController.
 func (w *deadlineWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *deadlineWriter) WriteHeader(code int) {
@@ -119,7 +118,7 @@ func (w *deadlineWriter) Flush() {
 	}
 }
 
-// replace answers 504 in place of what the handler was about to say.
+// replace answers 504 in place of the handler's response.
 func (w *deadlineWriter) replace() {
 	w.replaced = true
 	w.recordTimeout()
@@ -132,8 +131,8 @@ func (w *deadlineWriter) replace() {
 	_ = json.NewEncoder(w.ResponseWriter).Encode(&status) // the client may be gone
 }
 
-// recordTimeout counts the request as upstream counts one that its timeout filter has
-// ended, and keeps the stack of this goroutine out of the log.
+// recordTimeout counts the request as upstream counts one that its timeout filter ended, and keeps
+// the stack of this goroutine out of the log.
 func (w *deadlineWriter) recordTimeout() {
 	httplog.SetStacktracePredicate(w.req.Context(), func(int) bool { return false })
 	info, _ := request.RequestInfoFrom(w.req.Context())
@@ -148,8 +147,7 @@ func (w *deadlineWriter) startTimer() {
 
 func (w *deadlineWriter) expired() bool { return w.timer != nil && w.cutoff.wasCut() }
 
-// finish says that the handler has returned or panicked, and reports whether its response
-// was broken off.
+// finish marks the handler as returned (or panicked), and reports whether its response was aborted.
 func (w *deadlineWriter) finish() (expired bool) {
 	if w.timer == nil {
 		return false

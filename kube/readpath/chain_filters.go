@@ -16,13 +16,13 @@ import (
 	"k8s.io/component-base/tracing"
 )
 
-// filter is one layer of a chain of handlers.
+// filter is one named wrapper of a handler chain.
 type filter struct {
 	name string
 	wrap func(http.Handler) http.Handler
 }
 
-// wrap returns handler behind the filters, the first of them outermost.
+// wrap returns handler wrapped in the filters, the first of them outermost.
 func wrap(handler http.Handler, filters []filter) http.Handler {
 	for i := len(filters) - 1; i >= 0; i-- {
 		handler = filters[i].wrap(handler)
@@ -30,21 +30,22 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 	return handler
 }
 
-// leanFilters returns the filters of a plain read, outermost first. They are upstream's
-// own, in upstream's order; the write deadline stands where upstream's timeout does. The
-// request carries its RequestInfo and the time of its arrival.
+// leanFilters returns the filters of a plain read, outermost first. They are upstream's own, in
+// upstream's order; the write deadline takes the place of upstream's timeout filter. The request
+// context carries the RequestInfo and the received timestamp.
 //
-// What upstream has in addition:
+// Upstream has in addition:
 //
-//   - the timeout filter, which runs each request on a new goroutine, whose stack grows
-//     anew each time. What is found to be for upstream's handlers only when the read is under way
-//     (a revision that etcd has, an audit event that holds the response) is answered without it, within
-//     the same deadline: those handlers heed the request's context, and hold its seat until they return;
+//   - the timeout filter, which runs each request on a new goroutine, whose stack has to grow each time.
+//     A read that is passed on to upstream's handlers only after it took the lean chain (a revision that
+//     only etcd has, an audit event that contains the response) is answered without that filter, within
+//     the same deadline: those handlers stop when the request's context ends, and hold its seat until
+//     they return;
 //   - the trackers that measure each filter (apiserver_request_filter_duration_seconds);
-//     they are here if spans are recorded, because they make one for each filter;
-//   - tracing, for a request that carries no trace while no tracer is configured;
-//   - the wrapper that times each Write, if no audit event can carry the result;
-//   - the filters of the server's start and end (newChain).
+//     they are present here only if spans are recorded, because they create one span per filter;
+//   - tracing, for a request without a trace header while no tracer is configured;
+//   - the wrapper that times each Write, if no audit backend can record the result;
+//   - the filters for the server's startup and shutdown (newChain).
 func leanFilters(c *genericapiserver.Config, cost costFunc, conns *trackedListener) []filter {
 	l := &filterList{config: c, spans: recordsSpans(c)}
 	l.addTransport(conns)
@@ -52,7 +53,7 @@ func leanFilters(c *genericapiserver.Config, cost costFunc, conns *trackedListen
 	return l.filters
 }
 
-// filterList is a list of filters in the making, outermost first.
+// filterList builds a list of filters, outermost first.
 type filterList struct {
 	config  *genericapiserver.Config
 	spans   bool // a tracer is configured
@@ -92,7 +93,7 @@ func (l *filterList) addTransport(conns *trackedListener) {
 	} else {
 		l.add("latency-trackers", withLatencyTrackersOnly)
 	}
-	// Asks for klog's verbosity at each request, and does nothing below 3.
+	// It checks klog's verbosity for each request and does nothing below 3.
 	l.add("http-logging", genericfilters.WithHTTPLogging)
 	if len(c.HSTSDirectives) > 0 {
 		l.add("hsts", func(h http.Handler) http.Handler {
@@ -160,9 +161,9 @@ func (l *filterList) addDecisions(cost costFunc) {
 	})
 }
 
-// withLatencyTrackersOnly gives a request that is not a watch the trackers that the metric
-// apiserver_request_sli_duration_seconds is computed from, but does not time its writes:
-// only an audit event would show that.
+// withLatencyTrackersOnly adds the latency trackers from which
+// apiserver_request_sli_duration_seconds is computed to a request that is not a watch. It does not
+// time writes: only an audit event would show them.
 func withLatencyTrackersOnly(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		ctx := req.Context()
@@ -178,8 +179,8 @@ func recordsSpans(c *genericapiserver.Config) bool {
 	return reflect.TypeOf(c.TracerProvider) != reflect.TypeOf(tracing.NewNoopTracerProvider())
 }
 
-// withTracing is upstream's tracing. Without a tracer it does no more than take over the
-// trace that a request carries, so that a request without one passes by it.
+// withTracing is upstream's tracing filter. Without a configured tracer that filter only propagates
+// the trace context of the request, so a request without a trace header bypasses it.
 func withTracing(handler http.Handler, c *genericapiserver.Config) http.Handler {
 	traced := genericapifilters.WithTracing(handler, c.TracerProvider)
 	if recordsSpans(c) {

@@ -27,19 +27,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// filterCheck is what a filter is there for, as a client, the handler or an operator sees it.
+// filterCheck checks the purpose of a filter, as observed by a client, the handler or an operator.
 type filterCheck struct {
 	name string
-	// filter is the filter that does it; without it the check must fail.
+	// filter is the name of the filter; without this filter the check must fail.
 	filter string
-	// change changes the configuration, if the filter has to be asked for.
+	// change changes the configuration, if the filter has to be enabled.
 	change func(*genericapiserver.Config)
-	// handler stands in the place of the handler of reads; nil answers 200.
+	// handler replaces the read handler; nil answers 200.
 	handler http.HandlerFunc
-	// check sends requests and returns what is wrong. read returns a request for
-	// configmaps by the user reader.
+	// check sends requests and returns an error if the filter had no effect. read returns a request
+	// for configmaps by the user reader.
 	check func(t *testing.T, c *genericapiserver.Config, h http.Handler) error
-	// leanOnly: upstream's chain is not held to it.
+	// leanOnly means that the check does not apply to upstream's chain.
 	leanOnly bool
 }
 
@@ -337,7 +337,7 @@ var filterChecks = []filterCheck{
 		},
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			const trace = "00-0af7651916cd43dd8448eb211c80319c-"
-			req := readBy("deputy", "") // of a group whose traces are taken over
+			req := readBy("deputy", "") // member of a group whose trace context is accepted
 			req.Header.Set("Traceparent", trace+"b7ad6b7169203331-01")
 			got := send(h, req).Header.Get("Traceparent")
 			if !strings.HasPrefix(got, trace) || strings.Contains(got, "b7ad6b7169203331") {
@@ -431,8 +431,8 @@ func checkImpersonation(_ *testing.T, _ *genericapiserver.Config, h http.Handler
 		wantHeader(h, as("reader", "deputy"), 403, "User", ""))
 }
 
-// TestEveryFilterActs: each check passes in the lean chain and, as it says something about
-// upstream's filters, in upstream's chain; and fails in the lean chain without the filter.
+// TestEveryFilterActs: each check passes in the lean chain and in upstream's chain, because the
+// filters are upstream's, and fails in the lean chain without the filter.
 func TestEveryFilterActs(t *testing.T) {
 	for _, test := range filterChecks {
 		t.Run(test.name, func(t *testing.T) {
@@ -445,7 +445,7 @@ func TestEveryFilterActs(t *testing.T) {
 					if test.handler != nil {
 						test.handler(w, req)
 					}
-					w.WriteHeader(http.StatusOK) // unless the handler has said otherwise
+					w.WriteHeader(http.StatusOK) // unless the handler has written a status
 				})))
 			}
 			if err := run(func(c *genericapiserver.Config, handler http.Handler) http.Handler {
@@ -476,8 +476,8 @@ func TestEveryFilterActs(t *testing.T) {
 	}
 }
 
-// TestEveryFilterHasACheck: no filter is in the lean chain of any configuration above that
-// TestEveryFilterActs does not know.
+// TestEveryFilterHasACheck: each filter of the lean chain, in every configuration above, is checked
+// by TestEveryFilterActs.
 func TestEveryFilterHasACheck(t *testing.T) {
 	checked := map[string]bool{}
 	for _, test := range filterChecks {
@@ -496,7 +496,7 @@ func TestEveryFilterHasACheck(t *testing.T) {
 	}
 }
 
-// requireLean is a chain that sees to it that requests take its lean half.
+// requireLean is a chain that fails the test if a request does not take the lean chain.
 type requireLean struct {
 	t *testing.T
 	*chain
@@ -509,7 +509,7 @@ func (h requireLean) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	h.chain.ServeHTTP(w, req)
 }
 
-// gates is a feature gate with some features set otherwise.
+// gates is a feature gate that overrides some features.
 type gates struct {
 	featuregate.FeatureGate
 	set map[featuregate.Feature]bool
@@ -529,9 +529,9 @@ func (c headerCarrier) Get(key string) string { return http.Header(c).Get(key) }
 func (c headerCarrier) Set(key, value string) { http.Header(c).Set(key, value) }
 func (c headerCarrier) Keys() []string        { return nil }
 
-// tracerProvider returns a tracer that samples everything and exports nowhere.
+// tracerProvider returns a tracer that samples everything and whose exporter has no endpoint.
 func tracerProvider() tracing.TracerProvider {
-	endpoint, rate := "127.0.0.1:1", int32(1_000_000) // nobody listens on port 1
+	endpoint, rate := "127.0.0.1:1", int32(1_000_000) // port 1 has no listener
 	provider, err := tracing.NewProvider(context.Background(),
 		&tracingapi.TracingConfiguration{Endpoint: &endpoint, SamplingRatePerMillion: &rate}, nil, nil)
 	if err != nil {

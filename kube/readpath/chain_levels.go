@@ -16,17 +16,18 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// levels knows the priority levels of lists. Priority and fairness tells a handler no more than the UID,
-// in the header of the response; levels listens while it classifies. Safe for concurrent use.
+// levels maps the UIDs of priority levels to the levels of lists. Priority and fairness exposes only the
+// UID to a handler, in a response header; levels records the level during classification. Safe for
+// concurrent use.
 type levels struct {
 	utilflowcontrol.Interface
 	byUID sync.Map // of listadmission.Level
 }
 
-// levelHeader is the key under which the header is stored.
+// levelHeader is the canonical key of that header.
 var levelHeader = http.CanonicalHeaderKey(flowcontrol.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 
-// watchLevels has c use a levels, which it returns: nil without priority and fairness.
+// watchLevels installs a levels as c.FlowControl and returns it; nil without priority and fairness.
 func watchLevels(c *genericapiserver.Config) *levels {
 	if c.FlowControl == nil {
 		return nil
@@ -54,7 +55,7 @@ func (l *levels) Handle(ctx context.Context, digest utilflowcontrol.RequestDiges
 }
 
 func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
-	if pl.UID == "" { // imagined, while priority and fairness has no configuration
+	if pl.UID == "" { // synthesized while priority and fairness has no configuration
 		return
 	}
 	level := listadmission.Level{Name: pl.Name, Exempt: pl.Spec.Type == flowcontrol.PriorityLevelEnablementExempt}
@@ -63,8 +64,9 @@ func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 	}
 }
 
-// of returns the level of a list that priority and fairness has let in. Without it, and so for a nil
-// levels, there is one for all but system:masters, whom upstream's bound of requests exempts too.
+// of returns the level of a list that priority and fairness admitted. Without priority and fairness,
+// and so for a nil levels, all users share one level, except system:masters, which upstream's
+// max-in-flight limit exempts too.
 func (l *levels) of(w http.ResponseWriter, req *http.Request) listadmission.Level {
 	if uid := w.Header()[levelHeader]; l != nil && len(uid) > 0 {
 		if level, ok := l.byUID.Load(uid[0]); ok {

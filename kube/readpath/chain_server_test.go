@@ -23,18 +23,18 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// patience bounds every wait of the tests below; none of them comes near it.
+// patience bounds every wait of the tests below, far above the expected durations.
 const patience = 2 * time.Minute
 
 // chainServer is a GenericAPIServer without resources, on a port of loopback.
 type chainServer struct {
 	server *genericapiserver.GenericAPIServer
 	seats  *seats
-	url    string // of the configmaps that it does not have
+	url    string // URL of configmaps, which the server does not serve
 }
 
-// newChainServer returns a server that has not been run. mount stands for the handler of reads;
-// what it answers carries the name of the chain that it was reached through in the header Chain.
+// newChainServer returns a server that is not running. mount returns the read handler; its
+// responses name the chain that the request took in the header Chain.
 func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount func(next http.Handler) http.Handler) *chainServer {
 	t.Helper()
 	c, seats := chainConfig()
@@ -111,7 +111,7 @@ func (s *chainServer) client(t *testing.T, http2 bool) *http.Client {
 func (s *chainServer) clientOver(t *testing.T, http2 bool, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
 	transport := &http.Transport{
 		DialContext:       dial,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // it signs for itself
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // self-signed certificate
 		ForceAttemptHTTP2: http2,
 	}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -146,8 +146,8 @@ func eventually(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-// TestMuxIncomplete: before everything is installed, a path that is not known is 503, and
-// only then 404; it takes a request through the full chain to know.
+// TestMuxIncomplete: an unknown path is answered with 503 until all paths are installed, then with
+// 404; a request through the full chain detects the change.
 func TestMuxIncomplete(t *testing.T) {
 	s := newChainServer(t, nil, func(next http.Handler) http.Handler { return next })
 	for range 2 {
@@ -163,8 +163,8 @@ func TestMuxIncomplete(t *testing.T) {
 	}
 }
 
-// TestShutdown: once shutdown has begun requests take the full chain, which says when to
-// come again; a list under way in the lean chain is waited for.
+// TestShutdown: once shutdown has begun, requests take the full chain, which sets Retry-After; an
+// in-flight list in the lean chain is waited for.
 func TestShutdown(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	s := newChainServer(t, func(c *genericapiserver.Config) { c.ShutdownSendRetryAfter = true },
@@ -177,7 +177,7 @@ func TestShutdown(t *testing.T) {
 				w.WriteHeader(http.StatusOK)
 			})
 		})
-	hold := make(chan struct{}) // after shutdown has begun, before requests are turned away
+	hold := make(chan struct{}) // after shutdown has begun, before requests are rejected
 	if err := s.server.AddPreShutdownHook("hold", func() error { <-hold; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -240,8 +240,7 @@ func endless(returned chan<- error) http.Handler {
 	})
 }
 
-// connectionOf sends a list that is read, and returns the local address of the connection that
-// answered.
+// connectionOf sends a list, reads the response, and returns the local address of its connection.
 func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool) (local string) {
 	t.Helper()
 	req := s.list(t, "")
@@ -260,13 +259,13 @@ func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool
 	return local
 }
 
-// TestStalledReader: a client that does not read gives up its seat at the deadline, and
-// cannot take what it got for all there is.
+// TestStalledReader: a client that does not read loses its seat at the deadline, and cannot mistake
+// the partial response for a complete one.
 func TestStalledReader(t *testing.T) {
 	for name, test := range map[string]struct {
 		http2 bool
-		// deaf: the client reads nothing at all from its connection, so that it cannot be
-		// told that a stream is reset. Several streams fill what the connection holds.
+		// deaf means that the client reads nothing from its connection, so that a stream reset
+		// cannot be sent. Several streams fill the buffers of the connection.
 		deaf    bool
 		streams int
 	}{
@@ -329,7 +328,7 @@ func TestStalledReader(t *testing.T) {
 	}
 }
 
-// deafConn is a connection that reads nothing while deaf says so.
+// deafConn is a connection whose reads block while deaf is set.
 type deafConn struct {
 	net.Conn
 	deaf   *atomic.Bool
@@ -392,8 +391,8 @@ func TestConnectionAfterDeadline(t *testing.T) {
 	}
 }
 
-// TestPassedOnHoldsItsSeat: what upstream's handlers answer within the lean chain holds its seat of
-// priority and fairness until they return, however early its timeout is.
+// TestPassedOnHoldsItsSeat: a request that upstream's handlers answer within the lean chain holds
+// its seat of priority and fairness until they return, even if its timeout is earlier.
 func TestPassedOnHoldsItsSeat(t *testing.T) {
 	entered, leave := make(chan context.Context, 1), make(chan struct{})
 	slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {

@@ -40,9 +40,9 @@ var chainCodecs = func() serializer.CodecFactory {
 //
 //	reader    may get, list and watch configmaps
 //	deputy    may in addition impersonate reader, and is of the group system:masters
-//	denied    is known, and may do nothing
+//	denied    is authenticated, but not authorized
 //
-// Priority and fairness lets everybody in and keeps account (seats).
+// Priority and fairness admits all requests and counts their seats.
 func chainConfig() (*genericapiserver.Config, *seats) {
 	c := genericapiserver.NewConfig(chainCodecs)
 	c.RequestInfoResolver = genericapiserver.NewRequestInfoResolver(c)
@@ -74,10 +74,9 @@ func chainConfig() (*genericapiserver.Config, *seats) {
 	return c, s
 }
 
-// seats is a priority and fairness with one priority level, which lets a request in
-// unless it is full.
+// seats is a priority and fairness with one priority level, which admits a request unless it is full.
 type seats struct {
-	utilflowcontrol.Interface // nil: what the filter does not call
+	utilflowcontrol.Interface // nil: the filter does not call its methods
 	full                      bool
 	taken                     atomic.Int32 // by requests that are being executed
 	estimate                  atomic.Pointer[flowcontrolrequest.WorkEstimate]
@@ -127,7 +126,7 @@ func (l *auditLog) Run(<-chan struct{}) error { return nil }
 func (l *auditLog) Shutdown()                 {}
 func (l *auditLog) String() string            { return "log" }
 
-// stages returns the stages of what was logged, in order.
+// stages returns the stages of the logged events, in order.
 func (l *auditLog) stages() []auditinternal.Stage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,15 +147,14 @@ func (l *auditLog) last() *auditinternal.Event {
 	return l.events[len(l.events)-1]
 }
 
-// leanChain returns a chain that is past the start of its server, with handler in the place
-// of the handler of reads.
+// leanChain returns a chain of a started server, with handler as the read handler.
 func leanChain(c *genericapiserver.Config, handler http.HandlerFunc) *chain {
 	h := newChain(nil, c, chainOptions{Mount: func(http.Handler) http.Handler { return handler }})
 	h.complete.Store(true)
 	return h
 }
 
-// TestChainOfARequest: which requests take the lean chain.
+// TestChainOfARequest checks which requests take the lean chain.
 func TestChainOfARequest(t *testing.T) {
 	const configmaps = "/api/v1/namespaces/ns/configmaps"
 	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
@@ -229,7 +227,8 @@ func TestChainOfARequest(t *testing.T) {
 	}
 }
 
-// TestWhenThereIsNoLeanChain: a configuration whose decisions the lean chain would not repeat.
+// TestWhenThereIsNoLeanChain: there is no lean chain for configurations whose decisions it could
+// not repeat.
 func TestWhenThereIsNoLeanChain(t *testing.T) {
 	own := func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(apiHandler, c)
@@ -270,8 +269,8 @@ func TestWhenThereIsNoLeanChain(t *testing.T) {
 	})
 }
 
-// TestMaxInFlight: without priority and fairness, reads are limited as upstream limits them,
-// and to no more than the limit.
+// TestMaxInFlight: without priority and fairness, reads are limited by upstream's filter, and not
+// above the limit.
 func TestMaxInFlight(t *testing.T) {
 	c, _ := chainConfig()
 	c.FlowControl = nil

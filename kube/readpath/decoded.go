@@ -14,18 +14,18 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// What a list holds that upstream's handlers make from decoded objects, as a multiple of the
-// stored bytes of its objects and of their overhead (listadmission.DecodedBytes). Measured with
-// 20,000 ConfigMaps of 1 KB, as what the memory of a server grew by.
+// Memory of a list that upstream's handlers build from decoded objects, as a multiple of the stored
+// bytes of its objects and of their overhead (listadmission.DecodedBytes). Measured with 20,000
+// ConfigMaps of 1 KB, as the growth of a server's memory.
 const (
-	decodedFactor  = 2  // tables, and JSON or protobuf, whose encoders take one object after the other
-	indentedFactor = 5  // indented JSON is made as a whole
-	yamlFactor     = 18 // and YAML from JSON, by way of a tree of all its values
+	decodedFactor  = 2  // tables, and JSON or protobuf, whose encoders process one object at a time
+	indentedFactor = 5  // indented JSON is encoded as a whole
+	yamlFactor     = 18 // YAML is converted from JSON, through a tree of all its values
 )
 
-// BoundDecoded has lists admit the lists of the API server that c configures, and ends its watches whose clients do not
-// read the initial events, if it has no Server that is mounted in it. It wraps c.BuildHandlerChainFunc, and has to be
-// called before c is completed.
+// BoundDecoded bounds the lists of the API server that c configures by lists, and ends watches whose clients do not
+// read the initial events. It is for an API server without a mounted Server. It wraps c.BuildHandlerChainFunc and must
+// be called before c is completed.
 func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 	build := c.BuildHandlerChainFunc
 	if build == nil {
@@ -36,10 +36,9 @@ func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 	}
 }
 
-// boundDecoded returns a handler in front of next, which makes lists from decoded objects: what they hold is admitted,
-// from when a storage of the engine is asked until next has returned, and a client that does not read such a list, or the
-// initial events of a watch, is cut off. It stands behind the filters of an API server, and inside of the one that answers
-// in place of a handler that takes too long.
+// boundDecoded wraps next, which builds lists from decoded objects. Their memory is admitted from the call of an engine
+// storage until next has returned. A client that does not read such a list, or the initial events of a watch, is cut off.
+// The handler runs after the filters of an API server, inside the timeout filter.
 func (s *Server) boundDecoded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
@@ -55,7 +54,7 @@ func (s *Server) boundDecoded(next http.Handler) http.Handler {
 		ctx, list := s.lists.Begin(req.Context(), level, formOf(req))
 		conn, cut := s.pacing.begin(req), &cutoff{w: w, req: req, conns: s.conns}
 		paced := &pacedWriter{ResponseWriter: w, counts: true, yield: func(write func()) { list.Yield(ctx, write) }, pace: newPace(conn, paceBytesPerSecond, func() {
-			// After the request's timeout the response may be over.
+			// After the request's timeout the response may have ended.
 			if list.Held() > 0 && req.Context().Err() == nil && cut.cut() {
 				s.lists.Slow(level)
 			}
@@ -67,8 +66,8 @@ func (s *Server) boundDecoded(next http.Handler) http.Handler {
 	})
 }
 
-// passWatch has next answer a watch, whose response is cut off if the client reads neither the initial events nor, within
-// stallTimeout after that, the status that the watch ends with.
+// passWatch lets next answer a watch. The response is cut off if the client does not read the initial events and then,
+// within stallTimeout, does not read the final status of the watch either.
 func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.Request) {
 	slow, isSlow := context.WithCancel(context.Background())
 	cut := &cutoff{w: w, req: req, conns: s.conns}
@@ -93,7 +92,8 @@ func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.R
 	next.ServeHTTP(w, req.WithContext(ctx))
 }
 
-// formOf returns the form that a list may be answered in, the largest if there are several.
+// formOf returns the form in which a list may be answered; if several are possible, the one with
+// the largest factor.
 func formOf(req *http.Request) listadmission.Form {
 	form := listadmission.Form{Factor: decodedFactor, Plain: true}
 	for _, accept := range req.Header["Accept"] {

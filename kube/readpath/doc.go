@@ -1,7 +1,7 @@
-// Package readpath answers GET, LIST and WATCH with bytes that are kept beside the
-// entries of the engine, behind an API server's authentication, authorization,
-// audit and priority and fairness, and in front of its own handlers.
+// Package readpath answers GET, LIST and WATCH with encoded bytes that the engine caches beside its
+// entries. Its handler runs after an API server's authentication, authorization, audit and priority
+// and fairness filters, and before the server's own handlers.
 //
-// Whatever it does not know (tables, subresources, other media types, resources
-// that memory does not hold) it passes on to those handlers, and counts.
+// Requests it does not support (tables, subresources, other media types, resources that are not
+// cached) are passed on to those handlers and counted.
 package readpath

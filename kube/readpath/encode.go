@@ -29,31 +29,30 @@ const (
 	mediaProtobuf media = media(runtime.ContentTypeProtobuf)
 )
 
-// format is a form in which a resource's objects are sent.
+// format is a wire format of a resource's objects.
 type format struct {
 	media media
-	// target is the version of PartialObjectMetadata that was asked for; empty for
-	// whole objects.
+	// target is the requested version of PartialObjectMetadata; empty for whole objects.
 	target schema.GroupVersion
 }
 
-// representationName names the representations of a store, which for built-in
-// resources serves several versions.
+// representationName identifies a representation of a store. A store of a built-in resource serves
+// several versions.
 type representationName struct {
 	version schema.GroupVersion
 	format
 }
 
-// encoding writes a resource in one format. What it writes is put together from the
-// output of upstream's encoders: an object's item is cut out of its encoding, the
-// envelope of a list out of that of an empty list. Safe for concurrent use.
+// encoding encodes a resource in one format. It assembles responses from the output of upstream's
+// encoders: an item is cut out of the encoding of its object, and the envelope of a list out of the
+// encoding of an empty list. Safe for concurrent use.
 type encoding struct {
 	resource *Resource
 	format
 	rep     *encoded.Representation
 	encoder runtime.Encoder
-	// head is what the encoding of every single object begins with and its item does
-	// not: kind and version, in JSON, of what is a Go type and whole. Empty for others.
+	// head is the prefix of the encoding of a single object that its list item does not have: kind
+	// and version, in JSON, of whole objects that are Go types. Empty for others.
 	head []byte
 
 	lastBookmark atomic.Pointer[encodedBookmark] // of any watch; nil at first
@@ -62,8 +61,8 @@ type encoding struct {
 // protobufPreamble begins every protobuf message that Kubernetes sends.
 var protobufPreamble = []byte("k8s\x00")
 
-// encodings are those of a resource, by format. They are made when first asked for, and again
-// when the keys that decrypt the resource have changed.
+// encodings caches the encodings of a resource by format. An encoding is created on first use, and
+// again after the decryption keys of the resource have changed.
 type encodings struct {
 	made sync.Map // of *encoding
 }
@@ -106,11 +105,11 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	return e, nil
 }
 
-// buffers are for encodings that are cut up.
+// buffers pools the output buffers of upstream's encoders.
 var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// appendItem is the ItemEncoder of the format: JSON objects are followed by a comma,
-// protobuf ones preceded by the tag and length of a list's field.
+// appendItem is the ItemEncoder of the format: JSON objects are followed by a comma, protobuf
+// objects are preceded by the tag and length of the list's items field.
 func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if e.resource.Decorate != nil {
 		e.resource.Decorate(obj)
@@ -145,7 +144,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if len(e.head) > 0 {
 		rest, ok := bytes.CutPrefix(data, e.head)
 		if !ok {
-			return dst, fmt.Errorf("%s is encoded in an unexpected form", e.resource.Kind) // not in which: it may be a Secret
+			return dst, fmt.Errorf("%s is encoded in an unexpected form", e.resource.Kind) // data omitted: may be a Secret
 		}
 		dst = append(dst, '{')
 		data = rest
@@ -156,8 +155,8 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 // unknownRaw is the tag of runtime.Unknown.Raw.
 const unknownRaw = 2<<3 | 2
 
-// itemsFirst reports whether the items of a list are its first field, in front of its
-// metadata, which they follow in all lists of Kubernetes but this one.
+// itemsFirst reports whether the items of a list are its first field, before its metadata. That is
+// so only for v1beta1 metadata in protobuf; in all other lists of Kubernetes the items follow the metadata.
 func (e *encoding) itemsFirst() bool {
 	return e.media == mediaProtobuf && e.target == metav1beta1.SchemeGroupVersion
 }
@@ -170,11 +169,11 @@ func (e *encoding) itemsTag() byte {
 	return itemsTag
 }
 
-// itemsTag is that of all lists but one; see itemsFirst.
+// itemsTag is the items tag of all lists but one; see itemsFirst.
 const itemsTag = 2<<3 | 2
 
-// openUnknown cuts an encoded runtime.Unknown into its raw bytes, what stands before
-// the tag of those, and what stands after them.
+// openUnknown splits an encoded runtime.Unknown into the bytes of its Raw field, the bytes before
+// that field's tag, and the bytes after the field.
 func openUnknown(data []byte) (raw, before, after []byte, err error) {
 	rest, ok := bytes.CutPrefix(data, protobufPreamble)
 	for ok && len(rest) > 0 {
@@ -192,17 +191,17 @@ func openUnknown(data []byte) (raw, before, after []byte, err error) {
 		}
 		rest = rest[n+m+len(field):]
 	}
-	return nil, nil, nil, errors.New("not a protobuf message of Kubernetes") // not what it is: it may be a Secret
+	return nil, nil, nil, errors.New("not a protobuf message of Kubernetes") // data omitted: may be a Secret
 }
 
-// Tags of the fields that a resource version stands in, in the messages of all kinds.
+// Tags of the fields that contain the resource version, in the messages of all kinds.
 const (
 	objectMetadata  = 1<<3 | 2
 	resourceVersion = 6<<3 | 2
 )
 
-// spliceItem is the Splicer of whole objects in protobuf, which are stored as they are
-// sent but for the resource version: that is stored empty.
+// spliceItem is the Splicer of whole objects in protobuf. Stored and sent objects differ only in
+// the resource version, which is stored empty.
 func spliceItem(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
 	raw, _, _, err := openUnknown(stored)
 	if err != nil || len(raw) < 2 || raw[0] != objectMetadata {
@@ -231,8 +230,8 @@ func spliceItem(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
 	return append(dst, rest...), true
 }
 
-// emptyField returns where the field with the tag stands in a message, if it is empty and
-// all in front of it are delimited by a length.
+// emptyField returns the offset of the field with the tag in message, if that field is empty and
+// all fields before it are length-delimited.
 func emptyField(message []byte, tag byte) (at int, ok bool) {
 	for at+1 < len(message) {
 		if message[at] == tag {
@@ -250,7 +249,7 @@ func emptyField(message []byte, tag byte) (at int, ok bool) {
 	return 0, false
 }
 
-// object returns the response to a GET of the object with the item, in pieces.
+// object returns the response body of a GET, built from the object's item, in pieces.
 func (e *encoding) object(item []byte) [][]byte {
 	if e.media == mediaProtobuf {
 		_, n := binary.Uvarint(item[1:])
@@ -267,7 +266,7 @@ func (e *encoding) object(item []byte) [][]byte {
 
 var newline = []byte("\n")
 
-// unknown returns what stands before and after the raw bytes of a single object.
+// unknown returns the bytes before and after the raw bytes of a single object.
 func (e *encoding) unknown() (before, after []byte) {
 	gvk := e.resource.Kind
 	if !e.target.Empty() {
@@ -276,7 +275,7 @@ func (e *encoding) unknown() (before, after []byte) {
 	return unknownEnvelope(gvk)
 }
 
-// envelopes are what stands around the raw bytes of a kind's protobuf messages.
+// envelopes caches the bytes around the raw bytes of a kind's protobuf messages.
 var envelopes sync.Map // of [2][]byte, by kind
 
 func unknownEnvelope(gvk schema.GroupVersionKind) (before, after []byte) {
@@ -287,7 +286,7 @@ func unknownEnvelope(gvk schema.GroupVersionKind) (before, after []byte) {
 	u.APIVersion, u.Kind = gvk.ToAPIVersionAndKind()
 	data, err := u.Marshal()
 	if err != nil {
-		panic(err) // it has nothing that could fail
+		panic(err) // cannot happen: no field of u can fail to marshal
 	}
 	_, before, after, err = openUnknown(append(bytes.Clone(protobufPreamble), data...))
 	if err != nil {
@@ -297,7 +296,7 @@ func unknownEnvelope(gvk schema.GroupVersionKind) (before, after []byte) {
 	return before, after
 }
 
-// listMeta is what a list says of itself.
+// listMeta is the metadata of a list.
 type listMeta struct {
 	resourceVersion string
 	token           string
@@ -305,8 +304,7 @@ type listMeta struct {
 	shard           string // the shard selector; "" if there is none
 }
 
-// emptyList returns a list of the format without items, as upstream's handlers would
-// have it.
+// emptyList returns an empty list of the format, with the same metadata as in upstream's handlers.
 func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 	var list runtime.Object
 	switch e.target {
@@ -315,7 +313,7 @@ func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 		if err := meta.SetList(list, []runtime.Object{}); err != nil {
 			return nil, err
 		}
-		// Lists of custom resources and of metadata do not show it.
+		// Lists of custom resources and of metadata do not have this field.
 		if setter, ok := list.(metav1.ShardedListInterface); ok && m.shard != "" {
 			setter.SetShardInfo(&metav1.ShardInfo{Selector: m.shard})
 		}
@@ -342,8 +340,8 @@ func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 	return list, nil
 }
 
-// envelope returns what stands before and after the items of a list, which take
-// itemsBytes, the last one's comma included. Nothing stands between them.
+// envelope returns the bytes before and after the items of a list. The items take itemsBytes,
+// including the comma of the last one, and have no bytes between them.
 func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail []byte, err error) {
 	list, err := e.emptyList(m, count > 0)
 	if err != nil {
@@ -376,7 +374,7 @@ func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail
 	return data[:i+len(items)], data[i+len(items):], nil
 }
 
-// trailing is the number of bytes of the last item that a list does not show.
+// trailing is the number of bytes that a list omits at the end of its last item.
 func (e *encoding) trailing() int {
 	if e.media == mediaJSON {
 		return 1 // the comma

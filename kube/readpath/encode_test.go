@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestErrorsOfEncodingsQuoteNothing: what is not as it should be may be a Secret, and an error reaches clients and logs.
+// TestErrorsOfEncodingsQuoteNothing: errors do not quote invalid data, which may be a Secret, because errors reach
+// clients and logs.
 func TestErrorsOfEncodingsQuoteNothing(t *testing.T) {
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {

@@ -8,31 +8,30 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// costFunc returns how many bytes the answer to a read will have, uncompressed: of a
-// watch, those of its initial events. ok is false if the answer does not come from
-// memory, or if its size is not known beforehand. It is called for each list and
-// watch before it waits for its turn, so it must be cheap and must not wait.
+// costFunc returns the uncompressed response size of a read in bytes; for a watch, the size of its
+// initial events. ok is false if the response does not come from memory, or if its size is not
+// known in advance. It is called for each list and watch before queuing, so it must be cheap and
+// must not block.
 type costFunc func(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool)
 
 const (
-	// bytesPerSeat is upstream's measure: what a seat of priority and fairness may hold
-	// in memory (flowcontrol/request, list_work_estimator.go).
+	// bytesPerSeat is upstream's estimate of the memory that one seat of priority and fairness
+	// covers (flowcontrol/request, list_work_estimator.go).
 	bytesPerSeat = 100_000
-	// maxReadSeats is the most that a read from memory occupies: upstream's bound for a
-	// list that is streamed from its cache, 1 MB. The answer is written from bytes that
-	// are there anyway, so that a longer one occupies its seats for longer, not more of them.
+	// maxReadSeats is the maximum number of seats of a read from memory: upstream's bound for a
+	// list that is streamed from its cache, 1 MB. The response is written from cached bytes, so a
+	// longer response occupies its seats for longer rather than more seats.
 	maxReadSeats = 10
 )
 
-// workEstimator returns the work of a request for priority and fairness. A list, or a watch
-// with initial events, whose size cost knows occupies a seat for each bytesPerSeat
-// begun, at least one and at most maxReadSeats, and never more than maxSeats, which
-// is what its priority level allows a single request (0: no bound). Where upstream
-// counts the objects of the whole resource, this counts what will be sent: a list
-// of one namespace occupies what that namespace has. Everything else is estimated
-// by upstream.
+// workEstimator returns the work estimator of priority and fairness. A list, or a watch with
+// initial events, of a size known to cost occupies one seat per started bytesPerSeat, at least one
+// and at most maxReadSeats, and never more than maxSeats, the bound of its priority level for a
+// single request (0: no bound). Upstream counts the objects of the whole resource; this estimator
+// counts the bytes to be sent, so a list of one namespace is charged for that namespace only. All
+// other requests are estimated by upstream.
 //
-// No latency is added: a read is over when it has been sent.
+// It adds no latency: a read has no further work after its response was sent.
 func workEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost costFunc, maxSeats func(priorityLevel string) uint64) flowcontrolrequest.WorkEstimatorFunc {
 	if cost == nil {
 		return upstream
@@ -57,14 +56,14 @@ func workEstimator(upstream flowcontrolrequest.WorkEstimatorFunc, cost costFunc,
 	}
 }
 
-// cost is the costFunc of what the server answers.
+// cost is the costFunc of the server's own responses.
 //
-// The bytes are those of the items in the form that was negotiated, exactly if they have
-// been encoded before, else as they are stored. Of a page it is the share that its limit
-// has in the range. A selector does not make a list cheaper: what is walked counts, and
-// is an upper bound of what is sent. Of a shard that has been listed before, its own objects count.
+// The size is that of the items in the negotiated format if they have been encoded before, else
+// their stored size. A page is charged its limit's share of the range. A selector does not reduce
+// the cost: all objects visited count, as an upper bound of the bytes sent. For a shard that was
+// listed before, only its own objects count.
 //
-// It does not look for storages: the first list of a resource is estimated by upstream.
+// cost does not resolve storages: the first list of a resource is estimated by upstream.
 func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64, ok bool) {
 	resource := s.resolver.known(info)
 	if resource == nil {
@@ -90,9 +89,9 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 	if info.Verb == "watch" {
 		asked := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 		if !asked && opts.ResourceVersion != "" && opts.ResourceVersion != "0" {
-			return 0, false // begins with a revision, and costs what upstream says
+			return 0, false // starts from a revision; upstream estimates its cost
 		}
-		// The initial events are a list of everything, from memory in any case.
+		// The initial events are a list of all objects, always from memory.
 		shard := o.Predicate.ShardSelector
 		o = storage.ListOptions{ResourceVersion: "0", Recursive: o.Recursive}
 		o.Predicate = storage.Everything

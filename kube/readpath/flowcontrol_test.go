@@ -12,8 +12,8 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// TestWorkEstimator: seats by bytes, within upstream's bounds; upstream's estimate where
-// the bytes are not known.
+// TestWorkEstimator: seats follow the bytes, within upstream's bounds; upstream's estimate is used
+// if the bytes are unknown.
 func TestWorkEstimator(t *testing.T) {
 	const unknown, upstreams = -1, 77
 	for name, test := range map[string]struct {
@@ -62,7 +62,7 @@ func TestWorkEstimator(t *testing.T) {
 	}
 }
 
-// TestCostReachesFlowControl: the lean chain's priority and fairness learns it.
+// TestCostReachesFlowControl: the cost reaches the priority and fairness filter of the lean chain.
 func TestCostReachesFlowControl(t *testing.T) {
 	c, seats := chainConfig()
 	h := newChain(nil, c, chainOptions{
@@ -78,7 +78,7 @@ func TestCostReachesFlowControl(t *testing.T) {
 	}
 }
 
-// serverOf returns a server that has served lists and watches of the resource before.
+// serverOf returns a server that has already served lists and watches of the resource.
 func serverOf(resource *Resource) *Server {
 	s := &Server{resolver: NewResolver(ResolverConfig{})}
 	bound := &cell{}
@@ -94,7 +94,7 @@ func serverOf(resource *Resource) *Server {
 	return s
 }
 
-// TestCost: what is known beforehand of the bytes of a read.
+// TestCost checks the predicted size of reads.
 func TestCost(t *testing.T) {
 	w := watchedPods(t)
 	const objects, size = 30, 10_000
@@ -146,7 +146,7 @@ func TestCost(t *testing.T) {
 	} {
 		got := cost(path, "application/json")
 		if want != unknown && want != 0 {
-			got /= size // what else there is of an object comes to less
+			got /= size // the rest of an object is smaller
 		}
 		if got != want {
 			t.Errorf("%s: %d, want %d", path, got, want)
@@ -158,7 +158,7 @@ func TestCost(t *testing.T) {
 		}
 	}
 
-	// Once it was encoded, the cost is what is sent, but for the envelope.
+	// After encoding, the cost is the size of the response without the envelope.
 	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 		req, _ := get(all, accept)
 		recorder := httptest.NewRecorder()

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// framer puts objects into the frames of a watch, as upstream's framers do:
+// framer encodes objects as the frames of a watch, like upstream's framers:
 //
 //	JSON      {"type":"ADDED","object":{...}} and a newline
 //	protobuf  4 bytes of length, most significant first, and a WatchEvent
@@ -16,10 +16,9 @@ import (
 // It is immutable.
 type framer struct {
 	protobuf bool
-	// head is what an object begins with and its item does not, in JSON.
+	// head is the prefix of an object that its item does not have, in JSON; see encoding.head.
 	head []byte
-	// before and after stand around the length and bytes of an object in its
-	// runtime.Unknown, in protobuf.
+	// before and after enclose the length and bytes of an object in its runtime.Unknown, in protobuf.
 	before, after []byte
 }
 
@@ -39,9 +38,9 @@ const (
 	rawExtensionRaw  = 1<<3 | 2
 )
 
-// begin appends to dst what stands in a frame before the bytes of an item, and returns
-// those too; end completes the frame. The size is that of the event, as
-// apiserver_watch_events_sizes counts it: without the length before a protobuf frame.
+// begin appends the part of a frame before the bytes of an item to dst, and returns those bytes as
+// body; end completes the frame. size is the size of the event as apiserver_watch_events_sizes
+// counts it: without the length prefix of a protobuf frame.
 func (f *framer) begin(dst []byte, t watch.EventType, item []byte) (begun, body []byte, size int) {
 	if f.protobuf {
 		body = item[1:] // without the tag that it has in a list
@@ -58,7 +57,7 @@ func (f *framer) begin(dst []byte, t watch.EventType, item []byte) (begun, body 
 	return dst, body, len(dst) - n + len(body) + len(endOfJSON)
 }
 
-// end appends to dst what stands in a frame after the bytes of an item.
+// end appends the part of a frame after the bytes of an item to dst.
 func (f *framer) end(dst []byte) []byte {
 	if f.protobuf {
 		return append(dst, f.after...)
@@ -66,13 +65,13 @@ func (f *framer) end(dst []byte) []byte {
 	return append(dst, endOfJSON...)
 }
 
-// frame is a encoded.Framer.
+// frame is an encoded.Framer.
 func (f *framer) frame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
 	dst, body, size := f.begin(dst, t, item)
 	return f.end(append(dst, body...)), size
 }
 
-// whole appends a frame of an object as its encoder has encoded it.
+// whole appends a frame of an object that is already encoded.
 func (f *framer) whole(dst []byte, t watch.EventType, object []byte) (framed []byte, size int) {
 	if f.protobuf {
 		dst, size = beginProtobuf(dst, t, len(object))
@@ -92,7 +91,7 @@ func beginJSON(dst []byte, t watch.EventType) []byte {
 	return append(dst, `","object":`...)
 }
 
-// beginProtobuf appends everything before an encoded object of the length.
+// beginProtobuf appends the part of a frame before an encoded object of the given length.
 func beginProtobuf(dst []byte, t watch.EventType, object int) (begun []byte, size int) {
 	extension := 1 + uvarintLen(object) + object
 	size = 1 + uvarintLen(len(t)) + len(t) + 1 + uvarintLen(extension) + extension
@@ -109,8 +108,7 @@ func beginProtobuf(dst []byte, t watch.EventType, object int) (begun []byte, siz
 // uvarintLen returns the number of bytes of n as a varint. n is at least 0.
 func uvarintLen[N int | uint64](n N) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
 
-// protobufItemLen is the length of the first of several items: a tag, a length, and as
-// many bytes.
+// protobufItemLen returns the length of the first of several items: a tag, a length, and the bytes.
 func protobufItemLen(items []byte) int {
 	length, n := binary.Uvarint(items[1:])
 	return 1 + n + int(length)

@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// get answers a GET, or returns why it has to be passed on.
+// get answers a GET, or returns the reason to pass it on.
 func (r *read) get() reason {
 	span, end := r.traceSlow("Get")
 	defer end()
@@ -38,7 +38,7 @@ func (r *read) get() reason {
 	return ""
 }
 
-// getItem finds the object that is asked for.
+// getItem returns the item of the requested object.
 func (r *read) getItem() ([]byte, error) {
 	opts, err := r.getOptions()
 	if err != nil {
@@ -58,7 +58,7 @@ func (r *read) getItem() ([]byte, error) {
 	}
 	item, err := r.enc.rep.Item(ctx, e)
 	if err != nil {
-		// Upstream's store words the error, and may have better luck.
+		// Upstream's store words the error, and its read may succeed.
 		return nil, fmt.Errorf("%w: %w", kubestorage.ErrReadEtcd, err)
 	}
 	return item, nil
@@ -85,7 +85,7 @@ func (r *read) getOptions() (metav1.GetOptions, error) {
 	return opts, nil
 }
 
-// key returns the storage key of one object, or the error that a registry has for it.
+// key returns the storage key of one object, or the error that a registry returns for it.
 func (r *read) key(ns, name string) (string, error) {
 	prefix := r.resource.Store.ResourcePrefix()
 	if !r.resource.Namespaced {
@@ -94,7 +94,7 @@ func (r *read) key(ns, name string) (string, error) {
 	return genericregistry.NamespaceKeyFunc(request.WithNamespace(r.req.Context(), ns), prefix, name)
 }
 
-// rootKey returns the storage key above all objects of a namespace, or of all if it is empty.
+// rootKey returns the key prefix of all objects of a namespace, or of the resource if ns is empty.
 func (r *read) rootKey(ns string) string {
 	prefix := r.resource.Store.ResourcePrefix()
 	if r.resource.Namespaced && ns != "" {

@@ -10,13 +10,13 @@ import (
 	"k8s.io/component-base/featuregate"
 )
 
-// negotiateGzip reports whether the response may be compressed, by upstream's rules:
-// the client's Accept-Encoding names gzip, in its first header, without parameters.
+// negotiateGzip reports whether the response may be compressed, by upstream's rules: the first
+// Accept-Encoding header names gzip, without parameters.
 func negotiateGzip(req *http.Request) bool {
 	return acceptsGzip(req) && utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression)
 }
 
-// watchListCompression is a gate of Kubernetes 1.37 and later, whose constant older releases lack.
+// watchListCompression is a gate of Kubernetes 1.37 and later; older releases have no constant for it.
 const watchListCompression featuregate.Feature = "WatchListCompression"
 
 // knowsWatchListCompression reports whether this release of k8s.io/apiserver compresses watches.

@@ -16,8 +16,8 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// pieceEncoder encodes any object as the same bytes: a first piece, then the rest, as
-// upstream's encoders of lists do, or all at once, as those of single objects do.
+// pieceEncoder encodes any object as the same bytes: a first piece, then the rest, as upstream's
+// list encoders do, or all at once, as the encoders of single objects do.
 type pieceEncoder [][]byte
 
 func (e pieceEncoder) Encode(_ runtime.Object, w io.Writer) error {

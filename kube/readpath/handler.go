@@ -26,44 +26,43 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// reason says why a request was passed on; it is a label of a metric.
+// reason is the cause for passing a request on; it is a metric label.
 type reason string
 
 const (
-	// reasonTable: kubectl get asks for tables, which upstream's code makes from decoded
-	// objects that are kept.
+	// reasonTable: kubectl get requests tables, which upstream's code builds from cached decoded objects.
 	reasonTable reason = "table"
-	// reasonPretty: indented JSON, for people: ?pretty=true, curl, browsers.
+	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
 	reasonPretty reason = "pretty"
-	// reasonMediaType: YAML, CBOR, or a form that only upstream knows.
+	// reasonMediaType: YAML, CBOR, or another format that only upstream supports.
 	reasonMediaType reason = "media_type"
-	// reasonResource: memory does not hold the resource, or it is not served here.
+	// reasonResource: the resource is not cached, or this server does not serve it.
 	reasonResource reason = "resource"
 	// reasonPath: subresources, websockets, paths in an unusual form.
 	reasonPath reason = "path"
-	// reasonAudit: the audit policy wants the response object.
+	// reasonAudit: the audit policy requires the response object.
 	reasonAudit reason = "audit"
-	// reasonOptions: options that only upstream knows.
+	// reasonOptions: options that only upstream supports.
 	reasonOptions reason = "options"
-	// reasonEtcd: memory does not answer this read, etcd does: a revision older than
-	// memory, or a key that is needed before memory has caught up.
+	// reasonEtcd: etcd has to answer this read: its revision is older than the cache, or its key is
+	// needed before the cache has caught up.
 	reasonEtcd reason = "etcd"
 )
 
 // Config configures a Server.
 type Config struct {
-	// Resolver finds what serves a request.
+	// Resolver finds the resource that serves a request.
 	Resolver *Resolver
-	// MinRequestTimeout is the shortest time after which a watch without a timeout of
-	// its own ends; each lasts up to twice as long, at random. 0 means that of the API
-	// server that the server is mounted in (Mount); without one, the watch ends at once.
+	// MinRequestTimeout is the minimum duration of a watch that requests no timeout; the actual
+	// duration is random, up to twice as long. 0 means the value of the API server that mounts the
+	// server (Mount); without Mount, the watch ends immediately.
 	MinRequestTimeout time.Duration
-	// Lists bounds the bytes of lists that are under way at the same time: of those that are answered here,
-	// and, with Mount, of those that are passed on. nil means listadmission.New(0).
+	// Lists bounds the bytes of concurrent lists: of lists answered here and, with Mount, of lists passed
+	// on. nil means listadmission.New(0).
 	Lists *listadmission.Admission
 }
 
-// Server answers reads from memory. Safe for concurrent use.
+// Server answers reads from the cache. Safe for concurrent use.
 type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
@@ -73,7 +72,7 @@ type Server struct {
 	pacing            pacing
 }
 
-// New returns a server of reads.
+// New returns a Server with the configuration c, and registers the package's metrics.
 func New(c Config) *Server {
 	registerMetrics()
 	s := &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, lists: c.Lists}
@@ -83,10 +82,9 @@ func New(c Config) *Server {
 	return s
 }
 
-// Handler returns a handler that answers GET, LIST and WATCH from memory and passes
-// everything else to next. It stands behind the filters of an API server: what it
-// serves is what the RequestInfo says that was authorized. The path is looked at only to
-// see that it is that of the RequestInfo, in its plain form.
+// Handler returns a handler that answers GET, LIST and WATCH from the cache and passes everything
+// else to next. It must run after the filters of an API server: it serves the request described by
+// the authorized RequestInfo, and only checks that the path is the canonical path of that RequestInfo.
 func (s *Server) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
@@ -110,9 +108,9 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// Serves reports whether a GET, LIST or WATCH will be answered here, as far as its path and headers tell:
-// the resource was read before, and the form is one that is made here. What only the read itself
-// shows, such as a revision that is older than memory, may still be passed on.
+// Serves reports whether a GET, LIST or WATCH will be answered here, according to its path and headers:
+// the resource was read before, and the format is supported. The read itself may still be passed on, for
+// example because its revision is older than the cache.
 func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 	if !canonical(req, info) {
 		return false
@@ -121,12 +119,12 @@ func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 	if resource == nil {
 		return false
 	}
-	// Nothing is remembered of a header before its sender is known.
+	// The result is not cached: the client is not authenticated yet.
 	_, why := (&read{server: s, resource: resource, info: info, scope: resource.scope(), req: req}).negotiateAs(false)
 	return why == ""
 }
 
-// read is one request that is about to be answered.
+// read is one read request and the state needed to answer it.
 type read struct {
 	server   *Server
 	resource *Resource
@@ -137,8 +135,7 @@ type read struct {
 	req      *http.Request
 }
 
-// serve answers the request, or returns why it has to be passed on; then nothing has
-// been written.
+// serve answers the request, or returns the reason to pass it on; in that case nothing has been written.
 func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.RequestInfo, next http.Handler) reason {
 	if info.Subresource != "" || !canonical(req, info) {
 		return reasonPath
@@ -170,8 +167,8 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	}
 }
 
-// canonical reports whether the path is exactly the one that the RequestInfo was read
-// from: nothing is decided twice.
+// canonical reports whether the path is exactly the canonical path of the RequestInfo, so that path
+// and RequestInfo cannot be interpreted differently.
 func canonical(req *http.Request, info *request.RequestInfo) bool {
 	if req.URL.RawPath != "" {
 		return false
@@ -199,24 +196,23 @@ func canonical(req *http.Request, info *request.RequestInfo) bool {
 	return ok && path == ""
 }
 
-// auditsResponse reports whether the audit event of the request is to contain the
-// response object.
+// auditsResponse reports whether the audit event of the request must contain the response object.
 func auditsResponse(ctx context.Context) bool {
 	ac := audit.AuditContextFrom(ctx)
 	return ac != nil && ac.Enabled() && !ac.GetEventLevel().Less(auditinternal.LevelRequestResponse)
 }
 
-// negotiated is what becomes of an Accept header.
+// negotiated is the result of negotiating an Accept header.
 type negotiated struct {
 	format
-	why reason // to pass on
+	why reason // why to pass the request on; empty if format is valid
 }
 
-// negotiate decides on the form of the response as upstream's handlers do. What depends
-// on the Accept header alone is decided once for each header, while there are not too many.
+// negotiate selects the format of the response as upstream's handlers do. Results that depend only
+// on the Accept header are cached per header, up to maxAccepts headers.
 func (r *read) negotiate() (format, reason) { return r.negotiateAs(true) }
 
-// negotiateAs is negotiate, which remembers what becomes of a new Accept header if told to.
+// negotiateAs is negotiate; it caches the result of a new Accept header only if remember is set.
 func (r *read) negotiateAs(remember bool) (format, reason) {
 	if asksForPretty(r.req) {
 		n := r.negotiateAnew()
@@ -242,17 +238,16 @@ func (r *read) negotiateAs(remember bool) (format, reason) {
 	return n.format, n.why
 }
 
-// asksForPretty reports whether something beside the Accept header may ask for indented
-// JSON.
+// asksForPretty reports whether the query or the user agent may request indented JSON.
 func asksForPretty(req *http.Request) bool {
 	agent := req.UserAgent()
 	return strings.Contains(req.URL.RawQuery, "pretty") ||
 		strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// negotiateAnew negotiates. In front of upstream's handlers of built-in resources stand
-// routes, which refuse in words of their own what they do not know, such as ranges of media
-// types other than all, which the handlers do know.
+// negotiateAnew negotiates without the cache. Upstream's handlers of built-in resources are behind
+// routes, which reject some requests with their own error text: for example media ranges other than
+// */*, although the handlers support them.
 func (r *read) negotiateAnew() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
@@ -281,9 +276,9 @@ func (r *read) negotiateAnew() negotiated {
 	return negotiated{format: f}
 }
 
-// routed reports whether upstream's routes let the request pass to the handlers of a built-in
-// resource: the client accepts everything, or names a media type exactly. They look at the
-// first header only.
+// routed reports whether upstream's routes pass the request to the handlers of a built-in resource:
+// the client accepts everything or names a media type exactly. The routes read the first Accept
+// header only.
 func routed(req *http.Request) bool {
 	accept := req.Header.Get("Accept")
 	if accept == "" {
@@ -299,8 +294,8 @@ func routed(req *http.Request) bool {
 	return false
 }
 
-// acceptCache remembers what becomes of Accept headers: of the first ones that are seen,
-// of moderate length. Clients send few different ones. Safe for concurrent use.
+// acceptCache caches negotiation results by Accept header: of the first maxAccepts distinct headers
+// that are not longer than maxAcceptLength. Clients send few distinct headers. Safe for concurrent use.
 type acceptCache struct {
 	known sync.Map // of negotiated, by header
 	n     atomic.Int32
@@ -328,7 +323,7 @@ func (c *acceptCache) store(accept string, n negotiated) {
 	}
 }
 
-// partialKind is the kind of metadata that the request may ask for.
+// partialKind is the PartialObjectMetadata kind that the request may name.
 func (r *read) partialKind() string {
 	if r.info.Verb == "list" {
 		return "PartialObjectMetadataList"
@@ -336,7 +331,7 @@ func (r *read) partialKind() string {
 	return "PartialObjectMetadata"
 }
 
-// instrument records the request while serve answers it, as upstream's routes do.
+// instrument calls serve and records the request, as upstream's routes do.
 func (r *read) instrument(serve func()) {
 	answered.WithLabelValues(r.info.Verb).Inc()
 	for _, text := range r.resource.Warnings {
@@ -351,8 +346,8 @@ func (r *read) instrument(serve func()) {
 		})(r.w, r.req)
 }
 
-// metricsLabels are the verb and scope labels of request metrics: those of the route for
-// built-in resources, those of the request for custom ones.
+// metricsLabels returns the verb and scope labels of request metrics: those of the route for
+// built-in resources, those of the request for custom resources.
 func (r *read) metricsLabels() (verb, scope string) {
 	switch {
 	case r.resource.Custom:
@@ -365,15 +360,15 @@ func (r *read) metricsLabels() (verb, scope string) {
 	return "LIST", "cluster"
 }
 
-// fail answers with an error.
+// fail writes err as the response.
 func (r *read) fail(err error) {
 	responsewriters.ErrorNegotiated(err, r.resource.Serializer, r.resource.Kind.GroupVersion(), r.w, r.req)
 }
 
-// groupResource is how errors name the resource.
+// groupResource returns the resource name used in errors.
 func (r *read) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
 
-// scope returns what negotiation asks about the resource.
+// scope returns the RequestScope that content negotiation needs.
 func (r *Resource) scope() *handlers.RequestScope {
 	if scope := r.requestScope.Load(); scope != nil {
 		return scope
@@ -390,5 +385,5 @@ func (r *Resource) scope() *handlers.RequestScope {
 	return scope
 }
 
-// passOnError reports whether the error means that upstream's handlers are to answer.
+// passOnError reports whether err means that upstream's handlers must answer.
 func passOnError(err error) bool { return errors.Is(err, kubestorage.ErrReadEtcd) }

@@ -19,17 +19,17 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 )
 
-// itemTargets are the forms of objects: whole, or their metadata.
+// itemTargets are the tested targets: whole objects, or their metadata.
 var itemTargets = []schema.GroupVersion{{}, metav1.SchemeGroupVersion, metav1beta1.SchemeGroupVersion}
 
-// fuzzedItems is a resource of which whatever is stored is encoded.
+// fuzzedItems is a resource that encodes arbitrary stored bytes.
 type fuzzedItems struct {
 	*watched
 	codec   runtime.Codec
 	newFunc func() runtime.Object
 }
 
-// decode decodes what is stored as upstream's store does; nil if it cannot be.
+// decode decodes stored bytes as upstream's store does; nil if they cannot be decoded.
 func (w *fuzzedItems) decode(stored []byte, rev int64) runtime.Object {
 	obj := w.newFunc()
 	if err := etcd3.NewDefaultDecoder(w.codec, storage.APIObjectVersioner{}).Decode(stored, obj, rev); err != nil {
@@ -69,7 +69,7 @@ func (w *fuzzedItems) list(m listMeta, target schema.GroupVersion, objs []runtim
 	return list, nil
 }
 
-// addItemSeeds adds the seeds of FuzzItems: pods in the codecs, and texts that are odd or broken.
+// addItemSeeds adds the seeds of FuzzItems: pods in the codecs, and unusual or invalid texts.
 func addItemSeeds(f *testing.F, codecs ...runtime.Codec) {
 	for i, pod := range []*example.Pod{
 		{},
@@ -103,10 +103,10 @@ func addItemSeeds(f *testing.F, codecs ...runtime.Codec) {
 	}
 }
 
-// FuzzItems stores anything as an object. What can be decoded is put together, alone, in lists and
-// in watch events, from an item that was cut out of its encoding: the bytes are those of upstream's
-// encoder. What is made from stored protobuf without decoding it is that item, whenever what
-// is stored is as upstream stores it.
+// FuzzItems stores arbitrary bytes as an object. If they can be decoded, the single object, the
+// list and the watch event assembled from the object's item have the same bytes as the output of
+// upstream's encoder. An item spliced from stored protobuf without decoding equals that item, if
+// the bytes are stored in upstream's form.
 func FuzzItems(f *testing.F) {
 	pods := &fuzzedItems{watched: watchedPods(f), codec: resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), newFunc: func() runtime.Object { return &example.Pod{} }}
 	widgets := &fuzzedItems{watched: watchedWidgets(f)}
@@ -121,7 +121,7 @@ func FuzzItems(f *testing.F) {
 		if custom {
 			w = widgets
 		}
-		// Whatever it is, splicing ends, leaves alone what it appends to, and does the same again.
+		// For all input, splicing terminates, does not modify the prefix of its destination, and is deterministic.
 		before := []byte("before")
 		spliced, ok := spliceItem(before, stored, rev)
 		again, okAgain := spliceItem(slices.Clone(before), stored, rev)
@@ -165,7 +165,7 @@ func FuzzItems(f *testing.F) {
 	})
 }
 
-// compare compares what is put together with what upstream encodes.
+// compare compares assembled responses with upstream's encoding.
 func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
 	enc, err := w.resource.encodings.get(w.resource, form)
 	if err != nil {
@@ -246,7 +246,7 @@ func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
 	return nil
 }
 
-// protobufCodec is what built-in resources are stored by.
+// protobufCodec is the storage codec of built-in resources.
 func protobufCodec() runtime.Codec {
 	info, ok := runtime.SerializerInfoForMediaType(resolveCodecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {

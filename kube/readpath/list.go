@@ -12,7 +12,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// listOrWatch answers a LIST or a WATCH, or returns why it has to be passed on.
+// listOrWatch answers a LIST or a WATCH, or returns the reason to pass it on.
 func (r *read) listOrWatch() reason {
 	opts, err := r.listOptions()
 	if err != nil {
@@ -40,7 +40,7 @@ func (r *read) listOrWatch() reason {
 		defer p.reading.Close()
 		defer func() { p.share.Leave() }()
 	}
-	if !r.traced() { // otherwise the body has a span of its own
+	if !r.traced() { // otherwise the body has its own span
 		span.AddEvent("About to write a response")
 	}
 	r.instrument(func() {
@@ -55,30 +55,30 @@ func (r *read) listOrWatch() reason {
 	return ""
 }
 
-// page is a list, or a part of one, that is about to be written: it is known to be
-// readable, and how large it is.
+// page is a list, or one page of it, ready to be written: its objects are known to be readable, and
+// its size is known.
 type page struct {
 	reading    *kubestorage.Reading
 	level      listadmission.Level
 	share      *listadmission.Share
-	start, end string // the keys walked
+	start, end string // the key range walked
 	meta       listMeta
-	count      int   // of objects
+	count      int   // number of objects
 	bytes      int64 // of their items
 
-	// selected are the objects of a list with a selector; nil if there are many, then
-	// writing the page selects anew.
+	// selected are the objects of a list with a selector. It is nil if there are too many; then
+	// writing the page evaluates the selector again.
 	selected []*mirror.Entry
 }
 
-// page finds what the request asks for. What was not encoded before is now, so that an
-// object that cannot be is an error that the client is told. Whoever writes the page closes
-// its reading, and leaves its share.
+// page reads and measures the requested list. It encodes objects that are not encoded yet, so that
+// an encoding failure is still reported to the client. The caller closes the page's reading and
+// leaves its share.
 func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
 	p = &page{level: r.server.levels.of(r.w, r.req)}
 	admitted := false
 	defer func() {
-		if !admitted { // an error, or a panic of a decoder or a conversion
+		if !admitted { // an error, or a panic in a decoder or a conversion
 			p.share.Leave()
 			if p.reading != nil {
 				p.reading.Close()
@@ -95,7 +95,7 @@ func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
 		return p, err
 	}
 	p.start, p.end = p.reading.Start, p.reading.End
-	past := p.reading.FromEtcd() // admitted already
+	past := p.reading.FromEtcd() // admitted by Read
 	if !past {
 		if p.share, err = lists.Enter(ctx, p.level, r.expected(p.reading)); err != nil {
 			return p, err
@@ -113,11 +113,11 @@ func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
 	return p, nil
 }
 
-// lookingShare is how much more it costs to encode and send an object than to look at it. A guess;
-// what a selector has been asked before is known, and costs less.
+// lookingShare is the cost of encoding and sending an object, relative to evaluating a selector on
+// it. A guess; selector results that are cached cost less.
 const lookingShare = 8
 
-// expected returns about how many bytes the list will have.
+// expected estimates the size of the list in bytes.
 func (r *read) expected(reading *kubestorage.Reading) int64 {
 	stored := reading.Expected()
 	if reading.Selective() {
@@ -132,7 +132,7 @@ func (r *read) expected(reading *kubestorage.Reading) int64 {
 	return stored
 }
 
-// measure finds the page's objects, and what they and its metadata come to.
+// measure determines the objects of the page, their size, and the list metadata.
 func (r *read) measure(p *page) (err error) {
 	reading := p.reading
 	total := reading.Count()
@@ -167,7 +167,7 @@ func (r *read) measure(p *page) (err error) {
 	return nil
 }
 
-// encodeOnce measures what is read from etcd, and returns the last key.
+// encodeOnce measures the objects of a list that is read from etcd, and returns the last key.
 func (r *read) encodeOnce(p *page) (last string, err error) {
 	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
 		for run := range p.reading.Runs() {
@@ -182,7 +182,7 @@ func (r *read) encodeOnce(p *page) (last string, err error) {
 	return last, err
 }
 
-// cutPage ends the page where its limit is, and returns its last key if there is more.
+// cutPage ends the page at its limit, and returns its last key and whether more objects follow.
 func cutPage(p *page, total int) (last string, more bool) {
 	p.count = total
 	limit := p.reading.Limit
@@ -203,7 +203,7 @@ func cutPage(p *page, total int) (last string, more bool) {
 	return last, p.reading.MoreAfter(last)
 }
 
-// size returns the bytes of all items of the page, made if they have to be.
+// size returns the size of all items of the page; items without a cached encoding are encoded first.
 func (r *read) size(p *page) (int64, error) {
 	rep, objects := r.enc.rep, p.reading.Objects()
 	if n, ok := rep.Measure(objects, p.start, p.end); ok {
@@ -213,15 +213,15 @@ func (r *read) size(p *page) (int64, error) {
 	return rep.Prepare(r.req.Context(), objects.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
 }
 
-// Bounds of what a request holds of the objects that it selects: those that memory has cost a
-// pointer, those that are read from etcd all of their bytes.
+// Bounds of the selected objects that a request references: a cached object costs one pointer, an
+// object read from etcd costs all of its bytes.
 const (
 	maxSelected      = 4096
 	maxSelectedBytes = 16 << 20
 )
 
-// selectPage walks the objects until the limit is reached, and returns how many it has looked
-// at, the key of the last one selected, and whether there are others to look at.
+// selectPage walks the objects until the limit is reached. It returns the number of objects
+// visited, the key of the last selected one, and whether unvisited objects remain.
 func (r *read) selectPage(p *page) (walked int, last string, more bool, err error) {
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}

@@ -17,7 +17,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// meter is a response that looks at what is alive in memory in the middle of it.
+// meter is a response writer that measures the live heap in the middle of the response.
 type meter struct {
 	httptest.ResponseRecorder
 	after int
@@ -28,7 +28,7 @@ type meter struct {
 func (m *meter) Write(p []byte) (int, error) {
 	if m.after -= len(p); m.after <= 0 && m.alive == 0 {
 		m.alive = heapAlive()
-		for range m.looks { // others go on meanwhile
+		for range m.looks { // other goroutines run meanwhile
 			m.alive = max(m.alive, heapAlive())
 		}
 	}
@@ -37,14 +37,14 @@ func (m *meter) Write(p []byte) (int, error) {
 
 func heapAlive() uint64 {
 	runtime.GC()
-	runtime.GC() // what pools held
+	runtime.GC() // frees pooled buffers
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return stats.HeapAlloc
 }
 
-// TestAReaderOfLargeObjectsHoldsFewOfThem, also if there is no room to keep what was made of
-// any: while a client takes its time, its request must not hold leaves of them.
+// TestAReaderOfLargeObjectsHoldsFewOfThem: the request of a slow client references few large
+// objects and not whole leaves of them, even if no encoding can be cached.
 func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 	const objects, size = 120, 100 << 10
 	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
@@ -87,8 +87,8 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 	}
 }
 
-// TestAListMakesFewLeavesReady: what one list has made ready for a client that takes its time is bounded in bytes, however many
-// processors there are.
+// TestAListMakesFewLeavesReady: the bytes that one list prepares for a slow client are bounded, independent of the number of
+// processors.
 func TestAListMakesFewLeavesReady(t *testing.T) {
 	was := readying
 	readying = make(chan struct{}, 16) // of 8 processors

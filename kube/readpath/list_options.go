@@ -38,7 +38,7 @@ func (r *read) listOptions() (metainternalversion.ListOptions, error) {
 		opts.FieldSelector = selector
 	}
 	if name := r.info.Name; name != "" {
-		// The name was authorized; the selector may not ask for another one.
+		// The name was authorized; the selector must not select another one.
 		if opts.FieldSelector == nil || opts.FieldSelector.Empty() {
 			opts.FieldSelector = fields.OneTermEqualSelector("metadata.name", name)
 		} else if selected, ok := opts.FieldSelector.RequiresExactMatch("metadata.name"); !ok || selected != name {
@@ -48,7 +48,8 @@ func (r *read) listOptions() (metainternalversion.ListOptions, error) {
 	return opts, nil
 }
 
-// parseShardSelector returns the request's, nil if there is none or its gate is off.
+// parseShardSelector returns the shard selector of the request, or nil if there is none or the
+// feature gate is off.
 func parseShardSelector(opts metainternalversion.ListOptions) (apisharding.Selector, error) {
 	if opts.ShardSelector == "" || !utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
 		return nil, nil
@@ -60,8 +61,8 @@ func parseShardSelector(opts metainternalversion.ListOptions) (apisharding.Selec
 	return selector, nil
 }
 
-// storageOptions returns what a registry would ask its storage for. The error is that of a shard
-// selector.
+// storageOptions returns the key and options that a registry would pass to its storage. The error
+// is that of parsing a shard selector.
 func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions, err error) {
 	pred := storage.SelectionPredicate{
 		Label:               labels.Everything(),
@@ -90,7 +91,8 @@ func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string,
 	}
 	ns := r.info.Namespace
 	if ns == "" {
-		// A selector for one namespace narrows the keys, not what tokens are relative to.
+		// A selector for one namespace narrows the key range, but continue tokens stay relative to
+		// the resource.
 		if selected, ok := pred.MatchesSingleNamespace(); ok && len(validation.ValidateNamespaceName(selected, false)) == 0 {
 			ns = selected
 		}

@@ -14,8 +14,8 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// TestAPanicGivesItsPlaceBack: few lists that are older than memory are read from etcd at once,
-// and one that panics is one of them until then only.
+// TestAPanicGivesItsPlaceBack: a list that panics releases its slot of the bounded number of
+// concurrent lists from etcd.
 func TestAPanicGivesItsPlaceBack(t *testing.T) {
 	w := watchedPodsWith(t)
 	armed := false
@@ -49,7 +49,7 @@ func TestAPanicGivesItsPlaceBack(t *testing.T) {
 	for d := range int64(8) {
 		query := fmt.Sprintf("labelSelector=x!%%3Dy&resourceVersionMatch=Exact&resourceVersion=%d", rev-d)
 		if _, list := get(query); len(list.Items) != 1 {
-			continue // the first object is that of a version that memory does not hold
+			continue // the first object belongs to a version that is not cached
 		}
 		armed = true
 		for range 10 {

@@ -85,7 +85,7 @@ func TestListNamesUnreadableObjects(t *testing.T) {
 			for i := range 99 {
 				w.put(t, w.object(fmt.Sprintf("locked-more-%02d", i), nil))
 			}
-			compare("", 101, pred(0, "")) // 100 objects, and that there are more
+			compare("", 101, pred(0, "")) // 100 objects, and a continue token
 		})
 	}
 }

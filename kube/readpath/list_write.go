@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// writePage sends the list.
+// writePage writes the list to the client.
 func (r *read) writePage(p *page) {
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
 	if err != nil {
@@ -57,19 +57,19 @@ func (r *read) writePage(p *page) {
 	b.close()
 }
 
-// itemWriter writes items, but for the trailing bytes of the last one.
+// itemWriter writes items, without the trailing bytes of the last one.
 type itemWriter struct {
 	read     *read
 	body     *body
 	left     int    // items
-	last     string // the key of the last one, if something of it is not shown
+	last     string // the key of the last item, if its trailing bytes are omitted
 	trailing int
-	once     bool // what is made of the items is not kept: they are read from etcd
+	once     bool // encodings are not cached: the items are read from etcd
 	spans    encoded.Spans
 	buf      []byte // for single items
 }
 
-// span writes bytes that end with the n-th next item.
+// span writes the bytes of whole items; last marks the end of the list, whose trailing bytes are omitted.
 func (w *itemWriter) span(data []byte, last bool) {
 	if last {
 		data = data[:len(data)-w.trailing]
@@ -86,8 +86,8 @@ func (w *itemWriter) entry(e *mirror.Entry) {
 	w.span(data, w.left == 0)
 }
 
-// fail ends the response for an error that its client can not be told any more: the header is
-// out.
+// fail aborts the response on an error that cannot be reported to the client, because the header
+// was sent.
 func (w *itemWriter) fail(err error) {
 	if w.read.req.Context().Err() == context.Canceled {
 		breakOff(err)
@@ -95,7 +95,7 @@ func (w *itemWriter) fail(err error) {
 	panic(http.ErrAbortHandler)
 }
 
-// selected walks the objects again.
+// selected walks the candidates again and writes the matching ones.
 func (w *itemWriter) selected(reading *kubestorage.Reading) {
 	ctx := w.read.req.Context()
 	for e := range reading.Candidates() {
@@ -112,9 +112,9 @@ func (w *itemWriter) selected(reading *kubestorage.Reading) {
 	}
 }
 
-// runs writes the items of runs, compressed as they are kept if that is what the client
-// gets. If much of it is not kept, several leaves are made ready while those before them
-// are written.
+// runs writes the items of all runs, whole leaves as independently compressed blocks if the
+// response is compressed. If many runs have no cached encoding, several leaves are prepared
+// concurrently while earlier ones are written.
 func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	missing := 0
 	for run := range all {
@@ -159,7 +159,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 					produce()
 				}()
 			default:
-				produce() // others have them all, perhaps for long (I9)
+				produce() // other requests use all slots, perhaps for long (I9)
 			}
 		}
 	}()
@@ -177,7 +177,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	}
 }
 
-// each makes one run after the other ready, and writes it.
+// each prepares and writes one run after the other.
 func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
 	for run := range all {
 		p := w.ready(run, &w.spans)
@@ -186,31 +186,32 @@ func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
 }
 
 var (
-	// readying bounds how many leaves are made ready at the same time, for all requests.
+	// readying bounds the number of leaves that are prepared concurrently, over all requests.
 	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
 	spansPool = sync.Pool{New: func() any { return new(encoded.Spans) }}
 )
 
-// piece is a run on its way to the body: compressed, as spans of items, or, if they are too
-// many bytes to wait for the client together, as its entries.
+// piece is a run prepared for the body: compressed, as spans of items, or, if it is too large to be
+// buffered as a whole, as its entries.
 type piece struct {
 	run      mirror.Run
 	large    bool
 	deflated gzipjoin.Run
-	spans    *encoded.Spans // nil: it is compressed, or large
-	bytes    int64          // of readyBytes that it takes
+	spans    *encoded.Spans // nil if compressed or large
+	bytes    int64          // share of readyBytes that it occupies
 	err      error
 }
 
-// readyBytes bounds what one list has made ready and not written yet, however many processors there
-// are. It is part of what the list was admitted with: those bytes are still to be sent.
+// readyBytes bounds the prepared but unwritten bytes of one list, independent of the number of
+// processors. They are part of the bytes that the list was admitted with, because they are still to
+// be sent.
 const readyBytes = 2 << 20
 
-// size returns about how many bytes a run takes when it is ready.
+// size estimates the bytes that a prepared run occupies.
 func (w *itemWriter) size(run mirror.Run) int64 {
 	rep := w.read.enc.rep
 	if rep.Large(run) {
-		return 0 // its entries are made ready one by one
+		return 0 // its entries are encoded one by one
 	}
 	if n, ok := rep.Size(run); ok {
 		return n
@@ -222,7 +223,7 @@ func (w *itemWriter) size(run mirror.Run) int64 {
 	return n
 }
 
-// kept reports whether there is nothing to be made ready of the run.
+// kept reports whether the run needs no preparation.
 func (w *itemWriter) kept(run mirror.Run) bool {
 	rep := w.read.enc.rep
 	if w.compresses(run) {
@@ -231,8 +232,8 @@ func (w *itemWriter) kept(run mirror.Run) bool {
 	return rep.Large(run) || rep.Keeps(run)
 }
 
-// compresses reports whether the run is sent as it is compressed on its own: not if it
-// is cut by the borders of the list, or too short for that.
+// compresses reports whether the run is sent as an independently compressed block: not if the list
+// contains only part of it, or if it is too short.
 func (w *itemWriter) compresses(run mirror.Run) bool {
 	if w.once || w.body.gz == nil || !run.Whole() || run.Items()[len(run.Items())-1].Key() == w.last {
 		return false
@@ -241,8 +242,7 @@ func (w *itemWriter) compresses(run mirror.Run) bool {
 	return ok && gzipjoin.WorthApart(n)
 }
 
-// ready makes a run ready to be written, in spans if it is not compressed. It may be
-// called concurrently.
+// ready prepares a run for writing, in spans if it is not compressed. It may be called concurrently.
 func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
 	p := piece{run: run}
 	ctx, rep := w.read.req.Context(), w.read.enc.rep
@@ -263,7 +263,7 @@ func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
 	return p
 }
 
-// piece writes a run.
+// piece writes a prepared run.
 func (w *itemWriter) piece(p *piece) {
 	if p.err != nil {
 		w.fail(p.err)

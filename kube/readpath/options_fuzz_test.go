@@ -33,7 +33,7 @@ import (
 
 var fuzzInfo = &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 
-// asked is what a storage is asked for.
+// asked is one call of a storage.
 type asked struct {
 	method, key string
 	opts        storage.ListOptions
@@ -62,7 +62,7 @@ func pointed(b *bool) string {
 	return fmt.Sprint(*b)
 }
 
-// recorder is a storage that takes note of what it is asked for.
+// recorder is a storage that records its calls.
 type recorder struct {
 	storage.Interface
 	asked *asked
@@ -88,7 +88,7 @@ func (r *recorder) Watch(ctx context.Context, key string, opts storage.ListOptio
 	return nil, errRecorded
 }
 
-// fieldLabels knows spec.color beside what every kind has.
+// fieldLabels supports spec.color in addition to the labels of every kind.
 type fieldLabels struct{ runtime.ObjectConvertor }
 
 func (fieldLabels) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
@@ -101,8 +101,7 @@ func (fieldLabels) ConvertFieldLabel(_ schema.GroupVersionKind, label, value str
 	return "", "", fmt.Errorf("%q is not a known field selector", label)
 }
 
-// optionsRegistry is a registry, with upstream's handlers of it, and the Resource that it is to
-// the byte path.
+// optionsRegistry is a registry with upstream's handlers for it, and its Resource for the byte path.
 type optionsRegistry struct {
 	registry *genericregistry.Store
 	storage  *recorder
@@ -114,7 +113,7 @@ func newOptionsRegistry(namespaced bool) *optionsRegistry {
 		GVR:         examplev1.SchemeGroupVersion.WithResource("pods"),
 		Kind:        examplev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespaced:  namespaced,
-		Store:       &kubestorage.Store{}, // whose keys begin with nothing
+		Store:       &kubestorage.Store{}, // with an empty key prefix
 		Serializer:  resolveCodecs,
 		IndexFields: []string{"spec.color"},
 		IndexLabels: []string{"color"},
@@ -146,7 +145,7 @@ func newOptionsRegistry(namespaced bool) *optionsRegistry {
 	return o
 }
 
-// upstream returns what the registry asks its storage for, or what the client is answered.
+// upstream returns the registry's storage call, or else the response to the client.
 func (o *optionsRegistry) upstream(req *http.Request, verb string) (*asked, *httptest.ResponseRecorder) {
 	scope := *o.resource.scope()
 	scope.Namer = handlers.ContextBasedNaming{Namer: meta.NewAccessor(), ClusterScoped: !o.resource.Namespaced}
@@ -162,7 +161,7 @@ func (o *optionsRegistry) upstream(req *http.Request, verb string) (*asked, *htt
 	return o.storage.asked, rw
 }
 
-// byBytes is upstream for the byte path. passed is why it passes the request on.
+// byBytes is upstream for the byte path. passed is the reason for which it passes the request on.
 func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) (a *asked, rw *httptest.ResponseRecorder, passed reason) {
 	rw = httptest.NewRecorder()
 	r := &read{server: &Server{}, resource: o.resource, info: info, scope: o.resource.scope(), w: rw, req: req}
@@ -192,7 +191,7 @@ func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) 
 		return nil, rw, ""
 	}
 	a = &asked{method: info.Verb, key: key, opts: o2}
-	// Nobody looks at these: upstream's registry does not even say them.
+	// These have no effect: upstream's registry does not even set them.
 	a.opts.Predicate.AllowWatchBookmarks = opts.Watch && opts.AllowWatchBookmarks
 	if opts.Watch {
 		a.opts.ResourceVersionMatch, a.opts.Predicate.Limit, a.opts.Predicate.Continue = "", 0, ""
@@ -201,9 +200,9 @@ func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) 
 	return a, rw, ""
 }
 
-// FuzzOptions sends any query. What the byte path makes of it is what upstream's handlers and
-// registry would ask their storage for, selectors included, or it is refused in their words,
-// or passed on.
+// FuzzOptions sends arbitrary queries. The byte path makes the same storage call as upstream's
+// handlers and registry, selectors included, or rejects the query with their error, or passes the
+// request on.
 func FuzzOptions(f *testing.F) {
 	featuregatetesting.SetFeatureGateDuringTest(f, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	registries := map[bool]*optionsRegistry{true: newOptionsRegistry(true), false: newOptionsRegistry(false)}

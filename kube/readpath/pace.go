@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// paceBytesPerSecond is the least that a client has to read on a connection, of lists and of the initial
-	// events of watches together, before compression. A guess: a client that is slower than that does not end
-	// a list of 15 MB within the request timeout.
+	// paceBytesPerSecond is the minimum read rate of a client per connection, of lists and initial events of
+	// watches together, before compression. A guess: a slower client does not finish a list of 15 MB within
+	// the request timeout.
 	paceBytesPerSecond = 256 << 10
-	// pacePatience is for how long a client may read less than that. A guess, well above what a client
-	// needs that is alive and busy.
+	// pacePatience is the time for which a client may be slower than that. A guess, well above the
+	// needs of a live but busy client.
 	pacePatience = 10 * time.Second
 )
 
-// pace measures how fast a client reads a response. The time for which writes wait counts against
-// pacePatience, and the bytes that they have written earn it back at a rate. When it is used up, slow is
-// called, once, on a goroutine of its own; it may end the write under way. The zero value is not ready.
+// pace measures how fast a client reads a response. The time that writes block is deducted from a credit
+// of at most pacePatience, and written bytes add credit at a rate. When the credit is used up, slow is
+// called once on a separate goroutine; slow may abort the pending write. The zero value is not usable.
 // Its methods are called by one goroutine.
 type pace struct {
 	rate   float64 // bytes per second, of the connection
@@ -36,8 +36,8 @@ func newPace(conn *pacedConn, bytesPerSecond float64, slow func()) *pace {
 	return &pace{rate: bytesPerSecond, conn: conn, credit: pacePatience, slow: slow}
 }
 
-// pacing knows how many responses are paced on each connection: they share its bandwidth, and the client's
-// processor. The zero value is ready. Safe for concurrent use.
+// pacing counts the paced responses of each connection: they share its bandwidth and the client's
+// processor. The zero value is ready to use. Safe for concurrent use.
 type pacing struct {
 	mu    sync.Mutex // leaf
 	conns map[connKey]*pacedConn
@@ -50,7 +50,8 @@ type pacedConn struct {
 	responses atomic.Int32 // changed with pacing.mu held
 }
 
-// begin counts a response on the connection of req, until end.
+// begin counts a response on the connection of req; the caller calls end on the result when the
+// response is complete.
 func (p *pacing) begin(req *http.Request) *pacedConn {
 	key := connKey{remote: req.RemoteAddr}
 	if local, ok := req.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
@@ -81,7 +82,7 @@ func (c *pacedConn) end() {
 // progress counts bytes, before compression, that are part of the next write.
 func (p *pace) progress(bytes int64) { p.earned += bytes }
 
-// write calls write, which has to end in time.
+// write calls write with a timer that calls slow when the credit is used up.
 func (p *pace) write(write func() (int, error)) (int, error) {
 	if p.done {
 		return write()
@@ -97,7 +98,7 @@ func (p *pace) write(write func() (int, error)) (int, error) {
 	}
 	n, err := write()
 	if !p.timer.Stop() || err != nil {
-		p.done = true // slow was called, or there is nobody to be waited for
+		p.done = true // slow was called, or the client is gone
 	}
 	p.credit = min(pacePatience, p.credit-time.Since(began))
 	return n, err
@@ -107,20 +108,21 @@ func (p *pace) write(write func() (int, error)) (int, error) {
 type pacedWriter struct {
 	http.ResponseWriter
 	pace *pace
-	// counts: each byte that is written counts as one of progress; otherwise who writes says how many.
+	// counts is set if each written byte counts as progress; otherwise the caller reports progress.
 	counts bool
-	// yield, if set, calls write, which waits for the client, without the processor time that the handler has reserved.
+	// yield, if set, calls write, which may block on the client, after releasing the processor time reserved by the
+	// handler.
 	yield func(write func())
 }
 
-// pacedChunk is how many bytes are written at once, so that progress shows within a long write.
+// pacedChunk is the number of bytes per write, so that progress is measured within a long write.
 const pacedChunk = 256 << 10
 
 // gzipRatio estimates the bytes of objects in one byte of gzip. Objects compress to between a fifth and a tenth; the larger ratio
 // favours the client.
 const gzipRatio = 10
 
-// uncompressed estimates the bytes of objects in so many bytes that are written.
+// uncompressed estimates the size of the objects in the given number of written bytes.
 func (w *pacedWriter) uncompressed(bytes int) int64 {
 	if w.Header().Get("Content-Encoding") == "gzip" {
 		return gzipRatio * int64(bytes)
@@ -128,7 +130,7 @@ func (w *pacedWriter) uncompressed(bytes int) int64 {
 	return int64(bytes)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped ResponseWriter, for http.ResponseController.
 func (w *pacedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Flush implements http.Flusher.
@@ -146,7 +148,7 @@ func (w *pacedWriter) Flush() {
 	w.yielding(flush)
 }
 
-// yielding calls f by way of yield, if that is set.
+// yielding calls f through yield, if that is set.
 func (w *pacedWriter) yielding(f func()) {
 	if w.yield != nil {
 		w.yield(f)

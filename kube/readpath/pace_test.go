@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// slowReader is a response that takes so long for each write.
+// slowReader is a ResponseWriter whose writes take a given time.
 type slowReader struct {
 	*httptest.ResponseRecorder
 	each  time.Duration
@@ -27,18 +27,18 @@ func (s *slowReader) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestPaceEndsWhoReadsTooSlowly and nobody else.
+// TestPaceEndsWhoReadsTooSlowly: only the response of a client that reads too slowly is ended.
 func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 	const chunk = 64 << 10
 	for _, tt := range []struct {
 		name  string
 		each  time.Duration // for each chunk
 		idle  time.Duration // of the server, between two chunks
-		after time.Duration // when it is ended; 0: not within a minute
+		after time.Duration // time at which slow is called; 0: not within a minute
 	}{
 		{"at once", 0, 0, 0},
 		{"above the rate", 200 * time.Millisecond, 0, 0},
-		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second}, // half of it: patience is used up at half speed
+		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second}, // half of the rate: patience is used up at half speed
 		{"hardly anything", 5 * time.Second, 0, pacePatience + time.Second},
 		{"nothing", time.Hour, 0, pacePatience + time.Second},
 		{"a server that takes its time", 200 * time.Millisecond, 5 * time.Second, 0},
@@ -73,7 +73,7 @@ func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 	}
 }
 
-// TestPaceSeesProgressWithinAWrite: a long write to a client that reads in time is not taken for a stall.
+// TestPaceSeesProgressWithinAWrite: a long write to a client that reads fast enough does not count as a stall.
 func TestPaceSeesProgressWithinAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := new(pacing).begin(httptest.NewRequest("GET", "/", nil))
@@ -89,7 +89,7 @@ func TestPaceSeesProgressWithinAWrite(t *testing.T) {
 	})
 }
 
-// TestPaceIsOfAConnection: responses on one connection share its pace.
+// TestPaceIsOfAConnection: responses on one connection share its rate.
 func TestPaceIsOfAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, req := new(pacing), httptest.NewRequest("GET", "/", nil)

@@ -7,16 +7,16 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// bodyGrace is how much later than a request its body has to be there: by then the request was
-// answered.
+// bodyGrace is added to the request timeout for the read deadline of the body: by then the request
+// was answered.
 const bodyGrace = time.Second
 
 // boundRequestBody makes reads of a request's body over HTTP/1.1 fail once the request has timed
 // out. Upstream answers such a request with 504, but net/http does not send the answer while the
-// abandoned handler reads the body: a client that sends a byte now and then would keep its
-// connection, two goroutines and a seat of priority and fairness without end. An HTTP/2 stream is
-// reset instead. A long-running request has no deadline of its own and gets none here, because a
-// proxied body may be sent for hours.
+// abandoned handler reads the body: a client that sends a byte from time to time would keep its
+// connection, two goroutines and a seat of priority and fairness indefinitely. An HTTP/2 stream is
+// reset instead. A long-running request has no deadline, and gets none here, because sending a
+// proxied body may take hours.
 func (h *chain) boundRequestBody(w http.ResponseWriter, req *http.Request) {
 	if req.ProtoMajor != 1 || req.Body == nil || req.Body == http.NoBody || h.requestTimeout <= 0 {
 		return
@@ -25,9 +25,9 @@ func (h *chain) boundRequestBody(w http.ResponseWriter, req *http.Request) {
 	if err == nil && h.longRunning != nil && h.longRunning(req, info) && !bodyless(info) {
 		return
 	}
-	// An error means that the connection cannot do that, as in tests.
+	// An error means that the connection has no deadlines, as in tests.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.requestTimeout + bodyGrace))
 }
 
-// bodyless reports whether a body means nothing to the request, however long it runs.
+// bodyless reports whether the request ignores its body, even if it is long-running.
 func bodyless(info *request.RequestInfo) bool { return info.Verb == "watch" }

@@ -16,7 +16,8 @@ import (
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
-// A body that never ends is waited for as long as the request may take; only a request without an end of its own may wait longer.
+// TestABodyHasToComeInTime: a body that never ends is read until the request timeout; only a long-running request may read
+// longer.
 func TestABodyHasToComeInTime(t *testing.T) {
 	read := make(chan error, 1)
 	h := &chain{
@@ -79,7 +80,8 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// A deadline of one request is not one of the next on the same connection.
+// TestTheDeadlineOfABodyEndsWithItsRequest: the read deadline of a request does not apply to the
+// next one on the same connection.
 func TestTheDeadlineOfABodyEndsWithItsRequest(t *testing.T) {
 	h := &chain{
 		full:           http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _, _ = io.Copy(w, req.Body) }),

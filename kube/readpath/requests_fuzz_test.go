@@ -28,7 +28,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// readStrategy is what a registry has to say of a resource that is only read here.
+// readStrategy is the strategy of a registry whose resource is only read.
 type readStrategy struct{ rest.RESTCreateStrategy }
 
 func (readStrategy) NamespaceScoped() bool { return true }
@@ -43,7 +43,7 @@ func (r readRegistry) ConvertToTable(ctx context.Context, obj, options runtime.O
 	return r.TableConvertor.ConvertToTable(ctx, obj, options)
 }
 
-// reader is all of a registry that upstream's installer may make routes for.
+// reader is the part of a registry for which upstream's installer may create routes.
 type reader struct {
 	rest.Storage
 	rest.Scoper
@@ -96,8 +96,8 @@ func routes(f *testing.F, s storage.Interface) http.Handler {
 	return http.HandlerFunc(container.Dispatch)
 }
 
-// reached reports whether etcd has come to the revisions that a request names: nobody waits for
-// what will not happen.
+// reached reports whether etcd has reached the revisions that a request names, so that no request
+// waits for a revision that never comes.
 func reached(req *http.Request, newest uint64) bool {
 	query := req.URL.Query()
 	for _, text := range query["resourceVersion"] {
@@ -142,9 +142,9 @@ func addRequestSeeds(f *testing.F) {
 	f.Add(path+"pods", jsonType, "x-gzip,gzip;q=1", "Go")
 }
 
-// FuzzRequests sends GET requests with any path, query and headers that have a say in the form of
-// the answer. The byte path answers them with the very bytes that upstream's routes, handlers and
-// registry answer with over the same storage, or passes them on.
+// FuzzRequests sends GET requests with arbitrary paths, queries and headers that select the
+// response format. The byte path returns exactly the bytes of upstream's routes, handlers and
+// registry over the same storage, or passes the request on.
 func FuzzRequests(f *testing.F) {
 	pods := watchedPods(f)
 	for _, name := range []string{"a", "b", "large"} {
@@ -166,7 +166,7 @@ func FuzzRequests(f *testing.F) {
 	server := New(Config{Resolver: resolver})
 	bytePath := server.Handler(upstream)
 
-	// What takes the lean chain is what the RequestInfo says that it is; what it costs is asked of any list.
+	// A request that takes the lean chain must match its RequestInfo. The cost is computed for every list.
 	chain := &chain{requestInfo: fuzzInfo, lean: bytePath, leanWatches: true}
 	chain.complete.Store(true)
 
@@ -208,7 +208,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		_, want := send(upstream)
 		if got.Code != want.Code || got.Body.String() != want.Body.String() {
-			// What is compressed apart is another compression of the same bytes.
+			// Blocks compressed separately are a different compression of the same bytes.
 			if got.Code != want.Code || got.Header().Get("Content-Encoding") != "gzip" || want.Header().Get("Content-Encoding") != "gzip" ||
 				string(contentOf(t, got)) != string(contentOf(t, want)) {
 				t.Fatalf("%s %q: %d %.500q; upstream: %d %.500q", req.URL, req.Header, got.Code, got.Body, want.Code, want.Body)

@@ -16,126 +16,122 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// ResolverConfig says what a Resolver is to find.
+// ResolverConfig configures a Resolver.
 type ResolverConfig struct {
-	// Engine has the storages.
+	// Engine owns the storages.
 	Engine *kubestorage.Engine
-	// BuiltIn are the kinds that are Go types.
+	// BuiltIn are the built-in kinds, which are Go types.
 	BuiltIn []Kinds
-	// Definition returns the definition of a custom resource by its name, which is
-	// plural.group, and nil if there is none; a changed definition is another pointer.
-	// It has to look into the very cache that the server's handler of custom resources
-	// decides by, so that no change is noticed later here than there. It is called for
-	// each read of a custom resource. nil: there are no custom resources.
+	// Definition returns the definition of a custom resource by its name, plural.group, or nil if
+	// there is none; a changed definition has another pointer. It must read the cache that the
+	// server's custom resource handler uses, so that a change is not seen later here than there. It
+	// is called for each read of a custom resource. A nil Definition means that there are no custom resources.
 	Definition func(name string) *apiextensionsv1.CustomResourceDefinition
-	// Local reports whether this server itself, and not an aggregated one, serves the
-	// version of an API group. It is called for each read, and must not say true any more
-	// once the server has begun to ask the other one. nil: it serves all.
+	// Local reports whether this server itself, and not an aggregated server, serves the version of
+	// an API group. It is called for each read, and must return false from the moment at which the
+	// server proxies to the aggregated one. A nil Local means that this server serves all.
 	Local func(schema.GroupVersion) bool
-	// Decorators change objects when they are read, above the storage
-	// (registry.Store.Decorator).
+	// Decorators modify objects after they were read from the storage (registry.Store.Decorator).
 	Decorators map[schema.GroupResource]func(runtime.Object)
 }
 
-// Kinds are kinds of one scheme.
+// Kinds are the kinds of one scheme and their serializer.
 type Kinds struct {
 	Scheme *runtime.Scheme
-	// Serializer is what the handlers of these kinds negotiate and encode with: that of
-	// genericapiserver.NewDefaultAPIGroupInfo, which feature gates have a say in.
+	// Serializer is the one that the handlers of these kinds negotiate and encode with: that of
+	// genericapiserver.NewDefaultAPIGroupInfo, which depends on feature gates.
 	Serializer runtime.NegotiatedSerializer
 }
 
 // Resolver finds the Resource that a request reads.
 //
-// It knows no routes of its own. Where a path leads to is asked of the server's own
-// handlers: a probe goes through them (kubestorage.WithProbe), and the storage that it
-// reaches is the one that the byte path reads. Whatever those handlers decide before
-// (versions that are not served, conditions of a custom resource, namespaces of
-// something that has none) they decide for the byte path too, because then no
-// storage is reached, and the request is passed on to be answered by them.
+// It does not duplicate the server's routing. To resolve a path, it sends a probe request through
+// the server's own handlers (kubestorage.WithProbe); the storage that the probe reaches is the one
+// that the byte path reads. Earlier decisions of those handlers (versions that are not served,
+// conditions of a custom resource, a namespace of a cluster-scoped resource) therefore apply to the
+// byte path too: the probe reaches no storage, and the request is passed on to those handlers.
 //
-// What was found holds
+// A result is valid
 //
-//   - until the process ends, of built-in resources: their routes and storages are made at the start;
-//   - as long as its definition is unchanged, of custom resources. The definition is compared
-//     at each read; see settleTime for what a change brings with it;
-//   - for retryAfter, if nothing was found.
+//   - until the process ends, for built-in resources: their routes and storages are created at startup;
+//   - as long as the definition is unchanged, for custom resources. The definition is compared at
+//     each read; see settleTime for the effects of a change;
+//   - for retryAfter, if no storage was found.
 //
-// A read of what was found before takes a few map lookups; it waits for nobody and
-// allocates nothing. Safe for concurrent use.
+// A lookup of a valid result takes a few map lookups, without blocking or allocating. Safe for
+// concurrent use.
 type Resolver struct {
 	config ResolverConfig
 	now    func() time.Time // the clock
 
-	// routes is replaced when one is added. There are not more of them than storages
-	// and definitions give reason for: a path that nothing is known of gets no place here.
+	// routes is replaced when a route is added. Its size is bounded by the storages and
+	// definitions: a path without either gets no cell.
 	routes atomic.Pointer[map[route]*cell]
 
-	mu        sync.Mutex // guards what follows, and the replacement of routes; taken inside of a cell's
+	mu        sync.Mutex // guards the fields below and the replacement of routes; acquired after cell.mu
 	resources map[servedStore]*Resource
 }
 
-// route is all of a request that its storage depends on.
+// route is the part of a request that determines its storage.
 type route struct {
 	group, version, resource string
 	verb                     string // get, list or watch
 	namespaced               bool   // the path names a namespace
 }
 
-// servedStore is a storage in one version of one group.
+// servedStore is a storage, served in one group version.
 type servedStore struct {
 	store *kubestorage.Store
 	gvr   schema.GroupVersionResource
 }
 
-// cell is the place of one route.
+// cell holds the binding of one route.
 type cell struct {
 	mu    sync.Mutex // held while the route is probed
 	bound atomic.Pointer[binding]
 }
 
-// binding is what a probe has found. It is immutable.
+// binding is the result of a probe. It is immutable.
 type binding struct {
-	resource *Resource // nil: nothing to read from
-	// definition is that of a custom resource, before the probe was sent; name is its.
+	resource *Resource // nil: no readable storage
+	// definition is the definition of a custom resource as of before the probe, and name its name.
 	definition *apiextensionsv1.CustomResourceDefinition
 	name       string
-	// noticed is when the form of the definition was first seen here; settled, that the
-	// probe was sent settleTime after that.
+	// noticed is the time at which this form of the definition was first seen; settled means that
+	// the probe was sent at least settleTime later.
 	noticed time.Time
 	settled bool
-	// retry is when to ask again, if there is nothing to read from.
+	// retry is the time of the next probe, if resource is nil.
 	retry time.Time
 }
 
 const (
-	// settleTime is how long after a definition was seen in a new form each request is
-	// preceded by a probe. Upstream's handler looks at the same cache, but replaces the
-	// storages of a changed definition only when the cache has told it, a little later,
-	// and a storage that is being made at that moment may still be made from the old
-	// form. Nothing tells when that is over. It takes milliseconds; this is a guess that a
-	// server short of processors keeps too, and costs some microseconds for each read.
+	// settleTime is the period after a new form of a definition was first seen, in which each
+	// request is preceded by a probe. Upstream's handler reads the same cache, but replaces the
+	// storages of a changed definition only after the cache's event handler has run, a little
+	// later, and a storage under construction at that moment may still use the old form. There is
+	// no signal for the end of this window. It lasts milliseconds; settleTime is a guess that is
+	// long enough for a server short of processors, and costs some microseconds for each read.
 	settleTime = 10 * time.Second
-	// retryAfter is how long a route without a storage is left alone.
+	// retryAfter is the time before a route without a storage is probed again.
 	retryAfter = time.Second
 )
 
 const (
-	// reasonRemote: another server serves this version of the group, or which one does is
-	// not known yet.
+	// reasonRemote: another server serves this version of the group, or its server is not known yet.
 	reasonRemote reason = "remote"
 )
 
-// NewResolver returns a resolver that knows nothing yet.
+// NewResolver returns a Resolver without any routes.
 func NewResolver(c ResolverConfig) *Resolver {
 	r := &Resolver{config: c, now: time.Now, resources: map[servedStore]*Resource{}}
 	r.routes.Store(&map[route]*cell{})
 	return r
 }
 
-// Resolve returns what a request reads, or why it has to be passed on. The request has
-// the verb get, list or watch, no subresource, and a canonical path. next are the
-// handlers that would answer it.
+// Resolve returns the Resource that a request reads, or the reason to pass it on. The request must
+// have the verb get, list or watch, no subresource, and a canonical path. next is the handler that
+// would otherwise answer it.
 func (r *Resolver) Resolve(info *request.RequestInfo, next http.Handler) (*Resource, reason) {
 	t := routeOf(info)
 	if r.config.Local != nil && !r.config.Local(schema.GroupVersion{Group: t.group, Version: t.version}) {
@@ -151,7 +147,7 @@ func (r *Resolver) Resolve(info *request.RequestInfo, next http.Handler) (*Resou
 
 func routeOf(info *request.RequestInfo) route {
 	t := route{group: info.APIGroup, version: info.APIVersion, resource: info.Resource, verb: info.Verb}
-	// A namespace counts as its own in the RequestInfo; its path names none.
+	// The RequestInfo of a namespace object names the object as its namespace; the path does not.
 	t.namespaced = info.Namespace != "" && (info.Resource != "namespaces" || info.APIGroup != "")
 	return t
 }
@@ -163,8 +159,8 @@ func (b *binding) read() (*Resource, reason) {
 	return b.resource, ""
 }
 
-// known returns what a request reads if it is known already, and nil otherwise. It
-// looks nothing up and waits for nobody.
+// known returns the Resource that a request reads if it has a valid binding, and nil otherwise. It
+// sends no probe and does not block.
 func (r *Resolver) known(info *request.RequestInfo) *Resource {
 	c := (*r.routes.Load())[routeOf(info)]
 	if c == nil {
@@ -177,7 +173,7 @@ func (r *Resolver) known(info *request.RequestInfo) *Resource {
 	return b.resource
 }
 
-// holds reports whether what was found is still so.
+// holds reports whether the binding is still valid.
 func (r *Resolver) holds(b *binding) bool {
 	if b.definition != nil && r.config.Definition(b.name) != b.definition {
 		return false
@@ -191,8 +187,7 @@ func (r *Resolver) holds(b *binding) bool {
 	return b.settled && b.resource.Store.Lifetime().Err() == nil
 }
 
-// bind finds out where the route leads to. Requests for the same route wait for each
-// other.
+// bind resolves the route with a probe. Concurrent requests for the same route wait for one probe.
 func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
 	if r.definition(t) == nil && !r.builtIn(t) {
 		return nil, reasonResource
@@ -207,7 +202,7 @@ func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
 	return c.bound.Load().read()
 }
 
-// cell returns the place of a route, and makes one if there is none.
+// cell returns the cell of a route, and creates it if there is none.
 func (r *Resolver) cell(t route) *cell {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,7 +211,7 @@ func (r *Resolver) cell(t route) *cell {
 		return c
 	}
 	routes := maps.Clone(old)
-	// Definitions that are gone will not be asked for again, or in another form.
+	// Remove the cells of deleted definitions.
 	maps.DeleteFunc(routes, func(_ route, c *cell) bool {
 		b := c.bound.Load()
 		return b != nil && b.definition != nil && r.config.Definition(b.name) == nil
@@ -227,9 +222,9 @@ func (r *Resolver) cell(t route) *cell {
 	return c
 }
 
-// find sends a probe.
+// find probes the route and returns the new binding.
 func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
-	b := &binding{definition: r.definition(t)} // before the probe: what comes later is a change
+	b := &binding{definition: r.definition(t)} // before the probe, so that a later update counts as a change
 	now := r.now()
 	if b.definition != nil {
 		b.name, b.noticed = b.definition.Name, now
@@ -245,20 +240,20 @@ func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
 	}
 	switch {
 	case changed:
-		// The storage may be made from the new form, which the old one does not describe.
+		// The storage may have been built from the new definition, which b.definition does not describe.
 		b.retry = now
 	case b.resource == nil:
 		b.retry = now.Add(retryAfter)
 	case !b.resource.Custom:
-		// A built-in resource that a definition names as well.
+		// A built-in resource that is also named by a definition.
 		*b = binding{resource: b.resource}
 	}
 	return b
 }
 
-// resourceOf returns the Resource of a storage, the same one for all routes that lead
-// to it: also for a storage that belongs to an earlier form of the definition. It
-// returns nil if the storage is used in a way that the byte path does not know.
+// resourceOf returns the Resource of a storage: the same one for all routes to that storage, also
+// for a storage of an earlier form of the definition. It returns nil if the storage is used in a
+// way that the byte path does not support.
 func (r *Resolver) resourceOf(t route, found kubestorage.Found, def *apiextensionsv1.CustomResourceDefinition, next http.Handler) *Resource {
 	if found.Key != t.key(found.Store.ResourcePrefix()) {
 		return nil

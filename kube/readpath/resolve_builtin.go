@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// builtIn reports whether the route may be one of a built-in resource that memory
-// holds: its version is registered, and there is a storage for something of that name.
+// builtIn reports whether the route may be that of a cached built-in resource: its version is
+// registered, and the engine has a storage for a resource of that name.
 func (r *Resolver) builtIn(t route) bool {
 	for _, k := range r.config.BuiltIn {
 		if k.Scheme.IsVersionRegistered(schema.GroupVersion{Group: t.group, Version: t.version}) {
@@ -22,8 +22,8 @@ func (r *Resolver) builtIn(t route) bool {
 	return false
 }
 
-// builtInResource describes a storage of built-in objects as upstream's installer
-// describes it for its routes; nil if the storage's kind is not one of the group.
+// builtInResource describes a storage of built-in objects as upstream's installer does for its
+// routes; nil if the kind of the storage does not belong to the group.
 func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Handler) *Resource {
 	gv := schema.GroupVersion{Group: t.group, Version: t.version}
 	for _, k := range r.config.BuiltIn {
@@ -44,7 +44,7 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 			},
 			Decorate: r.config.Decorators[t.gvr().GroupResource()],
 		}
-		// Only something namespaced is listed in a namespace.
+		// Only a namespaced resource can be listed in a namespace.
 		list := t
 		list.verb, list.namespaced = "list", true
 		found := probe(list, next)
@@ -63,7 +63,7 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 	return nil
 }
 
-// kindOf returns the kind under which the object is served in a version of a group.
+// kindOf returns the kind of obj in the group version gv.
 func kindOf(scheme *runtime.Scheme, obj runtime.Object, gv schema.GroupVersion) (string, bool) {
 	kinds, _, err := scheme.ObjectKinds(obj)
 	if err != nil {
@@ -77,11 +77,11 @@ func kindOf(scheme *runtime.Scheme, obj runtime.Object, gv schema.GroupVersion) 
 	return "", false
 }
 
-// deprecate sets what clients and metrics are told if the version, of which obj is an
-// object, is deprecated in the release that this server reports.
+// deprecate sets the warnings and metric labels if the version of obj is deprecated in the release
+// that this server reports.
 func (r *Resource) deprecate(obj runtime.Object) {
 	obj.GetObjectKind().SetGroupVersionKind(r.Kind)
-	// Unknown numbers are zero, and then what is deprecated at all is deprecated now.
+	// Unknown version numbers are zero; then every deprecated version counts as deprecated now.
 	major, minor, _ := deprecation.MajorMinor(version.Get())
 	if r.Deprecated = deprecation.IsDeprecated(obj, major, minor); r.Deprecated {
 		r.RemovedRelease = deprecation.RemovedRelease(obj)

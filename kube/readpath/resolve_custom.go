@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// definition returns the definition that names the resource and version of a route.
+// definition returns the definition that serves the resource and version of a route, or nil.
 func (r *Resolver) definition(t route) *apiextensionsv1.CustomResourceDefinition {
 	if r.config.Definition == nil {
 		return nil
@@ -35,15 +35,14 @@ func servedVersion(def *apiextensionsv1.CustomResourceDefinition, name string) *
 	return &def.Spec.Versions[i]
 }
 
-// sameForm reports whether upstream keeps the storages of a definition that changes
-// from a to b.
+// sameForm reports whether upstream keeps the storages when a definition changes from a to b.
 func sameForm(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 	return a == b || a.UID == b.UID && equality.Semantic.DeepEqual(&a.Spec, &b.Spec) &&
 		equality.Semantic.DeepEqual(&a.Status.AcceptedNames, &b.Status.AcceptedNames)
 }
 
-// customResource describes a storage of custom resources as the definition has it; nil
-// if the storage is for another version.
+// customResource describes a storage of custom resources according to def; nil if the storage is
+// for another version.
 func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *apiextensionsv1.CustomResourceDefinition) *Resource {
 	v := servedVersion(def, gvr.Version)
 	kind := s.NewFunc().GetObjectKind().GroupVersionKind()
@@ -81,9 +80,8 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 	return res
 }
 
-// deprecationWarning returns what clients of a deprecated version are told: what the
-// definition says, or else the newest version, by the order of Kubernetes' version
-// names, that they could use instead.
+// deprecationWarning returns the warning for clients of a deprecated version: the definition's own
+// text, or else a text that names the newest version, in Kubernetes version order, to use instead.
 func deprecationWarning(def *apiextensionsv1.CustomResourceDefinition, v *apiextensionsv1.CustomResourceDefinitionVersion) string {
 	if v.DeprecationWarning != nil {
 		return *v.DeprecationWarning

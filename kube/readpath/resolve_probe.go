@@ -16,15 +16,15 @@ import (
 // custom resource first, which takes milliseconds.
 const probeTimeout = 10 * time.Second
 
-// probeName is the name, and the namespace, of what a probe asks for.
+// probeName is the object name and the namespace in a probe.
 const probeName = "strata-probe"
 
 func (t route) gvr() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: t.group, Version: t.version, Resource: t.resource}
 }
 
-// requestInfo returns what a request for the route is about, with probeName where it
-// names something.
+// requestInfo returns the RequestInfo of a probe for the route, with probeName as name and
+// namespace where the route has them.
 func (t route) requestInfo() *request.RequestInfo {
 	info := &request.RequestInfo{
 		IsResourceRequest: true,
@@ -59,7 +59,7 @@ func (t route) requestInfo() *request.RequestInfo {
 	return info
 }
 
-// key returns what a probe asks a storage for whose keys are prefix[/namespace][/name].
+// key returns the storage key of a probe, for a storage whose keys are prefix[/namespace][/name].
 func (t route) key(prefix string) string {
 	if t.namespaced {
 		prefix += "/" + probeName
@@ -70,10 +70,9 @@ func (t route) key(prefix string) string {
 	return prefix
 }
 
-// probe sends a probe along the route and returns what it has found. Nothing of the
-// request that gave rise to it goes with it: no audit event, no warnings, no
-// latencies and no metrics are recorded for it a second time, and without a user no
-// other server is asked on anybody's behalf.
+// probe sends a probe request through next and returns the storage that it reached. The probe does
+// not share the context of the triggering request: no audit event, warning, latency or metric is
+// recorded a second time. It has no user, so no other server is called on behalf of a user.
 func probe(t route, next http.Handler) kubestorage.Found {
 	probes.Inc()
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
@@ -97,19 +96,19 @@ func probe(t route, next http.Handler) kubestorage.Found {
 	}).WithContext(ctx)
 	ended := make(chan struct{})
 	var panicked any
-	go func() { // which the storage ends
+	go func() { // ended by the storage
 		defer close(ended)
 		defer func() { panicked = recover() }()
 		next.ServeHTTP(&nowhere{header: http.Header{}}, req)
 	}()
 	<-ended
 	if panicked != nil {
-		panic(panicked) // where the request's own filters recover it
+		panic(panicked) // recovered by the filters of the request
 	}
 	return p.Found()
 }
 
-// nowhere throws a response away.
+// nowhere is a ResponseWriter that discards the response.
 type nowhere struct{ header http.Header }
 
 func (n *nowhere) Header() http.Header         { return n.header }

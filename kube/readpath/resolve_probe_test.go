@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestProbePanicsWhereItWasSent: a handler that panics takes down the request that made the resolver ask, whose filters
-// recover it, and not the process.
+// TestProbePanicsWhereItWasSent: a panic of the probed handler propagates to the request that triggered the probe,
+// whose filters recover it, and does not end the process.
 func TestProbePanicsWhereItWasSent(t *testing.T) {
 	defer func() {
 		if got := recover(); got != "handler" {

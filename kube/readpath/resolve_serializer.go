@@ -54,8 +54,8 @@ func newCustomSerializer() customSerializer {
 	return s
 }
 
-// standard returns the media types of whole objects. Protobuf is there for what is a Go
-// type: metadata and errors.
+// standard returns the media types of whole objects. Protobuf is supported only for Go types:
+// metadata and errors.
 func (s customSerializer) standard() []runtime.SerializerInfo {
 	var infos []runtime.SerializerInfo
 	for _, info := range s.mediaTypes {
@@ -72,13 +72,12 @@ func (s customSerializer) EncoderForVersion(encoder runtime.Encoder, gv runtime.
 	return versioning.NewCodec(encoder, nil, unstructuredConvertor{statusScheme}, statusScheme, statusScheme, statusScheme, gv, nil, "strata-custom-resources")
 }
 
-// DecoderToVersion is of no use to reads.
+// DecoderToVersion returns decoder unchanged; reads do not decode.
 func (s customSerializer) DecoderToVersion(decoder runtime.Decoder, gv runtime.GroupVersioner) runtime.Decoder {
 	return decoder
 }
 
-// statusScheme knows the objects without a version that may be sent in place of a
-// custom resource.
+// statusScheme contains the unversioned objects that may be sent in place of a custom resource.
 var statusScheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	v1 := schema.GroupVersion{Version: "v1"}
@@ -87,8 +86,7 @@ var statusScheme = func() *runtime.Scheme {
 	return s
 }()
 
-// unstructuredConvertor leaves custom resources, which were converted when they were
-// decoded, as they are.
+// unstructuredConvertor does not convert custom resources: they were converted when they were decoded.
 type unstructuredConvertor struct{ runtime.ObjectConvertor }
 
 func (c unstructuredConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {

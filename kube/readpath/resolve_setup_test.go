@@ -43,11 +43,11 @@ func init() {
 	utilruntime.Must(examplev1.AddToScheme(resolveScheme))
 	resolveScheme.AddKnownTypes(example.SchemeGroupVersion, &example.PodList{})
 	resolveScheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.PodList{})
-	// etcd and its clients are closed while they talk to each other.
+	// etcd and its clients are closed while connections are active, which would be logged.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
-// resolving is a Resolver in front of a server whose storages a test makes and moves.
+// resolving is a Resolver in front of a server whose storages a test creates and replaces.
 type resolving struct {
 	t        testing.TB
 	engine   *kubestorage.Engine
@@ -55,10 +55,10 @@ type resolving struct {
 	resolver *Resolver
 	clock    time.Time
 
-	// The server: which storage a path leads to, and how often it was asked.
+	// The server: the storage of each path, and the number of requests.
 	serves      map[string]*endpoint // by group/version/resource
 	asked       int
-	meanwhile   func() // happens while the server is asked; nil: nothing
+	meanwhile   func() // called while the server handles a request; may be nil
 	definitions map[string]*apiextensionsv1.CustomResourceDefinition
 	remote      map[schema.GroupVersion]bool
 }
@@ -73,7 +73,7 @@ type endpoint struct {
 
 func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolving {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
+	dir, err := os.MkdirTemp("", "strata-etcd-") // short, because the length of a socket path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolvin
 	cfg.Dir = filepath.Join(dir, "data")
 	cfg.ListenPeerUrls = nil
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // nobody follows it
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
@@ -150,7 +150,7 @@ func (r *resolving) serve(group, version, resource string, namespaced bool, e *e
 	return e
 }
 
-// open makes a storage.
+// open creates a storage.
 func (r *resolving) open(prefix string, newFunc, newListFunc func() runtime.Object) *endpoint {
 	r.t.Helper()
 	group, resource, found := strings.Cut(prefix, "/")
@@ -173,7 +173,7 @@ func (r *resolving) open(prefix string, newFunc, newListFunc func() runtime.Obje
 	return &endpoint{Interface: s, prefix: "/" + prefix, destroy: destroy}
 }
 
-// define declares the definition of widgets with versions, as it is found from now on.
+// define installs the definition of widgets with the given versions.
 func (r *resolving) define(uid types.UID, generation int64, versions ...string) *apiextensionsv1.CustomResourceDefinition {
 	d := &apiextensionsv1.CustomResourceDefinition{}
 	d.Name, d.UID = "widgets.example.com", uid
@@ -183,12 +183,12 @@ func (r *resolving) define(uid types.UID, generation int64, versions ...string) 
 			Name: v, Served: true, SelectableFields: []apiextensionsv1.SelectableField{{JSONPath: ".spec.color"}},
 		})
 	}
-	d.Spec.Names.ShortNames = make([]string, generation) // a change of the spec that means nothing here
+	d.Spec.Names.ShortNames = make([]string, generation) // a change of the spec without an effect on the test
 	r.definitions[d.Name] = d
 	return d
 }
 
-// ServeHTTP is what stands behind the byte path.
+// ServeHTTP is the handler to which the byte path passes requests on.
 func (r *resolving) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.asked++
 	if r.meanwhile != nil {
@@ -223,7 +223,7 @@ func (r *resolving) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "probed", http.StatusNotFound)
 }
 
-// read resolves a request for path, and reports how often the server was asked.
+// read resolves a request for path, and returns the number of requests to the server.
 func (r *resolving) read(path string) (res *Resource, why reason, asked int) {
 	r.t.Helper()
 	u, err := url.Parse(path)
@@ -240,8 +240,8 @@ func (r *resolving) read(path string) (res *Resource, why reason, asked int) {
 	return res, why, r.asked - before
 }
 
-// want resolves path and fails unless it is bound to the storage, nil for passed on, after
-// exactly so many probes; a negative number stands for any.
+// want resolves path and fails unless it is bound to the storage of e (nil: passed on) after
+// exactly the given number of probes; a negative number stands for any.
 func (r *resolving) want(path string, e *endpoint, probes int) *Resource {
 	r.t.Helper()
 	res, why, asked := r.read(path)

@@ -95,7 +95,7 @@ func TestWhatEtcdAnswersIsNotProbedForReal(t *testing.T) {
 	e := r.open("example.com/uncached", func() runtime.Object { return &unstructured.Unstructured{} }, func() runtime.Object { return &unstructured.UnstructuredList{} })
 	r.serve("example.com", "v1", "uncached", true, e)
 	for _, query := range []string{"", "?watch=true"} {
-		r.want("/apis/example.com/v1/uncached"+query, nil, 1) // ServeHTTP fails the test if something is read
+		r.want("/apis/example.com/v1/uncached"+query, nil, 1) // ServeHTTP fails the test on a read
 	}
 }
 
@@ -136,7 +136,7 @@ func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
 
 	r.define("1", 1, "v1")
 	for range 3 {
-		r.want(widgetsPath, old, 1) // upstream still serves it; so do we, and ask again
+		r.want(widgetsPath, old, 1) // upstream still serves it; so does the byte path, and probes again
 	}
 	replaced := r.widgets("v1")
 	r.want(widgetsPath, replaced, 1)
@@ -144,7 +144,7 @@ func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
 	r.want(widgetsPath, replaced, 1)
 	r.want(widgetsPath, replaced, 0)
 
-	// Conditions may decide whether it is served, but do not replace the storage.
+	// Conditions may change whether the resource is served, but do not replace the storage.
 	same := r.define("1", 1, "v1")
 	same.Status.Conditions = append(same.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating})
 	r.want(widgetsPath, replaced, 1)
@@ -154,8 +154,8 @@ func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
 	}
 }
 
-// TestAStorageIsDescribedByItsOwnDefinition: the definition changes, and the storage is made
-// from the new form, while the probe is under way.
+// TestAStorageIsDescribedByItsOwnDefinition: the definition changes during the probe, and the
+// storage is created from the new form.
 func TestAStorageIsDescribedByItsOwnDefinition(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
@@ -192,14 +192,14 @@ func TestDefinitionsComeAndGo(t *testing.T) {
 
 	delete(r.definitions, "widgets.example.com")
 	r.want(widgetsPath, nil, 0)
-	r.define("2", 0, "v1") // another one of this name, whose first storage is still made
+	r.define("2", 0, "v1") // another definition of this name, whose first storage is still being created
 	delete(r.serves, "example.com/v1/widgets")
 	r.want(widgetsPath, nil, 1)
 	r.clock = r.clock.Add(retryAfter)
 	second := r.widgets("v1")
 	r.want(widgetsPath, second, 1)
 
-	// Places of definitions that are gone are given to others.
+	// Cells of deleted definitions are removed.
 	delete(r.definitions, "widgets.example.com")
 	r.want(podsPath, r.pods(), -1)
 	for place := range *r.resolver.routes.Load() {
@@ -274,7 +274,7 @@ func TestCustomResourcesAreDescribedByTheirDefinition(t *testing.T) {
 	}
 }
 
-// TestSelectableFieldsNeedTheirGate: the gate is asked at each request, as upstream asks it.
+// TestSelectableFieldsNeedTheirGate: the gate is checked for each request, as upstream does.
 func TestSelectableFieldsNeedTheirGate(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
@@ -294,7 +294,7 @@ func TestSelectableFieldsNeedTheirGate(t *testing.T) {
 	}
 }
 
-// TestTheProbeIsNobodys: nothing of the request that gave rise to it reaches the server.
+// TestTheProbeIsNobodys: the probe carries no data of the request that triggered it.
 func TestTheProbeIsNobodys(t *testing.T) {
 	r := newResolving(t)
 	pods := r.pods()

@@ -10,35 +10,34 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// Resource is what the byte path knows of one served version of a resource: how
-// upstream's handlers serve it, and the storage they read from. Its fields are not
-// changed once it is in use.
+// Resource describes one served version of a resource: the settings with which upstream's handlers
+// serve it, and the storage that they read from. Its exported fields are immutable once it is in use.
 type Resource struct {
 	// GVR and Kind are the served version.
 	GVR  schema.GroupVersionResource
 	Kind schema.GroupVersionKind
 	// ListKind is the kind of a list, for example ConfigMapList.
 	ListKind string
-	// Namespaced: keys are prefix/namespace/name, otherwise prefix/name.
+	// Namespaced means that keys are prefix/namespace/name, otherwise prefix/name.
 	Namespaced bool
-	// Custom: objects are unstructured, and items of a list carry kind and apiVersion.
+	// Custom means that objects are unstructured, and items of a list carry kind and apiVersion.
 	Custom bool
 
-	// Store is the storage that answers; for a custom resource that of this version.
+	// Store is the storage that is read; for a custom resource, the one of this version.
 	Store *kubestorage.Store
-	// Serializer is what upstream negotiates media types with and encodes by.
+	// Serializer is the one that upstream negotiates media types and encodes with.
 	Serializer runtime.NegotiatedSerializer
-	// StandardSerializers, if set, are those of Serializer that may be used for whole
-	// objects: of custom resources there is only metadata in protobuf.
+	// StandardSerializers, if set, are the serializers of Serializer that support whole objects:
+	// for custom resources, protobuf supports metadata only.
 	StandardSerializers []runtime.SerializerInfo
-	// IndexFields and IndexLabels are what the registry's predicates declare as indexed
-	// (storage.SelectionPredicate).
+	// IndexFields and IndexLabels are the fields and labels that the registry's predicates declare
+	// as indexed (storage.SelectionPredicate).
 	IndexFields, IndexLabels []string
-	// FieldLabel converts a field label of a selector to the internal one, or returns
-	// the error that the client is shown (400).
+	// FieldLabel converts a field label of a selector to the internal one, or returns the error for
+	// the client (400).
 	FieldLabel func(label, value string) (newLabel, newValue string, err error)
-	// Decorate changes an object when it is read, above the storage, as the registries
-	// of services and persistentvolumeclaims do; nil for most.
+	// Decorate modifies an object after it was read from the storage, as the registries of services
+	// and persistentvolumeclaims do; nil for most resources.
 	Decorate func(runtime.Object)
 	// Warnings are sent with each response, for a deprecated version.
 	Warnings []string

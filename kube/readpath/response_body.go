@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	// gzipThreshold is the size in bytes from which on a response is compressed for a
-	// client that accepts that, as upstream has it.
+	// gzipThreshold is the minimum size in bytes of a compressed response, for a client that
+	// accepts gzip; it is upstream's value.
 	gzipThreshold = 128 << 10
-	// writeAtOnce is how many bytes are gathered before they are written; larger pieces
-	// are written as they are, without being copied.
+	// writeAtOnce is the size of the write buffer; pieces of largePiece and more are written
+	// without being copied.
 	writeAtOnce = 64 << 10
-	// largePiece is what counts as larger.
+	// largePiece is the minimum size of a piece that is not copied into the buffer.
 	largePiece = 32 << 10
 )
 
-// clientGone is what breakOff panics with when nobody is there any more to be told anything.
+// clientGone is the panic value of breakOff when the client has disconnected.
 type clientGone struct{}
 
-// breakOff ends the writing of a response that err keeps from being completed. If the client
-// has gone, the handler returns as after any response, and the request is recorded as one, as
-// upstream has it; if not, the connection or stream is aborted, so that nobody takes what was
-// sent for all.
+// breakOff ends the writing of a response that cannot be completed because of err. If the client
+// has disconnected, the handler returns normally and the request is recorded as served, as upstream
+// does. Otherwise the connection or stream is aborted, so that the client cannot mistake a partial
+// response for a complete one.
 func breakOff(err error) {
 	if errors.Is(err, http.ErrContentLength) || errors.Is(err, context.DeadlineExceeded) {
 		panic(http.ErrAbortHandler)
@@ -37,7 +37,7 @@ func breakOff(err error) {
 	panic(clientGone{})
 }
 
-// whileThere calls write, which breakOff may end.
+// whileThere calls write, and returns normally if breakOff ended it because the client has disconnected.
 func whileThere(write func()) {
 	defer func() {
 		if x := recover(); x != nil && x != (clientGone{}) {
@@ -47,23 +47,23 @@ func whileThere(write func()) {
 	write()
 }
 
-// body writes a response of known size. It holds at most writeAtOnce bytes beside what
-// gzip holds. A client that has gone ends the writing (breakOff).
+// body writes a response of known size. It buffers at most writeAtOnce bytes, in addition to the
+// buffers of gzip. Writing ends when the client has disconnected (breakOff).
 type body struct {
 	w    http.ResponseWriter
 	gz   *gzipjoin.Writer // nil: not compressed
 	buf  *[]byte
-	size int64 // bytes that are still to be written, before compression
+	size int64 // bytes still to be written, before compression
 
-	// Of a list that was admitted: its client has to read it in time.
+	// Set for an admitted list, whose client must read it in time.
 	paced  *pace
 	share  *listadmission.Share
 	cutoff *cutoff
 }
 
-// pace has the body of a list give back what it was admitted with as its bytes leave, and end when its
-// client reads less than paceBytesPerSecond, or half of what would end the list within the request
-// timeout, for too long. finish is called when the list is written.
+// pace makes the body of a list release its admitted bytes as they are written. It ends the response
+// if the client is slower, for too long, than the larger of paceBytesPerSecond and half of the rate
+// that would finish the list within the request timeout. The caller calls finish when the list is written.
 func (b *body) pace(r *read, p *page) (finish func()) {
 	rate := float64(paceBytesPerSecond)
 	if deadline, ok := r.req.Context().Deadline(); ok {
@@ -125,7 +125,7 @@ func newBody(r *read, size int64) *body {
 	return b
 }
 
-// sink is where a body's gzip writer writes to.
+// sink is the io.Writer below a body's gzip writer.
 type sink struct{ b *body }
 
 func (s sink) Write(p []byte) (int, error) {
@@ -145,7 +145,7 @@ func (b *body) write(p []byte) {
 	b.send(p)
 }
 
-// writeRun adds bytes to a compressed body that are compressed already.
+// writeRun adds an already compressed run to a compressed body.
 func (b *body) writeRun(run gzipjoin.Run) {
 	b.wrote(run.Len)
 	if err := b.gz.WriteRun(run); err != nil {
@@ -153,7 +153,7 @@ func (b *body) writeRun(run gzipjoin.Run) {
 	}
 }
 
-// send writes p, or gathers it.
+// send writes or buffers p.
 func (b *body) send(p []byte) {
 	if len(*b.buf)+len(p) <= writeAtOnce && len(p) < largePiece {
 		*b.buf = append(*b.buf, p...)
@@ -174,8 +174,8 @@ func (b *body) flush() {
 		return
 	}
 	buf := b.buf
-	// An HTTP/2 stream that was reset returns before the connection has let go of
-	// what was to be written: nobody else may get this buffer then.
+	// Write on a reset HTTP/2 stream returns while the connection may still reference the buffer:
+	// after an error, the buffer must not be reused.
 	b.buf = nil
 	if err := b.out(*buf); err != nil {
 		breakOff(err)
@@ -184,8 +184,8 @@ func (b *body) flush() {
 	b.buf = buf
 }
 
-// close ends the body. A body that is not of the size that was announced is aborted, so
-// that no client takes it for whole.
+// close ends the body. A body that differs from its announced size is aborted, so that no client
+// mistakes it for a complete one.
 func (b *body) close() {
 	if b.size != 0 {
 		panic(http.ErrAbortHandler)
@@ -198,7 +198,7 @@ func (b *body) close() {
 	b.flush()
 }
 
-// free gives the body's buffer back, unless a write of it has failed.
+// free returns the body's buffer to the pool, unless a write of it has failed.
 func (b *body) free() {
 	if b.buf == nil {
 		return

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// brokenResponse cannot be written.
+// brokenResponse is a ResponseWriter whose writes fail.
 type brokenResponse struct {
 	httptest.ResponseRecorder
 	err error
@@ -16,9 +16,9 @@ type brokenResponse struct {
 
 func (b *brokenResponse) Write([]byte) (int, error) { return 0, b.err }
 
-// TestAClientThatGoesIsNoPanic: upstream's handlers return when their client has gone, and the
-// request is audited and counted as any other. Only what a client could take for a whole
-// response is aborted.
+// TestAClientThatGoesIsNoPanic: if the client has disconnected, the handler returns like upstream's
+// handlers, and the request is audited and counted like any other. Only a response that the client
+// could mistake for a complete one is aborted.
 func TestAClientThatGoesIsNoPanic(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("small", nil))

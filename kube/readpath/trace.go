@@ -14,10 +14,10 @@ import (
 )
 
 // Spans of the byte read path have the names, attributes and events of the spans of upstream's
-// handlers (k8s.io/apiserver/pkg/endpoints/handlers). Those of upstream's watch cache and of etcd
-// do not occur: a read does not call them.
+// handlers (k8s.io/apiserver/pkg/endpoints/handlers). There are no spans of upstream's watch cache
+// and of etcd: a read does not call them.
 
-// A span that takes longer is logged too.
+// Thresholds above which a span is also logged.
 const (
 	slowRead      = 500 * time.Millisecond
 	slowSerialize = 5 * time.Second
@@ -28,16 +28,16 @@ func (r *read) traced() bool {
 	return oteltrace.SpanContextFromContext(r.req.Context()).IsValid()
 }
 
-// trace begins a span that ends with a call of its method End.
+// trace starts a span; the caller calls its End.
 func (r *read) trace(name string) *tracing.Span {
 	ctx, span := tracing.Start(r.req.Context(), name, r.attributes()...)
 	r.req = r.req.WithContext(ctx)
 	return span
 }
 
-// traceSlow is trace for a read that takes microseconds, of which the attributes of a span would
-// be a good part: unless the request is traced, span is nil and only a slow read is logged. The
-// caller calls end when the read is over.
+// traceSlow is trace for a read of a few microseconds, where computing the span's attributes would
+// be a large part of the cost. Unless the request is traced, span is nil and only a slow read is
+// logged. The caller calls end when the read is complete.
 func (r *read) traceSlow(name string) (span *tracing.Span, end func()) {
 	if r.traced() {
 		span := r.trace(name)
@@ -62,7 +62,7 @@ func addEvent(span *tracing.Span, name string) {
 	}
 }
 
-// traceBody calls write, which writes the body of the response, in a span of its own if the request is traced.
+// traceBody calls write, which writes the body of the response, in a separate span if the request is traced.
 func (r *read) traceBody(write func()) {
 	if !r.traced() {
 		write()
@@ -71,7 +71,7 @@ func (r *read) traceBody(write func()) {
 	span := r.traceWriting("SerializeObject", string(r.enc.media), r.enc.encoder)
 	defer span.End(slowSerialize)
 	written := false
-	defer func() { // also if the client has gone, which ends write by a panic
+	defer func() { // also if write panics because the client has disconnected
 		if written {
 			span.AddEvent("Write call succeeded")
 		} else {
@@ -83,7 +83,7 @@ func (r *read) traceBody(write func()) {
 	written = true
 }
 
-// traceWriting begins a span for what is written to the client with the encoder.
+// traceWriting starts a span for writing to the client with the encoder.
 func (r *read) traceWriting(name, mediaType string, encoder runtime.Encoder) *tracing.Span {
 	_, span := tracing.Start(r.req.Context(), name,
 		attribute.String("audit-id", audit.GetAuditIDTruncated(r.req.Context())),
@@ -95,7 +95,7 @@ func (r *read) traceWriting(name, mediaType string, encoder runtime.Encoder) *tr
 	return span
 }
 
-// streamEncoder returns the encoder of upstream's watches, of which only the name is shown.
+// streamEncoder returns the encoder of upstream's watches; only its name is recorded.
 func (r *read) streamEncoder() runtime.Encoder {
 	encoder := r.enc.encoder
 	if info, ok := runtime.SerializerInfoForMediaType(r.resource.Serializer.SupportedMediaTypes(), string(r.enc.media)); ok && info.StreamSerializer != nil {
@@ -104,7 +104,7 @@ func (r *read) streamEncoder() runtime.Encoder {
 	return r.resource.Serializer.EncoderForVersion(encoder, r.resource.Kind.GroupVersion())
 }
 
-// maxUserAgent is how many bytes of a client's name upstream shows.
+// maxUserAgent is the number of bytes of a user agent that upstream records.
 const maxUserAgent = 1024
 
 func (r *read) attributes() []attribute.KeyValue {

@@ -39,9 +39,9 @@ func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage
 	return ""
 }
 
-// startWatch serves a watch or, if the request came through upstream's filter for that,
-// leaves the serving to it, on a goroutine with a fresh stack. After an error nothing has
-// been written.
+// startWatch opens and serves a watch. If the request passed upstream's routine filter, the filter
+// serves it afterwards on a goroutine with a fresh stack. If startWatch returns an error, nothing
+// has been written.
 func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
 	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(request.WithNamespace(r.req.Context(), r.info.Namespace), opts)}
 	watchList := opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks
@@ -70,8 +70,7 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		s.shutdown = signals.ShuttingDown()
 	}
 	gvr := r.resource.GVR
-	// Metrics look for the span of a trace at each event; in the context of a request it is
-	// far down.
+	// Metrics look up the trace span for each event; in the context of a request that lookup is deep.
 	span := tracing.ContextWithSpan(context.Background(), tracing.SpanFromContext(ctx))
 	s.out = watchWriter{
 		delivered: stream.Delivered,
@@ -106,9 +105,8 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 	return nil
 }
 
-// watchTimeout returns when the server ends a watch: when the client has asked for it,
-// else after a random time, so that the clients of a server that was restarted do not all
-// come back at once.
+// watchTimeout returns the maximum duration of a watch: the client's timeoutSeconds, else a random
+// time, so that the clients of a restarted server do not all reconnect at the same time.
 func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Duration {
 	timeout := time.Duration(0)
 	if opts.TimeoutSeconds != nil {
@@ -126,18 +124,18 @@ type watchServer struct {
 	stream   *kubestorage.Stream
 	cutoff   cutoff
 	slow     atomic.Bool     // the client does not read its initial events
-	shutdown <-chan struct{} // nil if nobody will tell
+	shutdown <-chan struct{} // nil if shutdown is not signaled
 	out      watchWriter
 	spans    encoded.Spans
 	buf      []byte           // for single items
-	runs     []mirror.Run     // of a batch, that are sent as frames
-	frames   []encoded.Frames // of them
+	runs     []mirror.Run     // runs of a batch that are sent as frames
+	frames   []encoded.Frames // frames of runs
 
-	// Spans of a client that waits for the initial events, until these are out; nil for others.
+	// Spans until the initial events are sent; nil for watches without them.
 	initial *tracing.Span
 	writing *tracing.Span // of the response; nil unless the request is traced
 
-	scope string // of the metric of how long that took
+	scope string // scope label of the watch-list latency metric
 }
 
 // serve runs until the watch ends.
@@ -191,7 +189,7 @@ func (s *watchServer) Runs(runs []mirror.Run) error {
 			return kubestorage.ErrStreamEnded
 		}
 	}
-	next := 0 // of s.runs
+	next := 0 // index into s.runs
 	for _, run := range runs {
 		if next < len(s.runs) && s.runs[next].Leaf == run.Leaf {
 			frames := s.frames[next]
@@ -209,8 +207,8 @@ func (s *watchServer) Runs(runs []mirror.Run) error {
 	return nil
 }
 
-// run writes a run of the initial events. What is missing of a whole leaf's items is made
-// for all of it, so that they share a block, unless that is much.
+// run writes a run of the initial events. Missing items of a whole leaf are encoded together, so
+// that they share a block, unless the leaf is large.
 func (s *watchServer) run(run mirror.Run) error {
 	entries := run.Items()
 	if run.Whole() && !s.read.enc.rep.Large(run) {
@@ -226,16 +224,16 @@ func (s *watchServer) run(run mirror.Run) error {
 	return nil
 }
 
-// leaf writes the n items of a whole leaf from the spans in which they lie, one beside
-// the other, if it can tell where each begins: in protobuf, or if each is a span of its own.
+// leaf writes the n items of a whole leaf from the spans that contain them. This works only if the
+// start of each item is known: in protobuf, or if each item is a separate span.
 func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	rep := s.read.enc.rep
 	if _, known := rep.Size(run); known && !s.out.protobuf {
-		return false, nil // they are kept, in longer spans
+		return false, nil // they are cached, in longer spans
 	}
 	defer s.spans.Reset()
 	if err := rep.AppendRun(s.stream.Context(), &s.spans, run); err != nil {
-		return false, nil // an error of one entry, which is met again
+		return false, nil // the error of one entry, returned again by Added
 	}
 	switch {
 	case s.out.protobuf:
@@ -272,11 +270,11 @@ func (s *watchServer) Added(e *mirror.Entry) error {
 // Listed implements kubestorage.Sink: later events are not paced.
 func (s *watchServer) Listed() { s.out.unpace() }
 
-// watchEvent is an event as a watch sends it.
+// watchEvent is the encoded form of an event.
 type watchEvent struct {
 	t     watch.EventType
 	item  []byte
-	frame *encoded.Frame // instead of the item, if the watch is compressed
+	frame *encoded.Frame // set instead of item if the watch is compressed
 }
 
 // Event implements kubestorage.Sink.
@@ -301,8 +299,8 @@ func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
 // Flush implements kubestorage.Sink.
 func (s *watchServer) Flush() error { return s.out.flush() }
 
-// Refresh implements kubestorage.Sink. It replaces the encoding if the keys that decrypt the resource have changed: no item of
-// removed keys is sent by a watch that began before.
+// Refresh implements kubestorage.Sink. It replaces the encoding if the decryption keys of the resource have changed, so that a
+// running watch sends no item that was decrypted with removed keys.
 func (s *watchServer) Refresh() (err error) {
 	if r := s.read; !r.enc.rep.Fresh() {
 		r.enc, err = r.resource.encodings.get(r.resource, r.enc.format)
@@ -310,15 +308,15 @@ func (s *watchServer) Refresh() (err error) {
 	return err
 }
 
-// encodedBookmark is a bookmark in some encoding. It is immutable.
+// encodedBookmark is an encoded bookmark. It is immutable.
 type encodedBookmark struct {
 	rev              mirror.Revision
 	initialEventsEnd bool
 	object           []byte
 }
 
-// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches get theirs at the same
-// revision, when nothing happens and when the server shuts down.
+// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches send theirs at the
+// same revision, when there are no events and when the server shuts down.
 func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
 	last := s.read.enc.lastBookmark.Load()
 	if last == nil || last.rev != b.Revision || last.initialEventsEnd != b.InitialEventsEnd {
@@ -348,7 +346,7 @@ func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
 	return nil
 }
 
-// initialEventsSent records how long a client has waited for the initial events.
+// initialEventsSent records the latency of the initial events and ends their spans.
 func (s *watchServer) initialEventsSent() {
 	req := s.read.req
 	if received, ok := request.ReceivedTimestampFrom(req.Context()); ok {
@@ -376,8 +374,8 @@ func (s *watchServer) status(status *metav1.Status) error {
 	return s.out.object(watch.Error, object)
 }
 
-// encode encodes an object that no event has brought, as upstream's handlers encode it: a
-// bookmark's, or a Status.
+// encode encodes an object that does not belong to an event (a bookmark's object or a Status), as
+// upstream's handlers do.
 func (s *watchServer) encode(obj runtime.Object) ([]byte, error) {
 	enc := s.read.enc
 	if _, status := obj.(*metav1.Status); !status && !enc.target.Empty() {

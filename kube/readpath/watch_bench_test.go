@@ -20,12 +20,12 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// connections are what the watches of a benchmark share.
+// connections is the number of connections that the watches of a benchmark share.
 const connections = 8
 
-// BenchmarkWatchFanout writes one event of 1 KB at a time and waits until each of 1,000
-// watches, over 8 HTTP/2 connections in this process, has it. The floor is a server that has
-// the frame at hand and does nothing but write it.
+// BenchmarkWatchFanout writes one event of 1 KB at a time and waits until each of 1,000 watches,
+// over 8 HTTP/2 connections in this process, has received it. The floor is a server that only
+// writes a prepared frame.
 func BenchmarkWatchFanout(b *testing.B) {
 	const watchers = 1000
 	for _, engine := range []string{"strata", "upstream", "floor"} {
@@ -141,15 +141,15 @@ func newFloor(b *testing.B, contentType string, frame []byte) (*httptest.Server,
 	}
 }
 
-// cpu is the time that this process has spent on its processors.
+// cpu returns the CPU time of this process.
 func cpu() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkWatchFrames is what one event costs one watch beside the connection: to find
-// that it is due, to put it into a frame, and to write and flush that.
+// BenchmarkWatchFrames measures the cost of one event for one watch without the connection: reading
+// the event, framing it, and writing and flushing the frame.
 func BenchmarkWatchFrames(b *testing.B) {
 	w := watchedPods(b)
 	for _, accept := range []media{mediaJSON, mediaProtobuf} {
@@ -217,8 +217,8 @@ func BenchmarkWatchInitialEvents(b *testing.B) {
 	}
 }
 
-// BenchmarkWatchBookmark is what one bookmark costs one watch beside the connection: the first
-// of a revision is encoded, the others share that.
+// BenchmarkWatchBookmark measures the cost of one bookmark for one watch without the connection:
+// the first bookmark of a revision is encoded, the others share the encoding.
 func BenchmarkWatchBookmark(b *testing.B) {
 	for name, w := range map[string]*watched{"pods": watchedPods(b), "widgets": watchedWidgets(b)} {
 		enc, err := w.resource.encodings.get(w.resource, format{media: mediaJSON})

@@ -20,33 +20,33 @@ import (
 )
 
 const (
-	// DefaultProgressTimeout is how long a server that shuts down waits for etcd's progress,
-	// unless it is told otherwise: a round trip is enough for a living etcd.
+	// DefaultProgressTimeout is the default time that a server waits for etcd's progress during
+	// shutdown; a live etcd needs one round trip.
 	DefaultProgressTimeout = 2 * time.Second
-	// deliveryTimeout is how long clients may then take to accept what is due to them.
-	// A guess, well above what those that read need.
+	// deliveryTimeout is the time that clients then have to accept their remaining events. A guess,
+	// well above the needs of a client that reads.
 	deliveryTimeout = 3 * time.Second
-	// refusedSeconds is when a client that comes meanwhile is told to come back: it will find
+	// refusedSeconds is the Retry-After of requests refused during shutdown: the client will reach
 	// another server, or wait for this one.
 	refusedSeconds = 1
 )
 
-// DrainOnShutdown has the API server that c configures end its watches in order when it shuts
-// down, those of the engine's storages as Engine.Drain says, which is told to wait for
-// progress for as long as given. Call it before c is completed, after Server.Mount.
+// DrainOnShutdown makes the API server that c configures end its watches in order when it shuts
+// down. Watches of the engine's storages are ended by Engine.Drain, which waits for etcd's progress
+// for at most the duration progress. Call it after Server.Mount and before c is completed.
 //
-//	signal ─▶ /readyz fails ─▶ ShutdownDelayDuration, in which watches go on
-//	       ─▶ watches are drained; watches and lists that come are refused with 429, unless
-//	          the server does not listen any more
-//	       ─▶ the server stops as it always does, which no watch holds up any more
+//	signal ─▶ /readyz fails ─▶ ShutdownDelayDuration, in which watches continue
+//	       ─▶ watches are drained; new watches and lists are refused with 429, unless
+//	          the server no longer listens
+//	       ─▶ the server stops as usual; no watch delays it
 //
 // The server's own clients, which use c.LoopbackClientConfig, are served until the server stops
 // them.
 //
-// Clients whose connections take no more bytes are cut off after deliveryTimeout, or
-// after c.ShutdownWatchTerminationGracePeriod if there is one. That is what becomes of this
-// option, and it is set to 0: upstream would end each watch as soon as the server takes no more
-// requests, with events and a bookmark still due to it.
+// Clients whose connections accept no more bytes are cut off after deliveryTimeout, or after
+// c.ShutdownWatchTerminationGracePeriod if it is set. That option is used only for this and then
+// set to 0: upstream would end each watch as soon as the server accepts no more requests, before
+// its remaining events and bookmark are sent.
 func DrainOnShutdown(c *genericapiserver.Config, engine *kubestorage.Engine, progress time.Duration) {
 	d := &drainer{config: c, engine: engine, progress: progress, delivery: deliveryTimeout, watches: map[*openWatch]struct{}{}}
 	if c.ShutdownWatchTerminationGracePeriod > 0 {
@@ -63,21 +63,21 @@ func DrainOnShutdown(c *genericapiserver.Config, engine *kubestorage.Engine, pro
 		return handler
 	}
 	c.AddPostStartHookOrDie("strata-drain-on-shutdown", func(genericapiserver.PostStartHookContext) error {
-		// The server is not gone before the watches are, nor are its storages.
+		// The wait group keeps the server and its storages running until the watches have ended.
 		held := c.NonLongRunningRequestWaitGroup.Add(1) == nil
 		go func() {
 			if held {
 				defer c.NonLongRunningRequestWaitGroup.Done()
 			}
 			<-c.ShutdownInitiatedNotify()
-			time.Sleep(c.ShutdownDelayDuration) // as upstream does at this moment
+			time.Sleep(c.ShutdownDelayDuration) // upstream sleeps at the same time
 			d.drain()
 		}()
 		return nil
 	})
 }
 
-// drainer ends the watches of a server.
+// drainer ends the watches of a server at shutdown.
 type drainer struct {
 	config             *genericapiserver.Config
 	engine             *kubestorage.Engine
@@ -86,19 +86,18 @@ type drainer struct {
 
 	begun atomic.Bool
 
-	mu      sync.Mutex // leaf, but for what writes to a connection take
+	mu      sync.Mutex // leaf, except for locks taken by writes to a connection
 	watches map[*openWatch]struct{}
 }
 
-// openWatch is a watch that is being served, whoever serves it. Nothing touches its response
-// after it was removed from drainer.watches.
+// openWatch is a running watch, served here or by upstream's handlers. Its response is not used
+// after its removal from drainer.watches.
 type openWatch struct {
 	w   http.ResponseWriter
 	req *http.Request
 }
 
-// handler refuses watches and lists while watches are being ended, and knows the watches
-// that are open.
+// handler registers open watches, and refuses watches and lists once draining has begun.
 func (d *drainer) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		begun, watch := d.begun.Load(), mayBeWatch(req)
@@ -152,10 +151,10 @@ func (d *drainer) refuses(req *http.Request) bool {
 	return err == nil && info.IsResourceRequest && (info.Verb == "list" || info.Verb == "watch")
 }
 
-// refuse answers 429. Clients of Kubernetes try again without listing anew, which they would do
-// after a 503 or a connection that breaks. The connection stays: net/http waits a minute for
-// one that is opened in the moment in which the server stops, and those who come again at
-// once, with all their watches, would open many.
+// refuse answers with 429. Kubernetes clients retry after a 429 without relisting; after a 503 or a
+// broken connection they would relist. The connection is not closed: net/http waits a minute for a
+// connection that is opened while the server stops, and clients that reconnect at once with all
+// their watches would open many.
 func refuse(w http.ResponseWriter) {
 	status := apierrors.NewTooManyRequests("the server is shutting down, please try again later", refusedSeconds).Status()
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
@@ -187,8 +186,8 @@ func (d *drainer) open() int {
 	return len(d.watches)
 }
 
-// cutOff has the writes of all watches fail, and closes the connections of those that are still
-// open after stallGrace: they take no more bytes, so a stream on them cannot even be reset.
+// cutOff makes the writes of all watches fail, and closes the connections of watches that are still
+// open after stallGrace: such a connection accepts no more bytes, so not even a stream on it can be reset.
 func (d *drainer) cutOff() {
 	d.mu.Lock()
 	past := time.Unix(1, 0)

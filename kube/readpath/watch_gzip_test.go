@@ -26,7 +26,7 @@ import (
 
 const watchListQuery = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
 
-// openRaw begins a watch in ns whose body is left as it comes.
+// openRaw starts a watch in ns and does not decompress its body.
 func (w *watched) openRaw(t testing.TB, engine, query, accept, encoding string) *http.Response {
 	t.Helper()
 	gvr := w.resource.GVR
@@ -78,7 +78,7 @@ func (m *members) next(t testing.TB) []byte {
 	return content
 }
 
-// compresses skips a test where this release of k8s.io/apiserver does not compress watches.
+// compresses skips the test if this release of k8s.io/apiserver does not compress watches.
 func compresses(t testing.TB) {
 	if !knowsWatchListCompression() {
 		t.Skip("k8s.io/apiserver does not know the gate WatchListCompression")
@@ -98,7 +98,7 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 			w.catchUp(t)
 			plain := w.openRaw(t, "", watchListQuery, accept, "")
 			want := bytes.Join(readFrames(plain).until(t, "initial-events-end"), nil)
-			for range 2 { // the second time from what is kept
+			for range 2 { // the second time from cached bytes
 				resp := w.openRaw(t, "", watchListQuery, accept, "gzip")
 				if resp.Header.Get("Content-Encoding") != "gzip" || resp.Header.Get("Vary") != "Accept-Encoding" {
 					t.Fatalf("headers %v", resp.Header)
@@ -138,7 +138,7 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_OnlyAsUpstreamCompresses compares which watches are compressed.
+// TestCompressedWatch_OnlyAsUpstreamCompresses checks that the same watches are compressed as upstream's.
 func TestCompressedWatch_OnlyAsUpstreamCompresses(t *testing.T) {
 	compresses(t)
 	w := watchedPods(t)
@@ -158,7 +158,7 @@ func TestCompressedWatch_OnlyAsUpstreamCompresses(t *testing.T) {
 	}
 	for _, enabled := range []bool{true, false} {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, watchListCompression, enabled)
-		t.Run(fmt.Sprintf("gate=%v", enabled), func(t *testing.T) { // returns when all the parallel ones have
+		t.Run(fmt.Sprintf("gate=%v", enabled), func(t *testing.T) { // returns when all parallel subtests have
 			for _, query := range []string{
 				watchListQuery,
 				watchListQuery + "&labelSelector=app%3Dyes",
@@ -180,7 +180,7 @@ func TestCompressedWatch_OnlyAsUpstreamCompresses(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_CountsEventsAndSizes as a watch that is not compressed.
+// TestCompressedWatch_CountsEventsAndSizes: events and sizes are counted as for an uncompressed watch.
 func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 	compresses(t)
 	endpointmetrics.Register()
@@ -220,7 +220,8 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_HoldsNothingWhenIdle, neither a buffer nor a member, whatever was written.
+// TestCompressedWatch_HoldsNothingWhenIdle: an idle watch references neither a buffer nor a gzip
+// member, independent of earlier writes.
 func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
@@ -250,7 +251,7 @@ func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
 			if err := w.flush(); err != nil || w.buf != nil || w.member != nil || w.out.buf != nil || w.written {
 				t.Fatalf("after a flush: %v, %+v", err, w)
 			}
-			_ = w.flush() // nothing is due: no member
+			_ = w.flush() // no events: no member
 		}
 	}
 	if err := w.flush(); err != nil {

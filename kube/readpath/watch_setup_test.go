@@ -39,8 +39,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// watched serves one resource twice over one storage: by the byte path, and, for requests
-// with the header Engine, by upstream's handlers.
+// watched serves one resource over one storage in two ways: by the byte path, and by upstream's
+// handlers for requests with the header Engine.
 type watched struct {
 	resource *Resource
 	engine   *kubestorage.Engine
@@ -66,7 +66,7 @@ func (w *watched) TransformToStorage(_ context.Context, data []byte, _ value.Con
 	return data, nil
 }
 
-// namespaced attributes as registries have them.
+// attrsOf returns the attributes of a namespaced object, as registries do.
 func attrsOf(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return storage.DefaultNamespaceScopedAttr(obj)
 }
@@ -108,7 +108,7 @@ func watchedWidgets(t testing.TB) *watched {
 
 func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
 	t.Helper()
-	// There is to be a past that the engine does not have.
+	// Disable replay, so that the engine has no history from before its start.
 	forgetful := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
 	etcd := newResolving(t, append([]func(*kubestorage.Options){forgetful}, options...)...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
@@ -131,8 +131,7 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 		eventually2(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })
 		return store, destroy
 	}
-	// Something happens before the engine begins, so that there is a past that it does
-	// not have.
+	// Write before the engine starts, so that etcd has revisions that the engine does not.
 	before := kubestorage.New(kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	w.resource.Store, w.destroy = open(before)
 	w.put(t, w.object("before", nil))
@@ -198,7 +197,7 @@ func (w *watched) delete(t testing.TB, name string) {
 	}
 }
 
-// catchUp returns when memory has all that was written.
+// catchUp waits until the cache has all writes, and returns their resource version.
 func (w *watched) catchUp(t testing.TB) string {
 	t.Helper()
 	list := &unstructured.UnstructuredList{}
@@ -262,7 +261,7 @@ func (anyField) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string
 	return label, value, nil
 }
 
-// registryWatch watches as a registry does.
+// registryWatch implements the watch of a registry.
 type registryWatch struct{ w *watched }
 
 var _ rest.Watcher = registryWatch{}
@@ -284,7 +283,7 @@ func (r registryWatch) Watch(ctx context.Context, opts *metainternalversion.List
 	return r.w.resource.Store.Watch(ctx, key, o)
 }
 
-// open begins a watch in ns.
+// open starts a watch in ns.
 func (w *watched) open(t testing.TB, engine, query, accept string, http2 bool) *http.Response {
 	t.Helper()
 	gvr := w.resource.GVR
@@ -314,7 +313,7 @@ const (
 	metadataBeta = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1"
 )
 
-// frameReader splits a watch.
+// frameReader splits a watch response into frames.
 type frameReader struct {
 	r        *bufio.Reader
 	protobuf bool
@@ -324,7 +323,7 @@ func readFrames(resp *http.Response) *frameReader {
 	return &frameReader{bufio.NewReader(resp.Body), strings.HasPrefix(resp.Header.Get("Content-Type"), protobufType)}
 }
 
-// next returns the next frame with its framing.
+// next returns the next frame, including its framing.
 func (f *frameReader) next() ([]byte, error) {
 	if !f.protobuf {
 		return f.r.ReadBytes('\n')
@@ -353,7 +352,7 @@ func (f *frameReader) until(t testing.TB, text string) [][]byte {
 	}
 }
 
-// story writes everything that a watch can be told of, and then the object last.
+// story makes writes that produce every type of watch event, and finally writes the object last.
 func (w *watched) story(t testing.TB) {
 	odd := map[string]string{"app": "yes", "<html> & co": "\u2028 \"quoted\" \\ ünïcödé \x01 </script>", "empty": ""}
 	huge := map[string]string{"huge": strings.Repeat("<0123456789abcdef>", 50_000)}

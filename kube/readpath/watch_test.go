@@ -31,7 +31,7 @@ import (
 // TestWatchesAreAsUpstreamSendsThem compares the frames, byte by byte, and the headers.
 func TestWatchesAreAsUpstreamSendsThem(t *testing.T) {
 	const expired = "resourceVersion=1"
-	queries := map[string]bool{ // and whether the watch is served with HTTP/2
+	queries := map[string]bool{ // value: whether HTTP/2 is used
 		"resourceVersion=0": true,
 		watchListQuery:      true,
 		watchListQuery + "&labelSelector=app%3Dyes": false,
@@ -124,7 +124,7 @@ func sameFrames(t *testing.T, got, want [][]byte) {
 	}
 }
 
-// TestErrorsBeforeAWatchBeginsAreAsUpstreams: they are responses, not events.
+// TestErrorsBeforeAWatchBeginsAreAsUpstreams: these errors are responses, not events.
 func TestErrorsBeforeAWatchBeginsAreAsUpstreams(t *testing.T) {
 	w := watchedPods(t)
 	for _, query := range []string{"resourceVersion=x", "sendInitialEvents=true", "labelSelector=%3D%3D"} {
@@ -138,8 +138,7 @@ func TestErrorsBeforeAWatchBeginsAreAsUpstreams(t *testing.T) {
 	}
 }
 
-// TestDecoratedWatches: what a registry changes when it reads, it changes in events and
-// bookmarks too.
+// TestDecoratedWatches: the decorator of a registry applies to events and bookmarks too.
 func TestDecoratedWatches(t *testing.T) {
 	w := watchedPods(t)
 	w.resource.Decorate = func(obj runtime.Object) {
@@ -161,7 +160,7 @@ func TestDecoratedWatches(t *testing.T) {
 	}
 }
 
-// ends fails unless the watch ends, without an error for its client.
+// ends fails the test unless the watch ends without an error for its client.
 func ends(t *testing.T, resp *http.Response) []byte {
 	t.Helper()
 	rest, err := io.ReadAll(resp.Body)
@@ -171,8 +170,8 @@ func ends(t *testing.T, resp *http.Response) []byte {
 	return rest
 }
 
-// TestWatchesEndInTime: when the client has asked for, and with the storage, the
-// server and the client. Nothing of them is left.
+// TestWatchesEndInTime: a watch ends at the client's timeout, and with the storage, the server and
+// the client, and leaks nothing.
 func TestWatchesEndInTime(t *testing.T) {
 	shutdown := make(chan struct{})
 	for name, end := range map[string]func(w *watched, resp *http.Response){
@@ -212,7 +211,8 @@ type shutdownSignal chan struct{}
 
 func (s shutdownSignal) ShuttingDown() <-chan struct{} { return s }
 
-// TestTimeoutsAreSpread between the minimum and twice that, unless the client has asked for one.
+// TestTimeoutsAreSpread: timeouts lie between the minimum and twice the minimum, unless the client
+// sets one.
 func TestTimeoutsAreSpread(t *testing.T) {
 	s := &Server{minRequestTimeout: time.Hour}
 	var seen []time.Duration
@@ -228,8 +228,8 @@ func TestTimeoutsAreSpread(t *testing.T) {
 	}
 }
 
-// TestPriorityAndFairnessIsTold when the initial events are out, and the task of a watch is
-// left to whoever wants to run it.
+// TestPriorityAndFairnessIsTold: priority and fairness is notified when the initial events are
+// sent, and a watch is left to the routine filter if there is one.
 func TestPriorityAndFairnessIsTold(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("a", nil))
@@ -279,8 +279,8 @@ func TestWatchMetrics(t *testing.T) {
 	}
 }
 
-// TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly: events come in order, so its
-// watchers wait, for some time; initial events end with the error.
+// TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly: events are delivered in order, so only the
+// watchers of the object wait, for a limited time; initial events end with the error.
 func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
 	w := watchedPods(t)
 	all := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
@@ -290,7 +290,7 @@ func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
 	w.put(t, w.object("locked", nil))
 	w.put(t, w.object("other", nil))
 	other.until(t, `"other"`)
-	all.until(t, `"first"`) // is not kept back by what comes after it
+	all.until(t, `"first"`) // is not delayed by later events
 	theirs := readFrames(w.open(t, "upstream", "resourceVersion=0", jsonType, true)).until(t, "key service")
 	ours := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true)).until(t, "key service")
 	if len(ours) != 2 || len(theirs) != 2 || !bytes.Equal(ours[1], theirs[1]) || !bytes.Contains(ours[0], []byte(`"first"`)) {
@@ -303,7 +303,7 @@ func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
 	}
 }
 
-// TestASlowReaderOfTheBytePath gets everything that it is still in time for.
+// TestASlowReaderOfTheBytePath: a slow reader gets all events that are still retained when it reads.
 func TestASlowReaderOfTheBytePath(t *testing.T) {
 	w := watchedPods(t)
 	resp := w.open(t, "", "resourceVersion=0", jsonType, true)
@@ -323,7 +323,7 @@ func TestASlowReaderOfTheBytePath(t *testing.T) {
 	}
 }
 
-// TestAStalledReaderCannotKeepAWatch that has ended.
+// TestAStalledReaderCannotKeepAWatch: a stalled reader cannot keep a watch open that has ended.
 func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
 	begun := make(chan struct{})
 	returned := make(chan error, 1)
@@ -361,7 +361,7 @@ func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
 	}
 }
 
-// TestAnIdleWatchHoldsNoBuffer, and one that has just written a lot neither.
+// TestAnIdleWatchHoldsNoBuffer: an idle watch references no buffer, not even after a large write.
 func TestAnIdleWatchHoldsNoBuffer(t *testing.T) {
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
@@ -396,7 +396,7 @@ func TestAnIdleWatchHoldsNoBuffer(t *testing.T) {
 	}
 }
 
-// countingSink is a ResponseWriter.
+// countingSink is a ResponseWriter that counts its writes.
 type countingSink struct {
 	*bytes.Buffer
 	header          http.Header
@@ -417,8 +417,8 @@ func (nopMetric) Inc()            {}
 func (nopMetric) Add(float64)     {}
 func (nopMetric) Observe(float64) {}
 
-// TestFramesAreAsUpstreamFramesThem compares frames with those that upstream's encoders and
-// framers make of the same events, for objects of all sizes around those of varints.
+// TestFramesAreAsUpstreamFramesThem compares frames with those of upstream's encoders and framers
+// for the same events, for object sizes around the varint boundaries.
 func TestFramesAreAsUpstreamFramesThem(t *testing.T) {
 	for _, proto := range []bool{false, true} {
 		accept, media := jsonType, mediaJSON
@@ -471,8 +471,8 @@ func TestFramesAreAsUpstreamFramesThem(t *testing.T) {
 	}
 }
 
-// TestWatchersShareWhatIsMade: an event is decoded and encoded once for all watches of
-// one form, selecting or not.
+// TestWatchersShareWhatIsMade: an event is decoded and encoded once for all watches of one format,
+// with or without a selector.
 func TestWatchersShareWhatIsMade(t *testing.T) {
 	w := watchedPods(t)
 	var encoded atomic.Int32
@@ -504,15 +504,15 @@ func TestWatchersShareWhatIsMade(t *testing.T) {
 	}
 }
 
-// TestDeliveryIsMeasured from the arrival of an event to after it was written, once for each
-// write; events that are older than the watch count, initial ones do not.
+// TestDeliveryIsMeasured: delivery is measured from the arrival of an event until after its write,
+// once per write; events older than the watch count, initial events do not.
 func TestDeliveryIsMeasured(t *testing.T) {
 	w := watchedPods(t)
 	count := func() uint64 {
 		h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "strata_watch_delivery_seconds",
 			map[string]string{"resource": w.resource.GVR.Resource, "group": w.resource.GVR.Group})
 		if err != nil {
-			return 0 // nothing was observed
+			return 0 // no observation
 		}
 		return h.GetAggregatedSampleCount()
 	}

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// smallWrite is what the events that are due at a moment nearly always fit in. Many
-	// watches write at the same moment, so their buffers are not of writeAtOnce.
+	// smallWrite is a buffer size that nearly always fits the events pending at one time. Many
+	// watches write at the same time, so their buffers are smaller than writeAtOnce.
 	smallWrite = 4 << 10
-	// stallTimeout is how long a client may take to accept the last bytes of a watch that has
-	// ended. A guess, well above what one that reads needs.
+	// stallTimeout is the time that a client has to accept the last bytes of a watch that has
+	// ended. A guess, well above the needs of a client that reads.
 	stallTimeout = 5 * time.Second
 )
 
@@ -29,26 +29,24 @@ var smallBuffers = sync.Pool{New: func() any {
 	return &b
 }}
 
-// watchWriter gathers frames and writes them together. It holds a buffer only while
-// frames are gathered. A write that fails means that nobody is there any more to be told
-// anything: the error is then kubestorage.ErrStreamEnded.
+// watchWriter buffers frames and writes them together. It references a buffer only while frames are
+// buffered. If a write fails, the client is gone, and the error is kubestorage.ErrStreamEnded.
 //
-// A body that is compressed is a gzip member for each flush, and what a member needs is held
-// until its end.
+// A compressed body has one gzip member per flush; the buffers of a member are released at its end.
 type watchWriter struct {
 	framer
 	w       http.ResponseWriter
 	flusher http.Flusher
-	buf     *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
+	buf     *[]byte // of smallBuffers or writeBuffers; nil if no bytes are buffered
 	written bool    // since the last flush
 
 	gzip   bool
-	member *gzipjoin.Writer // nil: none has begun since the last flush
-	out    gatherWriter     // of the member
+	member *gzipjoin.Writer // nil if none has begun since the last flush
+	out    gatherWriter     // output of member
 
 	oldest    int64                      // when the first event since the last flush arrived, 0 if none did
 	ready     int64                      // when it was added
-	delivered func(arrived, ready int64) // called with both when it is written
+	delivered func(arrived, ready int64) // called with both after the write
 
 	paced *pace // of the initial events; nil for later ones
 
@@ -57,25 +55,25 @@ type watchWriter struct {
 	events int                    // not counted yet
 }
 
-// pace has slow called when the client reads what is written from now on too slowly.
+// pace measures all writes from now on, and calls slow when the client reads them too slowly.
 func (w *watchWriter) pace(conn *pacedConn, slow func()) {
 	w.paced = newPace(conn, paceBytesPerSecond, slow)
 	paced := &pacedWriter{ResponseWriter: w.w, pace: w.paced}
 	w.w, w.flusher = paced, paced
 }
 
-// unpace ends pace.
+// unpace undoes pace.
 func (w *watchWriter) unpace() {
 	if paced, ok := w.w.(*pacedWriter); ok {
 		w.paced, w.w, w.flusher = nil, paced.ResponseWriter, paced.ResponseWriter.(http.Flusher)
-		w.out.w = w.w // of a gzip member that goes on
+		w.out.w = w.w // for a gzip member that continues
 	}
 }
 
-// item adds a frame of an object that is kept as an item.
+// item adds a frame of an object that is encoded as an item.
 func (w *watchWriter) item(t watch.EventType, item []byte) error {
-	// What surrounds an item is shorter than this but for absurdly long kinds, which then
-	// make a buffer grow.
+	// The bytes around an item are fewer than this, except for extremely long kinds, for which the
+	// buffer grows.
 	const around = 256
 	large := len(item) >= largePiece
 	need := around
@@ -88,7 +86,7 @@ func (w *watchWriter) item(t watch.EventType, item []byte) error {
 	buf, body, size := w.begin(*w.buf, t, item)
 	*w.buf = buf
 	if large {
-		// Written as it is: it is shared, and not to be copied for every watch.
+		// Written without a copy: the bytes are shared by all watches.
 		if err := w.send(); err != nil {
 			return err
 		}
@@ -115,7 +113,7 @@ func (w *watchWriter) event(e watchEvent) error {
 	return nil
 }
 
-// frames adds frames that are compressed.
+// frames adds compressed frames.
 func (w *watchWriter) frames(f encoded.Frames) error {
 	if err := w.run(f.Run); err != nil {
 		return err
@@ -126,7 +124,7 @@ func (w *watchWriter) frames(f encoded.Frames) error {
 	return nil
 }
 
-// run adds bytes that are compressed.
+// run adds compressed bytes.
 func (w *watchWriter) run(run gzipjoin.Run) error {
 	if err := w.send(); err != nil {
 		return err
@@ -138,7 +136,7 @@ func (w *watchWriter) run(run gzipjoin.Run) error {
 	return nil
 }
 
-// begun returns the gzip member that is being written.
+// begun returns the current gzip member, and begins one if there is none.
 func (w *watchWriter) begun() *gzipjoin.Writer {
 	if w.member == nil {
 		w.out.w = w.w
@@ -177,7 +175,7 @@ func (w *watchWriter) endMember() error {
 	return nil
 }
 
-// object adds a frame of an object as its encoder has encoded it.
+// object adds a frame of an object that is already encoded.
 func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
 	if err := w.room(len(encoded)); err != nil {
 		return err
@@ -196,14 +194,14 @@ func (w *watchWriter) record(size int) {
 	w.sizes.Observe(float64(size))
 }
 
-// arrived takes note of when an event that was added arrived from etcd; 0 if it did not.
+// arrived records the time at which an added event arrived from etcd; 0 if it did not come from etcd.
 func (w *watchWriter) arrived(at int64) {
 	if w.oldest == 0 && at != 0 {
 		w.oldest, w.ready = at, mirror.Now()
 	}
 }
 
-// room provides a buffer with room for n bytes, or for a part of them if they are many.
+// room provides a buffer with room for n bytes. For n of at least largePiece it may provide less.
 func (w *watchWriter) room(n int) error {
 	if w.buf == nil {
 		if n <= smallWrite {
@@ -230,7 +228,7 @@ func (w *watchWriter) room(n int) error {
 	return nil
 }
 
-// free gives a buffer back, unless it has grown.
+// free returns a buffer to its pool, unless it has grown.
 func free(buf *[]byte) {
 	*buf = (*buf)[:0]
 	switch cap(*buf) {
@@ -241,7 +239,7 @@ func free(buf *[]byte) {
 	}
 }
 
-// send writes what is gathered, and keeps the buffer unless that fails.
+// send writes the buffered bytes. It keeps the buffer unless the write fails.
 func (w *watchWriter) send() error {
 	if w.events > 0 {
 		w.count.Add(float64(w.events))
@@ -258,7 +256,7 @@ func (w *watchWriter) send() error {
 	return err
 }
 
-// flush writes what is gathered so that the client gets it, and lets go of the buffer.
+// flush writes the buffered bytes, flushes them to the client, and releases the buffer.
 func (w *watchWriter) flush() error {
 	err := w.send()
 	if w.buf != nil {
@@ -281,13 +279,14 @@ func (w *watchWriter) flush() error {
 	return err
 }
 
-// gatherWriter gathers small pieces and writes them together. It holds a buffer only meanwhile.
+// gatherWriter buffers small pieces and writes them together. It references a buffer only while
+// bytes are buffered.
 type gatherWriter struct {
 	w   io.Writer
-	buf *[]byte // of smallBuffers or writeBuffers; nil if nothing is gathered
+	buf *[]byte // of smallBuffers or writeBuffers; nil if no bytes are buffered
 }
 
-// Write writes p, or gathers it.
+// Write writes or buffers p.
 func (g *gatherWriter) Write(p []byte) (int, error) {
 	held := 0
 	if g.buf != nil {
@@ -316,7 +315,7 @@ func (g *gatherWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// flush writes what is gathered, and releases the buffer.
+// flush writes the buffered bytes and releases the buffer.
 func (g *gatherWriter) flush() error {
 	if g.buf == nil {
 		return nil

@@ -39,7 +39,7 @@ memory, with the same guarantees as etcd.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cobra.EnableCommandSorting = false // those for a first look come first
+	cobra.EnableCommandSorting = false // the commands for new users come first
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 	})
@@ -54,9 +54,9 @@ memory, with the same guarantees as etcd.`,
 	return root
 }
 
-// addVersionFlag makes `strata --version` print what `strata version` prints. Cobra gives every command the flags of
-// pflag.CommandLine, where component-base puts a --version of its own; only apiserver, which has it as kube-apiserver
-// does, is to show that one.
+// addVersionFlag makes `strata --version` print the same as `strata version`. Cobra adds the flags of
+// pflag.CommandLine to every command, and component-base defines its own --version there. That flag is hidden except
+// in apiserver, which has it like kube-apiserver.
 func addVersionFlag(root *cobra.Command) {
 	root.Flags().Bool("version", false, "print the versions and exit")
 	root.Version = version.Get().String()
@@ -68,8 +68,8 @@ func addVersionFlag(root *cobra.Command) {
 	}
 }
 
-// untilSignal makes cmd run in a context that the first SIGINT or SIGTERM cancels. After that signals have their
-// usual effect again, so that a second one ends the process at once.
+// untilSignal runs cmd with a context that the first SIGINT or SIGTERM cancels. After that, signals have their
+// default effect, so that a second one ends the process immediately.
 func untilSignal(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -82,5 +82,5 @@ func untilSignal(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// oneLine returns the message of err with each line break and the indentation around it made one space.
+// oneLine returns the message of err with each sequence of white space replaced by one space.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -15,7 +15,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// runEnv makes the test binary another program: main with its arguments, or a command that does not stop when asked.
+// runEnv makes the test binary run another program: main with its arguments, or a command that ignores a signal to
+// stop.
 const (
 	runEnv      = "STRATA_TEST_RUN"
 	runMain     = "main"
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// strata runs the command to its end.
+// strata runs the command until it exits.
 func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -59,10 +60,10 @@ func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) 
 func TestMisuseIsOneLineAndExitCode1(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
-		want string // in the line
+		want string // expected in the line
 	}{
 		"unknown command":         {[]string{"serve"}, `unknown command "serve"`},
-		"unknown command, nearly": {[]string{"apiservr"}, `unknown command "apiservr"`}, // cobra suggests, over several lines
+		"unknown command, nearly": {[]string{"apiservr"}, `unknown command "apiservr"`}, // cobra adds suggestions on several lines
 		"unknown flag":            {[]string{"apiserver", "--nonsense"}, "unknown flag: --nonsense"},
 		"unknown root flag":       {[]string{"--nonsense"}, "unknown flag: --nonsense"},
 		"unknown engine":          {[]string{"apiserver", "--engine=mvcc"}, "must be strata or upstream"},
@@ -91,7 +92,7 @@ func TestMisuseIsOneLineAndExitCode1(t *testing.T) {
 	}
 }
 
-// What only shows when all flags are checked together comes after what the server has logged by then.
+// Errors of flag combinations are reported after the first log messages of the server.
 func TestMissingFlagsEndWithOneLine(t *testing.T) {
 	_, stderr, code := strata(t, "apiserver", "--cert-dir="+t.TempDir())
 	if code != 1 {
@@ -170,7 +171,7 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	// Signals get their usual effect back a moment after the context has ended.
+	// Signals get their default effect back shortly after the context has ended.
 	for deadline := time.After(time.Minute); ; {
 		signal()
 		select {

@@ -23,10 +23,10 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// EngineVariable is the environment variable that AttachmentFromEnvironment reads: a value of --engine.
+// EngineVariable is the environment variable that AttachmentFromEnvironment reads. It has a value of --engine.
 const EngineVariable = "STRATA_ENGINE"
 
-// Attachment connects an engine to the configuration of one server while other code assembles that server:
+// Attachment connects an engine to the configuration of one server that is assembled by other code:
 //
 //	Options ─▶ app.NewConfig ─▶ Chain, ControlPlane or Extensions ─▶ Complete ─▶ ... ─▶ Run returns ─▶ Close
 //
@@ -35,12 +35,12 @@ type Attachment struct {
 	settings   *settings
 	etcd       *genericoptions.EtcdOptions
 	compaction time.Duration
-	engine     *kubestorage.Engine // nil: upstream's, not attached yet, or closed
+	engine     *kubestorage.Engine // nil with upstream's engine, before attach, and after Close
 }
 
-// AttachmentFromEnvironment returns an Attachment with the default of every flag, but for the engine, which EngineVariable
-// names (without it: upstream), and for the interval of consistency checks, which is upstream's. Kubernetes' integration
-// tests start their servers with it, so that one test binary runs on both engines.
+// AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which EngineVariable names
+// (upstream if unset), and the interval of consistency checks, which is upstream's. Kubernetes' integration tests start
+// their servers with it, so that one test binary runs on both engines.
 func AttachmentFromEnvironment() (*Attachment, error) {
 	s := newSettings()
 	s.engine = engineUpstream
@@ -50,14 +50,14 @@ func AttachmentFromEnvironment() (*Attachment, error) {
 		}
 	}
 	s.limits.fit(&pflag.FlagSet{}, memoryLimit())
-	s.checks.interval = consistency.CheckPeriod // upstream has no flag for it; its tests set the variable
+	s.checks.interval = consistency.CheckPeriod // upstream has no flag for the interval; its tests set the variable
 	klog.InfoS("Starting a server", "engine", s.engine)
 	return s.attachment(), nil
 }
 
 func (s *settings) attachment() *Attachment { return &Attachment{settings: s} }
 
-// Options takes from the completed options what the engine does in place of upstream's storage: compaction.
+// Options removes compaction from the completed options: the engine does it in place of upstream's storage.
 func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 	a.etcd = etcd
 	if a.settings.engine == engineStrata {
@@ -65,7 +65,7 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 	}
 }
 
-// Chain attaches the engine to the chain of servers that is kube-apiserver.
+// Chain attaches the engine to the server chain of kube-apiserver.
 func (a *Attachment) Chain(config *app.Config) error {
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
@@ -87,8 +87,8 @@ func (a *Attachment) ControlPlane(config *controlplane.Config) error {
 	})
 }
 
-// Extensions attaches the engine to a server of custom resources that stands alone. Before the server is run, its
-// informer of definitions must be passed to the function that Extensions returns.
+// Extensions attaches the engine to a standalone server of custom resources. Before the server runs, its
+// CustomResourceDefinition informer must be passed to setDefinitions.
 func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefinitions func(cache.SharedIndexInformer), err error) {
 	outermost := &config.GenericConfig.Config
 	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
@@ -99,12 +99,12 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
 }
 
-// attach makes the engine, lets each resource that one of the getters configures have a storage of it, and puts the read
-// path in front of the handlers of outermost, the server that all requests pass first. The getters must be all that the
-// server takes storages from: those of the configuration before it is completed are.
+// attach creates the engine, makes the getters return storages of the engine, and installs the read path in front of the
+// handlers of outermost, the server that all requests pass first. getters must contain all getters from which the server
+// creates storages; the getters of the uncompleted configuration are complete.
 //
-// Not resources, and left as upstream has them, straight on etcd: the allocators of service addresses and node
-// ports, and the leases of API server endpoints (generic.NewRawStorage and reconcilers.NewLeases).
+// The allocators of service addresses and node ports, and the leases of API server endpoints, are not
+// resources. They use etcd directly, as upstream does (generic.NewRawStorage and reconcilers.NewLeases).
 func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter,
 	resolver func() (readpath.ResolverConfig, error)) error {
 	s := a.settings
@@ -137,15 +137,15 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	return nil
 }
 
-// Mount offers the consistency checks at the outermost server of a chain.
+// Mount installs the consistency check endpoint in the outermost server of a chain.
 func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	if a.engine != nil {
 		mountConsistency(chain, a.engine)
 	}
 }
 
-// AwaitMemory returns when memory is loaded, a load has failed, nothing has arrived from etcd for loadPatience, or ctx has ended.
-// If etcd is down, requests that do not need it are served.
+// AwaitMemory returns when the cache is loaded, when a load has failed, after loadPatience without data from etcd, or when ctx
+// ends. The server then also starts while etcd is down, and serves requests that do not need etcd.
 func (a *Attachment) AwaitMemory(ctx context.Context) {
 	if a.engine == nil {
 		return
@@ -155,11 +155,12 @@ func (a *Attachment) AwaitMemory(ctx context.Context) {
 	}
 }
 
-// loadPatience is longer than a busy etcd takes until it sends the first event of a long history, and shorter than the 10 s that
-// hooks have.
+// loadPatience is longer than the time in which a busy etcd sends the first event of a long history, and shorter than the 10 s
+// limit of hooks.
 const loadPatience = 5 * time.Second
 
-// Close closes the engine. The server must have stopped: that destroys its storages. A second call does nothing.
+// Close closes the engine. The server must have stopped before, because stopping it destroys its storages. A
+// second call has no effect.
 func (a *Attachment) Close() {
 	if a.engine != nil {
 		a.engine.Close()

@@ -22,7 +22,7 @@ func TestAttachmentFromEnvironment_PicksTheEngine(t *testing.T) {
 		if took := etcd.StorageConfig.CompactionInterval == 0 && a.compaction == interval; interval == 0 || took != (want == engineStrata) {
 			t.Errorf("%s=%q: the engine compacts: %t, want %t", EngineVariable, value, took, want == engineStrata)
 		}
-		a.Close() // nothing is attached
+		a.Close() // no engine is attached
 	}
 	t.Setenv(EngineVariable, "other")
 	if _, err := AttachmentFromEnvironment(); err == nil || !strings.Contains(err.Error(), EngineVariable) {

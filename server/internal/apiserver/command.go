@@ -1,9 +1,10 @@
 // Package apiserver assembles kube-apiserver with the engine as its storage.
 //
-// The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers.
-// What differs is where reads go: before the configuration is completed, every generic.RESTOptionsGetter in it is
-// wrapped (attach.go), so that each resource, built in or custom, gets a storage.Interface of the engine, and the byte read
-// path is put in front of the aggregator's handlers (readpath.go), with what it has to know of upstream's servers.
+// The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers. Only
+// the storage of reads differs. Before the configuration is completed, every generic.RESTOptionsGetter in it is wrapped
+// (attach.go), so that each built-in or custom resource gets a storage.Interface of the engine. The byte read path is
+// installed in front of the aggregator's handlers (readpath.go), and is configured with the kinds and informers of
+// upstream's servers.
 //
 //	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ read path ─▶ Complete
 //	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down: watches drain) ─▶ engine closes
@@ -24,30 +25,30 @@ import (
 	"k8s.io/component-base/version/verflag"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
-	_ "github.com/stratakube/strata/server/internal/version" // makes Kubernetes' packages report the release
+	_ "github.com/stratakube/strata/server/internal/version" // sets the version in Kubernetes' packages
 )
 
-// Options says how Run starts a server.
+// Options configures Run.
 type Options struct {
-	// Args are kube-apiserver's flags and ours, as on the command line of `strata apiserver`.
+	// Args are the flags of kube-apiserver and of this package, as on the command line of `strata apiserver`.
 	Args []string
-	// Out receives what a person asked to read (--help, --version). Logs go where the logging flags say. Nil discards.
+	// Out receives the output of --help and --version; nil discards it. Logs are configured by the logging flags.
 	Out io.Writer
-	// OnReady is called once, on a goroutine of its own, when /readyz succeeds for the first time. It may be nil.
-	// Run returns only after it has returned.
+	// OnReady is called once, on a separate goroutine, when /readyz succeeds for the first time. It may be nil.
+	// Run returns only after OnReady has returned.
 	OnReady func(Info)
 }
 
-// Info describes a server that is ready.
+// Info describes a ready server.
 type Info struct {
 	// URL has the scheme, an address that is reachable from this host, and the bound port: https://127.0.0.1:6443.
 	URL string
 }
 
 // Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the storage) and
-// returns nil. An error means that the server did not start, or stopped by itself.
+// returns nil. An error means that the server failed to start, or stopped before ctx was cancelled.
 //
-// Feature gates, logging and metrics of k8s.io packages are global: call Run once in a process.
+// Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per process.
 func Run(ctx context.Context, o Options) error {
 	cmd := newCommand(o.OnReady)
 	cmd.SetArgs(append([]string{}, o.Args...)) // never nil: cobra would read os.Args
@@ -120,7 +121,7 @@ Kubernetes ships: to compare the two, and as the way back.`,
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
-	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // what is new comes first in --help
+	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // Strata's own flags come first in --help
 	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}
 	for _, fs := range sets.FlagSets {
 		cmd.Flags().AddFlagSet(fs)

@@ -11,7 +11,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// minCheckInterval is how often a resource is compared with etcd at most.
+// minCheckInterval is the minimum interval between two comparisons of a resource with etcd.
 const minCheckInterval = time.Second
 
 // checkSettings are the flags of consistency checks.
@@ -37,7 +37,7 @@ func (s *checkSettings) validate() error {
 	return nil
 }
 
-// orNever returns the interval as the engine wants it.
+// orNever returns the interval in the engine's form, in which -1 means never.
 func (s *checkSettings) orNever() time.Duration {
 	if s.interval == 0 {
 		return -1
@@ -45,7 +45,8 @@ func (s *checkSettings) orNever() time.Duration {
 	return s.interval
 }
 
-// mountConsistency offers the checks at the outermost server, behind authentication and authorization.
+// mountConsistency installs the consistency check endpoint in the outermost server, behind
+// authentication and authorization.
 func mountConsistency(server *aggregatorapiserver.APIAggregator, engine *kubestorage.Engine) {
 	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(consistency.Path, consistency.Handler(engine.Checkers))
 }

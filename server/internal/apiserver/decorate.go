@@ -18,15 +18,15 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// readDecorators returns what upstream's registries change in objects when they are read: of Services and
-// PersistentVolumeClaims that were written by releases that did not know some field yet. The functions are upstream's own,
-// of registries that have no storage; other registries have none.
+// readDecorators returns the decorators that upstream's registries apply when objects are read: they complete Services and
+// PersistentVolumeClaims that were written by older releases without some fields. The functions are upstream's own, taken
+// from registries without storage; no other registry has a decorator.
 func readDecorators(config controlplane.Extra) (map[schema.GroupResource]func(runtime.Object), error) {
 	primary, secondary := api.IPv4Protocol, api.IPv6Protocol
 	if netutils.IsIPv6CIDR(&config.ServiceIPRange) {
 		primary, secondary = secondary, primary
 	}
-	// A registry of Services asks its allocators for nothing when it reads; how many there are it may ask.
+	// A registry of Services does not call its allocators for reads, but may count them.
 	allocators := map[api.IPFamily]ipallocator.Interface{primary: nil}
 	if config.SecondaryServiceIPRange.IP != nil {
 		allocators[secondary] = nil
@@ -45,7 +45,7 @@ func readDecorators(config controlplane.Extra) (map[schema.GroupResource]func(ru
 	}, nil
 }
 
-// noStorage lets a registry be made that stores nothing.
+// noStorage is a RESTOptionsGetter for registries without storage.
 type noStorage struct{}
 
 func (noStorage) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane"
 )
 
-// TestServicesAreCompletedByTheServersFamilies: which addresses a Service without families has depends on the flags.
+// TestServicesAreCompletedByTheServersFamilies: the address families of a Service without families depend on the flags.
 func TestServicesAreCompletedByTheServersFamilies(t *testing.T) {
 	for cidr, want := range map[string][]api.IPFamily{
 		"10.0.0.0/24": {api.IPv4Protocol},

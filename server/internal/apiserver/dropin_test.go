@@ -24,9 +24,10 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// TestEnginesTakeOverFromEachOther runs upstream's engine, ours, and upstream's again on the same data, behind the
-// flags that decide where and how data is stored: TLS with client certificates, a prefix, a second etcd for a cached
-// and an uncached resource, and encryption of secrets. Each engine must show what the one before it left.
+// TestEnginesTakeOverFromEachOther runs upstream's engine, Strata's, and upstream's again on the same data, with the
+// flags that determine the location and format of stored data: TLS with client certificates, a prefix, a second etcd
+// for a cached and an uncached resource, and encryption of secrets. Each engine must serve the data of the previous
+// one.
 func TestEnginesTakeOverFromEachOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
@@ -83,7 +84,7 @@ func TestWithoutWatchCache(t *testing.T) {
 	t.Run("touches no upstream cacher", func(t *testing.T) { checkCacher(t, s, engineStrata) })
 }
 
-// fill creates an object of each kind that is stored differently, and watches them arrive.
+// fill creates an object of each kind that is stored differently, and waits for the watch events of them.
 func fill(t *testing.T, ctx context.Context, s *server, name string) {
 	t.Helper()
 	client := s.client
@@ -128,7 +129,7 @@ func fill(t *testing.T, ctx context.Context, s *server, name string) {
 	}
 }
 
-// shown returns the items of lists that do not change by themselves, as they are sent.
+// shown returns the encoded items of lists that do not change by themselves.
 func shown(t *testing.T, s *server) map[string]string {
 	t.Helper()
 	lists := map[string]string{}
@@ -178,7 +179,7 @@ resources:
 	return path
 }
 
-// tlsEtcd is an etcd that demands a client certificate, with a client that has one.
+// tlsEtcd is an etcd that requires a client certificate, and a client with one.
 type tlsEtcd struct {
 	url    string
 	client *clientv3.Client
@@ -206,7 +207,7 @@ func startTLSEtcd(t *testing.T, ctx context.Context, files *pki.Files) *tlsEtcd 
 	return &tlsEtcd{url: etcd.Endpoint(), client: client}
 }
 
-// value returns what is stored at key, nil for nothing.
+// value returns the stored value of key, nil if the key does not exist.
 func (e *tlsEtcd) value(t *testing.T, ctx context.Context, key string) []byte {
 	t.Helper()
 	resp, err := e.client.Get(ctx, key)

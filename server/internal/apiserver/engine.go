@@ -39,8 +39,9 @@ func (k *engineKind) Set(s string) error {
 	return fmt.Errorf("must be %s or %s", engineStrata, engineUpstream)
 }
 
-// newEngine returns an engine that leaves out of memory what the --watch-cache flags leave out, and logs with klog.
-// The transformer encrypts the keys of continue tokens. The caller closes the engine after the last storage has been destroyed.
+// newEngine returns an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with klog.
+// The transformer encrypts the keys of continue tokens. The caller must close the engine after the last storage has been
+// destroyed.
 func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, checks checkSettings, tokens tokenSettings,
 	transformer value.Transformer) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
@@ -77,14 +78,15 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 	}), nil
 }
 
-// decorated says of which resources upstream's registries change objects when they read them: see readDecorators.
+// decorated reports whether upstream's registry of the resource decorates objects when they are read: see
+// readDecorators.
 func decorated(resource schema.GroupResource) bool {
 	return resource.Group == "" && (resource.Resource == "services" || resource.Resource == "persistentvolumeclaims")
 }
 
-// uncachedResources says what is served from etcd: everything without --watch-cache, otherwise the resources of size
-// zero in --watch-cache-sizes (completion adds events to those). Upstream makes this choice when it picks a
-// decorator, which the engine replaces.
+// uncachedResources returns a function that reports whether a resource is served from etcd: all resources without
+// --watch-cache, otherwise the resources of size zero in --watch-cache-sizes (completion adds events to those).
+// Upstream decides this when it chooses a storage decorator, which the engine replaces.
 func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResource) bool, error) {
 	if !etcd.EnableWatchCache {
 		return func(schema.GroupResource) bool { return true }, nil
@@ -99,15 +101,16 @@ func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResou
 	}, nil
 }
 
-// takeCompaction returns how often etcd is to be compacted, and makes that never for everything but what compacted
-// wraps: each storage that upstream opens by itself would start upstream's compactor, beside the engine's.
+// takeCompaction returns the compaction interval and sets it to 0 in the options, so that only getters wrapped by
+// compacted use it. Otherwise each storage that upstream opens itself would start upstream's compactor in addition
+// to the engine's.
 func takeCompaction(etcd *genericoptions.EtcdOptions) time.Duration {
 	interval := etcd.StorageConfig.CompactionInterval
 	etcd.StorageConfig.CompactionInterval = 0
 	return interval
 }
 
-// compacted gives storages the interval back that takeCompaction has taken.
+// compacted is a getter that restores the interval removed by takeCompaction.
 type compacted struct {
 	inner    generic.RESTOptionsGetter
 	interval time.Duration

@@ -226,7 +226,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 		t.Fatal("the proxy has seen no connection")
 	}
 	t.Logf("%d connections for the built-in resources", before)
-	// All at once: upstream delays the first write to a new resource by 2 s.
+	// Concurrently: upstream delays the first write to a new resource by 2 s.
 	using, useCtx := errgroup.WithContext(ctx)
 	for i := range resources {
 		using.Go(func() error { return useNewResource(useCtx, s, fmt.Sprintf("widgets%d", i)) })
@@ -241,7 +241,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 		}
 		return
 	}
-	// A client that is closed (the database size is asked with one now and then) may take a moment to be gone.
+	// A closed client (one is used from time to time to read the database size) may take a moment to disconnect.
 	var after int64
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, 10*time.Second, true, func(context.Context) (bool, error) {
 		after = proxy.open.Load()
@@ -269,13 +269,13 @@ func useNewResource(ctx context.Context, s *server, resource string) error {
 	return expectEvent(ctx, events, watch.Added, "one", func(metav1.Object) bool { return true })
 }
 
-// cacherFrame stands in the stack of the goroutines that every upstream cacher keeps from its creation to its end.
+// cacherFrame is in the stack of the goroutines that every upstream cacher runs from its creation to its end.
 const cacherFrame = "k8s.io/apiserver/pkg/storage/cacher."
 
 // cacheSample matches values, not comments, of the metrics of reads that both engines record.
 var cacheSample = regexp.MustCompile(`(?m)^apiserver_(watch_cache_(read_wait_seconds|consistent_read_total)|cache_list_)[^\n]*`)
 
-// checkCacher lists every resource there is, then looks for traces of upstream's cacher.
+// checkCacher lists every resource, then searches for traces of upstream's cacher.
 func checkCacher(t *testing.T, s *server, engine engineKind) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
@@ -304,8 +304,8 @@ func stacks(t *testing.T, s *server, text string) (found []string) {
 	return found
 }
 
-// checkCompactor looks for the goroutines of the engines' compactors: the allocators of service addresses and ports have
-// storages too, which do not belong to the engine.
+// checkCompactor searches for the goroutines of the engines' compactors: the allocators of service addresses and ports
+// have storages too, which do not belong to the engine.
 func checkCompactor(t *testing.T, s *server, engine engineKind) {
 	upstream := stacks(t, s, "k8s.io/apiserver/pkg/storage/etcd3.(*compactor).")
 	own := stacks(t, s, "etcdsource.(*Compactor).takeTurns")
@@ -317,7 +317,7 @@ func checkCompactor(t *testing.T, s *server, engine engineKind) {
 	}
 }
 
-// listEverything lists each resource in each version that discovery shows and returns how many there were.
+// listEverything lists each resource in each version in the discovery documents and returns their number.
 func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	t.Helper()
 	_, groups, err := s.client.Discovery().ServerGroupsAndResources()

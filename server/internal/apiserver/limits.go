@@ -12,12 +12,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// minProgressInterval is how often progress is asked for at most while reads wait.
+// minProgressInterval is the minimum interval of progress requests while reads wait.
 const minProgressInterval = 100 * time.Millisecond
 
-// engineLimits are the bounds of what the engine holds beside the present state (of history and of unclaimed values for
-// each etcd cluster, of representations for the process), of what it reads of the past when it starts, of how long it leaves
-// an idle etcd alone, and of how long it waits for etcd when it stops.
+// engineLimits are the engine's bounds: the memory used in addition to the current state (history and unclaimed values per
+// etcd cluster, representations per process), the history replayed at startup, the interval of progress requests to an idle
+// etcd, and the wait for etcd's progress at shutdown.
 type engineLimits struct {
 	historyAge     time.Duration
 	historyBytes   resource.QuantityValue
@@ -25,7 +25,7 @@ type engineLimits struct {
 	keptBytes      resource.QuantityValue
 	listBytes      resource.QuantityValue // 0: a share of the memory
 
-	replayRevisions int64 // 0: nothing is restored
+	replayRevisions int64 // 0: no replay
 	replayBytes     resource.QuantityValue
 
 	progressInterval time.Duration // 0: never

@@ -14,20 +14,21 @@ import (
 )
 
 const (
-	// listShare is the part of the memory that lists under way may take, and, at most, that representations may, unless flags
-	// say otherwise. With the objects themselves, and garbage, a server of 300,000 objects of 1 KB then stays below 1.5 GiB.
+	// listShare is the divisor of the memory limit that yields the default bound of in-flight lists, and the maximum of the
+	// default bound of representations. Including the objects themselves and garbage, a server with 300,000 objects of 1 KB
+	// then stays below 1.5 GiB.
 	listShare = 8
-	// runtimeShare in tenths is the part of a control group's memory that the Go runtime is told to stay below: the rest is for what it
-	// does not count, the pages of the executable above all.
+	// runtimeShare is the share, in tenths, of a control group's memory limit that is set as the Go runtime's memory limit. The
+	// rest is for memory that the runtime does not count, mainly the pages of the executable.
 	runtimeShare = 9
 )
 
-// cgroupFiles hold the limit of the control group that the process is in, as a container sees its own.
+// cgroupFiles are the files with the memory limit of the process's control group, as visible in a container.
 var cgroupFiles = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
 
-// followMemoryLimit makes the collector work harder as the process comes near the limit of its control group (see
-// debug.SetMemoryLimit), unless GOMEMLIMIT says something else. It returns how many bytes the process may hold: that
-// limit, or GOMEMLIMIT if it is lower, or what the machine has.
+// followMemoryLimit sets the Go runtime's memory limit from the limit of the control group, so that the collector
+// runs more often near that limit (see debug.SetMemoryLimit), unless GOMEMLIMIT is set. It returns the memory
+// available to the process in bytes: the lowest of the control group's limit, GOMEMLIMIT, and the machine's memory.
 func followMemoryLimit() int64 {
 	group := cgroupLimit(cgroupFiles)
 	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
@@ -37,12 +38,12 @@ func followMemoryLimit() int64 {
 	return memoryLimit()
 }
 
-// memoryLimit returns how many bytes the process may hold.
+// memoryLimit returns the memory available to the process in bytes.
 func memoryLimit() int64 {
 	return min(cgroupLimit(cgroupFiles), debug.SetMemoryLimit(-1), machineMemory())
 }
 
-// cgroupLimit returns the first limit that one of the files holds; math.MaxInt64 for none.
+// cgroupLimit returns the limit in the first file that has one; math.MaxInt64 if there is none.
 func cgroupLimit(files []string) int64 {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -50,13 +51,13 @@ func cgroupLimit(files []string) int64 {
 			continue
 		}
 		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && limit < math.MaxInt64&^0xfffff {
-			return limit // version 1 says "none" with the highest number of pages
+			return limit // version 1 encodes "none" as the highest number of pages
 		}
 	}
 	return math.MaxInt64
 }
 
-// machineMemory returns math.MaxInt64 where there is no /proc.
+// machineMemory returns the total memory of the machine, or math.MaxInt64 without /proc.
 func machineMemory() int64 {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -69,7 +70,7 @@ func machineMemory() int64 {
 	return int64(*info.MemTotalBytes)
 }
 
-// fit sets the bounds that follow from how many bytes the process may hold, but for those that flags have set.
+// fit sets the bounds that depend on the available memory, except for those set by flags.
 func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	share := memory / listShare
 	if l.listBytes.Value() == 0 {

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// etcdPatience is how long a server waits for an etcd that starts at the same time: upstream's dial timeout, after
-	// which its first storage gives up.
+	// etcdPatience is the time that a server waits for an etcd that starts at the same time. It equals upstream's dial
+	// timeout, after which its first storage fails.
 	etcdPatience = 20 * time.Second
 	// etcdRetry is the pause between two attempts; a guess.
 	etcdRetry = 250 * time.Millisecond
 )
 
-// awaitEtcd returns nil when each etcd that the options name, overrides included, has a server that answers. When ctx
-// ends first, the error says which one does not and why (refused, wrong certificate); what upstream would report
-// instead is "context deadline exceeded".
+// awaitEtcd returns nil when each etcd cluster named by the options, overrides included, has a server that responds.
+// If ctx ends first, the error names the cluster that does not respond and the reason (connection refused, wrong
+// certificate); upstream would only report "context deadline exceeded".
 func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 	clusters := [][]string{etcd.StorageConfig.Transport.ServerList}
 	overrides, err := genericoptions.ParseEtcdServersOverrides(etcd.EtcdServersOverrides)
@@ -49,7 +49,7 @@ func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 	return nil
 }
 
-// awaitServers returns nil when one of the servers answers, whatever it answers.
+// awaitServers returns nil when one of the servers responds, even with an error.
 func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 	tlsConfig, err := clientTLS(t)
 	if err != nil {
@@ -75,7 +75,7 @@ func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 		case codes.DeadlineExceeded, codes.Canceled:
 			return false, nil
 		default:
-			return true, nil // not every server has a health service; a refusal is an answer
+			return true, nil // not every server has a health service; an error response suffices
 		}
 	})
 	if err != nil && last != nil {
@@ -84,7 +84,7 @@ func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 	return err
 }
 
-// clientTLS returns nil when the flags name no file.
+// clientTLS returns the client's TLS configuration, nil if the flags name no file.
 func clientTLS(t storagebackend.TransportConfig) (*tls.Config, error) {
 	if t.CertFile == "" && t.KeyFile == "" && t.TrustedCAFile == "" {
 		return nil, nil

@@ -65,7 +65,7 @@ func TestUnreadableEtcdCertificateIsAnError(t *testing.T) {
 	}
 }
 
-// A port in use ends the process with one line, before anything is written to etcd.
+// TestPortInUse: if the port is in use, the process ends with one line before any write to etcd.
 func TestPortInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

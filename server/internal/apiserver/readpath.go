@@ -17,9 +17,9 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// chainResolver returns how the byte read path resolves requests of the chain of servers that is kube-apiserver. The path
-// stands in the chain of handlers of the outermost server, the aggregator: behind its filters, and in front of its choice
-// between itself, the servers behind it and those that APIServices name.
+// chainResolver returns the resolver configuration of the byte read path for the server chain of kube-apiserver. The read
+// path is a handler of the outermost server, the aggregator. It runs after the aggregator's filters and before its
+// routing between itself, the delegated servers and the servers named by APIServices.
 func chainResolver(config *app.Config) (readpath.ResolverConfig, error) {
 	decorators, err := readDecorators(config.KubeAPIs.Extra)
 	if err != nil {
@@ -35,7 +35,7 @@ func chainResolver(config *app.Config) (readpath.ResolverConfig, error) {
 	}, nil
 }
 
-// builtInKinds returns what upstream's three servers install.
+// builtInKinds returns the kinds that upstream's three servers install.
 func builtInKinds() []readpath.Kinds {
 	return []readpath.Kinds{
 		kindsOf(legacyscheme.Scheme, legacyscheme.Codecs),
@@ -44,18 +44,18 @@ func builtInKinds() []readpath.Kinds {
 	}
 }
 
-// kindsOf returns what upstream's servers install for the kinds of a scheme.
+// kindsOf returns the kinds of a scheme with the serializer that upstream's servers install for them.
 func kindsOf(scheme *runtime.Scheme, codecs serializer.CodecFactory) readpath.Kinds {
 	info := genericapiserver.NewDefaultAPIGroupInfo("", scheme, metav1.ParameterCodec, codecs)
 	return readpath.Kinds{Scheme: scheme, Serializer: info.NegotiatedSerializer}
 }
 
-// followedInformers are the caches by which upstream's servers decide what they serve: of CustomResourceDefinitions and
-// of APIServices. They are made, and not shown, inside of app.CreateServerChain, and informers of our own could be behind
-// them: then the byte path would go on with what upstream has just stopped to serve. There is one place where both are
-// handed out. The aggregator tells the proxy to peers about them, so followedInformers stands in for that proxy, and in
-// front of it if there is one. (To take app.CreateServerChain apart instead would mean to copy the table of
-// priorities that it keeps, and to keep up with it.)
+// followedInformers gives access to the informer caches that determine the resources served by upstream's servers: those
+// of CustomResourceDefinitions and of APIServices. They are created inside of app.CreateServerChain and not exported.
+// Separate informers could lag behind them, and the byte path would then continue to serve a resource that upstream has
+// just stopped serving. Both informers are exposed in one place: the aggregator registers handlers on them with the peer
+// proxy. Therefore followedInformers takes the place of that proxy, and forwards to it if there is one. (Reimplementing
+// app.CreateServerChain instead would mean copying and maintaining its table of priorities.)
 type followedInformers struct {
 	peerproxy.Interface
 
@@ -63,7 +63,8 @@ type followedInformers struct {
 	remote      *remoteVersions
 }
 
-// install takes the proxy's place. Before the server serves, both methods below will have been called.
+// install replaces the peer proxy. The two Register methods of followedInformers are called before the
+// server serves.
 func (f *followedInformers) install(config *app.Config) {
 	extra := &config.Aggregator.ExtraConfig
 	f.Interface = extra.PeerProxy
@@ -73,14 +74,15 @@ func (f *followedInformers) install(config *app.Config) {
 	extra.PeerProxy = f
 }
 
-// noPeers is the proxy of a server that has no peers. The aggregator asks it for their discovery documents, and merges
-// none into its own; nobody else has it.
+// noPeers is the peer proxy of a server without peers. Only the aggregator uses it: it reads the peers' discovery
+// documents, of which there are none to merge.
 type noPeers struct{ peerproxy.Interface }
 
 // GetPeerResources implements peerproxy.Interface.
 func (noPeers) GetPeerResources() map[string][]apidiscoveryv2.APIGroupDiscovery { return nil }
 
-// RegisterCacheInvalidationCallback implements peerproxy.Interface: what there is of peers never changes.
+// RegisterCacheInvalidationCallback implements peerproxy.Interface. The callback is never called: the
+// empty set of peers does not change.
 func (noPeers) RegisterCacheInvalidationCallback(func()) {}
 
 // RegisterCRDInformerHandlers implements peerproxy.Interface.
@@ -107,7 +109,7 @@ func (f *followedInformers) RegisterAPIServiceInformerHandlers(informer cache.Sh
 	return f.Interface.RegisterAPIServiceInformerHandlers(informer, extractor)
 }
 
-// definition returns a definition as upstream's handler of custom resources sees it, or nil.
+// definition returns a definition from the cache that upstream's custom resource handler uses, or nil.
 func (f *followedInformers) definition(name string) *apiextensionsv1.CustomResourceDefinition {
 	obj, ok, err := f.definitions.GetByKey(name)
 	if err != nil || !ok {

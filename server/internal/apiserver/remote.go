@@ -12,28 +12,28 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// remoteVersions knows which versions of API groups an APIService has given to another server.
+// remoteVersions tracks the API group versions that an APIService assigns to another server.
 //
-// It learns that a version has become remote before the aggregator can know it: when the informer receives the
-// APIService, before it is in the cache that the aggregator reads. That a version has become local again it learns with
-// the informer's other listeners. In between, what the byte path does not answer the aggregator sends where it belongs.
+// A version becomes remote here before it does in the aggregator: when the informer receives the APIService, before
+// storing it in the cache that the aggregator reads. A version becomes local again when the informer notifies its
+// handlers. In between, the byte path passes requests on, and the aggregator routes them to the right server.
 type remoteVersions struct {
 	hasSynced func() bool
-	synced    atomic.Bool // hasSynced has been true
+	synced    atomic.Bool // hasSynced has returned true
 
-	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote ones; replaced when it changes
+	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote versions; replaced on each change
 
 	mu       sync.Mutex               // leaf; guards services, and the replacement of versions
 	services map[string]*registration // by name of the APIService
 }
 
-// registration is what is known of one APIService. Word of it comes on two ways that may overtake each other, so that
-// what counts is the highest resource version.
+// registration is the recorded state of one APIService. Updates arrive on two paths that may overtake each other, so
+// the highest resource version wins.
 type registration struct {
 	version  schema.GroupVersion
 	remote   bool
-	revision uint64 // of what is known
-	told     uint64 // of what the listener was last told
+	revision uint64 // resource version of the recorded state
+	told     uint64 // resource version of the last event handler notification
 }
 
 func newRemoteVersions() *remoteVersions {
@@ -42,7 +42,7 @@ func newRemoteVersions() *remoteVersions {
 	return r
 }
 
-// follow listens to an informer of APIServices that has not been started.
+// follow registers with an informer of APIServices, which must not have been started.
 func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(r.received); err != nil {
 		return fmt.Errorf("follow APIServices: %w", err)
@@ -59,7 +59,7 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	return nil
 }
 
-// local reports whether this server serves the version. Until all APIServices are known it is false.
+// local reports whether this server serves the version. It returns false until the informer has synced.
 func (r *remoteVersions) local(gv schema.GroupVersion) bool {
 	if !r.synced.Load() {
 		if !r.hasSynced() {
@@ -71,7 +71,7 @@ func (r *remoteVersions) local(gv schema.GroupVersion) bool {
 	return len(remote) == 0 || !remote[gv]
 }
 
-// received is the informer's transformation of what it is about to store; it changes nothing.
+// received is the informer's transform, called before an object is stored. It returns the object unchanged.
 func (r *remoteVersions) received(obj any) (any, error) {
 	if s, ok := obj.(*apiregistrationv1.APIService); ok && s.Spec.Service != nil {
 		r.mu.Lock()
@@ -95,7 +95,7 @@ func (r *remoteVersions) deleted(obj any) {
 		r.noteLocked(s, false, revisionOf(s))
 		return
 	}
-	// The informer has missed the deletion, and knows some earlier state.
+	// The informer has missed the deletion and passes an earlier state.
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		if s, ok := tombstone.Obj.(*apiregistrationv1.APIService); ok && r.services[s.Name] != nil {
 			r.noteLocked(s, false, r.services[s.Name].told)
@@ -103,7 +103,8 @@ func (r *remoteVersions) deleted(obj any) {
 	}
 }
 
-// noteLocked takes note of an APIService as of a revision, unless a later one is known.
+// noteLocked records the state of an APIService as of revision, unless a later state is recorded.
+// The caller holds mu.
 func (r *remoteVersions) noteLocked(s *apiregistrationv1.APIService, remote bool, revision uint64) *registration {
 	known := r.services[s.Name]
 	if known == nil {
@@ -127,7 +128,7 @@ func (r *remoteVersions) noteLocked(s *apiregistrationv1.APIService, remote bool
 	return known
 }
 
-// revisionOf returns the resource version as a number, 0 if it is none.
+// revisionOf returns the resource version as a number, 0 if it is not a number.
 func revisionOf(s *apiregistrationv1.APIService) uint64 {
 	revision, err := strconv.ParseUint(s.ResourceVersion, 10, 64)
 	if err != nil {

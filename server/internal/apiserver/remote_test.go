@@ -27,7 +27,7 @@ func registered(revision int, remote bool) *apiregistrationv1.APIService {
 	return s
 }
 
-// syncedVersions is what is known once all APIServices are.
+// syncedVersions returns the remoteVersions of a synced informer.
 func syncedVersions() *remoteVersions {
 	r := newRemoteVersions()
 	r.hasSynced = func() bool { return true }
@@ -45,13 +45,14 @@ func TestNothingIsLocalBeforeAllAPIServicesAreKnown(t *testing.T) {
 	if !r.local(widgets) {
 		t.Error("not local, though no APIService says otherwise")
 	}
-	synced = false // it is not asked for ever
+	synced = false // hasSynced is not called again
 	if !r.local(widgets) {
 		t.Error("not local any more")
 	}
 }
 
-// TestLateWordDoesNotCount: what the informer receives is known before its listeners are told of earlier changes.
+// TestLateWordDoesNotCount: an object that the informer receives takes precedence over later notifications of
+// earlier changes.
 func TestLateWordDoesNotCount(t *testing.T) {
 	receive := func(revision int, remote bool) func(*remoteVersions) {
 		return func(r *remoteVersions) {
@@ -97,10 +98,10 @@ func TestLateWordDoesNotCount(t *testing.T) {
 	}
 }
 
-// TestAnInformerTellsOfRemoteVersions: a version is remote as soon as the informer's cache has it, whatever its listeners
-// have been told.
+// TestAnInformerTellsOfRemoteVersions: a version is remote as soon as the informer's cache contains it, independent of
+// notifications.
 func TestAnInformerTellsOfRemoteVersions(t *testing.T) {
-	source := fakesource.NewFakeControllerSource() // it numbers what it is given
+	source := fakesource.NewFakeControllerSource() // it assigns resource versions
 	source.Add(registered(0, false))
 	informer := cache.NewSharedIndexInformer(source, &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()

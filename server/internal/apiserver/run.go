@@ -60,7 +60,7 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed
 	if err := registry.Set(); err != nil {
 		return completed, err
 	}
-	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings that it sent them
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings sent by the server itself
 
 	logs.InitLogs()
 	gate := registry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
@@ -86,8 +86,8 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed
 }
 
 // reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled
-// meanwhile. With an egress selector, which may lead to an etcd that this process cannot reach by
-// itself, it does not wait.
+// meanwhile. It does not wait if there is an egress selector, because this process may then be
+// unable to reach etcd directly.
 func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
 	if completed.EgressSelector != nil && completed.EgressSelector.ConfigFile != "" {
 		return false, nil
@@ -101,10 +101,10 @@ func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped
 	return false, err
 }
 
-// instance is the chain of servers that is kube-apiserver, with the engine attached.
+// instance is the server chain of kube-apiserver, with the engine attached.
 type instance struct {
 	listener   net.Listener // nil: none
-	attachment *Attachment  // nil until there is a configuration
+	attachment *Attachment  // nil until config is set
 	config     *app.Config
 	prepared   interface{ Run(context.Context) error }
 }
@@ -139,8 +139,8 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	return err
 }
 
-// serve loads memory, then serves until ctx is cancelled. onReady, if not nil, is called when the
-// server is ready.
+// serve loads the cache, then serves until ctx is cancelled. onReady, if not nil, is called when
+// the server is ready.
 func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -159,8 +159,8 @@ func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
 	return v.prepared.Run(ctx)
 }
 
-// stop closes the engine, after serve, which destroys the storages, and the listener, which serve
-// closes too.
+// stop closes the engine and the listener. It must be called after serve, which destroys the
+// storages; serve closes the listener too.
 func (v *instance) stop() {
 	if v.attachment != nil {
 		v.attachment.Close()
@@ -170,13 +170,13 @@ func (v *instance) stop() {
 	}
 }
 
-// waitReady asks /readyz, as the server's own privileged client, until the answer is 200 or ctx is cancelled.
+// waitReady polls /readyz, as the server's own privileged client, until the response is 200 or ctx is cancelled.
 func waitReady(ctx context.Context, loopback *rest.Config) error {
 	client, err := rest.HTTPClientFor(loopback)
 	if err != nil {
 		return fmt.Errorf("client for /readyz: %w", err)
 	}
-	const interval = 25 * time.Millisecond // a guess: small beside a start of seconds
+	const interval = 25 * time.Millisecond // a guess: small compared to a startup of seconds
 	return wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, loopback.Host+"/readyz", nil)
 		if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// minTokenKeyRotation is the shortest time for which a key seals continue tokens. Replicas learn of a new one within a
-// minute, and there is room for as many as that makes in an hour.
+// minTokenKeyRotation is the minimum time for which a key seals continue tokens. Replicas read a new key within a
+// minute, and the limit on stored keys (64) covers an hour of rotations at this interval.
 const minTokenKeyRotation = time.Minute
 
 // tokenSettings are the flags of continue tokens.
@@ -24,8 +24,8 @@ type tokenSettings struct {
 	refusePlain bool
 }
 
-// A week is a guess: far below what a random nonce of 24 bytes allows, and often enough that a key that has leaked with an
-// old backup opens nothing.
+// A week is a guess: far below the limit of a random nonce of 24 bytes, and short enough that a key leaked with an old
+// backup opens no current tokens.
 func defaultTokenSettings() tokenSettings { return tokenSettings{keyRotation: 7 * 24 * time.Hour} }
 
 func (s *tokenSettings) addFlags(fs *pflag.FlagSet) {
@@ -47,8 +47,8 @@ func (s *tokenSettings) validate(gates featuregate.FeatureGate) error {
 	return nil
 }
 
-// secretsTransformer returns what encrypts Secrets in etcd, nil if nothing does. It follows the encryption configuration
-// when that is reloaded.
+// secretsTransformer returns the transformer that encrypts Secrets in etcd, nil if they are not encrypted. The
+// transformer follows reloads of the encryption configuration.
 func secretsTransformer(getter generic.RESTOptionsGetter) (value.Transformer, error) {
 	secrets := schema.GroupResource{Resource: "secrets"}
 	opts, err := getter.GetRESTOptions(secrets, &api.Secret{})

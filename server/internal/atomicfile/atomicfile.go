@@ -1,4 +1,4 @@
-// Package atomicfile writes files that are either whole or not there.
+// Package atomicfile writes files atomically.
 package atomicfile
 
 import (
@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Write makes path hold data with mode 0600: after a crash it holds what it held before, or data, never a part. A reader that has the old
-// file open keeps reading that one. The directory must exist.
+// Write replaces the content of path by data, with mode 0600. After a crash, path has either its previous content or data,
+// never a part. A reader that has the old file open continues to read the old content. The directory must exist.
 func Write(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600

@@ -1,4 +1,4 @@
-// Package controllers runs a choice of kube-controller-manager's controllers in this process, as clients of the API like any other.
+// Package controllers runs a selection of kube-controller-manager's controllers in this process, as ordinary API clients.
 package controllers
 
 import (
@@ -18,31 +18,33 @@ const (
 	// DefaultName stands for all of Default in a list of controllers.
 	DefaultName = "default"
 
-	// NoneName, alone in a list of controllers, stands for the empty one.
+	// NoneName, alone in a list of controllers, stands for the empty list.
 	NoneName = "none"
 
-	// The controllers talk to a server on the same machine, whose priority and fairness protects it from them. Upstream's limit of 20
-	// requests/s would only make a namespace take seconds to go: its controller asks for each of about 60 resources.
+	// The controllers call a server on the same machine, which priority and fairness protects. Upstream's limit of 20
+	// requests/s would only delay the deletion of a namespace by seconds: its controller sends a request for each of about 60
+	// resources.
 	clientQPS   = 500
 	clientBurst = 1000
 )
 
-// Default are the controllers without which an API server feels broken: namespaces and what has a finalizer or an owner would never go, and
-// new namespaces would lack what pods need. They are light; those that create pods and the like may be added by name.
+// Default are the controllers that basic API behaviour depends on: without them, namespaces and objects with a finalizer or an
+// owner would never be deleted, and new namespaces would lack the objects that pods need. They are lightweight; controllers
+// that create pods or similar objects may be added by name.
 var Default = []string{
 	names.NamespaceController,                        // ends the deletion of namespaces
-	names.GarbageCollectorController,                 // deletes what an owner leaves behind
+	names.GarbageCollectorController,                 // deletes the dependents of a deleted owner
 	names.ServiceAccountController,                   // the account "default" in each namespace
 	names.ServiceAccountTokenController,              // fills Secrets of type service-account-token
 	names.RootCACertificatePublisherController,       // the ConfigMap kube-root-ca.crt in each namespace
 	names.ClusterRoleAggregationController,           // admin, edit and view include aggregated roles
-	names.ResourceQuotaController,                    // counts what quotas limit
+	names.ResourceQuotaController,                    // counts the resources limited by quotas
 	names.TTLAfterFinishedController,                 // deletes finished Jobs
 	names.PersistentVolumeClaimProtectionController,  // removes the finalizer that admission adds to claims,
 	names.PersistentVolumeProtectionController,       // to volumes,
 	names.VolumeAttributesClassProtectionController,  // and to volume attribute classes
 	names.ValidatingAdmissionPolicyStatusController,  // type-checks admission policies
-	names.LegacyServiceAccountTokenCleanerController, // deletes token Secrets that nobody used for a year
+	names.LegacyServiceAccountTokenCleanerController, // deletes token Secrets unused for a year
 	names.CertificateSigningRequestCleanerController, // deletes old certificate requests
 	names.ServiceCIDRController,                      // makes additional service address ranges ready
 }
@@ -54,12 +56,12 @@ func Others() []string {
 	return others
 }
 
-// Options says which controllers run and as whom.
+// Options configures Run: the controllers and their identity.
 type Options struct {
 	// Controllers is a list that Resolve returned.
 	Controllers []string
-	// Kubeconfig is the path of a kubeconfig whose user is system:kube-controller-manager. Each controller gets a service account of
-	// its own from it, with the role that RBAC's bootstrap policy gives to that controller.
+	// Kubeconfig is the path of a kubeconfig whose user is system:kube-controller-manager. With it, each controller gets its
+	// own service account, with the role that RBAC's bootstrap policy assigns to that controller.
 	Kubeconfig string
 	// ServiceAccountKey is the path of the private key that signs the tokens in Secrets of type service-account-token.
 	ServiceAccountKey string
@@ -67,8 +69,9 @@ type Options struct {
 	RootCA string
 }
 
-// Resolve turns a list like that of kube-controller-manager's --controllers into one of full names: "default" stands for Default, "*" for
-// all that are on by default upstream, "-name" leaves one out, "none" alone for no controller. Short names ("deployment") work too.
+// Resolve converts a list like that of kube-controller-manager's --controllers into full names: "default" stands for Default,
+// "*" for all controllers enabled by default upstream, "-name" excludes one, and "none" alone stands for no controller. Short
+// names ("deployment") are accepted too.
 func Resolve(list []string) ([]string, error) {
 	if len(list) == 1 && list[0] == NoneName {
 		return nil, nil
@@ -102,13 +105,14 @@ func Resolve(list []string) ([]string, error) {
 	return resolved, nil
 }
 
-// Enabled says whether a list that Resolve returned makes the controller with this full name run.
+// Enabled reports whether a list returned by Resolve enables the controller with this full name.
 func Enabled(list []string, name string) bool {
 	return genericcontrollermanager.IsControllerEnabled(name, sets.NewString(app.ControllersDisabledByDefault()...), list)
 }
 
-// Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most; then it returns nil. The API server
-// must be ready, and must have been started in this process or not at all: feature gates are shared and Run does not set them.
+// Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most; then it returns nil.
+// The API server must be ready. If it runs in this process, it must have been started before: feature gates are shared, and Run
+// does not set them.
 func Run(ctx context.Context, o Options) error {
 	s, err := options.NewKubeControllerManagerOptions()
 	if err != nil {
@@ -118,9 +122,9 @@ func Run(ctx context.Context, o Options) error {
 	s.Generic.ClientConnection.QPS = clientQPS
 	s.Generic.ClientConnection.Burst = clientBurst
 	s.Generic.Controllers = o.Controllers
-	s.Generic.LeaderElection.LeaderElect = false // nobody else uses this etcd
+	s.Generic.LeaderElection.LeaderElect = false // this etcd has no other control plane
 	s.KubeCloudShared.UseServiceAccountCredentials = true
-	s.SecureServing.BindPort = 0 // metrics and health are those of the process
+	s.SecureServing.BindPort = 0 // metrics and health are served by the process
 	s.SAController.RootCAFile = o.RootCA
 	if Enabled(o.Controllers, names.ServiceAccountTokenController) {
 		s.SAController.ServiceAccountKeyFile = o.ServiceAccountKey // without it upstream skips this controller

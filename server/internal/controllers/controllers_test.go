@@ -8,7 +8,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
-// enabled returns what upstream runs for a resolved list.
+// enabled returns the controllers that upstream runs for a resolved list.
 func enabled(list []string) []string {
 	var on []string
 	for _, name := range app.KnownControllers() {

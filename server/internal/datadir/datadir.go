@@ -1,4 +1,4 @@
-// Package datadir is the directory in which `strata up` keeps everything: the data of etcd, certificates and keys, the kubeconfig, the log.
+// Package datadir manages the data directory of `strata up`: the data of etcd, certificates and keys, the kubeconfig, the log.
 package datadir
 
 import (
@@ -13,16 +13,18 @@ import (
 )
 
 const (
-	// EnvVar names the data directory for `strata up` and `strata kubectl` when no flag does.
+	// EnvVar is the environment variable with the data directory of `strata up` and `strata
+	// kubectl`, used when no flag sets it.
 	EnvVar = "STRATA_DATA"
 
 	defaultPath = "strata-data"
 
-	// lockName is the file that marks a directory as ours and that the process which uses it holds locked. It holds that process's id.
+	// lockName is the file that marks a directory as a data directory. The process that uses the directory holds a lock on the
+	// file and writes its process id to it.
 	lockName = "strata.lock"
 )
 
-// Default returns the data directory that is used when no flag says otherwise.
+// Default returns the data directory that is used when no flag sets it.
 func Default(getenv func(string) string) string {
 	if path := getenv(EnvVar); path != "" {
 		return path
@@ -33,22 +35,21 @@ func Default(getenv func(string) string) string {
 // Kubeconfig returns the path of the administrator's kubeconfig in a data directory.
 func Kubeconfig(path string) string { return filepath.Join(path, "kubeconfig") }
 
-// Dir is a data directory that this process has locked.
+// Dir is a data directory locked by this process.
 type Dir struct {
 	// Path is absolute.
 	Path string
-	// New says that Open made the directory, or found it empty.
+	// New reports whether Open created the directory, or found it empty.
 	New bool
-	// Closed are the files and directories in it that other users might have been able to reach, sorted, relative to Path;
-	// they cannot any more.
+	// Closed are the files and directories whose permissions for other users Open has removed, sorted, relative to Path.
 	Closed []string
 
 	lock *fileutil.LockedFile
 }
 
-// Open locks the directory at path, which it makes with mode 0700 if there is none, and takes from other users what they may do with
-// anything in it. A directory that holds other things than ours is refused, so that a mistyped path damages nothing. Errors name the path
-// and are complete sentences for a person.
+// Open locks the directory at path, creating it with mode 0700 if it does not exist, and removes the permissions of other users
+// for all its content. A directory that is not empty and has no lock file is rejected, so that a mistyped path causes no
+// damage. Errors name the path and are complete sentences for the user.
 func Open(path string) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -83,7 +84,7 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// CheckFree returns an error if another process has locked the directory at path. It changes nothing.
+// CheckFree returns an error if another process has locked the directory at path. It makes no changes.
 func CheckFree(path string) error {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -114,7 +115,8 @@ func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
 	return lock, nil
 }
 
-// prepare closes the directory to other users and writes our process id into the lock file, for a person to read.
+// prepare removes other users' permissions on the directory and writes the process id into the lock file, for
+// information.
 func (d *Dir) prepare() error {
 	if err := os.Chmod(d.Path, 0o700); err != nil {
 		return err
@@ -129,8 +131,8 @@ func (d *Dir) prepare() error {
 	return err
 }
 
-// close closes what is in the directory to other users: keys may have been copied here with whatever mode. What belongs to somebody else
-// is an error, unless we may change it. Links are not followed.
+// close removes other users' permissions on the content of the directory: keys may have been copied here with any mode. A file
+// of another owner is an error, unless this process may change its mode. Links are not followed.
 func (d *Dir) close() error {
 	return filepath.WalkDir(d.Path, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() && !entry.Type().IsRegular() {
@@ -153,7 +155,7 @@ func (d *Dir) close() error {
 	})
 }
 
-// holder returns " (process 123)" if the lock file says who holds it.
+// holder returns " (process 123)" if the lock file contains a process id.
 func (d *Dir) holder() string {
 	data, err := os.ReadFile(d.join(lockName))
 	if err != nil {
@@ -166,7 +168,7 @@ func (d *Dir) holder() string {
 	return fmt.Sprintf(" (process %d)", pid)
 }
 
-// Close unlocks the directory. The lock file stays, as the mark that the directory is ours.
+// Close unlocks the directory. The lock file remains, to mark the directory as a data directory.
 func (d *Dir) Close() error { return d.lock.Close() }
 
 // Etcd returns the directory of the embedded etcd.

@@ -9,11 +9,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// startTimeout bounds how long the command waits for etcd to serve; a large database takes seconds to load.
+// startTimeout bounds the wait until etcd serves; a large database takes seconds to load.
 const startTimeout = 2 * time.Minute
 
-// NewCommand returns `strata etcd`, the embedded etcd as a process of its own. It prints one line, "ready <endpoint>", when it serves, and
-// stops cleanly when the context of the command is cancelled. It is hidden: it exists for tests and measurements, not for operators.
+// NewCommand returns `strata etcd`, the embedded etcd as a separate process. It prints one line, "ready <endpoint>", when it
+// serves, and stops cleanly when the context of the command is cancelled. It is hidden: it is intended for tests and
+// measurements, not for operators.
 func NewCommand() *cobra.Command {
 	cfg := Config{}
 	verbose := false

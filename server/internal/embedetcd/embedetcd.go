@@ -1,7 +1,7 @@
 // Package embedetcd runs a single-member etcd inside the process, and as the hidden command `strata etcd`.
 //
-// The etcd has no peer listener and elects itself. Clients reach it over a unix socket in its own directory (mode 0700), or over a TCP
-// URL that the caller chooses; over plain TCP every local user can reach it, so that is meant for tests and measurements.
+// The etcd has no peer listener and elects itself. Clients connect to a unix socket in its own directory (mode 0700), or to a
+// TCP URL that the caller chooses. Plain TCP is accessible to every local user, so it is intended for tests and measurements.
 package embedetcd
 
 import (
@@ -25,39 +25,44 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ErrLocked: another process (or another Server of this one) uses the directory. Nothing has been changed in it.
+// ErrLocked means that another process (or another Server of this process) uses the directory. The directory was
+// not changed.
 var ErrLocked = errors.New("in use by another process")
 
 const (
-	// defaultQuotaBytes is the size at which etcd refuses writes. 8 GiB is the largest that etcd's documentation recommends.
+	// defaultQuotaBytes is the database size at which etcd rejects writes. 8 GiB is the maximum that etcd's documentation
+	// recommends.
 	defaultQuotaBytes = 8 << 30
 
-	// A member that is alone elects itself one election timeout after its start, and no network can delay its heartbeats. etcd's
-	// defaults (100 ms, 1 s) are made for several members and would make a start take 0.45 s; these make it 0.15 s. Shorter ones would
-	// gain another 0.1 s and cost an idle etcd 1% of a core in ticks.
+	// A single member elects itself one election timeout after its start, and its heartbeats are not delayed by a network.
+	// etcd's defaults (100 ms, 1 s) are designed for several members; with them a start takes 0.45 s, with these values 0.15 s.
+	// Shorter values would save another 0.1 s and cost an idle etcd 1% of a core for ticks.
 	heartbeat = 50 * time.Millisecond
 	election  = 250 * time.Millisecond
 
 	memberName = "strata"
 
-	// closeGrace is how long Close lets requests end by themselves. Watches never do, and etcd alone would wait 5 s for them.
+	// closeGrace is the time that Close gives requests to complete. Watches do not complete, and etcd alone would wait 5 s
+	// for them.
 	closeGrace = 500 * time.Millisecond
 
-	// lockProbe is how long Start waits for a foreign etcd to give up the database file. It only has to cover the time between two
-	// attempts of bbolt (50 ms).
+	// lockProbe is the time that Start waits for another etcd to release the database file. It only has to cover the interval
+	// between two attempts of bbolt (50 ms).
 	lockProbe = 100 * time.Millisecond
 )
 
-// Config says where an etcd keeps its data and how it serves. Only Dir is required.
+// Config configures an etcd. Only Dir is required.
 type Config struct {
-	// Dir holds the data. It is made with mode 0700; if it exists, its mode is set to that when it holds the socket.
+	// Dir is the data directory. It is created with mode 0700; if it exists, its mode is set to 0700 only if it
+	// contains the socket.
 	Dir string
 
-	// ClientURL is what clients connect to: "" for a unix socket that only this user can reach, "http://127.0.0.1:0" for a free
+	// ClientURL is the URL for clients: "" for a unix socket that only this user can access, "http://127.0.0.1:0" for a free
 	// port, or any other URL that etcd can listen on. https needs CertFile and KeyFile.
 	ClientURL string
 
-	// CertFile and KeyFile (PEM) serve https. TrustedCAFile, if set, demands a client certificate signed by it.
+	// CertFile and KeyFile (PEM) are used for https. If TrustedCAFile is set, clients need a certificate signed
+	// by it.
 	CertFile, KeyFile, TrustedCAFile string
 
 	// UnsafeNoFsync acknowledges writes before they are on disk. A crash of the machine then loses data.
@@ -66,8 +71,8 @@ type Config struct {
 	// QuotaBytes bounds the size of the database; 0 means 8 GiB.
 	QuotaBytes int64
 
-	// ProgressNotifyInterval is how often watches that asked for progress are told about it; 0 leaves etcd's default of 10 minutes.
-	// etcd raises anything below 100 ms to that.
+	// ProgressNotifyInterval is the interval of progress notifications for watches that request them; 0 means etcd's default of
+	// 10 minutes. etcd raises values below 100 ms to 100 ms.
 	ProgressNotifyInterval time.Duration
 
 	// Logger receives etcd's log; nil means errors only, to standard error.
@@ -80,7 +85,7 @@ type Server struct {
 	endpoint  string
 	lock      *fileutil.LockedFile
 	logLevel  zap.AtomicLevel
-	socketDir string // directory made for the socket because Dir's path does not fit into one; "" if none
+	socketDir string // directory created for the socket because Dir's path does not fit into a socket address; "" if none
 	closeOnce sync.Once
 
 	grpc struct {
@@ -89,9 +94,10 @@ type Server struct {
 	}
 }
 
-// Start starts an etcd and returns when it can serve. It gives up when ctx ends first; ctx does not stop the etcd later, Close does.
+// Start starts an etcd and returns when it can serve, or with an error if ctx ends first. After Start has returned, ctx has no
+// effect; Close stops the etcd.
 //
-// Errors: ErrLocked (wrapped) if the directory is in use; any other names the directory or the URL that is at fault.
+// Errors: ErrLocked (wrapped) if the directory is in use; any other error names the invalid directory or URL.
 func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	s := &Server{}
 	defer func() {
@@ -129,7 +135,7 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	if ec.QuotaBackendBytes == 0 {
 		ec.QuotaBackendBytes = defaultQuotaBytes
 	}
-	ec.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration // left 0, every request is logged as slow
+	ec.WarningUnaryRequestDuration = embed.DefaultWarningUnaryRequestDuration // with 0, every request is logged as slow
 	ec.WatchProgressNotifyInterval = cfg.ProgressNotifyInterval
 	ec.ServiceRegister = func(g *grpc.Server) {
 		s.grpc.Lock()
@@ -146,7 +152,7 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger.WithOptions(
 		zap.IncreaseLevel(s.logLevel),
 		zap.WrapCore(dropExpected),
-		zap.WithFatalHook(zapcore.WriteThenPanic), // startEtcd makes an error of it
+		zap.WithFatalHook(zapcore.WriteThenPanic), // startEtcd converts the panic to an error
 	))
 
 	if s.etcd, err = startEtcd(ec); err != nil {
@@ -164,14 +170,14 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	}
 }
 
-// Endpoint is the URL for --etcd-servers and for clientv3.Config.Endpoints, with the port that was chosen.
+// Endpoint returns the URL for --etcd-servers and for clientv3.Config.Endpoints, with the actual port.
 func (s *Server) Endpoint() string { return s.endpoint }
 
-// Err reports that the etcd stopped serving by itself: it yields the reason, and it is closed by Close.
+// Err returns a channel that yields the error if the etcd stops serving without Close. Close closes the channel.
 func (s *Server) Err() <-chan error { return s.etcd.Err() }
 
-// Close stops the etcd and returns when its files are closed and its locks are released. Requests get a moment to end; watches are cut.
-// Calling it again does nothing.
+// Close stops the etcd and returns when its files are closed and its locks are released. Requests have closeGrace to complete;
+// watches are cut off. A second call does nothing.
 func (s *Server) Close() {
 	s.closeOnce.Do(func() {
 		if s.etcd != nil {
@@ -195,7 +201,8 @@ func (s *Server) Close() {
 	})
 }
 
-// lockDir makes dir, takes its lock, and makes sure that no foreign etcd holds the database: etcd itself would wait for it without end.
+// lockDir creates dir, acquires its lock, and checks that no other etcd has locked the database: etcd itself would wait for
+// that lock indefinitely.
 func (s *Server) lockDir(dir string) error {
 	if dir == "" {
 		return errors.New("the etcd data directory is not set")
@@ -230,8 +237,8 @@ func (s *Server) lockDir(dir string) error {
 	return db.Close()
 }
 
-// clientURL returns the URL to listen on. For a unix socket that is Dir/client.sock, or a file in a new directory of its own if that
-// path is longer than a socket address can be or has characters that a comma-separated list of endpoints cannot carry.
+// clientURL returns the URL to listen on. For a unix socket that is Dir/client.sock, or a file in a new separate directory if
+// that path is too long for a socket address or has characters that are not allowed in a comma-separated list of endpoints.
 func (s *Server) clientURL(cfg Config) (*url.URL, error) {
 	if cfg.ClientURL != "" {
 		return parseClientURL(cfg.ClientURL)
@@ -240,7 +247,7 @@ func (s *Server) clientURL(cfg Config) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd data directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o700); err != nil { // whoever reaches the socket reads and writes everything
+	if err := os.Chmod(dir, 0o700); err != nil { // access to the socket is access to all data
 		return nil, fmt.Errorf("etcd data directory: %w", err)
 	}
 	path := filepath.Join(dir, "client.sock")
@@ -286,8 +293,8 @@ func fitsSocketAddress(path string) bool {
 	return len(path) <= maxSocketPath
 }
 
-// advertised is the URL in the member list. Nobody follows it, since there is one member and clients are told the endpoint; etcd
-// demands that it has a host and a port.
+// advertised returns the URL for the member list. It is not used, since there is one member and clients are configured with the
+// endpoint; etcd requires a host and a port in it.
 func advertised(clientURL *url.URL) url.URL {
 	if clientURL.Scheme == "unix" || clientURL.Scheme == "unixs" {
 		return url.URL{Scheme: clientURL.Scheme, Host: "localhost:0"}
@@ -306,7 +313,8 @@ func endpoint(clientURL *url.URL, bound net.Addr) string {
 	return (&url.URL{Scheme: clientURL.Scheme, Host: net.JoinHostPort(clientURL.Hostname(), port)}).String()
 }
 
-// startEtcd is embed.StartEtcd with its panics as errors: etcd panics, or logs a fatal entry, on files that it cannot read.
+// startEtcd is embed.StartEtcd with panics converted to errors: etcd panics, or logs a fatal entry, on files that it cannot
+// read.
 func startEtcd(cfg *embed.Config) (e *embed.Etcd, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -124,7 +124,7 @@ func TestDatabaseHeldByForeignEtcd(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
 	first := start(t, cfg)
 	put(t, first, "k", "v")
-	// A stock etcd knows nothing of our lock file, only of the database's own lock.
+	// A stock etcd does not use this lock file, only the lock of the database.
 	if err := os.Remove(filepath.Join(cfg.Dir, "lock")); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestCorruptLogIsAnError(t *testing.T) {
 	}
 }
 
-// A watch never ends by itself: Close must not wait for it as long as etcd would.
+// TestCloseCutsWatches: a watch does not end by itself; Close must not wait for it as long as etcd would.
 func TestCloseCutsWatches(t *testing.T) {
 	s := start(t, Config{Dir: t.TempDir()})
 	w := dial(t, s).Watch(t.Context(), "k", clientv3.WithCreatedNotify())

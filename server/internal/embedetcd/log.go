@@ -21,10 +21,10 @@ func quietLogger() (*zap.Logger, error) {
 	return logger, nil
 }
 
-// expected are warnings and errors that etcd logs at every start of a single embedded member, and that nobody can act upon.
+// expected are warnings and errors that etcd logs at every start of a single embedded member and that need no action.
 var expected = map[string]bool{
-	// A new store has no term before its first commit (100 ms after the start at most), but a member that is alone elects itself, and
-	// tries to write the version, before that. etcd tries again 4 s later.
+	// A new store has no term before its first commit (at most 100 ms after the start), but a single member elects itself, and
+	// tries to write the version, before that. etcd retries 4 s later.
 	"failed to update storage version": true,
 	"Failed to detect schema version":  true,
 	// Advice for clusters of several members, and for HTTP clients, of which there are none.
@@ -35,7 +35,7 @@ var expected = map[string]bool{
 
 func dropExpected(c zapcore.Core) zapcore.Core { return expectedFilter{c} }
 
-// expectedFilter is a Core without the messages that are expected.
+// expectedFilter is a Core that drops the expected messages.
 type expectedFilter struct{ zapcore.Core }
 
 func (f expectedFilter) With(fields []zapcore.Field) zapcore.Core {

@@ -15,7 +15,7 @@ func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 		{512 << 20, 512 << 20, 49},
 		{512 << 20, 128 << 20, 19}, // the rest has no pointers
 		{4 << 30, 4 << 30, 41},
-		{1 << 30, 2 << 30, 44}, // samples of different moments
+		{1 << 30, 2 << 30, 44}, // samples taken at different times
 	} {
 		if got := percent(c.live, c.scanned, 1); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
@@ -33,13 +33,13 @@ func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
 	}{
 		{0, 1, idleFree, 0, false},
 		{idleFor - time.Second, 1, idleFree, 0, false}, // not long enough
-		{idleFor, 2, idleFree, 0, false},               // it was not idle
-		{2 * idleFor, 2, idleFree - 1, 0, false},       // not worth it
+		{idleFor, 2, idleFree, 0, false},               // a collection happened
+		{2 * idleFor, 2, idleFree - 1, 0, false},       // too few free bytes
 		{2 * idleFor, 2, idleFree, 0, true},
 		{3 * idleFor, 3, idleFree, 0, false},
-		{4 * idleFor, 3, idleFree, 0, false},                        // not again so soon
-		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // it is not idle
-		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // little since
+		{4 * idleFor, 3, idleFree, 0, false},                        // too soon after the last return
+		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // too many allocations
+		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // few allocations since
 	} {
 		if got := i.free(start.Add(c.after), c.cycles, c.free, c.allocs); got != c.want {
 			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
@@ -53,7 +53,7 @@ func TestABusyServerGetsMoreRoom(t *testing.T) {
 		cycles uint64
 		want   int
 	}{
-		{10, 1}, // what was before does not count
+		{10, 1}, // earlier collections do not count
 		{11, 1},
 		{13, 2}, {15, 2}, {20, 2}, // busy
 		{21, 2},

@@ -1,4 +1,4 @@
-// Package kubectlcmd is `strata kubectl`: kubectl itself, which finds the kubeconfig that `strata up` wrote.
+// Package kubectlcmd implements `strata kubectl`: kubectl with the kubeconfig written by `strata up` as its default.
 package kubectlcmd
 
 import (
@@ -18,11 +18,11 @@ import (
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // the authentication plugins that a kubeconfig may name
 
 	"github.com/stratakube/strata/server/internal/datadir"
-	_ "github.com/stratakube/strata/server/internal/version" // makes `kubectl version` report the release
+	_ "github.com/stratakube/strata/server/internal/version" // sets the version reported by `kubectl version`
 )
 
-// NewCommand returns `strata kubectl`. All arguments go to kubectl untouched, and kubectl ends the process itself when it fails, with its
-// own messages and exit codes.
+// NewCommand returns `strata kubectl`. All arguments are passed to kubectl unchanged. On failure kubectl exits the process
+// itself, with its own messages and exit codes.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl ...",
@@ -42,7 +42,7 @@ func NewCommand() *cobra.Command {
 	}
 }
 
-// run does what kubectl's own main function does, with args after the name of the program.
+// run does the same as kubectl's own main function, with args after the program name.
 func run(args []string) {
 	argv := append([]string{"kubectl"}, args...)
 	if _, err := logs.GlogSetter(kubectl.GetLogVerbosity(argv)); err != nil {
@@ -60,8 +60,8 @@ func run(args []string) {
 	}
 }
 
-// kubeconfig returns the path of the kubeconfig of `strata up`, or "" if the arguments or the environment name one, or if there is none:
-// then kubectl looks where it always looks.
+// kubeconfig returns the path of the kubeconfig of `strata up`. It returns "" if the arguments or the environment name a
+// kubeconfig, or if the file does not exist; kubectl then uses its usual rules.
 func kubeconfig(args []string, getenv func(string) string) string {
 	if getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
 		return ""
@@ -76,7 +76,7 @@ func kubeconfig(args []string, getenv func(string) string) string {
 	return path
 }
 
-// namesKubeconfig says whether args set --kubeconfig. What follows "--" belongs to another program (kubectl exec).
+// namesKubeconfig reports whether args set --kubeconfig. Arguments after "--" belong to another program (kubectl exec).
 func namesKubeconfig(args []string) bool {
 	for _, arg := range args {
 		switch {

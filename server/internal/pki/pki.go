@@ -1,4 +1,4 @@
-// Package pki makes and renews the keys and certificates of a control plane that is its own certificate authority.
+// Package pki creates and renews the keys and certificates of a control plane that is its own certificate authority.
 //
 //	ca.pem           certificate authority: signs the serving certificate and all clients        ca.crt   its certificate alone
 //	front-proxy-ca.pem   a second authority, for requests that the aggregator passes on          front-proxy-ca.crt
@@ -6,8 +6,8 @@
 //	admin.pem, controller-manager.pem, front-proxy-client.pem    client certificates
 //	service-account.key   signs service account tokens
 //
-// A .pem holds a certificate and its key in one file, so that replacing it is atomic; everything that reads such pairs takes one file
-// for both. All keys are ECDSA P-256, all files have mode 0600.
+// A .pem contains a certificate and its key in one file, so that the pair is replaced atomically; all readers of such pairs
+// accept one file for both. All keys are ECDSA P-256, all files have mode 0600.
 package pki
 
 import (
@@ -37,24 +37,25 @@ const (
 	authorityLifetime = 10 * 365 * 24 * time.Hour
 	leafLifetime      = 365 * 24 * time.Hour
 
-	// renewBefore is how long before its end a certificate is replaced at a start. A quarter of the life of a leaf: whoever starts
-	// the control plane once in three months never meets an expired one.
+	// renewBefore is the remaining lifetime below which a start renews a certificate. It is a quarter of the lifetime of a
+	// leaf: a control plane that is started at least every three months never uses an expired certificate.
 	renewBefore = 90 * 24 * time.Hour
 
-	// backdate allows for clients whose clock is behind ours.
+	// backdate allows for clients whose clock is behind the server's.
 	backdate = time.Hour
 
-	// adminGroup is the group whose members may do everything, whatever RBAC says.
+	// adminGroup is the group whose members bypass RBAC.
 	adminGroup = "system:masters"
 
-	// ControllerManagerUser is who the controllers are; RBAC's bootstrap policy binds its roles to this name.
+	// ControllerManagerUser is the user name of the controllers; RBAC's bootstrap policy binds their roles to
+	// this name.
 	ControllerManagerUser = "system:kube-controller-manager"
 
-	// FrontProxyUser is the name under which the aggregator calls other API servers.
+	// FrontProxyUser is the user name with which the aggregator calls other API servers.
 	FrontProxyUser = "front-proxy-client"
 )
 
-// Files are the paths of what Ensure made or found.
+// Files are the paths of the files that Ensure created or found.
 type Files struct {
 	CA                string // certificates to verify clients and the server with
 	FrontProxyCA      string // certificates to verify the aggregator with
@@ -64,15 +65,17 @@ type Files struct {
 	FrontProxyClient  string // certificate and key of FrontProxyUser
 	ServiceAccountKey string // private key; the public one is derived from it
 
-	// Made names what was made or renewed this time, in words for a person. It is empty when everything was found.
+	// Made lists the descriptions of files that this call created or renewed, for display. It is empty when all
+	// files were valid.
 	Made []string
 }
 
-// Ensure makes what is missing in dir, renews what ends within 90 days of now, and replaces the serving certificate if it does not cover
-// hosts (DNS names and IP addresses). An authority keeps its key when it is renewed, so that what it signed remains valid.
+// Ensure creates missing files in dir, renews certificates that expire within 90 days of now, and replaces the serving
+// certificate if it does not cover hosts (DNS names and IP addresses). A renewed authority keeps its key, so that certificates
+// signed by it remain valid.
 //
-// A file that cannot be read or parsed is an error, and nothing is replaced: whoever holds a kubeconfig would be locked out by a
-// new authority, and service account tokens by a new key. Only one process at a time may call Ensure on a directory.
+// A file that cannot be read or parsed is an error and is not replaced: a new authority would invalidate existing kubeconfigs,
+// and a new key would invalidate service account tokens. Only one process at a time may call Ensure on a directory.
 func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -101,7 +104,7 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 	return f, nil
 }
 
-// Split returns the certificates and the key in the file at path, each in PEM, for programs that want them apart.
+// Split returns the certificates and the key in the file at path, each in PEM, for programs that need them separately.
 func Split(path string) (certs, key []byte, err error) {
 	rest, err := os.ReadFile(path)
 	if err != nil {
@@ -130,7 +133,7 @@ type pair struct {
 	key  crypto.Signer
 }
 
-// ensurer carries the first error through a sequence of steps; the steps after it do nothing.
+// ensurer keeps the first error of a sequence of steps; later steps do nothing.
 type ensurer struct {
 	now  time.Time
 	made []string
@@ -178,8 +181,8 @@ func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
 	return found
 }
 
-// leaf makes the certificate at path unless the one there serves: signed by authority, not about to end, and for the same name, use and
-// hosts as template.
+// leaf creates the certificate at path unless a usable one exists: signed by authority, not about to expire, and with the same
+// name, use and hosts as template.
 func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certificate) {
 	if e.err != nil {
 		return
@@ -205,14 +208,14 @@ func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certif
 	e.issue(path, what, template, authority, key)
 }
 
-// issue signs template, which names the subject of key, and writes both to path.
+// issue signs template for key, and writes the certificate and the key to path.
 func (e *ensurer) issue(path, what string, template *x509.Certificate, authority *pair, key crypto.Signer) *pair {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
 		return nil
 	}
-	template.SerialNumber = serial.Add(serial, big.NewInt(1)) // RFC 5280 wants it positive
+	template.SerialNumber = serial.Add(serial, big.NewInt(1)) // RFC 5280 requires a positive number
 	der, err := x509.CreateCertificate(rand.Reader, template, authority.cert, key.Public(), authority.key)
 	if err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
@@ -236,7 +239,7 @@ func (e *ensurer) issue(path, what string, template *x509.Certificate, authority
 	return issued
 }
 
-// key makes the private key at path unless there is one.
+// key creates the private key at path unless it exists.
 func (e *ensurer) key(path, what string) {
 	if e.err != nil {
 		return
@@ -291,7 +294,7 @@ func clientTemplate(user string, groups ...string) *x509.Certificate {
 	}
 }
 
-// covers says whether found names the same subject and use as want, and at least its hosts.
+// covers reports whether found has the same subject and use as want, and at least its hosts.
 func covers(found, want *x509.Certificate) bool {
 	if found.Subject.CommonName != want.Subject.CommonName ||
 		!slices.Equal(found.Subject.Organization, want.Subject.Organization) ||
@@ -311,7 +314,7 @@ func covers(found, want *x509.Certificate) bool {
 	return true
 }
 
-// readPair reads a certificate and the key that belongs to it. Errors wrap os.ErrNotExist if there is no file.
+// readPair reads a certificate and its key. Errors wrap os.ErrNotExist if there is no file.
 func readPair(path string) (*pair, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

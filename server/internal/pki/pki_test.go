@@ -42,7 +42,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// verify checks the certificate at path as a peer would that trusts what ca holds now.
+// verify checks the certificate at path like a peer that trusts the current content of ca.
 func verify(t *testing.T, ca, path string, opts x509.VerifyOptions) {
 	t.Helper()
 	opts.Roots = x509.NewCertPool()
@@ -208,7 +208,7 @@ func TestKeyOfAnotherCertificateIsAnError(t *testing.T) {
 	}
 }
 
-// A derived file is made again from what it derives from.
+// TestMissingCertificateOfTheAuthorityIsWrittenAgain: a derived file is restored from its source.
 func TestMissingCertificateOfTheAuthorityIsWrittenAgain(t *testing.T) {
 	dir := t.TempDir()
 	f := ensure(t, dir, hosts, start)

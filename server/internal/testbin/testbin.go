@@ -1,4 +1,4 @@
-// Package testbin builds the strata command for tests that run it as a process of its own.
+// Package testbin builds the strata command for tests that run it as a separate process.
 package testbin
 
 import (
@@ -13,12 +13,12 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 )
 
-// EnvVar names a binary to test in place of one built from the source.
+// EnvVar is the environment variable with the path of a binary to test in place of one built from source.
 const EnvVar = "STRATA_BINARY"
 
-// Path returns the path of the command, after the first call of a process has built it, unless EnvVar names one. Linking
-// takes most of a minute of processor time, so all test packages share one file, bin/test/strata: go build leaves it
-// untouched if it is what it would write.
+// Path returns the path of the command. The first call in a process builds it, unless EnvVar names a binary. Linking
+// takes most of a minute of processor time, so all test packages share one file, bin/test/strata, which go build does
+// not rewrite if it is up to date.
 var Path = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(EnvVar); path != "" {
 		return filepath.Abs(path)
@@ -27,7 +27,7 @@ var Path = sync.OnceValues(func() (string, error) {
 })
 
 // Build builds a program from a module below the top of the repository, with environment variables of the form key=value,
-// and returns its path, name below bin. Processes that build the same program wait for each other.
+// and returns its path, bin/name. A file lock serializes processes that build the same program.
 func Build(name, module, pkg string, env ...string) (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/stratakube/strata/server").Output()
 	if err != nil {
@@ -52,7 +52,7 @@ func Build(name, module, pkg string, env ...string) (string, error) {
 	return path, nil
 }
 
-// Strata is Path for a test, which ends if the command cannot be built.
+// Strata is Path for a test; it fails the test if the command cannot be built.
 func Strata(t testing.TB) string {
 	t.Helper()
 	path, err := Path()

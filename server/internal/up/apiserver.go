@@ -17,14 +17,15 @@ import (
 )
 
 const (
-	// serviceRange is kube-apiserver's default for the addresses of services, and serviceIP the first of them, that of the API itself.
+	// serviceRange is kube-apiserver's default range of service addresses, and serviceIP its first address, that of the API
+	// server's own service.
 	serviceRange = "10.0.0.0/24"
 	serviceIP    = "10.0.0.1"
 
 	issuer = "https://kubernetes.default.svc.cluster.local"
 )
 
-// address is where the API server listens.
+// address is the address on which the API server listens.
 type address struct {
 	ip   net.IP
 	port int
@@ -32,8 +33,8 @@ type address struct {
 
 func (a address) String() string { return net.JoinHostPort(a.ip.String(), strconv.Itoa(a.port)) }
 
-// reserve makes sure that a can be listened on, and returns it with a free port in place of port 0. The API server binds the port seconds
-// later, so that this only finds the common mistake early, before anything has been started.
+// reserve checks that a can be listened on, and returns it with a free port in place of port 0. The API server binds the port
+// seconds later, so reserve only detects the common mistake early, before any component has been started.
 func (a address) reserve() (address, error) {
 	l, err := net.Listen("tcp", a.String())
 	if err != nil {
@@ -44,7 +45,7 @@ func (a address) reserve() (address, error) {
 	return a, nil
 }
 
-// bindCause returns the reason in an error of net.Listen, without the address, which the caller names.
+// bindCause returns the cause of a net.Listen error without the address, which the caller adds.
 func bindCause(err error) error {
 	if op, ok := err.(*net.OpError); ok {
 		err = op.Err
@@ -69,7 +70,7 @@ func (a address) hosts(extra []string) []string {
 	case a.ip.IsUnspecified():
 		addrs, err := net.InterfaceAddrs()
 		if err != nil {
-			break // the certificate then has the names, and --tls-san can add more
+			break // the certificate then contains the names only; --tls-san can add addresses
 		}
 		for _, addr := range addrs {
 			if network, ok := addr.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
@@ -82,8 +83,8 @@ func (a address) hosts(extra []string) []string {
 	return append(hosts, extra...)
 }
 
-// serverFlags returns the command line of `strata apiserver` for this control plane: what up decides, but for flags that extra sets, then
-// extra itself.
+// serverFlags returns the command line of `strata apiserver` for this control plane: the flags that up sets, except for those
+// set by extra, followed by extra.
 func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string, extra []string) []string {
 	decided := []flag{
 		{"etcd-servers", etcdEndpoint},
@@ -106,13 +107,14 @@ func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string
 		{"authorization-mode", "RBAC"},
 		{"anonymous-auth", "false"},
 		{"allow-privileged", "true"},
-		// Without these two a stop waits a minute for clients that watch. There is no other server that they could go to meanwhile.
+		// Without these two flags, a stop waits a minute for watching clients. There is no other server to which they could
+		// reconnect.
 		{"shutdown-send-retry-after", "true"},
 		{"shutdown-watch-termination-grace-period", "2s"},
 	}
 	if a.ip.IsLoopback() {
-		// Nobody else can reach this server, so that it has no address to tell pods; and without these two flags it does not start on a
-		// host without a default route.
+		// The server is reachable from this host only, so it has no address to advertise to pods. Without these two flags it
+		// does not start on a host without a default route.
 		decided = append(decided, flag{"advertise-address", "127.0.0.1"}, flag{"endpoint-reconciler-type", "none"})
 	}
 	if engine != "" {
@@ -124,14 +126,15 @@ func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string
 			args = append(args, "--"+f.name+"="+f.value)
 		}
 	}
-	// A gate more, whatever gates extra sets; what it says of this one wins.
+	// Gates accumulate, so this one is set in addition to extra's. If extra sets this gate too,
+	// extra's value wins.
 	args = append(args, "--strata-feature-gates="+string(kubestorage.SealedContinueTokens)+"=true")
 	return append(args, extra...)
 }
 
 type flag struct{ name, value string }
 
-// ownFlags are flags of the API server that up has a flag of its own for, or that make no sense beside an embedded etcd.
+// ownFlags are flags of the API server for which up has its own flag, or which do not apply to an embedded etcd.
 var ownFlags = map[string]string{
 	"bind-address": "give --bind-address before the --",
 	"secure-port":  "give --secure-port before the --",
@@ -139,8 +142,8 @@ var ownFlags = map[string]string{
 	"etcd-servers": "to serve an etcd of your own use strata apiserver",
 }
 
-// checkServerFlags finds mistakes in --engine and in the flags after the --, before anything has been touched. What only shows when the
-// flags are taken together, the API server finds when it starts.
+// checkServerFlags detects mistakes in --engine and in the flags after the -- before any change is made. Invalid combinations
+// of flags are detected by the API server at startup.
 func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
 		if setsFlag(extra, name) {
@@ -163,7 +166,7 @@ func checkServerFlags(engine string, extra []string) error {
 	return nil
 }
 
-// setsFlag says whether a command line sets the flag called name. Underscores count as dashes, as they do for kube-apiserver.
+// setsFlag reports whether a command line sets the flag called name. Underscores count as dashes, as in kube-apiserver.
 func setsFlag(args []string, name string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
 		given, isFlag := strings.CutPrefix(arg, "--")

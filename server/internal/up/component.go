@@ -6,15 +6,15 @@ import (
 	"fmt"
 )
 
-// component is a part of the control plane that runs until it is stopped.
+// component is a part of the control plane that runs until stop is called.
 type component struct {
 	name   string
 	cancel context.CancelFunc
 	done   chan struct{} // closed when run has returned
-	err    error         // what run returned; valid when done is closed
+	err    error         // the result of run; valid when done is closed
 }
 
-// launch calls run on a goroutine of its own, with a context that only stop cancels.
+// launch calls run on a new goroutine, with a context that only stop cancels.
 func launch(name string, run func(context.Context) error) *component {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &component{name: name, cancel: cancel, done: make(chan struct{})}
@@ -26,7 +26,7 @@ func launch(name string, run func(context.Context) error) *component {
 	return c
 }
 
-// stop ends the component and returns when it has ended, with what went wrong. Calling it again returns the same.
+// stop ends the component, waits until it has ended, and returns its error. A second call returns the same error.
 func (c *component) stop() error {
 	c.cancel()
 	<-c.done
@@ -36,7 +36,8 @@ func (c *component) stop() error {
 	return nil
 }
 
-// ended returns why a component ended that nobody stopped. It may be called when done is closed.
+// ended returns the error of a component that ended without a call of stop. It may be called only
+// when done is closed.
 func (c *component) ended() error {
 	if c.err != nil {
 		return fmt.Errorf("%s: %w", c.name, c.err)

@@ -12,16 +12,16 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// The names of our entries in a kubeconfig.
+// The names of Strata's entries in a kubeconfig.
 const (
 	clusterName = "strata"
 	contextName = "strata"
 	adminName   = "strata-admin"
 )
 
-// adminKubeconfig writes our cluster, user and context to the kubeconfig at path, with certificates and key inside, so that the file works
-// wherever it is copied. What else is in a file that we wrote before, such as a namespace chosen with kubectl config, stays. A file that
-// somebody else wrote is an error.
+// adminKubeconfig writes Strata's cluster, user and context to the kubeconfig at path, with embedded certificates and key, so
+// that the file can be copied. Other content of an existing Strata kubeconfig, such as a namespace set with kubectl config, is
+// preserved. A file without Strata's entries is an error.
 func adminKubeconfig(path, url string, files *pki.Files) error {
 	config, err := ourKubeconfig(path)
 	if err != nil {
@@ -48,7 +48,8 @@ func adminKubeconfig(path, url string, files *pki.Files) error {
 	return writeKubeconfig(path, config)
 }
 
-// ourKubeconfig returns what the kubeconfig at path holds, or an empty one if there is none. A file without our entries is an error.
+// ourKubeconfig returns the kubeconfig at path, or an empty one if there is no file. A file without Strata's entries is an
+// error.
 func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	data, err := os.ReadFile(path)
 	switch {
@@ -64,7 +65,8 @@ func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	return config, nil
 }
 
-// controllersKubeconfig writes a kubeconfig for the controllers. It refers to the files, so that renewed certificates are picked up.
+// controllersKubeconfig writes a kubeconfig for the controllers. It references the certificate files, so that renewed
+// certificates are used.
 func controllersKubeconfig(path, url string, files *pki.Files) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[clusterName] = &clientcmdapi.Cluster{Server: url, CertificateAuthority: files.CA}

@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	// A log file is renamed when it holds logFileMB, and logBackups renamed ones are kept, so that a control plane left running does
+	// The log file is rotated at logFileMB, and logBackups rotated files are kept, so that a long-running control plane does
 	// not fill the disk. Guesses: days of a busy server at the default verbosity.
 	logFileMB  = 20
 	logBackups = 2
 )
 
-// logFile receives what the parts of the process log, so that the terminal shows the steps of `strata up` and nothing else.
+// logFile receives the logs of all components of the process, so that the terminal shows only the steps of `strata up`.
 type logFile struct {
 	file   *lumberjack.Logger
-	stderr *os.File // what os.Stderr was
-	pipe   *os.File // what os.Stderr is now
+	stderr *os.File // the original os.Stderr
+	pipe   *os.File // the current os.Stderr
 	copied chan struct{}
 }
 
-// openLog redirects every logger of the process to the file at path until Close: etcd's, gRPC's, package log, and klog. The last writes to
-// whatever os.Stderr is when logging is configured, and takes no writer that rotates; therefore os.Stderr becomes a pipe into the file.
-// Crashes of the Go runtime still go to the process's own standard error. Call it before anything else logs.
+// openLog redirects every logger of the process to the file at path until Close: etcd's, gRPC's, package log, and klog. klog
+// writes to the value of os.Stderr at the time when logging is configured, and does not accept a rotating writer; therefore
+// os.Stderr is replaced by a pipe into the file. Crashes of the Go runtime still go to the process's own standard error.
+// openLog must be called before the first log message.
 func openLog(path string) (*logFile, error) {
 	l := &logFile{
 		file:   &lumberjack.Logger{Filename: path, MaxSize: logFileMB, MaxBackups: logBackups},
@@ -51,7 +52,7 @@ func openLog(path string) (*logFile, error) {
 		defer read.Close()
 		if _, err := io.Copy(l.file, read); err != nil {
 			fmt.Fprintln(l.stderr, "strata: log:", err)
-			io.Copy(io.Discard, read) // whoever logs must not block
+			io.Copy(io.Discard, read) // writers to the log must not block
 		}
 	}()
 	os.Stderr = write
@@ -61,12 +62,13 @@ func openLog(path string) (*logFile, error) {
 	return l, nil
 }
 
-// exit is what klog calls after a fatal message: the reason must get into the file, and the terminal must say where it is.
+// exit is called by klog after a fatal message. It waits until the message is in the file, and prints the path of the file
+// to the terminal.
 func (l *logFile) exit(int) {
 	l.pipe.Close()
 	select {
 	case <-l.copied:
-	case <-time.After(time.Second): // something went wrong with the file, too
+	case <-time.After(time.Second): // writing the file may have failed, too
 	}
 	fmt.Fprintf(l.stderr, "strata: a part of the control plane cannot go on; the end of %s says why\n", l.file.Filename)
 	os.Exit(1)
@@ -79,7 +81,7 @@ func (l *logFile) etcdLogger() *zap.Logger {
 	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(encoding), zapcore.AddSync(l.file), zap.WarnLevel)).Named("etcd")
 }
 
-// Close gives os.Stderr back and returns when everything logged before is in the file.
+// Close restores os.Stderr and returns when all earlier log messages are in the file.
 func (l *logFile) Close() {
 	os.Stderr = l.stderr
 	log.SetOutput(l.stderr)

@@ -43,7 +43,8 @@ func TestEveryLoggerWritesToTheFile(t *testing.T) {
 	}
 }
 
-// fatalLogVar makes TestFatalMessageSaysWhereItIs the process that logs a fatal message, to the file that the variable names.
+// fatalLogVar makes TestFatalMessageSaysWhereItIs run as the process that logs a fatal message, to the file named by the
+// variable.
 const fatalLogVar = "STRATA_TEST_FATAL_LOG"
 
 func TestFatalMessageSaysWhereItIs(t *testing.T) {

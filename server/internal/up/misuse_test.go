@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/server/internal/testbin"
 )
 
-// requireOneLine demands that a call of strata failed as a user expects: code 1, and one line on standard error that contains want.
+// requireOneLine fails the test unless a call of strata failed with exit code 1 and one line on standard error that contains
+// want.
 func requireOneLine(t *testing.T, stderr string, code int, want string) {
 	t.Helper()
 	if code != 1 {
@@ -111,7 +112,7 @@ func TestSecondUpOnTheSameData(t *testing.T) {
 	first.requireStop(t, terminate)
 }
 
-// Permissions do not bind root, who therefore becomes nobody for this test.
+// Permissions do not apply to root, so the command runs as another user if this test runs as root.
 func TestDataDirectoryOfAnotherUser(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "strata-data")
@@ -120,10 +121,10 @@ func TestDataDirectoryOfAnotherUser(t *testing.T) {
 	}
 	cmd := prepare(t, dir, "up", "--secure-port=0")
 	if os.Getuid() == 0 {
-		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the user nobody has to get as far as dir
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the other user needs access to dir
 			t.Fatal(err)
 		}
-		cmd.Path = filepath.Join(dir, "strata") // the command may be where only root can read it
+		cmd.Path = filepath.Join(dir, "strata") // the original path may be readable by root only
 		if out, err := exec.Command("cp", testbin.Strata(t), cmd.Path).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

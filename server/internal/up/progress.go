@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// progress shows the steps of the start and the stop to a person, one line each, with the time since the start.
+// progress prints the steps of startup and shutdown for the user, one line each, with the time since the start.
 type progress struct {
 	out   io.Writer
 	start time.Time

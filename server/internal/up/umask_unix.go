@@ -4,6 +4,6 @@ package up
 
 import "syscall"
 
-// closeFilesToOthers sees to it that no file that this process makes from now on can be reached by other users: etcd, the log and what
-// flags of the API server name make files with modes of their own, less what the umask takes from them.
+// closeFilesToOthers sets the umask so that other users cannot access files that this process creates from now on. etcd, the
+// log and files named by flags of the API server are created with other modes, which the umask restricts.
 func closeFilesToOthers() { syscall.Umask(0o077) }

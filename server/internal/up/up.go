@@ -1,9 +1,10 @@
-// Package up is `strata up`: a control plane in one process, with an embedded etcd, certificates of its own, and a few controllers.
+// Package up implements `strata up`: a control plane in one process, with an embedded etcd, its own certificates, and a few
+// controllers.
 //
 //	lock the data directory ─▶ certificates ─▶ etcd ─▶ API server ─▶ kubeconfigs ─▶ controllers ─▶ (a signal)
 //	                                                        controllers stop ─▶ API server ─▶ etcd ─▶ unlock
 //
-// Every step is shown as it happens; what goes wrong before the API server serves leaves the data as it was.
+// Every step is printed when it happens. An error before the API server serves leaves the data unchanged.
 package up
 
 import (
@@ -30,13 +31,13 @@ import (
 )
 
 const (
-	// remindInterval is how often a person is told that a step still takes. A start takes 3 s on two cores.
+	// remindInterval is the interval of messages that a step is still in progress. A start takes 3 s on two cores.
 	remindInterval = 10 * time.Second
 
-	// stopTimeout bounds how long a signal waits for a start to come to its end: several times what a start takes.
+	// stopTimeout bounds the wait for a startup in progress after a signal: several times the duration of a start.
 	stopTimeout = 30 * time.Second
 
-	// controllersTimeout bounds how long the start waits for the controllers to have done something. They go on trying after it.
+	// controllersTimeout bounds the wait for the controllers' first effect at startup. They continue to retry after it.
 	controllersTimeout = 20 * time.Second
 )
 
@@ -46,18 +47,18 @@ type settings struct {
 	bindAddress      net.IP
 	securePort       int
 	tlsSANs          []string
-	kubeconfig       string // "" for none besides that in the data directory
+	kubeconfig       string // "" for only the one in the data directory
 	controllers      []string
 	engine           string // "" for the API server's default
 	progressInterval time.Duration
 	serverFlags      []string // after --
 
-	program string    // how the user calls this program
-	out     io.Writer // where the steps go
+	program string    // the name by which the user called this program
+	out     io.Writer // output of the steps
 }
 
 // run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that
-// says what to do.
+// names a remedy.
 func run(ctx context.Context, s settings) (err error) {
 	p := &plane{settings: s, show: &progress{out: s.out, start: time.Now()}}
 	defer func() { err = p.stop(err) }()
@@ -70,7 +71,7 @@ func run(ctx context.Context, s settings) (err error) {
 	return p.serve(ctx)
 }
 
-// plane is a control plane, with the parts of it that exist so far; the others are nil.
+// plane is a control plane. Components that do not exist yet are nil.
 type plane struct {
 	settings
 	show    *progress
@@ -85,8 +86,8 @@ type plane struct {
 	manager *component // of the controllers
 }
 
-// prepare checks the flags, locks the data directory, and makes the certificates that are missing.
-// An error of the flags is found before anything is touched.
+// prepare checks the flags, locks the data directory, and creates missing certificates. Invalid
+// flags are reported before any change is made.
 func (p *plane) prepare() (err error) {
 	if p.enabled, err = controllers.Resolve(p.controllers); err != nil {
 		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
@@ -95,8 +96,8 @@ func (p *plane) prepare() (err error) {
 		return err
 	}
 	if p.addr, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
-		// After a second start, both the port and the directory are in use, and the directory says
-		// more.
+		// If strata up is already running, both the port and the directory are in use; the error of
+		// the directory is more specific.
 		return firstError(datadir.CheckFree(p.dataDir), err)
 	}
 	if p.kubeconfig != "" {
@@ -187,7 +188,7 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 	return true, nil
 }
 
-// serve returns when ctx is cancelled, or with the reason for which a component has ended.
+// serve returns nil when ctx is cancelled, or the error of a component that has ended.
 func (p *plane) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -226,8 +227,9 @@ func (p *plane) stop(err error) error {
 	return err
 }
 
-// waitReady returns what the API server says when it is ready, or why it ended. A signal does not end the wait at once, because upstream's
-// server ends the whole process when it is stopped while its start hooks run; it then waits for stopTimeout at most.
+// waitReady returns the Info of the API server when it is ready, or the error with which it ended. A signal does not end the
+// wait immediately, because upstream's server exits the process if it is stopped while its start hooks run. After a signal,
+// waitReady waits at most stopTimeout.
 func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
 	remind := time.NewTicker(remindInterval)
 	defer remind.Stop()
@@ -253,7 +255,8 @@ func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *co
 	}
 }
 
-// startControllers starts the controllers named in enabled, and returns when they have been seen to work, or after controllersTimeout.
+// startControllers starts the controllers named in enabled, and returns when the first effect of them is visible, or after
+// controllersTimeout.
 func (s settings) startControllers(ctx context.Context, show *progress, dir *datadir.Dir, url string, files *pki.Files, enabled []string) (*component, error) {
 	if len(enabled) == 0 {
 		show.step("controllers: none")
@@ -274,7 +277,7 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 	if !controllers.Enabled(enabled, names.ServiceAccountController) {
 		return manager, nil
 	}
-	// Pods can be created in a namespace only when its service account is there.
+	// Pods can be created in a namespace only when its service account exists.
 	if err := waitForServiceAccount(ctx, manager, url, files); ctx.Err() != nil {
 		return manager, nil
 	} else if err != nil {
@@ -296,7 +299,7 @@ func waitForServiceAccount(ctx context.Context, manager *component, url string, 
 	if err != nil {
 		return err
 	}
-	const interval = 50 * time.Millisecond // a guess: small beside a start of seconds
+	const interval = 50 * time.Millisecond // a guess: small compared to a startup of seconds
 	return wait.PollUntilContextTimeout(ctx, interval, controllersTimeout, true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-manager.done:
@@ -304,11 +307,11 @@ func waitForServiceAccount(ctx context.Context, manager *component, url string, 
 		default:
 		}
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, nil // whatever the reason, another attempt may find it
+		return err == nil, nil // after any error, retry until the timeout
 	})
 }
 
-// printNext prints three lines to type.
+// printNext prints the next three commands for the user.
 func (s settings) printNext(dir *datadir.Dir) {
 	kubectl := s.program + " kubectl"
 	if found, err := filepath.Abs(datadir.Default(func(string) string { return "" })); err != nil || found != dir.Path {
@@ -324,7 +327,7 @@ Strata is up; Ctrl-C stops it. Its log is %s. In another terminal, type next:
 `, dir.Log(), kubectl, kubectl, quote(dir.Kubeconfig()))
 }
 
-// quote makes one word of path for a POSIX shell.
+// quote quotes path as one word of a POSIX shell, if necessary.
 func quote(path string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+=:@", r)

@@ -37,7 +37,7 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 	}
 
 	data := filepath.Join(dir, "strata-data")
-	open := 0 // as after a copy to another disk
+	open := 0 // modes as after a copy to another disk
 	err = filepath.WalkDir(data, func(path string, entry os.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -59,7 +59,7 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 	second.requireUp(t)
 	requirePrivate(t, data)
 	if want := fmt.Sprintf("(%d such files and directories in all); closed to them", open-1); !strings.Contains(second.printed(), want) {
-		t.Errorf("nothing says %q", want) // all but the data directory itself
+		t.Errorf("nothing says %q", want) // for all but the data directory itself
 	}
 	if got := second.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid} {.data.k}"); got != uid+" v" {
 		t.Errorf("the object is %q, want %q", got, uid+" v")
@@ -67,7 +67,8 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 	if !strings.Contains(second.printed(), "certificates: found") {
 		t.Error("the certificates were made again")
 	}
-	// What clients keep goes on working: tokens, and the kubeconfig but for the port, which this test leaves to chance.
+	// Credentials of clients remain valid: tokens, and the kubeconfig except for the port, which is random in this
+	// test.
 	whoami := second.kubectl(t, "--token="+strings.TrimSpace(token), "--client-certificate=", "--client-key=", "auth", "can-i", "--list")
 	if !strings.Contains(whoami, "selfsubjectreviews") {
 		t.Errorf("a token from before the restart may do:\n%s", whoami)
@@ -83,7 +84,7 @@ func TestEverythingIsFoundAgain(t *testing.T) {
 	second.requireStop(t, interrupt)
 }
 
-// requirePrivate demands that nobody but the user reaches anything in dir.
+// requirePrivate fails the test unless all files in dir are accessible to their owner only.
 func requirePrivate(t *testing.T, dir string) {
 	t.Helper()
 	files := 0
@@ -168,7 +169,7 @@ func (p *process) checkNextLines(t *testing.T) {
 	if len(lines) != 3 {
 		t.Fatalf("%d lines: %q", len(lines), lines)
 	}
-	for _, line := range lines[:2] { // the third is for the shell
+	for _, line := range lines[:2] { // the third line is for the shell
 		_, args, found := strings.Cut(line, "/strata ")
 		if !found {
 			t.Fatalf("%q does not call strata", line)
@@ -270,12 +271,12 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	if err := watch.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := out.Read(make([]byte, 1)); err != nil { // it watches
+	if _, err := out.Read(make([]byte, 1)); err != nil { // the watch is open
 		t.Fatal(err)
 	}
-	// As it is by default, upstream's server waits a minute for the watcher, which never goes, and then gives up.
+	// By default, upstream's server would wait a minute for the watcher, which does not disconnect, and then give up.
 	p.requireStopWithin(t, terminate, 40*time.Second)
-	watch.Wait() // whatever kubectl says about the end of its watch
+	watch.Wait() // kubectl may report an error for the end of its watch
 }
 
 func TestSignalDuringTheStart(t *testing.T) {
@@ -321,7 +322,7 @@ func TestKubeconfigElsewhere(t *testing.T) {
 	if got := second.kubectl(t, "--kubeconfig="+path, "config", "get-contexts", "-o", "name"); !strings.Contains(got, "another") {
 		t.Errorf("the user's own context is gone; there are %q", got)
 	}
-	second.kubectl(t, "--kubeconfig="+path, "get", "configmaps") // it connects
+	second.kubectl(t, "--kubeconfig="+path, "get", "configmaps") // checks that it connects
 	second.requireStop(t, terminate)
 }
 
@@ -354,7 +355,7 @@ func rootCAs(t *testing.T, config *rest.Config) *x509.CertPool {
 	return pool
 }
 
-// requireSoon waits until holds returns true.
+// requireSoon waits until holds returns true, and fails the test if that takes too long.
 func requireSoon(t *testing.T, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(timeout); !holds(); time.Sleep(5 * time.Millisecond) {

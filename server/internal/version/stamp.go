@@ -9,11 +9,11 @@ import (
 	componentversion "k8s.io/component-base/version"
 )
 
-// The variables below belong to the packages named; linker flags are their only other entrance, and not every way of
-// building passes those. The linker fails the build should a release rename one.
+// The variables below belong to the named packages. They can otherwise be set only by linker flags, which not every
+// build passes. The linker fails the build if a release renames one of them.
 //
-// The stamp is in place before any other package can have read it: a package is initialised as soon as its imports
-// are, the smallest import path first, and github.com/... comes before the readers in k8s.io/....
+// The version is set before any other package reads it: a package is initialised as soon as its imports are, in
+// the order of import paths, and github.com/... sorts before the readers in k8s.io/....
 
 //go:linkname componentGitVersion k8s.io/component-base/version.gitVersion
 var componentGitVersion string
@@ -53,7 +53,7 @@ var clientBuildDate string
 
 func init() {
 	if !strings.HasPrefix(componentGitVersion, "v0.0.0-master") {
-		return // whoever built this chose a version with linker flags
+		return // the version was set with linker flags
 	}
 	info := Get()
 	treeState := "clean"
@@ -77,7 +77,7 @@ func init() {
 	componentGitTreeState, clientGitTreeState = treeState, treeState
 	componentBuildDate, clientBuildDate = buildDate, buildDate
 
-	// component-base has copied the placeholder into what Get returns; this checks the new value and replaces the copy.
+	// component-base has copied the placeholder into the value that Get returns; this checks the new value and replaces the copy.
 	if err := componentversion.SetDynamicVersion(GitVersion()); err != nil {
 		panic(fmt.Sprintf("version %q: %v", GitVersion(), err))
 	}

@@ -1,9 +1,10 @@
-// Package version says what this program is and makes everything that it is built from say the same.
+// Package version describes the version of this program, and sets the same version in the Kubernetes
+// packages that it contains.
 //
 // Kubernetes' packages keep their version in unexported variables that its build scripts set with linker flags. A
 // plain `go build` or `go run` leaves a placeholder there (v0.0.0-master), which /version, kubectl, user agents,
-// metrics and the emulated version would repeat. Importing this package sets them, however the program was built;
-// see stamp.go.
+// metrics and the emulated version would then report. Importing this package sets them, independent of the build
+// command; see stamp.go.
 package version
 
 import (
@@ -14,9 +15,9 @@ import (
 	etcdversion "go.etcd.io/etcd/api/v3/version"
 )
 
-// strata is our own version without the leading v: semantic, so that it can stand in the build metadata of
-// Kubernetes' version. A release sets it with
-// -ldflags "-X github.com/stratakube/strata/server/internal/version.strata=1.2.3".
+// strata is Strata's own version without the leading v. It is a semantic version, so that it is valid as
+// build metadata of Kubernetes' version. A release sets it with -ldflags "-X
+// github.com/stratakube/strata/server/internal/version.strata=1.2.3".
 var strata = "0.1.0-dev"
 
 // kubernetes is the version of k8s.io/kubernetes in go.mod; a test compares the two.
@@ -39,7 +40,7 @@ type Info struct {
 	// was not built inside one (go install of a module, go test).
 	Commit     string
 	CommitTime string
-	Modified   bool // the tree held changes that are in no commit
+	Modified   bool // the tree had uncommitted changes
 }
 
 // Get returns the description of this program.
@@ -69,7 +70,7 @@ func Get() Info {
 	return info
 }
 
-// String returns one aligned line for each part, without a final newline.
+// String returns one aligned line per component, without a final newline.
 func (i Info) String() string {
 	own := i.Strata
 	if i.Commit != "" {
@@ -83,7 +84,7 @@ func (i Info) String() string {
 		own, i.Kubernetes, i.Libraries, i.Etcd, i.Go, i.Platform)
 }
 
-// GitVersion is what /version and kubectl report: Kubernetes' version with ours as build metadata, for example
-// v1.37.1+strata.0.1.0. Build metadata does not take part in comparisons, so clients see the release whose API
-// is served.
+// GitVersion returns the version that /version and kubectl report: Kubernetes' version with Strata's as build
+// metadata, for example v1.37.1+strata.0.1.0. Build metadata does not take part in comparisons, so clients see
+// the release whose API is served.
 func GitVersion() string { return "v" + kubernetes + "+strata." + strata }

@@ -1,4 +1,4 @@
-package version_test // not package version: its imports would then come before the stamp
+package version_test // not package version: its imports would then be initialised before the stamp
 
 import (
 	"os"
@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/server/internal/version"
 )
 
-// A test binary is an unstamped build, so what it reports is what `go build` without flags reports.
+// A test binary is an unstamped build, so it reports the same version as `go build` without flags.
 func TestKubernetesReportsItsReleaseWithOurSuffix(t *testing.T) {
 	own := version.Get()
 	got := componentversion.Get()
@@ -37,7 +37,7 @@ func TestKubernetesReportsItsReleaseWithOurSuffix(t *testing.T) {
 	}
 }
 
-// The effective version is computed while packages are initialised, so it shows whether the stamp came in time.
+// The effective version is computed during package initialisation, so it shows whether the stamp was set early enough.
 func TestStampPrecedesInitialisationOfReaders(t *testing.T) {
 	effective := compatibility.DefaultComponentGlobalsRegistry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent)
 	if got := "v" + effective.BinaryVersion().String(); got != version.GitVersion() {
