@@ -14,15 +14,15 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// churn is how much is written in TestHistoryUnderChurn.
+// churn is the load of TestHistoryUnderChurn.
 type churn struct {
 	objects, namespaces int
-	writes              int // a second; 0 for as many as there can be
+	writes              int // per second; 0 for as many as possible
 	duration            time.Duration
 	writers             int
 }
 
-// told is what a list was told at a revision.
+// told is a list's answer at a revision.
 type told struct {
 	path, revision string
 	form           form
@@ -34,8 +34,8 @@ func digest(items []string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(strings.Join(items, "\n")))
 }
 
-// TestHistoryUnderChurn writes without a pause and reads what was told before, at exactly its revision: whole and in
-// pages. All of it is still readable, from memory, and the process does not grow by more than what history needs.
+// TestHistoryUnderChurn writes continuously and repeats earlier lists at exactly their revisions: whole and in pages. All of them
+// can still be read, from memory, and the process grows by no more than the history requires.
 func TestHistoryUnderChurn(t *testing.T) {
 	harness.OnlyStrata(t)
 	c := churn{objects: 5000, namespaces: 50, duration: 8 * time.Second, writers: 4}
@@ -64,7 +64,7 @@ func TestHistoryUnderChurn(t *testing.T) {
 	held := metric("history_bytes")
 	r.proxy.Reset()
 
-	// Everybody reports what is wrong here, and stops then.
+	// Each goroutine reports its failure here, and stops.
 	working, stop := context.WithTimeout(ctx, c.duration)
 	defer stop()
 	var mu sync.Mutex
@@ -103,7 +103,7 @@ func TestHistoryUnderChurn(t *testing.T) {
 			return err
 		})
 	}
-	// What is told at present is kept in mind.
+	// Record the current lists.
 	work(func(rnd *rand.Rand) error {
 		m := told{path: maps.path(fmt.Sprintf("churn-%02d", rnd.IntN(c.namespaces))), form: forms[2*rnd.IntN(2)]}
 		if rnd.IntN(50) == 0 {
@@ -201,7 +201,7 @@ func TestHistoryUnderChurn(t *testing.T) {
 	if len(moments) < 20 || reads.Load() < 20 || history == 0 {
 		t.Error("that is not enough to tell anything")
 	}
-	// The collector lets as much be allocated as it has just looked through; 300 bytes a revision are for trees and events.
+	// The garbage collector allows the heap to double; 300 bytes per revision are for trees and events.
 	if bound := 2*(int64(history)+300*writes.Load()+kept) + 256<<20; most-resident > bound {
 		t.Errorf("the process has grown by %d MiB, want %d at most", (most-resident)>>20, bound>>20)
 	}

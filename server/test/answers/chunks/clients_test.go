@@ -21,8 +21,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPagersOfClients lets client-go's pager walk with the typed, the dynamic and the metadata client, and compacts etcd
-// under one that does not mind.
+// TestPagersOfClients reads pages with client-go's pager and the typed, the dynamic and the metadata client, and compacts etcd
+// under a pager that falls back to a full list.
 func TestPagersOfClients(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -93,7 +93,7 @@ func TestPagersOfClients(t *testing.T) {
 		})
 		p.PageSize = 17
 		all, _, err := p.List(ctx, metav1.ListOptions{})
-		harness.Check(t, err) // it lists all at once then
+		harness.Check(t, err) // it then falls back to a full list
 		items, err := meta.ExtractList(all)
 		harness.Check(t, err)
 		var got []string
@@ -107,7 +107,7 @@ func TestPagersOfClients(t *testing.T) {
 	})
 }
 
-// TestKubectlInChunks looks at what kubectl asks for, and prints.
+// TestKubectlInChunks checks kubectl's requests and output.
 func TestKubectlInChunks(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared

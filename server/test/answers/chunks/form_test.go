@@ -23,12 +23,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// form is one in which clients ask for lists.
+// form is a form of lists that clients request.
 type form struct {
 	name, accept string
 	gzip         bool
 	builtIn      bool // not for custom resources
-	// read returns the list's metadata and each item, encoded.
+	// read returns the list's metadata and each item in encoded form.
 	read func(body []byte) (metav1.ListMeta, []string, error)
 }
 
@@ -65,7 +65,7 @@ func readJSON(body []byte) (metav1.ListMeta, []string, error) {
 	return list.Metadata, items, nil
 }
 
-// readTable leaves out the last column, which is an age.
+// readTable omits the last column, which is an age.
 func readTable(body []byte) (metav1.ListMeta, []string, error) {
 	var table struct {
 		Metadata metav1.ListMeta
@@ -82,7 +82,7 @@ func readTable(body []byte) (metav1.ListMeta, []string, error) {
 	return table.Metadata, items, nil
 }
 
-// metadataCodecs know lists of PartialObjectMetadata.
+// metadataCodecs decode lists of PartialObjectMetadata.
 var metadataCodecs = func() serializer.CodecFactory {
 	s := runtime.NewScheme()
 	if err := metav1.AddMetaToScheme(s); err != nil {
@@ -122,7 +122,7 @@ func readProtobuf(body []byte) (metav1.ListMeta, []string, error) {
 type page struct {
 	metav1.ListMeta
 	items      []string
-	bytes      int // of the body, not compressed
+	bytes      int // of the uncompressed body
 	compressed bool
 }
 
@@ -137,7 +137,7 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 		return nil, err
 	}
 	req.Header.Set("Accept", f.accept)
-	req.Header.Set("Accept-Encoding", "identity") // or the client would ask by itself
+	req.Header.Set("Accept-Encoding", "identity") // otherwise the client would request gzip by itself
 	if f.gzip {
 		req.Header.Set("Accept-Encoding", "gzip")
 	}
@@ -169,8 +169,8 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 	return p, err
 }
 
-// walk lists in pages, each from the server that next returns, and checks what is the same for all pages: one revision,
-// at most limit items, and what remains.
+// walk lists in pages, each from the server that next returns, and checks the properties of all pages: the same revision, at most
+// limit items, and the number of remaining items.
 func walk(ctx context.Context, f form, path, query string, limit int, next func(i int) *replica) (items []string, revision string, err error) {
 	var before *page
 	left := int64(-1)
@@ -199,7 +199,7 @@ func walk(ctx context.Context, f form, path, query string, limit int, next func(
 			return nil, "", fail("%d items, the limit is %d", len(p.items), limit)
 		case (p.RemainingItemCount != nil) != (p.Continue != "" && values.Get("labelSelector")+values.Get("fieldSelector") == ""):
 			return nil, "", fail("remainingItemCount is there: %t, with the token %q", p.RemainingItemCount != nil, p.Continue)
-		case p.compressed != (f.gzip && p.bytes >= 128<<10): // that is when kube-apiserver does it
+		case p.compressed != (f.gzip && p.bytes >= 128<<10): // the threshold of kube-apiserver
 			return nil, "", fail("%d bytes, compressed: %t", p.bytes, p.compressed)
 		}
 		if p.RemainingItemCount != nil {
@@ -226,8 +226,8 @@ func always(r *replica) func(int) *replica { return func(int) *replica { return 
 // inTurn returns one server after the other.
 func (s *scene) inTurn(i int) *replica { return s.replicas[i%len(s.replicas)] }
 
-// TestWalksInEveryForm walks lists of built-in and custom resources in every form, each page from another server, while
-// objects are written. The pages are what the list was at their revision.
+// TestWalksInEveryForm lists built-in and custom resources in pages in every form, each page from another server, under writes. The
+// pages have the objects as of their revision.
 func TestWalksInEveryForm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -244,7 +244,7 @@ func TestWalksInEveryForm(t *testing.T) {
 			t.Run(k.plural+" "+f.name, func(t *testing.T) {
 				for _, path := range []string{k.path(namespace), k.path("")} {
 					next := func(i int) *replica {
-						// What is written now is in no page.
+						// No page contains the concurrent writes.
 						name := names[(i*7)%len(names)]
 						s.commit(t, ctx, k.put(namespace, name, f.name+fmt.Sprint(i)), k.delete(namespace, fmt.Sprintf("new-%d", i-1)), k.put(namespace, fmt.Sprintf("new-%d", i), value))
 						return s.inTurn(i)

@@ -1,7 +1,7 @@
-// Package chunks looks at lists in pages and at exact revisions, over HTTP, in all forms that clients ask for: on several
-// servers of one etcd, while some are killed and start again, and while etcd is compacted.
+// Package chunks tests lists in pages and at exact revisions, over HTTP, in all forms that clients request: on several servers of
+// one etcd, while some are killed and restarted, and while etcd is compacted.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
 //	STRATA_TEST_LONG  1: history under churn is of 150,000 objects and 1,000 writes a second for 5 minutes
 package chunks
@@ -21,7 +21,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		var starting sync.WaitGroup
 		shared.replicas = make([]*replica, 3)
 		for i := range shared.replicas {
-			// As while tokens that are sealed are rolled out: each server takes what the others have made.
+			// As during a rollout of sealed tokens: each server accepts the tokens of the others.
 			seals := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t", i == 2)
 			starting.Go(func() { shared.replicas[i] = shared.start(seals) })
 		}
@@ -39,20 +39,20 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// shared is a control plane of three servers, which tests kill and start again. The last seals its continue tokens.
+// shared is a control plane of three servers, which tests kill and restart. The last one seals its continue tokens.
 var shared *scene
 
 // scene is an etcd and servers on it.
 type scene struct {
 	env      *harness.Env
 	etcd     *harness.Etcd
-	client   *clientv3.Client // past the servers
+	client   *clientv3.Client // bypasses the servers
 	replicas []*replica
 
 	things sync.Once // the custom resource is defined
 }
 
-// replica is a server and the proxy before etcd that only it uses.
+// replica is a server with its own proxy in front of etcd.
 type replica struct {
 	*harness.Server
 	api   *harness.API
@@ -80,14 +80,14 @@ func (s *scene) killAll(t *testing.T, ctx context.Context) {
 	}
 }
 
-// reset forgets what etcd was asked for.
+// reset clears the proxies' records of reads from etcd.
 func (s *scene) reset() {
 	for _, r := range s.replicas {
 		r.proxy.Reset()
 	}
 }
 
-// requireNoObjectReads fails the test if any server has asked etcd for objects of the resource since reset.
+// requireNoObjectReads fails the test if any server has read objects of the resource from etcd since reset.
 func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	t.Helper()
 	for i, r := range s.replicas {
@@ -97,7 +97,7 @@ func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	}
 }
 
-// objectReads returns the keys of the reads of objects of the resource. Keys alone are what consistency checks read.
+// objectReads returns the keys of the reads of objects of the resource. Reads of keys only are consistency checks.
 func (r *replica) objectReads(k kind) (keys []string) {
 	for _, request := range r.proxy.Ranges() {
 		key := string(request.Key)
@@ -122,7 +122,7 @@ var (
 	things    = kind{thingsGroup, "things", thingsGroup + "/v1", "Thing", "/registry/" + thingsGroup + "/things/"}
 )
 
-// path returns the path of the lists of a namespace, of all if it is "".
+// path returns the list path of a namespace, of all namespaces if it is "".
 func (k kind) path(namespace string) string {
 	root := "/api/v1"
 	if k.group != "" {
@@ -134,7 +134,7 @@ func (k kind) path(namespace string) string {
 	return root + "/" + k.plural
 }
 
-// put returns the write of an object to etcd: in JSON, which servers read as well as what they write themselves.
+// put returns the write of an object to etcd: in JSON, which servers decode like their own format.
 func (k kind) put(namespace, name, value string) clientv3.Op {
 	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":%q,"uid":%q,"creationTimestamp":"2026-01-01T00:00:00Z","labels":{"shard":"%d"}},"data":{"value":%q}}`,
 		k.apiVersion, k.kind, name, namespace, namespace+"-"+name, len(name+value)%3, value)
@@ -159,7 +159,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value
 	return revision, names
 }
 
-// commit writes to etcd in one transaction, that is at one revision, which it returns.
+// commit writes to etcd in one transaction and returns its revision.
 func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := s.client.Txn(ctx).Then(ops...).Commit()
@@ -167,7 +167,7 @@ func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) in
 	return r.Header.Revision
 }
 
-// compact compacts etcd as an API server's compactor does: the revision is written to a key that servers follow.
+// compact compacts etcd like an API server's compactor: it writes the revision to a key that servers watch.
 func (s *scene) compact(t *testing.T, ctx context.Context, revision int64) {
 	t.Helper()
 	_, err := s.client.Put(ctx, "compact_rev_key", fmt.Sprint(revision))
@@ -202,7 +202,7 @@ func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// requireEqual compares what a list has with what it should, and shows the first difference.
+// requireEqual compares the items of a list with the expected ones, and reports the first difference.
 func requireEqual(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if slices.Equal(got, want) {
@@ -215,13 +215,13 @@ func requireEqual(t *testing.T, what string, got, want []string) {
 	t.Errorf("%s: %d items, want %d; from number %d %.200v, want %.200v", what, len(got), len(want), i, got[i:min(i+2, len(got))], want[i:min(i+2, len(want))])
 }
 
-// get sends a GET whose answer may be an error.
+// get sends a GET whose answer may have any code.
 func get(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Response {
 	t.Helper()
 	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
 }
 
-// awaitExpiry returns when the server refuses a revision that was compacted.
+// awaitExpiry returns when the server refuses a compacted revision.
 func (r *replica) awaitExpiry(ctx context.Context, path string, revision int64) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		resp, err := r.api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", revision), nil)

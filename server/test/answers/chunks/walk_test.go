@@ -18,7 +18,7 @@ import (
 
 var plainJSON = forms[0]
 
-// createTemplates creates pod templates through the API, as Kubernetes' conformance test does, and returns their names.
+// createTemplates creates pod templates through the API, like Kubernetes' conformance test, and returns their names.
 func createTemplates(t *testing.T, ctx context.Context, namespace string, n int) (names []string) {
 	t.Helper()
 	var creating sync.WaitGroup
@@ -43,8 +43,8 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 	return names
 }
 
-// TestFourHundredInPagesOfSeventeen does what Kubernetes' conformance test of chunking does: 400 pod templates, three
-// times in pages of a random limit and of 17, then at once.
+// TestFourHundredInPagesOfSeventeen repeats Kubernetes' conformance test of chunking: 400 pod templates, three times in pages of a
+// random limit and of 17, then as a whole.
 func TestFourHundredInPagesOfSeventeen(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const total = 400
@@ -89,7 +89,7 @@ func TestFourHundredInPagesOfSeventeen(t *testing.T) {
 	requireEqual(t, "all at once", list.Names(), names)
 }
 
-// TestAWalkOutlivesItsServers kills all servers in the middle of walks. Those go on at their revision, from memory.
+// TestAWalkOutlivesItsServers kills all servers in the middle of paged lists. Those continue at their revision, from memory.
 func TestAWalkOutlivesItsServers(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -150,8 +150,8 @@ func TestAWalkOutlivesItsServers(t *testing.T) {
 	}
 }
 
-// TestExactRevisionsOutliveServers lists at revisions from before all servers were killed: in the form that asks for
-// exactly that, and in the older one of a limit beside the resource version.
+// TestExactRevisionsOutliveServers lists at revisions from before all servers were killed: with resourceVersionMatch=Exact, and in
+// the older form of a limit and a resource version.
 func TestExactRevisionsOutliveServers(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -198,8 +198,8 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 	s.requireNoObjectReads(t, things)
 }
 
-// TestRevisionsOlderThanMemory lists at revisions that a server cannot have in memory. It reads them from etcd: the same
-// objects, in pages, a few lists at once.
+// TestRevisionsOlderThanMemory lists at revisions that a server does not have in memory. It reads them from etcd: the same objects,
+// in pages, with a few concurrent lists.
 func TestRevisionsOlderThanMemory(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -286,7 +286,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 			n := len(young.objectReads(maps))
 			return n >= most, fmt.Errorf("%d reads of objects", n)
 		}))
-		// Lists of the present go on meanwhile, and no more of the past are read.
+		// Lists of the present continue meanwhile, and cause no further reads of the past.
 		for range 20 {
 			if _, err := young.fetch(ctx, plainJSON, path, "limit=10"); err != nil {
 				t.Error(err)
@@ -321,7 +321,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 			return len(young.objectReads(maps)) > 0, fmt.Errorf("%s is still in memory", list.ResourceVersion)
 		}))
 		requirePaged(t, young)
-		// What is held is bounded.
+		// Memory is bounded.
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			held, err := young.api.Metric(ctx, "strata_mirror_history_bytes{")
 			return err == nil && held <= 120<<10, fmt.Errorf("%.0f bytes of history are held: %w", held, err)
@@ -329,7 +329,7 @@ func TestRevisionsOlderThanMemory(t *testing.T) {
 	})
 }
 
-// requirePaged fails the test if objects were read from etcd without a bound on their number.
+// requirePaged fails the test if objects were read from etcd without a limit.
 func requirePaged(t *testing.T, r *replica) {
 	t.Helper()
 	for _, request := range r.proxy.Ranges() {
@@ -340,8 +340,8 @@ func requirePaged(t *testing.T, r *replica) {
 	}
 }
 
-// TestAnOvertakenWalk compacts etcd under a walk. All servers refuse the token soon, with another that goes on from there:
-// its pages share one revision again, on any server, and after a restart.
+// TestAnOvertakenWalk compacts etcd during a paged list. All servers soon refuse the token, and return another one that continues
+// from there: its pages share one revision again, on any server, and after a restart.
 func TestAnOvertakenWalk(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -380,7 +380,7 @@ func TestAnOvertakenWalk(t *testing.T) {
 			want = append(want, "object-000030-new")
 			want = append(want, names[31:]...)
 			for i, token := range tokens {
-				// Written now, the change may be in the rest; then in all pages of it.
+				// A concurrent change is visible to all remaining pages or to none.
 				list, err := s.inTurn(i+1).api.List(ctx, path, "limit=17&continue="+url.QueryEscape(token))
 				harness.Check(t, err)
 				got, revision := list.Names(), list.Metadata.ResourceVersion
@@ -403,8 +403,8 @@ func TestAnOvertakenWalk(t *testing.T) {
 	}
 }
 
-// TestTheSelectorMayChange goes on with walks with another selector, limit or namespace than they began with, on this
-// engine and on upstream's, on the same etcd. Whose token it is makes no difference.
+// TestTheSelectorMayChange continues paged lists with another selector, limit or namespace, on this engine and on upstream's, on
+// the same etcd. Tokens of either engine give the same result.
 func TestTheSelectorMayChange(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -431,7 +431,7 @@ func TestTheSelectorMayChange(t *testing.T) {
 		}
 		return fmt.Sprintf("%v at %s, more: %t, remaining: %s", list.Names(), list.Metadata.ResourceVersion, list.Metadata.Continue != "", remaining)
 	}
-	// Both are at the present.
+	// Both servers have reached the current revision.
 	list, err := upstream.api.List(ctx, maps.path(namespace), "")
 	harness.Check(t, err)
 	at := "&resourceVersionMatch=Exact&resourceVersion=" + list.Metadata.ResourceVersion

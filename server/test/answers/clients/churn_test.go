@@ -27,19 +27,19 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Of all objects most are custom resources that a controller writes a status to, or ConfigMaps. They come and go: when one
-// is made, one made before it is deleted, if it is not among the few that stay.
+// Most objects are custom resources whose status a controller writes, or ConfigMaps. They have a limited lifetime: each creation
+// also deletes an earlier object, unless it is one of the survivors.
 const (
 	mapCount    = 7000
 	gizmoCount  = 3000
-	lifetime    = 200 // an object is deleted when this many more have been created
-	survivors   = 10  // one in so many stays
-	updated     = 3   // one in so many is changed
+	lifetime    = 200 // an object is deleted after this many further creations
+	survivors   = 10  // one of this many objects is not deleted
+	updated     = 3   // one of this many objects is updated
 	inNamespace = 8   // namespaces
 )
 
-// TestTenThousandObjectsComeAndGo lets informers and a manager follow 10,000 objects from creation to deletion. In the end
-// every cache equals a fresh list, every reconciler has seen the last state of everything, and nobody had to list twice.
+// TestTenThousandObjectsComeAndGo runs informers and a manager over the lifetime of 10,000 objects. In the end every cache equals a
+// fresh list, every reconciler has seen the last state of every object, and no informer has relisted.
 func TestTenThousandObjectsComeAndGo(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	api := cluster.API()
@@ -87,7 +87,7 @@ func TestTenThousandObjectsComeAndGo(t *testing.T) {
 		t.FailNow()
 	}
 
-	// The controller's last status updates are on their way: what is compared has to stand still.
+	// Wait for the controller's last status updates: the comparison needs a stable state.
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { return managing.settled(ctx, api) }))
 	want := map[string]map[string]string{}
 	for _, path := range []string{mapsPath, gizmosPath, secretsPath, namespacesPath} {
@@ -150,11 +150,11 @@ func awaitState(ctx context.Context, who string, current func() map[string]strin
 	})
 }
 
-// informing are informers of all sorts.
+// informing are informers of several kinds.
 type informing struct {
 	typed, dynamic, metadata requests
-	paths                    map[string]string                   // what each informer follows
-	stores                   map[string]func() map[string]string // what its cache holds
+	paths                    map[string]string                   // the path that each informer follows
+	stores                   map[string]func() map[string]string // the content of its cache
 }
 
 // startInformers starts informers that last as long as the test and returns when all have synced.
@@ -206,7 +206,7 @@ func versions[T any](objects []T) map[string]string {
 	for _, o := range objects {
 		accessor, err := meta.Accessor(o)
 		if err != nil {
-			panic(err) // informers hold objects
+			panic(err) // informers contain objects only
 		}
 		versions[cache.MetaObjectToName(accessor).String()] = accessor.GetResourceVersion()
 	}
@@ -217,7 +217,7 @@ func versions[T any](objects []T) map[string]string {
 type managing struct {
 	requests    requests
 	reconcilers map[string]*reconciler
-	lists       map[string]func() map[string]string // what the manager's cache returns
+	lists       map[string]func() map[string]string // the content of the manager's cache
 }
 
 // startManager starts a manager that lasts as long as the test and returns when its caches have synced.
@@ -227,7 +227,7 @@ func startManager(t *testing.T, ctx context.Context) *managing {
 	manager, err := ctrl.NewManager(m.requests.config(cluster.Config), ctrl.Options{
 		Client:                  client.Options{Cache: &client.CacheOptions{Unstructured: true}}, // gizmos too are read from the cache
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
-		LeaderElection:          true, // it reads and writes a lease all the time
+		LeaderElection:          true, // it reads and writes a lease periodically
 		LeaderElectionID:        "churn",
 		LeaderElectionNamespace: "default",
 	})
@@ -289,13 +289,13 @@ func (m *managing) settled(ctx context.Context, api *harness.API) (bool, error) 
 	return true, nil
 }
 
-// reconciler notes the last state that it has seen of each object. A gizmo's status has to say what its spec wants.
+// reconciler records the last observed state of each object. A gizmo's status has to equal the value in its spec.
 type reconciler struct {
 	client client.Client
 	kind   client.Object
 
 	mu       sync.Mutex
-	versions map[string]string // resource versions by key; objects that are gone are not in it
+	versions map[string]string // resource versions by key, without deleted objects
 	done     map[string]bool   // gizmos, as key@version, that were seen with the right status
 }
 
@@ -334,12 +334,12 @@ func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	err = r.client.Status().Update(ctx, gizmo)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return ctrl.Result{}, nil // the change that came first brings this object here again
+		return ctrl.Result{}, nil // a conflicting change queues this object again
 	}
 	return ctrl.Result{}, err
 }
 
-// last returns the last state seen of each object.
+// last returns the last observed state of each object.
 func (r *reconciler) last() map[string]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// The custom resource of this package has a status of its own, which a controller writes.
+// The custom resource of this package has a status subresource, which a controller writes.
 const (
 	gizmoGroup = "test.example.com"
 	gizmosPath = "/apis/" + gizmoGroup + "/v1/gizmos"
@@ -42,7 +42,7 @@ func createGizmos(t *testing.T, ctx context.Context, api *harness.API) {
 	})
 	harness.Check(t, err)
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		// Discovery knows it later than its own path does; controller-runtime asks discovery.
+		// Discovery lists the resource later than its path is served; controller-runtime uses discovery.
 		r, err := api.Do(ctx, http.MethodGet, "/apis/"+gizmoGroup+"/v1", "", nil)
 		if err != nil || r.Code != http.StatusOK {
 			return false, err

@@ -1,5 +1,5 @@
-// Package clients lets the released client libraries work against a control plane: informers of client-go, and a manager
-// of controller-runtime.
+// Package clients runs the released client libraries against a control plane: informers of client-go, and a manager of
+// controller-runtime.
 package clients
 
 import (
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 type object = map[string]any
 
-// inParallel calls do for 0 to n-1, in this order, a few at a time.
+// inParallel calls do for 0 to n-1, in this order, with a few concurrent calls.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
 	group, ctx := errgroup.WithContext(ctx)
@@ -40,8 +40,8 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 	return group.Wait()
 }
 
-// requests counts the requests by which a client learns all objects of a collection: LISTs, and watches that begin with
-// all objects. An informer makes one, and another one only if it cannot resume.
+// requests counts the requests for all objects of a collection: LISTs, and watches with initial events. An informer sends one, and
+// further ones only if it cannot resume.
 type requests struct {
 	mu    sync.Mutex
 	lists map[string][]string // by path: the query of each that was answered with 200
@@ -74,13 +74,13 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// isCollection says whether path is that of all objects of a resource, in all namespaces: /api/v1/pods, /apis/group/v1/things.
+// isCollection reports whether path is that of all objects of a resource, in all namespaces: /api/v1/pods, /apis/group/v1/things.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	return len(parts) == 3 && parts[0] == "api" || len(parts) == 4 && parts[0] == "apis"
 }
 
-// expectAtMost fails the test unless each path was listed, and not more than so many times.
+// expectAtMost fails the test unless each path was listed at least once, and at most times times.
 func (r *requests) expectAtMost(t *testing.T, times int, who string, paths ...string) {
 	t.Helper()
 	r.mu.Lock()

@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestInformersCatchUpAfterARestart restarts an API server while another one writes to the same etcd. Informers of the
-// first see all of that, and list at most once more: a server that has just started need not know what came before.
+// TestInformersCatchUpAfterARestart restarts an API server while another one writes to the same etcd. Informers of the first
+// receive all these writes, and relist at most once: a server that has just started need not have earlier history.
 func TestInformersCatchUpAfterARestart(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -65,7 +65,7 @@ func TestInformersCatchUpAfterARestart(t *testing.T) {
 		}
 	}
 	compare()
-	write(count, count+20) // client-go lists again when a watch of less than a second brought nothing
+	write(count, count+20) // client-go relists after a watch of less than a second without events
 	compare()
 
 	harness.Check(t, watched.Stop())

@@ -14,7 +14,7 @@ import (
 
 const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// definition is a definition without a conversion webhook, whose versions differ in the schema of spec only.
+// definition is a definition without a conversion webhook, whose versions differ only in the schema of spec.
 type definition struct {
 	plural   string
 	versions []version
@@ -35,7 +35,7 @@ func (d definition) object() object {
 	for _, v := range d.versions {
 		var spec any
 		if err := json.Unmarshal([]byte(v.spec), &spec); err != nil {
-			panic(err) // the test's own text
+			panic(err) // the schema is a constant of the test
 		}
 		var fields []any
 		for _, path := range v.fields {
@@ -63,7 +63,7 @@ func (d definition) path(version, namespace string) string {
 	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", group, version, namespace, d.plural)
 }
 
-// create creates the definition and returns when its served versions answer.
+// create creates the definition and returns when its served versions are available.
 func (d definition) create(t *testing.T, ctx context.Context) {
 	t.Helper()
 	_, err := api.Create(ctx, definitionsPath, d.object())
@@ -71,7 +71,7 @@ func (d definition) create(t *testing.T, ctx context.Context) {
 	d.await(t, ctx)
 }
 
-// update replaces the definition and returns when each version answers, or does not, as the definition says.
+// update replaces the definition and returns when each version is available, or is not, according to it.
 func (d definition) update(t *testing.T, ctx context.Context) {
 	t.Helper()
 	o := d.object()
@@ -141,7 +141,8 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 	d.update(t, ctx)
 	same("v2")
 
-	// The storage version changes: old objects stay as they are stored, new ones are stored anew, nobody sees a difference.
+	// The storage version changes: existing objects stay in their stored version, new ones use the new version, and reads are not
+	// affected.
 	d.versions[0].storage, d.versions[2].storage = false, true
 	d.update(t, ctx)
 	_, err = api.Patch(ctx, d.path("v2", "versions")+"/gadget-07", `{"spec":{"more":"data"}}`)
@@ -153,8 +154,8 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 	}
 }
 
-// TestDefaultsAppearInStoredObjects gives a schema a default after objects were stored without that field: the objects
-// do not change in etcd, but all reads show it.
+// TestDefaultsAppearInStoredObjects adds a default to a schema after objects were stored without that field: the objects do not
+// change in etcd, but all reads return it.
 func TestDefaultsAppearInStoredObjects(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "defaults")
@@ -182,7 +183,7 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 			t.Errorf("list with %q shows %s", query, r.Body)
 		}
 	}
-	// And pruning: a field that the schema no longer knows is not shown.
+	// And pruning: a field that is no longer in the schema is not returned.
 	d.versions[0].spec = `{"type":"object","properties":{"color":{"type":"string","default":"white"}}}`
 	d.update(t, ctx)
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -194,7 +195,7 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 	}))
 }
 
-// TestSelectableFields lists and watches by a field that the definition declares.
+// TestSelectableFields lists and watches by a selectable field of the definition.
 func TestSelectableFields(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "fields")
@@ -231,7 +232,7 @@ func TestSelectableFields(t *testing.T) {
 		_, err := api.Patch(ctx, path+"/"+step.name, fmt.Sprintf(`{"spec":{"color":%q}}`, step.color))
 		harness.Check(t, err)
 		if step.event == "" {
-			continue // if it sent anything, that would be the next event
+			continue // any event would be the next one below
 		}
 		e, err := w.Next(ctx)
 		harness.Check(t, err)
@@ -244,8 +245,8 @@ func TestSelectableFields(t *testing.T) {
 	}
 }
 
-// TestManyDefinitionsComeAndGo creates and deletes definitions of the same name, each with objects, and looks for remains
-// of the one before.
+// TestManyDefinitionsComeAndGo creates and deletes definitions of the same name, each with objects, and looks for objects of the
+// previous one.
 func TestManyDefinitionsComeAndGo(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "rounds")

@@ -1,4 +1,4 @@
-// Package customresources installs the definitions of well-known projects and uses them as their clients do.
+// Package customresources installs the definitions of well-known projects and uses them like their clients.
 package customresources
 
 import (
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 type object = map[string]any
 
-// inParallel calls do for 0 to n-1, a few at a time: what two cores can serve.
+// inParallel calls do for 0 to n-1, with as many concurrent calls as two cores can serve.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
 	group, ctx := errgroup.WithContext(ctx)
@@ -52,7 +52,7 @@ func equalObjects(t *testing.T, what string, got, want []harness.Object) {
 	equal(t, what, versions(got), versions(want))
 }
 
-// equal compares keys and shows the first difference.
+// equal compares keys and reports the first difference.
 func equal(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if slices.Equal(got, want) {

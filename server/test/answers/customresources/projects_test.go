@@ -17,7 +17,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// project is a module that ships definitions, and one resource of it that the test fills.
+// project is a module with definitions, and one of their resources, which the test fills.
 type project struct {
 	module     string
 	manifests  string // directory in the module
@@ -85,7 +85,7 @@ func (p project) path(version, namespace string) string {
 	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", p.group, version, namespace, p.resource)
 }
 
-// awaitServed returns when the resource is served in all versions and shown by discovery.
+// awaitServed returns when the resource is served in all versions and is in discovery.
 func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, version := range p.versions {
@@ -100,15 +100,15 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestProjects installs the definitions of a project, fills a resource with 1,000 objects, reads and watches it in each
-// served version, takes the definition away and brings it back.
+// TestProjects installs the definitions of a project, fills a resource with 1,000 objects, reads and watches it in each served
+// version, deletes the definition and creates it again.
 func TestProjects(t *testing.T) {
 	for _, p := range projects {
 		t.Run(p.group, func(t *testing.T) { p.test(t) })
 	}
 }
 
-// Of each project's objects, which lie in several namespaces:
+// Counts of each project's objects, which are in several namespaces:
 const (
 	objectCount    = 1000
 	namespaceCount = 4
@@ -181,7 +181,7 @@ func (p project) test(t *testing.T) {
 	})
 }
 
-// testList reads all in one version, in every way, and compares with what another version showed.
+// testList lists all objects in one version, in every way, and compares them with the list in another version.
 func (p project) testList(t *testing.T, ctx context.Context, version string, all *harness.List, namespace string) {
 	path := p.path(version, "")
 	list := func(path, query string) *harness.List {
@@ -209,7 +209,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	if want := (objectCount + 136) / 137; len(chunks) != want {
 		t.Errorf("%d chunks, want %d", len(chunks), want)
 	}
-	// A token of one version continues in every version.
+	// A token of one version is valid in every version.
 	first := list(p.path(p.versions[0], ""), "limit=10")
 	rest := list(path, "continue="+first.Metadata.Continue)
 	equalObjects(t, "continued", append(slices.Clone(first.Items), rest.Items...), all.Items)
@@ -243,7 +243,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	}
 }
 
-// testWatch watches in every version while objects are updated through every version and some are deleted.
+// testWatch watches in every version during updates through every version and some deletions.
 func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List, namespace, name func(int) string) {
 	const deleteCount = 10
 	watches := map[string]*harness.Watch{}
@@ -308,7 +308,7 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 	}
 }
 
-// testDelete deletes the definition: watchers see all objects go, then the API is gone.
+// testDelete deletes the definition: watchers receive the deletion of all objects, then the API is not served.
 func (p project) testDelete(t *testing.T, ctx context.Context) {
 	list, err := api.List(ctx, p.path(p.versions[0], ""), "")
 	harness.Check(t, err)
@@ -349,7 +349,7 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 			return r.Code == http.StatusNotFound, r.Err()
 		}))
 	}
-	// The project's other resources are still there.
+	// The project's other resources are still served.
 	r, err := api.Do(ctx, http.MethodGet, "/apis/"+p.group, "", nil)
 	harness.Check(t, err)
 	if r.Code != http.StatusOK {

@@ -24,7 +24,7 @@ import (
 
 const (
 	figuresMaps   = 20_000
-	figuresRounds = 3 // of each server, in turn: a minute each
+	figuresRounds = 3 // of each server, alternating: a minute each
 )
 
 // TestFigures measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
@@ -49,7 +49,7 @@ func TestFigures(t *testing.T) {
 	figures := map[string]map[string][]time.Duration{"strata": {}, "stock": {}}
 	for round := range figuresRounds {
 		for i := range servers {
-			name := servers[(round+i)%len(servers)] // neither is always the first
+			name := servers[(round+i)%len(servers)] // alternate the order
 			began := time.Now()
 			s := start[name]()
 			harness.Check(t, s.Await(ctx, "/readyz"))
@@ -89,7 +89,7 @@ func quantile(all []time.Duration, percent int) string {
 	return all[min(len(all)-1, len(all)*percent/100)].Round(10 * time.Microsecond).String()
 }
 
-// fill writes n ConfigMaps of 1 KB to kine as an API server stores them, ten of them in a namespace of their own.
+// fill writes n ConfigMaps of 1 KB to kine in an API server's format, ten of them in a separate namespace.
 func (f *fixture) fill(n int) {
 	f.Helper()
 	codec := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
@@ -129,7 +129,7 @@ func (f *fixture) fill(n int) {
 	}
 }
 
-// measure adds to the figures of an engine.
+// measure adds to the latencies of an engine.
 func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration) {
 	f.Helper()
 	plainConfig := rest.CopyConfig(s.Config)
@@ -146,7 +146,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 			if r.Code != http.StatusOK || len(r.Body) < atLeast {
 				f.Fatalf("%s: %d with %d bytes", what, r.Code, len(r.Body))
 			}
-			if i >= 2 { // what the first ones make is kept
+			if i >= 2 { // the first ones fill caches
 				figures[what] = append(figures[what], took)
 			}
 		}
@@ -159,7 +159,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 	repeat(smallConsistent, 300, plain, small, "", 1000)
 	repeat(getConsistent, 300, plain, one, "", 1000)
 
-	// A writer of another resource, as leases are renewed.
+	// A writer of another resource, like renewals of leases.
 	ctx, cancel := context.WithCancel(f.ctx)
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -183,7 +183,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 		f.Fatal(refused.Err())
 	}
 	defer w.Close()
-	if _, err := w.Next(f.ctx); err != nil { // the object as it is
+	if _, err := w.Next(f.ctx); err != nil { // the initial event of the object
 		f.Fatal(err)
 	}
 	for i := range 200 {

@@ -27,17 +27,17 @@ func configMap(name, value string) object {
 	return object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": name}, "data": object{"v": value}}
 }
 
-// fixture is two servers on one kine: the engine's, behind a proxy that counts, and upstream's.
+// fixture is two servers on one kine: the engine's, behind a counting proxy, and upstream's.
 type fixture struct {
 	*testing.T
 	ctx              context.Context
 	kine             *harness.Etcd
 	proxy            *harness.Proxy
 	strata, upstream *harness.Server
-	apis             [2]*harness.API // of strata and upstream
+	apis             [2]*harness.API // Strata's and upstream's
 }
 
-// TestKine is one story, because a kine and two servers are what takes time.
+// TestKine is a single test, because starting a kine and two servers dominates its time.
 func TestKine(t *testing.T) {
 	env := harness.New(t)
 	f := &fixture{T: t, kine: env.Kine(t)}
@@ -88,7 +88,7 @@ func (f *fixture) revision(s string) int64 {
 	return rev
 }
 
-// elsewhere writes a key outside of the prefix, which no resource has, and returns the revision.
+// elsewhere writes a key outside the prefix of all resources, and returns the revision.
 func (f *fixture) elsewhere() int64 {
 	f.Helper()
 	resp, err := f.kine.Client().Put(f.ctx, "/elsewhere", time.Now().String())
@@ -114,10 +114,10 @@ func (f *fixture) body(api *harness.API, path, query string) string {
 	return string(r.Body)
 }
 
-// rangesOfMaps counts the reads of ConfigMaps by strata since the proxy was reset.
+// rangesOfMaps returns the number of Strata's reads of ConfigMaps since the proxy was reset.
 func (f *fixture) rangesOfMaps() (n int) {
 	for _, r := range f.proxy.Ranges() {
-		if !r.KeysOnly && strings.HasPrefix(string(r.Key), stored) { // else a consistency check
+		if !r.KeysOnly && strings.HasPrefix(string(r.Key), stored) { // otherwise a consistency check
 			n++
 		}
 	}
@@ -135,7 +135,7 @@ func (f *fixture) mode() {
 	}
 }
 
-// linearizable: what one server has acknowledged is in the next GET and LIST of the other.
+// linearizable: the next GET and LIST on one server see writes acknowledged by the other.
 func (f *fixture) linearizable() {
 	for i := range 40 {
 		writer, reader := f.apis[i%2], f.apis[(i+1)%2]
@@ -156,7 +156,7 @@ func (f *fixture) linearizable() {
 	}
 }
 
-// fromMemory: kine is asked for its revision alone, also when the last write is no object.
+// fromMemory: reads cost kine only a read of its revision, also when the last write is not to an object.
 func (f *fixture) fromMemory() {
 	f.put(f.apis[1], "from-memory", "1")
 	for range 10 {
@@ -191,7 +191,7 @@ func (f *fixture) sameAnswers() {
 			f.Errorf("get?%s is %s, want %s", query, got, want)
 		}
 	}
-	// A revision that is not reached is waited for, by all at once here.
+	// A server waits for a revision that is not reached; here the requests wait concurrently.
 	for _, bad := range []string{"resourceVersion=99999999999", "resourceVersionMatch=Exact&resourceVersion=99999999999"} {
 		f.Run(bad, func(t *testing.T) {
 			t.Parallel()
@@ -215,7 +215,7 @@ func (f *fixture) sameAnswers() {
 	}
 }
 
-// pages: a token of either engine goes on at the other, at the revision of the first page.
+// pages: a token of either engine continues on the other, at the revision of the first page.
 func (f *fixture) pages() {
 	for i := range f.apis {
 		all := f.list(f.apis[i], "")
@@ -223,7 +223,7 @@ func (f *fixture) pages() {
 		if first.Metadata.Continue == "" || len(first.Items) != 5 {
 			f.Fatalf("the first page has %d items and token %q", len(first.Items), first.Metadata.Continue)
 		}
-		f.put(f.apis[0], fmt.Sprintf("a-page-%d", i), "1") // before everything else
+		f.put(f.apis[0], fmt.Sprintf("a-page-%d", i), "1") // sorts before all other names
 		rest := f.list(f.apis[1-i], "limit=500&continue="+first.Metadata.Continue)
 		if got := append(first.Names(), rest.Names()...); !slices.Equal(got, all.Names()) || rest.Metadata.ResourceVersion != first.Metadata.ResourceVersion {
 			f.Errorf("pages have %v, want %v; revisions %s and %s", got, all.Names(), first.Metadata.ResourceVersion, rest.Metadata.ResourceVersion)
@@ -231,7 +231,7 @@ func (f *fixture) pages() {
 	}
 }
 
-// next returns the next event that is no bookmark, in words.
+// next returns a text for the next event other than bookmarks.
 func (f *fixture) next(w *harness.Watch) string {
 	f.Helper()
 	for {
@@ -281,8 +281,7 @@ func (f *fixture) watches() {
 	}
 }
 
-// bookmarks: a watch of what does not change learns how far the store has come: with its initial events, and shortly
-// before it ends.
+// bookmarks: a watch of an unchanged resource follows the store's revision: with its initial events, and shortly before its end.
 func (f *fixture) bookmarks() {
 	rev := f.elsewhere()
 	w := f.watch(f.apis[0], "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Dnone&timeoutSeconds=4")
@@ -296,7 +295,7 @@ func (f *fixture) bookmarks() {
 	}
 }
 
-// restart: history of before the start is in memory, and watches go on over it.
+// restart: history from before the start is in memory, and watches continue across the restart.
 func (f *fixture) restart() {
 	from := f.list(f.apis[0], "")
 	f.put(f.apis[0], "before-stop", "1")
@@ -324,7 +323,7 @@ func (f *fixture) restart() {
 	}
 }
 
-// kineRestarts: no watch ends, nothing is lost, and nothing is listed again.
+// kineRestarts: no watch ends, no event is lost, and there is no relist.
 func (f *fixture) kineRestarts() {
 	w := f.watch(f.apis[0], "resourceVersion="+f.list(f.apis[0], "").Metadata.ResourceVersion)
 	f.kine.Stop()
@@ -352,8 +351,8 @@ func (f *fixture) kineRestarts() {
 	}
 }
 
-// compaction: turns are announced and made by kube-apiserver's protocol, and the keys of sealed tokens are
-// written by a transaction, in the forms that kine knows.
+// compaction: compactions are coordinated by kube-apiserver's protocol, and the keys of sealed tokens are written by a transaction,
+// in the forms that kine supports.
 func (f *fixture) compaction() {
 	harness.Check(f.T, f.strata.Stop())
 	f.strata.Restart("--etcd-compaction-interval=1s", "--strata-feature-gates=SealedContinueTokens=true")

@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestNamespaceEnds deletes a namespace with objects of several kinds in it, one of which a finalizer holds for a while.
+// TestNamespaceEnds deletes a namespace with objects of several kinds, one of which a finalizer blocks for a while.
 func TestNamespaceEnds(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
@@ -38,13 +38,13 @@ func TestNamespaceEnds(t *testing.T) {
 		t.Fatalf("delete namespace: exit code %d, %v\n%s", code, err, deleting.Output())
 	}
 	admin.fails([]string{"NotFound"}, "get", "namespace", u.namespace)
-	// The same name again is a new, empty namespace.
+	// A namespace of the same name is new and empty.
 	admin.ok("create", "namespace", u.namespace)
 	u.ok("get", "configmaps,secrets,deployments", "-l", "app=hello", "-o", "name").prints("")
 	admin.ok("delete", "namespace", u.namespace)
 }
 
-// TestOwnersTakeTheirDependentsAlong relies on the garbage collector, which reads metadata of everything.
+// TestOwnersTakeTheirDependentsAlong relies on the garbage collector, which reads the metadata of all objects.
 func TestOwnersTakeTheirDependentsAlong(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
@@ -56,7 +56,7 @@ func TestOwnersTakeTheirDependentsAlong(t *testing.T) {
 	u.fails([]string{"NotFound"}, "get", "cm", "child")
 }
 
-// TestAccess looks at what users without rights, with some, and without a name are told.
+// TestAccess tests the answers to users without rights, with some rights, and to anonymous users.
 func TestAccess(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
@@ -79,7 +79,7 @@ func TestAccess(t *testing.T) {
 
 	u.ok("create", "role", "reader", "--verb=get,list,watch", "--resource=configmaps").prints("role.rbac.authorization.k8s.io/reader created")
 	u.ok("create", "rolebinding", "reader", "--role=reader", "--serviceaccount="+u.namespace+":reader")
-	// The authorizer reads roles and bindings from its informers: it takes a moment.
+	// The authorizer reads roles and bindings from its informers, with a short delay.
 	if err := harness.Poll(u.ctx, reader.can("get", "configmaps")); err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +104,13 @@ func TestAccess(t *testing.T) {
 	reader.ok("get", "configmaps", "--field-selector=metadata.name=greeting", "-o", "name").prints("configmap/greeting")
 	reader.fails([]string{"Forbidden"}, "get", "configmaps")
 
-	// The token of a deleted account is worth nothing.
+	// The token of a deleted account is invalid.
 	u.ok("delete", "serviceaccount", "reader")
 	if err := harness.Poll(u.ctx, reader.unauthorized); err != nil {
 		t.Fatal(err)
 	}
 
-	// Without credentials, and with wrong ones: 401 whatever is asked.
+	// Without credentials, and with invalid ones: 401 for every request.
 	for name, config := range map[string]*rest.Config{"anonymous": cluster.ConfigFor(""), "wrong token": cluster.ConfigFor("nonsense")} {
 		api := cluster.APIFor(config)
 		for _, path := range []string{"/api/v1/namespaces", "/api/v1/namespaces/default/configmaps?watch=true", "/version", "/nonsense", "/healthz"} {

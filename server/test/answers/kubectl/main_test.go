@@ -1,4 +1,4 @@
-// Package kubectl is what a person with kubectl sees: `strata kubectl` against `strata up`.
+// Package kubectl tests the output of kubectl: `strata kubectl` against `strata up`.
 package kubectl
 
 import (
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
 }
 
-// user runs kubectl in one namespace and looks at what it prints.
+// user runs kubectl in one namespace and checks its output.
 type user struct {
 	t          *testing.T
 	ctx        context.Context
@@ -36,7 +36,7 @@ func newUser(t *testing.T) user {
 	return u
 }
 
-// output is what one call of kubectl printed.
+// output is the output of one kubectl call.
 type output struct {
 	t    *testing.T
 	args []string
@@ -90,7 +90,7 @@ func (u user) failsWith(input string, want []string, args ...string) {
 	}
 }
 
-// prints checks the whole of standard output, without the line break at its end.
+// prints checks the whole of standard output, without the final line break.
 func (o output) prints(want string) {
 	o.t.Helper()
 	if got := strings.TrimSpace(o.Stdout); got != strings.TrimSpace(want) {
@@ -98,7 +98,7 @@ func (o output) prints(want string) {
 	}
 }
 
-// shows checks that standard output has all texts, in this order.
+// shows checks that standard output contains all texts, in this order.
 func (o output) shows(want ...string) {
 	o.t.Helper()
 	rest := o.Stdout
@@ -112,7 +112,7 @@ func (o output) shows(want ...string) {
 	}
 }
 
-// hides checks that standard output has none of the texts.
+// hides checks that standard output contains none of the texts.
 func (o output) hides(texts ...string) {
 	o.t.Helper()
 	for _, text := range texts {
@@ -137,17 +137,17 @@ func (u user) path(name, input string) string {
 	return writeFile(u.t, name, input)
 }
 
-// can is a condition for harness.Poll: the user is allowed to do that.
+// can returns a condition for harness.Poll: the user is allowed the verb on the resource.
 func (u user) can(verb, resource string) func(context.Context) (bool, error) {
 	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code == 0, nil }
 }
 
-// cannot is the opposite of can.
+// cannot returns the opposite of can.
 func (u user) cannot(verb, resource string) func(context.Context) (bool, error) {
 	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code != 0, nil }
 }
 
-// unauthorized is a condition for harness.Poll: the server does not know the user.
+// unauthorized is a condition for harness.Poll: the server rejects the user's credentials.
 func (u user) unauthorized(context.Context) (bool, error) {
 	return strings.Contains(u.run("", "get", "configmaps").Stderr, "Unauthorized"), nil
 }

@@ -80,12 +80,12 @@ func TestApply(t *testing.T) {
 	}
 	u.ok("apply", "-f", changed).prints("configmap/greeting configured")
 	u.ok("get", "cm", "greeting", "-o", "jsonpath={.data}").prints(`{"hello":"moon"}`)
-	// What is taken out of the file goes; what others added stays.
+	// A field removed from the file is removed; fields of other managers stay.
 	u.ok("label", "cm", "greeting", "by=hand").prints("configmap/greeting labeled")
 	u.ok("apply", "-f", u.path("less.yaml", strings.Replace(greeting, "app: hello", `kept: "true"`, 1)))
 	u.ok("get", "cm", "greeting", "-o", "jsonpath={.metadata.labels}").prints(`{"by":"hand","kept":"true"}`)
 
-	// Server-side apply knows who owns a field.
+	// Server-side apply records the owner of a field.
 	u.okWith(greeting, "apply", "--server-side", "--field-manager=one", "--force-conflicts", "-f", "-").prints("configmap/greeting serverside-applied")
 	u.failsWith(strings.Replace(greeting, "world", "mars", 1), []string{"conflict with \"one\"", ".data.hello"},
 		"apply", "--server-side", "--field-manager=two", "-f", "-")
@@ -129,10 +129,10 @@ func TestReplace(t *testing.T) {
 	u.okWith(greeting, "create", "-f", "-")
 	stored := u.ok("get", "cm", "greeting", "-o", "yaml").Stdout
 	u.okWith(strings.Replace(stored, "world", "moon", 1), "replace", "-f", "-").prints("configmap/greeting replaced")
-	// The same again carries the resource version before that.
+	// A repeated update carries the old resource version.
 	u.failsWith(strings.Replace(stored, "world", "mars", 1), []string{"Conflict", "the object has been modified"}, "replace", "-f", "-")
 	u.ok("get", "cm", "greeting", "-o", "jsonpath={.data.hello}").prints("moon")
-	// Without one it is unconditional.
+	// Without a resource version it is unconditional.
 	u.okWith(strings.Replace(greeting, "world", "mars", 1), "replace", "-f", "-").prints("configmap/greeting replaced")
 	u.ok("get", "cm", "greeting", "-o", "jsonpath={.data.hello}").prints("mars")
 	uid := u.ok("get", "cm", "greeting", "-o", "jsonpath={.metadata.uid}").Stdout
@@ -143,7 +143,7 @@ func TestReplace(t *testing.T) {
 	u.failsWith(strings.Replace(greeting, "name: greeting", "name: nobody", 1), []string{"NotFound"}, "replace", "-f", "-")
 }
 
-// TestWatch follows objects with get --watch while others change them.
+// TestWatch follows objects with get --watch during concurrent changes.
 func TestWatch(t *testing.T) {
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
@@ -224,7 +224,7 @@ func TestGetEverywhereInChunks(t *testing.T) {
 	if ours != count {
 		t.Errorf("%d rows of this test, want %d", ours, count)
 	}
-	// Selected in chunks, sorted, and as lists of several kinds.
+	// Chunks with a selector, sorted, and with several kinds.
 	if rows := u.ok("get", "cm", "-A", "-l", "test=chunks", "--chunk-size=50", "--sort-by=.metadata.name").rows(); len(rows) != count {
 		t.Errorf("%d rows with a selector, want %d", len(rows), count)
 	}

@@ -16,14 +16,14 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAudit: whatever the level, the same requests leave the same events in both engines' audit logs: stages, user, verb,
-// object, code, annotations, and the objects that the level asks for.
+// TestAudit: at every audit level, equal requests leave equal events in both engines' audit logs: stages, user, verb, object, code,
+// annotations, and the objects that the level includes.
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
-	levels := map[string]int{ // events of one GET
+	levels := map[string]int{ // number of events of one GET
 		"audit-response": 2, "audit-request": 2, "audit-metadata": 2, "audit-stages": 1, "audit-other": 0,
 	}
 	for namespace := range levels {
@@ -75,7 +75,7 @@ func TestAudit(t *testing.T) {
 				if header == nil {
 					header = http.Header{}
 				}
-				// The client names the request, so that its events are found.
+				// The client sets the request's audit ID, to find its events.
 				id := fmt.Sprintf("%s-%d", namespace, i)
 				header.Set("Audit-Id", id)
 				seen := map[string]string{}
@@ -84,7 +84,7 @@ func TestAudit(t *testing.T) {
 					if got := answer.Header.Get("Audit-Id"); got != id {
 						t.Errorf("%s: GET %s: the answer's Audit-Id is %q, want %q", engine.name, path, got, id)
 					}
-					due := perGet > 1 || perGet == 1 && answer.Code != http.StatusUnauthorized // which leaves one event, of a stage that is omitted
+					due := perGet > 1 || perGet == 1 && answer.Code != http.StatusUnauthorized // a 401 has one event, of an omitted stage
 					events := harness.Must[[]auditv1.Event](t)(engine.audited(ctx, id, due))
 					if n := len(events); i == 0 && n != perGet {
 						t.Errorf("%s: GET %s left %d audit events, want %d", engine.name, path, n, perGet)
@@ -99,7 +99,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// audited returns the events of a request that has been answered; if some are due it waits until it is complete.
+// audited returns the events of an answered request; if due is set it waits until they are complete.
 func (e *engine) audited(ctx context.Context, id string, due bool) (events []auditv1.Event, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		events = nil
@@ -112,7 +112,7 @@ func (e *engine) audited(ctx context.Context, id string, due bool) (events []aud
 		for {
 			line, err := lines.ReadString('\n')
 			if err != nil {
-				break // the rest of a line is still to be written
+				break // the line is not complete yet
 			}
 			if !strings.Contains(line, `"auditID":"`+id+`"`) {
 				continue
@@ -124,7 +124,7 @@ func (e *engine) audited(ctx context.Context, id string, due bool) (events []aud
 			events = append(events, event)
 		}
 		complete := slices.ContainsFunc(events, func(event auditv1.Event) bool {
-			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // one event is all there is
+			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // its only event
 			return event.Stage == auditv1.StageResponseComplete || unauthorized
 		})
 		if due && !complete {
@@ -135,13 +135,13 @@ func (e *engine) audited(ctx context.Context, id string, due bool) (events []aud
 	return events, err
 }
 
-// eventsText returns events without what differs between two requests.
+// eventsText returns events without the fields that differ between two requests.
 func eventsText(events []auditv1.Event) (string, error) {
 	var text strings.Builder
 	for _, event := range events {
 		event.RequestReceivedTimestamp.Reset()
 		event.StageTimestamp.Reset()
-		// Which of the latencies are noted depends on how long the request took.
+		// The set of recorded latencies depends on the duration of the request.
 		for key := range event.Annotations {
 			if strings.HasPrefix(key, "apiserver.latency.k8s.io/") {
 				delete(event.Annotations, key)

@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// page reads the lists that it finds at /lists, and posts to /readings what they decode to.
+// page reads the lists named by /lists, and posts the decoded bodies to /readings.
 const page = `<!doctype html><title>lists</title><script type="module">
 const { url, token, lists } = await (await fetch('/lists')).json();
 const readings = [];
@@ -33,7 +33,7 @@ for (const { target, accept } of lists) {
 await fetch('/readings', { method: 'POST', body: JSON.stringify(readings) });
 </script>`
 
-// TestGzipReadByChromium: a page of another origin reads lists from the API server itself, as CORS allows it to.
+// TestGzipReadByChromium: a page of another origin reads lists from the API server directly, as CORS permits.
 func TestGzipReadByChromium(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -60,7 +60,7 @@ func TestGzipReadByChromium(t *testing.T) {
 	site := httptest.NewServer(mux)
 	defer site.Close()
 
-	// A browser's user agent gets indented JSON unless the query says otherwise: this one gets what is compared.
+	// A browser's user agent gets indented JSON unless the query disables it: this one gets the compact form, for the comparison.
 	browsing, stop := context.WithCancel(ctx)
 	defer stop()
 	var output strings.Builder
@@ -77,8 +77,8 @@ func TestGzipReadByChromium(t *testing.T) {
 		stop()
 		<-ended
 		for i := range readings {
-			// Which encoding came is not shown to a page of another origin; a browser asks for gzip, and other clients of these
-			// tests see that who asks gets it.
+			// A page of another origin cannot read the Content-Encoding. A browser sends Accept-Encoding: gzip, and the other
+			// clients of these tests verify that the server then compresses.
 			readings[i].Encoding = "gzip"
 		}
 		expectReadings(t, lists, []string{"Chromium"}, readings)

@@ -11,8 +11,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// cacheMetrics are those of the watch cache that Kubernetes' scale tests and dashboards read, but for two that count failures: apiserver_watch_cache_initialization_errors_total
-// and apiserver_terminated_watchers_total (kube/kubestorage, metrics_cache_test.go).
+// cacheMetrics are the metrics of the watch cache that Kubernetes' scale tests and dashboards read, except two that count failures:
+// apiserver_watch_cache_initialization_errors_total and apiserver_terminated_watchers_total (kube/kubestorage,
+// metrics_cache_test.go).
 var cacheMetrics = []string{
 	"apiserver_watch_cache_resource_version",
 	"apiserver_watch_cache_events_received_total",
@@ -29,8 +30,8 @@ var cacheMetrics = []string{
 	"apiserver_storage_list_returned_objects_total",
 }
 
-// TestCacheMetrics: by the same requests the same time series of the watch cache grow at both engines, for a built-in and
-// a custom resource that are listed, watched and written. What counts events grows by their number.
+// TestCacheMetrics: the same requests increase the same time series of the watch cache in both engines, for a built-in and a custom
+// resource that are listed, watched and written. Event counters increase by the number of events.
 func TestCacheMetrics(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
@@ -64,19 +65,19 @@ func TestCacheMetrics(t *testing.T) {
 		for i := range writes {
 			_, err := api.Create(ctx, path, objects[resource]("object-"+strconv.Itoa(i)))
 			harness.Check(t, err)
-			for _, w := range watches[resource] { // each write is a delivery of its own
+			for _, w := range watches[resource] { // each write is delivered separately
 				_, err := w.Next(ctx)
 				harness.Check(t, err)
 			}
 		}
 	}
 
-	// The engine adds up once a second; upstream counts an event after it was sent.
+	// The engine updates its counters once a second; upstream counts an event after sending it.
 	grown := func(engine *engine) (map[string]float64, error) {
 		now, err := scrape(ctx, engine.API(), cacheMetrics...)
 		series := map[string]float64{}
 		for _, s := range since(before[engine.name], now) {
-			// Lists from etcd and initializations are those of the start, and each engine reports its own in its own time.
+			// Lists from etcd and initializations happen at the start, and the engines report them at different times.
 			started := s.labels["storage"] == "etcd" || strings.HasPrefix(s.name, "apiserver_watch_cache_initialization")
 			if resources[s.labels["resource"]] != "" && !started && !strings.HasSuffix(s.name, "_seconds_sum") {
 				series[s.String()] = s.value
@@ -124,7 +125,7 @@ func TestCacheMetrics(t *testing.T) {
 		return len(differ) == 0, fmt.Errorf("the metrics differ: %q", differ)
 	}))
 
-	// What the start has counted.
+	// Series that count the start.
 	for _, engine := range both.each() {
 		started := harness.Must[[]sample](t)(scrape(ctx, engine.API(), cacheMetrics...))
 		for resource := range resources {

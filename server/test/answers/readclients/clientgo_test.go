@@ -36,15 +36,15 @@ var (
 	gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 )
 
-// reads is what every client can do with the objects of one namespace. Its parts return client-go's objects and errors.
+// reads are the operations of a client on the objects of one namespace. The functions return client-go's objects and errors.
 type reads struct {
 	get   func(name string) (runtime.Object, error)
 	list  func(metav1.ListOptions) (runtime.Object, error)
 	watch func(metav1.ListOptions) (watch.Interface, error)
 }
 
-// expectReads lets a client read objects that the function writes: two that are there, and one that comes, changes and
-// goes while it is watched.
+// expectReads makes a client read objects that create writes: two existing ones, and one that is created, changed and deleted
+// during a watch.
 func expectReads(t *testing.T, ctx context.Context, path string, create func(name string) object, r reads) {
 	t.Helper()
 	api := cluster.API()
@@ -67,7 +67,7 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 		items, err := meta.ExtractList(o)
 		harness.Check(t, err)
 		for _, item := range items {
-			if name := harness.Must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") { // the namespace's own
+			if name := harness.Must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") { // made by Kubernetes
 				names = append(names, name)
 			}
 		}
@@ -167,7 +167,7 @@ func useTyped(t *testing.T, ctx context.Context, contentType string) {
 	if got := string(one.Data["key"]); got != "one" {
 		t.Errorf("the secret's key is %q, want one", got)
 	}
-	// Kinds of other groups, and those that are changed when they are read.
+	// Kinds of other groups, and kinds that are converted or defaulted on read.
 	for what, list := range map[string]func() (int, error){
 		"nodes": func() (int, error) {
 			l, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -243,7 +243,7 @@ func useMetadata(t *testing.T, ctx context.Context) {
 	}
 }
 
-// useInformers lets informers of each kind follow changes.
+// useInformers runs informers of each kind and requires that they follow changes.
 func useInformers(t *testing.T, ctx context.Context, watchList bool) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.WatchListClient, watchList)
 	namespace := newClusterNamespace(t, ctx)

@@ -10,14 +10,14 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestClients lets one client library after the other work against a control plane, whose controllers are clients too.
-// Nothing that they read is passed on to upstream's handlers, except tables, and events, which memory does not hold.
+// TestClients runs one client library after the other against a control plane, whose controllers are clients too. The byte path
+// passes none of their reads to upstream's handlers, except tables, and events, which are not cached.
 func TestClients(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, cluster.API())
 	for _, client := range []struct {
 		name  string
-		verbs string // that it uses
+		verbs string // that the client uses
 		test  func(t *testing.T, ctx context.Context)
 	}{
 		{"kubectl", "get list watch", useKubectl},
@@ -38,7 +38,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// Metrics of the byte path: what it has answered, and what it has passed on.
+// Metrics of the byte path: requests answered, and requests passed to upstream's handlers.
 const (
 	answered = "strata_readpath_requests_total"
 	passedOn = "strata_readpath_passed_total"
@@ -49,8 +49,8 @@ func readMetrics(t *testing.T, ctx context.Context) []sample {
 	return harness.Must[[]sample](t)(scrape(ctx, cluster.API(), answered, passedOn, "apiserver_request_total"))
 }
 
-// expectNothingPassed fails the test unless the byte path has answered reads of each verb, and passed on none but those
-// of tables and of events.
+// expectNothingPassed fails the test unless the byte path has answered reads of each verb, and passed on only reads of tables and
+// of events.
 func expectNothingPassed(t *testing.T, grown []sample, used []string) {
 	t.Helper()
 	events := total(grown, map[string]string{"resource": "events", "verb": "LIST"}) + total(grown, map[string]string{"resource": "events", "verb": "GET"})
@@ -77,7 +77,7 @@ func newClusterNamespace(t *testing.T, ctx context.Context) string {
 	return harness.Namespace(t, ctx, cluster.API(), harness.NewName("client"))
 }
 
-// useKubectl gets, watches, describes and waits for objects of built-in and custom kinds.
+// useKubectl runs kubectl get, watch, describe and wait on objects of built-in and custom kinds.
 func useKubectl(t *testing.T, ctx context.Context) {
 	namespace := newClusterNamespace(t, ctx)
 	run := func(args ...string) string {
@@ -145,7 +145,7 @@ func useKubectl(t *testing.T, ctx context.Context) {
 			harness.Check(t, err)
 		}
 	}
-	run("delete", "configmap,gizmo", "--all") // waits, by watches, until they are gone
+	run("delete", "configmap,gizmo", "--all") // waits, by watches, for their deletion
 	r, err := cluster.API().Do(ctx, http.MethodGet, gizmos(namespace)+"/one", "", nil)
 	harness.Check(t, err)
 	if r.Code != http.StatusNotFound {

@@ -23,9 +23,9 @@ import (
 // Users of the engines, by token. Only the administrator is exempt from priority and fairness.
 const (
 	adminToken   = "admin-token"
-	readerToken  = "reader-token"  // may read everything
+	readerToken  = "reader-token"  // may read all objects
 	nobodyToken  = "nobody-token"  // has no rights
-	oneNameToken = "onename-token" // gets them from TestOneName
+	oneNameToken = "onename-token" // TestOneName grants its rights
 
 	tokens = adminToken + ",admin,admin,system:masters\n" +
 		readerToken + ",reader,reader,readers\n" +
@@ -33,7 +33,7 @@ const (
 		oneNameToken + ",onename,onename,\n"
 )
 
-// auditPolicy sets the level by namespace. Bodies of other namespaces' requests are never logged.
+// auditPolicy sets the level by namespace. Bodies of requests in other namespaces are never logged.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 rules:
@@ -44,7 +44,7 @@ rules:
 - {level: None}
 `
 
-// engines are two API servers on one etcd that differ in the engine and in the files that they write.
+// engines are two API servers on one etcd that differ in the engine and in their output files.
 type engines struct {
 	strata, upstream *engine
 }
@@ -84,7 +84,7 @@ func startEngines(e *harness.Env) *engines {
 // each returns both engines, upstream's first.
 func (e *engines) each() []*engine { return []*engine{e.upstream, e.strata} }
 
-// awaitRevision returns when both engines answer at the revision, or later.
+// awaitRevision returns when both engines have reached the revision.
 func (e *engines) awaitRevision(ctx context.Context, path, resourceVersion string) error {
 	for _, engine := range e.each() {
 		if _, err := engine.API().List(ctx, path, "limit=1&resourceVersion="+resourceVersion); err != nil {
@@ -94,7 +94,7 @@ func (e *engines) awaitRevision(ctx context.Context, path, resourceVersion strin
 	return nil
 }
 
-// send sends a request without a body. An answer of any code is no error.
+// send sends a request without a body. An answer with any code is not an error.
 func (e *engine) send(ctx context.Context, token, method, path, query string, header http.Header) (*harness.Response, error) {
 	client, err := rest.HTTPClientFor(e.ConfigFor(token))
 	if err != nil {
@@ -127,7 +127,7 @@ func do(client *http.Client, req *http.Request) (*harness.Response, error) {
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }
 
-// dial opens a TLS connection on which HTTP/1.1 is spoken. The caller closes it.
+// dial opens a TLS connection for HTTP/1.1. The caller closes it.
 func (e *engine) dial(ctx context.Context) (net.Conn, error) {
 	config, err := rest.TLSConfigFor(e.Config)
 	if err != nil {
@@ -145,7 +145,7 @@ func (e *engine) dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// raw sends a request whose target goes into the request line as it stands: no library makes it canonical.
+// raw sends a request with target unchanged in the request line: no library canonicalizes it.
 func (e *engine) raw(ctx context.Context, token, method, target string, header http.Header) (*harness.Response, error) {
 	conn, err := e.dial(ctx)
 	if err != nil {
@@ -173,13 +173,13 @@ func (e *engine) raw(ctx context.Context, token, method, target string, header h
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }
 
-// listRevision finds the revision of a list, as JSON or YAML, which moves while other tests write.
+// listRevision finds the revision of a list, as JSON or YAML, which advances when other tests write.
 var listRevision = regexp.MustCompile(`("metadata":\s*\{(?:\s*"continue":\s*"",)?\s*"resourceVersion":\s*"|(?m:^metadata:\n(?:  continue: ""\n)?  resourceVersion: "))[0-9]+"`)
 
 // age finds the age of an object in a table.
 var age = regexp.MustCompile(`"[0-9]+s"`)
 
-// comparable returns the answer without what differs from one moment, or one way to send a body, to another.
+// comparable returns the answer without its parts that depend on time or on the transfer encoding.
 func comparable(r *harness.Response) string {
 	header := r.Header.Clone()
 	for _, name := range []string{"Date", "Audit-Id", "Content-Length"} {
@@ -193,11 +193,11 @@ func comparable(r *harness.Response) string {
 	return text.String()
 }
 
-// request is what sameAnswers sends.
+// request is a request of sameAnswers.
 type request struct {
 	token, method, target string
 	header                http.Header
-	also                  func(*harness.Response) error // what is expected of the answer beyond that it is upstream's
+	also                  func(*harness.Response) error // an additional condition on the answer; it always has to equal upstream's
 }
 
 // sameAnswers fails the test unless each request is answered by both engines with the same code, headers and body.

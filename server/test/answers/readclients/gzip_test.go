@@ -22,7 +22,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// compressed is a LIST large enough to be compressed (128 KiB), at a fixed revision, and what it is when it is not.
+// compressed is a LIST that is large enough to be compressed (128 KiB), at a fixed revision, with its uncompressed body.
 type compressed struct {
 	Target string `json:"target"` // path and query
 	Accept string `json:"accept"`
@@ -40,8 +40,8 @@ var (
 	gzipLists []compressed
 )
 
-// compressedLists fills a namespace, reads it with gzip, changes some of it and returns LISTs of both states: whole, by
-// namespace, pages and selections. What of a list was compressed before the change and what was after it are joined in them.
+// compressedLists fills a namespace, reads it with gzip, changes some objects and returns LISTs of both states: all namespaces, one
+// namespace, pages and selections. Their responses join parts that were compressed before and after the change.
 func compressedLists(t *testing.T, ctx context.Context) []compressed {
 	t.Helper()
 	gzipOnce.Do(func() { gzipLists = makeCompressedLists(t, ctx) })
@@ -118,18 +118,18 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 	return lists
 }
 
-// reading is what a client has made of a LIST.
+// reading is a LIST as decoded by a client.
 type reading struct {
 	How      string `json:"how"`
 	Target   string `json:"target"`
 	Accept   string `json:"accept"`
-	Encoding string `json:"encoding"` // the Content-Encoding, if the client shows it
+	Encoding string `json:"encoding"` // the Content-Encoding, if the client can read it
 	SHA256   string `json:"sha256"`
 	Bytes    int    `json:"bytes"`
 	Error    string `json:"error"`
 }
 
-// expectReadings fails the test unless each list was read in each way, and is what it is without compression.
+// expectReadings fails the test unless each list was read in each way, and equals its uncompressed form.
 func expectReadings(t *testing.T, lists []compressed, ways []string, readings []reading) {
 	t.Helper()
 	if got, want := len(readings), len(lists)*len(ways); got != want {
@@ -191,7 +191,7 @@ func TestGzipReadByCurl(t *testing.T) {
 		dir := t.TempDir()
 		for i, l := range lists {
 			body, header := filepath.Join(dir, fmt.Sprint(i)), filepath.Join(dir, fmt.Sprint(i, ".header"))
-			agent := "reader/1" // else it gets indented JSON, unless it says that it does not want that
+			agent := "reader/1" // curl's default agent gets indented JSON, unless the query disables it
 			if strings.Contains(l.Target, "pretty=false") {
 				agent = "curl/7"
 			}
@@ -215,7 +215,7 @@ func TestGzipReadByCurl(t *testing.T) {
 	expectReadings(t, lists, ways, readings)
 }
 
-// TestGzipReadByCurlIndented: what curl asks for when nothing is said about it.
+// TestGzipReadByCurlIndented: the default request of curl, which gets indented JSON.
 func TestGzipReadByCurlIndented(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -235,7 +235,7 @@ func TestGzipReadByCurlIndented(t *testing.T) {
 	}
 }
 
-// TestGzipReadByNode: fetch decodes by itself; https and http2 leave that to zlib.
+// TestGzipReadByNode: fetch decompresses by itself; with https and http2 the test uses zlib.
 func TestGzipReadByNode(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

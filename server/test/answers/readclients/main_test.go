@@ -1,10 +1,10 @@
-// Package readclients lets clients that others wrote read from the binary with the byte path on: kubectl, client-go,
-// controller-runtime, the JavaScript client, curl, Node and Chromium. It also looks from outside at what a handler in
-// front of upstream's must not lose: audit events, request metrics, traces, seats of priority and fairness, and answers to
-// paths and methods that are not its own; there both engines read one etcd, and upstream's answer is the right one.
+// Package readclients makes third-party clients read from the binary with the byte path on: kubectl, client-go, controller-runtime,
+// the JavaScript client, curl, Node and Chromium. It also tests features that a handler in front of upstream's must preserve: audit
+// events, request metrics, traces, seats of priority and fairness, and answers to paths and methods that it does not handle. In
+// these tests both engines read one etcd, and upstream's answer is the reference.
 //
-// Node, npm, curl and Chromium are used where they are installed; otherwise their tests are skipped, or fail if
-// STRATA_TEST_REQUIRE (a list with commas) names them.
+// Node, npm, curl and Chromium are used where they are installed; otherwise their tests are skipped, or fail if STRATA_TEST_REQUIRE
+// (a comma-separated list) names them.
 package readclients
 
 import (
@@ -21,10 +21,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 2 * time.Minute
 
-// The servers of this package. Controllers run beside cluster only: nobody but a test writes to what the others serve.
+// The servers of this package. Controllers run beside cluster only: on the other servers only tests write.
 var (
 	cluster *harness.Server // `strata up`
 	both    *engines
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// inParallel calls do for 0 to n-1, a few at a time.
+// inParallel calls do for 0 to n-1, with a few concurrent calls.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
 	group, ctx := errgroup.WithContext(ctx)
@@ -73,8 +73,8 @@ func gizmo(name, want string) object {
 	return object{"apiVersion": gizmoGroup + "/v1", "kind": "Gizmo", "metadata": object{"name": name}, "spec": object{"want": want}}
 }
 
-// createGizmos creates the definition of the custom resource of these tests, if it is not there, and returns when all
-// the servers serve it.
+// createGizmos creates the definition of the custom resource of these tests, if it does not exist, and returns when all the servers
+// serve it.
 func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 	t.Helper()
 	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
@@ -94,7 +94,7 @@ func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 	}
 	for _, api := range servers {
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			// Discovery knows it later than its own path does; clients ask discovery.
+			// Discovery lists the resource later than its path is served; clients use discovery.
 			for _, path := range []string{gizmoPrefix, gizmoPrefix + "/gizmos"} {
 				r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 				if err != nil || r.Code != http.StatusOK {

@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestOneName: a user who may read nothing but one name lists and watches it with a field selector that names it, and
-// learns about no other object, however the selector or the path is put.
+// TestOneName: a user who may read only one name lists and watches it with a field selector for that name. No other form of
+// selector or path shows another object.
 func TestOneName(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -62,7 +62,7 @@ func TestOneName(t *testing.T) {
 		"?" + one + "%2Cmetadata.namespace%3D" + namespace: http.StatusOK,
 		"?fieldSelector=metadata.name%21%3Done":            http.StatusForbidden,
 		"?fieldSelector=metadata.name%3D%3Done":            http.StatusOK,
-		// What the two say is upstream's to decide; nothing of the other object may be in it.
+		// Upstream decides the answer to two selectors; it must not contain the other object.
 		"?" + one + "&" + other:                             0,
 		"?" + other + "&" + one:                             0,
 		"?" + one + "&" + other + watch:                     0,

@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// fillPaths creates a namespace in which there is one object of some kinds, which both engines know.
+// fillPaths creates a namespace with one object of some kinds, and returns when both engines have observed them.
 func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace string) {
 	t.Helper()
 	api := both.strata.API()
@@ -33,19 +33,19 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 	return namespace
 }
 
-// TestPathsAndMethods: what is not a plain read of a plain path is answered as upstream answers it, header by header.
+// TestPathsAndMethods: requests other than simple reads of canonical paths get upstream's answer, with equal headers.
 func TestPathsAndMethods(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "paths")
 	var requests []request
 	for _, target := range []string{
-		// Plain.
+		// Canonical.
 		"/api/v1/namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS/configmaps/one",
 		"/apis/test.example.com/v1/namespaces/NS/gizmos",
 		"/apis/test.example.com/v1/namespaces/NS/gizmos/one",
-		"/api/v1/namespaces/NS/endpoints", // deprecated: with a warning
+		"/api/v1/namespaces/NS/endpoints", // deprecated: with a Warning header
 		"/api/v1/namespaces/NS/endpoints/one",
 		"/api/v1/namespaces/NS",
 		// Not canonical.
@@ -53,7 +53,7 @@ func TestPathsAndMethods(t *testing.T) {
 		"/api//v1/namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS//configmaps",
 		"/api/v1/namespaces/NS/configmaps//one",
-		"/api/v1/namespaces//replicationcontrollers", // of all namespaces: nobody else may write them
+		"/api/v1/namespaces//replicationcontrollers", // of all namespaces: other tests must not write these
 		"/api/v1/namespaces//configmaps/one",
 		"/api/v1/./namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS/configmaps/./one",
@@ -77,7 +77,7 @@ func TestPathsAndMethods(t *testing.T) {
 		"/api/v1/namespaces/NS/configmaps;x=y",
 		"/api/v1/namespaces/NS/configmaps/one?",
 		"https://127.0.0.1/api/v1/namespaces/NS/configmaps/one",
-		// What does not exist.
+		// Missing objects and resources.
 		"/api/v1/namespaces/NS/configmaps/two",
 		"/apis/test.example.com/v1/namespaces/NS/gizmos/two",
 		"/api/v1/namespaces/nowhere/configmaps",
@@ -97,13 +97,13 @@ func TestPathsAndMethods(t *testing.T) {
 		"/api/v1/namespaces/NS/configmaps/one/status",
 		"/api/v1/namespaces/NS/status",
 		"/api/v1/namespaces/NS/finalize",
-		// Watches in the path: one name, a namespace, everything.
+		// Watches by path: one name, a namespace, all namespaces.
 		"/api/v1/watch/namespaces/NS/configmaps/one?timeoutSeconds=1&resourceVersion=0",
 		"/api/v1/watch/namespaces/NS/configmaps?timeoutSeconds=1&resourceVersion=0",
 		"/api/v1/watch/namespaces/NS?timeoutSeconds=1&resourceVersion=0",
 		"/apis/test.example.com/v1/watch/namespaces/NS/gizmos?timeoutSeconds=1&resourceVersion=0",
 		"/apis/test.example.com/v1/watch/namespaces/NS/gizmos/one?timeoutSeconds=1&resourceVersion=0",
-		// Which verb a query makes of a path.
+		// Queries that change the verb of a path.
 		"/api/v1/namespaces/NS/configmaps/one?watch=true&timeoutSeconds=1&resourceVersion=0",
 		"/api/v1/namespaces/NS/configmaps?watch=1&timeoutSeconds=1&resourceVersion=0",
 		"/api/v1/namespaces/NS/configmaps?watch&timeoutSeconds=1&resourceVersion=0",
@@ -114,13 +114,13 @@ func TestPathsAndMethods(t *testing.T) {
 		"/api/v1/namespaces/NS/configmaps?watch=true&watch=false&timeoutSeconds=1&resourceVersion=0",
 		"/apis/test.example.com/v1/namespaces/NS/gizmos/one?watch=true&timeoutSeconds=1&resourceVersion=0",
 		"/apis/test.example.com/v1/namespaces/NS/gizmos?watch=false&watch=true&timeoutSeconds=1&resourceVersion=0",
-		// Queries that are wrong, or say something twice.
+		// Queries with invalid or repeated parameters.
 		"/api/v1/namespaces/NS/configmaps?limit=x",
 		"/api/v1/namespaces/NS/configmaps?limit=1&limit=x",
 		"/api/v1/namespaces/NS/configmaps?labelSelector=%21%21",
 		"/api/v1/namespaces/NS/configmaps?fieldSelector=data.x%3Dy",
 		"/api/v1/namespaces/NS/configmaps?resourceVersion=x",
-		// (A GET with a resource version that is none is 500 at upstream's, and 400 with us.)
+		// (A GET with an invalid resource version is omitted: upstream answers 500, Strata 400.)
 		"/api/v1/namespaces/NS/configmaps?resourceVersionMatch=Exact",
 		"/api/v1/namespaces/NS/configmaps?continue=x",
 		"/api/v1/namespaces/NS/configmaps?fieldSelector=metadata.name%3Done&fieldSelector=metadata.name%3Dtwo",
@@ -159,8 +159,7 @@ func TestPathsAndMethods(t *testing.T) {
 	both.sameAnswers(t, ctx, requests)
 }
 
-// TestPretty: browsers, curl and Wget get JSON that people can read, and so does whoever asks for it. In watches there is
-// one line to an event, whoever asks.
+// TestPretty: browsers, curl and Wget get indented JSON, and so do requests with ?pretty. A watch always has one line per event.
 func TestPretty(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -193,7 +192,7 @@ func TestPretty(t *testing.T) {
 		}
 		if strings.HasSuffix(path, "/one") {
 			add(path, "pretty=true", "", metadata, true)
-			add(path, "watch=true", "curl/7.88.1", "", true) // the path of an object is no watch
+			add(path, "watch=true", "curl/7.88.1", "", true) // an object's path is a GET, even with watch=true
 		} else {
 			add(path, "watch=true&timeoutSeconds=1&resourceVersion=0", "curl/7.88.1", "", false)
 			add(path, "watch=true&timeoutSeconds=1&resourceVersion=0&pretty=true", "curl/7.88.1", metadata, false)

@@ -12,7 +12,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// requestMetrics are what upstream's handlers record of a request. Durations differ, how often they are taken does not.
+// requestMetrics are the metrics that upstream's handlers record for a request. Durations differ, their counts do not.
 var requestMetrics = []string{
 	"apiserver_request_total",
 	"apiserver_request_duration_seconds",
@@ -26,8 +26,8 @@ var requestMetrics = []string{
 	"apiserver_requested_deprecated_apis",
 }
 
-// TestRequestMetrics sends the same requests to both engines and compares by how much each time series has grown. They
-// are about resources that nobody else reads.
+// TestRequestMetrics sends the same requests to both engines and compares the increase of each time series. No other test reads
+// their resources.
 func TestRequestMetrics(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
@@ -53,7 +53,7 @@ func TestRequestMetrics(t *testing.T) {
 
 	const initial = "watch=true&timeoutSeconds=1&resourceVersionMatch=NotOlderThan&sendInitialEvents=true&allowWatchBookmarks=true"
 	const protobuf, metadata = "application/vnd.kubernetes.protobuf", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
-	// GET and WATCH with a resource version that is none are left out: they are 500 at upstream's, and 400 with us.
+	// GET and WATCH with an invalid resource version are omitted: upstream answers 500, Strata 400.
 	type request struct{ token, method, target, accept string }
 	var requests []request
 	for _, resource := range []struct{ all, in string }{
@@ -107,7 +107,7 @@ func TestRequestMetrics(t *testing.T) {
 			_, err := engine.raw(ctx, r.token, r.method, r.target, header)
 			return err
 		}))
-		// What is recorded after the answer's last byte takes a moment: read until nothing changes between two readings.
+		// Some metrics are recorded after the answer's last byte: read until two readings are equal.
 		var last []sample
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			now, err := scrape(ctx, engine.API(), requestMetrics...)
@@ -148,12 +148,12 @@ func TestRequestMetrics(t *testing.T) {
 	}
 }
 
-// TestLongRunningGauge: an open watch counts as one long-running request, until it ends.
+// TestLongRunningGauge: an open watch counts as one long-running request until it ends.
 func TestLongRunningGauge(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, both.strata.API(), both.upstream.API())
-	for path, labels := range map[string]map[string]string{ // of watches that nobody else has
+	for path, labels := range map[string]map[string]string{ // watches that no other test has
 		"/api/v1/namespaces/default/replicationcontrollers": {"verb": "WATCH", "group": "", "version": "v1", "resource": "replicationcontrollers", "subresource": "", "scope": "namespace", "component": "apiserver"},
 		gizmoPrefix + "/gizmos":                             {"verb": "WATCH", "group": gizmoGroup, "version": "v1", "resource": "gizmos", "subresource": "", "scope": "cluster", "component": "apiserver"},
 	} {

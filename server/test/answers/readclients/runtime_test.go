@@ -24,8 +24,8 @@ import (
 
 var gizmoKind = schema.GroupVersionKind{Group: gizmoGroup, Version: "v1", Kind: "Gizmo"}
 
-// useControllerRuntime runs a manager with two controllers: one writes the status of custom resources and a ConfigMap for
-// each, the other one reconciles the ConfigMaps, of which its cache holds metadata.
+// useControllerRuntime runs a manager with two controllers: one writes the status of custom resources and a ConfigMap for each, the
+// other reconciles the ConfigMaps, with a metadata-only cache.
 func useControllerRuntime(t *testing.T, ctx context.Context) {
 	namespace := newClusterNamespace(t, ctx)
 	manager, err := ctrl.NewManager(cluster.Config, ctrl.Options{
@@ -60,7 +60,7 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 		harness.Check(t, unstructured.SetNestedField(o.Object, fmt.Sprint(i), "spec", "want"))
 		harness.Check(t, manager.GetClient().Create(ctx, o))
 	}
-	reader := manager.GetAPIReader() // asks the server, not the cache
+	reader := manager.GetAPIReader() // reads from the server, not from the cache
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(gizmoKind.GroupVersion().WithKind("GizmoList"))
@@ -83,11 +83,11 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("get what is not there: %v, want NotFound", err)
 	}
-	// Gone from the server is gone from the cache.
+	// A deletion on the server removes the object from the cache.
 	harness.Check(t, cluster.API().Delete(ctx, maps(namespace)+"/gizmo-0"))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := cluster.API().Do(ctx, http.MethodGet, maps(namespace)+"/gizmo-0", "", nil)
-		return err == nil && r.Code == http.StatusOK, err // the controller that owns it has made it again
+		return err == nil && r.Code == http.StatusOK, err // its owner's controller has created it again
 	}))
 }
 
@@ -97,7 +97,7 @@ func newGizmo() *unstructured.Unstructured {
 	return o
 }
 
-// gizmoReconciler makes a ConfigMap for each custom resource and notes that in its status.
+// gizmoReconciler creates a ConfigMap for each custom resource and records it in the status.
 type gizmoReconciler struct{ client client.Client }
 
 func (r *gizmoReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
@@ -123,12 +123,12 @@ func (r *gizmoReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 	}
 	err := r.client.Status().Update(ctx, o)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return ctrl.Result{}, nil // the change that came first brings this object here again
+		return ctrl.Result{}, nil // a conflicting change queues this object again
 	}
 	return ctrl.Result{}, err
 }
 
-// mapReconciler notes what is in each ConfigMap.
+// mapReconciler records the content of each ConfigMap.
 type mapReconciler struct {
 	client client.Client
 

@@ -14,14 +14,15 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// sample is one time series of a server at one time. Of a histogram there are two, with _count and _sum added to its name.
+// sample is the value of one time series of a server at one time. A histogram has two samples, with _count and _sum added to its
+// name.
 type sample struct {
 	name   string
 	labels map[string]string
 	value  float64
 }
 
-// String is the name and the labels, as Prometheus writes them, in the order of their names.
+// String returns the name and the labels as Prometheus writes them, with label names sorted.
 func (s sample) String() string {
 	var pairs []string
 	for name, value := range s.labels {
@@ -47,7 +48,7 @@ func scrape(ctx context.Context, api *harness.API, names ...string) ([]sample, e
 	}
 	var samples []sample
 	for _, name := range names {
-		for _, metric := range families[name].GetMetric() { // none yet, if nothing was counted
+		for _, metric := range families[name].GetMetric() { // missing until the first count
 			labels := map[string]string{}
 			for _, pair := range metric.GetLabel() {
 				labels[pair.GetName()] = pair.GetValue()
@@ -67,7 +68,7 @@ func scrape(ctx context.Context, api *harness.API, names ...string) ([]sample, e
 	return samples, nil
 }
 
-// since returns by how much each of the samples has grown since before, without those that have not.
+// since returns the increase of each sample since before, without samples that have not increased.
 func since(before, after []sample) []sample {
 	was := map[string]float64{}
 	for _, s := range before {

@@ -10,10 +10,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// crowd is the priority level of a user whose requests must take turns: it has one seat.
+// crowd is the priority level of a user whose requests are executed one at a time: it has one seat.
 const crowd = "crowd"
 
-// createCrowd makes a priority level with a single seat, and gives the reader's requests to it.
+// createCrowd creates a priority level with a single seat, and assigns the reader's requests to it.
 func createCrowd(t *testing.T, ctx context.Context, engine *engine) {
 	t.Helper()
 	api := engine.API()
@@ -46,7 +46,7 @@ func createCrowd(t *testing.T, ctx context.Context, engine *engine) {
 	}))
 }
 
-// grantReader lets the reader read everything.
+// grantReader lets the reader read all objects.
 func grantReader(t *testing.T, ctx context.Context, engine *engine) {
 	t.Helper()
 	const rbac = "/apis/rbac.authorization.k8s.io/v1"
@@ -68,7 +68,7 @@ func grantReader(t *testing.T, ctx context.Context, engine *engine) {
 	}))
 }
 
-// seats returns how many requests of the crowd hold a seat, and how many wait for one.
+// seats returns the numbers of executing and of queued requests of the crowd.
 func seats(ctx context.Context, api *harness.API) (executing, waiting float64, err error) {
 	samples, err := scrape(ctx, api, "apiserver_flowcontrol_current_executing_seats", "apiserver_flowcontrol_current_inqueue_requests")
 	for _, s := range samples {
@@ -84,7 +84,7 @@ func seats(ctx context.Context, api *harness.API) (executing, waiting float64, e
 	return executing, waiting, err
 }
 
-// awaitFreeSeats returns when no request of the crowd holds a seat or waits for one.
+// awaitFreeSeats returns when the crowd has no executing and no queued requests.
 func awaitFreeSeats(ctx context.Context, api *harness.API) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		executing, waiting, err := seats(ctx, api)
@@ -95,8 +95,8 @@ func awaitFreeSeats(ctx context.Context, api *harness.API) error {
 	})
 }
 
-// TestWatchesReleaseTheirSeats: where one seat is all there is, many watches of every form are open at the same time, and
-// get what happens later: each has given its seat back when its initial events were out.
+// TestWatchesReleaseTheirSeats: at a priority level with one seat, many watches of every form are open at the same time, and
+// receive later events: each has released its seat after its initial events.
 func TestWatchesReleaseTheirSeats(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -110,9 +110,9 @@ func TestWatchesReleaseTheirSeats(t *testing.T) {
 	var watches []*harness.Watch
 	for _, path := range []string{maps(namespace), gizmos(namespace)} {
 		for query, initial := range map[string]int{
-			"":                                    1, // the object that is there
+			"":                                    1, // the existing object
 			"resourceVersion=0":                   1,
-			initialEvents:                         2, // and the bookmark after it
+			initialEvents:                         2, // and the bookmark after the existing object
 			initialEvents + "&resourceVersion=0":  2,
 			"labelSelector=none":                  0,
 			"fieldSelector=metadata.name%3Dlater": 0,
@@ -142,7 +142,7 @@ func TestWatchesReleaseTheirSeats(t *testing.T) {
 	if err := awaitFreeSeats(ctx, api); err != nil {
 		t.Errorf("%d watches are open: %v", len(watches), err)
 	}
-	// Who comes now is served.
+	// A new request is served.
 	r := harness.Must[*harness.Response](t)(reader.Do(ctx, http.MethodGet, maps(namespace)+"/one", "", nil))
 	if r.Code != http.StatusOK {
 		t.Error(r.Err())

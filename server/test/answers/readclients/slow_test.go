@@ -21,12 +21,12 @@ import (
 const (
 	bigObjects     = 40
 	bigObjectBytes = 900 << 10
-	// bigListBytes is far more than what the sockets on the way hold (about 10 MB on Linux's loopback).
+	// bigListBytes is far above the capacity of the socket buffers (about 10 MB on Linux's loopback).
 	bigListBytes = bigObjects * bigObjectBytes
 )
 
-// TestSlowReaders: clients that read a big list at one byte a second are ended by the request timeout, after which their
-// seats are free; meanwhile memory does not grow by what they have not read.
+// TestSlowReaders: the request timeout ends clients that read a big list at one byte a second, and releases their seats; meanwhile
+// memory does not grow by their unread bytes.
 func TestSlowReaders(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -85,7 +85,7 @@ func TestSlowReaders(t *testing.T) {
 
 	t.Run("memory", func(t *testing.T) {
 		ctx := harness.Context(t, testTimeout)
-		// What is alive, not what is resident: the latter has room left from what was garbage before.
+		// Live heap, not resident memory: the latter includes freed memory.
 		live := func() float64 {
 			t.Helper()
 			r := harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, "/debug/pprof/heap", "gc=1", nil))
@@ -95,7 +95,7 @@ func TestSlowReaders(t *testing.T) {
 			return total(harness.Must[[]sample](t)(scrape(ctx, api, "go_memstats_heap_alloc_bytes")), nil)
 		}
 		r := harness.Must[*harness.Response](t)(server.send(ctx, adminToken, http.MethodGet, path, "", http.Header{"Accept-Encoding": {"identity"}}))
-		if len(r.Body) < bigListBytes { // now what is kept has been made
+		if len(r.Body) < bigListBytes { // now the cached encodings exist
 			t.Fatalf("the list has %d bytes, want at least %d", len(r.Body), bigListBytes)
 		}
 		before := live()
@@ -119,7 +119,7 @@ func TestSlowReaders(t *testing.T) {
 	})
 }
 
-// openHTTP1 sends a LIST over a connection of its own and returns when the answer begins.
+// openHTTP1 sends a LIST over a connection of its own and returns when the headers of the answer arrive.
 func (e *engine) openHTTP1(ctx context.Context, token, path string) (*slowReader, error) {
 	conn, err := e.dial(ctx)
 	if err != nil {
@@ -140,7 +140,7 @@ func (e *engine) openHTTP1(ctx context.Context, token, path string) (*slowReader
 	return readSlowly(resp.Body, func() { conn.Close() }, nil), nil
 }
 
-// openHTTP2 sends a LIST and returns when the answer begins.
+// openHTTP2 sends a LIST and returns when the headers of the answer arrive.
 func (e *engine) openHTTP2(ctx context.Context, token, path string) (*slowReader, error) {
 	client, err := rest.HTTPClientFor(e.ConfigFor(token))
 	if err != nil {
@@ -162,14 +162,14 @@ func (e *engine) openHTTP2(ctx context.Context, token, path string) (*slowReader
 	return readSlowly(resp.Body, func() { resp.Body.Close() }, client), nil
 }
 
-// slowReader reads one byte a second until it is told to finish.
+// slowReader reads one byte a second until finish is called.
 type slowReader struct {
 	close  func()
-	client *http.Client  // sends other requests over the same connection; nil where only one goes over it
-	hurry  chan struct{} // closed: read the rest as fast as it comes
-	ended  chan struct{} // closed when there is no more; n and err are set before
+	client *http.Client  // sends other requests over the same connection; nil for HTTP/1.1
+	hurry  chan struct{} // closed: read the rest at full speed
+	ended  chan struct{} // closed at the end of the body; n and err are set before
 	n      int64
-	err    error // nil if the body came to its proper end
+	err    error // nil if the body was complete
 }
 
 func readSlowly(body io.Reader, close func(), client *http.Client) *slowReader {
@@ -197,7 +197,7 @@ func (r *slowReader) read(body io.Reader) {
 	}
 }
 
-// another sends the administrator's request over the connection of the list, if that can be done, which has to succeed.
+// another sends the administrator's request over the connection of the list, if possible, and requires its success.
 func (r *slowReader) another(ctx context.Context, url string) error {
 	if r.client == nil {
 		return nil
@@ -219,7 +219,7 @@ func (r *slowReader) another(ctx context.Context, url string) error {
 	return nil
 }
 
-// finish reads what is left and returns how much was read in all, with an error unless the body came to its proper end.
+// finish reads the rest and returns the total number of bytes, with an error unless the body was complete.
 func (r *slowReader) finish() (int64, error) {
 	close(r.hurry)
 	<-r.ended

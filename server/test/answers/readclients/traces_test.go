@@ -18,7 +18,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// collector receives spans (OTLP over gRPC) and keeps those of traces that the tests began.
+// collector receives spans (OTLP over gRPC) and records those of traces that the tests began.
 type collector struct {
 	collectorpb.UnimplementedTraceServiceServer
 	address string
@@ -30,7 +30,7 @@ type collector struct {
 func startCollector(e *harness.Env) *collector {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		panic(err) // loopback has a free port, or nothing else will work either
+		panic(err) // without a free port on loopback the other tests fail too
 	}
 	c := &collector{address: listener.Addr().String(), spans: map[string][]*tracepb.Span{}}
 	server := grpc.NewServer()
@@ -63,8 +63,8 @@ func (c *collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceR
 	return &collectorpb.ExportTraceServiceResponse{}, nil
 }
 
-// await returns the spans of a trace when it has the request's span, whose parent the client is, and a span with the name
-// given. Spans arrive in the order in which they end, that of the request after those of what it calls.
+// await returns the spans of a trace once it has the request's span, whose parent is the client's, and a span with the name
+// handler. Spans arrive in the order in which they end, the request's span after those of its callees.
 func (c *collector) await(ctx context.Context, trace, handler string) (root *tracepb.Span, all []*tracepb.Span, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		c.mu.Lock()
@@ -84,7 +84,7 @@ func (c *collector) await(ctx context.Context, trace, handler string) (root *tra
 
 const clientSpan = "00f067aa0ba902b7"
 
-// TestTraces: a traced request leaves the same spans with either engine, but for those of upstream's watch cache and of etcd.
+// TestTraces: a traced request leaves the same spans with both engines, except those of upstream's watch cache and of etcd.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -120,7 +120,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// attributes returns what of a span does not depend on the time, the port and the length of an answer.
+// attributes returns the attributes of a span that do not depend on the time, the port or the length of an answer.
 func attributes(span *tracepb.Span) string {
 	var pairs []string
 	for _, a := range span.Attributes {
@@ -133,7 +133,7 @@ func attributes(span *tracepb.Span) string {
 	return strings.Join(pairs, " ")
 }
 
-// inHandlers describes the spans of upstream's handlers, and their events, a line each.
+// inHandlers describes the spans of upstream's handlers, and their events, one per line.
 func inHandlers(spans []*tracepb.Span) string {
 	var lines []string
 	for _, span := range spans {

@@ -14,7 +14,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestWatchOverWebSocket: each event is a message, with either engine.
+// TestWatchOverWebSocket: each event is one message, with both engines.
 func TestWatchOverWebSocket(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -40,7 +40,7 @@ func (e *engine) firstMessage(ctx context.Context, target string) (string, error
 	}
 	dialer := websocket.Dialer{TLSClientConfig: tlsConfig}
 	conn, resp, err := dialer.DialContext(ctx, "wss"+strings.TrimPrefix(e.URL, "https")+target, http.Header{
-		"Authorization": {"Bearer " + adminToken}, "Origin": {e.URL}, // without an origin there is no handshake
+		"Authorization": {"Bearer " + adminToken}, "Origin": {e.URL}, // without an Origin header the handshake fails
 	})
 	if err != nil {
 		if resp != nil {

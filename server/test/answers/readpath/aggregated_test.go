@@ -12,10 +12,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// aggregatedAnswer is what the other server says to every request.
+// aggregatedAnswer is the aggregated server's answer to every request.
 const aggregatedAnswer = `{"kind":"Elsewhere","apiVersion":"test.example.com/v1"}`
 
-// startAggregated starts a server on this host and returns the service that an APIService names it by.
+// startAggregated starts a server on this host and returns the service for an APIService that refers to it.
 func startAggregated(t *testing.T, ctx context.Context) (service object) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -30,7 +30,7 @@ func startAggregated(t *testing.T, ctx context.Context) (service object) {
 	var number int
 	_, err = fmt.Sscan(port, &number)
 	harness.Check(t, err)
-	// An API server asks a service of this kind by its name.
+	// An API server resolves a service of this kind by its external name.
 	r, err := api.Do(ctx, http.MethodPost, "/api/v1/namespaces/default/services", "", object{
 		"metadata": object{"name": "elsewhere"}, "spec": object{"type": "ExternalName", "externalName": "localhost"}})
 	harness.Check(t, err)
@@ -40,7 +40,7 @@ func startAggregated(t *testing.T, ctx context.Context) (service object) {
 	return object{"namespace": "default", "name": "elsewhere", "port": number}
 }
 
-// moveAPIService gives a group version to another server; a nil service takes it back.
+// moveAPIService assigns a group version to another server; a nil service moves it back.
 func moveAPIService(t *testing.T, ctx context.Context, name string, service object) {
 	t.Helper()
 	spec := object{"service": nil, "insecureSkipTLSVerify": nil}
@@ -48,7 +48,7 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 		spec = object{"service": service, "insecureSkipTLSVerify": true}
 	}
 	r, err := api.DoAs(ctx, http.MethodPatch, "/apis/apiregistration.k8s.io/v1/apiservices/"+name, "", "application/merge-patch+json", "", object{
-		// Without the label nobody takes it back but the test.
+		// Without the label the API server does not reset the APIService.
 		"metadata": object{"labels": object{"kube-aggregator.kubernetes.io/automanaged": nil}}, "spec": spec})
 	harness.Check(t, err)
 	if r.Code != http.StatusOK {
@@ -56,7 +56,7 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 	}
 }
 
-// TestGroupsThatMoveToOtherServers: what they answer counts, also for resources that are stored here.
+// TestGroupsThatMoveToOtherServers: the aggregated server's answers are returned, also for resources that are stored here.
 func TestGroupsThatMoveToOtherServers(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "moves")
@@ -98,7 +98,7 @@ func TestGroupsThatMoveToOtherServers(t *testing.T) {
 		for _, read := range group.read {
 			untilCode(t, ctx, read[0], read[1], http.StatusServiceUnavailable)
 		}
-		// And the APIService is deleted: what is stored here is served again.
+		// The APIService is deleted: the resources stored here are served again.
 		harness.Check(t, api.Delete(ctx, path))
 		for _, read := range group.read {
 			until(t, ctx, read[0], read[1], func(r *harness.Response) bool { return r.Code == http.StatusOK })

@@ -30,14 +30,14 @@ func TestDeprecatedVersionsWarn(t *testing.T) {
 	}
 }
 
-// TestPathsThatOnlyLookRight are answered as upstream answers them.
+// TestPathsThatOnlyLookRight get upstream's answers.
 func TestPathsThatOnlyLookRight(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "paths")
 	same(t, ctx, "/api/v1/nodes", "")
 	for _, path := range []string{
-		"/api/v1/namespaces/paths/nodes", "/api/v1/namespaces/paths/nodes/a", "/api/v1/namespaces/paths/namespaces", // they have no namespace
-		"/api/v1/configmaps/a", // it has one
+		"/api/v1/namespaces/paths/nodes", "/api/v1/namespaces/paths/nodes/a", "/api/v1/namespaces/paths/namespaces", // cluster-scoped
+		"/api/v1/configmaps/a", // namespaced
 		"/api/v1/namespaces/paths", "/api/v1/namespaces", "/api/v1/namespaces/none", "/api/v1/namespaces/paths/status",
 		"/api/v1/namespaces/paths/configmaps/kube-root-ca.crt", "/api/v1/namespaces/paths/configmaps/UPPER",
 		"/api/v1/componentstatuses/none", "/api/v1/bindings", "/api/v1/nothing", "/api/v2/pods", "/apis/apps/v1beta1/deployments", "/apis/apps/v1/configmaps",
@@ -56,7 +56,7 @@ func TestPathsThatOnlyLookRight(t *testing.T) {
 	}
 }
 
-// TestEveryBuiltInResourceIsReadFromMemory but for those that are kept out of it, or are not stored.
+// TestEveryBuiltInResourceIsReadFromMemory except excluded resources and resources that are not stored.
 func TestEveryBuiltInResourceIsReadFromMemory(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	r := get(t, ctx, api, "/api/v1", "")

@@ -8,7 +8,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// old are objects as releases wrote them that did not know some fields yet, and what is shown in their place.
+// old are objects of old releases, without fields that were added later, and the fields that reads return in addition.
 var old = []struct{ key, path, spec, shows string }{
 	{"services/specs", "services", `{"clusterIP":"10.0.0.77","ports":[{"port":80,"protocol":"TCP","targetPort":80}],"sessionAffinity":"None","type":"ClusterIP"}`,
 		`"clusterIPs":["10.0.0.77"]`},
@@ -23,7 +23,7 @@ var old = []struct{ key, path, spec, shows string }{
 		`"dataSourceRef":{"apiGroup":null,"kind":"PersistentVolumeClaim","name":"other"}`},
 }
 
-// TestOldObjectsAreCompletedWhenTheyAreRead: Services and PersistentVolumeClaims are changed above the storage.
+// TestOldObjectsAreCompletedWhenTheyAreRead: Services and PersistentVolumeClaims are changed above the storage layer.
 func TestOldObjectsAreCompletedWhenTheyAreRead(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "old")

@@ -37,7 +37,7 @@ type version struct {
 
 func (d definition) name() string { return d.plural + "." + group }
 
-// object returns the definition; the first version is the one that is stored.
+// object returns the definition; the first version is the storage version.
 func (d definition) object(t *testing.T) object {
 	t.Helper()
 	var versions []any
@@ -87,7 +87,7 @@ func (d definition) create(t *testing.T, ctx context.Context) {
 	}
 }
 
-// update replaces the definition. Servers learn of it a little later.
+// update replaces the definition. Servers observe the change a little later.
 func (d definition) update(t *testing.T, ctx context.Context) {
 	t.Helper()
 	patch, err := json.Marshal(object{"spec": d.object(t)["spec"]})
@@ -109,14 +109,14 @@ func (d definition) delete(t *testing.T, ctx context.Context) {
 	harness.Check(t, api.Delete(ctx, definitionsPath+"/"+d.name()))
 }
 
-// sized is a schema with a number that has a default, and nothing else.
+// sized is a schema with one number that has a default.
 func sized(size int) string {
 	return fmt.Sprintf(`{"type":"object","properties":{"size":{"type":"integer","default":%d}}}`, size)
 }
 
 const anySpec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 
-// reads are the ways to read the object called a; its watch begins with it.
+// reads returns the ways to read the object named a; the watch includes it as an initial event.
 func (d definition) reads(version, namespace string) [][2]string {
 	return [][2]string{
 		{d.path(version, namespace) + "/a", ""},
@@ -127,7 +127,7 @@ func (d definition) reads(version, namespace string) [][2]string {
 	}
 }
 
-// TestADefinitionDecidesWhatIsRead: versions and schemas of a definition change, and with them what is read.
+// TestADefinitionDecidesWhatIsRead: changes of a definition's versions and schemas take effect in reads.
 func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "decides")
@@ -212,13 +212,13 @@ func TestADefinitionDecidesWhatIsRead(t *testing.T) {
 		for _, path := range []string{"/gadgets/a/status", "/gadgets/a/scale", "/gadgets/a/b/c", "/nothing"} {
 			same(t, ctx, "/apis/"+group+"/v1/namespaces/decides"+path, "")
 		}
-		same(t, ctx, d.path("v1", "")+"/a", "") // it is namespaced
+		same(t, ctx, d.path("v1", "")+"/a", "") // the resource is namespaced
 		same(t, ctx, "/apis/"+group+"/v9/gadgets", "")
 	})
 }
 
-// settled returns when reads of path do not ask upstream's handlers any more where they lead: only then a change of the
-// definition has to be noticed by itself.
+// settled returns when reads of path are no longer passed to upstream's handlers: from then on a change of the definition has to be
+// detected by the byte path itself.
 func settled(t *testing.T, ctx context.Context, paths ...string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
@@ -234,9 +234,9 @@ func settled(t *testing.T, ctx context.Context, paths ...string) {
 	}))
 }
 
-// TestADefinitionThatChangesOften is read while it changes, so that some readers look at it before the handler of custom
-// resources has replaced its storage. None of them may go on with the old one. Other definitions, which change and are
-// read at the same time, keep that handler busy.
+// TestADefinitionThatChangesOften is read while it changes, so that some readers use it before the handler of custom resources has
+// replaced its storage. No reader may continue with the old storage. Concurrent changes and reads of other definitions add load to
+// that handler.
 func TestADefinitionThatChangesOften(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "often")
@@ -272,7 +272,7 @@ func TestADefinitionThatChangesOften(t *testing.T) {
 			definitions[i].versions[0].spec = sized(size)
 			definitions[i].update(t, ctx)
 		}
-		// What is indented is upstream's handlers' answer, on the same server.
+		// Indented answers come from upstream's handlers, on the same server.
 		for bytes.Contains(get(t, ctx, api, d.path("v1", "often")+"/a", "pretty=true").Body, fmt.Appendf(nil, `"size": %d`, size-1)) {
 		}
 		for _, read := range d.reads("v1", "often") {
@@ -286,7 +286,7 @@ func TestADefinitionThatChangesOften(t *testing.T) {
 	}
 }
 
-// TestWatchesOfTheOldFormEnd when the definition changes, and not before their storage is given up.
+// TestWatchesOfTheOldFormEnd when the definition changes, and not before their storage is released.
 func TestWatchesOfTheOldFormEnd(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "watches")
@@ -318,7 +318,7 @@ func TestWatchesOfTheOldFormEnd(t *testing.T) {
 	untilBody(t, ctx, d.path("v1", "watches"), "", `"size":1`)
 }
 
-// TestADefinitionIsDeletedAndMadeAnew under the same name, with another schema and scope of versions.
+// TestADefinitionIsDeletedAndMadeAnew with the same name, with another schema and other versions.
 func TestADefinitionIsDeletedAndMadeAnew(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "anew")
@@ -367,7 +367,7 @@ func TestATerminatingDefinitionIsRead(t *testing.T) {
 	}
 }
 
-// TestADefinitionWithoutItsNamesIsNotServed: another one has them.
+// TestADefinitionWithoutItsNamesIsNotServed: another definition has the names.
 func TestADefinitionWithoutItsNamesIsNotServed(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	first := definition{plural: "firsts", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}

@@ -11,7 +11,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// listable returns the paths of a group version's resources that can be listed.
+// listable returns the paths of a group version's listable resources.
 func listable(t *testing.T, r *harness.Response, base string) (paths []string) {
 	t.Helper()
 	if r.Code != http.StatusOK {

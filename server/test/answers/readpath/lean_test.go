@@ -6,8 +6,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReadsTakeTheLeanChain: the filters of plain reads are not measured one by one, which is what tells the lean chain
-// from upstream's; those of everything else are.
+// TestReadsTakeTheLeanChain: the filters of plain reads are not measured individually, which distinguishes the lean chain from
+// upstream's; those of all other requests are.
 func TestReadsTakeTheLeanChain(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream has one chain")
@@ -17,7 +17,7 @@ func TestReadsTakeTheLeanChain(t *testing.T) {
 	_, err := api.Create(ctx, "/api/v1/namespaces/lean/configmaps", object{"metadata": object{"name": "cm"}})
 	harness.Check(t, err)
 	const path = "/api/v1/namespaces/lean/configmaps"
-	const requests = 200 // many beside those that the server sends to itself meanwhile
+	const requests = 200 // far more than the server's own requests in that time
 	const filters = `apiserver_request_filter_duration_seconds_count{filter="authorization"}`
 	for _, test := range []struct {
 		path, query string

@@ -1,7 +1,7 @@
-// Package readpath looks at what could make bytes from memory differ from what upstream's handlers would answer: definitions
-// that change, API groups that move to other servers, objects that are changed when they are read, deprecated versions.
-// Each answer is compared with that of a second server on the same etcd, which runs with --engine=upstream; and each
-// test makes sure that it was bytes from memory that it saw.
+// Package readpath tests changes that could make bytes from memory differ from the answers of upstream's handlers: definitions that
+// change, API groups that move to other servers, objects that are changed on read, deprecated versions. Each answer is compared
+// with that of a second server on the same etcd, which runs with --engine=upstream; and each test verifies that the answer was
+// bytes from memory.
 package readpath
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 2 * time.Minute
 
 // Two servers on one etcd. Neither runs controllers.
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// newNamespace creates a namespace and returns when both servers know it.
+// newNamespace creates a namespace and returns when both servers have observed it.
 func newNamespace(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	harness.Namespace(t, ctx, api, name)
@@ -62,15 +62,15 @@ func get(t *testing.T, ctx context.Context, from *harness.API, path, query strin
 	return r
 }
 
-// listVersion is the resource version of a list, which follows the writes of the servers themselves.
+// listVersion is the resource version of a list, which advances with the servers' own writes.
 var listVersion = regexp.MustCompile(`"metadata":\{("continue":"",)?"resourceVersion":"[0-9]+"`)
 
-// same reads from both servers and fails unless they answer the same: code, warnings and body. It returns the answer.
+// same reads from both servers and fails unless the answers have equal code, warnings and body. It returns the answer.
 func same(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
 	var got, want *harness.Response
 	var errs [2]error
-	var asking sync.WaitGroup // both at once: what is asked may be a watch of a second
+	var asking sync.WaitGroup // concurrently: the request may be a watch of a second
 	asking.Go(func() { got, errs[0] = api.Do(ctx, http.MethodGet, path, query, nil) })
 	asking.Go(func() { want, errs[1] = upstream.Do(ctx, http.MethodGet, path, query, nil) })
 	asking.Wait()
@@ -84,9 +84,8 @@ func same(t *testing.T, ctx context.Context, path, query string) *harness.Respon
 	return got
 }
 
-// until waits until both servers answer a read as wanted. On the server under test upstream's own handlers, to which a
-// request for indented JSON is passed on, are asked first: as soon as they answer as wanted, so has every other read, at
-// once and from then on.
+// until waits until both servers answer a read as wanted. On the server under test it polls upstream's own handlers, by a request
+// for indented JSON, which is passed to them: once they answer as wanted, every other read has to, at once and from then on.
 func until(t *testing.T, ctx context.Context, path, query string, wanted func(*harness.Response) bool) *harness.Response {
 	t.Helper()
 	poll := func(server *harness.API, query string) {
@@ -108,7 +107,7 @@ func until(t *testing.T, ctx context.Context, path, query string, wanted func(*h
 	poll(api, strings.TrimPrefix(query+"&pretty=true", "&"))
 	reads := 20
 	if strings.Contains(query, "watch=true") {
-		reads = 1 // it takes its time
+		reads = 1 // a slow read
 	}
 	for i := range reads {
 		if r := get(t, ctx, api, path, query); !wanted(r) {
@@ -131,8 +130,8 @@ func untilBody(t *testing.T, ctx context.Context, path, query, contains string) 
 	})
 }
 
-// byBytes fails unless a read is answered with bytes from memory. Other readers are counted too, above all those of a server
-// that has just started, so that it tries again when something was passed on.
+// byBytes fails unless a read is answered with bytes from memory. The metrics count other readers too, mainly those of a server
+// that has just started, so byBytes retries when a read was passed on.
 func byBytes(t *testing.T, ctx context.Context, path, query string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
@@ -155,7 +154,7 @@ func byBytes(t *testing.T, ctx context.Context, path, query string) {
 	}))
 }
 
-// passedReads returns how many reads were passed on, by the text of their series.
+// passedReads returns the number of reads that were passed on, by series.
 func passedReads(t *testing.T, ctx context.Context) map[string]float64 {
 	t.Helper()
 	return series(t, ctx, api, "strata_readpath_passed_total")
@@ -206,8 +205,7 @@ func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) m
 	return values
 }
 
-// startWatch starts a watch on a server that lasts as long as the test. A storage that has just been made may ask to come
-// back a little later.
+// startWatch starts a watch on a server that lasts as long as the test. It retries while a new storage is not ready.
 func startWatch(t *testing.T, ctx context.Context, on *harness.API, path, query string) *harness.Watch {
 	t.Helper()
 	var w *harness.Watch

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// byDesign lists all that may differ between the two servers, and why. Each entry makes equal, in both answers, what it
-// is about, and nothing else.
+// byDesign lists all permitted differences between the two servers, with reasons. Each entry makes its part of both answers equal,
+// and changes nothing else.
 var byDesign = []struct {
 	what, why string
 	apply     func(r request, got, want *response)
@@ -158,7 +158,7 @@ func startKey(body []byte) string {
 	return token.Start
 }
 
-// applyDesign takes out of both answers what may differ.
+// applyDesign removes the permitted differences from both answers.
 func applyDesign(r request, got, want *response) {
 	for _, d := range byDesign {
 		d.apply(r, got, want)

@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// engine is a server and how to speak with it without anything in between that adds, decodes or repeats.
+// engine is a server with clients that add, decode and retry nothing.
 type engine struct {
 	name         string
 	server       *harness.Server
@@ -38,16 +38,15 @@ func newEngine(name string, server *harness.Server) *engine {
 	return &engine{name: name, server: server, http1: client(true), http2: client(false)}
 }
 
-// request is what both servers are asked. The zero value is a GET by the administrator over HTTP/2 that accepts anything
-// in any form by not saying so.
+// request is a request to both servers. The zero value is the administrator's GET over HTTP/2 without an Accept header.
 type request struct {
 	method string
 	path   string
 	query  string // without the question mark
 	accept string // "" sends no Accept
-	gzip   bool   // accepts it, that is
+	gzip   bool   // sends Accept-Encoding: gzip
 	http1  bool
-	token  string // "" for the administrator's
+	token  string // "" for the administrator's token
 	agent  string // User-Agent; "" for Go's
 }
 
@@ -82,16 +81,16 @@ func or(s, otherwise string) string {
 	return otherwise
 }
 
-// response is an answer that was read to its end.
+// response is an answer that was read to the end.
 type response struct {
 	proto  string
 	code   int
 	header http.Header
 	body   []byte // decompressed
-	err    error  // how reading the body failed
+	err    error  // the error of reading the body
 }
 
-// begin sends a request and returns when the headers of the answer are there.
+// begin sends a request and returns when the headers of the answer have arrived.
 func (e *engine) begin(ctx context.Context, r request) (*http.Response, error) {
 	url := e.server.URL + r.path
 	if r.query != "" {
@@ -135,7 +134,7 @@ func (e *engine) ask(ctx context.Context, r request) (*response, error) {
 	return answer, nil
 }
 
-// decompress returns what is in a gzip member. There must be one, and nothing else.
+// decompress returns the content of a single gzip member. Anything else in data is an error.
 func decompress(data []byte) ([]byte, error) {
 	source := bytes.NewReader(data)
 	reader, err := gzip.NewReader(source)
@@ -150,7 +149,7 @@ func decompress(data []byte) ([]byte, error) {
 	return plain, err
 }
 
-// ask sends a request to both servers at the same time.
+// ask sends a request to both servers concurrently.
 func (w *world) ask(t *testing.T, ctx context.Context, r request) (answers [2]*response) {
 	t.Helper()
 	errs := make(chan error)

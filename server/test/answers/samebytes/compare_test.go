@@ -15,17 +15,17 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// same asks both servers and fails the test unless they answer the same. It returns what upstream answered.
+// same sends the request to both servers and fails the test unless the answers are equal. It returns upstream's answer.
 func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	t.Helper()
 	_, want, all := w.compare(t, ctx, r)
 	for len(all) > 0 {
-		// A server may have written something by itself, and the two may have heard of it one after the other. What differs
-		// although nothing has changed is a failure.
+		// A server may have written by itself, and the two servers may have received the change at different times. A difference
+		// without a change is a failure.
 		before, err := w.revision(ctx)
 		harness.Check(t, err)
 		if w.comparedAt(r.path) != before {
-			w.ask(t, ctx, request{path: r.path}) // a list that waits for the present
+			w.ask(t, ctx, request{path: r.path}) // a consistent list
 			w.compared.Store(r.path, before)
 		}
 		if _, want, all = w.compare(t, ctx, r); len(all) == 0 {
@@ -44,7 +44,7 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	return want
 }
 
-// compare asks both servers once, and returns what they answered and the differences that are not by design.
+// compare sends the request to both servers once, and returns the answers and the differences that byDesign does not permit.
 func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want *response, all []string) {
 	t.Helper()
 	answers := w.ask(t, ctx, r)
@@ -53,8 +53,8 @@ func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want
 	return got, want, differences(got, want)
 }
 
-// comparedAt returns the revision at which both servers have last been made to know the present for a path, or at which they
-// had come to rest before the tests began.
+// comparedAt returns the last revision at which both servers were known to be current for a path: that of an earlier comparison, or
+// that at which they had become quiet before the tests began.
 func (w *world) comparedAt(path string) int64 {
 	if rev, ok := w.compared.Load(path); ok {
 		return rev.(int64)
@@ -62,7 +62,7 @@ func (w *world) comparedAt(path string) int64 {
 	return w.quiet
 }
 
-// differences says how two answers differ.
+// differences describes the differences between two answers.
 func differences(got, want *response) []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -93,8 +93,8 @@ func differences(got, want *response) []string {
 	return all
 }
 
-// differingBytes says where two bodies differ first, with what stands around it, and whether they mean the same; "" if
-// they do not differ.
+// differingBytes describes the first difference between two bodies, with its context, and whether the bodies are semantically
+// equal; "" if they are equal.
 func differingBytes(got, want []byte) string {
 	if bytes.Equal(got, want) {
 		return ""
@@ -114,7 +114,7 @@ func differingBytes(got, want []byte) string {
 	return text
 }
 
-// excerpt quotes what stands around offset at.
+// excerpt quotes the bytes around offset at.
 func excerpt(data []byte, at int) string {
 	const before, after = 60, 140
 	from, to := max(0, at-before), min(len(data), at+after)
@@ -127,7 +127,7 @@ func excerpt(data []byte, at int) string {
 // cases names requests for subtests.
 type cases map[string]request
 
-// run asks for each case, in a subtest of its name.
+// run sends each request, in a subtest of its name.
 func (w *world) run(t *testing.T, ctx context.Context, all cases) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -135,14 +135,14 @@ func (w *world) run(t *testing.T, ctx context.Context, all cases) {
 	}
 }
 
-// settle makes both servers know the present revision for the resource at path: what a LIST from memory without a
-// consistent read shows is only as new as what its server has heard of.
+// settle brings both servers to the current revision for the resource at path: a LIST from memory without a consistent read is only
+// as new as the last event that its server has received.
 func (w *world) settle(t *testing.T, ctx context.Context, path string) {
 	t.Helper()
 	harness.Check(t, w.awaitList(ctx, path))
 }
 
-// awaitList returns when both servers list what is at path: a resource that nobody has asked for may not be in memory.
+// awaitList returns when both servers list path: a resource without earlier requests may not be in memory.
 func (w *world) awaitList(ctx context.Context, path string) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		for _, e := range w.engines {

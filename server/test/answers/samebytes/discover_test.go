@@ -45,13 +45,13 @@ func (r resource) in(namespace string) string {
 	return r.root() + "/namespaces/" + namespace + "/" + r.gvr.Resource
 }
 
-// stored says whether objects are kept in etcd.
+// stored reports whether objects are stored in etcd.
 func (r resource) stored() bool { return r.gvr.Resource != "componentstatuses" }
 
-// unserved are the groups of APIServices behind which there is nobody.
+// unserved are the groups of APIServices without a running backend.
 var unserved = []string{"foo.com", "remote.example.com", "old.example.com"}
 
-// discover returns all resources that can be listed, in all versions.
+// discover returns all listable resources, in all versions.
 func discover(ctx context.Context, api *harness.API) ([]resource, error) {
 	var groups struct {
 		Groups []struct {
@@ -100,7 +100,7 @@ func discover(ctx context.Context, api *harness.API) ([]resource, error) {
 	return found, nil
 }
 
-// read gets JSON, again while the server is not ready to answer.
+// read gets JSON, and retries until the server is ready.
 func read(ctx context.Context, api *harness.API, path string, into any) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)

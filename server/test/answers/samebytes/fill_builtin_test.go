@@ -21,15 +21,14 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// createStubs creates an object of every built-in resource through the API: those with which upstream tests where its
-// objects are stored.
+// createStubs creates an object of every built-in resource through the API, with the data of upstream's test of storage paths.
 func createStubs(ctx context.Context, api *harness.API, resources []resource) error {
 	stubs := upstream.GetEtcdStorageDataForNamespace(stubNamespace)
 	var errs []error
 	for _, r := range resources {
 		stub, ok := stubs[r.gvr]
 		if !ok {
-			continue // a version whose objects another version creates; TestEveryResource sees if none does
+			continue // objects of this version are created through another one; TestEveryResource detects a missing one
 		}
 		o := object{}
 		if err := json.Unmarshal([]byte(stub.Stub), &o); err != nil {
@@ -45,17 +44,17 @@ func createStubs(ctx context.Context, api *harness.API, resources []resource) er
 	return errors.Join(errs...)
 }
 
-// releases are the directories of k8s.io/api/testdata, each of which holds an object of every kind and version with every
-// field set, as that release encoded it.
+// releases are the directories of k8s.io/api/testdata. Each contains an object of every kind and version with every field set,
+// encoded by that release.
 var releases = []string{"HEAD", "v1.33.0", "v1.35.0"}
 
-// tooOddToStartWith are the resources that a server repairs when it starts, and gives up if it cannot.
+// tooOddToStartWith are the resources that a server repairs when it starts; it exits if it cannot.
 var tooOddToStartWith = map[string]bool{"services": true, "servicecidrs": true, "ipaddresses": true}
 
-// storeFixtures writes these objects to etcd as they might have been stored: by every release, in every version that
-// can still be decoded, as protobuf and as JSON. Admission would not let them pass.
+// storeFixtures writes these objects to etcd as they might have been stored: by every release, in every version that can still be
+// decoded, as protobuf and as JSON. Admission would reject them.
 //
-// Without late it leaves out those that a server refuses to start with, and with late it writes those only.
+// Without late it omits the objects with which a server does not start; with late it writes only those.
 func storeFixtures(ctx context.Context, kv *clientv3.Client, resources []resource, late bool) error {
 	dir, err := moduleDir("k8s.io/api")
 	if err != nil {
@@ -87,7 +86,7 @@ func storeFixtures(ctx context.Context, kv *clientv3.Client, resources []resourc
 			if data, err = renamed(data, encoding, namespace, name); err != nil {
 				return fmt.Errorf("%s: %w", file, err)
 			}
-			// Versions that this release has forgotten would make lists fail.
+			// Versions that this release no longer knows would make lists fail.
 			if _, err := runtime.Decode(legacyscheme.Codecs.UniversalDecoder(), data); err != nil {
 				continue
 			}
@@ -99,7 +98,7 @@ func storeFixtures(ctx context.Context, kv *clientv3.Client, resources []resourc
 	return nil
 }
 
-// fixtureName takes apart a name such as apps.v1.Deployment.pb or rbac.authorization.k8s.io.v1.Role.json.
+// fixtureName parses a name such as apps.v1.Deployment.pb or rbac.authorization.k8s.io.v1.Role.json.
 func fixtureName(name string) (group, version, kind, encoding string, ok bool) {
 	parts := strings.Split(name, ".")
 	n := len(parts)
@@ -112,7 +111,7 @@ func fixtureName(name string) (group, version, kind, encoding string, ok bool) {
 	return group, parts[n-3], parts[n-2], parts[n-1], true
 }
 
-// storedBy returns the resource that stores objects of the kind. Those of group extensions have moved to others.
+// storedBy returns the resource that stores objects of the kind. Resources of group extensions have moved to other groups.
 func storedBy(resources []resource, group, kind string) *resource {
 	for _, r := range resources {
 		if r.kind == kind && !r.custom && (r.gvr.Group == group || group == "extensions" && (r.gvr.Group == "apps" || r.gvr.Group == "networking.k8s.io")) {
@@ -122,7 +121,7 @@ func storedBy(resources []resource, group, kind string) *resource {
 	return nil
 }
 
-// storagePrefixes returns for each resource the key below which its objects lie: namespace and name follow.
+// storagePrefixes returns the key prefix of each resource; namespace and name follow it.
 func storagePrefixes() map[string]string {
 	const namespace = "n"
 	prefixes := map[string]string{}
@@ -150,7 +149,7 @@ func renamed(data []byte, encoding, namespace, name string) ([]byte, error) {
 	serializer := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 	o, err := runtime.Decode(serializer, data)
 	if runtime.IsNotRegisteredError(err) {
-		return data, nil // nobody can decode it
+		return data, nil // cannot be decoded
 	}
 	if err != nil {
 		return nil, err
@@ -164,7 +163,7 @@ func renamed(data []byte, encoding, namespace, name string) ([]byte, error) {
 	return runtime.Encode(serializer, o)
 }
 
-// moduleDir returns where the source of a module lies.
+// moduleDir returns the source directory of a module.
 func moduleDir(module string) (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {

@@ -23,7 +23,7 @@ var definitionsYAML []byte
 //go:embed testdata/created.yaml
 var createdYAML []byte
 
-// createDefinitions creates the custom resources' definitions and returns when all of them are served.
+// createDefinitions creates the definitions of the custom resources and returns when all of them are served.
 func createDefinitions(ctx context.Context, api *harness.API) error {
 	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	definitions, err := documents(definitionsYAML)
@@ -59,7 +59,7 @@ func createDefinitions(ctx context.Context, api *harness.API) error {
 	return nil
 }
 
-// createObjects creates what stands in testdata/created.yaml, and what is too long to stand there.
+// createObjects creates the objects of testdata/created.yaml, and larger generated ones.
 func createObjects(ctx context.Context, api *harness.API) error {
 	objects, err := documents(createdYAML)
 	if err != nil {
@@ -83,7 +83,7 @@ func createObjects(ctx context.Context, api *harness.API) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	// What only a controller sets.
+	// A field that only a controller sets.
 	_, err = api.Patch(ctx, "/api/v1/namespaces/"+oddNamespace+"/pods/web-1/status",
 		`{"status":{"phase":"Running","podIP":"10.1.2.3","podIPs":[{"ip":"10.1.2.3"}],"conditions":[{"type":"Ready","status":"True","lastTransitionTime":"2024-01-01T00:00:00Z"}]}}`)
 	if err != nil {
@@ -93,7 +93,7 @@ func createObjects(ctx context.Context, api *harness.API) error {
 	return err
 }
 
-// megabyte returns a text of about 1 MB as JSON stores it, all of a character and noise: it compresses, but not to nothing.
+// megabyte returns a text of about 1 MB as JSON stores it, made of one character and noise, so that it compresses to some extent.
 func megabyte(character string) string {
 	var b strings.Builder
 	for i := uint32(1); b.Len() < 900_000; i = i*1664525 + 1013904223 {
@@ -111,10 +111,10 @@ func manyAddresses() []any {
 	return []any{object{"addresses": addresses, "ports": []any{object{"port": 80}}}}
 }
 
-// clusterScoped are the kinds in testdata/created.yaml that have no namespace.
+// clusterScoped are the cluster-scoped kinds in testdata/created.yaml.
 var clusterScoped = map[string]bool{"APIService": true, "Planet": true}
 
-// collection returns the path to post o to.
+// collection returns the path for the POST of o.
 func collection(o object) string {
 	u := unstructured.Unstructured{Object: o}
 	gvr, _ := meta.UnsafeGuessKindToResource(u.GroupVersionKind())
@@ -127,7 +127,7 @@ func collection(o object) string {
 	return resource{gvr: gvr}.in(oddNamespace)
 }
 
-// bulkObjects is how many ConfigMaps namespace bulk holds. With them a list is above the 128 KiB from which responses are
+// bulkObjects is the number of ConfigMaps in namespace bulk. They make a list larger than the 128 KiB from which responses are
 // compressed.
 const bulkObjects = 250
 

@@ -13,16 +13,16 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Names that only etcd's own API lets one give. (An object without a name, with a percent sign in it, or whose name or
-// namespace are not those of its key, keeps upstream's cacher from ever becoming ready.)
+// Names that only a direct write to etcd can give. (An object without a name, with a percent sign in it, or with a name or
+// namespace other than that of its key, prevents upstream's cacher from becoming ready.)
 const (
 	nameUnicode = "ünï-東京"
 	nameUpper   = "UPPER_case"
 	nameSpaces  = "a b+c&d=e?f#g"
 )
 
-// storeOdd writes to etcd what the API would refuse, or would complete: objects as old releases stored them, without the
-// defaults of today, in other encodings, with text that is none.
+// storeOdd writes objects to etcd that the API would refuse or complete: as old releases stored them, without today's defaults, in
+// other encodings, with invalid UTF-8.
 func storeOdd(ctx context.Context, kv *clientv3.Client) error {
 	for key, value := range merged(
 		oddConfigMaps(), oldClaims(), oldPods(), oddWidgets(), oldAPIServices(), oldWorkloads(),
@@ -44,13 +44,13 @@ func merged(all ...map[string]string) map[string]string {
 	return m
 }
 
-// metadata is that of an object in namespace odd, as JSON, with more fields.
+// metadata returns the metadata of an object in namespace odd, as JSON, with additional fields.
 func metadata(name string, more ...string) string {
 	return fmt.Sprintf(`{"name":%s,"namespace":%q,"uid":"uid-%x","creationTimestamp":"2019-01-02T03:04:05Z"%s}`,
 		encoded(name), oddNamespace, name, strings.Join(append([]string{""}, more...), ","))
 }
 
-// oddConfigMaps are values that decode to something, though nobody would write them.
+// oddConfigMaps are unusual values that can still be decoded.
 func oddConfigMaps() map[string]string {
 	const dir = "configmaps/" + oddNamespace + "/"
 	configMap := func(metadata, rest string) string {
@@ -84,11 +84,11 @@ func oddConfigMaps() map[string]string {
 	}
 }
 
-// protobufOf returns a typed object as it is stored.
+// protobufOf returns a typed object in its stored form.
 func protobufOf(o runtime.Object) string {
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
 	if err != nil {
-		panic(err) // only types of the scheme are passed
+		panic(err) // callers pass only types of the scheme
 	}
 	o.GetObjectKind().SetGroupVersionKind(kinds[0])
 	data, err := runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), o)
@@ -98,7 +98,7 @@ func protobufOf(o runtime.Object) string {
 	return string(data)
 }
 
-// oldServices lack what a service got later and gets today when it is read: clusterIPs, ipFamilies, policies.
+// oldServices lack fields that were added later and are defaulted on read: clusterIPs, ipFamilies, policies.
 func oldServices() map[string]string {
 	const dir = "services/specs/" + oddNamespace + "/"
 	service := func(name, spec string) string {
@@ -127,7 +127,7 @@ func oldServices() map[string]string {
 	return stored
 }
 
-// oldClaims have only one of dataSource and dataSourceRef: the other is set when they are read.
+// oldClaims have only one of dataSource and dataSourceRef: the other is set on read.
 func oldClaims() map[string]string {
 	const dir = "persistentvolumeclaims/" + oddNamespace + "/"
 	stored := map[string]string{}
@@ -144,7 +144,7 @@ func oldClaims() map[string]string {
 	return stored
 }
 
-// oldPods have next to nothing: all else is defaulted when they are decoded.
+// oldPods have almost no fields: the rest is defaulted on decoding.
 func oldPods() map[string]string {
 	const dir = "pods/" + oddNamespace + "/"
 	pod := func(name, rest string) string {
@@ -160,7 +160,7 @@ func oldPods() map[string]string {
 	}
 }
 
-// oddWidgets are custom resources from before their schema said anything, in several of their versions.
+// oddWidgets are custom resources from before their schema had any rules, in several of their versions.
 func oddWidgets() map[string]string {
 	const dir = customGroup + "/widgets/" + oddNamespace + "/"
 	widget := func(version, name, rest string) string {
@@ -182,7 +182,7 @@ func oddWidgets() map[string]string {
 	}
 }
 
-// oldAPIServices come from before their defaults.
+// oldAPIServices lack fields that are defaulted today.
 func oldAPIServices() map[string]string {
 	const dir = "apiregistration.k8s.io/apiservices/"
 	return map[string]string{
@@ -191,7 +191,7 @@ func oldAPIServices() map[string]string {
 	}
 }
 
-// oldWorkloads are stored in versions that are served no more, and lack what those versions default.
+// oldWorkloads are stored in versions that are no longer served, and lack the defaults of those versions.
 func oldWorkloads() map[string]string {
 	const template = `{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`
 	return map[string]string{

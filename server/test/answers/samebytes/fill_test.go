@@ -18,13 +18,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Namespaces that the fill makes.
+// Namespaces created by fill.
 const (
 	stubNamespace   = "stubs"  // an object of each kind, created through the API
-	oddNamespace    = "odd"    // what the API allows, and what etcd may hold all the same
+	oddNamespace    = "odd"    // objects that the API allows, and others that etcd may contain
 	storedNamespace = "stored" // every field of every kind, in every stored form
-	bulkNamespace   = "bulk"   // a list worth compressing
-	liveNamespace   = "live"   // what tests of watches write
+	bulkNamespace   = "bulk"   // a list large enough to be compressed
+	liveNamespace   = "live"   // for tests of watches
 )
 
 // object is an object to write; its shape is that of the API.
@@ -56,7 +56,7 @@ func fill(ctx context.Context, api *harness.API, kv *clientv3.Client) error {
 	return nil
 }
 
-// fillLate writes what no server could have started with, and changes some of what is there.
+// fillLate writes the objects with which no server starts, and changes some existing objects.
 func fillLate(ctx context.Context, api *harness.API, kv *clientv3.Client, resources []resource) error {
 	if err := storeFixtures(ctx, kv, resources, true); err != nil {
 		return err
@@ -119,13 +119,13 @@ func post(ctx context.Context, api *harness.API, path string, body any) error {
 	return nil
 }
 
-// put writes a value to etcd as it stands.
+// put writes a raw value to etcd.
 func put(ctx context.Context, kv *clientv3.Client, key, value string) error {
 	_, err := kv.Put(ctx, key, value)
 	return err
 }
 
-// segment returns s as a segment of a path.
+// segment escapes s as a segment of a path.
 func segment(s string) string { return strings.ReplaceAll(url.PathEscape(s), "+", "%2B") }
 
 // encoded returns v as JSON.

@@ -1,11 +1,11 @@
-// Package samebytes fills one etcd, puts two servers on it that differ in nothing but --engine, and compares what they
-// answer: status, headers and every byte of the body.
+// Package samebytes fills one etcd, starts two servers on it that differ only in --engine, and compares their answers: status,
+// headers and every byte of the body.
 //
-// The etcd is filled by a server that is gone when the two start, and partly behind its back, with objects in the form in
-// which older releases and other configurations stored them (fill_*_test.go). What is asked stands in tables of requests
-// (requests_*_test.go). What may differ, and why, stands in one table (bydesign_test.go); nothing else may.
+// The etcd is filled through a server that is stopped before the two start, and partly by direct writes, with objects in the form
+// in which older releases and other configurations stored them (fill_*_test.go). The requests are in tables (requests_*_test.go).
+// The permitted differences, with reasons, are in one table (bydesign_test.go); every other difference is a failure.
 //
-//	STRATA_TEST_LONG  1: every built-in resource is asked for in every media type (default: those of the byte path, but for
+//	STRATA_TEST_LONG  1: every built-in resource is requested in every media type (default: those of the byte path, except for
 //	                  some resources), and every case is tried for every subject (default: see subject.part)
 package samebytes
 
@@ -21,18 +21,18 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
-// Users that are no administrators, with their bearer tokens.
+// Users without administrator rights, with their bearer tokens.
 const (
 	tokenNobody    = "nobody-token"      // may do nothing
 	tokenOneName   = "one-name-token"    // may get, list and watch the ConfigMap plain-1 of namespace odd
 	tokenAnonymous = "-"                 // sends no token
-	tokenUnknown   = "not-a-known-token" // is refused by authentication
+	tokenUnknown   = "not-a-known-token" // rejected by authentication
 )
 
-// env is that of the whole package; its servers are started by the first test that asks for them.
+// env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env
 
 func TestMain(m *testing.M) {
@@ -44,15 +44,15 @@ type world struct {
 	etcd    *harness.Etcd
 	kv      *clientv3.Client
 	engines [2]*engine // strata first
-	// resources are all that discovery offers for listing.
+	// resources are all listable resources of discovery.
 	resources []resource
-	// compacted is a revision that etcd has compacted; the servers were started later.
+	// compacted is a compacted revision, from before the two servers started.
 	compacted int64
-	// past is a revision after that, since which objects have changed.
+	// past is a later revision; objects have changed since.
 	past int64
-	// quiet is the revision at which the servers had come to rest before the tests began.
+	// quiet is the revision at which the servers had stopped writing before the tests began.
 	quiet int64
-	// compared has later revisions at which answers were compared, of type int64, by path.
+	// compared has the later revisions at which answers were compared, of type int64, by path.
 	compared sync.Map
 }
 
@@ -85,7 +85,7 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	if w.resources, err = discover(ctx, w.engines[0].server.API()); err != nil {
 		return nil, err
 	}
-	for _, r := range w.resources { // upstream knows the past of custom resources from the first request on
+	for _, r := range w.resources { // upstream has the history of custom resources only from the first request on
 		if err := w.awaitList(ctx, r.path()); err != nil {
 			return nil, err
 		}
@@ -113,8 +113,8 @@ func open(t *testing.T) *world {
 	return w
 }
 
-// serverFlags returns what all servers have in common. Every version of every built-in resource is served. Nothing
-// that a server does by itself moves the revision: it renews no lease of its own, and compacts nothing.
+// serverFlags returns the flags common to all servers. Every version of every built-in resource is served. A server does not
+// advance the revision by itself: it renews no lease of its own, and compacts nothing.
 func serverFlags(e *harness.Env) []string {
 	tokens := ""
 	for token, user := range map[string]string{
@@ -129,15 +129,14 @@ func serverFlags(e *harness.Env) []string {
 		"--runtime-config=api/all=true",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,ClusterTrustBundle=true,PodCertificateRequest=true,StorageVersionMigrator=true,GenericWorkload=true,ShardedListAndWatch=true",
 		"--etcd-compaction-interval=0",
-		"--disable-admission-plugins=ServiceAccount,Priority", // what they look up is among the odd objects
+		"--disable-admission-plugins=ServiceAccount,Priority", // the odd objects include those that these plugins read
 	}
 }
 
 // adminToken is that of the harness.
 const adminToken = "admin-token"
 
-// compact compacts etcd to its present revision, which it returns, and goes on to the next, so that the revision
-// returned is one that nobody can read at any more.
+// compact advances etcd by one revision and compacts it there. It returns the revision before that, which can no longer be read.
 func compact(ctx context.Context, kv *clientv3.Client) (int64, error) {
 	before, err := kv.Get(ctx, "compacted")
 	if err != nil {
@@ -151,7 +150,7 @@ func compact(ctx context.Context, kv *clientv3.Client) (int64, error) {
 	return before.Header.Revision, err
 }
 
-// awaitQuiet returns when the revision has not moved for a while: controllers inside the servers write when they start.
+// awaitQuiet returns when the revision has not changed for a while: controllers inside the servers write when they start.
 func (w *world) awaitQuiet(ctx context.Context) error {
 	const quiet = 2 * time.Second
 	last, since := int64(0), time.Now()
@@ -167,7 +166,7 @@ func (w *world) awaitQuiet(ctx context.Context) error {
 	})
 }
 
-// revision returns etcd's.
+// revision returns etcd's current revision.
 func (w *world) revision(ctx context.Context) (int64, error) {
 	resp, err := w.kv.Get(ctx, "compacted", clientv3.WithCountOnly())
 	if err != nil {

@@ -14,13 +14,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestBytePathAnswers looks at whether what is compared here comes from where it should: the byte path answers GET, LIST
-// and WATCH of every resource that memory holds, in JSON and protobuf, and passes none of them on.
+// TestBytePathAnswers: the byte path itself answers GET, LIST and WATCH of every cached resource, in JSON and protobuf, and passes
+// none of them to upstream's handlers. Otherwise the comparisons of this package would not cover it.
 func TestBytePathAnswers(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	stored := slices.DeleteFunc(slices.Clone(w.resources), func(r resource) bool {
-		return !r.stored() || r.gvr.Resource == "events" // of these upstream keeps nothing in memory either
+		return !r.stored() || r.gvr.Resource == "events" // upstream does not cache these either
 	})
 	const atOnce = 8 // a page of metrics costs as much as hundreds of requests
 	for group := range slices.Chunk(stored, atOnce) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestEveryResource asks for all objects of every resource, in every version, in its media types, over every wire.
+// TestEveryResource lists all objects of every resource, in every version, in its media types, over every wire.
 func TestEveryResource(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -48,7 +48,7 @@ func TestEveryResource(t *testing.T) {
 	}
 }
 
-// empty are the kinds, all of custom resources, of which there are no objects.
+// empty are the kinds without objects; all are custom resources.
 var empty = map[string]bool{"Unicorn": true, "OpenShiftWebConsoleConfig": true}
 
 // list returns the metadata of all objects of a resource.

@@ -8,7 +8,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestErrors asks for what is not there, is not allowed, or is not said right.
+// TestErrors sends requests for missing objects, forbidden requests and invalid requests.
 func TestErrors(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -20,12 +20,12 @@ func TestErrors(t *testing.T) {
 		"/apis/unknown", "/apis/unknown/v1", "/apis/unknown/v1/things", "/apis/apps/v9/deployments", "/apis/apps/v1beta1/deployments",
 		"/apis/same.example.com/v1alpha1/widgets", "/apis/same.example.com/v9/widgets", "/apis/same.example.com/v1/unknown",
 		"/apis/same.example.com/v1/namespaces/odd/unknown/x",
-		// A path with a namespace for what has none, and the other way round.
+		// A path with a namespace for a cluster-scoped resource, and vice versa.
 		"/api/v1/namespaces/odd/nodes", "/api/v1/namespaces/odd/nodes/node1", "/apis/same.example.com/v1/namespaces/odd/planets",
 		"/apis/same.example.com/v1/namespaces/odd/planets/earth", "/apis/apiregistration.k8s.io/v1/namespaces/odd/apiservices",
 		"/api/v1/configmaps/plain-1", "/apis/same.example.com/v1/widgets/full",
 		"/api/v1/namespaces/odd", "/api/v1/namespaces/missing", "/api/v1/namespaces/odd/status", "/api/v1/namespaces/odd/namespaces",
-		// Subresources, and others that have none.
+		// Subresources, and resources without the subresource.
 		"/api/v1/namespaces/odd/pods/web-1/status", "/api/v1/namespaces/odd/pods/missing/status", "/api/v1/namespaces/odd/pods/web-1/unknown",
 		"/api/v1/namespaces/odd/pods/web-1/log", "/api/v1/namespaces/odd/pods/web-1/exec", "/api/v1/namespaces/odd/pods/web-1/ephemeralcontainers",
 		"/api/v1/namespaces/odd/configmaps/plain-1/status", "/apis/apps/v1/namespaces/stubs/deployments/deployment4/scale",
@@ -33,7 +33,7 @@ func TestErrors(t *testing.T) {
 		"/apis/same.example.com/v1beta1/namespaces/odd/widgets/full/status", "/apis/same.example.com/v1beta1/namespaces/odd/widgets/full/scale",
 		"/apis/same.example.com/v1/planets/earth/status", "/apis/same.example.com/v1/namespaces/odd/widgets/full/unknown",
 		"/api/v1/namespaces/odd/pods/web-1/a/b/c", "/api/v1/namespaces/odd/services/missing/proxy",
-		// Groups whose server is elsewhere, and not there.
+		// Groups of an aggregated server that is not running.
 		"/apis/remote.example.com/v1", "/apis/remote.example.com/v1/things", "/apis/remote.example.com/v1/namespaces/odd/things/x", "/apis/foo.com/as2/things",
 		// Paths that are not canonical.
 		maps + "/", object + "/", "/api/v1//configmaps", "//api/v1/configmaps", "/api/v1/./configmaps", "/api/v1/namespaces/odd/../odd/configmaps",
@@ -52,7 +52,7 @@ func TestErrors(t *testing.T) {
 	for _, method := range []string{http.MethodHead, http.MethodOptions, http.MethodTrace, "PROPFIND", http.MethodPost, http.MethodPut, http.MethodPatch} {
 		for name, path := range map[string]string{"list": maps, "object": object, "missing": maps + "/missing", "custom": "/apis/same.example.com/v1/namespaces/odd/widgets/full", "unknown": "/api/v1/unknown", "componentstatuses": "/api/v1/componentstatuses"} {
 			if method == http.MethodHead && name == "componentstatuses" {
-				continue // its length follows from the order of its items
+				continue // its length depends on the order of its items
 			}
 			all[named("method", method, name)] = request{method: method, path: path, accept: jsonType}
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// getOptions are queries of a GET, by name. What has not to do with revisions is here.
+// getOptions are queries of a GET, by name, that do not concern revisions.
 var getOptions = map[string]string{
 	"none":            "",
 	"pretty":          "pretty=true",
@@ -36,7 +36,7 @@ var getOptions = map[string]string{
 	"invalid-escape":  "pretty=%zz",
 }
 
-// TestGetOptions tries every option of a GET, and every kind of nonsense in it.
+// TestGetOptions tries every option of a GET, with valid and invalid values.
 func TestGetOptions(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)

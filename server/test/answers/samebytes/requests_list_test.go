@@ -15,16 +15,16 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// subject is a resource for which all options are tried.
+// subject is a resource for which all options are tested.
 type subject struct {
 	resource
 	namespace string   // "" for all objects
-	name      string   // an object
+	name      string   // of an object
 	fields    []string // field selectors for this resource
 }
 
-// subjects are resources that are served in ways that differ: by the API server's own registries, with and without
-// changes when read, by the handler of custom resources in a stored and in a converted version, by the aggregator.
+// subjects are resources that are served in different ways: by the API server's own registries, with and without changes on read,
+// by the handler of custom resources in the stored and in a converted version, by the aggregator.
 var subjects = []subject{
 	{core("configmaps"), oddNamespace, "plain-1", nil},
 	{core("secrets"), oddNamespace, "opaque", []string{"type=Opaque", "type!=Opaque"}},
@@ -53,7 +53,7 @@ func custom(version, name string, namespaced bool) resource {
 // String is the name of a subtest.
 func (s subject) String() string { return s.resource.String() }
 
-// paths are what lists of a subject are asked for.
+// paths returns the list paths of a subject.
 func (s subject) paths() map[string]string {
 	if !s.namespaced {
 		return map[string]string{"all": s.path()}
@@ -64,11 +64,11 @@ func (s subject) paths() map[string]string {
 // object is the path of the subject's object.
 func (s subject) object() string { return s.in(s.namespace) + "/" + s.name }
 
-// complete are the subjects for which every case is tried: one for each kind of handler.
+// complete are the subjects with every case: one for each kind of handler.
 var complete = []string{"configmaps.v1", "widgets.v1." + customGroup, "widgets.v1beta1." + customGroup, "apiservices.v1.apiregistration.k8s.io"}
 
-// part returns the cases that are tried for the subject: all in the long form and for a complete subject, and a third for each
-// other one, so that two of these have every case.
+// part returns the cases for the subject: all in the long form and for a complete subject, and a third for each other one, so that
+// two of these cover every case.
 func (s subject) part(all cases) cases {
 	if harness.Long() || slices.Contains(complete, s.String()) {
 		return all
@@ -85,7 +85,7 @@ func (s subject) part(all cases) cases {
 	return part
 }
 
-// listOptions are queries that mean the same for every resource, by name. What has not to do with revisions is here.
+// listOptions are queries with the same meaning for every resource, by name, that do not concern revisions.
 var listOptions = map[string]string{
 	"none":                        "",
 	"limit-1":                     "limit=1",
@@ -186,7 +186,7 @@ var listOptions = map[string]string{
 	"shard":                       "shardSelector=x",
 }
 
-// continueToken is a token as upstream writes it.
+// continueToken returns a token in upstream's format.
 func continueToken(revision int64, start string) string {
 	token, err := json.Marshal(map[string]any{"v": "meta.k8s.io/v1", "rv": revision, "start": start})
 	if err != nil {
@@ -195,7 +195,7 @@ func continueToken(revision int64, start string) string {
 	return base64.RawURLEncoding.EncodeToString(token)
 }
 
-// TestListOptions tries every option of a LIST, and every kind of nonsense in it.
+// TestListOptions tries every option of a LIST, with valid and invalid values.
 func TestListOptions(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -238,7 +238,7 @@ func TestListOptions(t *testing.T) {
 	}
 }
 
-// agents are those for whom responses are indented, and some that look like them.
+// agents are user agents that get indented responses, and similar ones that do not.
 var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.1 (linux/amd64)", "Mozilla/4.0"}
 
 // TestListRevisions combines resourceVersion, resourceVersionMatch and limit, valid or not.
@@ -255,7 +255,7 @@ func TestListRevisions(t *testing.T) {
 				"unset": "", "0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
 				"garbage": "x", "negative": "-1", "zeros": "00", "fraction": "1.5", "too-large": "18446744073709551616",
 			}
-			if s.name == "plain-1" || s.name == "full" { // servers wait for the future, some seconds
+			if s.name == "plain-1" || s.name == "full" { // a future version makes a server wait for some seconds
 				versions["future"] = fmt.Sprint(present + 1_000_000)
 			}
 			all := cases{}
@@ -289,8 +289,7 @@ func set(values url.Values, name, value string) {
 	}
 }
 
-// TestPages walks lists in pages; each page is asked of both servers, with the token that upstream gave, and with that
-// which Strata gave.
+// TestPages reads lists in pages; both servers get a request for each page, with upstream's token and with Strata's token.
 func TestPages(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -312,7 +311,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// pages walks a list to its end, or for some pages.
+// pages reads a list in pages to its end, or some pages of it.
 func (w *world) pages(t *testing.T, path, query, accept string) {
 	t.Helper()
 	ctx := harness.Context(t, testTimeout)
@@ -329,7 +328,7 @@ func (w *world) pages(t *testing.T, path, query, accept string) {
 		}
 		r := request{path: path, query: values.Encode(), accept: accept}
 		w.same(t, ctx, r)
-		// The tokens of the two servers are the same, or same would have failed. JSON shows them.
+		// The tokens of the two servers are equal, or same would have failed. They are easy to read in JSON.
 		r.accept = jsonType
 		answer := w.same(t, ctx, r)
 		var list struct {

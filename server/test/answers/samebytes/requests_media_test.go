@@ -8,13 +8,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// mediaType is something to accept, of an object and of a list.
+// mediaType is an Accept header, for an object and for a list.
 type mediaType struct {
 	name         string
 	object, list string
 }
 
-// transformed is a media type that asks for another kind of object.
+// transformed returns a media type that asks for another kind of object.
 func transformed(name, encoding, object, list, version string) mediaType {
 	as := func(kind string) string { return fmt.Sprintf("%s;as=%s;v=%s;g=meta.k8s.io", encoding, kind, version) }
 	return mediaType{name, as(object), as(list)}
@@ -27,7 +27,7 @@ const (
 	protobufType = "application/vnd.kubernetes.protobuf"
 )
 
-// media are all media types that resources are asked for.
+// media are all media types that the tests accept.
 var media = []mediaType{
 	{"json", jsonType, jsonType},
 	{"protobuf", protobufType, protobufType},
@@ -44,13 +44,13 @@ var media = []mediaType{
 	transformed("table-protobuf", protobufType, "Table", "Table", "v1"),
 }
 
-// fewMedia are the encodings of the byte path, and tables, which it passes on.
+// fewMedia are the encodings of the byte path, and tables, which it passes to upstream's handlers.
 var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
 })
 
-// media returns the media types that the resource is asked for: all if it is a custom one or a subject of other tests, or
-// in the long form. Of the others, one type is like any other to what encodes them.
+// media returns the media types for tests of the resource: all for a custom resource, for a subject of other tests, or in the long
+// form. For other resources the encoders treat all types alike, so few media types suffice.
 func (r resource) media() []mediaType {
 	if harness.Long() || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
 		return media
@@ -58,7 +58,7 @@ func (r resource) media() []mediaType {
 	return fewMedia
 }
 
-// moreMedia are what clients send besides, for some resources.
+// moreMedia are further Accept headers of clients, for some resources.
 var moreMedia = []mediaType{
 	same("any", "*/*"),
 	same("any-application", "application/*"),
@@ -106,17 +106,17 @@ const (
 
 func same(name, accept string) mediaType { return mediaType{name, accept, accept} }
 
-// wire is how a request travels.
+// wire is the HTTP version and the compression of a request.
 type wire struct {
 	name  string
 	http1 bool
 	gzip  bool
 }
 
-// wires are two ways that between them use both versions of HTTP, and both encodings.
+// wires are two combinations that cover both versions of HTTP, and both encodings.
 var wires = []wire{{"http2", false, false}, {"http1-gzip", true, true}}
 
-// allWires are all ways there are.
+// allWires are all combinations.
 var allWires = append(wires, wire{"http1", true, false}, wire{"http2-gzip", false, true})
 
 func (v wire) on(r request) request {

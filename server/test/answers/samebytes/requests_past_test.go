@@ -7,13 +7,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestListsOlderThanMemory lists a revision that a server does not hold, because it restores no history and was started
-// later: it reads etcd, and answers with the bytes that upstream answers with. Large objects are among them.
+// TestListsOlderThanMemory lists a revision that a server does not have in memory, because it restores no history and was started
+// later: the server reads etcd, and answers with the same bytes as upstream. Large objects are among them.
 func TestListsOlderThanMemory(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
-	// It leaves no lease as a member of the cluster behind, whose end would move the revision under other tests.
+	// It does not register as a member of the cluster: the end of its lease would advance the revision during other tests.
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-replay-revisions=0",
 		"--endpoint-reconciler-type=none")...))
 	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}

@@ -50,7 +50,7 @@ var shardSelectors = map[string]string{
 	"unclosed":         "shardRange(object.metadata.uid",
 }
 
-// TestShards lists and watches shards of resources, with everything else that a request may select by.
+// TestShards lists and watches shards of resources, combined with all other selectors of a request.
 func TestShards(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -89,7 +89,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestPagesOfShards walks shards in pages.
+// TestPagesOfShards reads shards in pages.
 func TestPagesOfShards(t *testing.T) {
 	w := open(t)
 	for _, s := range subjects {
@@ -107,16 +107,15 @@ func TestPagesOfShards(t *testing.T) {
 	}
 }
 
-// TestWatchShardsLive compares watches of shards while objects are created, changed and deleted. All shards together have
-// every object once. No other test compares the history of ServiceAccounts, of which upstream drops the oldest events
-// here.
+// TestWatchShardsLive compares watches of shards while objects are created, changed and deleted. All shards together contain every
+// object once. No other test compares the history of ServiceAccounts, whose oldest events upstream drops here.
 func TestWatchShardsLive(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	accounts := live{resource: core("serviceaccounts"), namespace: liveNamespace}
 	w.settle(t, ctx, accounts.path())
 	api := w.engines[1].server.API()
-	const objects = 24 // so many that each shard has some
+	const objects = 24 // enough for some in each shard
 	selectors := map[string]string{
 		"first": shardRange("uid", 0, 8), "second": shardRange("uid", 8, 16),
 		"all-namespaces": shardRange("namespace", 0, 16),
@@ -139,8 +138,8 @@ func TestWatchShardsLive(t *testing.T) {
 	name := func(i int) string { return fmt.Sprintf("%s%02d", prefix, i) }
 	path := accounts.in(liveNamespace)
 
-	// Upstream ends a watch that is more than ten events behind, so the writes wait for the watches. Of three watches of
-	// each kind, two have an event: those of all namespaces, and those of one of the halves.
+	// Upstream ends a watch that is more than ten events behind, so the writer waits for the watches. An event concerns two of the
+	// three watches of each kind: the one of all namespaces, and the one of a half.
 	var received atomic.Int64
 	written := 0
 	wrote := func() {

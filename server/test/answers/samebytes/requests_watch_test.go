@@ -16,8 +16,8 @@ import (
 // initialEvents asks for all objects and then a bookmark.
 const initialEvents = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 
-// TestWatchEveryResource watches every resource, in every version and its media types, over every wire, until it has all that
-// is there.
+// TestWatchEveryResource watches every resource, in every version and its media types, over every wire, until all initial events
+// have arrived.
 func TestWatchEveryResource(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -47,7 +47,7 @@ func TestWatchEveryResource(t *testing.T) {
 	}
 }
 
-// watchOptions are queries of watches that end by themselves: because they are refused, or after a second. By name.
+// watchOptions are queries of watches that end by themselves, because they are refused or after a second, by name.
 var watchOptions = map[string]string{
 	"watch-1":                  "watch=1",
 	"watch-True":               "watch=True",
@@ -86,7 +86,7 @@ var watchOptions = map[string]string{
 	"unknown":                  "watch=true&unknown=1",
 }
 
-// TestWatchOptions tries every option of a WATCH, and every kind of nonsense in it, from the beginning.
+// TestWatchOptions tries every option of a WATCH, with valid and invalid values, from its first event on.
 func TestWatchOptions(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -125,18 +125,18 @@ func TestWatchOptions(t *testing.T) {
 	}
 }
 
-// How long a watch lasts that ends by itself, and how long it may last where that was not enough.
+// The duration of a watch that ends by itself, and a longer one for a retry.
 const shortTimeout, longTimeout = "timeoutSeconds=1", "timeoutSeconds=10"
 
-// longer returns a watch that lasts longer, if it is one that lasts a second.
+// longer returns the watch with the longer duration, if it lasts a second.
 func (r request) longer() (request, bool) {
 	query, ok := strings.CutSuffix(r.query, shortTimeout)
 	r.query = query + longTimeout
 	return r, ok
 }
 
-// watchAll starts all watches on both servers, calls write and compares what they have sent until then, in a subtest for
-// each. What until returns may be called while write runs.
+// watchAll starts all watches on both servers, calls write and compares the frames up to the one that meets until, in a subtest for
+// each. The result of until may be called while write runs.
 func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write func(), until func() func([]byte) bool) {
 	t.Helper()
 	type pair [2]chan *stream
@@ -157,8 +157,8 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 			}()
 		}
 	}
-	// All are read at the same time: those that end by themselves do so at about the same time, and upstream ends a watch
-	// that is not read.
+	// All are read concurrently: those that end by themselves do so at about the same time, and upstream ends a watch that is not
+	// read.
 	for range 2 * len(all) {
 		r := <-results
 		if r.err != nil {
@@ -180,7 +180,7 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 		go func() {
 			streams := [2]*stream{<-p[0], <-p[1]}
 			if r, ok := all[name].longer(); ok && streams[0].events() != streams[1].events() {
-				// A second may have been too short for one of the two. More time shows whether it was.
+				// A second may have been too short for one of the two. A longer watch decides.
 				if more, err := w.watchBoth(ctx, r, until); err == nil {
 					streams = more
 				}
@@ -196,16 +196,16 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 	}
 }
 
-// theEnd is in the last event of each live watch.
+// theEnd is a text in the last event of each live watch.
 const theEnd = "this-is-the-end"
 
-// live is a resource that tests change while it is watched.
+// live is a resource that tests change during watches.
 type live struct {
 	resource
 	namespace string
-	spec      string   // fields of each object, as JSON, with a comma in front
-	change    []string // merge patches that change what fields select, the last of which changes it back
-	fields    []string // selectors that select the object when it is not changed
+	spec      string   // fields of each object, as JSON, with a leading comma
+	change    []string // merge patches that change selected fields; the last one restores the object
+	fields    []string // selectors that select the unchanged object
 	status    string   // a merge patch of the subresource status
 }
 
@@ -226,7 +226,7 @@ var lives = []live{
 	{resource: resource{gvr: apiServices.gvr}, spec: `,"spec":{"group":"live.example.com","version":"%s","groupPriorityMinimum":10,"versionPriority":10,"service":{"name":"missing","namespace":"odd"},"insecureSkipTLSVerify":true}`},
 }
 
-// watches returns the watches of a live resource that begin at revision, or with what is there if that is 0.
+// watches returns the watches of a live resource that begin at revision, or with initial events if that is 0.
 func (l live) watches(revision int64) cases {
 	version := fmt.Sprintf("&resourceVersion=%d", revision)
 	if revision == 0 {
@@ -264,7 +264,7 @@ func (l live) watches(revision int64) cases {
 			}
 		}
 	}
-	// What is refused ends without the end.
+	// A refused watch ends without theEnd.
 	for name, r := range all {
 		if r.accept == cborType || r.accept == yamlType {
 			r.query += "&timeoutSeconds=1"
@@ -274,7 +274,7 @@ func (l live) watches(revision int64) cases {
 	return all
 }
 
-// name is the name of an object: APIServices are called after what they serve.
+// name returns the name of an object: the name of an APIService contains its group and version.
 func (l live) name(name string) string {
 	if l.gvr.Resource == "apiservices" {
 		return name + ".live.example.com"
@@ -285,8 +285,8 @@ func (l live) name(name string) string {
 // apiServices are served by the aggregator.
 var apiServices = subjects[len(subjects)-1]
 
-// TestWatchLive compares watches while objects are created, changed so that selectors begin and cease to select them, and
-// deleted; then it compares watches that begin before all that, or in the middle.
+// TestWatchLive compares watches while objects are created, changed so that selectors start and stop selecting them, and deleted;
+// then it compares watches that begin at a revision before these changes, or between them.
 func TestWatchLive(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -310,8 +310,8 @@ func TestWatchLive(t *testing.T) {
 	}
 }
 
-// write changes objects in all the ways there are. At the end there is object one, which all watches select. It returns
-// a revision in between.
+// write changes objects in all supported ways. The final state has object one, which all watches select. It returns a revision in
+// between.
 func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.API) (middle int64) {
 	t.Helper()
 	path := l.in(l.namespace)
@@ -336,7 +336,7 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 	}
 	remove := func(name string) {
 		if l.gvr.Resource == "persistentvolumeclaims" {
-			patch(name, "", `{"metadata":{"finalizers":null}}`) // admission adds one, and there is no controller to take it away
+			patch(name, "", `{"metadata":{"finalizers":null}}`) // admission adds one, and no controller removes it
 		}
 		r, err := api.Do(ctx, http.MethodDelete, path+"/"+l.name(name), "gracePeriodSeconds=0", nil)
 		harness.Check(t, err)
@@ -346,10 +346,10 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 	}
 	create("one", `{"app":"web","tier":"front"}`)
 	create("two", `{"app":"db"}`)
-	patch("two", "", `{"metadata":{"labels":{"app":"web"}}}`) // begins to be selected
-	patch("one", "", `{"metadata":{"labels":{"app":"db"}}}`)  // ceases to be
+	patch("two", "", `{"metadata":{"labels":{"app":"web"}}}`) // starts being selected
+	patch("one", "", `{"metadata":{"labels":{"app":"db"}}}`)  // stops being selected
 	patch("one", "", `{"metadata":{"labels":{"app":"web"}}}`)
-	patch("one", "", `{"metadata":{"labels":{"app":"web"}}}`) // changes nothing
+	patch("one", "", `{"metadata":{"labels":{"app":"web"}}}`) // no change
 	for _, p := range l.change {
 		patch("one", "", p)
 	}
@@ -359,9 +359,9 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 	patch("two", "", `{"metadata":{"labels":{"app":"db"},"annotations":{"html":"<&>\u2028"}}}`)
 	middle, err := w.revision(ctx)
 	harness.Check(t, err)
-	remove("two") // while it is not selected
+	remove("two") // while not selected
 	create("two", `{"app":"web","tier":"back"}`)
-	remove("two") // while it is
+	remove("two") // while selected
 	patch("one", "", `{"metadata":{"annotations":{"html":"<&>\u2028"}}}`)
 	patch("one", "", fmt.Sprintf(`{"metadata":{"annotations":{"end":%q}}}`, theEnd))
 	return middle

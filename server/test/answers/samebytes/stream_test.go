@@ -18,7 +18,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// stream is the answer to a WATCH: like that to any other request, but for its body, which is a sequence of frames.
+// stream is the answer to a WATCH: like any other answer, except that its body is a sequence of frames.
 type stream struct {
 	response
 	frames [][]byte
@@ -30,7 +30,7 @@ type openStream struct {
 	until func(frame []byte) bool
 }
 
-// watch starts a watch. It is read to the first frame for which until says yes, or to its end.
+// watch starts a watch. It is read up to the first frame for which until returns true, or to its end.
 func (e *engine) watch(ctx context.Context, r request, until func([]byte) bool) (*openStream, error) {
 	resp, err := e.begin(ctx, r)
 	if err != nil {
@@ -39,7 +39,7 @@ func (e *engine) watch(ctx context.Context, r request, until func([]byte) bool) 
 	return &openStream{resp, until}, nil
 }
 
-// read reads the frames, ends the watch and returns what it was.
+// read reads the frames, ends the watch and returns the stream.
 func (o *openStream) read() *stream {
 	defer o.resp.Body.Close()
 	s := &stream{response: response{proto: o.resp.Proto, code: o.resp.StatusCode, header: o.resp.Header}}
@@ -49,7 +49,7 @@ func (o *openStream) read() *stream {
 	}
 	body := io.Reader(o.resp.Body)
 	if s.header.Get("Content-Encoding") == "gzip" {
-		// A member for each flush, none if nothing was sent.
+		// One member per flush, none if no data was sent.
 		if body, s.err = gzip.NewReader(o.resp.Body); s.err != nil {
 			if errors.Is(s.err, io.EOF) {
 				s.err = nil
@@ -81,7 +81,7 @@ func (o *openStream) read() *stream {
 	}
 }
 
-// jsonFrames cuts a body after each JSON value: what stands before a value is part of its frame.
+// jsonFrames splits a body after each JSON value: bytes in front of a value are part of its frame.
 func jsonFrames(body io.Reader) func() ([]byte, error) {
 	var seen bytes.Buffer
 	decoder := json.NewDecoder(io.TeeReader(body, &seen))
@@ -97,7 +97,7 @@ func jsonFrames(body io.Reader) func() ([]byte, error) {
 	}
 }
 
-// delimitedFrames cuts a body into messages that follow their length; the length is part of the frame.
+// delimitedFrames splits a body into length-prefixed messages; the length is part of the frame.
 func delimitedFrames(body io.Reader) func() ([]byte, error) {
 	reader := bufio.NewReader(body)
 	return func() ([]byte, error) {
@@ -111,7 +111,7 @@ func delimitedFrames(body io.Reader) func() ([]byte, error) {
 	}
 }
 
-// wholeBody does not cut a body.
+// wholeBody does not split a body.
 func wholeBody(body io.Reader) func() ([]byte, error) {
 	return func() ([]byte, error) {
 		data, err := io.ReadAll(body)
@@ -122,7 +122,7 @@ func wholeBody(body io.Reader) func() ([]byte, error) {
 	}
 }
 
-// endOfInitialEvents is in the bookmark after the initial events, in every media type.
+// endOfInitialEvents reports whether a frame is the bookmark after the initial events, in any media type.
 func endOfInitialEvents(frame []byte) bool {
 	return bytes.Contains(frame, []byte("k8s.io/initial-events-end"))
 }
@@ -130,7 +130,7 @@ func endOfInitialEvents(frame []byte) bool {
 // untilEnd reads a watch to its end.
 func untilEnd([]byte) bool { return false }
 
-// nthFrame returns a condition that is met by the n-th frame that is no bookmark.
+// nthFrame returns a condition that is true for the n-th frame other than bookmarks.
 func nthFrame(n int) func([]byte) bool {
 	return func(frame []byte) bool {
 		if !isBookmark(frame) {
@@ -140,18 +140,18 @@ func nthFrame(n int) func([]byte) bool {
 	}
 }
 
-// containing returns a condition that is met by a frame with the text in it.
+// containing returns a condition that is true for a frame that contains the text.
 func containing(text string) func([]byte) bool {
 	return func(frame []byte) bool { return bytes.Contains(frame, []byte(text)) }
 }
 
-// isBookmark says whether a frame is a bookmark that the client has not asked to wait for.
+// isBookmark reports whether a frame is a periodic bookmark.
 func isBookmark(frame []byte) bool {
 	head := frame[:min(len(frame), 40)]
 	return bytes.Contains(head, []byte("BOOKMARK")) && !endOfInitialEvents(frame)
 }
 
-// events returns how many frames there are that are no bookmarks.
+// events returns the number of frames other than bookmarks.
 func (s *stream) events() (n int) {
 	for _, f := range s.frames {
 		if !isBookmark(f) {
@@ -161,7 +161,7 @@ func (s *stream) events() (n int) {
 	return n
 }
 
-// sameStreams fails the test unless two streams are the same. Bookmarks are no part of this: see byDesign.
+// sameStreams fails the test unless two streams are equal. Bookmarks are not compared: see byDesign.
 func sameStreams(t *testing.T, r request, got, want *stream) {
 	t.Helper()
 	for _, s := range []*stream{got, want} {
@@ -189,9 +189,9 @@ func sameStreams(t *testing.T, r request, got, want *stream) {
 	}
 }
 
-// sameWatch watches on both servers and fails the test unless they send the same. The bookmark that ends the initial
-// events has the revision of the moment, so a pair of watches counts only if etcd's revision was the same before and after
-// it: now and then a server writes by itself.
+// sameWatch watches on both servers and fails the test unless the streams are equal. The bookmark after the initial events has the
+// current revision, so a pair of watches counts only if etcd's revision was the same before and after it: servers occasionally
+// write by themselves.
 func (w *world) sameWatch(t *testing.T, ctx context.Context, r request, until func() func([]byte) bool) {
 	t.Helper()
 	for {

@@ -12,7 +12,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// compact compacts etcd as an API server's compactor does: the revision is written to a key that all servers follow.
+// compact compacts etcd like an API server's compactor: it writes the revision to a key that all servers watch.
 func compact(t *testing.T, ctx context.Context, at int64) {
 	t.Helper()
 	client := etcd.Client()
@@ -22,7 +22,8 @@ func compact(t *testing.T, ctx context.Context, at int64) {
 	harness.Check(t, err)
 }
 
-// TestExpiredToken compacts what a continue token needs. The answer is 410 with a token that continues in the present.
+// TestExpiredToken compacts the revision of a continue token. The answer is 410 with a token that continues at the current
+// revision.
 func TestExpiredToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -50,7 +51,7 @@ func TestExpiredToken(t *testing.T) {
 	if status.Continue == "" {
 		t.Fatalf("no token to continue in the present: %s", expired.Body)
 	}
-	// From the same place, in the present; further chunks have one resource version again.
+	// From the same key, at the current revision; further chunks share one resource version again.
 	var items []harness.Object
 	version := ""
 	for token := status.Continue; token != ""; {
@@ -64,7 +65,7 @@ func TestExpiredToken(t *testing.T) {
 	want := []string{"map-0004", "map-0005-new", "map-0006", "map-0007", "map-0008", "map-0009", "map-0010", "map-0011"}
 	equalNames(t, "the rest", (&harness.List{Items: items}).Names(), want)
 
-	// A list exactly at a compacted revision is gone too; a list that may be newer is not.
+	// An exact list at a compacted revision gets 410, too; a list that may be newer does not.
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, maps(ns), "resourceVersionMatch=Exact&resourceVersion="+old.Metadata.ResourceVersion, nil)
 		if err != nil {
@@ -83,14 +84,13 @@ func TestExpiredToken(t *testing.T) {
 	}
 }
 
-// TestWatchOfAnExpiredRevision watches from the first revision of an etcd that was compacted: 410, as an error event or
-// as the answer.
+// TestWatchOfAnExpiredRevision watches from the first revision of a compacted etcd: 410, as an error event or as the answer.
 func TestWatchOfAnExpiredRevision(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	latest := createMaps(t, ctx, ns, "a")[0]
 	compact(t, ctx, harness.Revision(t, latest.Metadata.ResourceVersion))
-	// A server that starts after the compaction cannot know what came before.
+	// A server that starts after the compaction has no history from before it.
 	late := harness.New(t).APIServer(etcd).API()
 	for name, path := range map[string]string{"cached": maps(ns), "uncached": "/api/v1/namespaces/" + ns + "/events"} {
 		w, refused, err := late.Watch(ctx, path, "resourceVersion=1")

@@ -14,7 +14,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestFutureResourceVersion asks for a resource version that does not come.
+// TestFutureResourceVersion requests a resource version that is not reached.
 func TestFutureResourceVersion(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -38,7 +38,7 @@ func TestFutureResourceVersion(t *testing.T) {
 			ctx := harness.Context(t, testTimeout)
 			status, code := metav1.Status{}, 0
 			if name == "initial events" {
-				// The answer to a watch may have begun by the time that the wait fails.
+				// The answer to a watch may have started before the wait fails.
 				w, refused, err := api.Watch(ctx, request.path, request.query)
 				harness.Check(t, err)
 				if refused != nil {
@@ -72,14 +72,14 @@ func TestFutureResourceVersion(t *testing.T) {
 	}
 }
 
-// TestNearFutureResourceVersionWaits asks for a resource version that comes while the request waits.
+// TestNearFutureResourceVersionWaits requests a resource version that is reached while the request waits.
 func TestNearFutureResourceVersionWaits(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")
 	for name, path := range map[string]string{"get": maps(ns) + "/a", "list": maps(ns)} {
 		t.Run(name, func(t *testing.T) {
-			// A write moves the revision by one, and others may write too, so this comes soon and not yet.
+			// A write advances the revision by one, and other writers exist too, so this revision is reached soon, but not yet.
 			want := harness.Revision(t, harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
 			answers := make(chan *harness.Response, 1)
 			var waiting sync.WaitGroup
@@ -104,7 +104,7 @@ func TestNearFutureResourceVersionWaits(t *testing.T) {
 	}
 }
 
-// TestUnparsableResourceVersion sends resource versions that are none.
+// TestUnparsableResourceVersion sends invalid resource versions.
 func TestUnparsableResourceVersion(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -121,7 +121,7 @@ func TestUnparsableResourceVersion(t *testing.T) {
 			"list of an uncached": {"/api/v1/namespaces/" + ns + "/events", ""},
 		} {
 			r := get(t, ctx, request.path, request.query+"resourceVersion="+version)
-			// Upstream's cacher answers GET and WATCH with 500: it does not make a status of the error.
+			// Upstream's cacher answers GET and WATCH with 500: it does not convert the error to a status.
 			upstreams500 := harness.Engine() == harness.Upstream && !strings.HasPrefix(name, "list") && r.Code == http.StatusInternalServerError
 			if r.Code != http.StatusBadRequest && !upstreams500 {
 				t.Errorf("%s at %q: got %v, want 400", name, version, r.Err())
@@ -130,7 +130,7 @@ func TestUnparsableResourceVersion(t *testing.T) {
 	}
 }
 
-// TestReadsSeeAcknowledgedWrites writes and reads with several clients at a time: a read that starts after a write was
+// TestReadsSeeAcknowledgedWrites writes and reads with several concurrent clients: a read that starts after a write was
 // acknowledged sees it (I6).
 func TestReadsSeeAcknowledgedWrites(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
@@ -229,7 +229,7 @@ func versions(objects []harness.Object) []string {
 	return keys
 }
 
-// TestFieldSelectorsList lists by the fields that can be selected.
+// TestFieldSelectorsList lists by the selectable fields.
 func TestFieldSelectorsList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -263,7 +263,7 @@ func TestFieldSelectorsList(t *testing.T) {
 		for _, more := range []string{"", "&resourceVersion=0", "&limit=1"} {
 			query := "fieldSelector=" + url.QueryEscape(tc.selector) + more
 			if more == "&resourceVersion=0" {
-				// What memory holds may be older than the writes above, until a consistent list has waited for them.
+				// Memory may be behind the writes above, until a consistent list has waited for them.
 				harness.Must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
 			}
 			var names []string
@@ -272,7 +272,7 @@ func TestFieldSelectorsList(t *testing.T) {
 				harness.Check(t, err)
 				names = (&harness.List{Items: items}).Names()
 				if harness.Engine() == harness.Upstream {
-					names = slices.Compact(names) // its token for metadata.namespace starts with the object before it
+					names = slices.Compact(names) // its token for metadata.namespace starts with the previous object
 				}
 			} else {
 				names = harness.Must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
@@ -285,7 +285,7 @@ func TestFieldSelectorsList(t *testing.T) {
 	}
 }
 
-// pod returns a pod that is bound to a node if that is not empty.
+// pod returns a pod that is bound to node, if that is not empty.
 func pod(name, node string) object {
 	spec := object{"containers": []any{object{"name": "c", "image": "none"}}}
 	if node != "" {

@@ -1,4 +1,4 @@
-// Package semantics looks at what reads and watches answer, request by request, over HTTP and JSON.
+// Package semantics tests the answers to reads and watches, request by request, over HTTP and JSON.
 package semantics
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 90 * time.Second
 
-// The server of this package runs no controllers: nobody but the test writes to its namespaces.
+// The server of this package runs no controllers: only the test writes to its namespaces.
 var (
 	etcd   *harness.Etcd
 	server *harness.Server
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// maps is the path of a namespace's ConfigMaps, which most tests use because nothing changes them on the way.
+// maps is the path of a namespace's ConfigMaps, which most tests use because they are stored without changes.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
 func configMap(name string, labels map[string]string) object {
@@ -88,7 +88,7 @@ func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.
 	return w
 }
 
-// next returns the next event that is no bookmark.
+// next returns the next event other than bookmarks.
 func next(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
 	t.Helper()
 	for {
@@ -98,7 +98,7 @@ func next(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
 	}
 }
 
-// expectEvent fails the test unless the next event has the type and is about the name.
+// expectEvent fails the test unless the next event has the type and the object's name.
 func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name string) harness.Object {
 	t.Helper()
 	e := next(t, ctx, w)
@@ -108,7 +108,7 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name
 	return e.Object
 }
 
-// get sends a GET whose answer may be an error.
+// get sends a GET whose answer may have any code.
 func get(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
 	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))

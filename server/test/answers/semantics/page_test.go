@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPagesAreOneSnapshot walks a list in pages and changes what it has passed and what is still to come.
+// TestPagesAreOneSnapshot reads a list in pages and changes objects of earlier and of later pages.
 func TestPagesAreOneSnapshot(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const count, limit = 100, 9
@@ -61,7 +61,7 @@ func show(n *int64) string {
 	return fmt.Sprint(*n)
 }
 
-// TestPagesWithASelector walks lists of which a selector takes some, first, last or no items.
+// TestPagesWithASelector reads lists with a selector that matches some, the first, the last or no items.
 func TestPagesWithASelector(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -90,7 +90,7 @@ func TestPagesWithASelector(t *testing.T) {
 	}
 }
 
-// TestTokensAreChecked sends continue tokens where they do not belong, and garbage.
+// TestTokensAreChecked sends continue tokens of other lists, and garbage.
 func TestTokensAreChecked(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -109,7 +109,7 @@ func TestTokensAreChecked(t *testing.T) {
 			t.Errorf("%s: got %v, want 400", name, r.Err())
 		}
 	}
-	// A token of one namespace shows nothing of it in another.
+	// A token of one namespace shows none of its objects in another.
 	other := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, other, "x")
 	if r := get(t, ctx, maps(other), "limit=5&continue="+url.QueryEscape(token)); strings.Contains(string(r.Body), `"namespace":"`+ns+`"`) {
@@ -117,7 +117,7 @@ func TestTokensAreChecked(t *testing.T) {
 	}
 }
 
-// TestUncachedResourceInPages walks events, which are served from etcd by default.
+// TestUncachedResourceInPages reads events in pages, which are served from etcd by default.
 func TestUncachedResourceInPages(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -137,7 +137,7 @@ func TestUncachedResourceInPages(t *testing.T) {
 	expectEvent(t, ctx, w, "DELETED", "map-0003")
 }
 
-// TestMetadataAndTables asks for the other shapes of a list.
+// TestMetadataAndTables requests the other forms of a list.
 func TestMetadataAndTables(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))

@@ -51,7 +51,7 @@ func TestInitialEventsEndWithABookmark(t *testing.T) {
 		}
 		equalVersions(t, tc.path+"?"+tc.query, got, want.Items)
 	}
-	// Without bookmarks there is none at the end.
+	// Without allowWatchBookmarks there is none at the end.
 	w := startWatch(t, ctx, maps(ns), strings.Replace(initial, "allowWatchBookmarks=true", "allowWatchBookmarks=false", 1))
 	for range 30 {
 		if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" {
@@ -89,7 +89,7 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 	again := write("patch", `{"metadata":{"labels":{"color":"red"}},"data":{"v":"6"}}`)
 	harness.Check(t, api.Delete(ctx, maps(ns)+"/a"))
 
-	// The same from history as live.
+	// The same events from history as from the live watch.
 	for name, w := range map[string]*harness.Watch{"live": live, "from history": startWatch(t, ctx, maps(ns), query)} {
 		t.Run(name, func(t *testing.T) {
 			expect := func(kind, version, value, color string) {
@@ -112,7 +112,7 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 	}
 }
 
-// TestFieldSelectorsTurnBindingIntoAdded binds pods to nodes, as a scheduler does, and watches as kubelets do.
+// TestFieldSelectorsTurnBindingIntoAdded binds pods to nodes, like a scheduler, and watches like kubelets.
 func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -150,17 +150,17 @@ func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 	}
 	for _, w := range []*harness.Watch{kubelet1, one} {
 		expectEvent(t, ctx, w, "MODIFIED", "pod-2") // its status
-		expectEvent(t, ctx, w, "MODIFIED", "pod-2") // its deletion is marked
+		expectEvent(t, ctx, w, "MODIFIED", "pod-2") // its deletion timestamp
 		expectEvent(t, ctx, w, "DELETED", "pod-2")
 	}
-	// Nothing of that went to the others: their next event is the fence.
+	// The other watches got none of these events: their next event is the fence.
 	harness.Must[harness.Object](t)(api.Create(ctx, pods, pod("fence-2", "node-2")))
 	expectEvent(t, ctx, kubelet2, "ADDED", "fence-2")
 	harness.Must[harness.Object](t)(api.Create(ctx, pods, pod("fence", "")))
 	expectEvent(t, ctx, scheduler, "ADDED", "fence")
 }
 
-// TestDeletedCarriesTheDeletionsResourceVersion resumes right before and right after a deletion.
+// TestDeletedCarriesTheDeletionsResourceVersion resumes directly before and directly after a deletion.
 func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -190,7 +190,7 @@ func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
 	equalNames(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
 }
 
-// TestPlainWatchOfTheFutureStarts watches from a resource version that comes later.
+// TestPlainWatchOfTheFutureStarts watches from a resource version that is reached later.
 func TestPlainWatchOfTheFutureStarts(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -211,7 +211,8 @@ func TestPlainWatchOfTheFutureStarts(t *testing.T) {
 	}
 }
 
-// TestBookmarks watches until the server ends the watch: with bookmarks one comes before that, without none does.
+// TestBookmarks watches until the server ends the watch: with allowWatchBookmarks there is a bookmark before the end, otherwise
+// none.
 func TestBookmarks(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -254,13 +255,13 @@ func TestBookmarks(t *testing.T) {
 		}
 		last = e.Object.Metadata.ResourceVersion
 	}
-	// Bookmarks follow the clock, not only what the watch selects.
+	// Bookmarks advance with the revision, not only with selected events.
 	if harness.Revision(t, last) < harness.Revision(t, unrelated.Metadata.ResourceVersion) {
 		t.Errorf("last bookmark at %s, before the change of another object at %s", last, unrelated.Metadata.ResourceVersion)
 	}
 }
 
-// TestWatchResumesAtEveryRevision watches from each revision of a history and gets exactly what came after it (I3).
+// TestWatchResumesAtEveryRevision watches from each revision of a history and receives exactly the later events (I3).
 func TestWatchResumesAtEveryRevision(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -305,8 +306,8 @@ func TestWatchResumesAtEveryRevision(t *testing.T) {
 	}
 }
 
-// TestWatchersAgree lets many watchers of different shape watch concurrent writers: each gets every event that it selects,
-// once, in the order of revisions.
+// TestWatchersAgree runs many watchers with different selections against concurrent writers: each receives every selected event
+// once, in revision order.
 func TestWatchersAgree(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const watchers, writers, rounds = 24, 4, 40

@@ -15,37 +15,37 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// aspect is one thing about an answer that is looked at.
+// aspect is one compared property of an answer.
 type aspect string
 
 const (
 	code      aspect = "code"
 	reason    aspect = "reason"
-	message   aspect = "message" // without what is different each time; with causes and hints
+	message   aspect = "message" // without its variable parts; with causes and hints
 	items     aspect = "items"   // with their resource versions
 	version   aspect = "resourceVersion"
 	more      aspect = "continue"
 	remaining aspect = "remainingItemCount"
 	events    aspect = "events"
-	etcd      aspect = "etcd" // what it was asked for
+	etcd      aspect = "etcd" // reads of etcd for the request
 )
 
-// aspects is an answer, or what is expected of one; what is not there is not looked at.
+// aspects is an answer, or an expected answer; missing aspects are not compared.
 type aspects map[aspect]string
 
-// answer is what a server answered. The resource version is no aspect yet: what it has to be is a rule.
+// answer is a server's answer. The resource version is not an aspect yet: a rule has to judge it.
 type answer struct {
 	aspects
 	version int64 // 0 for none
 }
 
-// rule says what the resource version of an answer has to be.
+// rule is the condition on the resource version of an answer.
 type rule struct {
 	exactly int64
-	least   int64 // if not exactly
+	least   int64 // minimum, if not exact
 }
 
-// show makes the resource version an aspect: whether it obeys.
+// show returns the resource version as an aspect: whether it satisfies the rule.
 func (r rule) show(revision int64) string {
 	switch {
 	case r == rule{}:
@@ -56,7 +56,7 @@ func (r rule) show(revision int64) string {
 	return fmt.Sprint(revision)
 }
 
-// String is what show returns for a resource version that obeys.
+// String is show's result for a resource version that satisfies the rule.
 func (r rule) String() string {
 	if r.exactly != 0 {
 		return fmt.Sprintf("exactly %d", r.exactly)
@@ -64,7 +64,7 @@ func (r rule) String() string {
 	return fmt.Sprintf("%d or later", r.least)
 }
 
-// differences says how got differs from want, which may be about less.
+// differences describes the aspects in which got differs from want, which may have fewer aspects.
 func differences(got, want aspects) map[aspect]string {
 	found := map[aspect]string{}
 	for _, a := range slices.Sorted(maps.Keys(want)) {
@@ -93,7 +93,7 @@ var (
 	quoted  = regexp.MustCompile(`"[^"]*"`)
 )
 
-// class is what a status says, without what is different each time.
+// class returns a status without its variable parts.
 func class(status metav1.Status) string {
 	text := numbers.ReplaceAllString(quoted.ReplaceAllString(status.Message, `"..."`), "N")
 	if status.Details == nil {
@@ -108,7 +108,7 @@ func class(status metav1.Status) string {
 	return text
 }
 
-// listAnswer is a list.
+// listAnswer returns the answer to a LIST.
 func listAnswer(resp *harness.Response) (answer, error) {
 	l, err := resp.List()
 	if err != nil {
@@ -124,7 +124,7 @@ func listAnswer(resp *harness.Response) (answer, error) {
 	}}, err
 }
 
-// objectAnswer is an object.
+// objectAnswer returns the answer to a GET.
 func objectAnswer(resp *harness.Response) (answer, error) {
 	var o harness.Object
 	if err := json.Unmarshal(resp.Body, &o); err != nil {
@@ -134,7 +134,7 @@ func objectAnswer(resp *harness.Response) (answer, error) {
 	return answer{version: revision, aspects: aspects{code: fmt.Sprint(resp.Code), items: show(o)}}, err
 }
 
-// show is object.String for what a server has sent.
+// show is object.String for an object in a response.
 func show(o harness.Object) string { return o.Key() + "@" + o.Metadata.ResourceVersion }
 
 func showAll(objects []harness.Object) string {
@@ -145,20 +145,20 @@ func showAll(objects []harness.Object) string {
 	return strings.Join(texts, " ")
 }
 
-// expectation is what a row of a table says of a request.
+// expectation is the answer that a row of a table requires.
 type expectation struct {
-	row string // of docs/keps.md, or what is wrong with the request
+	row string // of docs/keps.md, or the error in the request
 	aspects
 	rule
 	reads reads
 }
 
-// refused is the expectation that a request is refused. Nothing is read for it.
+// refused expects that a request is refused without a read of etcd.
 func refused(row string, status int, why metav1.StatusReason) expectation {
 	return expectation{row: row, aspects: aspects{code: fmt.Sprint(status), reason: string(why)}}
 }
 
-// tooLarge is the expectation that a request waits for a revision in vain, with a hint to try again.
+// tooLarge expects that a request waits for a revision in vain; the answer has a hint to retry.
 func tooLarge(row string, asked reads) expectation {
 	e := refused(row, http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
 	e.reads = asked

@@ -9,10 +9,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// fromTheKEP lists where the API differs from KEP-2340's tables, for both engines.
+// fromTheKEP lists the differences between the API and KEP-2340's tables, which both engines share.
 var fromTheKEP = []string{listAtZeroWithToken, listWithTokenAndVersion, listOfOneName, watchWithToken, watchListed}
 
-// Their places in docs/keps.md, named where the expectations follow them.
+// Their IDs in docs/keps.md, for use in the expectations.
 const (
 	listAtZeroWithToken     = "D-L10"
 	listWithTokenAndVersion = "D-L13"
@@ -21,16 +21,16 @@ const (
 	watchListed             = "D-WLIST"
 )
 
-// difference is what differs between the engines on purpose, in some requests to some forms of Strata.
+// difference is an intended difference between the engines, in some requests to some forms of Strata.
 type difference struct {
-	id      string // where docs/keps.md says why
+	id      string // of the explanation in docs/keps.md
 	what    string
 	verb    string
 	aspects []aspect
 	applies func(request, *server) bool
 }
 
-// byDesign is all that may differ between the engines. An entry that is of no use is a failure, too.
+// byDesign lists all permitted differences between the engines. An unused entry is a failure, too.
 var byDesign = []*difference{
 	{
 		id: "D-GET", what: "a consistent GET asks etcd for its revision, upstream's for the object",
@@ -84,7 +84,7 @@ func designed(r request, s *server, about aspect) *difference {
 	return nil
 }
 
-// TestDifferencesAreDocumented looks for each difference in the document that is to explain it.
+// TestDifferencesAreDocumented requires an entry for each difference in docs/keps.md.
 func TestDifferencesAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../../../docs/keps.md")
 	harness.Check(t, err)

@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// answers are those of one server.
+// answers are the answers of one server.
 type answers map[request]answer
 
-// expect says what a table expects of a server.
+// expect returns the expectation for a request to a server.
 type expect func(r request, s *server) expectation
 
-// askAll sends all requests to all servers. Each server gets one at a time, so that it can be told what etcd was asked
-// for; those that are expected to wait in vain it gets together, if the same is expected of them.
+// askAll sends all requests to all servers. Each server gets one request at a time, so that reads of etcd can be attributed to it;
+// requests with the same expectation to wait in vain are sent concurrently.
 func (w *world) askAll(ctx context.Context, servers []*server, requests []request, want expect) (map[*server]answers, error) {
 	return onEach(servers, func(s *server) (answers, error) {
 		got := answers{}
@@ -60,7 +60,7 @@ func (w *world) askAll(ctx context.Context, servers []*server, requests []reques
 	})
 }
 
-// add adds an answer, with the aspects that come from elsewhere.
+// add adds an answer, with the aspects that depend on the expectation and on etcd's reads.
 func (a answers) add(r request, got answer, want expectation, asked reads) {
 	if got.version != 0 {
 		got.aspects[version] = want.show(got.version)
@@ -69,8 +69,8 @@ func (a answers) add(r request, got answer, want expectation, asked reads) {
 	a[r] = got
 }
 
-// compare compares the answers of all forms of Strata with what is expected, and with upstream's, which are the last
-// server's: a subtest for each row and each request.
+// compare compares the answers of all forms of Strata with the expectations, and with the answers of upstream, the last server: a
+// subtest for each row and each request.
 func compare(t *testing.T, servers []*server, requests []request, want expect, got map[*server]answers) {
 	t.Helper()
 	upstream := servers[len(servers)-1]
@@ -93,7 +93,7 @@ func compare(t *testing.T, servers []*server, requests []request, want expect, g
 		})
 	}
 	if compared < len(requests) {
-		return // others were not asked for with -run
+		return // -run excluded the other requests
 	}
 	for _, d := range byDesign {
 		if !used[d] && slices.ContainsFunc(requests, func(r request) bool { return d.verb == r.verb && d.applies(r, servers[0]) }) {
@@ -114,7 +114,7 @@ func compareOne(t *testing.T, s *server, r request, got aspects, want expectatio
 	}
 	for about, text := range differences(got, upstream) {
 		if about == etcd && !s.memory {
-			continue // a gate that is off is there for that
+			continue // the gate that is off causes the difference
 		}
 		d := designed(r, s, about)
 		if d == nil {
@@ -125,7 +125,7 @@ func compareOne(t *testing.T, s *server, r request, got aspects, want expectatio
 	}
 }
 
-// onEach calls f for all, at a time.
+// onEach calls f for all elements concurrently.
 func onEach[K comparable, V any](all []K, f func(K) (V, error)) (map[K]V, error) {
 	values, err := onEachInOrder(all, f)
 	results := map[K]V{}
@@ -135,7 +135,7 @@ func onEach[K comparable, V any](all []K, f func(K) (V, error)) (map[K]V, error)
 	return results, err
 }
 
-// onEachInOrder calls f for all, at a time, and returns what it returned in their order.
+// onEachInOrder calls f for all elements concurrently, and returns the results in their order.
 func onEachInOrder[K, V any](all []K, f func(K) (V, error)) ([]V, error) {
 	values, errs := make([]V, len(all)), make([]error, len(all))
 	var running sync.WaitGroup

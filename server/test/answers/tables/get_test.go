@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// getRequests returns every combination for a GET, of an object and of none.
+// getRequests returns every combination for a GET, of an existing and of a missing object.
 func getRequests() (all []request) {
 	for _, s := range []*scope{scopes[oneName], scopes[noName]} {
 		for _, version := range []string{unset, zero, compacted, distant, old, present, future, far, garbage} {
@@ -20,8 +20,8 @@ func getRequests() (all []request) {
 	return all
 }
 
-// get says what is expected of a GET. KEP-2340 has no table of them: without a resource version they are consistent, with
-// one the answer is that or later.
+// get returns the expectation for a GET. KEP-2340 has no table for GET: without a resource version it is consistent, with one the
+// answer is at that version or later.
 func (h *history) get(r request, memory bool) expectation {
 	const row = "GET"
 	asked := nothing

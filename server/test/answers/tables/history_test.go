@@ -14,24 +14,24 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// What a request can say as its resource version, or where its continue token is from.
+// Resource versions of a request, or the origin of its continue token.
 const (
 	unset        = ""
 	zero         = "0"
 	compacted    = "compacted"    // etcd has compacted it
 	distant      = "distant"      // etcd has it; the servers were started later
-	old          = "old"          // memory has it, and the present is another
+	old          = "old"          // memory has it, and it is not the present one
 	present      = "present"      // that of the last change
-	future       = "future"       // does not come while the request waits
-	far          = "far"          // does not come at all
-	garbage      = "garbage"      // is none
-	inconsistent = "inconsistent" // a token's: the present, whatever that is when the token is used
+	future       = "future"       // is not reached while the request waits
+	far          = "far"          // is never reached
+	garbage      = "garbage"      // is invalid
+	inconsistent = "inconsistent" // of a token: the revision that is present when the token is used
 )
 
-// scope is what of all secrets a request asks for.
+// scope is the subset of all secrets that a request selects.
 type scope struct {
 	name, path, labels, fields string
-	one                        string // the name that is selected, if it is only one
+	one                        string // the name that is selected, if there is only one
 	within, selects            func(object) bool
 }
 
@@ -60,7 +60,7 @@ func named(name string) func(object) bool {
 
 func secrets(namespace string) string { return "/api/v1/namespaces/" + namespace + "/secrets" }
 
-// selective reports whether the number of objects that remain after a page is not known.
+// selective reports whether the number of objects after a page is unknown.
 func (s *scope) selective() bool { return s.labels+s.fields != "" }
 
 // shows reports whether the scope selects o, which may be nil.
@@ -75,7 +75,7 @@ type object struct {
 
 func (o object) key() string { return o.namespace + "/" + o.name }
 
-// String is how an object is shown in items and events.
+// String is the object's form in items and events.
 func (o object) String() string { return fmt.Sprintf("%s@%d", o.key(), o.revision) }
 
 // change is one write. before is nil for a creation, after for a deletion.
@@ -84,16 +84,16 @@ type change struct {
 	revision      int64
 }
 
-// token is a continue token as a server has made it.
+// token is a continue token that a server has returned.
 type token struct {
 	value    string
-	revision int64  // that its list had; 0 for the present
+	revision int64  // of its list; 0 for the present
 	after    string // the key of the last object of the page
 }
 
-// history is all that was ever written, and the places in it that requests ask for.
+// history is all writes, with the revisions and tokens that requests use.
 type history struct {
-	api     *harness.API // who writes
+	api     *harness.API // for writes
 	kv      *clientv3.Client
 	changes []change
 	writes  int
@@ -130,8 +130,8 @@ func (h *history) at(revision int64) []object {
 	return objects
 }
 
-// page returns what a list contains: of the objects of the scope at a revision, those that it selects behind the key
-// after, limit of them at most. If there are others behind, more is set, and remaining says how many if that is known.
+// page returns the expected result of a list: the objects of the scope at a revision that match its selectors, with keys after
+// after, at most limit of them. more is set if further objects follow; remaining is their number, if known.
 func (h *history) page(s *scope, revision int64, after string, limit int) (items []string, more bool, remaining string) {
 	var walk []object
 	for _, o := range h.at(revision) {
@@ -154,7 +154,7 @@ func (h *history) page(s *scope, revision int64, after string, limit int) (items
 	return items, more, remaining
 }
 
-// since returns the events of a watch from a revision on.
+// since returns the events of a watch that starts at a revision.
 func (h *history) since(s *scope, revision int64) (events []string) {
 	for _, c := range h.changes {
 		if c.revision <= revision {
@@ -174,7 +174,7 @@ func (h *history) since(s *scope, revision int64) (events []string) {
 	return events
 }
 
-// past writes what is older than the memory of servers that are started afterwards, and compacts a part of it.
+// past writes revisions that are older than the memory of servers started afterwards, and compacts some of them.
 func (h *history) past(ctx context.Context) error {
 	for _, namespace := range []string{"other", "table"} {
 		if _, err := h.api.Create(ctx, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": namespace}}); err != nil {
@@ -196,7 +196,7 @@ func (h *history) past(ctx context.Context) error {
 	)
 }
 
-// recent writes what all servers see happen. It can be called again: then old, present and future are later ones.
+// recent writes revisions that all servers receive as events. Further calls move old, present and future.
 func (h *history) recent(ctx context.Context) error {
 	return inOrder(
 		func() error { return h.put(ctx, "table", "d", true) },
@@ -204,7 +204,7 @@ func (h *history) recent(ctx context.Context) error {
 		func() error { return h.put(ctx, "table", "c", false) },
 		func() error { return h.mark(ctx, old) },
 		func() error { return h.put(ctx, "table", "a", true) },
-		func() error { return h.put(ctx, "table", "d", false) }, // ceases to be selected
+		func() error { return h.put(ctx, "table", "d", false) }, // no longer selected
 		func() error { return h.put(ctx, "table", "e", true) },
 		func() error { return h.delete(ctx, "table", "c") },
 		func() error { return h.put(ctx, "other", "m", true) },
@@ -221,7 +221,7 @@ func inOrder(steps ...func() error) error {
 	return nil
 }
 
-// last returns the object as it is now, nil if there is none.
+// last returns the current object, nil if there is none.
 func (h *history) last(namespace, name string) *object {
 	for _, c := range slices.Backward(h.changes) {
 		for _, o := range []*object{c.after, c.before} {
@@ -233,7 +233,7 @@ func (h *history) last(namespace, name string) *object {
 	return nil
 }
 
-// put creates an object or changes it.
+// put creates or updates an object.
 func (h *history) put(ctx context.Context, namespace, name string, picked bool) error {
 	h.writes++
 	label := "no"
@@ -255,7 +255,7 @@ func (h *history) put(ctx context.Context, namespace, name string, picked bool) 
 	return err
 }
 
-// delete deletes an object if it is there.
+// delete deletes an object if it exists.
 func (h *history) delete(ctx context.Context, namespace, name string) error {
 	before := h.last(namespace, name)
 	if before == nil {
@@ -276,12 +276,12 @@ func (h *history) delete(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// mark gives the present a name and gets a token of that time for each scope.
+// mark names the present revision and gets a token at that revision for each scope.
 func (h *history) mark(ctx context.Context, name string) error {
 	h.revisions[name] = h.changes[len(h.changes)-1].revision
 	h.revisions[future] = h.revisions[name] + 1000
 	for _, s := range scopes {
-		if s.one != "" { // it has no first page
+		if s.one != "" { // a list of one name has no pages
 			h.tokens[s.name][name] = h.tokens[scopes[namespace].name][name]
 			continue
 		}
@@ -298,7 +298,7 @@ func (h *history) mark(ctx context.Context, name string) error {
 	return nil
 }
 
-// compact compacts etcd to the last change, as the compactor of an API server does: servers follow a key.
+// compact compacts etcd to the last change, like the compactor of an API server: through the key that servers watch.
 func (h *history) compact(ctx context.Context) error {
 	revision := h.changes[len(h.changes)-1].revision
 	if _, err := h.kv.Put(ctx, "compact_rev_key", fmt.Sprint(revision)); err != nil {
@@ -308,8 +308,8 @@ func (h *history) compact(ctx context.Context) error {
 	return err
 }
 
-// continueInThePresent gets the tokens that are offered instead of those of a compacted revision, by a server that was
-// started after the compaction.
+// continueInThePresent gets the tokens that an API server offers in place of a compacted token, from a server that was started
+// after the compaction.
 func (h *history) continueInThePresent(ctx context.Context) error {
 	for _, s := range scopes {
 		used := h.tokens[s.name][compacted]

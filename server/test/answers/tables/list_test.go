@@ -11,11 +11,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// large is a limit that no list here reaches.
+// large is a limit that exceeds every list here.
 const large = 500
 
-// listRequests returns every combination for a LIST. What sendInitialEvents does to one, which is that it is refused, is
-// tried in one scope.
+// listRequests returns every combination for a LIST. sendInitialEvents, with which a LIST is refused, is tried in one scope.
 func listRequests() (all []request) {
 	for _, s := range scopes {
 		initials := []string{unset}
@@ -37,7 +36,7 @@ func listRequests() (all []request) {
 	return all
 }
 
-// listRow returns the row of KEP-2340's table for a LIST that stands in it.
+// listRow returns the row of KEP-2340's table for a LIST.
 func listRow(r request) string {
 	token := r.from != unset
 	switch r.version {
@@ -85,7 +84,7 @@ func listRow(r request) string {
 	return "L18"
 }
 
-// list says what is expected of a LIST. memory is whether the gates are on.
+// list returns the expectation for a LIST. memory is whether the gates are on.
 func (h *history) list(r request, memory bool) expectation {
 	switch {
 	case r.initial != unset:
@@ -119,17 +118,17 @@ func (h *history) list(r request, memory bool) expectation {
 		return h.listAt(row, r, r.from, from.revision, from.after, memory)
 	case "L6", "L9": // from memory at once, limit ignored
 		return h.listNow(row, r, "", 0, nothing)
-	case "L12", "L14": // exactly at RV
+	case "L12", "L14": // exactly at the resource version
 		return h.listAt(row, r, r.version, h.revisions[r.version], "", memory)
 	}
-	// L11, L16 and L17 wait for RV, then memory answers.
+	// L11, L16 and L17 wait for the resource version, then memory answers.
 	if r.inVain() {
 		return tooLarge(row, nothing)
 	}
 	return h.listNow(row, r, "", r.limit, nothing)
 }
 
-// consistent is what a consistent read asks etcd for.
+// consistent returns the reads of etcd for a consistent read.
 func consistent(memory bool) reads {
 	if memory {
 		return revision
@@ -137,14 +136,14 @@ func consistent(memory bool) reads {
 	return values
 }
 
-// listNow expects what there is at present, behind a key.
+// listNow expects the present objects after a key.
 func (h *history) listNow(row string, r request, after string, limit int, asked reads) expectation {
 	e := h.listed(row, r.scope, h.revisions[present], after, limit, asked)
 	e.rule = rule{least: h.revisions[present]}
 	return e
 }
 
-// listAt expects what there was exactly at a revision, behind a key. when says what is known of the revision.
+// listAt expects the objects after a key exactly at a revision. when is the name of the revision.
 func (h *history) listAt(row string, r request, when string, at int64, after string, memory bool) expectation {
 	asked := nothing
 	if !memory || when == distant || when == compacted {
@@ -152,13 +151,13 @@ func (h *history) listAt(row string, r request, when string, at int64, after str
 	}
 	switch when {
 	case future, far:
-		return tooLarge(row, consistent(memory)) // which tells that it is the future
+		return tooLarge(row, consistent(memory)) // the read of etcd's revision shows that it is in the future
 	case compacted:
 		e := refused(row, http.StatusGone, metav1.StatusReasonExpired)
 		e.reads = asked
 		e.aspects[more] = "false"
 		if r.from != unset {
-			e.aspects[more] = "true" // a token to go on with in the present
+			e.aspects[more] = "true" // a token to continue in the present
 		}
 		return e
 	}

@@ -1,13 +1,12 @@
-// Package tables sends to both engines, on one etcd, every combination of what a LIST, a WATCH and a GET can say about
-// revisions, and looks at all of each answer: code, reason, message, objects, resource version, continue token, events,
-// and whether etcd was read.
+// Package tables sends to both engines, on one etcd, every combination of revision parameters of LIST, WATCH and GET, and compares
+// all parts of each answer: code, reason, message, objects, resource version, continue token, events, and the reads of etcd.
 //
-// What a combination means stands in KEP-2340's two tables; their rows are numbered in docs/keps.md. Each answer of Strata
-// is compared with its row (list_test.go, watch_test.go, get_test.go), and with upstream's answer. What may differ from
-// upstream stands in one table (bydesign_test.go), each entry with its place in docs/keps.md.
+// The meaning of a combination is defined by KEP-2340's two tables; their rows are numbered in docs/keps.md. Each answer of Strata
+// is compared with its row (list_test.go, watch_test.go, get_test.go), and with upstream's answer. The permitted differences from
+// upstream are in one table (bydesign_test.go), each entry with its place in docs/keps.md.
 //
-// Strata runs in several forms: reads as bytes and through upstream's handlers, gates on and off. The resource is secrets:
-// nobody but the tests writes any.
+// Strata runs in several forms: reads as bytes and through upstream's handlers, gates on and off. The resource is secrets: only the
+// tests write any.
 package tables
 
 import (
@@ -21,21 +20,21 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
-// env is that of the whole package; its servers are started by the first test that asks for them.
+// env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env
 
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) { env = e })
 }
 
-// server is one API server under test and the proxy before etcd that only it uses. One request at a time, or what etcd
-// was asked for cannot be told apart.
+// server is one API server under test and its own proxy in front of etcd. It gets one request at a time, so that reads of etcd can
+// be attributed to requests.
 type server struct {
 	name      string
-	memory    bool // the gates are on: what memory has is not read from etcd
+	memory    bool // the gates are on: cached data is not read from etcd
 	watchList bool // the API's own gate of that name is on
 	flags     []string
 
@@ -48,8 +47,8 @@ func (s *server) start(etcd *harness.Etcd) {
 	s.api = env.APIServer(s.proxy.Etcd(), append(quiet(), s.flags...)...).API()
 }
 
-// quiet are flags with which a server writes nothing by itself once it has started, compacts nothing, and knows nothing
-// of the time before: some rows are about a revision that etcd has and memory does not.
+// quiet returns flags for a server that writes nothing after its start, compacts nothing, and restores no history: some rows are
+// about a revision that etcd has and memory does not.
 func quiet() []string {
 	return []string{
 		"--strata-replay-revisions=0",
@@ -59,7 +58,7 @@ func quiet() []string {
 	}
 }
 
-// Gates of Strata that let etcd answer what memory would have answered.
+// Gates of Strata whose reads etcd answers instead of memory when they are off.
 const gatesOff = "--strata-feature-gates=ConsistentListFromCache=false,ConsistentGetFromCache=false,ListFromCacheSnapshot=false"
 
 // startAll starts servers on one etcd.
@@ -71,7 +70,7 @@ func startAll(etcd *harness.Etcd, servers []*server) {
 	starting.Wait()
 }
 
-// world is an etcd with a past, and servers on it that know only the end of that.
+// world is an etcd with history, and servers on it that have received only the end of the history.
 type world struct {
 	*history
 	etcd *harness.Etcd
@@ -104,8 +103,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	return w, h.continueInThePresent(ctx)
 })
 
-// open returns the world with a recent past of the test's own, which every server knows, or ends the test. It starts more
-// servers before.
+// open returns the world with a recent history of the test's own, which every server has received, or ends the test. It starts the
+// additional servers first.
 func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	t.Helper()
 	w, err := newWorld()
@@ -116,7 +115,7 @@ func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	return w
 }
 
-// settle returns when the memory of each server has the present: what is asked for without waiting shows it, too.
+// settle returns when the memory of each server is at the present revision, so that reads without a wait show it, too.
 func (w *world) settle(ctx context.Context, servers []*server) error {
 	for _, s := range servers {
 		for _, version := range []string{fmt.Sprint(w.revisions[present]), ""} {

@@ -6,23 +6,23 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// reads is what a server has asked etcd for to answer a request, the most of it.
+// reads is the most expensive kind of read of etcd for a request.
 type reads int
 
 const (
 	nothing  reads = iota
-	revision       // which revision it is at, which makes a read consistent
+	revision       // etcd's current revision, which makes a read consistent
 	values         // objects
 )
 
 func (r reads) String() string { return [...]string{"nothing", "its revision", "objects"}[r] }
 
-// kind classifies a read. Those of other resources are not the request's.
+// kind classifies a read. Reads of other resources do not belong to the request.
 func kind(r *pb.RangeRequest) reads {
 	prefix := []byte("/registry/secrets")
 	switch {
 	case r.CountOnly && len(r.RangeEnd) > 0 && !bytes.HasPrefix(r.Key, prefix):
-		return nothing // upstream counts the objects of each resource now and then
+		return nothing // upstream counts the objects of each resource periodically
 	case r.CountOnly, bytes.Equal(bytes.TrimSuffix(r.Key, []byte("/")), prefix) && len(r.RangeEnd) == 0:
 		return revision
 	case bytes.HasPrefix(r.Key, prefix) && !r.KeysOnly:
@@ -31,7 +31,7 @@ func kind(r *pb.RangeRequest) reads {
 	return nothing
 }
 
-// asked returns what etcd was asked for while f ran.
+// asked returns the reads of etcd while f ran.
 func (s *server) asked(f func() error) (reads, error) {
 	s.proxy.Reset()
 	err := f()
@@ -42,11 +42,11 @@ func (s *server) asked(f func() error) (reads, error) {
 	return most, err
 }
 
-// tries is how often requests are sent if etcd was asked for more than it should have been.
+// tries is the number of attempts to send requests with no more reads of etcd than expected.
 const tries = 3
 
-// observe returns what etcd is asked for when send sends a request, or several. If that is more than want, send is called
-// again: servers read now and then on their own account, and that can only add to what is seen.
+// observe returns the reads of etcd while send sends one or more requests. If they exceed want, send is called again: servers also
+// read periodically, which can only add reads.
 func (s *server) observe(want reads, send func() error) (reads, error) {
 	least := values
 	for range tries {

@@ -9,13 +9,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// request is one combination.
+// request is one combination of parameters.
 type request struct {
 	verb    string // list, watch or get
 	scope   *scope
 	version string
 	match   string
-	from    string // whose continue token
+	from    string // origin of the continue token
 	limit   int
 	initial string // sendInitialEvents
 	marks   bool   // allowWatchBookmarks
@@ -35,7 +35,7 @@ const (
 	nonsense     = "Nonsense"
 )
 
-// String is the name of a subtest: what is set, and to what.
+// String is the name of a subtest: the parameters and their values.
 func (r request) String() string {
 	text := r.scope.name
 	add := func(name, value string) {
@@ -92,12 +92,12 @@ func (r request) query(h *history) string {
 	return values.Encode()
 }
 
-// exact reports whether a LIST that is not refused asks for exactly a resource version, as L12 and L14 do.
+// exact reports whether a valid LIST asks for exactly a resource version, as L12 and L14 do.
 func (r request) exact() bool {
 	return r.verb == list && (r.match == exact || r.match == unset && r.version != zero && r.limit != 0)
 }
 
-// inVain reports whether the request asks for a resource version that does not come.
+// inVain reports whether the request asks for a resource version that is not reached.
 func (r request) inVain() bool { return r.version == future || r.version == far }
 
 // ask sends a LIST or a GET.

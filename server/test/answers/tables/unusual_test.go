@@ -14,18 +14,18 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Tokens that no server has made for what they are sent with.
+// Tokens that no server has returned for such a list.
 const (
 	traversal  = "traversal"   // begins outside the request's prefix
-	noStart    = "no start"    // has no key
-	noRevision = "no revision" // has none, or 0
-	otherForm  = "other form"  // of a version of the format that there is not
+	noStart    = "no start"    // has no start key
+	noRevision = "no revision" // has no revision, or 0
+	otherForm  = "other form"  // of an unknown version of the format
 	notText    = "not text"    // is not base64
 	latest     = "latest"      // has a revision below 0, which means the present
-	elsewhere  = "elsewhere"   // of a list of all namespaces for one, and the other way round
+	elsewhere  = "elsewhere"   // of a list of all namespaces, used for one namespace, and vice versa
 )
 
-// none are those that are refused.
+// none are the tokens that are refused.
 var none = []string{traversal, noStart, noRevision, otherForm, notText}
 
 // craft makes those tokens.
@@ -52,7 +52,7 @@ func (h *history) craft() {
 	}
 }
 
-// edgeRequests returns lists with such tokens, and with limits that are none.
+// edgeRequests returns lists with such tokens, and with invalid limits.
 func edgeRequests() (all []request) {
 	for _, s := range scopes[:oneName] {
 		for _, from := range append(slices.Clone(none), latest, elsewhere) {
@@ -75,13 +75,13 @@ func edgeRequests() (all []request) {
 	return all
 }
 
-// edge says what is expected of one of them.
+// edge returns the expectation for an edge request.
 func (h *history) edge(r request, memory bool) expectation {
 	if slices.Contains(none, r.from) && r.version == unset {
 		return refused("a token that is none", http.StatusBadRequest, metav1.StatusReasonBadRequest)
 	}
 	same := r
-	same.limit = max(0, r.limit) // below 0 is as if there were none
+	same.limit = max(0, r.limit) // a limit below 0 counts as none
 	if r.from == latest {
 		same.from = inconsistent
 	}
@@ -92,10 +92,10 @@ func (h *history) edge(r request, memory bool) expectation {
 	return e
 }
 
-// looked are the aspects in which all engines are the same at the edges; byDesign is about others.
+// looked are the aspects in which all engines agree at the edges; byDesign covers the others.
 var looked = []aspect{code, reason, items, version, more, remaining}
 
-// compareLooked compares the answers of all servers with what is expected of each, and with those of the last.
+// compareLooked compares the answers of all servers with their expectations, and with the last server's answers.
 func compareLooked(t *testing.T, servers []*server, requests []request, want expect, got map[*server]answers) {
 	t.Helper()
 	rows := map[string][]request{}
@@ -129,7 +129,7 @@ func compareLooked(t *testing.T, servers []*server, requests []request, want exp
 	}
 }
 
-// TestListTableEdges sends tokens that no server has made, or for something else, and limits that are none.
+// TestListTableEdges sends tokens that no server has returned, tokens of other lists, and invalid limits.
 func TestListTableEdges(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
@@ -141,7 +141,7 @@ func TestListTableEdges(t *testing.T) {
 	compareLooked(t, w.servers, requests, want, got)
 }
 
-// someListRequests returns the combinations for a LIST, without those that are refused whatever the server is.
+// someListRequests returns the combinations for a LIST, except those that every server refuses.
 func someListRequests() (all []request) {
 	for _, r := range listRequests() {
 		switch {
@@ -153,7 +153,7 @@ func someListRequests() (all []request) {
 	return all
 }
 
-// uncached says what is expected of a LIST of a resource that is not cached: etcd answers it, and the limit always holds.
+// uncached returns the expectation for a LIST of a resource that is not cached: etcd answers it, and the limit always applies.
 func (h *history) uncached(r request) expectation {
 	e := h.list(r, false)
 	if e.aspects[code] != fmt.Sprint(http.StatusOK) {
@@ -190,12 +190,12 @@ func TestListTableUncached(t *testing.T) {
 	compareLooked(t, servers, requests, want, got)
 	for _, r := range requests {
 		for about, text := range differences(got[servers[0]][r].aspects, got[servers[1]][r].aspects) {
-			t.Errorf("%s: %s, and upstream: %s", r, about, text) // nothing differs by design
+			t.Errorf("%s: %s, and upstream: %s", r, about, text) // no difference is permitted
 		}
 	}
 }
 
-// whole says what is expected of a LIST when limit and continue are ignored. The API itself still refuses combinations.
+// whole returns the expectation for a LIST if limit and continue are ignored. The API itself still refuses combinations.
 func (h *history) whole(r request, memory bool) expectation {
 	if refusal := h.list(r, memory); refusal.aspects[code] == fmt.Sprint(http.StatusUnprocessableEntity) {
 		return refusal
@@ -205,7 +205,7 @@ func (h *history) whole(r request, memory bool) expectation {
 	return h.list(all, memory)
 }
 
-// TestListTableWithoutChunking sends LISTs to servers whose gate APIListChunking is off. There never is a token.
+// TestListTableWithoutChunking sends LISTs to servers whose gate APIListChunking is off. No answer has a token.
 func TestListTableWithoutChunking(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const off = "APIListChunking=false"
@@ -218,7 +218,7 @@ func TestListTableWithoutChunking(t *testing.T) {
 	w := open(t, ctx, servers...)
 	want := func(r request, s *server) expectation { return w.whole(r, s.memory) }
 	requests := slices.DeleteFunc(someListRequests(), func(r request) bool {
-		return r.limit == large || r.inVain() && r.scope != scopes[namespace] // those wait
+		return r.limit == large || r.inVain() && r.scope != scopes[namespace] // these requests wait
 	})
 	got, err := w.askAll(ctx, servers, requests, want)
 	harness.Check(t, err)

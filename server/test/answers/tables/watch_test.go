@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// watchRequests returns every combination for a WATCH. One of a revision that does not come for good would have no end.
+// watchRequests returns every combination for a WATCH, except at a revision that is never reached: that watch would not end.
 func watchRequests() (all []request) {
 	for _, s := range []*scope{scopes[namespace], scopes[everywhere], scopes[labels], scopes[oneName]} {
 		for _, version := range []string{unset, zero, compacted, distant, old, present, future, garbage} {
@@ -36,9 +36,9 @@ func watchRequests() (all []request) {
 	return all
 }
 
-// watchRow returns the row of KEP-2340's table for a WATCH that stands in it.
+// watchRow returns the row of KEP-2340's table for a WATCH.
 func watchRow(r request) string {
-	first := 13 // of the six rows for the version
+	first := 13 // the first of the six rows for the version
 	switch r.version {
 	case unset:
 		first = 1
@@ -61,16 +61,16 @@ func watchRow(r request) string {
 	return fmt.Sprintf("W%d", first)
 }
 
-// stream is what is expected of a watch that is accepted. What comes first does so before anything is written.
+// stream is the expectation for an accepted watch. The initial part is delivered before the test writes.
 type stream struct {
 	expectation
 	initial bool  // every object as ADDED
-	closing bool  // a bookmark that says these were all
-	after   int64 // then what happens after this revision
+	closing bool  // a bookmark at the end of the initial events
+	after   int64 // then the events after this revision
 	failure string
 }
 
-// watch says what is expected of a WATCH of a server.
+// watch returns the expectation for a WATCH of a server.
 func (h *history) watch(r request, s *server) stream {
 	invalid := func(row string) stream {
 		return stream{expectation: refused(row, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)}
@@ -86,7 +86,7 @@ func (h *history) watch(r request, s *server) stream {
 	case "W2", "W3", "W6", "W8", "W9", "W12", "W14", "W15", "W18":
 		return invalid(row)
 	}
-	// watchListed: without a revision to begin at, the API makes of it a request for initial events.
+	// watchListed: the API turns a watch without a start revision into a request for initial events.
 	listed := s.watchList && r.match == unset && (row == "W1" || row == "W7")
 	if r.from != unset && (listed || r.match != unset) { // watchWithToken
 		return invalid(row)
@@ -125,7 +125,7 @@ func (h *history) watch(r request, s *server) stream {
 	return want
 }
 
-// begins are the events that come before anything is written.
+// begins returns the events that are delivered before the test writes.
 func (s stream) begins(h *history, scope *scope) (all []string) {
 	if s.failure != "" {
 		return []string{s.failure, ended}
@@ -142,24 +142,24 @@ func (s stream) begins(h *history, scope *scope) (all []string) {
 	return all
 }
 
-// Events that are not of an object.
+// Events without an object.
 const (
 	closing = "BOOKMARK after the initial events"
 	ended   = "the end"
 )
 
-// opened is a watch that was accepted.
+// opened is an accepted watch.
 type opened struct {
 	*harness.Watch
 	answer
 	got   []string
-	marks bool // that were asked for
+	marks bool // the request allows bookmarks
 }
 
-// patience is how long a watch is waited for. Only a failure takes so long.
+// patience is the timeout for events of a watch. Only a failure takes so long.
 const patience = 20 * time.Second
 
-// open starts a watch. There is none if it was refused: then the answer is all.
+// open starts a watch. If it is refused, the result is nil and the answer is complete.
 func (r request) open(ctx context.Context, h *history, api *harness.API) (*opened, error) {
 	w, refused, err := api.Watch(ctx, r.scope.path, r.query(h))
 	if err != nil {
@@ -171,7 +171,7 @@ func (r request) open(ctx context.Context, h *history, api *harness.API) (*opene
 	return &opened{Watch: w, marks: r.marks, answer: answer{aspects: aspects{code: strconv.Itoa(http.StatusOK)}}}, nil
 }
 
-// read reads events until done says so, or the watch fails.
+// read reads events until done returns true, or the watch fails.
 func (o *opened) read(ctx context.Context, done func() bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("nothing more came"))
 	defer cancel()
@@ -194,7 +194,7 @@ func (o *opened) read(ctx context.Context, done func() bool) error {
 			if o.version, err = strconv.ParseInt(e.Object.Metadata.ResourceVersion, 10, 64); err != nil {
 				return err
 			}
-		case e.Type == "BOOKMARK" && o.marks: // the server sends them when it thinks fit
+		case e.Type == "BOOKMARK" && o.marks: // the server chooses when to send bookmarks
 		default:
 			o.got = append(o.got, e.Type+" "+show(e.Object))
 		}
@@ -202,8 +202,8 @@ func (o *opened) read(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// watchAll starts all watches on all servers, then makes changes that all of them show, and returns what they sent. The
-// last change is later than the revision future, at which some begin.
+// watchAll starts all watches on all servers, then makes changes that all of them deliver, and returns their answers. The last
+// change is after the revision future, at which some watches begin.
 func (w *world) watchAll(ctx context.Context, servers []*server, requests []request) (map[*server]answers, error) {
 	started, err := onEach(servers, func(s *server) (map[request]*opened, error) { return w.startWatches(ctx, s, requests) })
 	defer func() {
@@ -254,7 +254,7 @@ func (w *world) watchAll(ctx context.Context, servers []*server, requests []requ
 	})
 }
 
-// startWatches starts watches on one server, one after the other, and waits for what each begins with.
+// startWatches starts watches on one server, one after the other, and waits for the initial events of each.
 func (w *world) startWatches(ctx context.Context, s *server, requests []request) (map[request]*opened, error) {
 	started := map[request]*opened{}
 	start := func(r request) (*opened, error) {
@@ -284,7 +284,7 @@ func (w *world) startWatches(ctx context.Context, s *server, requests []request)
 		}
 		started[r].aspects[etcd] = asked.String()
 	}
-	// Those that wait in vain do so at the same time.
+	// Watches that wait in vain do so concurrently.
 	asked, err := s.observe(nothing, func() error {
 		all, err := onEachInOrder(waiting, start)
 		for i, r := range waiting {
@@ -300,7 +300,7 @@ func (w *world) startWatches(ctx context.Context, s *server, requests []request)
 	return started, err
 }
 
-// expectWatch says what is expected of a WATCH, once all changes were made.
+// expectWatch returns the expectation for a WATCH, once all changes were made.
 func (w *world) expectWatch(r request, s *server) expectation {
 	want := w.watch(r, s)
 	if want.aspects[code] == strconv.Itoa(http.StatusOK) {
@@ -323,8 +323,8 @@ func TestWatchTable(t *testing.T) {
 	compare(t, w.servers, requests, w.expectWatch, got)
 }
 
-// TestWatchTableWithoutInitialEvents sends every WATCH to servers whose API knows no sendInitialEvents, which is what
-// KEP-2340's table was written for.
+// TestWatchTableWithoutInitialEvents sends every WATCH to servers whose API does not support sendInitialEvents, the API for which
+// KEP-2340's table was written.
 func TestWatchTableWithoutInitialEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const off = "--feature-gates=WatchList=false"

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAClockThatIsAhead: a server whose clock is ahead by more than history lasts restores history like any other: watches
-// of revisions from before its start go on.
+// TestAClockThatIsAhead: a server whose clock is ahead by more than the history retention restores history like any other: watches
+// at revisions from before its start continue.
 func TestAClockThatIsAhead(t *testing.T) {
 	if err := faulty.ClockError(); err != nil {
 		t.Skip(err)

@@ -24,7 +24,7 @@ const (
 	pageLimit    = 3
 )
 
-// kind is what a client asks for.
+// kind is a kind of request.
 type kind int
 
 const (
@@ -36,42 +36,42 @@ const (
 
 func (k kind) String() string { return [...]string{"create", "update", "delete", "get"}[k] }
 
-// outcome is what a client was told.
+// outcome is the result of a request, as known to its client.
 type outcome int
 
 const (
-	unknown  outcome = iota // nothing, or that something went wrong: it may have happened
-	done                    // it has happened
-	missing                 // there is no such object
-	exists                  // there is one
-	conflict                // the object is not what the client wanted it to be
-	expired                 // the revision is gone
+	unknown  outcome = iota // no answer, or an error: the request may have taken effect
+	done                    // the request took effect
+	missing                 // the object does not exist
+	exists                  // the object exists already
+	conflict                // a precondition failed
+	expired                 // the revision is compacted
 )
 
 func (o outcome) String() string {
 	return [...]string{"unknown", "done", "missing", "exists", "conflict", "expired"}[o]
 }
 
-// mode is what a read asks for.
+// mode is the consistency that a read requests.
 type mode int
 
 const (
-	present  mode = iota // no resource version: everything that was acknowledged before
+	present  mode = iota // no resource version: includes all writes acknowledged before
 	anything             // resource version 0
-	notOlder             // than a revision
-	exact                // a revision
+	notOlder             // at least a revision
+	exact                // exactly a revision
 )
 
 func (m mode) String() string { return [...]string{"present", "any", "not older", "exact"}[m] }
 
-// origin is who asked whom, and when.
+// origin is the client, the replica and the time of a request.
 type origin struct {
 	client, replica int
-	boot            int64 // of the replica; -1 if it was started again meanwhile
+	boot            int64 // of the replica; -1 if it restarted during the request
 	call, ret       time.Duration
 }
 
-// op is a request about one object.
+// op is a request for one object.
 type op struct {
 	origin
 	kind    kind
@@ -80,9 +80,9 @@ type op struct {
 	half    string
 	want    state // preconditions of a write: uid and revision, if set
 	mode    mode  // of a get
-	min     int64 // of a get that is not to be older
+	min     int64 // of a get with a minimum revision
 	outcome outcome
-	got     state // that was read; of a write what it made, of a delete the uid only
+	got     state // the object read; of a write the object written, of a delete the uid only
 	said    string
 }
 
@@ -97,18 +97,18 @@ func (o *op) String() string {
 	return fmt.Sprintf("%s %s: %v %+v", text, o.value, o.outcome, o.got)
 }
 
-// list is a read of a collection, maybe in pages.
+// list is a read of a collection, possibly in pages.
 type list struct {
 	origin
 	resource, namespace, half string
 	mode                      mode
 	asked                     int64
 	pages                     int           // 0 for a list without a limit
-	fixed                     time.Duration // when its revision was known: the end of the first page
+	fixed                     time.Duration // end of the first page, which fixes the revision
 	outcome                   outcome
 	revision                  int64
 	items                     map[key]state
-	fault                     string // what is wrong whatever etcd has
+	fault                     string // an error that does not depend on etcd's history
 }
 
 func (l *list) String() string {
@@ -116,7 +116,7 @@ func (l *list) String() string {
 		l.resource, l.namespace, l.half, l.mode, l.asked, l.pages, l.outcome, l.revision)
 }
 
-// round is some time in the life of a scene.
+// round is one period of a scene: its clients, watchers and faults.
 type round struct {
 	*scene
 	seed       uint64
@@ -127,14 +127,14 @@ type round struct {
 	watched    []*replica // by watchers
 
 	attempted atomic.Int64
-	newest    atomic.Int64 // revision that a client has seen
+	newest    atomic.Int64 // highest revision that a client has received
 
 	mu       sync.Mutex // leaf
 	ops      []*op
 	lists    []*list
-	seen     map[key]state // what a client was last told of a key
+	seen     map[key]state // the state of a key in a client's last answer
 	failures map[string]int
-	odd      []string // answers that nothing explains
+	odd      []string // answers without an explanation
 	watchers []*watcher
 }
 
@@ -146,7 +146,7 @@ func newRound(s *scene, seed uint64, namespaces []string) *round {
 // now is the time since the round began, by the monotonic clock.
 func (r *round) now() time.Duration { return time.Since(r.began) }
 
-// client asks until ctx ends. What it asks follows from its number.
+// client sends requests until ctx ends. The requests are derived from its number.
 func (r *round) client(ctx context.Context, n int) {
 	rng := random(r.seed, n)
 	for i := 0; ctx.Err() == nil; i++ {
@@ -179,12 +179,12 @@ func (r *round) client(ctx context.Context, n int) {
 			ok = r.list(rng, n, exact, true)
 		}
 		if !ok {
-			pause(ctx, 30*time.Millisecond) // nobody asks a server that is down as fast as it can
+			pause(ctx, 30*time.Millisecond) // back off from a server that is down
 		}
 	}
 }
 
-// pause waits, so that what has failed is not repeated at once.
+// pause waits, to space out retries.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -200,7 +200,7 @@ func (r *round) drawKey(rng *rand.Rand) (resource, string, string, key) {
 
 func (r *round) drawReplica(rng *rand.Rand) *replica { return r.asked[rng.IntN(len(r.asked))] }
 
-// send sends a request to a replica. A request that is not answered in time is given up.
+// send sends a request to a replica, and gives up after requestTimeout.
 func (r *round) send(o *origin, n int, to *replica, method, path, query string, body any) (*harness.Response, error) {
 	o.client, o.replica, o.boot = n, to.n, to.boots.Load()
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
@@ -214,7 +214,7 @@ func (r *round) send(o *origin, n int, to *replica, method, path, query string, 
 	return resp, err
 }
 
-// classify says what an answer means. Answers that leave it open are counted, and those that nobody may get noted.
+// classify returns the outcome of a request. Answers with an unknown outcome are counted, unexpected ones recorded.
 func (r *round) classify(what string, resp *harness.Response, err error, name string) outcome {
 	said := "no answer"
 	if err == nil {
@@ -248,7 +248,7 @@ func (r *round) classify(what string, resp *harness.Response, err error, name st
 	return unknown
 }
 
-// stateOfObject returns what a client was told of an object.
+// stateOfObject returns the state of an object as a client received it.
 func stateOfObject(o harness.Object) (s state, err error) {
 	s = state{uid: string(o.Metadata.UID), value: o.Metadata.Annotations[valueAnnotation], half: o.Metadata.Labels[halfLabel]}
 	s.revision, err = strconv.ParseInt(o.Metadata.ResourceVersion, 10, 64)
@@ -262,7 +262,7 @@ func (r *round) note(k key, s state) {
 	r.seen[k] = s
 }
 
-// sawRevision raises what clients ask for that want something not older.
+// sawRevision raises the minimum revision of the clients' NotOlderThan reads.
 func (r *round) sawRevision(revision int64) {
 	for {
 		newest := r.newest.Load()
@@ -386,8 +386,7 @@ func (r *round) drawPast(rng *rand.Rand) int64 {
 	return max(newest-rng.Int64N(200), r.compacted.Load(), 1)
 }
 
-// list reads a collection: of a namespace or of all of them, with or without a selector, at once or in pages, each of which
-// goes to any replica.
+// list reads a collection: one namespace or all, with or without a selector, whole or in pages, each from any replica.
 func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 	res := resources[rng.IntN(len(resources))]
 	l := &list{resource: res.name, mode: m, items: map[key]state{}}
@@ -430,7 +429,7 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 		l.ret = at.ret
 		l.outcome = r.classify("list", resp, err, "")
 		if l.outcome == unknown && l.pages > 0 && tries < 3 {
-			tries++ // a page may be asked for again, elsewhere
+			tries++ // a page may be retried on another replica
 			pause(context.Background(), 30*time.Millisecond)
 			continue
 		}
@@ -486,7 +485,7 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 	return l.outcome != unknown
 }
 
-// transact changes several objects in one transaction, past the servers, until ctx ends: they have to be seen together.
+// transact changes several objects in one transaction, directly in etcd, until ctx ends: readers have to see the changes together.
 func (r *round) transact(ctx context.Context) {
 	rng := random(r.seed, clients)
 	for i := 0; ctx.Err() == nil; i++ {

@@ -13,25 +13,26 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// wallClock are the functions and methods that tell or take the time of day. What is left of package time (Now, Since, Sub,
-// Add, Before, timers) goes by the monotonic clock, which nobody sets.
+// wallClock are the functions and methods that read or use the time of day. The rest of package time (Now, Since, Sub, Add, Before,
+// timers) uses the monotonic clock, which cannot be set.
 var wallClock = map[string]bool{
 	"Unix": true, "UnixNano": true, "UnixMicro": true, "UnixMilli": true, "Date": true, "YearDay": true, "Weekday": true, "UTC": true,
 	"Format": true, "AppendFormat": true, "Parse": true, "ParseInLocation": true,
 }
 
-// allowed are the places where the time of day decides nothing that a client is told.
+// allowed are the places where the time of day has no effect on answers.
 var allowed = map[string]string{
 	"kube/kubestorage/stream_bookmark.go UnixNano": "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
 	"kube/readpath/chain_cutoff.go time.Unix":      "a moment that has passed, for a deadline",
 	"kube/readpath/watch_drain.go time.Unix":       "a moment that has passed, for a deadline",
 }
 
-// TestNothingDependsOnTheTimeOfDay reads the code between etcd and the clients. That a server whose clock is days ahead, and is
-// set forward and back, tells what the others tell is what TestFaults shows.
+// TestNothingDependsOnTheTimeOfDay reads the source code between etcd and the clients. TestFaults covers the behaviour: a server
+// whose clock is days ahead, and is set forward and back, answers like the others.
 //
-// Sealed continue tokens are the exception, and not among the packages: their keys carry when they were made, for all replicas. With
-// a wrong clock they are replaced too early or too late; a token that does not open any longer is answered with 410.
+// Sealed continue tokens are the exception, and their package is not checked: their keys carry their creation time, for all
+// replicas. With a wrong clock the keys are rotated too early or too late; a token that can no longer be opened is answered with
+// 410.
 func TestNothingDependsOnTheTimeOfDay(t *testing.T) {
 	root := filepath.Join("..", "..", "..", "..")
 	files, met := 0, map[string]bool{}

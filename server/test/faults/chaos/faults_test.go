@@ -15,13 +15,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// seeds are played by everybody: those that have found something.
+// seeds are fixed seeds that every run plays: they have found bugs before.
 var seeds = []uint64{
-	1146471152, // a bookmark below an event that came before it
+	1146471152, // a bookmark below the revision of an earlier event
 }
 
-// TestFaults plays every fault while clients read and write through three servers, and judges what they were told. The short
-// form plays the fixed seeds and a new one. Then it plays bugs, and the same judges have to find them.
+// TestFaults plays every fault while clients read and write through three servers, and judges the answers. The short form plays the
+// fixed seeds and a new one. Then it plants bugs, which the same judges have to find.
 func TestFaults(t *testing.T) {
 	ctx := newContext(t)
 	s := newScene(t, ctx)
@@ -73,7 +73,7 @@ func (s *scene) playRounds(t *testing.T, ctx context.Context) {
 		time.Since(began).Round(time.Second), lost, strings.Join(each, ", "))
 }
 
-// playRound plays all faults, waits until everything is well, and judges.
+// playRound plays all faults, waits until the cluster is healthy, and judges.
 func (s *scene) playRound(t *testing.T, ctx context.Context, seed uint64) *verdict {
 	t.Helper()
 	r := newRound(s, seed, s.createNamespaces(t, ctx, fmt.Sprintf("round-%d", seed), s.replicas))
@@ -91,7 +91,7 @@ func (s *scene) playRound(t *testing.T, ctx context.Context, seed uint64) *verdi
 	})
 }
 
-// run lets clients and watchers go on while something happens, ends them when it has, and judges.
+// run runs clients and watchers while happens runs, stops them afterwards, and judges.
 func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Context)) *verdict {
 	t.Helper()
 	r.watchers = r.newWatchers()
@@ -145,17 +145,17 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 	return v
 }
 
-// requireMirrors compares what each server holds with what etcd holds at the same revision, by lists and by the servers' own
-// checks, and, if compare is set, what they hold with each other, by their hashes at one revision.
+// requireMirrors compares each server's cache with etcd at the same revision, by lists and by the servers' own checks, and, if
+// compare is set, the caches with each other, by their hashes at one revision.
 func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64, compare bool) {
-	hashes := map[string]map[string]int{} // by resource: the replica that has it
+	hashes := map[string]map[string]int{} // by resource: hash, and the replica that returned it
 	for _, to := range r.asked {
 		for _, res := range resources {
 			var page *harness.List
 			err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
 				ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 				defer cancel()
-				// From memory, and as new as the end of the round.
+				// From the cache, at a revision not older than the end of the round.
 				page, err = to.api.List(ctx, res.path(""), fmt.Sprintf("resourceVersionMatch=NotOlderThan&resourceVersion=%d", last))
 				return err == nil, err
 			})
@@ -194,7 +194,7 @@ func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64, comp
 	}
 }
 
-// requireConsistent asks a server to compare itself with etcd, and, if compare is set, for its hash at a revision.
+// requireConsistent makes a server compare itself with etcd, and, if compare is set, return its hash at a revision.
 func (r *round) requireConsistent(ctx context.Context, v *verdict, to *replica, res resource, last int64, compare bool, hashes map[string]map[string]int) {
 	var checked []harness.Consistency
 	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {

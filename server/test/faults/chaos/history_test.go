@@ -22,12 +22,12 @@ func (k key) in(resource, namespace string) bool {
 	return strings.HasPrefix(string(k), resource+"/"+namespace+"/")
 }
 
-// state is an object as it was at some revision; the zero value is none.
+// state is an object as of a revision; the zero value means that it did not exist.
 type state struct {
 	uid      string
 	revision int64 // of its last change
 	value    string
-	half     string // the label that selectors look at
+	half     string // the label that selectors use
 }
 
 func (s state) exists() bool { return s.uid != "" }
@@ -38,11 +38,11 @@ type change struct {
 	state    state // after it
 }
 
-// timeline is what etcd has kept of each key, in the order in which it happened. A timeline is not changed after it was made.
+// timeline is etcd's history of each key, in revision order. A timeline is immutable.
 type timeline struct {
 	through int64
 	changes map[key][]change
-	values  map[string][]key // that have held the value, one for each time that it was written
+	values  map[string][]key // that have had the value, one per write
 }
 
 // newTimeline reads a history whose keys begin with the resource.
@@ -95,7 +95,7 @@ func (l *timeline) validFrom(k key, s state, min int64) bool {
 	return !now.exists() || slices.ContainsFunc(l.changes[k], func(c change) bool { return c.revision > min && !c.state.exists() })
 }
 
-// all returns the state of a collection at a revision.
+// all returns the state of a collection at a revision, by key.
 func (l *timeline) all(resource, namespace, half string, revision int64) map[key]state {
 	all := map[key]state{}
 	for k := range l.changes {
@@ -109,13 +109,13 @@ func (l *timeline) all(resource, namespace, half string, revision int64) map[key
 	return all
 }
 
-// deletion is the end of an object.
+// deletion is a deletion of an object.
 type deletion struct {
 	revision int64
 	last     state // before it
 }
 
-// deletions returns when objects of a name ended.
+// deletions returns the deletions of a key.
 func (l *timeline) deletions(k key) (all []deletion) {
 	var last state
 	for _, c := range l.changes[k] {

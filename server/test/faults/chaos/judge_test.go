@@ -18,25 +18,25 @@ import (
 	"github.com/stratakube/strata/internal/watchcheck"
 )
 
-// What is judged, by name:
+// The checks, by name:
 //
-//	Acknowledged   a write that was acknowledged is in etcd's history, at the revision and with the object that was told
-//	Explained      what is in etcd's history was asked for, once, and not refused
-//	Linearizable   the requests about each key, lists of the present among them, can be put into one order that agrees with
-//	               what each was told and with the time (porcupine)
-//	Fresh          a read of the present shows everything, of whatever key, that anybody was told before it began
+//	Acknowledged   an acknowledged write is in etcd's history, with the revision and the object of its answer
+//	Explained      each change in etcd's history has exactly one request, which was not refused
+//	Linearizable   the requests for each key, consistent lists included, can be put into one order that agrees with their
+//	               answers and with real time (porcupine)
+//	Fresh          a consistent read includes all changes, of any key, that a client received before the read began
 //	Snapshot       a list is the state of etcd at the revision that it claims, every object as it was written, in order
-//	Bounded        a read that is to be not older than a revision, or of exactly one, is
-//	Monotonic      what one client reads from memory of one server never goes back
-//	Expired        nobody is told that a revision is gone which etcd still has
+//	Bounded        a read with a minimum or an exact revision meets it
+//	Monotonic      one client's reads from the cache of one server never go back
+//	Expired        no client gets 410 for a revision that etcd still has
 //	Watch          the validators of watchcheck, and every event carries the object as it was written
-//	Ended          every watch comes to the end of the round
-//	Answered       no answer is of a kind that nothing explains
-//	Mirror         at the end the memory of each server holds what etcd holds
+//	Ended          every watch reaches the end of the round
+//	Answered       every answer is of an expected kind
+//	Mirror         at the end the cache of each server equals etcd
 //
-// What a write has done that was not acknowledged is read in etcd's history, where each value stands once: either it has
-// happened, at a known revision and at any time after it was sent, or not. Deletions have no value: one that nobody was
-// told of is by one of those who were told nothing.
+// The effect of an unacknowledged write is read from etcd's history, where each value occurs once: the write either took effect, at
+// a known revision and at any time after it was sent, or it did not. Deletions have no value: an unacknowledged deletion in the
+// history is attributed to one of the deletions with an unknown outcome.
 const (
 	acknowledged = "Acknowledged"
 	explained    = "Explained"
@@ -52,10 +52,10 @@ const (
 	mirrored     = "Mirror"
 )
 
-// checkBound is when a search for an order is given up, which is a failure.
+// checkBound is the time after which a search for an order is given up, which is a failure.
 const checkBound = 2 * time.Minute
 
-// verdict is what was found wrong, by check, and what was looked at.
+// verdict has the violations found, by check, and the numbers of operations judged.
 type verdict struct {
 	found map[string][]string
 
@@ -70,10 +70,10 @@ func (v *verdict) add(check, format string, args ...any) {
 	v.found[check] = append(v.found[check], fmt.Sprintf(format, args...))
 }
 
-// operations is how many requests were judged: all that were answered, and writes that were not.
+// operations is the number of judged requests: all that were answered, and unanswered writes.
 func (v *verdict) operations() int { return v.writes + v.gets + v.lists + v.sessions }
 
-// checks returns the names of the checks that have found something.
+// checks returns the names of the checks that found a violation.
 func (v *verdict) checks() []string { return slices.Sorted(maps.Keys(v.found)) }
 
 func (v *verdict) String() string {
@@ -82,7 +82,7 @@ func (v *verdict) String() string {
 		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.steps)
 }
 
-// report fails the test with what was found.
+// report fails the test if there are violations.
 func (v *verdict) report(t *testing.T, seed uint64) {
 	t.Helper()
 	const most = 6
@@ -92,7 +92,7 @@ func (v *verdict) report(t *testing.T, seed uint64) {
 	}
 }
 
-// judge judges everything that the clients of a round were told.
+// judge judges all answers to the clients of a round.
 func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 	t.Helper()
 	v := &verdict{found: map[string][]string{}}
@@ -124,13 +124,13 @@ func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 		file := filepath.Join(t.ArtifactDir(), strings.ReplaceAll(string(k), "/", "_")+".html")
 		v.add(linearizable, "%s: %v (see %s with -artifacts)%s", k, result, file, stuck(info, histories[k]))
 		if f, err := os.Create(file); err == nil {
-			_ = errors.Join(porcupine.Visualize(registers, info, f), f.Close()) // it is only to look at
+			_ = errors.Join(porcupine.Visualize(registers, info, f), f.Close()) // the picture is for debugging only
 		}
 	})
 	return v
 }
 
-// stuck says what the longest order that was found does not contain.
+// stuck describes the operation that the longest order found does not contain.
 func stuck(info porcupine.LinearizationInfo, history []porcupine.Operation) string {
 	best := []porcupine.Operation{}
 	for _, partial := range info.PartialLinearizationsOperations() {
@@ -169,7 +169,7 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 		histories[o.key] = append(histories[o.key], operation(o.origin, ended, s))
 	}
 	owners := map[key]map[string]*op{} // of deletions, by uid
-	doubts := map[key][]*op{}          // deletions that may have happened
+	doubts := map[key][]*op{}          // deletions with an unknown outcome
 	wrote := map[string]*op{}
 	for _, o := range r.ops {
 		if o.kind == get {
@@ -236,7 +236,8 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 				delete(owners[k], d.last.uid)
 				continue
 			}
-			// One of several: it is taken to be by the first of them, and may have happened whenever any may.
+			// One of several possible requests: the deletion is attributed to the earliest. As its end is unknown, it may take
+			// effect at any time after that one was sent.
 			var first *op
 			for _, o := range doubts[k] {
 				may := (o.want.uid == "" || o.want.uid == d.last.uid) && (o.want.revision == 0 || o.want.revision == d.last.revision)
@@ -262,7 +263,7 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 	return histories
 }
 
-// registers says whether a key is one that clients write through the API, one at a time.
+// registers reports whether clients write the key through the API, one at a time.
 func (r *round) registers(k key) bool {
 	for _, ns := range r.namespaces {
 		if strings.Contains(string(k), "/"+ns+"/object-") {
@@ -284,7 +285,7 @@ func (r *round) keys(resource, namespace string) (all []key) {
 	return all
 }
 
-// reads judges reads against etcd's history, and adds those of the present to the steps of each key.
+// reads judges reads against etcd's history, and adds consistent ones to the steps of each key.
 func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Operation) {
 	for _, o := range r.ops {
 		if o.kind != get {
@@ -342,7 +343,7 @@ func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Ope
 			}
 		}
 		if q.mode != present || q.half != "" {
-			continue // what a selector leaves out is not known to be missing
+			continue // an object that the selector excludes may still exist
 		}
 		at := q.origin
 		at.ret = q.fixed
@@ -356,7 +357,7 @@ func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Ope
 	}
 }
 
-// fresh judges reads of the present by what anybody was told before, of any key: revisions count the changes of all of etcd.
+// fresh judges consistent reads by all earlier answers, of any key: revisions count the changes of all of etcd.
 func (r *round) fresh(v *verdict, l *timeline) {
 	type notice struct {
 		at       time.Duration
@@ -399,8 +400,8 @@ func (r *round) fresh(v *verdict, l *timeline) {
 	}
 }
 
-// monotonic judges what each client has read from the memory of each server between two of its starts. GETs of the present
-// may be answered by etcd, which is ahead.
+// monotonic judges each client's reads from the cache of each server between two of its starts. Consistent GETs may be answered by
+// etcd, which is ahead of the cache.
 func (r *round) monotonic(v *verdict, l *timeline) {
 	type server struct {
 		client, replica int
@@ -471,7 +472,7 @@ func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
 		v.events += len(w.told)
 		for _, e := range w.told {
 			want, _ := l.at(e.key, e.state.revision)
-			if e.kind == "DELETED" { // what it was before
+			if e.kind == "DELETED" { // the state before the deletion
 				want, _ = l.at(e.key, e.state.revision-1)
 				want.revision = e.state.revision
 			}

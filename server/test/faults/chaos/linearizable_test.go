@@ -10,10 +10,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A register is what one key is to clients: an object, or none. All requests about the key are operations on it; a list of the
-// present, whole or in pages, reads every key of its collection.
+// A register is one key as clients see it: an object, or none. All requests for the key are operations on it; a consistent list,
+// whole or in pages, reads every key of its collection.
 
-// register is its state. The revision is that of the last change, be it a deletion.
+// register is the state of a register. The revision is that of the last change or deletion.
 type register struct {
 	state state
 	last  int64
@@ -25,11 +25,11 @@ type step struct {
 	kind    kind
 	outcome outcome
 	want    state // preconditions
-	got     state // what a read saw, or what a write made; of a deletion what it took
-	at      int64 // revision of a write; of a read the highest that it may have seen, 0 if that is not known
+	got     state // the state read or written; of a deletion the deleted state
+	at      int64 // revision of a write; of a read the highest that it may have seen, 0 if unknown
 }
 
-// registers is the model that porcupine searches: the state, and whether a step may follow it.
+// registers is the porcupine model: the state, and whether a step may follow it.
 var registers = porcupine.Model{
 	Init: func() any { return register{} },
 	Step: func(from, input, _ any) (bool, any) {
@@ -49,7 +49,7 @@ var registers = porcupine.Model{
 	},
 }
 
-// next returns the state after a step, if it may happen in this one.
+// next returns the state after a step, and whether the step is possible in this state.
 func (r register) next(s *step) (register, bool) {
 	met := (s.want.uid == "" || s.want.uid == r.state.uid) && (s.want.revision == 0 || s.want.revision == r.state.revision)
 	switch s.outcome {
@@ -72,7 +72,7 @@ func (r register) next(s *step) (register, bool) {
 	}
 }
 
-// checkLinearizable judges the histories of all keys, each on its own: linearizability is local.
+// checkLinearizable judges the history of each key separately: linearizability is local.
 func checkLinearizable(histories map[key][]porcupine.Operation, bound time.Duration, report func(k key, result porcupine.CheckResult, info porcupine.LinearizationInfo)) {
 	var group sync.WaitGroup
 	seats := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
@@ -89,7 +89,8 @@ func checkLinearizable(histories map[key][]porcupine.Operation, bound time.Durat
 	group.Wait()
 }
 
-// operation returns an operation that began and ended when its origin says; if it has not ended, it may happen at any time.
+// operation returns an operation with the call and return times of its origin; one that has not returned may take effect at any
+// time.
 func operation(from origin, ended bool, s *step) porcupine.Operation {
 	o := porcupine.Operation{ClientId: from.client, Input: s, Call: int64(from.call), Return: int64(from.ret)}
 	if !ended {

@@ -1,14 +1,14 @@
-// Package chaos breaks what stands around three API servers, while clients create, update, delete, get, list, page and
-// watch through all of them, and judges afterwards what the clients were told.
+// Package chaos injects faults into the environment of three API servers while clients create, update, delete, get, list, page and
+// watch through all of them, and judges the answers afterwards.
 //
-// Everything is real: an etcd of three members, three API servers, HTTP. A round is a sequence of faults under load in
-// namespaces of its own. A seed decides what each client does and which faults come when; processes and networks decide the
-// rest, so a seed that has found something may have to be run several times. See judge_test.go for what is judged.
+// All parts are real: an etcd of three members, three API servers, HTTP. A round is a sequence of faults under load in namespaces
+// of its own. A seed determines the requests of each client and the order of the faults. Process and network timing is not
+// deterministic, so a failing seed may have to be run several times. See judge_test.go for the checks.
 //
-// The same harness has to fail when the product is wrong: planted_test.go puts a proxy between one API server and etcd that
-// loses an event, answers with an old revision, or tells of progress ahead of its event.
+// The same harness has to fail when the product is wrong: planted_test.go puts a proxy between one API server and etcd that drops
+// an event, answers with an old revision, or reports progress ahead of its event.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
 //	STRATA_TEST_SEED        the seed of a single round; every failure prints the one to set
 //	STRATA_TEST_LONG        1: rounds with new seeds until STRATA_TEST_OPERATIONS (default 100,000) are checked and
@@ -31,7 +31,7 @@ const (
 	durationEnv   = "STRATA_TEST_DURATION"
 )
 
-// testTimeout bounds a test that has failed; the long form takes as long as it takes.
+// testTimeout bounds a failing test; the long form has no bound.
 const testTimeout = 6 * time.Minute
 
 func newContext(t *testing.T) context.Context {

@@ -15,20 +15,20 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// bug is one that the product could have. It is played by the proxies between one server and etcd, so that the server holds and
-// tells what is wrong.
+// bug is a bug that the product could have. The proxies between one server and etcd emulate it, so that the server caches and
+// returns wrong data.
 type bug struct {
 	name string
-	// play plays it and takes it away again.
+	// play plants the bug and removes it again.
 	play func(t *testing.T, ctx context.Context, r *round, at *replica)
-	// cure makes the server hold again what etcd holds.
+	// cure makes the server's cache equal to etcd again.
 	cure func(t *testing.T, ctx context.Context, r *round)
-	// found are the checks that have to fail, with what they have to say.
+	// found are the checks that have to fail, with a part of their messages.
 	found map[string]string
 }
 
-// bugs are bugs. None changes a key once more that the server has missed something of: it would notice that by etcd's count of
-// the key's changes.
+// bugs are the planted bugs. No bug changes a key again after the server has missed one of its events: the server would detect the
+// gap by etcd's version of the key.
 var bugs = []bug{
 	{
 		name: "the event of a creation is lost",
@@ -65,8 +65,8 @@ var bugs = []bug{
 	{
 		name: "reads of the present are stale",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
-			// The server stays where it is, and from there on it is told of no later revision, nor of an earlier one,
-			// which it would take for that of an etcd that was restored.
+			// The server's revision stays the same. From then on the proxies report no later revision, and no earlier one either,
+			// which the server would treat as a restored etcd.
 			var end atomic.Int64
 			end.Store(math.MaxInt64)
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
@@ -112,7 +112,7 @@ func (r *round) planted() string {
 	return "/registry/" + string(keyOf(resources[0].name, r.namespaces[0], planted))
 }
 
-// touchPlanted changes the object of which the server has missed something, past it.
+// touchPlanted changes the object whose event the server missed, bypassing that server.
 func touchPlanted(t *testing.T, ctx context.Context, r *round) {
 	path := resources[0].path(r.namespaces[0])
 	api := r.asked[0].api
@@ -123,8 +123,8 @@ func touchPlanted(t *testing.T, ctx context.Context, r *round) {
 	harness.Check(t, err)
 }
 
-// plantBugs plays each bug between etcd and a server that does not compare itself with etcd by itself, and fails the test
-// unless the judges find it.
+// plantBugs plants each bug between etcd and a server that runs no periodic consistency checks, and fails the test unless the
+// judges find it.
 func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 	at := s.newReplica(t, replicas, nil, harness.Unchecked("bugs are planted"))
 	ready, cancel := context.WithTimeout(ctx, heal)
@@ -133,10 +133,10 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 	harness.Check(t, s.throughDetour(at, true))
 	for i, b := range bugs {
 		t.Run(b.name, func(t *testing.T) {
-			seed := uint64(1)<<32 + uint64(i) // none that is drawn
+			seed := uint64(1)<<32 + uint64(i) // never drawn at random
 			both := []*replica{s.replicas[0], at}
 			r := newRound(s, seed, s.createNamespaces(t, ctx, fmt.Sprintf("planted-%d", i), both))
-			r.asked, r.written, r.watched = both, both[:1], both[1:] // a server that has written knows that it lags behind
+			r.asked, r.written, r.watched = both, both[:1], both[1:] // a server that has written knows the revision of its write
 			defer r.empty(t, ctx)
 			v := r.run(t, ctx, func(ctx context.Context) {
 				ctx, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("the bug has no effect within %v", heal))
@@ -154,7 +154,7 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 				b.cure(t, ctx, r)
 			}
 			well := &verdict{found: map[string][]string{}}
-			r.requireMirrors(ctx, well, r.newest.Load(), false) // the server may remember nothing older than its cure
+			r.requireMirrors(ctx, well, r.newest.Load(), false) // the server may have no history from before the repair
 			well.report(t, seed)
 		})
 	}
@@ -168,10 +168,10 @@ func (r *replica) eachDetour(add func(*harness.Proxy) *etcdproxy.Rule) (rules []
 	return rules
 }
 
-// standsAt returns the revision of a server that is told of nothing more, when what was on its way to it has arrived.
+// standsAt returns the revision of a server whose watch is stalled, after the events in flight have arrived.
 func (r *replica) standsAt(t *testing.T, ctx context.Context) int64 {
 	t.Helper()
-	const enough = 10 // readings in a row that are the same
+	const enough = 10 // equal readings in a row
 	last, times := int64(0), 0
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		at, err := r.api.Metric(ctx, "strata_mirror_revision{")
@@ -200,7 +200,8 @@ func awaitHit(t *testing.T, ctx context.Context, rules []*etcdproxy.Rule) {
 	}))
 }
 
-// awaitRequests returns when clients have written through a healthy server and read the present at the other one, both often.
+// awaitRequests returns when clients have written through a healthy server and have done consistent reads at the other one, several
+// times each.
 func (r *round) awaitRequests(t *testing.T, ctx context.Context, at *replica) {
 	t.Helper()
 	began := r.now()
@@ -227,11 +228,11 @@ func (r *round) awaitRequests(t *testing.T, ctx context.Context, at *replica) {
 	}))
 }
 
-// bookmarked says whether a watch was sent a bookmark at a revision or a later one.
+// bookmarked reports whether a watch has received a bookmark at the revision or a later one.
 func (w *watcher) bookmarked(revision int64) bool {
 	sessions, err := w.sessions.Recorded(0)
 	if err != nil {
-		return true // the judge finds that
+		return true // the judge reports that error
 	}
 	return slices.ContainsFunc(sessions, func(s watchcheck.Session) bool {
 		return slices.ContainsFunc(s.Events, func(e watchcheck.Event) bool {

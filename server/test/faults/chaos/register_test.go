@@ -7,7 +7,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// TestRegisters: histories of one key that are right, and such as no register can have.
+// TestRegisters: possible and impossible histories of one key.
 func TestRegisters(t *testing.T) {
 	first, second := state{uid: "x", revision: 2, value: "first"}, state{uid: "x", revision: 4, value: "second"}
 	other := state{uid: "y", revision: 8, value: "other"}

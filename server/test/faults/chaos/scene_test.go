@@ -22,16 +22,16 @@ const (
 	members  = 3
 	replicas = 3
 
-	// quota of etcd's database. It is small, so that a disk can be full soon.
+	// quota of etcd's database. It is small, so that the disk fills up soon.
 	quota = 48 << 20
 
-	// ahead is by how much the clock of one replica is wrong from its start on.
+	// ahead is the error of one replica's clock from its start on.
 	ahead = 72 * time.Hour
 
-	// requestTimeout is when a client gives up. What has become of the request is not known then.
+	// requestTimeout is the client's timeout. The outcome of the request is then unknown.
 	requestTimeout = 6 * time.Second
 
-	// heal bounds how long anything may take to be well again when nothing is broken any longer.
+	// heal bounds the recovery time after the last fault.
 	heal = 90 * time.Second
 )
 
@@ -45,9 +45,9 @@ const (
 
 var halves = []string{"a", "b"}
 
-// resource is one that clients use.
+// resource is a resource that clients use.
 type resource struct {
-	name string // of the resource, and below /registry/
+	name string // name of the resource, and of its prefix below /registry/
 	api  string // path of the group and version
 }
 
@@ -61,30 +61,30 @@ func (r resource) path(namespace string) string {
 	return r.api + "/namespaces/" + namespace + "/" + r.name
 }
 
-// scene is what rounds take place in.
+// scene is the cluster in which rounds run.
 type scene struct {
 	env      *harness.Env
 	etcd     *etcdcluster.Cluster
-	client   *clientv3.Client   // of all members, past everything that is broken
-	members  []*clientv3.Client // of each member, likewise
+	client   *clientv3.Client   // of all members, bypassing all faults
+	members  []*clientv3.Client // of each member, bypassing all faults
 	replicas []*replica
 	history  *recorded.History
-	clock    *faulty.Clock // of the last replica; nil if it cannot be set here
+	clock    *faulty.Clock // of the last replica; nil if this platform cannot set it
 
-	compacted atomic.Int64 // the highest revision that etcd was asked to compact to
+	compacted atomic.Int64 // the highest revision to which etcd was asked to compact
 
 	mu     sync.Mutex     // leaf
-	faults map[string]int // played, by name
+	faults map[string]int // number of times played, by name
 }
 
-// replica is an API server with a way of its own to each member of etcd.
+// replica is an API server with a separate link to each member of etcd.
 type replica struct {
 	n      int
 	server *harness.Server
 	api    *harness.API
 	links  []*faulty.Link // to each member
 	detour []*harness.Proxy
-	boots  atomic.Int64 // odd while it is started again
+	boots  atomic.Int64 // incremented before and after each restart, so odd during one
 }
 
 func newScene(t *testing.T, ctx context.Context) *scene {
@@ -118,14 +118,14 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 	return s
 }
 
-// newReplica starts an API server. It may be prepared as harness.Env says.
+// newReplica starts an API server. See harness.Env for prepare.
 func (s *scene) newReplica(t *testing.T, n int, prepare func(pid int) error, flags ...string) *replica {
 	t.Helper()
 	r := &replica{n: n}
 	etcd := *s.etcd.Etcd()
 	etcd.URL = ""
 	for i := range members {
-		m := s.etcd.Members[r.memberOf(i)] // each replica begins with another one
+		m := s.etcd.Members[r.memberOf(i)] // each replica starts with a different member
 		r.links = append(r.links, faulty.NewLink(t, s.env, m.URL))
 		r.detour = append(r.detour, s.env.Proxy(m.Etcd))
 		if i > 0 {
@@ -134,17 +134,17 @@ func (s *scene) newReplica(t *testing.T, n int, prepare func(pid int) error, fla
 		etcd.URL += r.links[i].URL
 	}
 	r.server = s.env.StartAPIServerPrepared(prepare, &etcd, append([]string{
-		"--disable-admission-plugins=ServiceAccount", // nobody but clients writes to their namespaces
+		"--disable-admission-plugins=ServiceAccount", // only clients write to their namespaces
 		"--etcd-compaction-interval=0",
 	}, flags...)...)
 	r.api = r.server.API()
 	return r
 }
 
-// memberOf returns the index of the member that a link of the replica leads to.
+// memberOf returns the index of the member to which a link of the replica leads.
 func (r *replica) memberOf(link int) int { return (r.n + link) % members }
 
-// throughDetour makes the replica's ways lead over its proxies, or straight to the members again.
+// throughDetour routes the replica's links through its proxies, or directly to the members again.
 func (s *scene) throughDetour(r *replica, on bool) error {
 	for i, l := range r.links {
 		to := s.etcd.Members[r.memberOf(i)].URL
@@ -166,7 +166,7 @@ func (s *scene) played(name string) {
 	s.faults[name]++
 }
 
-// createNamespaces creates new namespaces, which every replica knows when it returns.
+// createNamespaces creates new namespaces and returns when every replica has observed them.
 func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix string, all []*replica) (names []string) {
 	t.Helper()
 	for i := range 2 {
@@ -180,7 +180,7 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 		}))
 		names = append(names, name)
 	}
-	// Admission asks a cache of each replica whether a namespace exists.
+	// Admission reads namespaces from an informer cache of each replica.
 	for _, r := range all {
 		for _, name := range names {
 			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -195,7 +195,7 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 	return names
 }
 
-// empty deletes what a round has left.
+// empty deletes the objects of a round.
 func (r *round) empty(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, res := range resources {
@@ -208,5 +208,5 @@ func (r *round) empty(t *testing.T, ctx context.Context) {
 	}
 }
 
-// random returns what part of a round draws from: the same for a seed and a part.
+// random returns the random source of a part of a round: the same for the same seed and part.
 func random(seed uint64, part int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(part))) }

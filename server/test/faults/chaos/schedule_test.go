@@ -16,13 +16,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// fault is something that breaks and is made well again before play returns.
+// fault is a fault that play injects and repairs before it returns.
 type fault struct {
 	name string
 	play func(s *scene, ctx context.Context, rng *rand.Rand) error
 }
 
-// Faults of two lanes happen at the same time, one of each: what etcd suffers, and what API servers and their ways to etcd do.
+// Faults of different lanes overlap, one of each lane: faults of etcd, and faults of API servers and their links to etcd.
 var (
 	etcdFaults = []fault{
 		{"member killed", (*scene).killMember},
@@ -108,7 +108,7 @@ func (s *scene) restartMember(ctx context.Context, rng *rand.Rand) error {
 	return s.awaitMember(ctx, i)
 }
 
-// leader returns the index of the member that leads.
+// leader returns the index of the etcd leader.
 func (s *scene) leader(ctx context.Context) (i int, err error) {
 	err = harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -152,7 +152,7 @@ func (s *scene) cutLeader(ctx context.Context, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	return s.cutPeers(ctx, leader, duration(rng)+2*time.Second) // the others elect another one after a second
+	return s.cutPeers(ctx, leader, duration(rng)+2*time.Second) // the others elect a new leader after a second
 }
 
 func (s *scene) cutFollower(ctx context.Context, rng *rand.Rand) error {
@@ -173,8 +173,8 @@ func (s *scene) cutPeers(ctx context.Context, i int, d time.Duration) error {
 // junk is a key that fills the disk. No API server reads it.
 const junk = "junk"
 
-// fillDisk writes until etcd takes no more, lets it be for a moment, and does what an operator does: what has filled it is
-// deleted, history is compacted, each member is defragmented, the alarm is disarmed.
+// fillDisk writes until etcd rejects writes, waits for a moment, and then acts as an operator: it deletes the junk, compacts
+// history, defragments each member and disarms the alarm.
 func (s *scene) fillDisk(ctx context.Context, rng *rand.Rand) error {
 	value := strings.Repeat("x", 1<<20)
 	for {
@@ -212,7 +212,7 @@ func (s *scene) fillDisk(ctx context.Context, rng *rand.Rand) error {
 	})
 }
 
-// again repeats what may fail while members come and go.
+// again retries f, which may fail while members are unavailable.
 func (s *scene) again(ctx context.Context, f func(context.Context) error) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -222,7 +222,7 @@ func (s *scene) again(ctx context.Context, f func(context.Context) error) error 
 	})
 }
 
-// compact compacts etcd to a revision that the recorded history has come to.
+// compact compacts etcd to a revision that the recorded history has reached.
 func (s *scene) compact(ctx context.Context, revision int64) error {
 	if revision <= s.compacted.Load() {
 		return nil
@@ -231,7 +231,7 @@ func (s *scene) compact(ctx context.Context, revision int64) error {
 	return s.again(ctx, func(ctx context.Context) error {
 		_, err := s.client.Compact(ctx, revision, clientv3.WithCompactPhysical())
 		if errors.Is(err, rpctypes.ErrCompacted) {
-			return nil // an attempt before has done it
+			return nil // an earlier attempt has succeeded
 		}
 		return err
 	})
@@ -277,7 +277,7 @@ func (s *scene) killReplica(ctx context.Context, rng *rand.Rand) error {
 			r.boots.Add(1)
 			return nil
 		}
-		// A server that etcd does not answer at its start ends itself, and is started again by what has started it.
+		// A server without an answer from etcd at its start exits, and is restarted by its supervisor.
 		select {
 		case <-r.server.Done():
 			if _, err := r.server.Wait(ctx); err != nil {
@@ -321,13 +321,13 @@ func (s *scene) delayConnections(ctx context.Context, rng *rand.Rand) error {
 	return nil
 }
 
-// reorderAnswers holds each answer of etcd for another time, so that answers to different requests, and what watches tell,
-// overtake each other.
+// reorderAnswers delays each answer of etcd by a different time, so that answers to different requests and watch responses arrive
+// out of order.
 func (s *scene) reorderAnswers(ctx context.Context, rng *rand.Rand) error {
 	r := s.drawReplica(rng)
 	for _, p := range r.detour {
 		p.Delay(func(method string) time.Duration {
-			if rand.IntN(3) > 0 { // called by many: in what order is not the seed's to decide
+			if rand.IntN(3) > 0 { // concurrent callers: their order does not follow from the seed
 				return 0
 			}
 			return time.Duration(rand.Int64N(int64(60 * time.Millisecond)))
@@ -346,7 +346,7 @@ func (s *scene) silenceOne(ctx context.Context, rng *rand.Rand) error {
 	l := r.links[rng.IntN(len(r.links))]
 	l.Silence(true)
 	defer l.Silence(false)
-	pause(ctx, duration(rng)+2*time.Second) // a feed that is silent is noticed after two and a half
+	pause(ctx, duration(rng)+2*time.Second) // a silent feed is detected after two and a half
 	return nil
 }
 
@@ -360,7 +360,7 @@ func (s *scene) silenceAll(ctx context.Context, rng *rand.Rand) error {
 	return nil
 }
 
-// setClock sets the wall clock of a replica forward and back, by less than the certificates bear that it makes for itself.
+// setClock sets the wall clock of a replica forward and back, within the validity of the certificates that it issues for itself.
 func (s *scene) setClock(ctx context.Context, rng *rand.Rand) error {
 	if s.clock == nil {
 		return nil

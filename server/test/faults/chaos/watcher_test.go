@@ -23,26 +23,26 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// transacted is the beginning of the names that are changed several in one transaction.
+// transacted is the name prefix of the objects that are changed in one transaction.
 const transacted = "together-"
 
-// watcher watches a collection for as long as a round lasts: again and again, each time through another replica, from where
-// the last watch ended, from a list, from the past, or from a state that the watch itself begins with.
+// watcher watches a collection throughout a round. Each session uses another replica, and starts where the last one ended, from a
+// list, from an old revision, or from a state that the watch itself sends first.
 type watcher struct {
 	n        int
 	resource resource
-	ns, half string // "" for all
-	name     string // of the only object that is watched; "" for all
+	ns, half string // "" selects all
+	name     string // of the only object that is watched; "" selects all
 
 	sessions recorded.Sessions
-	fromAny  []bool    // of each session, whether it began with a state of no known revision
+	fromAny  []bool    // of each session, whether it began with a state of unknown revision
 	told     []told    // by all of them
-	expired  []refusal // of revisions to which etcd was not compacted
+	expired  []refusal // 410 at revisions to which etcd was not compacted
 	ended    error     // why the last watch does not reach the end
 	starts   map[string]int
 }
 
-// told is what a watch said of an object.
+// told is one event of an object.
 type told struct {
 	session int
 	kind    string
@@ -50,7 +50,7 @@ type told struct {
 	state   state
 }
 
-// newWatchers returns watchers of every kind of selection.
+// newWatchers returns watchers with every kind of selection.
 func (r *round) newWatchers() (all []*watcher) {
 	for _, res := range resources {
 		for _, w := range []*watcher{
@@ -67,20 +67,20 @@ func (w *watcher) String() string {
 	return fmt.Sprintf("watcher %d of %s in %q, half %q, name %q", w.n, w.resource.name, w.ns, w.half, w.name)
 }
 
-// selects says whether the watcher selects a stored object; the key is namespace/name.
+// selects reports whether the watcher selects a stored object; the key is namespace/name.
 func (w *watcher) selects(key string, stored any) bool {
 	ns, name, _ := strings.Cut(key, "/")
 	o, ok := stored.(*recorded.Object)
 	return ok && (w.ns == "" || ns == w.ns) && (w.name == "" || name == w.name) && (w.half == "" || o.Labels[halfLabel] == w.half)
 }
 
-// position is where a watcher stands.
+// position is the progress of a watcher.
 type position struct {
-	revision int64 // to go on after; 0 for none
+	revision int64 // to continue after; 0 for none
 }
 
-// run watches until the fence has come, which ends the round: the revision of the last change that the watcher selects. It
-// is sent when it is known. A watcher that selects no fence gets 0, and ends then.
+// run watches until the fence, which ends the round: the revision of the last change that the watcher selects. The channel delivers
+// it once it is known. A watcher that selects no fence gets 0, and then returns.
 func (w *watcher) run(ctx context.Context, r *round, fence <-chan int64) {
 	rng := random(r.seed, 100+w.n)
 	at, end := position{}, int64(-1)
@@ -101,7 +101,7 @@ func (w *watcher) run(ctx context.Context, r *round, fence <-chan int64) {
 	}
 }
 
-// begin draws how a watch begins. It returns what to ask for.
+// begin draws the start of a watch. It returns the query to send.
 func (w *watcher) begin(ctx context.Context, r *round, rng *rand.Rand, to *replica, at position) (how string, query url.Values, after int64, err error) {
 	query = url.Values{"allowWatchBookmarks": {"true"}, "timeoutSeconds": {fmt.Sprint(2 + rng.IntN(4))}}
 	if w.half != "" {
@@ -152,7 +152,7 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 		return err
 	}
 	if how != "resumed" && *end > 0 && how != "from a list" && how != "initial events" {
-		return nil // what comes last is not begun in the past
+		return nil // the last session does not start at an old revision
 	}
 	watch, refused, err := to.api.Watch(ctx, w.resource.path(w.ns), query.Encode())
 	if err != nil {
@@ -173,7 +173,7 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 	w.fromAny = append(w.fromAny, how == "from any")
 	n := len(w.fromAny) - 1
 	initial := how == "initial events"
-	known := after // events are in order from here on
+	known := after // from here on events are in revision order
 	for {
 		e, err := watch.Next(ctx)
 		if err != nil {
@@ -200,14 +200,14 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 		}
 		if initial || how == "from any" {
 			if how != "from any" || e.Type != "BOOKMARK" {
-				continue // these come in the order of keys, or may
+				continue // these come, or may come, in key order
 			}
-			how = "" // everything up to the bookmark has come
+			how = "" // the bookmark completes the initial state
 		}
 		known = max(known, s.revision)
 		at.revision = known
 		if e.Type != "BOOKMARK" && strings.HasPrefix(e.Object.Metadata.Name, transacted) {
-			at.revision-- // others of the transaction may be on their way when the watch is cut
+			at.revision-- // other events of the transaction may be lost when the watch is cut
 		}
 		select {
 		case *end = <-fence:
@@ -235,17 +235,17 @@ type refusal struct {
 }
 
 var (
-	// unrestored is what a server logs when it has no history of a prefix before a revision, or before that at which it lists
-	// the prefix then.
+	// unrestored is the server's log message for a prefix without history before a revision, or before the revision of its next
+	// list.
 	unrestored = regexp.MustCompile(`history could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
 	listed     = regexp.MustCompile(`mirror listed"?.* prefix="?([^" ]+)"? .*revision=(\d+)`)
 )
 
-// historyLost reports whether the server has logged why watches of the resource after a revision get 410 although etcd has it:
+// historyLost reports whether the server has logged a reason for 410 to watches of the resource after a revision that etcd has:
 // history was not restored in time, or memory contradicted etcd.
 func (r *replica) historyLost(res resource, after int64) bool {
 	return slices.ContainsFunc(r.server.Outputs(), func(output string) bool {
-		without := false // the next list is one without history
+		without := false // the next list comes without history
 		for line := range strings.Lines(output) {
 			if strings.Contains(line, "memory contradicts etcd") {
 				return true
@@ -288,7 +288,7 @@ func (r *round) commitTransaction(ctx context.Context, rng *rand.Rand, ns string
 	return err
 }
 
-// fences writes the objects that end a round and returns the revision that each watcher has to come to.
+// fences writes the objects that end a round and returns the revision that each watcher has to reach.
 func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64, err error) {
 	ends = map[*watcher]int64{}
 	for _, res := range resources {
@@ -301,7 +301,7 @@ func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64
 					ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 					defer cancel()
 					var err error
-					if written, err = r.asked[0].api.Create(ctx, res.path(ns), o); err != nil { // it may be there
+					if written, err = r.asked[0].api.Create(ctx, res.path(ns), o); err != nil { // it may exist already
 						written, err = r.asked[0].api.Get(ctx, res.path(ns)+"/"+name, "")
 					}
 					return err == nil, err
@@ -325,8 +325,8 @@ func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64
 	return ends, last, nil
 }
 
-// judged returns the sessions of a watcher as validators take them. What began with a state of no known revision is given
-// the one at which it fits, if there is one. The key is namespace/name.
+// judged returns the sessions of a watcher in the form that validators take. A session that began with a state of unknown revision
+// gets the revision at which it fits, if there is one. The key is namespace/name.
 func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessions []watchcheck.Session, err error) {
 	recorded, err := w.sessions.Recorded(0)
 	if err != nil {
@@ -342,7 +342,7 @@ func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessio
 			if !cut {
 				sessions = append(sessions, fitting)
 			}
-		case s.Initial != nil && s.After == 0: // it was cut before its state had come
+		case s.Initial != nil && s.After == 0: // cut before the initial state was complete
 		default:
 			sessions = append(sessions, s)
 		}
@@ -350,8 +350,8 @@ func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessio
 	return sessions, nil
 }
 
-// fit finds the revision at which a watch from any state began: there is a state that its first events show, and all others
-// follow it. A watch may have been cut before its state had come.
+// fit returns the session with the revision at which its initial state was taken: its first events show the state at that revision,
+// and the rest follow it. cut reports that the watch was cut before the initial state was complete.
 func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchcheck.Session) (fitting watchcheck.Session, cut bool, err error) {
 	err = fmt.Errorf("no state of the collection is the one with which it began, %v", s.Events)
 	initial := map[string]int64{}
@@ -386,7 +386,7 @@ func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchche
 	}
 }
 
-// mayBegin returns the revisions with newest <= revision < before at which something has left the collection, and newest.
+// mayBegin returns newest and the revisions with newest <= revision < before at which an object left the collection.
 func (w *watcher) mayBegin(l *timeline, newest, before int64) (all []int64) {
 	if newest < before {
 		all = append(all, newest)
@@ -405,7 +405,7 @@ func (w *watcher) mayBegin(l *timeline, newest, before int64) (all []int64) {
 	return all
 }
 
-// holds says whether the collection is what it is said to be at a revision.
+// holds reports whether the collection at a revision equals said.
 func (w *watcher) holds(l *timeline, revision int64, said map[string]int64) bool {
 	n := 0
 	for k, s := range l.all(w.resource.name, w.ns, w.half, revision) {

@@ -18,8 +18,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// asked starts a comparison that the proxy holds at its request for keys after a key, and returns when it does. What it
-// comes to is sent when the rule is removed.
+// asked starts a comparison, and returns once the proxy holds its request for the keys after a key. The result is sent when the
+// rule is removed.
 func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.Rule, chan harness.Consistency) {
 	t.Helper()
 	rule := proxy.HoldRequests(func(r etcdproxy.Request) bool {
@@ -38,7 +38,7 @@ func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.
 	return rule, done
 }
 
-// noAlarm returns a function that requires that no check of the lossy server has failed since.
+// noAlarm returns a function that requires that no check of the lossy server has failed since the call.
 func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	t.Helper()
 	count := func() int {
@@ -56,10 +56,10 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	}
 }
 
-// TestCompactionIsNoAlarm compacts etcd while keys are being compared, before the first page and between two.
+// TestCompactionIsNoAlarm compacts etcd during a comparison of keys, before the first page and between two pages.
 func TestCompactionIsNoAlarm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	for i := range 12 { // two pages, as values are counted
+	for i := range 12 { // two pages, by the size of the values
 		commit(t, ctx, routes.put(fmt.Sprintf("page-%02d", i), strings.Repeat("v", 1<<20)))
 	}
 	t.Cleanup(func() {
@@ -91,7 +91,7 @@ func TestCompactionIsNoAlarm(t *testing.T) {
 	}
 }
 
-// TestRestartsAreNoAlarm stops and starts etcd, and both servers, while they compare.
+// TestRestartsAreNoAlarm stops and starts etcd, and both servers, during comparisons.
 func TestRestartsAreNoAlarm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	before := requireStatus(t, ctx, lossy, maps, "success")
@@ -111,7 +111,7 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 	}
 	verify()
 
-	// A server that is told to end does not wait for a check that hangs.
+	// A stopping server does not wait for a hanging check.
 	rule, done = asked(t, ctx, maps, "")
 	harness.Check(t, lossy.Stop())
 	rule.Remove()
@@ -128,14 +128,14 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 			list(t, ctx, s, k, "")
 			requireStatus(t, ctx, s, k, "success")
 		}
-		// History was restored: the hash is what it was.
+		// History was restored: the hash at the old revision is unchanged.
 		if at, err := s.API().HashAt(ctx, maps.name, before.Revision); err != nil || at.Hash != before.Hash {
 			t.Errorf("after the restart %+v at %d, %v, want %+v", at, before.Revision, err, before)
 		}
 	}
 }
 
-// TestGarbageIsNoAlarm writes values that nobody can decode: keys are compared all the same.
+// TestGarbageIsNoAlarm writes values that cannot be decoded: their keys are compared like others.
 func TestGarbageIsNoAlarm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for _, k := range []kind{maps, leases, things, routes} {
@@ -162,7 +162,7 @@ func TestGarbageIsNoAlarm(t *testing.T) {
 	}
 }
 
-// TestTooLargeAPageIsNoAlarm answers the first request for keys as a client does that is sent more than it takes.
+// TestTooLargeAPageIsNoAlarm fails the first request for keys like a client whose limit the answer exceeds.
 func TestTooLargeAPageIsNoAlarm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for i := range 20 {
@@ -189,7 +189,7 @@ func TestTooLargeAPageIsNoAlarm(t *testing.T) {
 	verify()
 }
 
-// TestWritesAreNoAlarm compares, again and again and on both servers, while all kinds are written as fast as that goes.
+// TestWritesAreNoAlarm compares continuously on both servers while all kinds are written at full speed.
 func TestWritesAreNoAlarm(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, things, routes}

@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReplicasHaveEqualHashes compares what two servers tell, of the present and the past, with the hash of what they list
-// and of what etcd has.
+// TestReplicasHaveEqualHashes compares the hashes of two servers, at the current and at an older revision, with the hash of their
+// lists and of etcd's objects.
 func TestReplicasHaveEqualHashes(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, namespaces, leases, things, routes}
@@ -37,11 +37,11 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 		if len(last) != 1 || last[0].Revision != mine.Revision || last[0].Hash != mine.Hash || last[0].Status != "success" {
 			t.Errorf("%s: the last check is %+v, want %+v", k.name, last, mine)
 		}
-		// The present is a past when it is looked at again.
+		// The second time, the current revision has become an older one.
 		if k != leases && k != namespaces {
 			commit(t, ctx, k.put("hash-0", "changed"), clientv3.OpDelete(k.key("hash-1")))
 		}
-		list(t, ctx, lossy, k, "") // it has seen that
+		list(t, ctx, lossy, k, "") // the lossy server has reached the revision
 		want, _ := stored(t, ctx, k.prefix, mine.Revision)
 		for _, s := range []*harness.Server{lossy, strict} {
 			items, _ := list(t, ctx, s, k, exactly(mine.Revision))
@@ -57,13 +57,13 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 			t.Errorf("%s: after a change %+v, before it %+v", k.name, now, mine)
 		}
 	}
-	// What is not in memory has no hash.
+	// A revision outside memory has no hash.
 	if at, err := lossy.API().HashAt(ctx, maps.name, 1<<40); err != nil || at.Hash != "" || at.Error == "" {
 		t.Errorf("hash of a revision to come: %+v, %v", at, err)
 	}
 }
 
-// TestAsksForKeysOnly looks at what a check asks of etcd: keys in pages, of the revision of memory, and nothing else.
+// TestAsksForKeysOnly: a check reads from etcd keys in pages, at the revision of memory, and nothing else.
 func TestAsksForKeysOnly(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const objects, big, bigBytes = 2000, 24, 1 << 20
@@ -103,7 +103,7 @@ func TestAsksForKeysOnly(t *testing.T) {
 			}
 			next, largest = string(r.Key), max(largest, r.Limit)
 		}
-		// etcd reads the values of a page in order to leave them out: a page is 8 MiB of those.
+		// etcd reads the values of a page before it omits them: a page is 8 MiB of values.
 		if k == routes && (len(ranges) < big*bigBytes/(8<<20) || largest > 600) {
 			t.Errorf("%s: %d pages of up to %d keys, want pages of 8 MiB of values", k.name, len(ranges), largest)
 		}
@@ -118,7 +118,7 @@ func TestAsksForKeysOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyForThoseWhoMay: names are in the answer, so it is not for everybody.
+// TestOnlyForThoseWhoMay: the answer contains names, so it requires permission.
 func TestOnlyForThoseWhoMay(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
@@ -136,8 +136,8 @@ func TestOnlyForThoseWhoMay(t *testing.T) {
 	}
 }
 
-// TestOnSchedule: at every interval each resource is compared, whatever is asked for; with interval 0 none is; with the gate
-// off nothing ever is.
+// TestOnSchedule: each resource is compared once per interval, also without requests; with interval 0 there are no periodic checks;
+// with the gate off there are no checks at all.
 func TestOnSchedule(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

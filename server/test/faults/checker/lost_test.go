@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// watched is a watch of a kind, of the namespace default, from a revision on.
+// watched returns a watch of a kind, in the namespace default, from a revision on.
 func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after int64) *harness.Watch {
 	t.Helper()
 	w, refused, err := s.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
@@ -28,7 +28,7 @@ func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after
 	return w
 }
 
-// until reads a watch until an event of an object, and returns it and those before in words.
+// until reads a watch until an event of an object, and returns the texts of all events including that one.
 func until(t *testing.T, ctx context.Context, w *harness.Watch, name string, revision int64) (events []string) {
 	t.Helper()
 	for {
@@ -44,7 +44,7 @@ func until(t *testing.T, ctx context.Context, w *harness.Watch, name string, rev
 	}
 }
 
-// requireGone requires that a watch ends with 410 and shows nothing more.
+// requireGone requires that a watch ends with 410 and delivers no further events.
 func requireGone(t *testing.T, ctx context.Context, what string, w *harness.Watch) {
 	t.Helper()
 	e, err := w.Next(ctx)
@@ -57,7 +57,7 @@ func requireGone(t *testing.T, ctx context.Context, what string, w *harness.Watc
 	}
 }
 
-// lists returns how many lists of a kind a server has answered from a source.
+// lists returns the number of lists of a kind that a server has answered from a source.
 func lists(t *testing.T, ctx context.Context, s *harness.Server, k kind, source string) int {
 	t.Helper()
 	resource, _, _ := strings.Cut(k.name, ".")
@@ -66,7 +66,7 @@ func lists(t *testing.T, ctx context.Context, s *harness.Server, k kind, source 
 	return int(n)
 }
 
-// valuesRead returns the keys of a kind whose values were asked of the lossy server's etcd.
+// valuesRead returns the keys of a kind whose values the lossy server has read from etcd.
 func valuesRead(k kind) (keys []string) {
 	for _, r := range proxy.Ranges() {
 		if key := string(r.Key); !r.KeysOnly && !r.CountOnly && strings.HasPrefix(key, k.prefix) {
@@ -79,8 +79,8 @@ func valuesRead(k kind) (keys []string) {
 	return keys
 }
 
-// TestLostEvents loses events of ConfigMaps on their way to the lossy server, in turn: creations, updates, deletions, and
-// some of each. A check finds it, and mends it.
+// TestLostEvents drops events of ConfigMaps on their way to the lossy server: creations, updates, deletions, and some of each, in
+// turn. A check detects and repairs the difference.
 func TestLostEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const value = "this is nobody's business"
@@ -90,7 +90,7 @@ func TestLostEvents(t *testing.T) {
 		what    string
 		before  []clientv3.Op
 		lost    []clientv3.Op
-		missing []string // names of the namespace default
+		missing []string // names in the namespace default
 		differ  []string
 		extra   []string
 	}{
@@ -113,7 +113,7 @@ func TestLostEvents(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			start := commit(t, ctx, append(c.before, maps.put("fence", "0"), secrets.put("fence", "0"))...)
 			list(t, ctx, lossy, maps, exactly(start))
-			for range 2 { // what a case before has left is forgiven by now
+			for range 2 { // two checks, after which failures of earlier cases no longer count
 				requireStatus(t, ctx, lossy, maps, "success")
 			}
 			watch, whole, beside := watched(t, ctx, lossy, maps, start), watched(t, ctx, lossy, things, start), watched(t, ctx, lossy, secrets, start)
@@ -174,7 +174,7 @@ func TestLostEvents(t *testing.T) {
 				t.Errorf("the log has a value: %s", log)
 			}
 
-			// The keys in question were read again, and nothing else.
+			// Only the affected keys were read again.
 			want := []string{}
 			for _, name := range slices.Concat(c.missing, c.differ) {
 				want = append(want, maps.key(name))
@@ -186,7 +186,7 @@ func TestLostEvents(t *testing.T) {
 				t.Errorf("values of %v were read, want those of %v", got, want)
 			}
 
-			// The present is right at once, and clients are told to start over.
+			// Lists of the present are correct at once, and older requests get 410.
 			items, now := list(t, ctx, lossy, maps, "")
 			truth, _ = stored(t, ctx, maps.prefix, now)
 			requireSame(t, "the present after the check", items, truth)
@@ -205,7 +205,7 @@ func TestLostEvents(t *testing.T) {
 			}
 			resumed := watched(t, ctx, lossy, maps, now)
 
-			// Of the past etcd is asked, until a check has found no difference; of what is older, always.
+			// Lists at past revisions read etcd until a check has found no difference; those at still older revisions always do.
 			if n := lists(t, ctx, lossy, maps, "etcd"); n != fromEtcd {
 				t.Errorf("%d lists from etcd, and %d before the past was asked for", n, fromEtcd)
 			}
@@ -227,7 +227,7 @@ func TestLostEvents(t *testing.T) {
 			past(found.Revision, "memory_past")
 			past(start, "etcd")
 
-			// Other resources, and who has started over, never noticed.
+			// Watches of other resources, and resumed ones, are not affected.
 			for k, w := range map[kind]*harness.Watch{maps: resumed, secrets: beside, things: whole} {
 				if events := until(t, ctx, w, "fence", last); len(events) != 1 {
 					t.Errorf("%s: a watch shows %v, want the last write alone", k.name, events)
@@ -244,14 +244,14 @@ func TestLostEvents(t *testing.T) {
 	if n, err := lossy.API().Checks(ctx, "", "error"); err != nil || n != mistakes {
 		t.Errorf("%d checks ended with an error, %v, and %d before", n, err, mistakes)
 	}
-	// What all tests ask of their servers in the end is an answer that can be no.
+	// The consistency check at the end of all tests can fail.
 	if err := lossy.RequireConsistent(); err == nil {
 		t.Error("a server with failures is taken for consistent")
 	}
 	harness.Check(t, strict.RequireConsistent())
 }
 
-// requireRefusedOrGone requires that a watch after a revision is answered with 410, at once or as its first event.
+// requireRefusedOrGone requires that a watch after a revision gets 410, as its answer or as its first event.
 func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64) {
 	t.Helper()
 	w, refused, err := lossy.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
@@ -264,8 +264,8 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 	}
 }
 
-// TestLostEventIsNoticedByTheNext loses an update, and then nothing: the next update of the same object does not continue
-// what is held, which shows without a check.
+// TestLostEventIsNoticedByTheNext drops one update: the next update of the same object does not continue the cached version, which
+// detects the gap without a check.
 func TestLostEventIsNoticedByTheNext(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	start := commit(t, ctx, maps.put("twice", "0"))
@@ -296,8 +296,8 @@ func TestLostEventIsNoticedByTheNext(t *testing.T) {
 	}
 }
 
-// TestProgressAheadOfItsEvent tells the lossy server of progress before an event that it covers, which etcd never does: a
-// check finds what is missing, and what comes late does no harm.
+// TestProgressAheadOfItsEvent sends the lossy server a progress notification before an event that it covers, which etcd never does:
+// a check detects the missing event, and its late arrival has no effect.
 func TestProgressAheadOfItsEvent(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const name = "overtaken"
@@ -306,7 +306,7 @@ func TestProgressAheadOfItsEvent(t *testing.T) {
 	t.Cleanup(rule.Remove)
 	overtaken := commit(t, ctx, maps.put(name, "1"))
 	harness.Check(t, rule.Await(ctx, 1))
-	// A list of the present has the server ask for progress, which passes.
+	// A consistent list makes the server request progress, which passes the proxy.
 	items, now := list(t, ctx, lossy, maps, "")
 	truth, _ := stored(t, ctx, maps.prefix, now)
 	if now < overtaken || slices.Equal(items, truth) {
@@ -335,8 +335,8 @@ func TestProgressAheadOfItsEvent(t *testing.T) {
 	}
 }
 
-// TestLostEventIsMendedOnSchedule loses an event, and leaves the rest to the server: it finds it, mends it, and answers lists of
-// the past from memory again.
+// TestLostEventIsMendedOnSchedule drops an event and waits: the server detects and repairs the difference, and answers lists at
+// past revisions from memory again.
 func TestLostEventIsMendedOnSchedule(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -374,7 +374,7 @@ func TestLostEventIsMendedOnSchedule(t *testing.T) {
 	harness.Check(t, s.Stop())
 }
 
-// TestDifferencePanics loses an event of a custom resource on the way to a server that is told to panic.
+// TestDifferencePanics drops an event of a custom resource on the way to a server that panics at differences.
 func TestDifferencePanics(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -387,7 +387,7 @@ func TestDifferencePanics(t *testing.T) {
 	harness.Check(t, rule.Await(ctx, 1))
 	t.Cleanup(func() { commit(t, context.WithoutCancel(ctx), clientv3.OpDelete(routes.key(lost))) })
 	requireStatus(t, ctx, s, maps, "success")
-	list(t, ctx, s, maps, exactly(commit(t, ctx, maps.put("fence", "panic")))) // it has come past what was lost
+	list(t, ctx, s, maps, exactly(commit(t, ctx, maps.put("fence", "panic")))) // its revision is beyond the lost event
 	if all, err := s.API().Consistent(ctx, routes.name); err == nil {
 		t.Errorf("a check that has to panic is answered: %+v", all)
 	}
@@ -402,7 +402,7 @@ func TestDifferencePanics(t *testing.T) {
 	if strings.Contains(log, value) {
 		t.Error("the log has a value")
 	}
-	// It starts with what etcd has.
+	// It starts with the state of etcd.
 	s.Restart()
 	items, now := list(t, ctx, s, routes, "")
 	truth, _ := stored(t, ctx, routes.prefix, now)

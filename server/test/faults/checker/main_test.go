@@ -1,8 +1,8 @@
-// Package checker looks at the comparison of memory with etcd (KEP-4988): what it finds when events are lost on the way, how
-// that is mended, what it asks of etcd, and that nothing else makes it find anything.
+// Package checker tests the comparison of the cache with etcd (KEP-4988): the differences that it finds when events are lost, their
+// repair, its reads of etcd, and that it reports no false differences.
 //
-// Two servers share an etcd. The lossy one reaches it through a proxy that loses what a test wants it to lose; it compares
-// on demand only, and does not panic. The strict one compares at short intervals, and a difference would end it.
+// Two servers share an etcd. The lossy one reaches it through a proxy that drops the events selected by a test; it compares on
+// demand only, and does not panic. The strict one compares at short intervals, and exits at a difference.
 package checker
 
 import (
@@ -30,21 +30,21 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
-// noServiceAccounts keeps servers from writing by themselves into the namespaces of tests.
+// noServiceAccounts prevents servers from writing to the namespaces of tests by themselves.
 const noServiceAccounts = "--disable-admission-plugins=ServiceAccount"
 
-// often is how often the strict server compares each resource.
+// often sets the interval of the strict server's checks.
 const often = "--strata-consistency-check-interval=1s"
 
 var (
 	env    *harness.Env
 	etcd   *harness.Etcd
-	client *clientv3.Client // past all proxies
+	client *clientv3.Client // bypasses all proxies
 
-	proxy  *harness.Proxy // before the lossy server's etcd
+	proxy  *harness.Proxy // in front of the lossy server's etcd
 	lossy  *harness.Server
 	strict *harness.Server
 
@@ -53,7 +53,7 @@ var (
 
 func TestMain(m *testing.M) {
 	if harness.Engine() != harness.Strata {
-		os.Exit(0) // upstream's checker has tests of its own
+		os.Exit(0) // upstream's checker has its own tests
 	}
 	hook = newWebhook()
 	harness.Main(m, func(e *harness.Env) {
@@ -81,7 +81,7 @@ type object = map[string]any
 
 // kind is a resource in the API and in etcd.
 type kind struct {
-	name, path, prefix, apiVersion, kind string // the name is that of the resource with its group
+	name, path, prefix, apiVersion, kind string // name is that of the resource with its group
 }
 
 const group = "checker.example.com"
@@ -92,7 +92,7 @@ var (
 	namespaces = kind{"namespaces", "/api/v1/namespaces", "/registry/namespaces/", "v1", "Namespace"}
 	leases     = kind{"leases.coordination.k8s.io", "/apis/coordination.k8s.io/v1/leases", "/registry/leases/", "coordination.k8s.io/v1", "Lease"}
 	things     = kind{"things." + group, "/apis/" + group + "/v1/things", "/registry/" + group + "/things/", group + "/v1", "Thing"}
-	// Routes are stored in v1, and a webhook makes v2 of them.
+	// Routes are stored in v1, and a webhook converts them to v2.
 	routes = kind{"routes." + group, "/apis/" + group + "/v2/routes", "/registry/" + group + "/routes/", group + "/v1", "Route"}
 )
 
@@ -105,15 +105,14 @@ func (k kind) in(namespace string) string {
 // key is that of an object of the namespace default.
 func (k kind) key(name string) string { return k.prefix + "default/" + name }
 
-// put returns the write of an object of the namespace default to etcd: in JSON, which servers read as well as what they
-// write themselves.
+// put returns the write of an object in the namespace default to etcd: in JSON, which servers decode like their own format.
 func (k kind) put(name, value string) clientv3.Op {
 	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":"default","uid":%[3]q,"annotations":{"value":%[4]q}}}`,
 		k.apiVersion, k.kind, name, value)
 	return clientv3.OpPut(k.key(name), stored)
 }
 
-// commit writes to etcd in one transaction, that is at one revision, which it returns.
+// commit writes to etcd in one transaction and returns its revision.
 func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := client.Txn(ctx).Then(ops...).Commit()
@@ -121,7 +120,7 @@ func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	return r.Header.Revision
 }
 
-// stored returns keys and revisions under a prefix in etcd, at a revision or now if that is 0.
+// stored returns keys and revisions under a prefix in etcd, at a revision or the current one if that is 0.
 func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items []string, revision int64) {
 	t.Helper()
 	r, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
@@ -132,7 +131,7 @@ func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items [
 	return items, r.Header.Revision
 }
 
-// list returns the same of a list by a server: namespace/name@resourceVersion.
+// list returns the same from a server's list: namespace/name@resourceVersion.
 func list(t *testing.T, ctx context.Context, s *harness.Server, k kind, query string) (items []string, revision int64) {
 	t.Helper()
 	var l *harness.List
@@ -154,7 +153,7 @@ func list(t *testing.T, ctx context.Context, s *harness.Server, k kind, query st
 	return items, harness.Revision(t, l.Metadata.ResourceVersion)
 }
 
-// exactly is the query of a list at a revision.
+// exactly returns the query of a list at a revision.
 func exactly(revision int64) string {
 	return fmt.Sprintf("resourceVersion=%d&resourceVersionMatch=Exact", revision)
 }
@@ -173,7 +172,7 @@ func hashOf(items []string) string {
 	return fmt.Sprintf("%x", h.Sum64())
 }
 
-// compare has a server compare a resource now.
+// compare makes a server compare a resource now.
 func compare(t *testing.T, ctx context.Context, s *harness.Server, k kind) harness.Consistency {
 	t.Helper()
 	all, err := s.API().Consistent(ctx, k.name)
@@ -184,7 +183,7 @@ func compare(t *testing.T, ctx context.Context, s *harness.Server, k kind) harne
 	return all[0]
 }
 
-// requireStatus has a server compare a resource now, and requires what that comes to.
+// requireStatus makes a server compare a resource now, and requires a status of the result.
 func requireStatus(t *testing.T, ctx context.Context, s *harness.Server, k kind, status string) harness.Consistency {
 	t.Helper()
 	c := compare(t, ctx, s, k)
@@ -194,7 +193,7 @@ func requireStatus(t *testing.T, ctx context.Context, s *harness.Server, k kind,
 	return c
 }
 
-// checks returns how many checks of a resource, or of all, have come to a status.
+// checks returns the number of checks of a resource, or of all, with a status.
 func checks(t *testing.T, ctx context.Context, s *harness.Server, k kind, status string) int {
 	t.Helper()
 	resource, _, _ := strings.Cut(k.name, ".")
@@ -203,7 +202,7 @@ func checks(t *testing.T, ctx context.Context, s *harness.Server, k kind, status
 	return n
 }
 
-// requireSame shows the first difference of two lists.
+// requireSame reports the first difference of two lists.
 func requireSame(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if slices.Equal(got, want) {
@@ -216,7 +215,7 @@ func requireSame(t *testing.T, what string, got, want []string) {
 	t.Errorf("%s: %d objects, want %d; from number %d on %v, want %v", what, len(got), len(want), i, got[i:min(i+3, len(got))], want[i:min(i+3, len(want))])
 }
 
-// webhook converts by telling another version. It counts its calls, and refuses them while it is broken.
+// webhook converts by changing the version only. It counts its calls, and refuses them while it is broken.
 type webhook struct {
 	server *httptest.Server
 	calls  atomic.Int64
@@ -249,12 +248,12 @@ func newWebhook() *webhook {
 		}
 		review.Request, review.Response = nil, response
 		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(&review) // an error is that of a caller who has left
+		json.NewEncoder(w).Encode(&review) // an error means that the caller has disconnected
 	}))
 	return h
 }
 
-// define creates a definition, with a version more if a webhook converts, and returns when all servers serve it.
+// define creates a definition, with a second version if a webhook converts, and returns when all servers serve it.
 func define(ctx context.Context, k kind, hook *webhook, servers ...*harness.API) error {
 	version := func(name string, storage bool) object {
 		return object{"name": name, "served": true, "storage": storage, "schema": object{"openAPIV3Schema": object{

@@ -21,30 +21,30 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// past is a server that sees etcd through a proxy, and what clients were told by it before it is killed.
+// past is a server that reads etcd through a proxy, and its answers to clients before it is killed.
 type past struct {
 	env    *harness.Env
 	etcd   *harness.Etcd
 	proxy  *harness.Proxy
 	server *harness.Server
 	api    *harness.API
-	client *clientv3.Client // past the proxy
+	client *clientv3.Client // bypasses the proxy
 
 	kinds []kind
 	marks []mark
 }
 
-// mark is what was told of a resource at one moment.
+// mark has the answers for one resource at one moment.
 type mark struct {
 	kind     kind
 	revision int64
 	list     string // the items
-	page     string // those of the first page
-	token    string // for the others; "" if there are none
+	page     string // items of the first page
+	token    string // for the remaining items; "" if there are none
 	at       int64  // the revision of the pages
 }
 
-// pageSize is that of the pages of marks.
+// pageSize is the page size of marks.
 const pageSize = 7
 
 // newPast starts a server that encrypts Secrets.
@@ -57,7 +57,7 @@ func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{
 			object{"secretbox": object{"keys": []any{object{"name": "key", "secret": base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))}}}},
-			object{"identity": object{}}, // what the test writes itself
+			object{"identity": object{}}, // for the test's own writes
 		}}},
 	})
 	harness.Check(t, err)
@@ -67,7 +67,7 @@ func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
 	return p
 }
 
-// fill makes revisions of many kinds: objects that come, change and go, through the API, in transactions, and with leases.
+// fill writes revisions of many kinds: creations, updates and deletions through the API, in transactions, and by leases.
 func (p *past) fill(t *testing.T, ctx context.Context) {
 	t.Helper()
 	p.take(t, ctx)
@@ -88,7 +88,7 @@ func (p *past) fill(t *testing.T, ctx context.Context) {
 		}
 	}
 	p.take(t, ctx)
-	for n := range 4 { // transactions of 125 changes, from the second on some of them deletions
+	for n := range 4 { // transactions of 125 changes, from the second on with deletions
 		var ops []clientv3.Op
 		for i := range 25 {
 			for _, k := range p.kinds {
@@ -140,7 +140,7 @@ func (p *past) churn(t *testing.T, ctx context.Context, n int) (last int64) {
 	return last
 }
 
-// take notes what clients are told now.
+// take records the current answers to clients.
 func (p *past) take(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, k := range p.kinds {
@@ -162,7 +162,7 @@ func (p *past) fence(t *testing.T, ctx context.Context, name string) int64 {
 	return commit(t, ctx, p.client, ops...)
 }
 
-// requireContinued fails the test unless watches, lists and walks go on where they were at the marks.
+// requireContinued fails the test unless watches, exact lists and paged lists continue from the marks.
 func (p *past) requireContinued(t *testing.T, ctx context.Context, marks []mark) {
 	t.Helper()
 	watches, cancel := context.WithCancel(ctx)
@@ -176,8 +176,8 @@ func (p *past) requireContinued(t *testing.T, ctx context.Context, marks []mark)
 	p.requireEvents(t, ctx, marks, recordings, p.fence(t, ctx, "after the start"))
 }
 
-// requireEvents fails the test unless the recordings, each of a watch that began at a mark, have shown everything up to a
-// revision at which all resources were written.
+// requireEvents fails the test unless the recordings, each of a watch that began at a mark, have received every event up to
+// through, a revision that changed all resources.
 func (p *past) requireEvents(t *testing.T, ctx context.Context, marks []mark, recordings []*recording, through int64) {
 	t.Helper()
 	for _, k := range p.kinds {
@@ -186,7 +186,7 @@ func (p *past) requireEvents(t *testing.T, ctx context.Context, marks []mark, re
 			if m.kind != k {
 				continue
 			}
-			if all == nil { // marks are in the order of revisions
+			if all == nil { // marks are in revision order
 				all = history(t, ctx, p.client, k.prefix, m.revision, through)
 			}
 			recordings[i].requireEvents(t, ctx, later(all, m.revision))
@@ -203,7 +203,7 @@ func later(all []change, revision int64) []change {
 	return all[i:]
 }
 
-// requireList lists what was listed, and says how often the server has asked to try again.
+// requireList repeats the list of the mark, and returns the number of times that the server asked for a retry.
 func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) (retries int) {
 	t.Helper()
 	r, retries, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, api, m.kind.path, m.revision) })
@@ -218,7 +218,7 @@ func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) (
 	return retries
 }
 
-// requirePages goes on with a walk.
+// requirePages continues the paged list of the mark.
 func (m mark) requirePages(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	all := m.page
@@ -238,8 +238,8 @@ func (m mark) requirePages(t *testing.T, ctx context.Context, api *harness.API) 
 	}
 }
 
-// objectReads returns what etcd was asked for of resources that memory holds, since the proxy was reset. Keys alone are what
-// consistency checks read.
+// objectReads returns the keys that were read from etcd, for cached resources, since the proxy was reset. Reads of keys only are
+// consistency checks.
 func (p *past) objectReads() (keys []string) {
 	for _, r := range p.proxy.Ranges() {
 		for _, k := range p.kinds {
@@ -252,8 +252,8 @@ func (p *past) objectReads() (keys []string) {
 	return keys
 }
 
-// TestHistorySurvivesAKill kills a server and starts it again. What clients were told before is not forgotten: watches,
-// lists of the past and walks go on, and all of it from memory.
+// TestHistorySurvivesAKill kills a server and starts it again. The server still serves revisions from before the kill: watches,
+// exact lists and paged lists continue, all from memory.
 func TestHistorySurvivesAKill(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -261,7 +261,7 @@ func TestHistorySurvivesAKill(t *testing.T) {
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
 	p.server.Kill()
-	p.churn(t, ctx, 10) // while there is no server
+	p.churn(t, ctx, 10) // while the server is down
 	p.server.Restart()
 
 	t.Run("everything is continued", func(t *testing.T) {
@@ -272,7 +272,7 @@ func TestHistorySurvivesAKill(t *testing.T) {
 		}
 	})
 	t.Run("from every revision", func(t *testing.T) {
-		// Those of the churn, transactions and the lease's end among them.
+		// Events of the churn, including transactions and the end of the lease.
 		last := p.fence(t, ctx, "every revision")
 		all := history(t, ctx, p.client, maps.prefix, p.marks[0].revision, last)
 		var revisions []int64
@@ -311,7 +311,7 @@ func TestHistorySurvivesAKill(t *testing.T) {
 		record(t, ctx, p.api, maps.path, "", last-190).requireExpired(t, ctx)
 		record(t, ctx, p.api, maps.path, "", recent[0].revision-10).requireEvents(t, ctx,
 			history(t, ctx, p.client, maps.prefix, recent[0].revision-10, p.fence(t, ctx, "inside")))
-		p.marks[0].requireList(t, ctx, p.api) // etcd has it
+		p.marks[0].requireList(t, ctx, p.api) // answered by etcd
 	})
 	t.Run("gate off", func(t *testing.T) {
 		p.server.Kill()
@@ -319,12 +319,12 @@ func TestHistorySurvivesAKill(t *testing.T) {
 		for _, k := range []kind{maps, secrets, things} {
 			i := slices.IndexFunc(p.marks, func(m mark) bool { return m.kind == k })
 			record(t, ctx, p.api, k.path, "", p.marks[i].revision).requireExpired(t, ctx)
-			p.marks[i].requireList(t, ctx, p.api) // etcd has it
+			p.marks[i].requireList(t, ctx, p.api) // answered by etcd
 		}
 	})
 }
 
-// TestRequestsWaitForHistory sends watches and lists of the past to a server that is still reading it.
+// TestRequestsWaitForHistory sends watches and exact lists to a server that is still reading its history.
 func TestRequestsWaitForHistory(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -343,11 +343,11 @@ func TestRequestsWaitForHistory(t *testing.T) {
 			held.hold(true)
 			defer held.hold(false)
 			p.server.StartAgain()
-			harness.Check(t, p.server.Await(ctx, "/version")) // it serves, and cannot be ready
+			harness.Check(t, p.server.Await(ctx, "/version")) // it serves, and is not ready
 			marks := p.marks[len(p.marks)/2:]
 			fence := p.fence(t, ctx, held.name)
 			var group sync.WaitGroup
-			var retries [2]atomic.Int64 // of what is in memory, and of what etcd answers or a definition makes known
+			var retries [2]atomic.Int64 // of cached resources, and of resources that etcd serves or a definition adds
 			retried := func(k kind, n int) {
 				i := 0
 				if k == events || k == things {
@@ -363,7 +363,7 @@ func TestRequestsWaitForHistory(t *testing.T) {
 					retried(m.kind, recordings[i].retries)
 				})
 			}
-			// Meanwhile those requests have been sent.
+			// Meanwhile all requests have been sent.
 			if err := p.server.Await(shortly(t), "/readyz"); err == nil {
 				t.Error("the server is ready while etcd answers nothing")
 			}
@@ -388,7 +388,8 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestHistoryIsCompactedWhileItIsRead compacts etcd under a server that starts. It begins anew at what is left.
+// TestHistoryIsCompactedWhileItIsRead compacts etcd while a starting server reads its history. The server restarts the read at the
+// compacted revision.
 func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -428,12 +429,12 @@ func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 			fence := p.fence(t, ctx, "after "+held.name)
 			left := history(t, ctx, p.client, maps.prefix, compacted, fence)
 			record(t, ctx, p.api, maps.path, "", compacted).requireEvents(t, ctx, left)
-			// What was read before is dropped as soon as the server hears of the compaction.
+			// History from before the compaction is dropped as soon as the server learns of the compaction.
 			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 				r, err := listAt(ctx, p.api, maps.path, before)
 				return err == nil && r.Code == http.StatusGone, fmt.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
 			}))
-			// What watches resume over may stay a while.
+			// Events for resuming watches may be retained for a while.
 			record(t, ctx, p.api, maps.path, "", before).requireEventsOrExpired(t, ctx, append(gone, left...))
 		})
 		if t.Failed() {
@@ -442,7 +443,7 @@ func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
 	}
 }
 
-// logHistory logs what a server has said of its history.
+// logHistory logs the server's own log messages about its history.
 func logHistory(t *testing.T, s *harness.Server) {
 	t.Helper()
 	for line := range strings.Lines(s.Output()) {

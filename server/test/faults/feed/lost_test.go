@@ -22,7 +22,7 @@ type single struct {
 	link   *faulty.Link
 	server *harness.Server
 	api    *harness.API
-	client *clientv3.Client // past the link
+	client *clientv3.Client // bypasses the link
 }
 
 func newSingle(t *testing.T, flags ...string) *single {
@@ -35,8 +35,8 @@ func newSingle(t *testing.T, flags ...string) *single {
 	return s
 }
 
-// TestTheFeedIsResumed breaks the connections of a server to etcd, and stops, kills and starts etcd, while it is written.
-// No watch ends, and each shows everything once.
+// TestTheFeedIsResumed breaks the connections of a server to etcd, and stops, kills and starts etcd, under writes. No watch ends,
+// and each delivers every event once.
 func TestTheFeedIsResumed(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -60,13 +60,13 @@ func TestTheFeedIsResumed(t *testing.T) {
 	for _, fault := range []struct {
 		name     string
 		fail     func()
-		stopping bool // etcd cannot be written meanwhile
+		stopping bool // etcd accepts no writes meanwhile
 	}{
 		{"connections are reset", s.link.Reset, false},
 		{"and again, again and again", func() {
 			for range 5 {
 				s.link.Reset()
-				time.Sleep(30 * time.Millisecond) // some have come back, some have not
+				time.Sleep(30 * time.Millisecond) // some connections are restored, others not
 			}
 		}, false},
 		{"connections are refused for a while", func() {
@@ -89,7 +89,7 @@ func TestTheFeedIsResumed(t *testing.T) {
 						ops = append(ops, k.put(name, fmt.Sprint(n)))
 					}
 				}
-				// It is not given up when enough has been written: it might be done later.
+				// Not canceled when there are enough writes: a canceled one might still be applied.
 				if _, err := s.client.Txn(ctx).Then(ops...).Commit(); err != nil && !fault.stopping {
 					t.Errorf("%s: %v", fault.name, err)
 					return
@@ -125,8 +125,8 @@ func TestTheFeedIsResumed(t *testing.T) {
 	}
 }
 
-// TestTheFeedIsCompactedMeanwhile cuts a server off until etcd has compacted what it has not seen. Watches below the new
-// floor end with 410. One that has begun above it, because its client comes from another server, knows nothing of that.
+// TestTheFeedIsCompactedMeanwhile cuts a server off until etcd has compacted revisions that the server has not received. Watches
+// below the new floor end with 410. A watch that began above the floor, at a revision from another server, continues.
 func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -154,10 +154,10 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 		compacted := put(50)
 		compact(t, ctx, s.client, compacted)
 		put(10)
-		bookmark := harness.Revision(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // what a bookmark would show
+		bookmark := harness.Revision(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // as a bookmark would
 		goesOn := map[*recording]kind{
 			record(t, ctx, s.api, maps.path, "", bookmark):                             maps,
-			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):    maps, // at the floor, and not below it
+			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):    maps, // at the floor, not below it
 			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", bookmark):  secrets,
 			record(t, ctx, s.api, secrets.path, "labelSelector=value", bookmark):       secrets,
 			record(t, ctx, other, maps.path, "allowWatchBookmarks=true", compacted+1):  maps,
@@ -174,7 +174,7 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 		for r, k := range goesOn {
 			r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, r.after, last))
 		}
-		// What etcd still has can be asked for, what it has not is gone.
+		// Watches at revisions that etcd still has continue; compacted revisions get 410.
 		r := record(t, ctx, s.api, maps.path, "", compacted)
 		r.requireEvents(t, ctx, history(t, ctx, s.client, maps.prefix, compacted, last))
 		record(t, ctx, s.api, maps.path, "", missed).requireExpired(t, ctx)
@@ -192,7 +192,7 @@ func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
 	}
 }
 
-// awaitClock returns when the server has seen a revision.
+// awaitClock returns when the server has reached a revision.
 func awaitClock(ctx context.Context, api *harness.API, revision int64) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		v, err := api.Metric(ctx, "strata_mirror_revision{")
@@ -200,7 +200,7 @@ func awaitClock(ctx context.Context, api *harness.API, revision int64) error {
 	})
 }
 
-// compact compacts etcd as API servers do: the revision is written to a key that all of them follow.
+// compact compacts etcd as API servers do: it writes the revision to a key that all of them watch.
 func compact(t *testing.T, ctx context.Context, client *clientv3.Client, at int64) {
 	t.Helper()
 	_, err := client.Put(ctx, "compact_rev_key", fmt.Sprint(at))

@@ -1,10 +1,10 @@
-// Package feed looks at watches and lists of a server while what it hears from etcd is lost, late or wrong: connections
-// that break, members that hang, an etcd that was restored from a backup, and a server that was killed and starts again.
+// Package feed tests watches and lists of a server whose responses from etcd are lost, late or wrong: broken connections, hanging
+// members, an etcd restored from a backup, and a server that was killed and restarted.
 //
-// Most writes go to etcd directly, past the server, so that they go on whatever the server is cut off from. What watches
-// have to show is what etcd has kept: see history.
+// Most writes go to etcd directly, so that they continue when the server is cut off. The expected events are read from etcd's
+// history: see history.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
 //	STRATA_TEST_LONG  1: the history that three servers restore at once has 200,000 revisions (default 20,000)
 package feed
@@ -22,13 +22,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 4 * time.Minute
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// noServiceAccounts keeps servers from writing by themselves into the namespaces of tests.
+// noServiceAccounts prevents servers from writing to the namespaces of tests by themselves.
 const noServiceAccounts = "--disable-admission-plugins=ServiceAccount"
 
 // kind is a resource of the namespace default, in the API and in etcd.
@@ -55,17 +55,17 @@ func (k kind) body(name, value string) object {
 	return o
 }
 
-// put returns the write of an object to etcd: in JSON, which servers read as well as what they write themselves.
+// put returns the write of an object to etcd: in JSON, which servers decode like their own format.
 func (k kind) put(name, value string, opts ...clientv3.OpOption) clientv3.Op {
 	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":"default","uid":%q,"labels":{"value":%q},"annotations":{"value":%[5]q}}}`,
 		k.apiVersion, k.kind, name, name, value)
 	return clientv3.OpPut(k.prefix+name, stored, opts...)
 }
 
-// value is what body and put have written.
+// value returns the value that body or put wrote.
 func value(o harness.Object) string { return o.Metadata.Annotations["value"] }
 
-// commit writes to etcd in one transaction, that is at one revision, which it returns.
+// commit writes to etcd in one transaction and returns its revision.
 func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...clientv3.Op) int64 {
 	t.Helper()
 	r, err := client.Txn(ctx).Then(ops...).Commit()
@@ -89,7 +89,7 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 	awaitList(t, ctx, api, things.path)
 }
 
-// awaitList returns a list as soon as there is one.
+// awaitList returns a list as soon as the server answers one.
 func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -100,7 +100,7 @@ func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string)
 	return list
 }
 
-// through returns an etcd that is reached by other URLs, for flags.
+// through returns the etcd with other URLs, for a server's flags.
 func through(etcd *harness.Etcd, urls ...string) *harness.Etcd {
 	other := *etcd
 	other.URL = strings.Join(urls, ",")
@@ -115,7 +115,7 @@ func metric(t *testing.T, ctx context.Context, api *harness.API, name string) in
 	return int64(v)
 }
 
-// items says of each item of a list what it is: name, revision and value.
+// items returns name, revision and value of each item of a list.
 func items(list *harness.List) string {
 	var b strings.Builder
 	for _, o := range list.Items {

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// switchGoal is how soon the feed is to run over another member; that it does not on a busy machine is logged only.
+	// switchGoal is the time within which the feed has to switch to another member; on a busy machine a miss is only logged.
 	switchGoal = 5 * time.Second
-	// switchBound is when a feed that has not moved fails a test. Connections that hang are given up after 40 s at the
-	// latest, without any of what is tested here.
+	// switchBound is the time after which a feed that has not switched fails a test. Hanging connections are closed after 40 s at
+	// the latest, even without the tested mechanism.
 	switchBound = 20 * time.Second
 )
 
@@ -31,7 +31,7 @@ type members struct {
 	links  []*faulty.Link
 	server *harness.Server
 	api    *harness.API
-	client *clientv3.Client // of all members, past the links
+	client *clientv3.Client // of all members, bypassing the links
 
 	start      int64
 	recordings map[*recording]kind
@@ -58,8 +58,8 @@ func newMembers(t *testing.T, ctx context.Context) *members {
 	return s
 }
 
-// feeding returns the member over which the feed runs: the one whose link carries a value that nobody reads, twice and
-// alone, since now and then another link carries as much.
+// feeding returns the member over which the feed runs: its link alone transfers the value of a key without readers, in two
+// consecutive attempts, since other links transfer as much occasionally.
 func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	t.Helper()
 	const size = 1 << 20
@@ -97,8 +97,8 @@ func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	return found
 }
 
-// write changes a ConfigMap and a Secret, in one transaction, again and again until it is told to stop. No write is given up:
-// it might be done later.
+// write changes a ConfigMap and a Secret, in one transaction, repeatedly until stop is closed. It never cancels a write: a canceled
+// write might still be applied.
 func write(ctx context.Context, stop <-chan struct{}, client *clientv3.Client) error {
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("written-%d", n%5)
@@ -117,10 +117,10 @@ func write(ctx context.Context, stop <-chan struct{}, client *clientv3.Client) e
 	}
 }
 
-// reads is what a client has met that reads all the time.
+// reads has the results of a client that reads continuously.
 type reads struct {
 	answered, refused, failed int
-	longest                   time.Duration // of those that were answered or refused, the wait for the answer
+	longest                   time.Duration // time to the answer or refusal
 	last                      string        // failure
 }
 
@@ -128,8 +128,7 @@ func (r reads) String() string {
 	return fmt.Sprintf("%d answered, %d refused, %d failed, the longest took %v", r.answered, r.refused, r.failed, r.longest.Round(time.Millisecond))
 }
 
-// read reads until it is told to stop, and to the end of the last request. What is refused with the wish to try again is
-// repeated after a moment.
+// read reads until stop is closed, and completes the last request. A refusal that asks for a retry is retried after a moment.
 func read(ctx context.Context, stop <-chan struct{}, api *harness.API, path string) (r reads) {
 	for {
 		began := time.Now()
@@ -152,7 +151,7 @@ func read(ctx context.Context, stop <-chan struct{}, api *harness.API, path stri
 	}
 }
 
-// requireHistory fails the test unless every watch goes on and has shown what etcd has kept.
+// requireHistory fails the test unless every watch is open and has delivered etcd's history.
 func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 	t.Helper()
 	fence := commit(t, ctx, s.client, maps.put("fence", ""), secrets.put("fence", ""))
@@ -164,9 +163,9 @@ func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestTheFeedsMemberFails: the member of etcd over which the feed runs stops where it stands, or all that is said to it
-// and by it is lost, or it has lost its peers and still answers clients. Watches show within 5 s what is written through
-// the others; none ends, and none shows anything twice.
+// TestTheFeedsMemberFails: the etcd member that serves the feed is paused, or all its packets are dropped, or it has lost its
+// peers and still answers clients. Watches deliver writes through the other members within 5 s; no watch ends, and none delivers an
+// event twice.
 func TestTheFeedsMemberFails(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -174,7 +173,7 @@ func TestTheFeedsMemberFails(t *testing.T) {
 	s := newMembers(t, ctx)
 	for _, fault := range []struct {
 		name   string
-		metric string // that rises
+		metric string // that must increase
 		fail   func(i int, on bool)
 	}{
 		{"stopped", "silent_feeds_total", func(i int, on bool) {
@@ -189,7 +188,7 @@ func TestTheFeedsMemberFails(t *testing.T) {
 	} {
 		for range 2 {
 			t.Run(fault.name, func(t *testing.T) {
-				before, _ := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{") // that there is none is found below
+				before, _ := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{") // a missing metric fails the check below
 				failed := s.feeding(t, ctx)
 				fault.fail(failed, true)
 				s.requireGoesOn(t, ctx, failed)
@@ -203,7 +202,7 @@ func TestTheFeedsMemberFails(t *testing.T) {
 	}
 }
 
-// requireGoesOn requires that watches show what is written through the members that are left, and that reads are answered.
+// requireGoesOn requires that watches deliver writes through the remaining members, and that reads are answered.
 func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	t.Helper()
 	began := time.Now()
@@ -217,7 +216,7 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 	client := harness.Endpoints(left...).Client()
 	var first int64
-	harness.Check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the others may have to elect a leader
+	harness.Check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the other members may have to elect a leader
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		resp, err := client.Txn(ctx).Then(maps.put("first", fmt.Sprint(failed)), secrets.put("first", fmt.Sprint(failed))).Commit()
@@ -271,8 +270,8 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 }
 
-// TestNoMemberAnswers: with all members stopped there is nothing to switch to. Memory still answers who takes any resource
-// version; when they go on, so do the watches.
+// TestNoMemberAnswers: with all members paused the feed has no other member. Memory still answers requests for any resource
+// version; when the members continue, so do the watches.
 func TestNoMemberAnswers(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -300,7 +299,7 @@ func TestNoMemberAnswers(t *testing.T) {
 		t.Run(fault.name, func(t *testing.T) {
 			s.feeding(t, ctx)
 			fault.fail(true)
-			until := time.Now().Add(switchGoal + 2*time.Second) // every member has been tried
+			until := time.Now().Add(switchGoal + 2*time.Second) // time to try every member
 			for n := 0; time.Now().Before(until); n++ {
 				if _, err := s.api.List(ctx, maps.path, "resourceVersion=0"); err != nil {
 					t.Fatalf("list %d at any resource version: %v", n, err)

@@ -24,7 +24,7 @@ type change struct {
 
 func (c change) String() string { return fmt.Sprintf("%s %s@%d", c.kind, c.name, c.revision) }
 
-// history returns what etcd has kept of a prefix after a revision and up to another, at which something below the prefix
+// history returns the events of a prefix in etcd's history, after one revision and up to another, at which a key below the prefix
 // was changed.
 func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64) []change {
 	t.Helper()
@@ -54,16 +54,16 @@ func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix 
 	return nil
 }
 
-// recording is a watch with everything that it has shown.
+// recording is a watch and all events that it has delivered.
 type recording struct {
 	what    string
 	after   int64
-	retries int // how often the server has asked to try again
+	retries int // number of times that the server asked for a retry
 
 	mu struct { // leaf
 		sync.Mutex
 		changes  []change
-		arrived  time.Time // the last of them
+		arrived  time.Time // of the last event
 		revision int64     // of the last event or bookmark
 		status   *metav1.Status
 		err      error         // why it ended
@@ -71,8 +71,8 @@ type recording struct {
 	}
 }
 
-// record starts a watch of a path after a revision, and reads it until the context or the test ends. Where the server asks
-// to try again later, that is done.
+// record starts a watch of a path after a revision, and reads it until the context or the test ends. It retries when the server
+// asks for it.
 func record(t *testing.T, ctx context.Context, api *harness.API, path, query string, after int64) *recording {
 	t.Helper()
 	query = strings.TrimSuffix(fmt.Sprintf("resourceVersion=%d&%s", after, query), "&")
@@ -104,7 +104,7 @@ func record(t *testing.T, ctx context.Context, api *harness.API, path, query str
 	return r
 }
 
-// retried sends a request until the server does not ask to try again, and says how often it did. The response may be nil.
+// retried sends a request until the server does not ask for a retry, and returns the number of retries. The response may be nil.
 func retried(ctx context.Context, send func() (*harness.Response, error)) (r *harness.Response, retries int, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		var err error
@@ -118,7 +118,7 @@ func retried(ctx context.Context, send func() (*harness.Response, error)) (r *ha
 	return r, retries, err
 }
 
-// add notes what has come; it returns false if that is the end.
+// add records an event or error, and reports whether the watch continues.
 func (r *recording) add(e harness.Event, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,10 +147,10 @@ func (r *recording) add(e harness.Event, err error) bool {
 	return true
 }
 
-// patience bounds the wait for what a watch has to show; it is long because machines are busy.
+// patience bounds the wait for expected events; it is long because machines may be busy.
 const patience = time.Minute
 
-// await returns when the condition holds of what was recorded, which is locked meanwhile; an error if the watch ends first.
+// await returns when the condition on the recording, called with its lock held, is true; an error if the watch ends first.
 func (r *recording) await(ctx context.Context, what string, condition func() bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not after %v", patience))
 	defer cancel()
@@ -174,7 +174,8 @@ func (r *recording) await(ctx context.Context, what string, condition func() boo
 	}
 }
 
-// awaitRevision returns when the watch has shown an event or a bookmark at a revision or later, and when the last event came.
+// awaitRevision returns when the watch has delivered an event or a bookmark at a revision or later, with the arrival time of the
+// last event.
 func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Time, error) {
 	var at time.Time
 	err := r.await(ctx, fmt.Sprintf("shown revision %d", revision), func() bool {
@@ -184,7 +185,7 @@ func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Tim
 	return at, err
 }
 
-// requireEvents fails the test unless the watch goes on and has shown exactly these changes; the last one is awaited.
+// requireEvents waits for the last change, and fails the test unless the watch is open and has delivered exactly these changes.
 func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []change) {
 	t.Helper()
 	if len(want) > 0 {
@@ -192,7 +193,7 @@ func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []chan
 			t.Error(err)
 			return
 		}
-		// Of a revision with several changes some may be on their way.
+		// Several changes of one revision may arrive separately.
 		if err := r.await(ctx, fmt.Sprintf("shown %d events", len(want)), func() bool { return len(r.mu.changes) >= len(want) }); err != nil {
 			t.Error(err)
 			return
@@ -208,7 +209,7 @@ func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []chan
 	}
 }
 
-// difference describes where two histories part; "" if they are equal.
+// difference describes the first difference between two histories; "" if they are equal.
 func difference(got, want []change) string {
 	for i := range max(len(got), len(want)) {
 		switch {
@@ -223,9 +224,8 @@ func difference(got, want []change) string {
 	return ""
 }
 
-// requireExpired fails the test unless the watch ends in the way that the API prescribes for a revision that is gone: an
-// ERROR event with a Status, 410, reason Expired, and then the end of the stream. A watch that was only just begun may be
-// answered with that Status instead.
+// requireExpired fails the test unless the watch ends as the API prescribes for a compacted revision: an ERROR event with a Status,
+// 410, reason Expired, and then the end of the stream. The answer to a new watch may be that Status instead.
 func (r *recording) requireExpired(t *testing.T, ctx context.Context) {
 	t.Helper()
 	if err := r.await(ctx, "ended", func() bool { return r.mu.err != nil }); err != nil {

@@ -22,16 +22,15 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// What an object's value says, or its name, if it belongs to the future that was lost: to what was written after the
-// backup and before the restore.
+// The value of an object, or its name, if it was written after the backup and before the restore, and is therefore lost.
 const lost = "lost"
 
-// TestEtcdIsRestored puts etcd back to an earlier state under a running server, which has to notice. It then serves the
-// state that is there, and nothing of what was written in between.
+// TestEtcdIsRestored restores etcd to an earlier state under a running server, which has to detect that. It then serves the
+// restored state, and nothing written between backup and restore.
 func TestEtcdIsRestored(t *testing.T) {
 	t.Run("in place", func(t *testing.T) {
 		t.Parallel()
-		// The same cluster at an older revision: its files are put back.
+		// The same cluster at an older revision, by restoring its files.
 		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
 			backup := filepath.Join(s.env.Dir("backup"), "data")
 			s.etcd.Stop()
@@ -47,8 +46,8 @@ func TestEtcdIsRestored(t *testing.T) {
 	})
 	t.Run("as another cluster", func(t *testing.T) {
 		t.Parallel()
-		// A snapshot in a new cluster, which is written before the server sees it: its revision is higher than that of
-		// the cluster that was lost, so only the cluster's ID tells them apart.
+		// A snapshot in a new cluster, with writes before the server connects to it: its revision is higher than that of the lost
+		// cluster, so only the cluster ID differs.
 		testRestored(t, func(t *testing.T, ctx context.Context, s *single) func() {
 			backup := snapshot(t, ctx, s.env, s.client)
 			return func() {
@@ -69,7 +68,7 @@ func TestEtcdIsRestored(t *testing.T) {
 	})
 }
 
-// testRestored calls back up, then the function that it returns, which restores.
+// testRestored calls backUp, then the function that it returns, which restores.
 func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s *single) (restore func())) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -83,10 +82,10 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}
 	restore := backUp(t, ctx, s)
 
-	// The future that is lost: something is created, something is changed, something is deleted.
+	// The changes that are lost: a creation, an update and a deletion.
 	var began, lostAt int64
 	tokens := map[kind]string{}
-	shown := map[kind]string{} // what is right after the restore
+	shown := map[kind]string{} // the state after the restore
 	for _, k := range kinds {
 		list := awaitList(t, ctx, s.api, k.path)
 		if len(list.Items) != 10 {
@@ -114,14 +113,14 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 		if at < lostAt {
 			t.Fatalf("a list of the present is of %d, want %d or later", at, lostAt)
 		}
-		// Kept by readers, too, in whatever form they asked for.
+		// Fill the server's caches of encodings too, in each form.
 		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf", "application/json;as=Table;v=v1;g=meta.k8s.io"} {
 			_, err := s.api.DoAs(ctx, http.MethodGet, k.path, "", "", accept, nil)
 			harness.Check(t, err)
 		}
 	}
 
-	// From the first answer on that shows the restored state, no request that begins later may show what was lost.
+	// After the first answer with the restored state, no later request may return lost objects.
 	var known atomic.Bool
 	background, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -154,7 +153,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}))
 	known.Store(true)
 
-	// Nobody goes on.
+	// No watch continues.
 	for _, r := range recordings {
 		r.requireExpired(t, ctx)
 	}
@@ -181,7 +180,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 				}
 			}
 		}
-		// Whoever comes with what was told in the lost future: he gets the state that is there, or is told to begin anew.
+		// Requests at lost revisions: the server answers with the restored state, or with 410.
 		for at := lostAt - 3; at <= lostAt+1; at++ {
 			after = append(after, record(t, ctx, s.api, k.path, "", at))
 		}
@@ -195,7 +194,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	stop()
 	group.Wait()
 
-	// Life goes on, at the revisions of the lost future too.
+	// Writes continue, at the numbers of the lost revisions too.
 	var last int64
 	for n := 0; n < 60 || last <= lostAt; n++ {
 		last = commit(t, ctx, s.client, maps.put("new", fmt.Sprint(n)), secrets.put("new", fmt.Sprint(n)), things.put("new", fmt.Sprint(n)))
@@ -224,12 +223,12 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	}
 }
 
-// showsLost says whether an answer shows something of the lost future.
+// showsLost reports whether an answer contains lost objects.
 func showsLost(r *harness.Response) bool {
 	return r.Code == http.StatusOK && (strings.Contains(string(r.Body), `"value":"`+lost) || strings.Contains(string(r.Body), `"name":"`+lost))
 }
 
-// requireNotLost fails the test unless an answer is one that a client can get who asks for a revision that was lost.
+// requireNotLost fails the test unless an answer is a permitted one for a request at a lost revision.
 func requireNotLost(t *testing.T, what string, r *harness.Response) {
 	t.Helper()
 	switch r.Code {
@@ -242,7 +241,8 @@ func requireNotLost(t *testing.T, what string, r *harness.Response) {
 	}
 }
 
-// requireNothingLost fails the test if a watch of a lost revision has shown something of it, or ended but with 410.
+// requireNothingLost fails the test if a watch at a lost revision has delivered lost objects, or ended with an error other than
+// 410.
 func (r *recording) requireNothingLost(t *testing.T) {
 	t.Helper()
 	r.mu.Lock()
@@ -265,12 +265,12 @@ func snapshot(t *testing.T, ctx context.Context, e *harness.Env, client *clientv
 	defer r.Close()
 	data, err := io.ReadAll(r)
 	harness.Check(t, err)
-	const sum = 32 // of the data, behind it
+	const sum = 32 // of the data, appended to it
 	return e.WriteFile("snapshot.db", data[:len(data)-sum])
 }
 
-// restoreSnapshot puts what a snapshot holds into the data of another etcd, which is stopped: its keys with all their
-// revisions, not who its members were.
+// restoreSnapshot restores a snapshot into the data directory of another etcd, which is stopped: its keys with all their revisions,
+// without its membership.
 func restoreSnapshot(t *testing.T, file, dir string) {
 	t.Helper()
 	from, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})

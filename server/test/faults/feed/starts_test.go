@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestThreeServersStartAtOnce starts three servers on one etcd with a long history, which all of them read at the same
-// time, while somebody writes. It logs what that costs; what it demands is that each of them knows the history.
+// TestThreeServersStartAtOnce starts three servers on one etcd with a long history, which all of them read at the same time, under
+// writes. It logs the cost; it requires that each server has restored the history.
 func TestThreeServersStartAtOnce(t *testing.T) {
 	harness.OnlyStrata(t)
 	revisions, size := harness.Pick(20_000, 200_000), 1<<10
@@ -55,7 +55,7 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 			}
 			longest = max(longest, time.Since(began))
 			writes++
-			time.Sleep(time.Millisecond) // one client among others
+			time.Sleep(time.Millisecond) // one of several clients
 		}
 	})
 	beside.Go(func() {
@@ -92,7 +92,7 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 	for i, s := range servers {
 		api := s.API()
 		begins := []int64{first, last - 5000, last - 1}
-		for _, after := range begins[min(i, 1):] { // one of them is read from the beginning
+		for _, after := range begins[min(i, 1):] { // read one recording from its start
 			watch, cancel := context.WithCancel(ctx)
 			record(t, watch, api, maps.path, "", after).requireEvents(t, ctx, later(all, after))
 			cancel()
@@ -105,8 +105,8 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestALoadThatTakesLong starts a server on an etcd whose content arrives slowly: the load takes longer than admission waits
-// for its informers, and the hooks that write must not end the process.
+// TestALoadThatTakesLong starts a server on an etcd whose content arrives slowly: the load takes longer than admission's wait for
+// its informers, and the post-start hooks that write must not end the process.
 func TestALoadThatTakesLong(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)

@@ -7,21 +7,21 @@ import (
 	"github.com/stratakube/strata/server/test/internal/etcdproxy"
 )
 
-// etcdRequests is what the proxy has seen in a span of time.
+// etcdRequests has the proxy's counts over a period.
 type etcdRequests struct {
-	revisions int64    // reads of no more than the revision: one key, counted
-	counts    int64    // ranges, counted
+	revisions int64    // reads of the revision: one key, count only
+	counts    int64    // ranges, count only
 	keys      int64    // one key with its value
-	ranges    []string // ranges with their values, in words
-	checks    int64    // ranges of keys alone: consistency checks
+	ranges    []string // ranges with values, as text
+	checks    int64    // ranges of keys only: consistency checks
 	txns      int64
-	watch     int64 // messages of clients on watch streams: requests for progress, if no watch is opened or ended
+	watch     int64 // messages of clients on watch streams: progress requests, if no watch is opened or ended
 	all       int64
 
 	span time.Duration
 }
 
-// seen returns what the proxy has seen since it was reset, at since.
+// seen returns the proxy's counts since its reset at since.
 func (s *scene) seen(since time.Time) etcdRequests {
 	e := etcdRequests{span: time.Since(since)}
 	for _, r := range s.proxy.Ranges() {

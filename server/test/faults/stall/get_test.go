@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Reads of one object that memory cannot answer are read from etcd, but only so many at once: the others are refused at
-// once, and may come back.
+// Reads of one object that memory cannot answer are read from etcd, with a limit on concurrent reads: requests above it are refused
+// at once, to be retried.
 func TestReadsOfOneObjectAreBounded(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads each from etcd")
@@ -61,7 +61,7 @@ func TestReadsOfOneObjectAreBounded(t *testing.T) {
 		}
 		return refused+held() == atOnce, fmt.Errorf("%d refused, %d with etcd, of %d", refused, held(), atOnce)
 	}))
-	// The server reads for itself too.
+	// The server reads by itself too.
 	const own = 5
 	if n := held(); n > limit || n < limit-own {
 		t.Errorf("%d reads are with etcd at once, want %d", n, limit)

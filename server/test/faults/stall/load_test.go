@@ -12,27 +12,26 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// outcome is how one request ended.
+// outcome is the result of one request.
 type outcome struct {
-	*harness.Response // without the body if the code is 200; nil if there was an error
+	*harness.Response // without the body if the code is 200; nil after an error
 	err               error
 	took              time.Duration
 }
 
-// forms are the LISTs of the load, one after the other: answered with bytes from memory, the last one through upstream's
-// handlers.
+// forms are the LISTs of the load, in turn: answered with bytes from memory, the last one through upstream's handlers.
 var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=4s", "pretty=true&limit=10", "pretty=true&timeout=4s"}
 
-// send sends perSecond LISTs of the present in each second of duration, each at its time whatever became of those before,
-// but never more than atOnce at the same time. It returns when all are sent; answers returns when all are answered or have
-// waited for refusedWithin.
+// send sends perSecond consistent LISTs in each second of duration, on schedule and independently of earlier results, but never
+// more than atOnce concurrently. It returns when all are sent; answers returns when all are answered or have waited for
+// refusedWithin.
 func (s *scene) send(ctx context.Context, perSecond, atOnce int, duration time.Duration) (answers func() []outcome) {
 	outcomes := make([]outcome, int(duration.Seconds()*float64(perSecond)))
 	slots := make(chan struct{}, atOnce)
 	var group sync.WaitGroup
 	start := time.Now()
 	for i := range outcomes {
-		// Even if ctx has ended: then each ends at once, with that error.
+		// Even after the end of ctx: then each request fails at once with its error.
 		time.Sleep(time.Until(start.Add(time.Duration(i) * time.Second / time.Duration(perSecond))))
 		slots <- struct{}{}
 		group.Go(func() {
@@ -54,17 +53,17 @@ func (s *scene) send(ctx context.Context, perSecond, atOnce int, duration time.D
 	}
 }
 
-// loop does something again and again while the server is stalled.
+// loop is an action that is repeated while the server is stalled.
 type loop struct {
 	name string
 	do   func(ctx context.Context, i int) error
 }
 
-// pause is how long a loop rests between two rounds: its client is not the load.
+// pause is the time between two rounds of a loop, so that the loops are not the load.
 const pause = 100 * time.Millisecond
 
-// loops runs loops until stop is called, which lets them finish their rounds and returns how many rounds each has done. An
-// error fails the test and ends its loop.
+// loops runs loops until stop is called, which waits for the current rounds and returns the number of rounds of each. An error
+// fails the test and ends its loop.
 func loops(t *testing.T, ctx context.Context, all []loop) (stop func() map[string]int) {
 	done := make(chan struct{})
 	var mu sync.Mutex
@@ -95,13 +94,13 @@ func loops(t *testing.T, ctx context.Context, all []loop) (stop func() map[strin
 	}
 }
 
-// latencies are how long the requests of each kind took. They may be added concurrently.
+// latencies are the latencies of each kind of request. They may be added concurrently.
 type latencies struct {
 	mu sync.Mutex
 	of map[string][]time.Duration
 }
 
-// take runs f and takes its time.
+// take runs f and records its latency.
 func (l *latencies) take(kind string, f func() error) error {
 	began := time.Now()
 	err := f()
@@ -136,7 +135,7 @@ func (l *latencies) log(t *testing.T) {
 	}
 }
 
-// memory is what the two processes hold, in bytes.
+// memory is the resident memory of the two processes, in bytes.
 type memory struct{ server, etcd int64 }
 
 func (s *scene) resident() (memory, error) {
@@ -152,7 +151,7 @@ func (m memory) String() string {
 	return fmt.Sprintf("server %d MB, etcd %d MB", m.server>>20, m.etcd>>20)
 }
 
-// peak looks at the memory of both processes until stop is called, which returns the most that each has held.
+// peak measures the memory of both processes until stop is called, which returns the peak of each.
 func (s *scene) peak(t *testing.T) (stop func() memory) {
 	done, result := make(chan struct{}), make(chan memory)
 	go func() {

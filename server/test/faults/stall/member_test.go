@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// One of three members of etcd accepts connections and answers nothing. Reads of the present go on with the others; only
-// where the feed itself runs over that member they are refused until it is over.
+// One of three members of etcd accepts connections and does not answer. Consistent reads continue through the others; only if the
+// feed itself uses that member they are refused until it answers again.
 func TestAMemberThatHangs(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads etcd for each request")
@@ -50,7 +50,7 @@ func TestAMemberThatHangs(t *testing.T) {
 				answered++
 			} else {
 				harness.Check(t, isRefused(r))
-				break // over this member runs the feed
+				break // the feed uses this member
 			}
 		}
 		t.Logf("while member %d hangs %d of %d LISTs are answered, the slowest in %v", i, answered, reads, longest.Round(time.Millisecond))
@@ -68,7 +68,7 @@ func TestAMemberThatHangs(t *testing.T) {
 	}
 }
 
-// member is a way to an etcd that can be made to hang.
+// member is a TCP proxy of an etcd that can hang.
 type member struct {
 	listener net.Listener
 
@@ -76,7 +76,7 @@ type member struct {
 	open chan struct{} // closed while bytes pass
 }
 
-// startMember listens as long as the environment's processes run.
+// startMember starts a member that listens as long as the environment's processes run.
 func startMember(t *testing.T, e *harness.Env, target string) *member {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,7 +109,7 @@ func startMember(t *testing.T, e *harness.Env, target string) *member {
 	return m
 }
 
-// pass copies until one of the two ends are closed.
+// pass copies until one of the two ends is closed.
 func (m *member) pass(ctx context.Context, to, from net.Conn) {
 	defer func() { _ = to.Close(); _ = from.Close() }()
 	buf := make([]byte, 32<<10)
@@ -134,7 +134,7 @@ func (m *member) pass(ctx context.Context, to, from net.Conn) {
 	}
 }
 
-// hang holds back (or lets go) what passes.
+// hang blocks or unblocks the traffic.
 func (m *member) hang(on bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,8 +1,8 @@
-// Package stall looks at a server whose etcd answers requests but delivers no watch events, so that memory cannot catch
-// up: a proxy between the two holds them back. Reads that need the present of a whole resource have to be refused then,
-// at no cost to etcd; reads of one object and writes have to go on.
+// Package stall tests a server whose etcd answers requests but delivers no watch events, so that memory cannot catch up: a proxy
+// between the two blocks the events. Consistent lists have to be refused then, at no cost to etcd; reads of one object and writes
+// have to continue.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
 //	STRATA_TEST_STALL  how long the load on the stalled server lasts (default 6s)
 package stall
@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	testTimeout = 3 * time.Minute // of a test that has failed
+	testTimeout = 3 * time.Minute // of a failing test
 
-	clients = 8 // for the load, each with a connection of its own: HTTP/2 bounds the requests on one
+	clients = 8 // for the load, each with a connection of its own: HTTP/2 limits the requests per connection
 
 	mapsPath   = "/api/v1/namespaces/default/configmaps"
-	newest     = "newest" // a ConfigMap that is changed at the turns of a test
+	newest     = "newest" // a ConfigMap that is changed at each phase of a test
 	newestPath = mapsPath + "/" + newest
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 )
 
-// stallTime is how long the load on a stalled server lasts.
+// stallTime is the duration of the load on a stalled server.
 func stallTime(t *testing.T) time.Duration {
 	text := os.Getenv("STRATA_TEST_STALL")
 	if text == "" {
@@ -45,7 +45,7 @@ func stallTime(t *testing.T) time.Duration {
 	return d
 }
 
-// scene is a server that reaches its etcd through a proxy. Nobody but the test and the server itself writes to it.
+// scene is a server with a proxy in front of its etcd. Only the test and the server itself write to it.
 type scene struct {
 	etcd   *harness.Etcd
 	proxy  *harness.Proxy
@@ -56,7 +56,7 @@ type scene struct {
 	took latencies
 }
 
-// newScene starts one with so many ConfigMaps of about 1 KB, and one more.
+// newScene starts a scene with objects ConfigMaps of about 1 KB, and one more.
 func newScene(t *testing.T, ctx context.Context, objects int) *scene {
 	e := harness.New(t)
 	s := &scene{etcd: e.Etcd()}
@@ -65,7 +65,7 @@ func newScene(t *testing.T, ctx context.Context, objects int) *scene {
 	s.api = s.server.API()
 	for range clients {
 		config := *s.server.Config
-		config.Dial = (&net.Dialer{}).DialContext // clients that dial by themselves share no connections
+		config.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
 		config.DisableCompression = true
 		s.load = append(s.load, s.server.APIFor(&config))
 	}
@@ -86,7 +86,7 @@ func newScene(t *testing.T, ctx context.Context, objects int) *scene {
 	return s
 }
 
-// stall begins a stall, and a write that memory does not see. It returns the object written.
+// stall starts a stall, and writes an object, whose event memory does not receive. It returns the object.
 func (s *scene) stall(t *testing.T, ctx context.Context) harness.Object {
 	t.Helper()
 	s.proxy.Stall(true)
@@ -102,7 +102,7 @@ func configMap(name, value string) object {
 	return object{"metadata": object{"name": name}, "data": object{"value": value}}
 }
 
-// lease is a Lease that was renewed for the n-th time. An empty resource version is none.
+// lease returns a Lease after n renewals. An empty resource version is omitted.
 func lease(name string, n int, resourceVersion string) object {
 	return object{"metadata": object{"name": name, "resourceVersion": resourceVersion}, "spec": object{
 		"holderIdentity": "holder", "leaseDurationSeconds": 15,

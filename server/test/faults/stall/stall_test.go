@@ -14,25 +14,25 @@ import (
 )
 
 const (
-	perSecond = 200  // LISTs of the present
-	objects   = 1000 // to list
+	perSecond = 200  // consistent LISTs
+	objects   = 1000 // in the list
 
-	// A LIST that has to wait is answered within refusedWithin: it waits for memory for 3 s, and the machine may be busy.
+	// refusedWithin bounds the answer to a waiting LIST: it waits for memory for 3 s, and the machine may be busy.
 	refusedWithin = 10 * time.Second
-	// resumeWithin is generous too: the time that it takes is logged.
+	// resumeWithin is generous too: the actual time is logged.
 	resumeWithin = 10 * time.Second
-	// growth is what a process may hold more than before. The LISTs under way, some 600, cost the server about 30 MB;
-	// reading the ConfigMaps for each of them would cost it gigabytes.
+	// growth bounds the growth of a process's memory. The LISTs in flight, some 600, cost the server about 30 MB; reading the
+	// ConfigMaps for each of them would cost gigabytes.
 	growth = 100 << 20
 )
 
-// While etcd delivers no events, LISTs are refused in time and cost etcd nothing but a shared read of its revision;
-// memory stays flat at both; reads of one object, writes and what does not ask for the present go on; and all is well
-// again when the events come.
+// While etcd delivers no events, LISTs are refused in time and cost etcd only a shared read of its revision; memory stays flat in
+// both processes; reads of one object, writes and reads without consistency continue; and all requests succeed again when the
+// events arrive.
 func TestStalledFeed(t *testing.T) {
 	strata := harness.Engine() == harness.Strata
 	perSecond, stalled := perSecond, stallTime(t)
-	if !strata { // for comparison: it reads everything from etcd, so a little will do
+	if !strata { // for comparison: it reads all objects from etcd, so a small load suffices
 		perSecond, stalled = 20, 3*time.Second
 	}
 	ctx := harness.Context(t, testTimeout)
@@ -63,7 +63,7 @@ func TestStalledFeed(t *testing.T) {
 	s.proxy.Reset()
 	began := time.Now()
 	stopPeak, stopLoops := s.peak(t), loops(t, ctx, others)
-	answers := s.send(ctx, perSecond, perSecond*int(refusedWithin.Seconds()), stalled) // no limit: each is refused within that time
+	answers := s.send(ctx, perSecond, perSecond*int(refusedWithin.Seconds()), stalled) // not a limit: each is refused within that time
 	t.Logf("during the stall: requests to etcd while LISTs are sent: %v", s.seen(began))
 	lists := answers()
 	rounds, peak, requests := stopLoops(), stopPeak(), s.seen(began)
@@ -92,7 +92,7 @@ func TestStalledFeed(t *testing.T) {
 	s.took.log(t)
 }
 
-// startWatch starts a watch on what is there now.
+// startWatch starts a watch at the current revision.
 func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	t.Helper()
 	present, err := s.api.List(ctx, mapsPath, "")
@@ -106,8 +106,8 @@ func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	return watch
 }
 
-// answered sends LISTs for a moment while nothing stalls, no more at once than a busy machine answers in time, and fails the
-// test unless all are answered.
+// answered sends LISTs for a moment without a stall, with a concurrency that a busy machine can serve in time, and fails the test
+// unless all are answered.
 func (s *scene) answered(t *testing.T, ctx context.Context, when string, perSecond int) {
 	t.Helper()
 	s.proxy.Reset()
@@ -137,8 +137,8 @@ func (s *scene) logLists(t *testing.T, when string, lists []outcome) {
 	t.Logf("%s: LISTs by code: %v", when, codes)
 }
 
-// resume ends the stall. It fails the test unless LISTs are answered again, with what was written last, and watch, which
-// has been there all the time, delivers that as well.
+// resume ends the stall. It fails the test unless LISTs are answered again, including the last write, and watch, which was open
+// throughout, delivers that as well.
 func (s *scene) resume(t *testing.T, ctx context.Context, last harness.Object, watch *harness.Watch) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, resumeWithin, fmt.Errorf("reads do not resume within %v of the end of the stall", resumeWithin))
@@ -168,7 +168,7 @@ func (s *scene) resume(t *testing.T, ctx context.Context, last harness.Object, w
 	}
 }
 
-// checkRefused fails the test unless each LIST was refused with a time to come back.
+// checkRefused fails the test unless each LIST was refused with a Retry-After.
 func checkRefused(t *testing.T, lists []outcome) {
 	t.Helper()
 	const shown = 5
@@ -190,7 +190,7 @@ func checkRefused(t *testing.T, lists []outcome) {
 	}
 }
 
-// isRefused returns an error unless the answer is 429 with a pause.
+// isRefused returns an error unless the answer is 429 with a Retry-After.
 func isRefused(r *harness.Response) error {
 	if r.Code == http.StatusOK {
 		return fmt.Errorf("200, although memory is behind")
@@ -204,7 +204,7 @@ func isRefused(r *harness.Response) error {
 	return nil
 }
 
-// checkRequests fails the test if LISTs have cost etcd more than reads of its revision and requests for progress.
+// checkRequests fails the test if LISTs have cost etcd more than reads of its revision and progress requests.
 func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[string]int) {
 	t.Helper()
 	if n := len(requests.ranges); n > 0 {
@@ -214,7 +214,7 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	for _, n := range rounds {
 		others += n
 	}
-	// A round of the others is a few requests, of which each may read a few objects, such as the namespace.
+	// A round of the loops is a few requests, each of which may read a few objects, such as the namespace.
 	const perRound, once = 10, 100
 	if limit := int64(others*perRound + once); requests.keys > limit {
 		t.Errorf("%d reads of one key, want at most %d: what other clients need", requests.keys, limit)
@@ -222,14 +222,13 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	if limit := int64(lists + others*perRound + once); requests.revisions > limit {
 		t.Errorf("%d reads of the revision, want at most %d: one for a LIST, and what other clients need", requests.revisions, limit)
 	}
-	const progress = 15 // a second: every 100 ms, and some at once
+	const progress = 15 // per second: every 100 ms, and some at once
 	if limit := int64(requests.span.Seconds()*progress + once); requests.watch > limit {
 		t.Errorf("%d requests for progress in %v, want at most %d", requests.watch, requests.span, limit)
 	}
 }
 
-// checkMetrics fails the test unless LISTs that were refused and GETs that etcd answered are counted, and memory is seen
-// to be behind.
+// checkMetrics fails the test unless the metrics count refused LISTs and GETs answered by etcd, and show that memory is behind.
 func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int) {
 	t.Helper()
 	const reads = `apiserver_watch_cache_consistent_read_total{fallback="%v",group="",resource="configmaps",success="%v"}`
@@ -248,12 +247,12 @@ func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int)
 		}
 	}
 	failed := fmt.Sprintf(reads, true, false)
-	if n, err := s.api.Metric(ctx, failed); err == nil && n != 0 { // there is no such series before the first
+	if n, err := s.api.Metric(ctx, failed); err == nil && n != 0 { // the series is missing until the first count
 		t.Errorf("%s is %v, want 0", failed, n)
 	}
 }
 
-// checkNewest fails the test unless the list has the object as it was written last, and all others.
+// checkNewest fails the test unless the list has the last written version of the object, and all others.
 func checkNewest(t *testing.T, r *harness.Response, last harness.Object) {
 	t.Helper()
 	l, err := r.List()
@@ -269,7 +268,7 @@ func checkNewest(t *testing.T, r *harness.Response, last harness.Object) {
 	t.Errorf("the first LIST after the stall, at %s, lacks what was written at %s", l.Metadata.ResourceVersion, last.Metadata.ResourceVersion)
 }
 
-// readWritten updates an object and reads what it wrote.
+// readWritten updates an object and reads its own write.
 func (s *scene) readWritten(ctx context.Context, i int) error {
 	const path = mapsPath + "/updated"
 	value := strconv.Itoa(i)
@@ -289,7 +288,7 @@ func (s *scene) readWritten(ctx context.Context, i int) error {
 	})
 }
 
-// createAndDelete creates an object, reads it, deletes it and reads that it is gone.
+// createAndDelete creates an object, reads it, deletes it and reads that it does not exist.
 func (s *scene) createAndDelete(ctx context.Context, i int) error {
 	name := fmt.Sprintf("churn-%d", i)
 	path := mapsPath + "/" + name
@@ -313,7 +312,7 @@ func (s *scene) createAndDelete(ctx context.Context, i int) error {
 	return err
 }
 
-// renew does what a leader does: reads its lease, which nobody else has changed since, and writes it.
+// renew acts as a leader: it reads its lease, which no other client has changed since, and writes it.
 func (s *scene) renew(resourceVersion string) func(context.Context, int) error {
 	const path = leasesPath + "/leader"
 	return func(ctx context.Context, i int) error {
@@ -332,7 +331,7 @@ func (s *scene) renew(resourceVersion string) func(context.Context, int) error {
 	}
 }
 
-// readAny reads without asking for the present.
+// readAny reads without consistency.
 func (s *scene) readAny(ctx context.Context, _ int) error {
 	err := s.took.take("LIST at 0 during the stall", func() error {
 		r, err := s.api.Do(ctx, http.MethodGet, mapsPath, "resourceVersion=0", nil)
@@ -353,7 +352,8 @@ func (s *scene) readAny(ctx context.Context, _ int) error {
 	})
 }
 
-// refusedWatch asks for a watch that begins with the present, and returns an error unless it is refused before it begins.
+// refusedWatch requests a watch that starts with consistent initial events, and returns an error unless it is refused before it
+// starts.
 func (s *scene) refusedWatch(query string) func(context.Context, int) error {
 	return func(ctx context.Context, _ int) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, refusedWithin, fmt.Errorf("no answer within %v", refusedWithin))

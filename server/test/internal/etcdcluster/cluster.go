@@ -1,7 +1,7 @@
-// Package etcdcluster runs an etcd of several members for tests, each with a process of its own. Members can be stopped,
-// killed, paused, started again, and cut off from the others.
+// Package etcdcluster runs an etcd of several members for tests, each in a process of its own. Members can be stopped, killed,
+// paused, restarted, and partitioned from the others.
 //
-// A package that imports this one gets a test binary that can be such a member: it is started again for each.
+// The test binary of a package that imports this one also serves as the program of the members: it is started again for each.
 package etcdcluster
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// startTimeout bounds the start of a cluster that has failed; one needs about 2 s.
+// startTimeout bounds a failing start of a cluster, which takes about 2 s.
 const startTimeout = 2 * time.Minute
 
 // Cluster is an etcd of several members. Its methods may be called concurrently.
@@ -27,11 +27,11 @@ type Cluster struct {
 	etcd *harness.Etcd // all members
 }
 
-// Member is a member of a cluster. harness.Etcd has the means to Stop, Kill, Pause, Continue and Start it; Start
-// waits for a quorum, Launch does not. URL is where it serves clients.
+// Member is a member of a cluster. harness.Etcd has the methods Stop, Kill, Pause, Continue and Start; Start waits for a quorum,
+// Launch does not. URL is its client URL.
 type Member struct {
 	*harness.Etcd
-	Dir string // of its data, the same for every start
+	Dir string // data directory, the same for every start
 	ID  uint64
 
 	peers *door
@@ -40,8 +40,7 @@ type Member struct {
 // Start starts an empty cluster of n members that lasts as long as the environment, and returns when it answers reads.
 func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota(t, e, n, 0) }
 
-// StartWithQuota is Start of a cluster that takes no writes once the database of a member has more bytes than quota; 0 for
-// etcd's own bound.
+// StartWithQuota is Start of a cluster that rejects writes once the database of a member exceeds quota bytes; 0 for etcd's default.
 func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
 	program, err := os.Executable()
@@ -87,7 +86,7 @@ func (c *Cluster) Etcd() *harness.Etcd { return c.etcd }
 // Client returns a client of all members that lasts as long as the environment.
 func (c *Cluster) Client() *clientv3.Client { return c.etcd.Client() }
 
-// Leader returns the member that leads, according to a member that answers.
+// Leader returns the leader, according to a member that answers.
 func (c *Cluster) Leader(ctx context.Context) (leader *Member, err error) {
 	err = harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		client := c.Client()
@@ -111,8 +110,8 @@ func (c *Cluster) Leader(ctx context.Context) (leader *Member, err error) {
 	return leader, err
 }
 
-// Cut takes a member from its peers, or gives it back. Clients reach it all the time. Nothing is said to either side: what
-// is on its way is held, as if packets were lost.
+// Cut partitions a member from its peers, or ends the partition. Clients can always reach it. Connections stay open without
+// traffic, as if packets were lost.
 func (c *Cluster) Cut(m *Member, off bool) {
 	for _, each := range c.Members {
 		if each == m {

@@ -39,7 +39,7 @@ func TestMembersComeAndGo(t *testing.T) {
 		other = c.Members[1]
 	}
 
-	// A leader that is cut off can neither write nor be read, and another one follows it.
+	// A partitioned leader can serve neither writes nor reads, and another leader is elected.
 	c.Cut(leader, true)
 	eventually("the others elect a leader", func(ctx context.Context) error { return put(ctx, other, "second") })
 	if err := put(ctx, leader, "lost"); err == nil {
@@ -48,7 +48,7 @@ func TestMembersComeAndGo(t *testing.T) {
 	c.Cut(leader, false)
 	eventually("the member is back", func(ctx context.Context) error { return put(ctx, leader, "third") })
 
-	// One of three may be paused, killed or stopped, and begins where it was.
+	// One of three members may be paused, killed or stopped, and continues with its data.
 	for _, fault := range []struct {
 		name    string
 		off, on func()

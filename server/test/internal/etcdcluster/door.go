@@ -16,23 +16,23 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// door is the way by which the peers of a member reach it: an HTTP proxy that can hold what passes in both directions.
-// Peers say who they are, in the header fromHeader; addresses would not tell, as all of them are on loopback.
+// door is an HTTP proxy between a member and its peers that can block traffic in both directions. Peers identify themselves in the
+// header fromHeader; all addresses are on loopback.
 type door struct {
 	url string
 
 	mu struct { // leaf
 		sync.Mutex
-		all     bool            // nothing passes
-		from    map[string]bool // nothing passes from or to these peers
-		changed chan struct{}   // closed and replaced with each change
+		all     bool            // all traffic is blocked
+		from    map[string]bool // traffic from and to these peers is blocked
+		changed chan struct{}   // closed and replaced at each change
 	}
 }
 
-// fromHeader is etcd's header with the ID of the member that sends a request, in hexadecimal.
+// fromHeader is etcd's header with the ID of the sending member, in hexadecimal.
 const fromHeader = "X-Server-From"
 
-// openDoor opens the door of the member that serves its peers on target, for as long as the environment.
+// openDoor opens the door of the member with the peer address target, for as long as the environment.
 func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -66,7 +66,7 @@ func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	var group sync.WaitGroup
 	group.Go(func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Print("door of an etcd member: ", err) // its peers see that nobody serves
+			log.Print("door of an etcd member: ", err) // its peers see a refused connection
 		}
 	})
 	e.AtEnd(func() {
@@ -78,10 +78,10 @@ func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	return d
 }
 
-// shutAll holds back (or lets go) everything.
+// shutAll blocks or unblocks all traffic.
 func (d *door) shutAll(shut bool) { d.change(func() { d.mu.all = shut }) }
 
-// shutFrom holds back (or lets go) what the peer sends, and the answers to it.
+// shutFrom blocks or unblocks the peer's requests, and the answers to them.
 func (d *door) shutFrom(peer uint64, shut bool) {
 	d.change(func() { d.mu.from[strconv.FormatUint(peer, 16)] = shut })
 }
@@ -94,7 +94,7 @@ func (d *door) change(f func()) {
 	d.mu.changed = make(chan struct{})
 }
 
-// pass returns when something of the peer may pass, or with ctx's error.
+// pass returns when the peer's traffic may pass, or with ctx's error.
 func (d *door) pass(ctx context.Context, peer string) error {
 	for {
 		d.mu.Lock()

@@ -12,14 +12,14 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// asMember is the first argument of a process that is a member.
+// asMember is the first argument of a member's process.
 const asMember = "run-as-etcd-member"
 
 // stopGrace bounds a stop: watches never end by themselves, and etcd would wait for them.
 const stopGrace = 500 * time.Millisecond
 
-// init makes a member of a process that was started as one: the program is the test binary, because the command under
-// test runs etcd with a single member only.
+// init turns a process that was started as a member into one: the program is the test binary, because the command under test runs
+// etcd with a single member only.
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == asMember {
 		if err := runMember(os.Args[2:]); err != nil {
@@ -30,7 +30,7 @@ func init() {
 	}
 }
 
-// runMember runs a member until the process is told to stop.
+// runMember runs a member until the process is signaled to stop.
 func runMember(args []string) error {
 	config := embed.NewConfig()
 	var client, listen, advertise string
@@ -57,7 +57,7 @@ func runMember(args []string) error {
 		*to = []url.URL{*u}
 	}
 	config.AdvertiseClientUrls = config.ListenClientUrls
-	config.UnsafeNoFsync = true // these tests crash no machine
+	config.UnsafeNoFsync = true // these tests do not crash the machine
 	config.LogLevel = "error"
 	config.EnableGRPCGateway = false
 
@@ -81,7 +81,7 @@ func runMember(args []string) error {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(stopGrace): // what is acknowledged is in files
+	case <-time.After(stopGrace): // acknowledged writes are in files
 	}
 	return nil
 }

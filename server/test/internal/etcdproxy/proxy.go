@@ -1,5 +1,5 @@
-// Package etcdproxy passes gRPC on between etcd clients and an etcd, counts what passes, and plays faults: events that are
-// lost, progress that is told ahead of events, revision reads that tell of a past, requests that hang or fail.
+// Package etcdproxy proxies gRPC between etcd clients and an etcd, counts the traffic, and injects faults: lost events, progress
+// notifications ahead of events, revision reads with old revisions, requests that hang or fail.
 package etcdproxy
 
 import (
@@ -26,33 +26,33 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The methods that a Proxy knows by name, and thus keys of Requests.
+// The gRPC methods that a Proxy handles specially, also for use as keys of Requests.
 const (
 	MethodRange  = "/etcdserverpb.KV/Range"
-	MethodStream = "/etcdserverpb.KV/RangeStream" // a range that is answered in parts
+	MethodStream = "/etcdserverpb.KV/RangeStream" // a range with a streamed answer
 	MethodTxn    = "/etcdserverpb.KV/Txn"
 	MethodWatch  = "/etcdserverpb.Watch/Watch"
 	MethodStatus = "/etcdserverpb.Maintenance/Status"
 )
 
-// MaxRanges is the most Range requests that a Proxy remembers. It bounds memory: about 20 MB.
+// MaxRanges is the maximum number of Range requests that a Proxy records. It bounds memory: about 20 MB.
 const MaxRanges = 1 << 16
 
-// Proxy passes gRPC on between clients and an etcd: metadata, messages, headers, trailers and status as they are, each
-// stream as a stream of its own. It looks at Range requests and at answers to Status; at other messages only while there
-// are rules for them. It serves plain TCP, whatever the etcd does. When the etcd is stopped, requests fail as
-// Unavailable, but connections to the proxy stay.
+// Proxy forwards gRPC between clients and an etcd: metadata, messages, headers, trailers and status unchanged, each stream as a
+// separate stream. It decodes Range requests and answers to Status; other messages only while there are rules for them. It serves
+// plain TCP, whether or not the etcd uses TLS. When the etcd is stopped, requests fail as Unavailable, but connections to the proxy
+// stay open.
 //
 // Its methods may be called concurrently.
 type Proxy struct {
 	address string
 	conn    *grpc.ClientConn // to etcd
 	server  *grpc.Server
-	group   sync.WaitGroup // the server, and of each call what carries the client's messages
+	group   sync.WaitGroup // the server, and a goroutine per call for the client's messages
 
-	watches gate                    // for what watches deliver
+	watches gate                    // for messages to watches
 	values  gate                    // for requests for values
-	rules   atomic.Pointer[[]*Rule] // never nil, never written again; see setRulesLocked
+	rules   atomic.Pointer[[]*Rule] // never nil, immutable; see setRulesLocked
 	delay   atomic.Pointer[func(method string) time.Duration]
 
 	mu struct { // leaf
@@ -65,8 +65,8 @@ type Proxy struct {
 	}
 }
 
-// Start starts a proxy on loopback before the etcd that serves clients at an address (host and port), with TLS unless
-// config is nil. It has to be closed.
+// Start starts a proxy on loopback for the etcd at an address (host and port), with TLS unless config is nil. The caller has to
+// close the proxy.
 func Start(etcd string, config *tls.Config) (*Proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -82,7 +82,7 @@ func Start(etcd string, config *tls.Config) (*Proxy, error) {
 	p.conn, err = grpc.NewClient("passthrough:///"+etcd,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{}), grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
-		// An etcd that starts again is found within a moment: by default that takes up to two minutes.
+		// Reconnect to a restarted etcd at once: the default backoff is up to two minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}}))
 	if err != nil {
 		listener.Close()
@@ -91,40 +91,38 @@ func Start(etcd string, config *tls.Config) (*Proxy, error) {
 	p.server = grpc.NewServer(
 		grpc.ForceServerCodec(rawCodec{}), grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.UnknownServiceHandler(p.pass), grpc.WaitForHandlers(true),
-		// API servers send keepalives every 30 s; a gRPC server ends connections for more than one in 5 minutes.
+		// API servers send keepalives every 30 s; by default a gRPC server closes connections with more than one in 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
 	p.group.Go(func() {
 		if err := p.server.Serve(listener); err != nil {
-			fmt.Fprintln(os.Stderr, "etcd proxy:", err) // clients see that nobody serves
+			fmt.Fprintln(os.Stderr, "etcd proxy:", err) // clients see a refused connection
 		}
 	})
 	return p, nil
 }
 
-// URL is where the proxy serves clients.
+// URL is the proxy's client URL.
 func (p *Proxy) URL() string { return "http://" + p.address }
 
-// Close ends all calls and returns when nothing of the proxy runs any longer.
+// Close ends all calls and returns when all goroutines of the proxy have ended.
 func (p *Proxy) Close() {
 	p.server.Stop()
 	p.conn.Close()
 	p.group.Wait()
 }
 
-// Stall holds back what etcd sends on watch streams, those that exist and new ones, until it is called with false.
-// Everything else passes, and so does what clients send on watch streams. Nothing is gathered meanwhile: the streams are
-// not read, and gRPC's flow control tells etcd.
+// Stall blocks etcd's messages on existing and new watch streams until it is called with false. All other traffic passes, including
+// clients' messages on watch streams. The proxy does not buffer meanwhile: it does not read the streams, and gRPC's flow control
+// stops etcd.
 //
-// What the proxy had read before may still arrive; what etcd sends because of anything that began after Stall returned
-// does not.
+// Messages that the proxy had read before may still be delivered; responses to operations that began after Stall returned are not.
 func (p *Proxy) Stall(on bool) { p.watches.set(on) }
 
-// Hold holds back requests to KV/Range for values, not for counts alone, until it is called with false. They are counted
-// when they come.
+// Hold blocks KV/Range requests for values, not for counts alone, until it is called with false. They are counted on arrival.
 func (p *Proxy) Hold(on bool) { p.values.set(on) }
 
-// Delay holds each message of etcd for as long as f says, which is called with the full gRPC method; nil ends it. Messages of
-// one call stay in order, while what belongs to different calls overtakes each other.
+// Delay delays each message of etcd by the duration that f returns for the full gRPC method; a nil f ends it. Messages of one call
+// stay in order, while messages of different calls may be reordered.
 func (p *Proxy) Delay(f func(method string) time.Duration) {
 	if f == nil {
 		p.delay.Store(nil)
@@ -133,7 +131,7 @@ func (p *Proxy) Delay(f func(method string) time.Duration) {
 	p.delay.Store(&f)
 }
 
-// delayed returns when a message of the method has been held for as long as it is to be.
+// delayed returns when the delay of a message of the method has passed.
 func (p *Proxy) delayed(ctx context.Context, method string) error {
 	delay := p.delay.Load()
 	if delay == nil {
@@ -162,16 +160,16 @@ type call struct {
 	cancel context.CancelCauseFunc
 	watch  *watchStream // of MethodWatch
 
-	asked atomic.Pointer[question] // of a unary call, before etcd gets it
+	asked atomic.Pointer[question] // of a unary call, before it is forwarded to etcd
 }
 
-// question is what a client has asked.
+// question is a client's request.
 type question struct {
 	Request
 	changes []*Rule // of the answer
 }
 
-// refusal is the cause with which a call is cancelled that etcd is not to see.
+// refusal is the cancellation cause of a call that is not forwarded to etcd.
 type refusal struct{ error }
 
 // pass handles one call.
@@ -180,7 +178,7 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(client.Context())
 	defer cancel(nil)
 	if md, ok := metadata.FromIncomingContext(ctx); ok {
-		ctx = metadata.NewOutgoingContext(ctx, md) // gRPC leaves out what belongs to the transport
+		ctx = metadata.NewOutgoingContext(ctx, md) // gRPC omits the transport's own headers
 	}
 	etcd, err := p.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
 	if err != nil {
@@ -191,7 +189,7 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 		c.watch = p.openStream(client)
 		defer p.closeStream(c.watch)
 	}
-	p.group.Go(func() { // ends with the call at the latest
+	p.group.Go(func() { // ends no later than the call
 		if err := p.requests(ctx, c); err != nil {
 			cancel(err)
 		}
@@ -205,7 +203,8 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 	return err
 }
 
-// requests carries messages to etcd until there are no more; it returns an error if the client is gone or refused.
+// requests forwards a client's messages to etcd until the last one; it returns an error if the client has disconnected or a rule
+// refused the call.
 func (p *Proxy) requests(ctx context.Context, c *call) error {
 	for {
 		var message raw
@@ -218,12 +217,12 @@ func (p *Proxy) requests(ctx context.Context, c *call) error {
 			return err
 		}
 		if err := c.etcd.SendMsg(&message); err != nil {
-			return nil // etcd has ended the call, and responses learns how
+			return nil // etcd has ended the call, and responses returns its status
 		}
 	}
 }
 
-// request counts a message of a client, and returns when and if it may pass.
+// request counts a message of a client, and returns when the message may be forwarded, or an error.
 func (p *Proxy) request(ctx context.Context, c *call, message raw) error {
 	if c.watch != nil {
 		p.came(Request{Method: c.method}, len(message))
@@ -259,7 +258,7 @@ func (p *Proxy) request(ctx context.Context, c *call, message raw) error {
 	return nil
 }
 
-// decode returns a request of which it decodes ranges, and transactions if there are rules. What cannot be decoded etcd
+// decode returns a request with its range decoded, and its transaction if all is set. It ignores invalid messages, which etcd
 // refuses.
 func decode(method string, message raw, all bool) Request {
 	r := Request{Method: method}
@@ -276,7 +275,7 @@ func decode(method string, message raw, all bool) Request {
 	return r
 }
 
-// responses carries what etcd sends until it ends the call, and returns how.
+// responses forwards etcd's messages until etcd ends the call, and returns its status.
 func (p *Proxy) responses(ctx context.Context, c *call) error {
 	if header, err := c.etcd.Header(); err == nil && header != nil {
 		if err := c.client.SendHeader(header); err != nil {
@@ -285,7 +284,7 @@ func (p *Proxy) responses(ctx context.Context, c *call) error {
 	}
 	for {
 		var message raw
-		// Before the read, so that etcd is held back as well; after it, because the stall may have begun meanwhile.
+		// Before the read, to apply back pressure to etcd; after it, because the stall may have begun meanwhile.
 		if err := p.stalled(ctx, c.method); err != nil {
 			return err
 		}
@@ -329,7 +328,7 @@ func (p *Proxy) response(c *call, message raw) error {
 	return c.client.SendMsg(&message)
 }
 
-// changed returns what the rules make of an answer to a range. Of a stream that is each part.
+// changed returns the answer to a range after the rules' changes. For a stream it is called for each part.
 func (q *question) changed(message raw) (raw, error) {
 	response := &pb.RangeResponse{}
 	var whole proto.Message = response
@@ -364,12 +363,12 @@ func (p *Proxy) closeStream(s *watchStream) {
 	p.mu.Lock()
 	p.mu.streams = slices.DeleteFunc(p.mu.streams, func(other *watchStream) bool { return other == s })
 	p.mu.Unlock()
-	s.mu.Lock() // nobody may send once the call has ended
+	s.mu.Lock() // sending after the end of the call is not allowed
 	defer s.mu.Unlock()
 	s.mu.closed = true
 }
 
-// stalled returns when the method may deliver.
+// stalled returns when messages of the method may be delivered.
 func (p *Proxy) stalled(ctx context.Context, method string) error {
 	if method != MethodWatch {
 		return nil
@@ -377,7 +376,7 @@ func (p *Proxy) stalled(ctx context.Context, method string) error {
 	return p.watches.pass(ctx)
 }
 
-// status returns an answer to Status with the version to report.
+// status returns an answer to Status with the configured version.
 func (p *Proxy) status(message raw) raw {
 	p.mu.Lock()
 	version := p.mu.version
@@ -394,7 +393,7 @@ func (p *Proxy) status(message raw) raw {
 	return changed
 }
 
-// gate holds back whoever wants to pass while it is shut. The zero value is open.
+// gate blocks callers of pass while it is shut. The zero value is open.
 type gate struct {
 	mu   sync.Mutex    // leaf
 	shut chan struct{} // closed when the gate opens; nil while it is open
@@ -432,7 +431,7 @@ func (g *gate) pass(ctx context.Context) error {
 // raw is a message as it is on the wire.
 type raw []byte
 
-// rawCodec passes messages of type *raw on. Its name is that of the codec that the two ends use.
+// rawCodec encodes and decodes messages of type *raw unchanged. Its name is that of the codec of both ends.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }

@@ -37,7 +37,7 @@ func TestProxyPassesAndCounts(t *testing.T) {
 	if _, err := client.Get(ctx, "a", clientv3.WithRev(rev+100)); !errors.Is(err, rpctypes.ErrFutureRev) {
 		t.Errorf("a future revision: %v, want etcd's error", err)
 	}
-	// Like KEP-2340's progress requests, streams with metadata of their own are streams of their own.
+	// As with KEP-2340's progress requests, different metadata makes a separate stream.
 	md := metadata.NewOutgoingContext(ctx, metadata.Pairs("stream", "other"))
 	for _, ctx := range []context.Context{clientv3.WithRequireLeader(ctx), md} {
 		<-client.Watch(ctx, "a", clientv3.WithCreatedNotify())
@@ -106,7 +106,7 @@ func TestProxyStalls(t *testing.T) {
 
 	p.Stall(true)
 	late := make(chan struct{})
-	go func() { // a client waits for etcd to confirm a watch; this one is on a stream that did not exist
+	go func() { // a client waits for etcd to confirm a watch; this one needs a new stream
 		client.Watch(clientv3.WithRequireLeader(ctx), "k")
 		close(late)
 	}()
@@ -165,7 +165,7 @@ func TestProxyHoldsReadsOfValues(t *testing.T) {
 	}
 }
 
-// A client that leaves, and the end of the environment, do not wait for the end of a stall.
+// Disconnecting clients, and the end of the environment, do not wait for the end of a stall.
 func TestProxyStalledClientsMayLeave(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	p.Stall(true)

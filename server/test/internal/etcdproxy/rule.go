@@ -11,27 +11,27 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Rule is a fault that a Proxy plays until it is removed, or has been played as often as it was to be. Its methods may be
+// Rule is a fault that a Proxy injects until the rule is removed, or was applied the given number of times. Its methods may be
 // called concurrently.
 type Rule struct {
 	proxy *Proxy
 
-	event EventMatch // of rules for events; nil for those for requests
+	event EventMatch // for event rules; nil for request rules
 	holds bool       // events, or requests
 
 	request Match
-	err     error // to answer with
+	err     error // the answer
 	change  func(*pb.RangeRequest, *pb.RangeResponse)
 
 	removed chan struct{} // closed by Remove
 
 	// Guarded by the proxy's mutex.
-	left    int // how often still; below 0 for always
+	left    int // remaining applications; below 0 for no limit
 	hits    int
-	changed chan struct{} // closed and replaced with each hit
+	changed chan struct{} // closed and replaced at each hit
 }
 
-// Hits returns how many events or requests the rule was applied to.
+// Hits returns the number of events or requests to which the rule was applied.
 func (r *Rule) Hits() int {
 	r.proxy.mu.Lock()
 	defer r.proxy.mu.Unlock()
@@ -55,8 +55,8 @@ func (r *Rule) Await(ctx context.Context, n int) error {
 	}
 }
 
-// Remove ends the rule, and lets go what it holds: requests go on, held events are sent in order before it returns. It
-// may be called more than once.
+// Remove ends the rule and releases its requests and events: requests continue, held events are sent in order before Remove
+// returns. It may be called more than once.
 func (r *Rule) Remove() {
 	p := r.proxy
 	p.mu.Lock()
@@ -73,7 +73,7 @@ func (r *Rule) Remove() {
 	}
 }
 
-// take reports whether the rule is to be applied once more, which it then was.
+// take reports whether the rule applies once more, and counts the application.
 func (r *Rule) take() bool {
 	p := r.proxy
 	p.mu.Lock()
@@ -95,7 +95,7 @@ func (r *Rule) take() bool {
 	return true
 }
 
-// add makes a rule apply; times below 1 is always.
+// add activates a rule; times below 1 means no limit.
 func (p *Proxy) add(r *Rule, times int) *Rule {
 	if times < 1 {
 		times = -1
@@ -107,10 +107,10 @@ func (p *Proxy) add(r *Rule, times int) *Rule {
 	return r
 }
 
-// setRulesLocked needs p.mu.
+// setRulesLocked replaces the rules. The caller holds p.mu.
 func (p *Proxy) setRulesLocked(rules []*Rule) { p.rules.Store(&rules) }
 
-// EventMatch chooses events of watches. It must not keep or change them, and may be called for an event more than once.
+// EventMatch selects watch events. It must not retain or change them, and may be called several times for an event.
 type EventMatch func(*mvccpb.Event) bool
 
 // Key matches the events of one key.
@@ -123,54 +123,54 @@ func Prefix(prefix string) EventMatch {
 	return func(e *mvccpb.Event) bool { return bytes.HasPrefix(e.Kv.Key, []byte(prefix)) }
 }
 
-// Creates matches the events of keys that did not exist before.
+// Creates matches the events of created keys.
 func Creates(e *mvccpb.Event) bool { return e.Type == mvccpb.PUT && e.Kv.Version == 1 }
 
-// Updates matches the events of keys that existed before, and still do.
+// Updates matches the events of updated keys.
 func Updates(e *mvccpb.Event) bool { return e.Type == mvccpb.PUT && e.Kv.Version > 1 }
 
-// Deletes matches the events of keys that are no more.
+// Deletes matches the events of deleted keys.
 func Deletes(e *mvccpb.Event) bool { return e.Type == mvccpb.DELETE }
 
-// Events matches what all of the matches do.
+// Events matches the events that all matches match.
 func Events(matches ...EventMatch) EventMatch {
 	return func(e *mvccpb.Event) bool {
 		return !slices.ContainsFunc(matches, func(m EventMatch) bool { return !m(e) })
 	}
 }
 
-// DropEvents takes the next events that match out of what etcd sends on watch streams; as many as times says, all if it is
-// 0. An event that two watches are told of is two. A response of which nothing is left is not sent.
+// DropEvents removes the next matching events from etcd's messages on watch streams; at most times, all if it is 0. An event for
+// two watches counts twice. A response without remaining events is not sent.
 func (p *Proxy) DropEvents(match EventMatch, times int) *Rule {
 	return p.add(&Rule{event: match}, times)
 }
 
-// HoldEvents holds back responses with events that match, and all later events of the same stream with them, while
-// progress notifications pass: the client is told of progress ahead of events. Remove lets them go, in order.
+// HoldEvents holds responses with matching events, and all later events of the same stream, while progress notifications pass: the
+// client receives progress ahead of events. Remove releases the responses in order.
 func (p *Proxy) HoldEvents(match EventMatch) *Rule {
 	return p.add(&Rule{event: match, holds: true}, 0)
 }
 
-// Request is a request of a client, of a unary call or of KV/RangeStream.
+// Request is a request of a client, in a unary call or a KV/RangeStream.
 type Request struct {
 	Method string           // the full gRPC method
 	Range  *pb.RangeRequest // of MethodRange and MethodStream
 	Txn    *pb.TxnRequest   // of MethodTxn
 }
 
-// Match chooses requests. It must not keep or change them.
+// Match selects requests. It must not retain or change them.
 type Match func(Request) bool
 
 // Method matches the requests of a gRPC method.
 func Method(method string) Match { return func(r Request) bool { return r.Method == method } }
 
-// CountsOf matches ranges that ask for a count alone and begin at a key with the prefix. Revisions are read that way.
+// CountsOf matches ranges for a count alone that begin at a key with the prefix. Revision reads have this form.
 func CountsOf(prefix string) Match { return rangesOf(Counts, prefix) }
 
-// KeysOf matches ranges that ask for keys only and begin at a key with the prefix.
+// KeysOf matches keys-only ranges that begin at a key with the prefix.
 func KeysOf(prefix string) Match { return rangesOf(Keys, prefix) }
 
-// ValuesOf matches ranges that ask for values and begin at a key with the prefix.
+// ValuesOf matches ranges for values that begin at a key with the prefix.
 func ValuesOf(prefix string) Match { return rangesOf(Values, prefix) }
 
 func rangesOf(kind Kind, prefix string) Match {
@@ -179,27 +179,25 @@ func rangesOf(kind Kind, prefix string) Match {
 	}
 }
 
-// HoldRequests holds the next requests that match, before etcd sees them, until the rule is removed or their callers give
-// up; as many as times says, all if it is 0.
+// HoldRequests holds the next matching requests, before they are forwarded to etcd, until the rule is removed or their callers
+// cancel; at most times, all if it is 0.
 func (p *Proxy) HoldRequests(match Match, times int) *Rule {
 	return p.add(&Rule{request: match, holds: true}, times)
 }
 
-// FailRequests answers the next requests that match with err, a gRPC status or an error of rpctypes, and etcd does not see
-// them.
+// FailRequests answers the next matching requests with err, a gRPC status or an error of rpctypes, without forwarding them to etcd.
 func (p *Proxy) FailRequests(match Match, times int, err error) *Rule {
 	return p.add(&Rule{request: match, err: err}, times)
 }
 
-// ChangeRanges lets change work on the answers to the next KV/Range and KV/RangeStream requests that match, of a stream on each
-// part; it must not change the request.
-// It is called by the goroutine of the request.
+// ChangeRanges calls change for the answers to the next matching KV/Range and KV/RangeStream requests, for each part of a stream;
+// change must not modify the request. It is called by the goroutine of the request.
 func (p *Proxy) ChangeRanges(match Match, times int, change func(*pb.RangeRequest, *pb.RangeResponse)) *Rule {
 	return p.add(&Rule{request: match, change: change}, times)
 }
 
-// Backdate replaces the revision in the header of answers to the next KV/Range requests that match by what older makes of
-// it: a revision read then tells of a past.
+// Backdate replaces the revision in the header of answers to the next matching KV/Range requests by the result of older: a revision
+// read then returns an old revision.
 func (p *Proxy) Backdate(match Match, times int, older func(revision int64) int64) *Rule {
 	return p.ChangeRanges(match, times, func(_ *pb.RangeRequest, r *pb.RangeResponse) {
 		if r.Header != nil {

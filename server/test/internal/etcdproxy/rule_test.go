@@ -18,7 +18,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// next returns what the watch is sent next, in words.
+// next returns a text for the next response to the watch.
 func next(t *testing.T, ctx context.Context, watch clientv3.WatchChan) string {
 	t.Helper()
 	select {
@@ -40,7 +40,7 @@ func next(t *testing.T, ctx context.Context, watch clientv3.WatchChan) string {
 	return ""
 }
 
-// begin begins a watch of a prefix on a stream of its own, which the context names.
+// begin starts a watch of a prefix on a separate stream, which the context identifies.
 func begin(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, opts ...clientv3.OpOption) (clientv3.WatchChan, context.Context) {
 	t.Helper()
 	ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs("stream", prefix))
@@ -72,10 +72,10 @@ func TestDropsEvents(t *testing.T) {
 
 	once := p.DropEvents(etcdproxy.Events(etcdproxy.Key("k/a"), etcdproxy.Updates), 1)
 	expect("PUT k/b@%d, PUT k/c@%[1]d", put("k/a", "k/b", "k/c"))
-	expect("PUT k/a@%d", put("k/a")) // not again
+	expect("PUT k/a@%d", put("k/a")) // the second event is not dropped
 	always := p.DropEvents(etcdproxy.Events(etcdproxy.Prefix("k/"), etcdproxy.Deletes), 0)
 	creates := p.DropEvents(etcdproxy.Creates, 0)
-	for _, key := range []string{"k/a", "k/b"} { // of which nothing is left
+	for _, key := range []string{"k/a", "k/b"} { // no events remain
 		harness.Must[*clientv3.DeleteResponse](t)(client.Delete(ctx, key))
 		put(key)
 	}
@@ -89,7 +89,7 @@ func TestDropsEvents(t *testing.T) {
 	}
 }
 
-// What etcd sends in several messages is one response for rules too.
+// Rules treat a response that etcd sends in fragments as one response.
 func TestDropsEventsOfFragments(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	const keys = 60
@@ -118,7 +118,7 @@ func TestDropsEventsOfFragments(t *testing.T) {
 	if got := all(client); !slices.Equal(got, want) {
 		t.Fatalf("without a rule: %v, want %v", got, want)
 	}
-	if answers := p.Traffic()[etcdproxy.Watches].Answers; answers < 4 { // the first confirms the watch
+	if answers := p.Traffic()[etcdproxy.Watches].Answers; answers < 4 { // the first answer confirms the watch
 		t.Fatalf("%d messages, want several fragments", answers)
 	}
 	for what, drop := range map[string]func(i int) bool{

@@ -9,21 +9,21 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Kind is what a request is about, as far as its cost is concerned.
+// Kind is the kind of a request with respect to its cost.
 type Kind string
 
-// The kinds of requests. A range inside a transaction belongs to the transaction.
+// The kinds of requests. A range inside a transaction counts as part of the transaction.
 const (
-	Counts       Kind = "counts" // ranges that ask for a count alone
-	Keys         Kind = "keys"   // ranges that ask for keys without values
-	Values       Kind = "values" // ranges that ask for values
+	Counts       Kind = "counts" // ranges for a count alone
+	Keys         Kind = "keys"   // ranges for keys without values
+	Values       Kind = "values" // ranges for values
 	Transactions Kind = "transactions"
 	Watches      Kind = "watches"
 	Leases       Kind = "leases"
 	Others       Kind = "others"
 )
 
-// Traffic is what passed of a kind: messages of clients, messages of etcd, and their bytes without gRPC's framing.
+// Traffic is the traffic of one kind: the numbers of clients' and etcd's messages, and their bytes without gRPC's framing.
 type Traffic struct {
 	Requests, RequestBytes int64
 	Answers, AnswerBytes   int64
@@ -53,17 +53,16 @@ func kindOf(method string, r *pb.RangeRequest) Kind {
 	return Others
 }
 
-// Traffic returns what passed of each kind since the start or the last Reset. What a rule has answered or dropped counts
-// as it reached the client.
+// Traffic returns the traffic of each kind since the start or the last Reset. Answers of rules, and messages
+// that rules have changed or dropped, count in the form that reached the client.
 func (p *Proxy) Traffic() map[Kind]Traffic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.mu.traffic)
 }
 
-// Ranges returns the requests to KV/Range and KV/RangeStream since the start or the last Reset, in the order in which they came. Whenever
-// MaxRanges are held the older half of them is forgotten. Ranges inside transactions are not among them. The requests are
-// the caller's.
+// Ranges returns the requests to KV/Range and KV/RangeStream since the start or the last Reset, in the order of arrival. At
+// MaxRanges requests the older half is discarded. Ranges inside transactions are not included. The caller owns the requests.
 func (p *Proxy) Ranges() []*pb.RangeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,15 +73,15 @@ func (p *Proxy) Ranges() []*pb.RangeRequest {
 	return ranges
 }
 
-// Requests returns how many requests of each full gRPC method came since the start or the last Reset; for streams, how
-// many messages of clients.
+// Requests returns the number of requests per full gRPC method since the start or the last Reset; for streams, the number of
+// clients' messages.
 func (p *Proxy) Requests() map[string]int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.mu.requests)
 }
 
-// Reset forgets what Ranges, Requests and Traffic return.
+// Reset clears the results of Ranges, Requests and Traffic.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

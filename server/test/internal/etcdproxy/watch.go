@@ -13,38 +13,38 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// watchStream is a stream of a client's watches.
+// watchStream is a client's watch stream.
 type watchStream struct {
 	proxy  *Proxy
 	client grpc.ServerStream
 
-	mu struct { // before the proxy's; held while the client is sent something
+	mu struct { // acquired before the proxy's; held during a send to the client
 		sync.Mutex
-		asked   []keyRange         // watches that etcd has not confirmed, in the order in which it will
-		watches map[int64]keyRange // those that it has
-		header  *pb.ResponseHeader // of the last message without events; nil before it
+		asked   []keyRange         // watches that etcd has not confirmed yet, in the order of confirmation
+		watches map[int64]keyRange // confirmed watches
+		header  *pb.ResponseHeader // of the last message without events; nil before the first
 		parts   []*pb.WatchResponse
-		open    bool  // the client has some fragments of a response, and will get the others
-		late    []raw // to send when it has them
+		open    bool  // the client has received some fragments of a response, the others follow
+		late    []raw // to send after the last fragment
 		held    []raw // see HoldEvents
 		closed  bool  // the call has ended
 	}
 }
 
-// keyRange is what a watch is of: one key if end is nil.
+// keyRange is the range of a watch: one key if end is nil.
 type keyRange struct{ key, end []byte }
 
 func (r keyRange) contains(key string) bool {
 	switch {
 	case len(r.end) == 0:
 		return string(r.key) == key
-	case len(r.end) == 1 && r.end[0] == 0: // everything from key on
+	case len(r.end) == 1 && r.end[0] == 0: // all keys from key on
 		return string(r.key) <= key
 	}
 	return string(r.key) <= key && key < string(r.end)
 }
 
-// note takes notice of what the client sends.
+// note records a message of the client.
 func (s *watchStream) note(message raw) {
 	request := &pb.WatchRequest{}
 	if proto.Unmarshal(message, request) != nil {
@@ -57,7 +57,7 @@ func (s *watchStream) note(message raw) {
 	}
 }
 
-// deliver sends a message of etcd to the client, or what the rules leave of it.
+// deliver sends a message of etcd to the client, as changed by the rules.
 func (s *watchStream) deliver(message raw) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,7 @@ func (s *watchStream) deliver(message raw) error {
 	}
 	rules := slices.DeleteFunc(slices.Clone(*s.proxy.rules.Load()), func(r *Rule) bool { return r.event == nil })
 	if s.mu.open || len(rules) == 0 && len(s.mu.held) == 0 && len(s.mu.parts) == 0 {
-		return s.sendLocked(message, isFragment) // rules apply to responses as a whole
+		return s.sendLocked(message, isFragment) // rules apply to whole responses
 	}
 	r := &pb.WatchResponse{}
 	if err := proto.Unmarshal(message, r); err != nil {
@@ -99,7 +99,8 @@ func (s *watchStream) deliver(message raw) error {
 	return nil
 }
 
-// shape says what a WatchResponse is, without decoding its events. Of what cannot be decoded it says no to both.
+// shape reports whether a WatchResponse has events and whether it is a fragment, without decoding its events. Both are false for an
+// invalid message.
 func shape(message raw) (hasEvents, isFragment bool) {
 	const fragment, events = 7, 11
 	for len(message) > 0 {
@@ -110,7 +111,7 @@ func shape(message raw) (hasEvents, isFragment bool) {
 		message = message[n:]
 		value, n := binary.Uvarint(message)
 		skip := n
-		switch tag & 7 { // how the field is encoded
+		switch tag & 7 { // the wire type of the field
 		case 0:
 		case 1:
 			skip = 8
@@ -135,7 +136,7 @@ func shape(message raw) (hasEvents, isFragment bool) {
 	return hasEvents, isFragment
 }
 
-// remaining returns what rules leave of the fragments of a response, and whether it is to be held.
+// remaining returns the fragments of a response after the rules were applied, and whether to hold them.
 func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold bool, err error) {
 	var left []*pb.WatchResponse
 	for _, part := range parts {
@@ -162,7 +163,7 @@ func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold b
 	return messages, hold, nil
 }
 
-// confirmedLocked takes notice of a message without events.
+// confirmedLocked records a message without events.
 func (s *watchStream) confirmedLocked(r *pb.WatchResponse) {
 	s.mu.header = r.Header
 	if r.Created && len(s.mu.asked) > 0 {
@@ -193,7 +194,7 @@ func (s *watchStream) sendLocked(message raw, more bool) error {
 	return nil
 }
 
-// flush sends what was held if no rule holds events any longer.
+// flush sends the held responses if no rule holds events any longer.
 func (s *watchStream) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,13 +209,13 @@ func (s *watchStream) flush() {
 	for _, message := range held {
 		_, more := shape(message)
 		if s.sendLocked(message, more) != nil {
-			return // the client is gone
+			return // the client has disconnected
 		}
 	}
 }
 
-// SendProgress tells the watches of a key, on every stream with such a watch that etcd has confirmed, that everything up to
-// the revision was sent: a progress notification that etcd has not sent. It returns on how many streams.
+// SendProgress sends a progress notification that etcd has not sent: to each stream with a confirmed watch of the key, with the
+// revision. It returns the number of streams.
 func (p *Proxy) SendProgress(key string, revision int64) (streams int, err error) {
 	p.mu.Lock()
 	all := slices.Clone(p.mu.streams)
@@ -244,12 +245,12 @@ func (s *watchStream) progress(key string, revision int64) (sent bool, err error
 	header := proto.CloneOf(s.mu.header)
 	header.Revision = revision
 	var message raw
-	// A notification of the whole stream, as etcd sends them to those who ask.
+	// A notification for the whole stream, like etcd's answer to a progress request.
 	message, err = proto.Marshal(&pb.WatchResponse{Header: header, WatchId: clientv3.InvalidWatchID})
 	if err != nil {
 		return false, err
 	}
-	if s.mu.open { // the client would take it for a fragment
+	if s.mu.open { // the client would treat it as a fragment
 		s.mu.late = append(s.mu.late, message)
 		return true, nil
 	}

@@ -7,25 +7,24 @@ import (
 	"time"
 )
 
-// Clock is the wall clock of processes, which it sets forward or back, also while they run. What they see of the time that
-// passes (the monotonic clock, timers) stays right, as on a machine whose clock somebody sets. Its methods may be called
-// concurrently.
+// Clock is the wall clock of processes, which it sets forward or back, also while they run. The passage of time in them (the
+// monotonic clock, timers) is not affected, as on a machine whose clock is set. Its methods may be called concurrently.
 //
-// Prepare gives a process such a clock: the kernel has mapped a page of code into it that reads the clocks (the vDSO), and
-// Prepare puts other code there, which asks the kernel and adds to what it says of the wall clock.
+// Prepare gives a process such a clock: the kernel has mapped a page of code into it that reads the clocks (the vDSO), and Prepare
+// replaces this code with a system call that adds an offset to the wall clock.
 type Clock struct {
 	mu      sync.Mutex // leaf
 	shift   time.Duration
-	offsets []offset // of processes; those that have ended stay
+	offsets []offset // of processes, including ended ones
 }
 
-// offset is where the code in a process finds by how many seconds it is to lie.
+// offset is the address of a process's clock offset in seconds.
 type offset struct {
 	memory *os.File // /proc/PID/mem
 	at     int64
 }
 
-// Shift sets the clock by whole seconds from what is true, for the processes that have it and those that will.
+// Shift sets the offset from the true time, in whole seconds, for current and future processes of the clock.
 func (c *Clock) Shift(by time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -35,7 +34,7 @@ func (c *Clock) Shift(by time.Duration) {
 	}
 }
 
-// Prepare gives a process the clock. It must have been stopped by ptrace, before it has run its first instruction.
+// Prepare gives a process the clock. The process must be stopped by ptrace, before its first instruction.
 func (c *Clock) Prepare(pid int) error {
 	o, err := plant(pid)
 	if err != nil {
@@ -47,7 +46,7 @@ func (c *Clock) Prepare(pid int) error {
 	return o.set(c.shift)
 }
 
-// Close lets go of the processes. Their clocks stay as they are.
+// Close releases the processes. Their clocks keep their offsets.
 func (c *Clock) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

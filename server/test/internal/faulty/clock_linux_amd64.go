@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// readClock is what replaces __vdso_clock_gettime(clock in edi, result in rsi). The offset stands behind it, at readClockOffset.
+// readClock replaces __vdso_clock_gettime(clock in edi, result in rsi). The offset is placed behind the code.
 var readClock = []byte{
 	0xB8, 0xE4, 0x00, 0x00, 0x00, // mov  eax, 228           clock_gettime
 	0x0F, 0x05, //                   syscall
@@ -27,11 +27,11 @@ var readClock = []byte{
 }
 
 const (
-	readClockOperand = 14 // of the mov, relative to what follows it
+	readClockOperand = 14 // position of the mov's operand, which is relative to the next instruction
 	readClockNext    = 18
 )
 
-// plant replaces how a process reads its clocks.
+// plant replaces the code that reads a process's clocks.
 func plant(pid int) (o offset, err error) {
 	base, image, err := vdso(pid)
 	if err != nil {
@@ -49,7 +49,7 @@ func plant(pid int) (o offset, err error) {
 		if s.Name != "__vdso_clock_gettime" {
 			continue
 		}
-		number := (s.Value + uint64(len(readClock)) + 7) &^ 7 // aligned: it is written while it is read
+		number := (s.Value + uint64(len(readClock)) + 7) &^ 7 // aligned, for atomic writes during reads
 		if number+8 > s.Value+s.Size {
 			return o, fmt.Errorf("vDSO: %s takes %d bytes only", s.Name, s.Size)
 		}
@@ -67,7 +67,7 @@ func plant(pid int) (o offset, err error) {
 	return o, errors.New("vDSO: it does not read clocks")
 }
 
-// vdso returns where the kernel has put its code in a process, and that code.
+// vdso returns the base address and the content of a process's vDSO.
 func vdso(pid int) (base int64, image []byte, err error) {
 	process, err := procfs.NewProc(pid)
 	if err != nil {
@@ -100,7 +100,7 @@ func (o offset) set(by time.Duration) error {
 	return err
 }
 
-// ClockError returns why clocks of processes cannot be set here; nil if they can.
+// ClockError returns the reason why this platform cannot set clocks of processes; nil if it can.
 var ClockError = sync.OnceValue(func() error {
 	c := &Clock{}
 	defer c.Close()

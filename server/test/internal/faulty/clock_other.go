@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ClockError returns why clocks of processes cannot be set here; nil if they can.
+// ClockError returns the reason why this platform cannot set clocks of processes; nil if it can.
 func ClockError() error { return errors.New("clocks of processes can be set on Linux on x86-64 only") }
 
 func plant(int) (offset, error) { return offset{}, ClockError() }

@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// asWatch is the environment variable of a process that tells the time.
+// asWatch is the environment variable of a process that prints the time.
 const asWatch = "FAULTY_TEST_TELL_THE_TIME"
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestAClockIsSet sets the clock of a process that runs, forward and back. What it measures stays right.
+// TestAClockIsSet sets the clock of a running process forward and back. The durations that it measures stay right.
 func TestAClockIsSet(t *testing.T) {
 	if err := ClockError(); err != nil {
 		harness.Missing(t, "ptrace", err.Error())

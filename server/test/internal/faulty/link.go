@@ -13,14 +13,14 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Link is a way over TCP to a server, such as a member of etcd, which can be broken in the ways in which networks break. Its
-// methods may be called concurrently.
+// Link is a TCP proxy in front of a server, such as a member of etcd, with the faults of real networks. Its methods may be called
+// concurrently.
 type Link struct {
 	URL string
 
 	listener net.Listener
 	group    sync.WaitGroup
-	down     atomic.Int64 // bytes that have passed from the server to clients
+	down     atomic.Int64 // bytes from the server to clients
 	opened   atomic.Int64 // connections
 
 	mu struct {
@@ -28,18 +28,18 @@ type Link struct {
 		target     string
 		conns      map[*conn]struct{}
 		refuse     bool          // connections are reset
-		silent     bool          // all bytes are swallowed
-		delay      time.Duration // at most
+		silent     bool          // all bytes are dropped
+		delay      time.Duration // maximum
 	}
 }
 
 // conn is a connection through a link.
 type conn struct {
 	client, server net.Conn
-	share          float64       // of the link's delay that is this connection's
+	share          float64       // this connection's fraction of the link's delay
 	delay          atomic.Int64  // time.Duration
-	lossy          atomic.Bool   // bytes are swallowed, and may have been when it is reset
-	dead           chan struct{} // closed when it has been reset
+	lossy          atomic.Bool   // bytes are dropped, or may have been before it is reset
+	dead           chan struct{} // closed when the connection has been reset
 }
 
 // NewLink opens a link to a URL that lasts as long as the environment's processes.
@@ -71,7 +71,7 @@ func NewLink(t testing.TB, e *harness.Env, target string) *Link {
 	return l
 }
 
-// Lead makes new connections lead to a URL; its server need not run.
+// Lead sets the URL for new connections; its server need not run.
 func (l *Link) Lead(target string) error {
 	u, err := url.Parse(target)
 	if err != nil {
@@ -83,7 +83,7 @@ func (l *Link) Lead(target string) error {
 	return nil
 }
 
-// Down returns how many bytes have passed from the server to clients.
+// Down returns the number of bytes from the server to clients.
 func (l *Link) Down() int64 { return l.down.Load() }
 
 // Refuse resets all connections and every new one, until it is called with false.
@@ -101,9 +101,9 @@ func (l *Link) Reset() {
 	l.resetLocked(func(*conn) bool { return true })
 }
 
-// Delay holds everything that passes for up to most, until it is called with 0. How long is the same for all bytes of one
-// connection, and differs between connections, so that what was sent later over one may come before what was sent earlier
-// over another. A connection carries at most 64 KiB meanwhile.
+// Delay delays all traffic by up to most, until it is called with 0. The delay is the same for all bytes of one connection, and
+// differs between connections, so that bytes of one connection may overtake earlier bytes of another. A connection transfers at
+// most 64 KiB per delay.
 func (l *Link) Delay(most time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,8 +115,8 @@ func (l *Link) Delay(most time.Duration) {
 
 func (c *conn) setDelay(most time.Duration) { c.delay.Store(int64(c.share * float64(most))) }
 
-// Silence makes all connections half-open: they are accepted and stay open, and all bytes are swallowed. When it ends they
-// are reset, as what was lost cannot be had again.
+// Silence makes all connections half-open: they are accepted and stay open, and all bytes are dropped. At its end they are reset,
+// as dropped bytes cannot be sent again.
 func (l *Link) Silence(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *Link) Silence(on bool) {
 	l.resetLocked(func(c *conn) bool { return !on && c.lossy.Load() })
 }
 
-// resetLocked resets some connections; the caller holds mu.
+// resetLocked resets the connections for which the function returns true; the caller holds mu.
 func (l *Link) resetLocked(which func(*conn) bool) {
 	for c := range l.mu.conns {
 		if !which(c) {
@@ -144,7 +144,7 @@ func (l *Link) resetLocked(which func(*conn) bool) {
 	}
 }
 
-// carry passes what comes over one connection until either end closes it.
+// carry forwards the bytes of one connection until either end closes it.
 func (l *Link) carry(client net.Conn) {
 	defer client.Close()
 	l.mu.Lock()
@@ -172,14 +172,14 @@ func (l *Link) carry(client net.Conn) {
 	l.mu.Unlock()
 }
 
-// share returns a number between 0 and 1 that depends on n alone and looks random.
+// share returns a pseudo-random number between 0 and 1 that depends on n alone.
 func share(n int64) float64 {
 	h := fnv.New32a()
 	fmt.Fprint(h, n)
 	return float64(h.Sum32()%1000) / 1000
 }
 
-// pass copies bytes, and counts them, until one end closes the connection; then it closes the other.
+// pass copies and counts bytes until one end closes the connection; then it closes the other.
 func (c *conn) pass(to, from net.Conn, count *atomic.Int64) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -192,7 +192,7 @@ func (c *conn) pass(to, from net.Conn, count *atomic.Int64) {
 		}
 		if c.lossy.Load() {
 			if err != nil {
-				<-c.dead // that one end has closed it is swallowed too
+				<-c.dead // the close of one end is dropped too
 				return
 			}
 			continue

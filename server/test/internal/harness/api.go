@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API speaks HTTP and JSON with a server: no client library decides what is sent or shown. It may be used concurrently.
+// API speaks HTTP and JSON with a server directly, without a client library's defaults. It may be used concurrently.
 type API struct {
 	url    string
 	client *http.Client
@@ -33,19 +33,19 @@ func (s *Server) APIFor(config *rest.Config) *API {
 	return &API{url: s.URL, client: client, env: s.env}
 }
 
-// Response is an answer that has been read to its end.
+// Response is an answer that was read to the end.
 type Response struct {
 	Code   int
 	Header http.Header
 	Body   []byte
 }
 
-// Do sends a request. A body that is neither nil, string nor bytes is sent as JSON. An answer of any code is no error.
+// Do sends a request. A body that is neither nil, string nor bytes is sent as JSON. An answer with any code is not an error.
 func (a *API) Do(ctx context.Context, method, path, query string, body any) (*Response, error) {
 	return a.DoAs(ctx, method, path, query, "", "", body)
 }
 
-// DoAs is Do with a content type for the body and one to accept; "" for JSON.
+// DoAs is Do with a Content-Type for the body and an Accept header; "" for JSON.
 func (a *API) DoAs(ctx context.Context, method, path, query, contentType, accept string, body any) (*Response, error) {
 	resp, err := a.send(ctx, method, path, query, contentType, accept, body)
 	if err != nil {
@@ -122,7 +122,7 @@ type List struct {
 	Items    []Object        `json:"items"`
 }
 
-// Object is what tests look at in any object.
+// Object has the common fields of any object.
 type Object struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -253,14 +253,14 @@ func (a *API) Get(ctx context.Context, path, query string) (Object, error) {
 	return o, json.Unmarshal(r.Body, &o)
 }
 
-// Event is one event of a watch. Of an ERROR the status is set, of all others the object.
+// Event is one event of a watch. An ERROR has the status, all others the object.
 type Event struct {
 	Type   string
 	Object Object
 	Status metav1.Status
 }
 
-// Watch is a watch that the server has accepted.
+// Watch is an accepted watch.
 type Watch struct {
 	what   string
 	cancel context.CancelFunc
@@ -273,13 +273,13 @@ type Watch struct {
 // ErrEnded: the server has ended a watch without an error.
 var ErrEnded = errors.New("watch ended")
 
-// Watch starts a watch; it ends with ctx at the latest. If the server does not answer with 200 there is no watch, and the
-// response says why.
+// Watch starts a watch; it ends with ctx at the latest. If the server does not answer with 200, the watch is nil, and the response
+// has the error.
 func (a *API) Watch(ctx context.Context, path, query string) (*Watch, *Response, error) {
 	return a.WatchAs(ctx, path, query, "")
 }
 
-// WatchAs is Watch with a media type to accept, of which the server must make JSON.
+// WatchAs is Watch with an Accept header, which must select a JSON encoding.
 func (a *API) WatchAs(ctx context.Context, path, query, accept string) (*Watch, *Response, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	resp, err := a.send(ctx, http.MethodGet, path, strings.TrimSuffix("watch=true&"+query, "&"), "", accept, nil)
@@ -338,7 +338,7 @@ func (w *Watch) read(ctx context.Context, body io.ReadCloser) {
 	}
 }
 
-// Next returns the next event. Once the watch has ended, the error wraps ErrEnded or says what went wrong.
+// Next returns the next event. Once the watch has ended, the error wraps ErrEnded or the failure.
 func (w *Watch) Next(ctx context.Context) (Event, error) {
 	select {
 	case e, ok := <-w.events:
@@ -354,6 +354,6 @@ func (w *Watch) Next(ctx context.Context) (Event, error) {
 // Close ends the watch.
 func (w *Watch) Close() {
 	w.cancel()
-	for range w.events { // until the reader has noticed
+	for range w.events { // until the reader has ended
 	}
 }

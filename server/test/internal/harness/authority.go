@@ -34,7 +34,7 @@ type Certificate struct {
 	CertPEM, KeyPEM   []byte
 }
 
-// Authority makes a certificate authority.
+// Authority creates a certificate authority.
 func (e *Env) Authority() *Authority {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	e.check(err)
@@ -44,7 +44,7 @@ func (e *Env) Authority() *Authority {
 	return &Authority{CertFile: e.WriteFile("ca.crt", certPEM), CertPEM: certPEM, env: e, cert: cert, key: key}
 }
 
-// Issue makes a certificate for the name.
+// Issue creates a certificate for the name.
 func (a *Authority) Issue(name string) Certificate {
 	e := a.env
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// healthInterval is how often a balancer asks each server, and how long an answer may take: often, so that tests are short.
+	// healthInterval is a balancer's interval and timeout of health checks: short, for short tests.
 	healthInterval = 100 * time.Millisecond
 	healthTimeout  = 2 * time.Second
 )
 
-// Balancer passes TCP connections on to API servers, round robin among those whose /readyz succeeds, as an ordinary
-// layer 4 balancer does: a connection stays where it is until one of its ends closes it. While no server is ready, and when
-// the chosen one turns out to be gone, a new connection is held until there is one.
+// Balancer forwards TCP connections to API servers, round robin among servers whose /readyz succeeds, like an ordinary layer 4
+// balancer: a connection stays on its server until one of its ends closes it. While no server is ready, or when the chosen one
+// refuses the connection, a new connection waits for a ready server.
 //
 // Its methods may be called concurrently.
 type Balancer struct {
@@ -45,7 +45,8 @@ type backend struct {
 	ready   bool
 }
 
-// Balancer starts a balancer before servers, as long as the environment's processes. The servers may come and go.
+// Balancer starts a balancer in front of servers, which runs as long as the environment's processes. The servers may be stopped and
+// started.
 func (e *Env) Balancer(servers ...*Server) *Balancer {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	e.check(err)
@@ -84,7 +85,7 @@ func (e *Env) Balancer(servers ...*Server) *Balancer {
 	return b
 }
 
-// watchHealth keeps a server's readiness up to date until ctx ends.
+// watchHealth updates a server's readiness until ctx ends.
 func (b *Balancer) watchHealth(ctx context.Context, server *backend, client *http.Client, url string) {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
@@ -123,7 +124,7 @@ func (b *Balancer) set(server *backend, ready bool) {
 	server.ready = ready
 }
 
-// choose returns the next server that is ready; if there is none, a channel that is closed when one becomes ready.
+// choose returns the next ready server; if there is none, a channel that is closed when one becomes ready.
 func (b *Balancer) choose() (*backend, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -137,7 +138,7 @@ func (b *Balancer) choose() (*backend, <-chan struct{}) {
 	return nil, b.mu.changed
 }
 
-// pass finds a server for a connection and carries bytes until one of the two ends is closed.
+// pass chooses a server for a connection and copies bytes until one of the two ends is closed.
 func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 	defer client.Close()
 	end := context.AfterFunc(ctx, func() { client.Close() })
@@ -163,7 +164,7 @@ func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 	defer server.Close()
 	var back sync.WaitGroup
 	back.Go(func() {
-		_, _ = io.Copy(client, server) // how it ends is for the client to see
+		_, _ = io.Copy(client, server) // the client sees how it ends
 		client.Close()
 		server.Close()
 	})

@@ -14,30 +14,31 @@ import (
 )
 
 const (
-	// checkInterval is how often servers compare what they hold with etcd: short, so that even short tests see some checks.
+	// checkInterval is the interval at which servers compare their caches with etcd: short, so that even short tests include some
+	// checks.
 	checkInterval = 4 * time.Second
-	// checkTimeout bounds the last check of a server, and answerTimeout the question whether it still serves.
+	// checkTimeout bounds the last check of a server, and answerTimeout the request whether it still serves.
 	checkTimeout  = time.Minute
 	answerTimeout = 5 * time.Second
 
 	consistencyPath = "/debug/strata/consistency"
-	// panicEnv makes a server panic when a check fails. It is upstream's name, and upstream's checker heeds it too.
+	// panicEnv makes a server panic when a check fails. The name is upstream's, whose checker reads it too.
 	panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
 
 	uncheckedFlag = "unchecked: "
 )
 
-// Unchecked is a flag for servers whose memory a test makes wrong on purpose, or which cannot be asked at the end. It says
-// why. Such a server does not panic, and checks nothing by itself: the test decides when it does.
+// Unchecked returns a flag for servers whose cache a test corrupts on purpose, or which cannot be checked at the end, with the
+// reason. Such a server does not panic, and runs no periodic checks: the test requests them.
 func Unchecked(why string) string { return uncheckedFlag + why }
 
-// withoutUnchecked takes Unchecked out of flags, and says whether it was there.
+// withoutUnchecked removes Unchecked from flags, and reports whether it was there.
 func withoutUnchecked(flags []string) (left []string, unchecked bool) {
 	left = slices.DeleteFunc(slices.Clone(flags), func(flag string) bool { return strings.HasPrefix(flag, uncheckedFlag) })
 	return left, len(left) < len(flags)
 }
 
-// checkFlags returns the flags with which an API server checks itself; none for upstream's engine.
+// checkFlags returns the flags that enable periodic checks of an API server; none for upstream's engine.
 func checkFlags(flags []string, unchecked bool) []string {
 	switch {
 	case engineOf(flags) != Strata:
@@ -48,7 +49,7 @@ func checkFlags(flags []string, unchecked bool) []string {
 	return []string{"--strata-consistency-check-interval=" + checkInterval.String()}
 }
 
-// engineOf returns the engine that flags choose.
+// engineOf returns the engine selected by flags.
 func engineOf(flags []string) string {
 	engine := Engine()
 	for _, flag := range flags {
@@ -59,7 +60,7 @@ func engineOf(flags []string) string {
 	return engine
 }
 
-// Consistency is what a server tells of the last check of a resource.
+// Consistency is a server's report of the last check of a resource.
 type Consistency struct {
 	Group, Resource           string
 	Revision                  int64
@@ -68,23 +69,23 @@ type Consistency struct {
 	Status                    string // success, failure or error
 	Error                     string
 	Differences               int      // of a failure
-	Missing, Extra, Differing []string // the first of them, as namespace/name
+	Missing, Extra, Differing []string // the first differences, as namespace/name
 	Mended                    bool     // they were read again
 	Time                      time.Time
 }
 
-// Consistent compares memory with etcd now and returns what it has come to. The resource, as in configmaps or
+// Consistent makes the server compare its cache with etcd now and returns the results. The resource, as in configmaps or
 // leases.coordination.k8s.io, is "" for all.
 func (a *API) Consistent(ctx context.Context, resource string) ([]Consistency, error) {
 	return a.consistency(ctx, http.MethodPost, url.Values{"resource": {resource}})
 }
 
-// LastConsistent returns what the last check of the resource has come to, or that of each if it is "".
+// LastConsistent returns the result of the last check of the resource, or of each resource if it is "".
 func (a *API) LastConsistent(ctx context.Context, resource string) ([]Consistency, error) {
 	return a.consistency(ctx, http.MethodGet, url.Values{"resource": {resource}})
 }
 
-// HashAt returns the hash of what memory holds of a resource at a revision.
+// HashAt returns the hash of the cached objects of a resource at a revision.
 func (a *API) HashAt(ctx context.Context, resource string, revision int64) (Consistency, error) {
 	all, err := a.consistency(ctx, http.MethodGet, url.Values{"resource": {resource}, "revision": {strconv.FormatInt(revision, 10)}})
 	if err == nil && len(all) != 1 {
@@ -114,8 +115,8 @@ func (a *API) consistency(ctx context.Context, method string, query url.Values) 
 	return body.Items, nil
 }
 
-// Checks returns how many checks have come to a status (success, failure or error): those of a resource, such as
-// configmaps, or of all if it is "".
+// Checks returns the number of checks with a status (success, failure or error): those of a resource, such as configmaps, or of all
+// if it is "".
 func (a *API) Checks(ctx context.Context, resource, status string) (int, error) {
 	labels := []string{fmt.Sprintf("status=%q", status)}
 	if resource != "" {
@@ -125,9 +126,9 @@ func (a *API) Checks(ctx context.Context, resource, status string) (int, error) 
 	return int(n), err
 }
 
-// RequireConsistent returns an error unless the server, if it still answers, has made checks, one more among them, and no
-// check has failed since it was started. The environment asks all servers at its end, but those that are Unchecked and those
-// of upstream's engine.
+// RequireConsistent makes one more check, if the server still answers. It returns an error unless the server has made checks and
+// none has failed since its start. The environment calls it at its end for all servers, except Unchecked ones and those of
+// upstream's engine.
 func (s *Server) RequireConsistent() error {
 	select {
 	case <-s.Done():
@@ -163,7 +164,7 @@ func (s *Server) RequireConsistent() error {
 	return nil
 }
 
-// answers says whether somebody is there to be asked: a test may have killed the server, or taken its etcd away.
+// answers reports whether the server still answers: a test may have killed it, or stopped its etcd.
 func answers(api *API) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()

@@ -15,11 +15,11 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// readyTimeout bounds the wait for a server that does not start; one needs about 4 s on two cores.
+// readyTimeout bounds the start of a server, which takes about 4 s on two cores.
 const readyTimeout = 2 * time.Minute
 
-// Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test
-// binary) when something cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
+// Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test binary)
+// when a process cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
 type Env struct {
 	dir  string
 	fail func(error)
@@ -37,7 +37,7 @@ type Env struct {
 	}
 }
 
-// New returns an environment that lasts until the test ends. Processes have to stop cleanly by then.
+// New returns an environment that lasts until the test ends. Its processes then have to stop cleanly.
 func New(t testing.TB) *Env {
 	t.Helper()
 	e := &Env{dir: t.TempDir(), fail: func(err error) { t.Helper(); t.Fatal(err) }}
@@ -52,7 +52,7 @@ func New(t testing.TB) *Env {
 	return e
 }
 
-// Main runs the tests of a package with servers that all of them share: start starts those. It ends the process.
+// Main runs the tests of a package with shared servers, which start starts. It ends the process.
 func Main(m *testing.M, start func(*Env)) {
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "strata-test-")
@@ -82,22 +82,22 @@ func Main(m *testing.M, start func(*Env)) {
 	}())
 }
 
-// AtEnd makes the environment call f when its processes have been stopped.
+// AtEnd makes the environment call f after its processes have been stopped.
 func (e *Env) AtEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.ends = append(e.mu.ends, f)
 }
 
-// BeforeEnd makes the environment call f when the tests have run and the processes still do. An error is a failure.
+// BeforeEnd makes the environment call f after the tests and before the processes are stopped. An error is a failure.
 func (e *Env) BeforeEnd(f func() error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.checks = append(e.mu.checks, f)
 }
 
-// runChecks is called when the tests have run and the processes still do. Servers are asked whether they are consistent
-// with etcd first, before checks of tests can change anything.
+// runChecks is called after the tests and before the processes are stopped. It checks the consistency of servers with etcd first,
+// as checks of tests may change data.
 func (e *Env) runChecks() (errs []error) {
 	e.mu.Lock()
 	checks, servers := e.mu.checks, e.mu.servers
@@ -124,8 +124,8 @@ func (e *Env) runChecks() (errs []error) {
 	return errs
 }
 
-// ObserveWatches makes API.Watch call f for each watch that a server (named by its URL) has accepted, and then what f
-// returns for each of its events, in order, before the test sees them; f may return nil. There is one f at most.
+// ObserveWatches makes API.Watch call f for each watch that a server (identified by its URL) has accepted, and then f's result for
+// each of its events, in order, before the test receives them; f may return nil. There is at most one f.
 func (e *Env) ObserveWatches(f func(server, path, query string) func(Event)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +138,7 @@ func (e *Env) watchObserver() func(server, path, query string) func(Event) {
 	return e.mu.observe
 }
 
-// Dir returns a new directory in the environment's.
+// Dir creates a new directory in the environment's and returns its path.
 func (e *Env) Dir(name string) string {
 	dir, err := os.MkdirTemp(e.dir, name+"-")
 	e.check(err)
@@ -165,9 +165,9 @@ func (e *Env) start(name string, args ...string) *Process {
 	return e.startProgram(name, path, args...)
 }
 
-// startServer is start for an API server, with a function to call before the process runs, which may be nil. What its
-// memory tells must not differ from etcd, unless it is unchecked: it then panics. The program is the path of a stock
-// kube-apiserver, or "" for the strata command.
+// startServer is start for an API server, with a function to call before the process runs, which may be nil. Unless it is
+// unchecked, the server panics at a difference between its cache and etcd. The program is the path of a stock kube-apiserver, or ""
+// for the strata command.
 func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid int) error, args []string) *Process {
 	path := program
 	if path == "" {
@@ -206,8 +206,8 @@ func (e *Env) addServer(s *Server) {
 	e.mu.servers = append(e.mu.servers, s)
 }
 
-// environ returns the environment of children: kubectl keeps its caches in the environment's directory, and finds no
-// kubeconfig but what it is told.
+// environ returns the environment variables of children: kubectl keeps its caches in the environment's directory, and uses no
+// kubeconfig except a given one.
 func (e *Env) environ() []string {
 	environ := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
@@ -216,8 +216,7 @@ func (e *Env) environ() []string {
 	return append(environ, "HOME="+e.dir)
 }
 
-// stop stops the processes that still run, last started first but each etcd after all that may use it, and returns what
-// went wrong with any.
+// stop stops the running processes, last started first but each etcd after all its possible clients, and returns their errors.
 func (e *Env) stop() []error {
 	e.mu.Lock()
 	processes, ends := slices.Clone(e.mu.processes), e.mu.ends
@@ -248,7 +247,7 @@ func (e *Env) tails() string {
 	return text
 }
 
-// ready returns a context for the start of a server.
+// ready returns a context that bounds the start of a server.
 func ready() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.Background(), readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/stratakube/strata/internal/loopback"
 )
 
-// Etcd is an etcd with a process of its own. It can be stopped and started again: the URL and the data stay.
+// Etcd is an etcd with a process of its own. It can be stopped and started again with the same URL and data.
 type Etcd struct {
-	URL string // of several members: separated by commas
+	URL string // with several members: separated by commas
 
 	env     *Env
 	program string // "" for the strata command
-	name    string // of a program's process
+	name    string // of the process of a program
 	args    []string
 	tls     transport.TLSInfo // the zero value for plain TCP
 	p       *Process
 }
 
-// Etcd starts an empty etcd. It does not wait for the disk: these tests crash no machine.
+// Etcd starts an empty etcd without fsync: these tests do not crash the machine.
 func (e *Env) Etcd() *Etcd { return e.etcd(transport.TLSInfo{}) }
 
-// EtcdTLS starts an empty etcd that serves with the certificates of ca and demands client certificates of it.
+// EtcdTLS starts an empty etcd that serves with a certificate of ca and requires client certificates of ca.
 func (e *Env) EtcdTLS(ca *Authority) *Etcd {
 	server, client := ca.Issue("etcd"), ca.Issue("etcd-client")
 	etcd := e.etcd(transport.TLSInfo{CertFile: client.CertFile, KeyFile: client.KeyFile, TrustedCAFile: ca.CertFile},
@@ -43,7 +43,7 @@ func (e *Env) etcd(info transport.TLSInfo, more ...string) *Etcd {
 		scheme = "https"
 	}
 	etcd := &Etcd{
-		URL: fmt.Sprintf("%s://127.0.0.1:%d", scheme, e.port()), // a fixed port, for a second start
+		URL: fmt.Sprintf("%s://127.0.0.1:%d", scheme, e.port()), // a fixed port, for restarts
 		env: e,
 		tls: info,
 	}
@@ -72,7 +72,7 @@ func (e *Etcd) Stop() { e.env.check(e.p.Stop()) }
 // Kill ends the etcd as a crash would (SIGKILL). It can be started again.
 func (e *Etcd) Kill() { e.p.Kill() }
 
-// Pause stops the etcd's process where it stands (SIGSTOP), until Continue: its connections stay open, nothing is answered.
+// Pause suspends the etcd's process (SIGSTOP) until Continue: its connections stay open, without answers.
 func (e *Etcd) Pause() { e.env.check(e.p.Signal(syscall.SIGSTOP)) }
 
 // Continue ends Pause.
@@ -87,7 +87,7 @@ func (e *Etcd) ServerFlags() []string {
 	return flags
 }
 
-// Client returns a client of this etcd that lasts as long as the environment is used.
+// Client returns a client of this etcd for the environment's lifetime.
 func (e *Etcd) Client() *clientv3.Client {
 	config := clientv3.Config{Endpoints: strings.Split(e.URL, ","), DialTimeout: 10 * time.Second, Logger: zap.NewNop()}
 	if e.tls.CertFile != "" {
@@ -111,16 +111,16 @@ func (e *Env) ProgramEtcd(path string) *Etcd {
 	return etcd
 }
 
-// EtcdProgram returns an etcd that serves clients on url once it is started: the program at path with args. Its process
-// may end with any code when it is stopped. The name is that of its log, and has to end with "etcd".
+// EtcdProgram returns an etcd that serves clients on url once it is started: the program at path with args. Its process may exit
+// with any code when it is stopped. The name is used for its log, and has to end with "etcd".
 func (e *Env) EtcdProgram(name, url, path string, args ...string) *Etcd {
 	return &Etcd{URL: url, env: e, program: path, name: name, args: args}
 }
 
-// Launch is Start of an etcd that EtcdProgram returned, without the wait.
+// Launch is Start without the wait, for an etcd of EtcdProgram.
 func (e *Etcd) Launch() {
 	e.p = e.env.startProgram(e.name, e.program, e.args...)
-	e.p.anyEnd.Store(true) // it ends itself with the signal that it was sent
+	e.p.anyEnd.Store(true) // it exits by the signal it receives
 }
 
 // Await returns nil when the etcd answers a linearizable read.
@@ -135,7 +135,7 @@ func (e *Etcd) Await(ctx context.Context) error {
 }
 
 // Endpoints returns one etcd with the URLs of several members, for flags and clients. The members are stopped and started
-// one by one.
+// individually.
 func Endpoints(members ...*Etcd) *Etcd {
 	all := *members[0]
 	all.URL, all.p = "", nil
@@ -148,11 +148,11 @@ func Endpoints(members ...*Etcd) *Etcd {
 	return &all
 }
 
-// FreeURL returns the URL of a port on loopback that is reserved for a server of the environment. Until one listens there,
-// connections are refused.
+// FreeURL returns the URL of a port on loopback that is reserved for a server of the environment. Without a listener, connections
+// are refused.
 func (e *Env) FreeURL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port()) }
 
-// port reserves a port until the end of the environment, for a server that is to be found again after a restart.
+// port reserves a port until the end of the environment, for a server that keeps its address across restarts.
 func (e *Env) port() int {
 	port, err := loopback.Reserve()
 	e.check(err)

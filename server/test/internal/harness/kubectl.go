@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Kubectl runs `strata kubectl` as the administrator. An exit code other than 0 is no error.
+// Kubectl runs `strata kubectl` as the administrator. An exit code other than 0 is not an error.
 func (s *Server) Kubectl(ctx context.Context, stdin string, args ...string) (Result, error) {
 	return s.KubectlAs(ctx, s.Kubeconfig, stdin, args...)
 }
@@ -15,7 +15,7 @@ func (s *Server) KubectlAs(ctx context.Context, kubeconfig, stdin string, args .
 	return s.env.Run(ctx, stdin, append([]string{"kubectl", "--kubeconfig=" + kubeconfig}, args...)...)
 }
 
-// StartKubectl starts a kubectl that goes on, such as `get --watch`, as a process of the environment.
+// StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the environment.
 func (s *Server) StartKubectl(args ...string) *Process {
 	return s.env.start("kubectl", append([]string{"kubectl", "--kubeconfig=" + s.Kubeconfig}, args...)...)
 }

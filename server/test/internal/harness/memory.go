@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Resident returns how many bytes of memory the process holds (VmRSS). It is an error where there is no /proc.
+// Resident returns the resident memory of the process in bytes (VmRSS). It returns an error where there is no /proc.
 func (p *Process) Resident() (bytes int64, err error) {
 	memory, err := p.Memory()
 	return int64(memory.Resident), err
@@ -20,7 +20,7 @@ func (p *Process) Resident() (bytes int64, err error) {
 // Resident is Process.Resident of the etcd's process.
 func (e *Etcd) Resident() (bytes int64, err error) { return e.p.Resident() }
 
-// Held is what a server's runtime says that it holds after a garbage collection, and what the kernel says.
+// Held is a server's memory after a garbage collection, as reported by its runtime and by the kernel.
 type Held struct {
 	Heap, Stacks, Resident int64 // bytes
 	Goroutines             int
@@ -31,10 +31,10 @@ func (h Held) String() string {
 		float64(h.Heap)/1e6, float64(h.Stacks)/1e6, float64(h.Resident)/1e6, h.Goroutines)
 }
 
-// Held has the server collect its garbage, as api's user, and returns what it holds then.
+// Held makes the server collect its garbage, as api's user, and returns its memory afterwards.
 func (s *Server) Held(ctx context.Context, api *API) (h Held, err error) {
 	var profile *Response
-	for range 2 { // the second collection frees what pools kept in the first
+	for range 2 { // the second collection frees the content of sync.Pools
 		if profile, err = debugPage(ctx, api, "/debug/pprof/heap", "gc=1&debug=1"); err != nil {
 			return h, err
 		}

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Metric returns the sum of all series of /metrics whose text begins with prefix, as in `name{label="value"`. That there
-// is none is an error.
+// Metric returns the sum of all series of /metrics whose text begins with prefix, as in `name{label="value"`. It returns an error
+// if there is none.
 func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
 	sum, found, err := a.sum(ctx, func(series string) bool { return strings.HasPrefix(series, prefix) })
 	if err == nil && !found {

@@ -21,10 +21,10 @@ const stopTimeout = 90 * time.Second
 // Process is a child process of an environment. Its methods may be called concurrently.
 type Process struct {
 	*process.Child
-	anyEnd atomic.Bool // the exit code is no error for Stop: a test has read it, or any is right
+	anyEnd atomic.Bool // Stop accepts any exit code: a test has read it, or any is valid
 }
 
-// Wait returns the exit code when the process has ended by itself. A code other than 0 is then no error for Stop.
+// Wait returns the exit code when the process has exited by itself. Stop then accepts any code.
 func (p *Process) Wait(ctx context.Context) (code int, err error) {
 	code, err = p.Child.Wait(ctx)
 	if err == nil {
@@ -33,7 +33,7 @@ func (p *Process) Wait(ctx context.Context) (code int, err error) {
 	return code, err
 }
 
-// Stop sends SIGTERM and returns when the process has ended, with an error unless it ended within 90 s with exit code 0. It may
+// Stop sends SIGTERM and returns when the process has exited, with an error unless it exited within 90 s with exit code 0. It may
 // be called again.
 func (p *Process) Stop() error {
 	if err := p.Child.Stop(syscall.SIGTERM, stopTimeout); err != nil {
@@ -46,7 +46,7 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Kill ends a process that has nothing to finish, such as a client. It returns when the process is gone.
+// Kill sends SIGKILL to a process without state, such as a client. It returns when the process has exited.
 func (p *Process) Kill() {
 	p.Child.Kill()
 	p.anyEnd.Store(true)
@@ -69,13 +69,13 @@ func (p *Process) Output() string {
 	return log
 }
 
-// Result is what a command that has ended left behind.
+// Result is the output and the exit code of a command.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// Run runs the strata command to its end.
+// Run runs the strata command and waits for its exit.
 func (e *Env) Run(ctx context.Context, stdin string, args ...string) (Result, error) {
 	path, err := Binary()
 	if err != nil {
@@ -91,7 +91,7 @@ func (e *Env) Run(ctx context.Context, stdin string, args ...string) (Result, er
 	result := Result{Stdout: stdout.String(), Stderr: stderr.String(), Code: cmd.ProcessState.ExitCode()}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && ctx.Err() == nil {
-		err = nil // the exit code says it
+		err = nil // Result has the exit code
 	}
 	if err != nil {
 		return result, fmt.Errorf("%s %s: %w\n%s%s", filepath.Base(path), strings.Join(args, " "), err, result.Stdout, result.Stderr)

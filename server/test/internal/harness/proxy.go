@@ -7,13 +7,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/etcdproxy"
 )
 
-// Proxy is a proxy before an etcd of the environment.
+// Proxy is a proxy in front of an etcd of the environment.
 type Proxy struct {
 	*etcdproxy.Proxy
 	etcd *Etcd
 }
 
-// Proxy starts a proxy before etcd, as long as the environment's processes.
+// Proxy starts a proxy in front of etcd, which runs as long as the environment's processes.
 func (e *Env) Proxy(etcd *Etcd) *Proxy {
 	var config *tls.Config
 	if etcd.tls.CertFile != "" {
@@ -28,6 +28,5 @@ func (e *Env) Proxy(etcd *Etcd) *Proxy {
 	return &Proxy{Proxy: p, etcd: &Etcd{URL: p.URL(), env: e}}
 }
 
-// Etcd returns the etcd as seen through the proxy: its URL is the proxy's. It is for flags and clients; what stops and
-// starts the etcd is the one that Env.Proxy was given.
+// Etcd returns the etcd with the proxy's URL, for flags and clients. To stop and start the etcd, use the argument of Env.Proxy.
 func (p *Proxy) Etcd() *Etcd { return p.etcd }

@@ -16,8 +16,7 @@ const (
 	oldEtcdEnv = "STRATA_TEST_OLD_ETCD"
 )
 
-// Missing skips the test, because a program of others that it needs is missing, or fails it if STRATA_TEST_REQUIRE names
-// that program.
+// Missing skips the test because a third-party program is missing, or fails it if STRATA_TEST_REQUIRE names the program.
 func Missing(t testing.TB, name, why string) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv(requireEnv), ","), name) {
@@ -26,8 +25,8 @@ func Missing(t testing.TB, name, why string) {
 	t.Skipf("without %s there is nothing to test: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
 }
 
-// OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and
-// its version. If there is none the test is skipped; the name by which it can be required is old-etcd.
+// OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and its
+// version. If there is none the test is skipped; its name in STRATA_TEST_REQUIRE is old-etcd.
 func OldEtcd(t testing.TB) (path, version string) {
 	t.Helper()
 	path = or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")

@@ -22,7 +22,7 @@ import (
 
 const adminToken = "admin-token"
 
-// Server is a running API server and what its administrator needs to reach it.
+// Server is a running API server with its administrator's credentials.
 type Server struct {
 	*Process
 	URL        string
@@ -31,14 +31,14 @@ type Server struct {
 	Kubeconfig string       // path of a kubeconfig for the same user
 
 	env       *Env
-	before    []*Process          // those that StartAgain has replaced
+	before    []*Process          // processes that StartAgain has replaced
 	program   string              // a stock kube-apiserver; "" for the strata command
 	args      []string            // of the program
 	prepare   func(pid int) error // may be nil
 	unchecked bool                // see Unchecked
 }
 
-// Up starts `strata up` in a new data directory with the engine under test and returns when it says that it is up.
+// Up starts `strata up` in a new data directory with the engine under test and returns when it reports that it is up.
 func (e *Env) Up(args ...string) *Server {
 	ctx, cancel := ready()
 	defer cancel()
@@ -68,14 +68,14 @@ func (e *Env) Up(args ...string) *Server {
 	return s
 }
 
-// unlimited takes client-go's own rate limit out of config: the server's is what is looked at.
+// unlimited removes client-go's own rate limit from config: the tests concern the server's.
 func unlimited(config *rest.Config) *rest.Config {
 	config.QPS = -1
 	config.WarningHandler = rest.NoWarnings{}
 	return config
 }
 
-// APIServer starts `strata apiserver` on etcd and returns when /readyz succeeds. Later flags win over earlier ones.
+// APIServer starts `strata apiserver` on etcd and returns when /readyz succeeds. Later flags override earlier ones.
 func (e *Env) APIServer(etcd *Etcd, flags ...string) *Server {
 	s := e.StartAPIServer(etcd, flags...)
 	ctx, cancel := ready()
@@ -89,8 +89,8 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	return e.StartAPIServerPrepared(nil, etcd, flags...)
 }
 
-// StartAPIServerPrepared is StartAPIServer with a function that is called with the process, and with each that StartAgain
-// starts, before it has run its first instruction. Other platforms than Linux know no such moment.
+// StartAPIServerPrepared is StartAPIServer with a function that is called for the process, and for each one of StartAgain, before
+// it executes its first instruction. This is possible on Linux only.
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	return e.startAPIServer("", prepare, etcd, flags...)
 }
@@ -130,8 +130,8 @@ func (e *Env) startAPIServer(program string, prepare func(pid int) error, etcd *
 	return s
 }
 
-// Restart starts a server that APIServer started again, after Stop: on the same port, with the same flags and then more.
-// It returns when /readyz succeeds.
+// Restart restarts a stopped server of APIServer: on the same port, with the same flags and then more. It returns when /readyz
+// succeeds.
 func (s *Server) Restart(more ...string) {
 	s.StartAgain(more...)
 	ctx, cancel := ready()
@@ -146,8 +146,7 @@ func (s *Server) StartAgain(more ...string) {
 	s.Process = s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
 }
 
-// Outputs returns everything that the server has logged each time that it was started. It is called when nothing
-// starts it again.
+// Outputs returns the logs of all starts of the server. It must not be called concurrently with a restart.
 func (s *Server) Outputs() (all []string) {
 	for _, p := range append(slices.Clone(s.before), s.Process) {
 		all = append(all, p.Output())
@@ -155,14 +154,15 @@ func (s *Server) Outputs() (all []string) {
 	return all
 }
 
-// serving returns the authority that all API servers of the environment serve with, so that clients trust any of them.
+// serving returns the authority of the serving certificates of all API servers of the environment, so that a client trusts all of
+// them.
 func (e *Env) serving() *Authority {
 	e.servingOnce.Do(func() { e.servingCA = e.Authority() })
 	return e.servingCA
 }
 
-// requiredFlags returns what an API server on any etcd cannot do without. The service account keys of all servers of an
-// environment are the same, as they are in a cluster.
+// requiredFlags returns the flags that an API server needs on any etcd. The service account keys of all servers of an environment
+// are the same, as in a cluster.
 func (e *Env) requiredFlags(dir string) []string {
 	private, public := filepath.Join(e.dir, "sa.key"), filepath.Join(e.dir, "sa.pub")
 	e.mu.Lock()
@@ -183,7 +183,7 @@ func (e *Env) requiredFlags(dir string) []string {
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--authorization-mode=RBAC",
 		"--token-auth-file=" + e.WriteFile("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n")),
-		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for clients that watch
+		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for watches
 		"--shutdown-watch-termination-grace-period=1s",
 	}
 }
@@ -204,7 +204,7 @@ func writeKeyPair(private, public string) error {
 	return os.WriteFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600)
 }
 
-// Await returns nil when path is answered with 200. It gives up when the server ends.
+// Await returns nil when path is answered with 200. It returns an error if the server exits.
 func (s *Server) Await(ctx context.Context, path string) error {
 	api := s.API()
 	return s.Process.Await(ctx, pollInterval, func(ctx context.Context) error {
@@ -219,8 +219,7 @@ func (s *Server) Await(ctx context.Context, path string) error {
 	})
 }
 
-// KubeconfigFor writes a kubeconfig whose user has nothing but a bearer token, and returns its path. An empty token is an
-// anonymous user.
+// KubeconfigFor writes a kubeconfig whose user has only a bearer token, and returns its path. An empty token is an anonymous user.
 func (s *Server) KubeconfigFor(token string) string {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["test"] = &clientcmdapi.Cluster{Server: s.URL, CertificateAuthority: s.CAFile}
@@ -232,7 +231,7 @@ func (s *Server) KubeconfigFor(token string) string {
 	return s.env.WriteFile("kubeconfig", data)
 }
 
-// ConfigFor returns a client configuration whose user has nothing but a bearer token.
+// ConfigFor returns a client configuration whose user has only a bearer token.
 func (s *Server) ConfigFor(token string) *rest.Config {
 	return unlimited(&rest.Config{Host: s.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CAFile}})
 }

@@ -31,7 +31,7 @@ func Must[T any](t testing.TB) func(T, error) T {
 	}
 }
 
-// Context returns a context that ends with the test, or after timeout. The timeout bounds a test that hangs.
+// Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging test.
 func Context(t testing.TB, timeout time.Duration) context.Context {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
 	t.Cleanup(cancel)
@@ -48,7 +48,7 @@ func Namespace(t testing.TB, ctx context.Context, api *API, name string) string 
 
 var names atomic.Int64
 
-// NewName returns prefix and a number that no other call in this process returns.
+// NewName returns prefix with a number that is unique in this process.
 func NewName(prefix string) string { return fmt.Sprintf("%s-%d", prefix, names.Add(1)) }
 
 // Long reports whether the long forms of tests run: STRATA_TEST_LONG=1.
@@ -70,7 +70,7 @@ func OnlyStrata(t testing.TB) {
 	}
 }
 
-// Revision returns a resource version as the etcd revision that it is.
+// Revision returns a resource version as an etcd revision.
 func Revision(t testing.TB, resourceVersion string) int64 {
 	t.Helper()
 	return Must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))

@@ -16,13 +16,13 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// checkTimeout bounds how long it takes to learn the history to its end.
+// checkTimeout bounds the time to read the rest of the history.
 const checkTimeout = 30 * time.Second
 
-// All records every watch that tests make with harness.API, and judges them all when the environment ends. All API servers
-// of the environment have to keep their objects in etcd, unencrypted, and the environment must not compact what it is
-// at. Watches that begin with a state that has no end (resourceVersion unset or 0), and those of resources whose keys cannot
-// be told from their path, are left out.
+// All records every watch that tests make with harness.API, and judges them all when the environment ends. All API servers of the
+// environment have to store their objects in etcd, unencrypted, and the environment must not compact the watched revisions. Watches
+// whose initial state has no marked end (resourceVersion unset or 0), and watches of resources whose keys cannot be derived from
+// their path, are omitted.
 func All(e *harness.Env, etcd *harness.Etcd) {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.AtEnd(cancel)
@@ -84,7 +84,7 @@ type observed struct {
 	session  *Session
 }
 
-// observe returns what to compare a watch with; nil if it cannot be told.
+// observe returns the watch to judge; nil if it is omitted.
 func observe(path, query string) *observed {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -129,7 +129,7 @@ func observe(path, query string) *observed {
 	return o
 }
 
-// parsePath returns where the objects of a collection are stored, and their namespace; "" if it does not know.
+// parsePath returns the storage path of a collection, and its namespace; "" if unknown.
 func parsePath(path string) (resource, namespace string) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	group := ""

@@ -1,6 +1,6 @@
 // Package recorded records watches of an API server and the history of its etcd in the form that watchcheck judges.
 //
-// The state of a key is an *Object: what selectors look at. Revisions are those of etcd, which are the resource versions of
+// The state of a key is an *Object: the fields that selectors use. Revisions are those of etcd, which are the resource versions of
 // objects.
 package recorded
 
@@ -25,7 +25,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Object is what selectors, and tests, look at in a stored object.
+// Object has the fields of a stored object that selectors and tests use.
 type Object struct {
 	UID         string
 	Labels      map[string]string
@@ -37,13 +37,13 @@ func newObject(m metav1.ObjectMeta) *Object {
 	return &Object{UID: string(m.UID), Labels: m.Labels, Annotations: m.Annotations}
 }
 
-// Item is an object as it is stored.
+// Item is a stored object.
 type Item struct {
 	*Object
 	Revision int64 // of its last change
 }
 
-// Stored reads what is stored below a prefix, and the revision at which it is. It is a quorum read.
+// Stored reads the objects below a prefix, and their revision. It is a quorum read.
 func Stored(ctx context.Context, client *clientv3.Client, prefix string) (items map[string]Item, revision int64, err error) {
 	r, err := client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
@@ -60,20 +60,20 @@ func Stored(ctx context.Context, client *clientv3.Client, prefix string) (items 
 	return items, r.Header.Revision, nil
 }
 
-// History follows all changes of a key range in etcd from its start on, so compaction does not matter. Its methods may be
-// called concurrently.
+// History records all changes of a key range in etcd as they happen, so compaction does not matter. Its methods may be called
+// concurrently.
 type History struct {
 	client *clientv3.Client
-	done   chan struct{} // closed when nothing is recorded any more
+	done   chan struct{} // closed when the recording has ended
 
 	mu struct { // leaf
 		sync.Mutex
 		history watchcheck.History
-		err     error // why it is incomplete
+		err     error // the reason why it is incomplete
 	}
 }
 
-// Follow starts to record the keys below a prefix, as long as the test lasts.
+// Follow records the keys below a prefix, as long as the test lasts.
 func Follow(t testing.TB, ctx context.Context, client *clientv3.Client, prefix string) *History {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -89,7 +89,7 @@ func Follow(t testing.TB, ctx context.Context, client *clientv3.Client, prefix s
 	return h
 }
 
-// follow starts to record the keys below a prefix until ctx ends.
+// follow records the keys below a prefix until ctx ends.
 func follow(ctx context.Context, client *clientv3.Client, prefix string) (*History, error) {
 	h := &History{client: client, done: make(chan struct{})}
 	base, revision, err := Stored(ctx, client, prefix)
@@ -103,8 +103,8 @@ func follow(ctx context.Context, client *clientv3.Client, prefix string) (*Histo
 	go func() {
 		defer close(h.done)
 		for ctx.Err() == nil && h.Err() == nil {
-			// A stream of its own: requests for progress concern nobody else's watches. It ends when the member that it is on
-			// has lost its leader, and the next is on another member, or comes when there is a leader.
+			// A separate stream, so that progress requests do not affect other watches. It ends when its member has lost the
+			// leader, and the next one is on another member, or starts when there is a leader.
 			for r := range client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(h.Through()+1)) {
 				h.add(r)
 			}
@@ -113,21 +113,21 @@ func follow(ctx context.Context, client *clientv3.Client, prefix string) (*Histo
 	return h, nil
 }
 
-// Through returns the revision up to which the history is known.
+// Through returns the revision up to which the history is complete.
 func (h *History) Through() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.mu.history.Through
 }
 
-// Err returns why the history is incomplete, if it is.
+// Err returns the reason why the history is incomplete, if it is.
 func (h *History) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.mu.err
 }
 
-// add adds what etcd sent. The client hands over whole revisions, in order.
+// add adds a watch response. The client delivers whole revisions, in order.
 func (h *History) add(r clientv3.WatchResponse) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,7 +138,7 @@ func (h *History) add(r clientv3.WatchResponse) {
 		return
 	}
 	if len(r.Events) == 0 && r.Header.Revision < h.mu.history.Through {
-		return // of a member that is behind
+		return // from a member that is behind
 	}
 	for _, e := range r.Events {
 		c := watchcheck.Change{Revision: e.Kv.ModRevision, Key: string(e.Kv.Key)}
@@ -154,11 +154,11 @@ func (h *History) add(r clientv3.WatchResponse) {
 	}
 	h.mu.history.Through = r.Header.Revision
 	if n := len(r.Events); n > 0 {
-		h.mu.history.Through = r.Events[n-1].Kv.ModRevision // the header may be ahead of what was sent
+		h.mu.history.Through = r.Events[n-1].Kv.ModRevision // the header may be ahead of the delivered events
 	}
 }
 
-// Now returns the history up to the present at least. It is the caller's, but its states are shared.
+// Now returns the history up to the current revision or later. The caller owns it, but its states are shared.
 func (h *History) Now(ctx context.Context) (*watchcheck.History, error) {
 	now, err := h.client.Get(ctx, "now", clientv3.WithCountOnly())
 	if err != nil {
@@ -191,7 +191,7 @@ func (h *History) Now(ctx context.Context) (*watchcheck.History, error) {
 	return &history, history.Check()
 }
 
-// decode returns what selectors look at in a stored value.
+// decode returns the fields of a stored value that selectors use.
 func decode(key, value []byte) (*Object, error) {
 	var partial metav1.PartialObjectMetadata
 	encoded, isProtobuf := bytes.CutPrefix(value, []byte("k8s\x00"))
@@ -216,7 +216,7 @@ func decode(key, value []byte) (*Object, error) {
 	}
 	// All objects begin with their metadata.
 	if err := partial.Unmarshal(unknown.Raw); err != nil {
-		return &Object{}, nil // an allocation bitmap and the like
+		return &Object{}, nil // an allocation bitmap or similar
 	}
 	return newObject(partial.ObjectMeta), nil
 }

@@ -18,16 +18,15 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Sessions are the watches of one client, each as a session, in the order in which they began. Their methods may be called
-// concurrently.
+// Sessions are the watches of one client, one session each, in the order of their start. Their methods may be called concurrently.
 type Sessions struct {
 	mu       sync.Mutex // leaf
 	sessions []*watchcheck.Session
-	errs     []error // what the server said: events of type ERROR
-	faults   []error // what cannot be recorded
+	errs     []error // the server's errors: events of type ERROR
+	faults   []error // events that cannot be recorded
 }
 
-// Begin begins a session after a revision.
+// Begin starts a session after a revision.
 func (s *Sessions) Begin(after int64) *Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,8 +35,8 @@ func (s *Sessions) Begin(after int64) *Session {
 	return n
 }
 
-// Recorded returns the sessions so far, and an error if something was sent that no session can hold. Once the client has
-// got everything up to a revision, that is what through says of the last session.
+// Recorded returns the sessions so far, and an error if an event could not be recorded. through is the revision up to which the
+// client has received all events, if known; it is set in the last session.
 func (s *Sessions) Recorded(through int64) ([]watchcheck.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,24 +64,24 @@ func (s *Sessions) Errors() []error {
 type Session struct {
 	of      *Sessions
 	session *watchcheck.Session
-	initial bool // the state with which the session begins is coming
+	initial bool // the initial events are being received
 }
 
-// WithInitialEvents makes the events until the bookmark that ends them the state with which the session begins.
+// WithInitialEvents makes the events up to the bookmark that ends them the initial state of the session.
 func (s *Session) WithInitialEvents() *Session {
 	s.initial = true
 	s.session.Initial = map[string]int64{}
 	return s
 }
 
-// unfinished says whether the state with which the session begins has not come to its end.
+// unfinished reports whether the initial events are incomplete.
 func (s *Session) unfinished() bool {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
 	return s.initial
 }
 
-// Add records an event as the harness reads it.
+// Add records an event of the harness.
 func (s *Session) Add(e harness.Event) {
 	if e.Type == "ERROR" {
 		s.add(e.Type, "", "", "", false, &e.Status)
@@ -99,7 +98,7 @@ func (s *Session) Add(e harness.Event) {
 	s.add(e.Type, e.Object.Key(), e.Object.Metadata.ResourceVersion, extra, end, nil)
 }
 
-// AddObject records an event as client-go hands it over.
+// AddObject records an event of client-go.
 func (s *Session) AddObject(e watch.Event) {
 	if e.Type == watch.Error {
 		status, _ := apierrors.FromObject(e.Object).(apierrors.APIStatus)
@@ -168,7 +167,7 @@ func (s *Session) add(name, key, resourceVersion, extra string, end bool, status
 	}
 }
 
-// extraMeta returns what the metadata of a bookmark has beside the resource version.
+// extraMeta returns the metadata of a bookmark other than the resource version.
 func extraMeta(m metav1.ObjectMeta, end bool) string {
 	m.ResourceVersion = ""
 	if end {
@@ -180,7 +179,7 @@ func extraMeta(m metav1.ObjectMeta, end bool) string {
 	return fmt.Sprintf("metadata %+v", m)
 }
 
-// extraObject returns what the object of a bookmark has beside its kind and the resource version.
+// extraObject returns the fields of a bookmark's object other than its kind and the resource version.
 func extraObject(o runtime.Object, end bool) string {
 	if u, ok := o.(*unstructured.Unstructured); ok {
 		u = u.DeepCopy()
@@ -212,7 +211,7 @@ func extraObject(o runtime.Object, end bool) string {
 	return fmt.Sprintf("%+v", o)
 }
 
-// Watch returns a watch with the events of w that records each of them before it hands it over.
+// Watch returns a watch with the events of w that records each one before it delivers it.
 func (s *Session) Watch(w watch.Interface) watch.Interface {
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
 		s.AddObject(e)

@@ -1,4 +1,4 @@
-// Package kms puts Secrets behind a key management service that hangs or is away, and looks at whom that holds up.
+// Package kms encrypts Secrets through a key management service that hangs or is unavailable, and tests which requests that delays.
 package kms
 
 import (
@@ -19,12 +19,12 @@ import (
 const (
 	testTimeout = 4 * time.Minute
 
-	// A 99th percentile may be slowFactor times what it was before and slowTerm more: others use this machine too.
+	// A 99th percentile may be slowFactor times its earlier value plus slowTerm: other processes use this machine too.
 	slowFactor = 20
 	slowTerm   = 250 * time.Millisecond
 
-	// requestBound is what no request for another resource may take. It is far above what a busy machine needs, and below
-	// the 3 s after which the server gives up a call of the plugin.
+	// requestBound bounds a request for another resource. It is far above the latency on a busy machine, and below the 3 s after
+	// which the server cancels a call of the plugin.
 	requestBound = 2 * time.Second
 
 	mapsPath    = "/api/v1/namespaces/default/configmaps"
@@ -35,7 +35,7 @@ const (
 
 type object = map[string]any
 
-// encryptionConfig returns the flag for Secrets behind the plugin.
+// encryptionConfig returns the flag that encrypts Secrets through the plugin.
 func encryptionConfig(t *testing.T, env *harness.Env, p *plugin) string {
 	t.Helper()
 	data, err := json.Marshal(object{
@@ -47,7 +47,7 @@ func encryptionConfig(t *testing.T, env *harness.Env, p *plugin) string {
 	return "--encryption-provider-config=" + env.WriteFile("encryption.json", data)
 }
 
-// load are requests that have nothing to do with Secrets.
+// load are requests that do not concern Secrets.
 type load struct {
 	api  *harness.API
 	next int // number of the next object to create
@@ -123,9 +123,9 @@ func requireAsBefore(t *testing.T, during, before map[string]time.Duration) {
 	}
 }
 
-// TestAKeyServiceThatIsAwayHoldsUpNobodyElse lets another server, whose plugin works, write Secrets that ours cannot
-// decrypt because its plugin hangs; then ours starts while its plugin is away. Everything but Secrets is served as
-// before, and Secrets are complete once the plugin answers.
+// TestAKeyServiceThatIsAwayHoldsUpNobodyElse makes another server, whose plugin works, write Secrets that the server under test
+// cannot decrypt because its plugin hangs; then that server starts while its plugin is unavailable. All other resources are served
+// as before, and Secrets are complete once the plugin answers.
 func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
 	defer cancel()
@@ -165,7 +165,7 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 		harness.Check(t, err)
 		requireAsBefore(t, during, before)
 		if harness.Engine() == harness.Strata {
-			// Secrets that were decrypted before are still there, one by one.
+			// Secrets that were decrypted before can still be read individually.
 			for _, query := range []string{"resourceVersion=0", ""} {
 				if _, err := api.Get(ctx, secretsPath+"/"+secretName(0), query); err != nil {
 					t.Errorf("get of a Secret that was read before, with %q: %v", query, err)
@@ -189,7 +189,7 @@ func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
 		harness.Check(t, s.Stop())
 		ours.stop(t)
 		s.StartAgain()
-		// Not ready, since upstream counts the plugin and informers of Secrets in; but it serves.
+		// Not ready, since upstream's readiness includes the plugin and informers of Secrets; but it serves.
 		for _, path := range []string{mapsPath, leasesPath, thingsPath} {
 			harness.Check(t, s.Await(ctx, path))
 		}
@@ -222,7 +222,7 @@ func createSecrets(t *testing.T, ctx context.Context, api *harness.API, first, e
 	}
 }
 
-// requireEncrypted makes sure that the plugin is needed at all.
+// requireEncrypted verifies that Secrets are stored encrypted.
 func requireEncrypted(t *testing.T, ctx context.Context, etcd *harness.Etcd) {
 	t.Helper()
 	resp, err := etcd.Client().Get(ctx, "/registry/secrets/default/"+secretName(0))
@@ -232,8 +232,7 @@ func requireEncrypted(t *testing.T, ctx context.Context, etcd *harness.Etcd) {
 	}
 }
 
-// readSecrets reads Secrets in every way, again and again, until the function that it returns is called. What the answers
-// are while the plugin is away is not asked here.
+// readSecrets reads Secrets in every way, repeatedly, until stop is called. It ignores the answers while the plugin is unavailable.
 func readSecrets(ctx context.Context, api *harness.API) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	queries := []string{"", "resourceVersion=0", "limit=5", "watch=true&timeoutSeconds=5"}
@@ -259,7 +258,7 @@ func readSecrets(ctx context.Context, api *harness.API) (stop func()) {
 	}
 }
 
-// requireSecrets returns when LIST and a new watch show all Secrets.
+// requireSecrets returns when LIST and a new watch return all Secrets.
 func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("Secrets are not complete after a minute"))
@@ -302,7 +301,7 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 		_, err := api.List(ctx, thingsPath, "")
 		return err == nil, err
 	}))
-	// A server keeps the first creations waiting while a definition is new: here, rather than where answers are timed.
+	// A server delays the first creations of a new definition: do them here, before answers are timed.
 	r, err := api.Do(ctx, http.MethodPost, thingsPath, "dryRun=All", object{
 		"apiVersion": "test.example.com/v1", "kind": "Thing", "metadata": object{"name": "thing"}})
 	harness.Check(t, err)

@@ -14,19 +14,19 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// plugin is a key management service (KMS v2) on a unix socket. It can hang, and it can be away.
+// plugin is a key management service (KMS v2) on a unix socket. It can hang, and it can be unavailable.
 type plugin struct {
 	socket string
 	shut   atomic.Pointer[chan struct{}] // while it hangs
-	held   atomic.Int64                  // calls that have not been let go
+	held   atomic.Int64                  // blocked calls
 
-	server  *service.GRPCService // nil while it is away
+	server  *service.GRPCService // nil while it is unavailable
 	serving chan error
 }
 
 const keyID = "key-1"
 
-// mask is all the secrecy that the test needs: what is wrapped is not what was given.
+// mask is a trivial cipher, sufficient for the test: the ciphertext differs from the plaintext.
 const mask = 0x5a
 
 func newPlugin(t *testing.T) *plugin {
@@ -40,7 +40,7 @@ func newPlugin(t *testing.T) *plugin {
 	return p
 }
 
-// start makes the plugin answer.
+// start makes the plugin available.
 func (p *plugin) start(t *testing.T) {
 	t.Helper()
 	p.server = service.NewGRPCService(p.socket, 10*time.Second, p)
@@ -54,7 +54,7 @@ func (p *plugin) start(t *testing.T) {
 	}))
 }
 
-// stop takes the plugin away: nobody listens on the socket.
+// stop makes the plugin unavailable: the socket has no listener.
 func (p *plugin) stop(t *testing.T) {
 	t.Helper()
 	if p.server == nil {
@@ -65,7 +65,7 @@ func (p *plugin) stop(t *testing.T) {
 	<-p.serving
 }
 
-// hang makes calls wait until open is called or they are given up.
+// hang blocks calls until open is called or they are canceled.
 func (p *plugin) hang() {
 	c := make(chan struct{})
 	p.shut.Store(&c)

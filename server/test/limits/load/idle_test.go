@@ -11,7 +11,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Thousands of watches in which nothing happens cost little memory each, and nothing when they are gone.
+// Thousands of watches without events cost little memory each, and none after their end.
 func TestIdleWatchersHoldLittle(t *testing.T) {
 	const (
 		perConnection = 200
@@ -20,7 +20,7 @@ func TestIdleWatchersHoldLittle(t *testing.T) {
 	watchers := harness.Pick(600, 10_000)
 	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, 1_000, perConnection)
-	first, err := s.idle(t, ctx, 10, perConnection) // what is made once is no watcher's
+	first, err := s.idle(t, ctx, 10, perConnection) // one-time allocations come before the measurement
 	harness.Check(t, err)
 	first()
 	before, err := s.server.Held(ctx, s.api)
@@ -41,7 +41,8 @@ func TestIdleWatchersHoldLittle(t *testing.T) {
 	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, 20)
 }
 
-// idle opens watches with bookmarks, of one object each by turns and of the namespace, and returns when the server has accepted all of them.
+// idle opens watches with bookmarks, alternately of one object and of the namespace, and returns when the server has accepted all
+// of them.
 func (s *scene) idle(t *testing.T, ctx context.Context, watchers, perConnection int) (gone func(), err error) {
 	t.Helper()
 	list, err := s.api.List(ctx, namespace, "limit=1")

@@ -1,9 +1,9 @@
-// Package load looks at what a server holds for clients that ask for much and do little: memory and goroutines, while they are there and
-// after they are gone. Timings decide nothing.
+// Package load tests a server's memory and goroutines for clients that request much and read little, during and after their
+// connections. No test depends on timings.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
-//	STRATA_TEST_LONG=1  as many objects and clients as the project promises to bear, and its bounds: minutes, and gigabytes of memory
+//	STRATA_TEST_LONG=1  as many objects and clients as the project supports, and its bounds: minutes, and gigabytes of memory
 package load
 
 import (
@@ -28,20 +28,21 @@ const (
 	namespace = "/api/v1/namespaces/default/configmaps"
 	everybody = "/api/v1/configmaps"
 
-	firstName = "map-000000" // all names are as long
+	firstName = "map-000000" // all names have this length
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 var testTimeout = harness.Pick(2*time.Minute, 15*time.Minute)
 
-// scene is a server with an etcd of its own that holds ConfigMaps.
+// scene is a server on an etcd of its own with ConfigMaps.
 type scene struct {
 	server *harness.Server
 	api    *harness.API
 	etcd   *clientv3.Client
 }
 
-// newScene starts one with so many ConfigMaps of about 1 KB. Streams is how many requests a connection of HTTP/2 may have.
+// newScene starts a scene with ConfigMaps of about 1 KB. streams is the maximum number of concurrent requests on an HTTP/2
+// connection.
 func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
 	e := harness.New(t)
 	etcd := e.Etcd()
@@ -56,7 +57,7 @@ func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
 	return s
 }
 
-// fill copies the first ConfigMap in etcd, many in one transaction: through the API it would take minutes.
+// fill copies the first ConfigMap in etcd, many copies per transaction: through the API it would take minutes.
 func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	t.Helper()
 	const prefix, atOnce = "/registry/configmaps/default/", 100
@@ -75,7 +76,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 			ops = ops[:0]
 		}
 	}
-	// The server has seen all of them when it lists as many.
+	// The server has received all of them when its list is complete.
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, namespace, "limit=1")
 		if err != nil {
@@ -89,7 +90,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	}))
 }
 
-// returned waits until the server holds about as much as before, and says what it still holds if it does not.
+// returned waits until the server's memory is about as much as before, and fails with the remaining difference.
 func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("not returned within 30s"))
@@ -108,7 +109,7 @@ func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held,
 	}
 }
 
-// client is a connection of its own: with HTTP/1.1, one for each request. What is not read stays with the server, but for some kilobytes.
+// client has a connection of its own: with HTTP/1.1, one per request. Unread data stays with the server, except for some kilobytes.
 type client struct {
 	http *http.Client
 	s    *scene
@@ -125,7 +126,7 @@ func (s *scene) client(t *testing.T, http1 bool) *client {
 		})
 		return errors.Join(controlErr, err)
 	}}
-	const window = 64 << 10 // the least that Go's client can have
+	const window = 64 << 10 // the minimum of Go's client
 	transport := &http.Transport{
 		DialContext:        dialer.DialContext,
 		TLSClientConfig:    config,
@@ -140,7 +141,7 @@ func (s *scene) client(t *testing.T, http1 bool) *client {
 	return &client{&http.Client{Transport: transport}, s}
 }
 
-// watch begins a watch and returns its body unread.
+// watch starts a watch and returns its body unread.
 func (c *client) watch(ctx context.Context, path, query string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.s.server.URL+path+"?watch=1&"+query, nil)
 	if err != nil {

@@ -12,17 +12,17 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Clients ask for all objects as initial events, and read nothing. The server holds no more for each of them than what it is about to write,
-// however many objects there are; a watcher beside them gets every event; and when they are gone nothing is left.
+// Clients request all objects as initial events, and read nothing. The server's memory for each of them is bounded by its write
+// buffers, for any number of objects; a concurrent watcher receives every event; and after their end the memory is released.
 func TestStalledClientsHoldLittle(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
 		clients = harness.Pick(60, 1_000)
-		bound   = int64(harness.Pick(60*400e3, 200e6)) // a server that held what is not read would hold 20 MB for each
+		bound   = int64(harness.Pick(60*400e3, 200e6)) // a server that buffered unread data would need 20 MB for each
 	)
 	ctx := harness.Context(t, testTimeout)
 	s := newScene(t, ctx, objects, 250)
-	first, err := s.stall(t, ctx, 4) // what is made once is no client's
+	first, err := s.stall(t, ctx, 4) // one-time allocations come before the measurement
 	harness.Check(t, err)
 	first()
 	before, err := s.server.Held(ctx, s.api)
@@ -47,7 +47,8 @@ func TestStalledClientsHoldLittle(t *testing.T) {
 	s.returned(t, ctx, before, 16<<20, 20)
 }
 
-// stall lets so many clients begin, half of them over HTTP/1.1, and returns when each has got its first byte. None reads more, until gone ends them.
+// stall starts clients, half of them over HTTP/1.1, and returns when each has received its first byte. They read no more, until
+// gone ends them.
 func (s *scene) stall(t *testing.T, ctx context.Context, clients int) (gone func(), err error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -85,7 +86,7 @@ func (s *scene) stall(t *testing.T, ctx context.Context, clients int) (gone func
 	return gone, nil
 }
 
-// healthy verifies that a watcher gets every change.
+// healthy verifies that a watcher receives every change.
 func (s *scene) healthy(t *testing.T, ctx context.Context) {
 	t.Helper()
 	const changes = 50

@@ -16,7 +16,7 @@ type options struct {
 	http1 bool
 }
 
-// client has a connection of its own (with HTTP/1.1, one for each request) and small buffers: what is not read stays with the server, but
+// client has a connection of its own (with HTTP/1.1, one per request) and small buffers: unread data stays with the server, except
 // for some kilobytes.
 type client struct {
 	options
@@ -36,7 +36,7 @@ func (s *scene) client(o options) (*client, error) {
 		})
 		return errors.Join(controlErr, err)
 	}}
-	const window = 64 << 10 // the least that Go's client can have
+	const window = 64 << 10 // the minimum of Go's client
 	transport := &http.Transport{
 		DialContext:        dialer.DialContext,
 		TLSClientConfig:    config,

@@ -24,7 +24,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// burden is a kind of client that reads slowly or asks for too much. run sends one request, or a few, and is called again when it
+// burden is a kind of client that reads slowly or requests too much. run sends one request, or a few, and is called again when it
 // returns.
 type burden struct {
 	name string
@@ -32,10 +32,10 @@ type burden struct {
 }
 
 const (
-	// below is what a slow client reads at a time: 32 KiB/s, an eighth of what the server demands of a list.
+	// below is a slow client's bytes per read, for 32 KiB/s: an eighth of the minimum rate that the server requires of a list.
 	below      = 16 << 10
 	belowEvery = 500 * time.Millisecond
-	// above is what a client reads that is slow, but not too slow to be served: 512 KiB/s.
+	// above is the bytes per read of a client that is slow, but above the minimum rate: 512 KiB/s.
 	above      = 64 << 10
 	aboveEvery = 125 * time.Millisecond
 )
@@ -47,7 +47,7 @@ func slow(path, query, accept string, piece int64, every time.Duration) func(con
 	}
 }
 
-// eager returns a client that reads each answer at once, and asks again a moment later.
+// eager returns a client that reads each answer at once, and repeats the request a moment later.
 func eager(path, query, accept, encoding string) func(context.Context, *scene, options) {
 	return func(ctx context.Context, s *scene, o options) {
 		if c, err := s.client(o); err == nil {
@@ -68,7 +68,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ended runs an attack of which it does not matter here how the server ends it.
+// ended runs an attack and ignores its result.
 func ended(run func(context.Context, *scene) error) func(context.Context, *scene, options) {
 	return func(ctx context.Context, s *scene, _ options) {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -78,7 +78,7 @@ func ended(run func(context.Context, *scene) error) func(context.Context, *scene
 	}
 }
 
-// burdens returns all kinds; old is a revision that memory does not have.
+// burdens returns all kinds; old is a revision that is not in memory.
 func burdens(old int64) []burden {
 	const cached, all = "resourceVersion=0", ""
 	return []burden{
@@ -115,13 +115,13 @@ func burdens(old int64) []burden {
 	}
 }
 
-// greedyTokens are of users of three priority levels.
+// greedyTokens are tokens of users at three priority levels.
 var greedyTokens = []string{greedyToken, readerToken, systemToken}
 
 const (
 	// greedyEnv makes the test program run the greedy clients of a scene, in JSON, until its standard input ends.
 	greedyEnv = "STRATA_TEST_GREEDY"
-	// idleEnv tells the test program that it runs when nothing else does.
+	// idleEnv tells the test program that it has been scheduled with idle priority.
 	idleEnv = "STRATA_TEST_IDLE"
 )
 
@@ -131,8 +131,8 @@ type greedyScene struct {
 	Old         int64
 }
 
-// startGreedy runs one client of each kind and level in a process of its own that gets the processors only when nothing else wants
-// them: clients are elsewhere, and what they compute with the answers is not the server's load. stop returns how many requests they have sent.
+// startGreedy runs one client of each kind and level in a separate process with idle priority: in production clients run on other
+// machines, and decoding answers is not part of the server's load. stop returns the number of requests.
 func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64) {
 	t.Helper()
 	described, err := json.Marshal(greedyScene{s.server.URL, s.server.CAFile, s.old})
@@ -162,7 +162,7 @@ func runGreedy(t *testing.T, described string) {
 	var of greedyScene
 	harness.Check(t, json.Unmarshal([]byte(described), &of))
 	if os.Getenv(idleEnv) == "" {
-		runtime.LockOSThread() // scheduling is of a thread; the program that replaces this one inherits it
+		runtime.LockOSThread() // the scheduling policy belongs to the thread; the exec that replaces this program inherits it
 		harness.Check(t, unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
 		harness.Check(t, syscall.Exec(os.Args[0], os.Args, append(os.Environ(), idleEnv+"=1")))
 	}
@@ -187,7 +187,7 @@ func runGreedy(t *testing.T, described string) {
 	fmt.Printf("requests %d\n", requests.Load())
 }
 
-// latencies are of the requests of one verb.
+// latencies are the latencies of one verb.
 type latencies []time.Duration
 
 // at returns a quantile, 0 if there are none.
@@ -199,8 +199,8 @@ func (l latencies) at(q float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
-// behaved reads and writes one object a time, about 50 of each in a second, until ctx ends, and returns how long that took and
-// how many requests were refused or failed, with the last error.
+// behaved reads and writes one object at a time, about 50 of each per second, until ctx ends. It returns the latencies and the
+// number of refused or failed requests, with the last error.
 func (s *scene) behaved(ctx context.Context, token string) (took map[string]latencies, failed int, last error) {
 	const path = "/api/v1/namespaces/default/configmaps"
 	api := s.server.APIFor(s.server.ConfigFor(token))
@@ -229,9 +229,9 @@ func (s *scene) behaved(ctx context.Context, token string) (took map[string]late
 	return took, failed, last
 }
 
-// TestGreedyClientsOfThreeLevels: many kinds of client that are slow or greedy, in three priority levels, beside one of another level
-// that reads and writes as it should. Strata refuses it nothing. How long it waits, by each engine, is logged: p99 is meant to be
-// less than twice that without the others. STRATA_TEST_LONG=1.
+// TestGreedyClientsOfThreeLevels: many kinds of slow or greedy client, at three priority levels, beside a well-behaved one at
+// another level. Strata refuses none of its requests. The latencies with each engine are logged: the goal is a p99 below twice that
+// without the others. STRATA_TEST_LONG=1.
 func TestGreedyClientsOfThreeLevels(t *testing.T) {
 	if described := os.Getenv(greedyEnv); described != "" {
 		runGreedy(t, described)
@@ -253,14 +253,14 @@ func TestGreedyClientsOfThreeLevels(t *testing.T) {
 				defer cancel()
 				return s.behaved(ctx, nodeToken)
 			}
-			during(5 * time.Second) // connections, caches
+			during(5 * time.Second) // fill connections and caches
 			before, failed, err := during(quiet)
 			if failed > 0 {
 				t.Fatalf("%d requests failed before there were others: %v", failed, err)
 			}
 			stopMemory := s.watchMemory(t, 12<<30)
 			stop := startGreedy(t, ctx, s)
-			during(5 * time.Second) // until all have begun
+			during(5 * time.Second) // until all have started
 			meanwhile, failed, err := during(busy)
 			requests := stop()
 			peak := stopMemory()

@@ -20,12 +20,12 @@ import (
 
 const initialEvents = "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=86400"
 
-// executing returns the seats that requests of a priority level hold.
+// executing returns the number of seats in use at a priority level.
 func (s *scene) executing(ctx context.Context, level string) (float64, error) {
 	return s.api.Sum(ctx, "apiserver_flowcontrol_current_executing_seats", fmt.Sprintf("priority_level=%q", level))
 }
 
-// probe reads and writes as a user until stop, which returns the latencies. Any failure is one of the test.
+// probe reads and writes as a user until stop is called, which returns the latencies. Any failure fails the test.
 func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop func() []time.Duration) {
 	t.Helper()
 	const path = "/api/v1/namespaces/default/configmaps"
@@ -65,8 +65,8 @@ func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop fun
 	}
 }
 
-// TestStalledInitialEventsGiveTheirSeatsBack: clients of a priority level that do not read the initial events of their
-// watches, for a day, hold its seats for seconds; others of the level are served, writes included.
+// TestStalledInitialEventsGiveTheirSeatsBack: clients of a priority level that do not read the initial events of their watches, for
+// a day, occupy its seats for seconds only; other requests of the level are served, including writes.
 func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() != harness.Strata {
@@ -77,10 +77,10 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
 	harness.Check(t, err)
 
-	const clients = 24          // of 10 seats each: all that the level has
-	full := make(chan struct{}) // closed when the level has no seats left
-	read := make(chan struct{}) // closed when the clients begin to read
-	var late atomic.Int32       // clients that were answered after that: they waited for the seats of others, and leave
+	const clients = 24          // of 10 seats each: all seats of the level
+	full := make(chan struct{}) // closed when the level has no free seats
+	read := make(chan struct{}) // closed when the clients start to read
+	var late atomic.Int32       // clients that were answered after that: they had been queued, and disconnect
 	codes := make([]int, clients)
 	var watching errgroup.Group
 	for i := range clients {
@@ -130,7 +130,7 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 		seats, err := s.executing(ctx, "workload-low")
 		return seats < 10, fmt.Errorf("%v seats, %w", seats, err)
 	}))
-	// A client that begins to read now learns why its watch ends, if its connection was not ended yet.
+	// A client that starts to read now receives the reason for the end of its watch, unless its connection was closed already.
 	close(read)
 	harness.Check(t, watching.Wait())
 	told := 0
@@ -158,7 +158,7 @@ func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
 	}))
 }
 
-// lastStatus reads the rest of a watch and returns the code of the status that it ends with; 0 for none.
+// lastStatus reads the rest of a watch and returns the code of its final status; 0 for none.
 func lastStatus(body io.Reader) (code int, err error) {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
@@ -177,8 +177,8 @@ func lastStatus(body io.Reader) (code int, err error) {
 	return code, lines.Err()
 }
 
-// TestSlowListsOfTwoLevels: clients of two levels that read large lists slowly hold up neither lists of other levels, in any form, nor
-// exempt ones, and are ended when they read too little.
+// TestSlowListsOfTwoLevels: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
+// nor exempt ones, and are disconnected when they read too slowly.
 func TestSlowListsOfTwoLevels(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() != harness.Strata {
@@ -247,7 +247,7 @@ func TestSlowListsOfTwoLevels(t *testing.T) {
 	}))
 }
 
-// readSlowly reads an answer piece by piece, until it ends.
+// readSlowly reads an answer in pieces, to its end.
 func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept string, piece int64, every time.Duration) {
 	c, err := s.client(o)
 	if err != nil {
@@ -259,7 +259,7 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 		return
 	}
 	defer response.Body.Close()
-	ticker := time.NewTicker(every) // one that was refused waits too
+	ticker := time.NewTicker(every) // after a refusal it waits, too
 	defer ticker.Stop()
 	for {
 		select {
@@ -273,8 +273,8 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 	}
 }
 
-// TestAuditedListsAreNeverTooLarge: an informer can read a collection whose audit events hold the response, however little memory
-// lists may take.
+// TestAuditedListsAreNeverTooLarge: an informer can list a collection whose audit events contain the response, however small the
+// memory limit of lists is.
 func TestAuditedListsAreNeverTooLarge(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, 4*time.Minute)

@@ -22,10 +22,10 @@ const (
 	metadataType = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 )
 
-// kind is a way to list everything.
+// kind is a way to list all objects.
 type kind struct{ name, path, query, accept, encoding string }
 
-// kinds returns all of them; past is a revision of memory, old one that memory does not have.
+// kinds returns all kinds; past is a revision in memory, old one that is not in memory.
 func kinds(past string, old int64) []kind {
 	return []kind{
 		{"JSON", mapsPath, "", jsonType, ""},
@@ -53,7 +53,7 @@ func kinds(past string, old int64) []kind {
 	}
 }
 
-// answers counts what clients were told, by kind of list and outcome.
+// answers counts the answers, by kind of list and outcome.
 type answers struct {
 	mu     sync.Mutex
 	counts map[string]map[string]int
@@ -86,7 +86,7 @@ func (a *answers) String() string {
 	return b.String()
 }
 
-// total returns how many answers had the outcome.
+// total returns the number of answers with the outcome.
 func (a *answers) total(outcome string) (n int) {
 	for _, c := range a.counts {
 		n += c[outcome]
@@ -96,11 +96,12 @@ func (a *answers) total(outcome string) (n int) {
 
 const (
 	whole  = "whole"
-	broken = "broken off" // after its header
+	broken = "broken off" // after the response header
 )
 
-// TestEverybodyListsEverything: hundreds of clients ask for all objects at the same moment, in every form. The server's memory stays below
-// a bound, health checks are answered, what cannot be served is refused with 429 and Retry-After, and afterwards all is as before.
+// TestEverybodyListsEverything: hundreds of clients list all objects at the same moment, in every form. The server's memory stays
+// below a bound, health checks are answered, excess requests are refused with 429 and Retry-After, and afterwards memory and
+// goroutines are as before.
 func TestEverybodyListsEverything(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
@@ -108,7 +109,7 @@ func TestEverybodyListsEverything(t *testing.T) {
 		bound   = int64(harness.Pick(768<<20, 1536<<20))
 	)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
-	const uncounted = 192 << 20 // what the Go runtime does not count: pages of the executable above all
+	const uncounted = 192 << 20 // resident memory outside the Go runtime's accounting: mainly pages of the executable
 	s := newScene(t, ctx, objects, bound-uncounted)
 	s.listAll(t, ctx, clients, bound, options{token: readerToken})
 }
@@ -133,7 +134,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 		c, err := s.client(o)
 		harness.Check(t, err)
 		k := all[i%len(all)]
-		resp, err := c.get(ctx, "/version", "", "", "") // it is connected already
+		resp, err := c.get(ctx, "/version", "", "", "") // opens the connection in advance
 		harness.Check(t, err)
 		resp.Body.Close()
 		asking.Go(func() {
@@ -165,10 +166,10 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 		t.Errorf("at most %.1f MB were resident, want at most %.1f", float64(peak)/1e6, float64(bound)/1e6)
 	}
 	s.works(t, ctx)
-	s.returned(t, ctx, before, 64<<20+bound/4, 50) // what is kept to be sent again, an eighth, and garbage
+	s.returned(t, ctx, before, 64<<20+bound/4, 50) // encodings cached for later requests, an eighth, and garbage
 }
 
-// ask lists everything and reads the answer to its end.
+// ask lists all objects and reads the answer to its end.
 func ask(ctx context.Context, c *client, k kind) (outcome string, n int64) {
 	resp, err := c.get(ctx, k.path, k.query, k.accept, k.encoding)
 	if err != nil {

@@ -1,10 +1,11 @@
-// Package overload looks at what a server does when more is asked of it than it can give: when everybody lists everything at once, and when
-// clients ask and do not read, or send and do not end. The server has to stay below a bound of resident memory, to answer health checks, to
-// refuse with 429 what it has to refuse, and to be as it was when they are gone.
+// Package overload tests a server under more load than it can serve: when all clients list all objects at once, and when clients
+// send requests without reading the answers, or without ending the requests. The server has to stay below a bound of resident
+// memory, to answer health checks, to refuse excess requests with 429, and to return to its initial state when the clients have
+// gone.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
-//	STRATA_TEST_LONG=1  as many objects and clients as the project promises to bear, and its bounds: minutes, and gigabytes of memory
+//	STRATA_TEST_LONG=1  as many objects and clients as the project supports, and its bounds: minutes, and gigabytes of memory
 package overload
 
 import (
@@ -37,8 +38,8 @@ const (
 	widgetsPath = "/apis/overload.example.com/v1/widgets"
 
 	adminToken  = "admin-token"  // exempt from priority and fairness
-	readerToken = "reader-token" // may do everything too, and is not exempt
-	// Service accounts, whose priority level is workload-low; the reader's is global-default.
+	readerToken = "reader-token" // has all rights too, and is not exempt
+	// Service accounts, at priority level workload-low; the reader is at global-default.
 	greedyToken = "greedy-token"
 	modestToken = "modest-token"
 	systemToken = "system-token" // of kube-system: workload-high
@@ -50,18 +51,17 @@ const (
 		nodeToken + ",probe,probe,\"system:nodes,readers\"\n"
 )
 
-// scene is a server with an etcd of its own that holds ConfigMaps, and a tenth as many custom resources.
+// scene is a server on an etcd of its own with ConfigMaps, and a tenth as many custom resources.
 type scene struct {
 	env     *harness.Env
 	server  *harness.Server
 	api     *harness.API
 	objects int
-	old     int64 // a revision that is older than memory, at which all objects exist
+	old     int64 // a revision older than memory, at which all objects exist
 }
 
-// newScene starts one with so many ConfigMaps of about 1 KB in the form that they are stored in. The objects are there before the server,
-// which restores no history: what was before its start is older than its memory. memoryLimit is what the Go runtime is told (GOMEMLIMIT);
-// 0 for nothing.
+// newScene starts a scene with ConfigMaps of about 1 KB in stored form. The objects are written before the server starts, which
+// restores no history: revisions from before its start are older than its memory. memoryLimit is GOMEMLIMIT; 0 for no limit.
 func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64, flags ...string) *scene {
 	t.Helper()
 	env := harness.New(t)
@@ -90,7 +90,7 @@ func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64,
 	return s
 }
 
-// fill puts the objects into etcd, many in one transaction: through the API it would take minutes.
+// fill writes the objects to etcd, many per transaction: through the API it would take minutes.
 func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
 	t.Helper()
 	const atOnce = 100
@@ -132,7 +132,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, etcd *clientv3.Client) {
 	}
 }
 
-// value returns text of 960 bytes that compresses about as well as what people write.
+// value returns text of 960 bytes that compresses about as well as typical objects.
 func value(i int) string {
 	var b strings.Builder
 	for n := 0; b.Len() < 960; n++ {
@@ -141,7 +141,7 @@ func value(i int) string {
 	return b.String()[:960]
 }
 
-// define makes the custom resources served.
+// define creates the custom resource definition and waits until it is served.
 func (s *scene) define(t *testing.T, ctx context.Context) {
 	t.Helper()
 	_, err := s.api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", map[string]any{
@@ -160,7 +160,7 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// returned waits until the server holds about as much as before, and says what it still holds if it does not.
+// returned waits until the server's memory is about as much as before, and fails with the remaining difference.
 func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
 	patience := harness.Pick(time.Minute, 2*time.Minute)
@@ -195,8 +195,8 @@ func (s *scene) works(t *testing.T, ctx context.Context) {
 	harness.Check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
 }
 
-// health asks /livez and /readyz by turns, each on a new connection, until stop, which returns how long the answers took. Anything but a 200
-// within patience fails the test.
+// health requests /livez and /readyz in turn, each on a new connection, until stop is called, which returns their latencies. Any
+// answer other than 200 within patience fails the test.
 func (s *scene) health(t *testing.T, ctx context.Context, patience time.Duration) (stop func() []time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -235,7 +235,7 @@ func (s *scene) health(t *testing.T, ctx context.Context, patience time.Duration
 	}
 }
 
-// logHealth logs how long health checks took and returns the longest.
+// logHealth logs the latencies of health checks and returns the longest.
 func (s *scene) logHealth(t *testing.T, took []time.Duration) (longest time.Duration) {
 	t.Helper()
 	if len(took) == 0 {
@@ -264,7 +264,7 @@ func (s *scene) once(ctx context.Context, path string, patience time.Duration) (
 	return resp.StatusCode, nil
 }
 
-// watchMemory kills the server when it holds more than most bytes, which fails the test; stop returns the most that it held.
+// watchMemory kills the server when its resident memory exceeds most bytes, which fails the test; stop returns the peak.
 func (s *scene) watchMemory(t *testing.T, most int64) (stop func() int64) {
 	t.Helper()
 	ended := make(chan struct{})

@@ -25,20 +25,20 @@ import (
 )
 
 const (
-	// requestTimeout is the server's, short so that tests are.
+	// requestTimeout is the server's, short for short tests.
 	requestTimeout = 8 * time.Second
-	// watchSeconds is what clients ask for of a watch, after which the server ends it.
+	// watchSeconds is the timeoutSeconds of watches.
 	watchSeconds = 8
-	// patience is how much later than its limit says a server may end something: the machine may be busy.
+	// patience is the tolerance for the server's limits: the machine may be busy.
 	patience = time.Minute
 
 	createPath = "/api/v1/namespaces/default/configmaps"
 )
 
-// attack is what a client does to hold the server up. run returns nil when the server has put an end to it, at latest when ctx ends.
+// attack is a client that tries to occupy the server. run returns nil when the server has ended it, at the latest when ctx ends.
 type attack struct {
 	name  string
-	limit time.Duration // when the server ends it
+	limit time.Duration // the time after which the server ends it
 	run   func(ctx context.Context, s *scene) error
 }
 
@@ -61,7 +61,7 @@ var attacks = []attack{
 	{"a body at a byte a second, HTTP/2", requestTimeout, slowBody(false)},
 }
 
-// idleAttacks take longer than the short form has time for.
+// idleAttacks take too long for the short form.
 var idleAttacks = []attack{
 	{"HTTP/2 and no request", 90 * time.Second, idleHTTP2(nil)},
 	{"HTTP/2 and headers that do not end", 90 * time.Second, idleHTTP2(func(f *http2.Framer) error {
@@ -69,13 +69,14 @@ var idleAttacks = []attack{
 	})},
 }
 
-// TestClientsThatHoldTheServerUp: clients that do not read, that read or send a byte a second, that do not begin or do not end. The server
-// ends each of them at a limit; meanwhile it answers others and holds little for each; and when they are ended nothing is left.
+// TestClientsThatHoldTheServerUp: clients that do not read, that read or send a byte a second, that do not start or do not end a
+// request. The server ends each of them at a limit; meanwhile it answers others with little memory for each attack; and after their
+// end none of it remains.
 func TestClientsThatHoldTheServerUp(t *testing.T) {
 	t.Parallel()
 	var (
 		each    = harness.Pick(6, 100) // clients of each kind
-		most    = 160e3                // bytes for each of them
+		most    = 160e3                // bytes per client
 		objects = harness.Pick(20_000, 100_000)
 	)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 12*time.Minute))
@@ -84,7 +85,7 @@ func TestClientsThatHoldTheServerUp(t *testing.T) {
 	if harness.Long() {
 		all = append(all, idleAttacks...)
 	}
-	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // what is made once is nobody's
+	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // one-time allocations come before the measurement
 	harness.Check(t, err)
 	before, err := s.server.Held(ctx, s.api)
 	harness.Check(t, err)
@@ -109,7 +110,8 @@ func TestClientsThatHoldTheServerUp(t *testing.T) {
 			})
 		}
 	}
-	// What it makes for all of them is garbage when it is made; what they make it hold stays until the first limit.
+	// Memory that the server allocates for all of them is garbage at once; memory for their requests is referenced until the first
+	// limit.
 	clients := each * len(all)
 	bound := int64(16e6 + float64(clients)*most)
 	settled, cancel := context.WithTimeoutCause(ctx, requestTimeout/2, errors.New("before the first of them is ended"))
@@ -135,7 +137,7 @@ func TestClientsThatHoldTheServerUp(t *testing.T) {
 	s.returned(t, ctx, before, 32<<20, 50)
 }
 
-// longest notes the longest time for each name.
+// longest records the longest time for each name.
 type longest struct {
 	mu sync.Mutex
 	of map[string]time.Duration
@@ -160,14 +162,14 @@ func (l *longest) String() string {
 	return b.String()
 }
 
-// TestWatchersThatVanish: thousands of watches are opened by clients that then are gone, half of them without a word of TLS or HTTP, half with
-// a reset. Nothing is left of them.
+// TestWatchersThatVanish: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with
+// a reset. The server releases all their resources.
 func TestWatchersThatVanish(t *testing.T) {
 	t.Parallel()
 	const perConnection = 100 // the server's limit
 	var (
 		watches = harness.Pick(600, 10_000)
-		most    = 60e3 // bytes for each
+		most    = 60e3 // bytes per watch
 	)
 	ctx := harness.Context(t, harness.Pick(3*time.Minute, 10*time.Minute))
 	s := newScene(t, ctx, 2_000, 0)
@@ -200,7 +202,7 @@ func TestWatchersThatVanish(t *testing.T) {
 	s.returned(t, ctx, before, 16<<20, 50)
 }
 
-// dial returns a TLS connection on which protocol was agreed; "" is a connection without a handshake.
+// dial returns a TLS connection with the protocol negotiated; "" is a connection without a handshake.
 func (s *scene) dial(ctx context.Context, protocol string) (*tls.Conn, error) {
 	config, err := rest.TLSConfigFor(s.server.Config)
 	if err != nil {
@@ -232,7 +234,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// silent opens a connection and says nothing more.
+// silent opens a connection and sends nothing more.
 func silent(protocol string) func(ctx context.Context, s *scene) error {
 	return func(ctx context.Context, s *scene) error {
 		conn, err := s.dial(ctx, protocol)
@@ -251,7 +253,7 @@ func silent(protocol string) func(ctx context.Context, s *scene) error {
 	}
 }
 
-// trickle writes a byte a second until the server closes the connection, which it has to do without having been sent everything.
+// trickle writes a byte a second until the server closes the connection, which has to happen before the end of text.
 func trickle(ctx context.Context, conn net.Conn, text io.Reader) error {
 	closed := make(chan error, 1)
 	go func() {
@@ -272,7 +274,7 @@ func trickle(ctx context.Context, conn net.Conn, text io.Reader) error {
 			<-closed
 			return context.Cause(ctx)
 		case <-ticker.C:
-			// An error means that the server has closed it, which is read too.
+			// An error means that the server has closed the connection, which the reading goroutine detects.
 			_, _ = io.CopyN(conn, text, 1)
 		}
 	}
@@ -301,7 +303,7 @@ func slowHeaders(ctx context.Context, s *scene) error {
 	return trickle(ctx, conn, io.MultiReader(strings.NewReader("GET / HTTP/1.1\r\n"), &endless{text: "A: b\r\n"}))
 }
 
-// endlessHeaders1 sends headers until the server ends the connection, which it has to do before it has taken 64 MiB.
+// endlessHeaders1 sends headers until the server closes the connection, which has to happen before 64 MiB.
 func endlessHeaders1(ctx context.Context, s *scene) error {
 	conn, err := s.dial(ctx, "http/1.1")
 	if err != nil {
@@ -335,7 +337,7 @@ func block(names ...string) []byte {
 	return b.Bytes()
 }
 
-// begin sends what an HTTP/2 connection begins with, and reads what the server sends from then on.
+// begin sends the preface of an HTTP/2 connection, and starts to read the server's frames.
 func begin(conn net.Conn) (*http2.Framer, error) {
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
 		return nil, err
@@ -354,7 +356,7 @@ func endlessHeaders2(ctx context.Context, s *scene) error {
 	if err != nil {
 		return err
 	}
-	go func() { _, _ = io.Copy(io.Discard, conn) }() // until it is closed
+	go func() { _, _ = io.Copy(io.Discard, conn) }() // until the connection is closed
 	err = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(":method", "GET", ":scheme", "https", ":path", "/", ":authority", "a")})
 	const most = 64 << 20
 	more := bytes.Repeat(block("a", "0123456789012345678901234567890123456789"), 200)
@@ -391,7 +393,7 @@ func idleHTTP2(more func(*http2.Framer) error) func(ctx context.Context, s *scen
 	}
 }
 
-// post begins a create whose body is never whole.
+// post starts a create whose body never ends.
 func (s *scene) post(ctx context.Context, http1 bool, body io.Reader) (*http.Response, func(), error) {
 	c, err := s.client(options{token: readerToken, http1: http1})
 	if err != nil {
@@ -423,7 +425,7 @@ func endlessBody(ctx context.Context, s *scene) error {
 	return nil
 }
 
-// slowly reads a byte a second of what it is about, until its context ends.
+// slowly reads a byte per second from its reader, until its context ends.
 type slowly struct {
 	ctx context.Context
 	r   io.Reader
@@ -458,7 +460,7 @@ func slowBody(http1 bool) func(ctx context.Context, s *scene) error {
 	}
 }
 
-// stalledList asks for everything and reads so many bytes a second until the request timeout has passed; then it reads what has come.
+// stalledList lists all objects and reads rate bytes per second until the request timeout has passed; then it reads the rest.
 func stalledList(http1 bool, rate int) func(ctx context.Context, s *scene) error {
 	return func(ctx context.Context, s *scene) error {
 		n, err := s.stall(ctx, http1, rate, mapsPath, "resourceVersion=0", requestTimeout)
@@ -469,19 +471,19 @@ func stalledList(http1 bool, rate int) func(ctx context.Context, s *scene) error
 	}
 }
 
-// stalledWatch asks for initial events in the same way.
+// stalledWatch does the same with initial events.
 func stalledWatch(http1 bool, rate int) func(ctx context.Context, s *scene) error {
 	return func(ctx context.Context, s *scene) error {
 		query := fmt.Sprintf("watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=%d", watchSeconds)
 		_, err := s.stall(ctx, http1, rate, mapsPath, query, (watchSeconds+6)*time.Second)
-		return err // a watch that has ended in order is as good as one that was broken off
+		return err // an orderly end of the watch is as good as a broken connection
 	}
 }
 
-// stall sends a request, reads so many bytes a second for so long, and then all that there is. It returns how many bytes a whole answer had, -1
-// for one that was refused or broken off.
+// stall sends a request, reads rate bytes per second for the duration slow, and then the rest. It returns the size of a complete
+// answer, -1 for one that was refused or broken off.
 func (s *scene) stall(ctx context.Context, http1 bool, rate int, path, query string, slow time.Duration) (int64, error) {
-	c, err := s.client(options{token: adminToken, http1: http1}) // nothing else refuses it
+	c, err := s.client(options{token: adminToken, http1: http1}) // exempt: no other limit refuses it
 	if err != nil {
 		return 0, err
 	}
@@ -520,7 +522,7 @@ func (s *scene) stall(ctx context.Context, http1 bool, rate int, path, query str
 	return n, nil
 }
 
-// openWatches opens so many watches on a connection, and returns when the server has answered each.
+// openWatches opens watches on a connection, and returns when the server has answered each.
 func openWatches(conn net.Conn, watches int) error {
 	framer, err := begin(conn)
 	if err != nil {

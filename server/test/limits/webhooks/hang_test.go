@@ -13,21 +13,21 @@ import (
 )
 
 const (
-	// requestBound is what no request may take that has nothing to do with a webhook that hangs. It is far above what a
-	// busy machine needs, and far below what a request takes that waits for the webhook.
+	// requestBound bounds a request that does not depend on the hanging webhook. It is far above the latency on a busy machine, and
+	// far below that of a request that waits for the webhook.
 	requestBound = 2 * time.Second
 
-	// hangBound is less than the 30 s after which the server gives up a call of a webhook.
+	// hangBound is less than the 30 s after which the server cancels a webhook call.
 	hangBound = 25 * time.Second
 )
 
-// load are requests that have nothing to do with v2 of some routes.
+// load are requests that do not concern v2 of some routes.
 type load struct {
 	routes routes
-	next   int // number of the next route, and ConfigMap, to create
+	next   int // number of the next route and ConfigMap to create
 }
 
-// run sends n requests of each kind, each within requestBound, and returns a line of their 99th percentiles.
+// run sends n requests of each kind, each within requestBound, and returns a line with their 99th percentiles.
 func (l *load) run(ctx context.Context, n int) (string, error) {
 	namespaceMaps, v1 := maps(l.routes.namespace), l.routes.path("v1")
 	first := l.next
@@ -84,11 +84,12 @@ func (l *load) run(ctx context.Context, n int) (string, error) {
 	return line[:len(line)-1], nil
 }
 
-// TestAConversionWebhookThatHangsHoldsUpNobodyElse reads a version whose webhook does not answer, and meanwhile all else.
+// TestAConversionWebhookThatHangsHoldsUpNobodyElse reads a version whose webhook does not answer, concurrently with all other
+// requests.
 func TestAConversionWebhookThatHangsHoldsUpNobodyElse(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		warm bool // v2 has been read before the webhook hangs
+		warm bool // v2 is read before the webhook hangs
 	}{
 		{name: "cold"},
 		{name: "warm", warm: true},
@@ -123,9 +124,9 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 	w1 := startWatch(t, ctx, v1, "resourceVersion="+list.Metadata.ResourceVersion)
 
 	g.close()
-	harness.Check(t, d.create(ctx, l.next, l.next+1)) // for who has already converted the others
+	harness.Check(t, d.create(ctx, l.next, l.next+1)) // an unconverted object, as earlier ones may be cached
 	l.next++
-	// Who reads v2 now waits, or is told to come again.
+	// Readers of v2 now wait, or are asked to retry.
 	readers, stop := context.WithCancel(ctx)
 	defer stop()
 	type result struct {

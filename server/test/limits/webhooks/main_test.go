@@ -1,4 +1,4 @@
-// Package webhooks serves conversion webhooks that count, hang and read through the server, and looks at whom they hold up.
+// Package webhooks serves conversion webhooks that count, hang and read through the server, and tests which requests they delay.
 package webhooks
 
 import (
@@ -10,10 +10,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 2 * time.Minute
 
-// The server of this package runs no controllers: nobody but the test writes to its namespaces.
+// The server of this package runs no controllers: only the test writes to its namespaces.
 var (
 	server *harness.Server
 	api    *harness.API
@@ -44,7 +44,7 @@ func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.
 	return w
 }
 
-// added reads ADDED events, and nothing else but bookmarks, until there were n; it returns their objects in order.
+// added reads n ADDED events, allowing bookmarks only in between; it returns their objects in order.
 func added(ctx context.Context, w *harness.Watch, n int) ([]harness.Object, error) {
 	var objects []harness.Object
 	for len(objects) < n {

@@ -16,15 +16,15 @@ const (
 	group           = "webhooks.example.com"
 )
 
-// routes is a definition of the kind Route that a webhook converts. Version v1, which is stored, has one field
-// data.address, "host:port"; version v2 has data.host and data.port instead.
+// routes is a definition of the kind Route with a conversion webhook. Version v1, the storage version, has one field data.address,
+// "host:port"; version v2 has data.host and data.port instead.
 type routes struct {
 	plural    string
 	namespace string
 }
 
-// newRoutes creates a namespace and a definition whose conversions hook answers. It returns when v1 is served, without
-// having read v2, and creations take no longer than usual. The name is that of the namespace and the prefix of the plural.
+// newRoutes creates a namespace and a definition with the conversion webhook hook. It returns when v1 is served and creations have
+// their usual latency, without a read of v2. The name is that of the namespace and the prefix of the plural.
 func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) routes {
 	t.Helper()
 	harness.Namespace(t, ctx, api, name)
@@ -57,7 +57,7 @@ func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) ro
 		}
 		return r.Code == http.StatusOK, r.Err()
 	}))
-	// A server keeps the first creations waiting while a definition is new: here, rather than where answers are timed.
+	// A server delays the first creations of a new definition: do them here, before answers are timed.
 	r, err := api.Do(ctx, http.MethodPost, d.path("v1"), "dryRun=All", d.route(0))
 	harness.Check(t, err)
 	if r.Code != http.StatusCreated {
@@ -68,23 +68,23 @@ func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) ro
 
 func (d routes) kind() string { return "Route" + d.namespace }
 
-// path is the path of the routes of the namespace.
+// path returns the path of the namespace's routes.
 func (d routes) path(version string) string {
 	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", group, version, d.namespace, d.plural)
 }
 
-// address is what v1 shows of the route number i, when it has not been updated.
+// address returns the v1 address of route i before any update.
 func address(i int) string { return fmt.Sprintf("host-%d:%d", i, 8000+i) }
 
 func routeName(i int) string { return fmt.Sprintf("route-%04d", i) }
 
-// route returns the route number i in v1.
+// route returns route i in v1.
 func (d routes) route(i int) object {
 	return object{"apiVersion": group + "/v1", "kind": d.kind(),
 		"metadata": object{"name": routeName(i)}, "data": object{"address": address(i)}}
 }
 
-// create creates the routes from number first up to, and without, number end through v1.
+// create creates the routes from first up to, but not including, end through v1.
 func (d routes) create(ctx context.Context, first, end int) error {
 	for i := first; i < end; i++ {
 		if _, err := api.Create(ctx, d.path("v1"), d.route(i)); err != nil {
@@ -94,8 +94,7 @@ func (d routes) create(ctx context.Context, first, end int) error {
 	return nil
 }
 
-// wrong returns an error unless the objects are in the version and, in order, those of addresses: names and addresses,
-// one after the other.
+// wrong returns an error unless the objects have the version and, in order, the names and addresses given alternately in addresses.
 func (d routes) wrong(version string, objects []harness.Object, addresses ...string) error {
 	var errs []error
 	if len(objects)*2 != len(addresses) {
@@ -118,7 +117,7 @@ func (d routes) wrong(version string, objects []harness.Object, addresses ...str
 	return errors.Join(errs...)
 }
 
-// numbered returns names and addresses of the routes from number first up to, and without, number end.
+// numbered returns names and addresses of the routes from first up to, but not including, end.
 func numbered(first, end int) []string {
 	var addresses []string
 	for i := first; i < end; i++ {

@@ -9,12 +9,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAWebhookThatReadsThroughTheServer converts with a webhook that, before each answer, gets a ConfigMap and lists the
-// stored version of the very objects that it is to convert.
+// TestAWebhookThatReadsThroughTheServer uses a webhook that, before each answer, gets a ConfigMap and lists the stored version of
+// the very objects to convert.
 func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const n = 20
-	var d routes // set before anybody reads v2
+	var d routes // set before the first read of v2
 	defined := make(chan struct{})
 	hook := newWebhook(t, func(ctx context.Context) error {
 		select {
@@ -37,7 +37,7 @@ func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
 	harness.Check(t, d.create(ctx, 0, n))
 	close(defined)
 
-	// A server that waits for itself is given up by the webhook's caller after 30 s: the bound is less.
+	// A server that waits for itself times out after 30 s: the bound is less.
 	const bound = 25 * time.Second
 	list := func(want ...string) *harness.List {
 		t.Helper()

@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAVersionThatNobodyReadsIsNeverConverted writes and reads all that there is through the stored version, and only
-// then looks at the other one.
+// TestAVersionThatNobodyReadsIsNeverConverted does all writes and reads through the stored version, and only then reads the other
+// one.
 func TestAVersionThatNobodyReadsIsNeverConverted(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	hook := newWebhook(t, nil)
@@ -90,7 +90,7 @@ func TestAVersionThatNobodyReadsIsNeverConverted(t *testing.T) {
 	harness.Check(t, err)
 	harness.Check(t, d.wrong("v2", []harness.Object{one}, routeName(2), "patched:2"))
 
-	// Now that the version is read, it keeps up: with writes through either.
+	// The version, once read, follows writes through either version.
 	w2 := startWatch(t, ctx, v2, "resourceVersion="+list.Metadata.ResourceVersion)
 	harness.Check(t, d.create(ctx, n, n+1))
 	_, err = api.Create(ctx, v2, object{"apiVersion": group + "/v2", "kind": d.kind(),

@@ -24,11 +24,11 @@ type webhook struct {
 	url string
 	ca  []byte // PEM
 
-	calls, objects, held atomic.Int64 // requests so far, objects in them, and requests that before has not let go yet
+	calls, objects, held atomic.Int64 // requests, objects in them, and requests waiting in before
 }
 
-// newWebhook starts a webhook. It calls before, if that is not nil, before it converts; an error of before is its answer.
-// The context of before ends when the caller gives up or the test ends.
+// newWebhook starts a webhook. It calls before, if that is not nil, before each conversion; an error of before is its answer. The
+// context of before ends when the caller disconnects or the test ends.
 func newWebhook(t *testing.T, before func(context.Context) error) *webhook {
 	t.Helper()
 	authority := harness.New(t).Authority()
@@ -47,12 +47,12 @@ func newWebhook(t *testing.T, before func(context.Context) error) *webhook {
 		review.Response = h.answer(r.Context(), review.Request, before)
 		review.Request = nil
 		w.Header().Set("Content-Type", "application/json")
-		json.NewEncoder(w).Encode(&review) // an error is that of a caller who has left
+		json.NewEncoder(w).Encode(&review) // an error means that the caller has disconnected
 	}))
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
 	s.StartTLS()
 	t.Cleanup(func() {
-		s.CloseClientConnections() // ends the contexts of requests that hang
+		s.CloseClientConnections() // ends the contexts of hanging requests
 		s.Close()
 	})
 	h.url = s.URL + "/convert"
@@ -111,7 +111,7 @@ func convert(route []byte, apiVersion string) ([]byte, error) {
 	return o.MarshalJSON()
 }
 
-// gate lets everybody through until it is closed, and then nobody until it is opened again.
+// gate lets callers of pass through while it is open.
 type gate struct {
 	shut atomic.Pointer[chan struct{}]
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestKeyIsWrittenByHand: it is deleted, and nonsense is put into it. Servers live on, believe nothing of it, forget
-// nothing, and compact.
+// TestKeyIsWrittenByHand: the key is deleted, and set to invalid values. Servers keep running, ignore these values, keep their
+// history, and continue to compact.
 func TestKeyIsWrittenByHand(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestCompactionIsFollowed by a server that compacts nothing, within a second of the key's write, and by the one that
-// compacts: below the revision is 410, the revision itself is 200, watches lose nothing.
+// TestCompactionIsFollowed by a server that compacts nothing, within a second of the key's write, and by the one that compacts:
+// below the revision the answer is 410, at the revision it is 200, and watches lose no events.
 func TestCompactionIsFollowed(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -78,8 +78,8 @@ func TestCompactionIsFollowed(t *testing.T) {
 	}
 }
 
-// TestServersCompactTogether with different intervals. Each revision is announced once, the revisions rise, and both
-// servers agree with etcd.
+// TestServersCompactTogether with different intervals. Each revision is announced once, the revisions rise, and both servers agree
+// with etcd.
 func TestServersCompactTogether(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -106,7 +106,7 @@ func TestServersCompactTogether(t *testing.T) {
 	}
 }
 
-// TestValueAboveEtcdIsNotBelieved by a server that only follows, not even when etcd has come to that revision.
+// TestValueAboveEtcdIsNotBelieved by a server that does not compact, not even once etcd has reached that revision.
 func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -137,7 +137,7 @@ func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestUnannouncedCompaction: by hand, or by etcd itself. The next of the looks that a server takes every 10 s notices it.
+// TestUnannouncedCompaction: by hand, or by etcd itself. A server's next poll, every 10 s, detects it.
 func TestUnannouncedCompaction(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -159,7 +159,7 @@ func TestUnannouncedCompaction(t *testing.T) {
 	}
 }
 
-// TestIntervalChanges from one start of a server to the next, to nothing and back.
+// TestIntervalChanges between starts of a server, to no compaction and back.
 func TestIntervalChanges(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -174,7 +174,7 @@ func TestIntervalChanges(t *testing.T) {
 
 	harness.Check(t, s.Stop())
 	s.Restart(every(3 * time.Second))
-	began := time.Now() // the first of the two compactions comes later, and the second is heard of later than it comes
+	began := time.Now() // the first of the two compactions starts later, and the second is announced after it is done
 	rev = create(t, ctx, s.API(), "second")
 	next(t, ctx, announced, rev)
 	rev = create(t, ctx, s.API(), "third")
@@ -189,7 +189,7 @@ func TestIntervalChanges(t *testing.T) {
 	s.Restart(every(0))
 	old := create(t, ctx, s.API(), "fourth")
 	written := keyVersion(t, ctx, client)
-	// What others compact is followed by it.
+	// It follows the compactions of other servers.
 	other := env.APIServer(etcd, every(2*time.Second))
 	next(t, ctx, announced, old)
 	awaitGone(t, ctx, s.API(), old)
@@ -209,8 +209,8 @@ func keyVersion(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	return r.Kvs[0].Version
 }
 
-// TestCompactionBesideAStockServer: upstream's engine and ours know of each other's compactions, and each goes on without
-// the other.
+// TestCompactionBesideAStockServer: upstream's engine and Strata follow each other's compactions, and each continues without the
+// other.
 func TestCompactionBesideAStockServer(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)

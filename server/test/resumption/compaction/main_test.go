@@ -1,6 +1,6 @@
-// Package compaction looks at servers on an etcd that is compacted: by one of them, by all, by a stock kube-apiserver's
-// engine, and by hand. What etcd no longer has is refused by every server with 410, what it has is served, and nobody
-// stumbles over what stands in the key that announces compactions.
+// Package compaction tests servers on an etcd that is compacted: by one of them, by all, by a stock kube-apiserver's engine, and by
+// hand. Every server refuses compacted revisions with 410 and serves all others, and invalid values of the key that announces
+// compactions have no effect.
 package compaction
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
 const (
@@ -29,14 +29,14 @@ const (
 	maps = "/api/v1/namespaces/default/configmaps"
 )
 
-// every is the flag for the time between compactions.
+// every returns the flag for the compaction interval.
 func every(interval time.Duration) string { return "--etcd-compaction-interval=" + interval.String() }
 
 // create writes a ConfigMap and returns its revision.
 func create(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
 	t.Helper()
 	var o harness.Object
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not be there yet
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not exist yet
 		var err error
 		o, err = api.Create(ctx, maps, map[string]any{"metadata": map[string]any{"name": name}})
 		return err == nil, err
@@ -54,7 +54,7 @@ func listAt(t *testing.T, ctx context.Context, api *harness.API, rev int64) *har
 	return r
 }
 
-// gone reports whether the response is the refusal of a revision that etcd no longer has.
+// gone reports whether the response refuses a compacted revision.
 func gone(r *harness.Response) bool {
 	return r.Code == http.StatusGone && r.Status().Reason == metav1.StatusReasonExpired
 }
@@ -71,10 +71,10 @@ func awaitGone(t *testing.T, ctx context.Context, api *harness.API, rev int64) {
 // announcement is a write of the key.
 type announcement struct {
 	rev int64
-	at  time.Time // when it was heard
+	at  time.Time // time of arrival
 }
 
-// announcements returns the revisions that are announced from now on, 0 left out.
+// announcements returns the revisions announced from now on, without 0.
 func announcements(t *testing.T, ctx context.Context, client *clientv3.Client) <-chan announcement {
 	t.Helper()
 	now, err := client.Get(ctx, key)
@@ -94,7 +94,7 @@ func announcements(t *testing.T, ctx context.Context, client *clientv3.Client) <
 	return out
 }
 
-// next returns the next announcement of a revision above the one given.
+// next returns the next announcement above a revision.
 func next(t *testing.T, ctx context.Context, from <-chan announcement, above int64) announcement {
 	t.Helper()
 	for {
@@ -121,8 +121,8 @@ func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client
 	}))
 }
 
-// requireInconsistentContinue fails unless the token, whose revision is gone, is answered with one that continues in the
-// present.
+// requireInconsistentContinue fails unless the answer to the token, whose revision is compacted, has a token that continues at the
+// current revision.
 func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness.API, token string, want []string) {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, maps, "limit=2&continue="+url.QueryEscape(token), nil)

@@ -13,9 +13,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Tests of clocks look at the resource versions of lists and bookmarks beside the revision of the etcd that they are of.
+// Tests of clocks compare the resource versions of lists and bookmarks with the revision of the etcd that stores the resource.
 
-// etcdRevision returns the present revision of an etcd.
+// etcdRevision returns the current revision of an etcd.
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())
@@ -23,7 +23,7 @@ func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) in
 	return resp.Header.Revision
 }
 
-// lastChange returns the revision of the last write below /registry/ that left a key.
+// lastChange returns the highest mod revision of an existing key below /registry/.
 func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithKeysOnly(),
@@ -35,7 +35,7 @@ func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	return resp.Kvs[0].ModRevision
 }
 
-// writeElsewhere writes to etcd outside the prefix of API servers and returns the revision of that.
+// writeElsewhere writes to etcd outside the prefix of API servers and returns the revision of the write.
 func writeElsewhere(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Put(ctx, "elsewhere", "")
@@ -51,8 +51,8 @@ func listRevision(t *testing.T, ctx context.Context, api *harness.API, path, que
 	return harness.Revision(t, list.Metadata.ResourceVersion)
 }
 
-// initialEvents starts a watch that begins with what exists, and returns the names of that, in their order, and the
-// revision of the bookmark that closes it.
+// initialEvents starts a watch with initial events, and returns the names of their objects, in order, and the revision of the
+// bookmark after them.
 func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, query string) (names []string, at int64) {
 	t.Helper()
 	w := startWatch(t, ctx, api, path, "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&"+query)
@@ -88,8 +88,8 @@ func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64
 	return harness.Revision(t, e.Object.Metadata.ResourceVersion)
 }
 
-// awaitBookmark watches a path on which nothing happens, from a revision and again and again, until a bookmark shows at
-// least another.
+// awaitBookmark watches a path without events, starting at a revision, and repeats the watch until a bookmark has at least another
+// revision.
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path string, from, atLeast int64) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -100,13 +100,13 @@ func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path str
 	}))
 }
 
-// clock returns the revision that a server's memory of an etcd is at.
+// clock returns the revision of a server's memory of an etcd.
 func clock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd) int64 {
 	t.Helper()
 	return clusterMetric(t, ctx, api, "revision", etcd)
 }
 
-// clusterMetric returns a metric of what a server holds of an etcd.
+// clusterMetric returns a server's metric for one etcd.
 func clusterMetric(t *testing.T, ctx context.Context, api *harness.API, name string, etcd *harness.Etcd) int64 {
 	t.Helper()
 	value, err := api.Metric(ctx, fmt.Sprintf("strata_mirror_%s{endpoints=%q,", name, etcd.URL))
@@ -114,7 +114,7 @@ func clusterMetric(t *testing.T, ctx context.Context, api *harness.API, name str
 	return int64(value)
 }
 
-// awaitClock returns when a server's memory of an etcd is at a revision or later.
+// awaitClock returns when a server's memory of an etcd has reached a revision.
 func awaitClock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd, atLeast int64) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {

@@ -16,12 +16,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// provider is an entry of an encryption configuration; a name without "secretbox" or "aescbc" before it is identity.
+// provider is a provider of an encryption configuration, with the name of its key; identity has no key.
 type provider struct{ kind, key string }
 
 var identity = provider{kind: "identity"}
 
-// encryption is the file of an encryption configuration for Secrets and a custom resource.
+// encryption is a file with an encryption configuration for Secrets and a custom resource.
 type encryption struct{ path string }
 
 func newEncryption(t *testing.T, providers ...provider) encryption {
@@ -30,7 +30,7 @@ func newEncryption(t *testing.T, providers ...provider) encryption {
 	return e
 }
 
-// write replaces the configuration; the first provider encrypts, all decrypt.
+// write replaces the configuration; the first provider encrypts, all of them decrypt.
 func (e encryption) write(t *testing.T, providers ...provider) {
 	t.Helper()
 	var list []any
@@ -47,14 +47,14 @@ func (e encryption) write(t *testing.T, providers ...provider) {
 		"resources": []any{object{"resources": []any{"secrets", "things." + thingsGroup}, "providers": list}},
 	})
 	harness.Check(t, err)
-	// A rename, so that a server that watches the file never reads half of it.
+	// A rename, so that a server never reads a partial file.
 	harness.Check(t, os.WriteFile(e.path+".new", data, 0o600))
 	harness.Check(t, os.Rename(e.path+".new", e.path))
 }
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
 
-// secret is the content that must not be found in etcd.
+// secret is a text that must not be found in etcd.
 const secret = "correct horse battery staple"
 
 const (
@@ -68,7 +68,7 @@ func createEncrypted(t *testing.T, ctx context.Context, api *harness.API, name s
 	create(t, ctx, api, thingsPath, thing(name, secret))
 }
 
-// requireStored checks with which provider both objects of a name are stored.
+// requireStored checks the provider with which both objects of a name are stored.
 func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, name string, p provider) {
 	t.Helper()
 	for _, prefix := range []string{secretsPrefix, thingsPrefix} {
@@ -90,7 +90,7 @@ func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, n
 	}
 }
 
-// requireShown checks that both objects of each name are shown by GET, LIST and a watch from the beginning.
+// requireShown checks that GET, LIST and a watch with initial events return both objects of each name.
 func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...string) {
 	t.Helper()
 	for path, text := range map[string]string{defaultSecrets: base64.StdEncoding.EncodeToString([]byte(secret)), thingsPath: secret} {
@@ -116,8 +116,8 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 	}
 }
 
-// TestEncryptionAtRest turns encryption on, rotates the key with restarts, and turns it off, as the documentation of
-// Kubernetes says; then upstream reads the result.
+// TestEncryptionAtRest turns encryption on, rotates the key with restarts, and turns it off, following the documentation of
+// Kubernetes; then upstream reads the result.
 func TestEncryptionAtRest(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -132,7 +132,7 @@ func TestEncryptionAtRest(t *testing.T) {
 	createEncrypted(t, ctx, s.API(), "plain")
 	requireStored(t, ctx, client, "plain", identity)
 
-	// The first key: what is written is encrypted, what was written before is still read.
+	// The first key: new writes are encrypted, earlier ones can still be read.
 	config.write(t, box, identity)
 	restart(t, ctx, s)
 	createEncrypted(t, ctx, s.API(), "boxed")
@@ -142,14 +142,14 @@ func TestEncryptionAtRest(t *testing.T) {
 	w := startWatch(t, ctx, s.API(), defaultSecrets, "fieldSelector=metadata.name%3Dplain")
 	expectEvent(t, ctx, w, "ADDED", "plain")
 
-	// The second key; both keys are known.
+	// The second key; both keys are configured.
 	config.write(t, cbc, box, identity)
 	restart(t, ctx, s)
 	createEncrypted(t, ctx, s.API(), "chained")
 	requireStored(t, ctx, client, "chained", cbc)
 	requireStored(t, ctx, client, "boxed", box)
 	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
-	// An update that changes nothing rewrites what is stored in an outdated form, and only that.
+	// An update without changes rewrites only values that are stored with an outdated provider.
 	for _, path := range []string{defaultSecrets, thingsPath} {
 		for name, rewritten := range map[string]bool{"plain": true, "boxed": true, "chained": false} {
 			r, err := s.API().Do(ctx, http.MethodGet, path+"/"+name, "", nil)
@@ -167,7 +167,7 @@ func TestEncryptionAtRest(t *testing.T) {
 		requireStored(t, ctx, client, name, cbc)
 	}
 
-	// The first key and plain text are no longer needed.
+	// The first key and plain text are no longer used.
 	config.write(t, cbc)
 	restart(t, ctx, s)
 	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
@@ -186,10 +186,10 @@ func restart(t *testing.T, ctx context.Context, s *harness.Server) {
 	createThings(t, ctx, s.API()) // returns when they are served
 }
 
-// TestKeysThatComeBack starts a server that lacks the key of one Secret. The others are served; when the key appears in the
-// configuration, which the server looks at once a minute, so is this one.
+// TestKeysThatComeBack starts a server that lacks the key of one Secret. The other Secrets are served. After the key is added to
+// the configuration, which the server reads once a minute, this Secret is served, too.
 func TestKeysThatComeBack(t *testing.T) {
-	t.Parallel() // it waits for the server to look
+	t.Parallel() // it waits for the server to read the file
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -235,11 +235,11 @@ func TestKeysThatComeBack(t *testing.T) {
 	}
 }
 
-// TestReloadWithoutKey removes the key of objects that were read before, without a restart. From the moment at which the
-// server reports the reload, no read may be answered from what was decrypted before it; when the key returns, all reads are.
-// Upstream answers GETs in the same way, LISTs and watches from its cache for longer: until the cache is built again.
+// TestReloadWithoutKey removes the key of objects that were read before, without a restart. Once the server reports the reload, no
+// read may be answered from values that were decrypted before it; when the key is added again, all reads succeed. Upstream answers
+// GETs in the same way, LISTs and watches from its cache until that is rebuilt.
 func TestReloadWithoutKey(t *testing.T) {
-	t.Parallel() // it waits for the server to look at the file, which it does once a minute
+	t.Parallel() // it waits for the server to read the file, once a minute
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -310,7 +310,7 @@ func TestReloadWithoutKey(t *testing.T) {
 		return n
 	}
 	readAll(true)
-	readAll(true) // from what was cached
+	readAll(true) // from the cache
 	open := startWatch(t, ctx, api, defaultSecrets, from)
 	expectEvent(t, ctx, open, "ADDED", "one")
 	expectEvent(t, ctx, open, "ADDED", "two")
@@ -332,7 +332,7 @@ func TestReloadWithoutKey(t *testing.T) {
 	if harness.Engine() == harness.Strata {
 		readAll(false)
 	}
-	// A watch that is up to date goes on.
+	// A watch that is up to date continues.
 	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "three"}, "stringData": object{"text": secret}})
 	if harness.Engine() == harness.Strata {
 		expectEvent(t, ctx, open, "ADDED", "three")

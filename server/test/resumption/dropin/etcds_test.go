@@ -53,7 +53,7 @@ func thing(name, text string) object {
 	return object{"apiVersion": thingsGroup + "/v1", "kind": "Thing", "metadata": object{"name": name}, "spec": object{"text": text}}
 }
 
-// createThings creates the definition, if it is not there, and returns when it is served.
+// createThings creates the definition, if it does not exist, and returns when it is served.
 func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
@@ -83,7 +83,7 @@ func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix st
 	return resp.Count
 }
 
-// TestOtherPrefixes runs two clusters on one etcd, apart by their prefix.
+// TestOtherPrefixes runs two clusters on one etcd with different prefixes.
 func TestOtherPrefixes(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -91,7 +91,7 @@ func TestOtherPrefixes(t *testing.T) {
 	etcd := env.Etcd()
 	client := etcd.Client()
 	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry")
-	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2") // the other's is the beginning of this
+	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2") // the other prefix is a prefix of this one
 	for _, s := range []*harness.Server{one, two} {
 		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
@@ -116,9 +116,9 @@ func TestOtherPrefixes(t *testing.T) {
 	}
 }
 
-// TestClientCertificates runs on an etcd that wants a certificate, and is told clearly when there is none.
+// TestClientCertificates runs on an etcd that requires a client certificate, and checks for a clear error without one.
 func TestClientCertificates(t *testing.T) {
-	t.Parallel() // it waits for an etcd that does not let it in
+	t.Parallel() // it waits for an etcd that refuses its connections
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.EtcdTLS(env.Authority())
@@ -133,8 +133,8 @@ func TestClientCertificates(t *testing.T) {
 	}
 }
 
-// TestOverrides keeps ConfigMaps in a second etcd, whose revisions are far from those of the first. (That those stay apart
-// is TestSplitEtcd's.)
+// TestOverrides stores ConfigMaps in a second etcd, whose revisions are far from those of the first. (TestSplitEtcd tests that the
+// revisions are not mixed.)
 func TestOverrides(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -165,7 +165,7 @@ func TestOverrides(t *testing.T) {
 		t.Errorf("%d keys for the ConfigMap in the second etcd", n)
 	}
 
-	// A resource version of one etcd means nothing in the other: for ConfigMaps that of Secrets lies in the future.
+	// A resource version of one etcd is meaningless in the other: here that of Secrets is in the future of ConfigMaps.
 	secrets, err := api.List(ctx, defaultSecrets, "")
 	harness.Check(t, err)
 	maps, err := api.List(ctx, defaultMaps, "")
@@ -176,7 +176,7 @@ func TestOverrides(t *testing.T) {
 		t.Errorf("ConfigMaps at the resource version of Secrets: %v, want 504", r.Err())
 	}
 
-	// Compaction in one leaves the other alone.
+	// Compaction of one etcd does not affect the other.
 	_, err = first.Client().Compact(ctx, harness.Revision(t, secrets.Metadata.ResourceVersion))
 	harness.Check(t, err)
 	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+maps.Metadata.ResourceVersion)
@@ -186,7 +186,7 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// advance moves an etcd's revision with writes that are none of a server's business.
+// advance advances an etcd's revision with writes outside the prefix of API servers.
 func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisions int) {
 	t.Helper()
 	for i := range revisions {
@@ -195,15 +195,15 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 	}
 }
 
-// TestTransactionsBecomeVisibleAtOnce writes several objects in one etcd transaction, again and again: no list, page walk
-// or watch may show some of them without the others (I5).
+// TestTransactionsBecomeVisibleAtOnce repeatedly writes several objects in one etcd transaction: no list, paged list or watch may
+// show some of them without the others (I5).
 func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
-	// Not the engine under test: upstream's cacher, which takes events one by one, shows parts of a transaction.
+	// Not the engine under test: upstream's cacher, which applies events one by one, shows partial transactions.
 	api := env.APIServer(etcd, engine(harness.Strata)).API()
 	const keys, rounds = 20, 60
 	names := make([]string, keys)
@@ -220,7 +220,7 @@ func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 			for round := range rounds {
 				var puts []clientv3.Op
 				for _, name := range names {
-					// What an API server reads as well as its own protobuf.
+					// An API server decodes JSON like its own protobuf.
 					value := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q},"data":{"round":"%d"}}`, name, name, round)
 					puts = append(puts, clientv3.OpPut("/registry/configmaps/default/"+name, value))
 				}
@@ -235,7 +235,7 @@ func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
 		select {
 		case err := <-writing:
 			harness.Check(t, err)
-			done = true // and once more
+			done = true // and one more round
 		default:
 		}
 		for _, query := range []string{"", "resourceVersion=0"} {
@@ -268,10 +268,10 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 	}
 }
 
-// TestEtcdStopsAndReturns stops etcd under watching clients. Memory still answers those who ask for any resource version;
-// when etcd is back, the same watches go on.
+// TestEtcdStopsAndReturns stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
+// same watches continue.
 func TestEtcdStopsAndReturns(t *testing.T) {
-	t.Parallel() // it waits for reads to give up
+	t.Parallel() // it waits for reads to time out
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -301,7 +301,7 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 			if _, err := api.Get(ctx, path+"/before", "resourceVersion=0"); err != nil {
 				t.Errorf("round %d: get at any resource version without etcd: %v", round, err)
 			}
-			// A consistent read cannot be answered: it ends with an error, at its timeout at the latest.
+			// A consistent read cannot be answered: it fails, at its timeout at the latest.
 			if r, err := api.Do(ctx, http.MethodGet, path, "timeout=5s", nil); ctx.Err() != nil || err == nil && r.Code == http.StatusOK {
 				t.Errorf("round %d: consistent list of %s without etcd: %+v, %v, want an error", round, path, r, err)
 			}

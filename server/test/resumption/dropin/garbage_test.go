@@ -12,7 +12,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// corrupt is a resource with a value that nobody can decode or decrypt.
+// corrupt is a resource with a value that cannot be decoded or decrypted.
 type corrupt struct {
 	what, path, key, value string
 	body                   func(name string) object
@@ -27,8 +27,8 @@ var corruptions = []corrupt{
 	{"custom, not decodable", thingsPath, thingsPrefix, "garbage", func(name string) object { return thing(name, "") }},
 }
 
-// TestGarbage writes such values to etcd, under a server that runs and before one that starts. LIST says so; everything
-// else of the same resource goes on; when the value is gone, so is the error.
+// TestGarbage writes such values to etcd, for a running server and for a starting one. LIST returns an error; all other requests
+// for the same resource succeed; after the value is deleted, LIST succeeds again.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -52,7 +52,7 @@ func TestGarbage(t *testing.T) {
 		})
 	}
 	if harness.Engine() == harness.Upstream {
-		// Its cacher tries to start anew, again and again, and needs some seconds when it can.
+		// Its cacher retries its start, and recovers within some seconds.
 		for _, c := range corruptions {
 			_, err := client.Delete(ctx, c.key+"garbage")
 			harness.Check(t, err)
@@ -60,8 +60,8 @@ func TestGarbage(t *testing.T) {
 		}
 		return
 	}
-	// The same for a server that finds the garbage when it starts. It is not ready, because its own informer of Secrets
-	// cannot list them, but serves.
+	// The same for a server that starts with the corrupt value. It is not ready, because its own informer of Secrets cannot list
+	// them, but it serves.
 	harness.Check(t, s.Stop())
 	s.StartAgain()
 	harness.Check(t, s.Await(ctx, "/livez"))
@@ -93,7 +93,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// awaitList returns a list as soon as there is one.
+// awaitList returns a list as soon as the server answers one.
 func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -104,7 +104,7 @@ func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string)
 	return list
 }
 
-// requireNotReadable checks what is said about the object: GET and LIST fail, and not as if it did not exist.
+// requireNotReadable checks the error for the object: GET and LIST fail, with an error other than 404.
 func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -120,13 +120,13 @@ func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, pat
 	}
 }
 
-// requireNeighboursServed checks that other objects of the resource are read, written and watched.
+// requireNeighboursServed checks that other objects of the resource can be read, written and watched.
 func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API, c corrupt, running *harness.Watch) {
 	t.Helper()
 	path := c.path
 	requireNotReadable(t, ctx, api, path)
 	if harness.Engine() == harness.Upstream {
-		return // its cacher ends all watches and cannot start anew
+		return // its cacher ends all watches and cannot restart
 	}
 	if _, err := api.Get(ctx, path+"/a", ""); err != nil {
 		t.Errorf("get of another: %v", err)

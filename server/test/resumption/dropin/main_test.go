@@ -1,6 +1,6 @@
-// Package dropin runs `strata apiserver` where a kube-apiserver ran: on its etcd, with its flags, and back again.
+// Package dropin runs `strata apiserver` in place of a kube-apiserver: on its etcd, with its flags, and back again.
 //
-// Every test has an etcd and servers of its own. Those that mostly wait run in parallel.
+// Every test has an etcd and servers of its own. Tests that mostly wait run in parallel.
 package dropin
 
 import (
@@ -22,7 +22,7 @@ const testTimeout = 4 * time.Minute
 
 type object = map[string]any
 
-// engine returns the flag that chooses an engine.
+// engine returns the flag that selects an engine.
 func engine(name string) string { return "--engine=" + name }
 
 const (
@@ -52,7 +52,7 @@ func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query
 	return w
 }
 
-// expectEvent fails the test unless the next event that is no bookmark has the type and is about the name.
+// expectEvent fails the test unless the next event other than bookmarks has the type and the object's name.
 func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name string) harness.Object {
 	t.Helper()
 	for {
@@ -68,10 +68,10 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name
 	}
 }
 
-// content is everything that a server shows: for each resource in each version its objects, as JSON, by key.
+// content is the objects that a server returns: for each resource in each version, as JSON, by key.
 type content map[string]map[string]string
 
-// read lists every resource in every version that discovery shows.
+// read lists every resource in every version of discovery.
 func read(t *testing.T, ctx context.Context, api *harness.API) content {
 	t.Helper()
 	all := content{}
@@ -88,7 +88,7 @@ func read(t *testing.T, ctx context.Context, api *harness.API) content {
 				continue
 			}
 			if r.Name == "componentstatuses" {
-				continue // not stored, but found out
+				continue // computed, not stored
 			}
 			var list struct{ Items []json.RawMessage }
 			get(t, ctx, api, path+"/"+r.Name, &list)
@@ -106,7 +106,7 @@ func read(t *testing.T, ctx context.Context, api *harness.API) content {
 	return all
 }
 
-// changesByItself says whether a server writes an object all the time: the lease that says who it is.
+// changesByItself reports whether an object is a server's identity lease, which the server renews periodically.
 func changesByItself(o metav1.ObjectMeta) bool {
 	return o.Namespace == "kube-system" && o.Labels["apiserver.kubernetes.io/identity"] != ""
 }
@@ -129,7 +129,7 @@ func groupVersions(t *testing.T, ctx context.Context, api *harness.API) []string
 	return paths
 }
 
-// get reads a path, again while the server asks for patience: what has never been read is not in memory at once.
+// get reads a path, and retries while the server asks for it: a resource without earlier requests is loaded into memory first.
 func get(t *testing.T, ctx context.Context, api *harness.API, path string, into any) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -147,7 +147,7 @@ func get(t *testing.T, ctx context.Context, api *harness.API, path string, into 
 	}))
 }
 
-// objects counts the objects.
+// objects returns the number of objects.
 func (c content) objects() int {
 	n := 0
 	for _, objects := range c {
@@ -156,7 +156,7 @@ func (c content) objects() int {
 	return n
 }
 
-// requireEqual compares what two servers showed.
+// requireEqual compares the contents of two servers.
 func requireEqual(t *testing.T, what string, got, want content) {
 	t.Helper()
 	shown := 0

@@ -24,11 +24,11 @@ const (
 	listGate = "ConsistentListFromCache"
 	getGate  = "ConsistentGetFromCache"
 
-	quietPath = "/api/v1/podtemplates" // nobody writes these
+	quietPath = "/api/v1/podtemplates" // the test writes none
 )
 
-// rangesBelow returns how many ranges of a proxy's etcd began below a prefix of keys; not those of consistency checks, which
-// read keys alone.
+// rangesBelow returns the number of a proxy's ranges that began below a key prefix, except consistency checks, which read keys
+// only.
 func rangesBelow(p *harness.Proxy, prefix string) int {
 	n := 0
 	for _, r := range p.Ranges() {
@@ -39,7 +39,7 @@ func rangesBelow(p *harness.Proxy, prefix string) int {
 	return n
 }
 
-// putMap writes a ConfigMap straight to etcd and returns the revision of that.
+// putMap writes a ConfigMap directly to etcd and returns the revision of the write.
 func putMap(t *testing.T, ctx context.Context, client *clientv3.Client, name string) int64 {
 	t.Helper()
 	resp, err := client.Put(ctx, "/registry/configmaps/default/"+name, fmt.Sprintf(
@@ -48,7 +48,7 @@ func putMap(t *testing.T, ctx context.Context, client *clientv3.Client, name str
 	return resp.Header.Revision
 }
 
-// requireSaid checks that exactly one line of a server's log has all the texts.
+// requireSaid checks that exactly one line of a server's log contains all the texts.
 func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
 	t.Helper()
 	n := 0
@@ -62,7 +62,7 @@ func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
 	}
 }
 
-// requireRefused checks that a server ends, before it has served, with exit code 1 and a last line that has all the texts.
+// requireRefused checks that a server exits, before it has served, with exit code 1 and a last line that contains all the texts.
 func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts ...string) {
 	t.Helper()
 	if err := s.Await(ctx, "/readyz"); err == nil {
@@ -77,10 +77,10 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 	}
 }
 
-// TestOldEtcd uses an etcd whose progress notifications may overtake events. What has to know how far the feed has come is
-// read from that etcd; all the rest is served from memory, which learns of revisions by events.
+// TestOldEtcd uses an etcd whose progress notifications may overtake events. Requests that depend on the progress of the feed read
+// that etcd; all others are served from memory, whose revision advances with events.
 func TestOldEtcd(t *testing.T) {
-	t.Parallel() // it waits for bookmarks, and for reads that give up
+	t.Parallel() // it waits for bookmarks, and for reads that time out
 	path, version := harness.OldEtcd(t)
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -149,7 +149,7 @@ func TestOldEtcd(t *testing.T) {
 		}
 	})
 	t.Run("custom resources from the start", func(t *testing.T) {
-		// What was stored before anybody asked is not kept in memory, and is read at the revision of the last event.
+		// An object stored before the first request is not in memory yet, and is read at the revision of the last event.
 		_, err := client.Put(ctx, "/registry/"+thingsGroup+"/things/default/stored", fmt.Sprintf(
 			`{"apiVersion":"%s/v1","kind":"Thing","metadata":{"name":"stored","namespace":"default","uid":"stored"}}`, thingsGroup))
 		harness.Check(t, err)
@@ -178,7 +178,7 @@ func TestOldEtcd(t *testing.T) {
 	t.Run("writes elsewhere", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
 	t.Run("etcd stops and returns", func(t *testing.T) {
 		w := startWatch(t, ctx, api, defaultMaps, fmt.Sprintf("resourceVersion=%d", listRevision(t, ctx, api, defaultMaps, "")))
-		advance(t, ctx, client, 10) // the feed resumes before these
+		advance(t, ctx, client, 10) // the feed resumes before these writes
 		old.Stop()
 		if list, err := api.List(ctx, defaultMaps, "resourceVersion=0"); err != nil || len(list.Items) == 0 {
 			t.Errorf("list at any resource version without etcd: %+v, %v", list, err)
@@ -198,13 +198,13 @@ func TestOldEtcd(t *testing.T) {
 	}
 }
 
-// requireNotHungBy writes to etcd where no resource is, which memory does not learn of: its clock and bookmarks stay at
-// the last event, and reads that come with a later revision, which other reads have shown, are answered.
+// requireNotHungBy writes to etcd outside the prefixes of resources, of which memory receives no event: its clock and bookmarks
+// stay at the last event, and reads at a later revision, returned by other reads, are answered.
 func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client, etcd *harness.Etcd) {
 	o := create(t, ctx, api, defaultMaps, configMap("last"))
 	awaitClock(t, ctx, api, etcd, harness.Revision(t, o.Metadata.ResourceVersion))
 	advance(t, ctx, client, 100)
-	// Of small pages the later ones are of the revision of the first, which memory has not reached.
+	// Later pages have the revision of the first, which memory has not reached.
 	items, pages, err := api.ListAll(ctx, defaultMaps, "", 7)
 	harness.Check(t, err)
 	list, err := api.List(ctx, defaultMaps, "")
@@ -228,7 +228,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 		}
 	}
 	for _, path := range []string{defaultMaps, defaultMaps + "/last"} {
-		// Memory cannot know that it is as new as that. It may say so, as upstream's does on such an etcd, but not hang.
+		// Memory cannot know that it has reached that revision. It may return an error, like upstream on such an etcd, but must not
+		// hang.
 		r, err := api.Do(ctx, http.MethodGet, path, "timeout=20s&resourceVersion="+present, nil)
 		harness.Check(t, err)
 		tooLarge := r.Code == http.StatusGatewayTimeout && storage.IsTooLargeResourceVersion(&apierrors.StatusError{ErrStatus: r.Status()})
@@ -245,7 +246,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	if got := expectEvent(t, ctx, w, "ADDED", "next"); got.Metadata.ResourceVersion != o.Metadata.ResourceVersion {
 		t.Errorf("event at %s, want %s", got.Metadata.ResourceVersion, o.Metadata.ResourceVersion)
 	}
-	// The event takes all resources with it.
+	// The event advances the revision of all resources.
 	next := harness.Revision(t, o.Metadata.ResourceVersion)
 	awaitClock(t, ctx, api, etcd, next)
 	if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < next {
@@ -254,7 +255,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	awaitBookmark(t, ctx, api, quietPath, harness.Revision(t, present), next)
 }
 
-// TestOldEtcdAndExplicitGates starts servers that are told to rely on what such an etcd cannot do, or not to.
+// TestOldEtcdAndExplicitGates starts servers whose flags turn the gates that need a newer etcd on or off.
 func TestOldEtcdAndExplicitGates(t *testing.T) {
 	t.Parallel()
 	path, version := harness.OldEtcd(t)
@@ -267,31 +268,31 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 	for _, gate := range []string{listGate, getGate} {
 		t.Run(gate, func(t *testing.T) { requireRefused(t, ctx, gates(gate+"=true"), gate, version, old.URL) })
 	}
-	// The last word on a gate is what counts.
+	// The last value of a gate applies.
 	off := gates(listGate + "=true," + getGate + "=true," + listGate + "=false," + getGate + "=false")
 	harness.Check(t, off.Await(ctx, "/readyz"))
 	exercise(t, ctx, off.API())
 }
 
-// TestVersionsOfEtcd has one server with many etcds, which are one behind proxies that report different versions. Which
-// of them answer consistent reads themselves shows what the server thinks of them.
+// TestVersionsOfEtcd has one server with many etcds, which are one etcd behind proxies that report different versions. The reads
+// that reach each proxy show whether the server trusts its version.
 func TestVersionsOfEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
-	unreachable, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nothing, and nobody else gets the port
+	unreachable, err := net.Listen("tcp", "127.0.0.1:0") // it accepts no connections, and reserves the port
 	harness.Check(t, err)
 	defer unreachable.Close()
 	down := "http://" + unreachable.Addr().String()
 
 	type backend struct {
 		resource string
-		stored   string   // what it is called in etcd
+		stored   string   // the resource's name in etcd
 		versions []string // of the proxies
-		down     bool     // and one endpoint more, that does not answer
-		trusted  bool     // consistent reads come from memory
-		said     []string // in one line of the log, beside the endpoints
+		down     bool     // with another endpoint, which is unreachable
+		trusted  bool     // consistent reads are answered from memory
+		said     []string // in one line of the log, with the endpoints
 	}
 	backends := []backend{
 		{"configmaps", "configmaps", []string{"3.4.30"}, false, false, []string{"3.4.30"}},
@@ -351,8 +352,8 @@ func TestVersionsOfEtcd(t *testing.T) {
 	})
 }
 
-// requireSaidOfVersions checks that a server's log says in one line what it should about the version of an etcd, or
-// nothing.
+// requireSaidOfVersions checks that a server's log has exactly one line with the expected texts on the version of an etcd, or none
+// if no text is expected.
 func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.Proxy, said []string) {
 	t.Helper()
 	if said != nil {
@@ -369,10 +370,10 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 	}
 }
 
-// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which answers no request for progress, before an etcd: one line
-// says so, and memory answers reads of the present, also after writes that are no object's.
+// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which does not answer progress requests, in front of an etcd: one log line
+// reports it, and memory answers consistent reads, also after writes outside the resources.
 func TestEtcdWithoutProgress(t *testing.T) {
-	t.Parallel() // it waits for an answer that never comes
+	t.Parallel() // it waits for an answer that is never sent
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -399,7 +400,7 @@ func TestEtcdWithoutProgress(t *testing.T) {
 	}
 }
 
-// startGRPCProxy returns etcd behind etcd's gRPC proxy, which lasts as long as the environment's processes.
+// startGRPCProxy returns the etcd behind etcd's gRPC proxy, which stops together with the environment's processes.
 func startGRPCProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd) *harness.Etcd {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

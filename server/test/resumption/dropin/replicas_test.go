@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReplicasStayTogether starts two servers on one etcd, at different revisions, and looks at a resource that nobody
-// writes: both are at the revision of the etcd, whatever moved that (KEP-1904, the second scenario).
+// TestReplicasStayTogether starts two servers on one etcd, at different revisions, and reads a resource without writes: both reach
+// the revision of etcd, for every kind of write (KEP-1904, the second scenario).
 func TestReplicasStayTogether(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
 	ctx := harness.Context(t, testTimeout)
@@ -32,7 +32,7 @@ func TestReplicasStayTogether(t *testing.T) {
 				}
 			}
 		}
-		// What one has shown is not the future for the other.
+		// A revision returned by one server is not in the future of the other.
 		shown := listRevision(t, ctx, apis[0], quietPath, "")
 		for _, api := range apis {
 			if got := listRevision(t, ctx, api, quietPath, fmt.Sprintf("resourceVersion=%d", shown)); got < shown {
@@ -41,13 +41,13 @@ func TestReplicasStayTogether(t *testing.T) {
 		}
 	})
 	if harness.Engine() == harness.Upstream {
-		return // it moves when somebody reads, or when etcd tells by itself
+		return // upstream advances only with reads, or with etcd's own notifications
 	}
 	t.Run("idle watches", func(t *testing.T) {
 		for _, api := range apis {
 			startWatch(t, ctx, api, quietPath, fmt.Sprintf("allowWatchBookmarks=true&resourceVersion=%d", start))
 		}
-		// Only progress can tell of a write outside the prefix, unless something happens to be written inside after it.
+		// Only progress notifications report a write outside the prefix, unless a later write inside it follows.
 		for {
 			elsewhere := writeElsewhere(t, ctx, client)
 			for _, api := range apis {
@@ -72,8 +72,8 @@ func TestReplicasStayTogether(t *testing.T) {
 	})
 }
 
-// requireNoProgressAsked starts a server that is not to ask for progress on its own and looks at the requests that it
-// sends while another sends some, as both have a watch that wants bookmarks.
+// requireNoProgressAsked starts a server that must not request progress by itself, and checks its requests while another server
+// requests progress; both have a watch with bookmarks.
 func requireNoProgressAsked(t *testing.T, ctx context.Context, env *harness.Env, etcd *harness.Etcd, other *harness.API) {
 	api := env.APIServer(etcd, "--strata-progress-interval=0").API()
 	for _, api := range []*harness.API{api, other} {
@@ -87,7 +87,7 @@ func requireNoProgressAsked(t *testing.T, ctx context.Context, env *harness.Env,
 			return asked(other) >= others+5, fmt.Errorf("the other asks for no progress")
 		}))
 		if after := asked(api); read() != reads {
-			continue // somebody in the server has read, who waits for progress
+			continue // caused by a read inside the server that waits for progress
 		} else if after != before {
 			t.Errorf("%d progress requests while nobody read", after-before)
 		}

@@ -10,28 +10,27 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// side is one of the two etcds of a server, with resources that are kept in it.
+// side is one of the two etcds of a server, with the resources stored in it.
 type side struct {
 	name   string
 	etcd   *harness.Etcd
 	client *clientv3.Client
-	start  int64    // its revision before the server knew it
+	start  int64    // its revision before the server was started
 	busy   string   // a resource that the test writes
-	quiet  []string // resources that nobody writes
+	quiet  []string // resources without writes
 }
 
 // uncachedPath is a resource that is read from etcd.
 const uncachedPath = "/api/v1/namespaces/default/events"
 
-// TestSplitEtcd is the test that KEP-1904 asks for, on two etcds whose revisions are far apart: no revision of one is
-// shown by resources of the other, and each resource follows all that is written to its own, also if that is not a
-// resource.
+// TestSplitEtcd is the test required by KEP-1904, on two etcds whose revisions are far apart: no resource of one etcd shows a
+// revision of the other, and each resource follows all writes to its own etcd, including keys that are not of a resource.
 func TestSplitEtcd(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	far := side{name: "far", etcd: env.Etcd(), busy: defaultSecrets,
-		quiet: []string{"/api/v1/limitranges", thingsPath}} // custom resources cannot be kept elsewhere
+		quiet: []string{"/api/v1/limitranges", thingsPath}} // custom resources cannot be stored in the other etcd
 	near := side{name: "near", etcd: env.Etcd(), busy: defaultMaps,
 		quiet: []string{"/api/v1/podtemplates", uncachedPath}}
 	far.client, near.client = far.etcd.Client(), near.etcd.Client()
@@ -58,7 +57,7 @@ func TestSplitEtcd(t *testing.T) {
 	}
 }
 
-// requireWithin checks a revision against its own etcd, whose revision was low before, or more than that, and is read now.
+// requireWithin checks that a revision is between low, an earlier revision of its own etcd, and the current one.
 func (s *side) requireWithin(t *testing.T, ctx context.Context, what string, got, low int64) {
 	t.Helper()
 	if high := etcdRevision(t, ctx, s.client); got < low || got > high {
@@ -66,7 +65,7 @@ func (s *side) requireWithin(t *testing.T, ctx context.Context, what string, got
 	}
 }
 
-// requireOwnRevisions looks at every kind of read that tells a revision.
+// requireOwnRevisions checks every kind of read that returns a revision.
 func (s *side) requireOwnRevisions(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
 	before := etcdRevision(t, ctx, s.client)
@@ -84,7 +83,7 @@ func (s *side) requireOwnRevisions(t *testing.T, ctx context.Context, api *harne
 	s.requireWithin(t, ctx, "initial events at any version of "+path, at, s.start)
 }
 
-// requireApart writes a lot to one etcd and looks at lists and bookmarks of the other, whose resources nobody writes
+// requireApart writes many revisions to one etcd and checks lists and bookmarks of the other, whose resources have no writes
 // meanwhile.
 func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, other *side) {
 	t.Helper()
@@ -108,7 +107,7 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	}
 	for _, path := range paths {
 		other.requireWithin(t, ctx, path, listRevision(t, ctx, api, path, ""), before)
-		// There may be none: nothing moves a bookmark past where the watch began.
+		// There may be no bookmark: no write advances it beyond the start of the watch.
 		if at := nextBookmark(t, ctx, watches[path]); at != 0 {
 			other.requireWithin(t, ctx, "bookmark of "+path, at, before)
 		}
@@ -120,17 +119,17 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	}
 }
 
-// requireFollowsOthers writes other resources of the same etcd, and what is none, and waits until a resource that nobody
-// writes shows that in lists and bookmarks.
+// requireFollowsOthers writes other resources and other keys of the same etcd, and waits until lists and bookmarks of a resource
+// without writes reach those revisions.
 func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
 	from := listRevision(t, ctx, api, path, "")
-	uncached := path == uncachedPath // its watches are etcd's, which shows no progress of its own in this time
+	uncached := path == uncachedPath // its watches are served by etcd, which sends no progress notification in this time
 
 	o := create(t, ctx, api, s.busy, object{"metadata": object{"generateName": "followed-"}})
 	written := harness.Revision(t, o.Metadata.ResourceVersion)
 	if harness.Engine() == harness.Strata && !uncached {
-		// By events alone: nobody asks for the present.
+		// By events alone, without consistent reads.
 		awaitClock(t, ctx, api, s.etcd, written)
 		if got := listRevision(t, ctx, api, path, "resourceVersion=0"); got < written {
 			t.Errorf("%s is in memory at %d, want the clock's %d", path, got, written)
@@ -141,7 +140,7 @@ func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harn
 
 	elsewhere := writeElsewhere(t, ctx, s.client)
 	if harness.Engine() == harness.Strata && !uncached {
-		// By progress alone, which is asked for because somebody wants bookmarks.
+		// By progress alone, which is requested because a watch has bookmarks.
 		awaitBookmark(t, ctx, api, path, from, elsewhere)
 		awaitClock(t, ctx, api, s.etcd, elsewhere)
 	}

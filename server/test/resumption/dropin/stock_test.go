@@ -11,16 +11,16 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAnEtcdThatUpstreamFilledAndBack fills an etcd through the upstream cacher, as a stock kube-apiserver does, serves it
-// with the engine, changes things, serves it with both at a time, and goes back: each server shows what the one before
-// showed.
+// TestAnEtcdThatUpstreamFilledAndBack fills an etcd through the upstream cacher, as a stock kube-apiserver does, serves it with the
+// engine, changes objects, serves it with both at once, and switches back: each server returns the same content as the previous
+// one.
 func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 
-	// The service account that pods of a namespace need is made by a controller, which does not run here.
+	// The service account of pods in a namespace is created by a controller, which does not run here.
 	stock := env.APIServer(etcd, engine(harness.Upstream), "--disable-admission-plugins=ServiceAccount")
 	fill(t, ctx, stock)
 	before := read(t, ctx, stock.API())
@@ -38,7 +38,7 @@ func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 	both := env.APIServer(etcd, engine(harness.Upstream))
 	requireEqual(t, "upstream beside", read(t, ctx, both.API()), changed)
 	requireEqual(t, "the engine beside upstream", read(t, ctx, api), changed)
-	// A write through one is seen by a read through the other, and by its watches.
+	// A write through one server is visible to reads and watches through the other.
 	list, err := api.List(ctx, defaultMaps, "")
 	harness.Check(t, err)
 	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
@@ -47,7 +47,7 @@ func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
 		t.Errorf("get of what the other wrote: %+v, %v", got.Metadata, err)
 	}
 	expectEvent(t, ctx, w, "ADDED", "mixed")
-	// A token of one continues on the other, both ways.
+	// A continue token of one server is valid on the other, both ways.
 	for name, servers := range map[string][2]*harness.API{"from the engine": {api, both.API()}, "from upstream": {both.API(), api}} {
 		const everywhere = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 		first, err := servers[0].List(ctx, everywhere, "limit=7")
@@ -88,9 +88,9 @@ func fill(t *testing.T, ctx context.Context, s *harness.Server) {
 	kubectl("create", "-f", directory+"/testdata/objects.yaml")
 	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
 	kubectl("create", "-f", directory+"/testdata/custom.yaml")
-	// Updated and deleted objects have another history than created ones.
+	// Updated and deleted objects have a different history from created ones.
 	kubectl("-n", "stock", "label", "configmap", "settings", "updated=yes")
-	kubectl("-n", "stock", "delete", "pod", "assigned", "--wait=false") // a finalizer holds it
+	kubectl("-n", "stock", "delete", "pod", "assigned", "--wait=false") // its finalizer blocks the deletion
 	kubectl("-n", "stock", "delete", "podtemplate", "template")
 }
 
@@ -115,8 +115,8 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 	}))
 }
 
-// TestLeasesOfEventsRunOut stores events with a lease in etcd, through one engine, and watches them go through the other,
-// once served from etcd, as is the default, and once from memory.
+// TestLeasesOfEventsRunOut stores events with a lease in etcd, through one engine, and watches their expiry through the other,
+// served from etcd, which is the default, and from memory.
 func TestLeasesOfEventsRunOut(t *testing.T) {
 	t.Parallel() // it waits for the leases
 	ctx := harness.Context(t, testTimeout)

@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestOrderlyStopLogsNoReflectorErrors: the server's own clients are stopped before their watches end, so none of them logs
-// that it failed to watch.
+// TestOrderlyStopLogsNoReflectorErrors: the server's own clients are stopped before their watches end, so no reflector logs a
+// failed watch.
 func TestOrderlyStopLogsNoReflectorErrors(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() == harness.Upstream {

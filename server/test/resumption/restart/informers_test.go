@@ -31,10 +31,11 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// follow is what an informer follows. Two with the same resource, namespace and selectors have to deliver the same.
+// follow describes the objects of an informer. Two informers with the same resource, namespace and selectors have to deliver the
+// same.
 type follow struct {
 	resource  string // plural
-	namespace string // "" for all
+	namespace string // "" for all namespaces
 	labels    string
 	fields    string
 	metadata  bool // only the metadata of objects
@@ -44,7 +45,7 @@ func (f follow) String() string {
 	return fmt.Sprintf("%s in %q, labels %q, fields %q, metadata only %v", f.resource, f.namespace, f.labels, f.fields, f.metadata)
 }
 
-// selects is f as the history sees it.
+// selects returns f as a selection for the history.
 func (f follow) selects(t testing.TB) watchcheck.Select {
 	t.Helper()
 	byLabels, err := labels.Parse(f.labels)
@@ -64,15 +65,15 @@ type informer struct {
 	follow
 	cache.SharedIndexInformer
 	sessions recorded.Sessions
-	lists    atomic.Int64 // requests for the state: LISTs, and watches that begin with it
+	lists    atomic.Int64 // requests for the whole state: LISTs, and watches with initial events
 	watches  atomic.Int64
-	gone     atomic.Int64 // answers with 410, and events that say so
+	gone     atomic.Int64 // answers and ERROR events with 410
 
 	mu   sync.Mutex
 	errs map[string]int // answers to requests that failed
 }
 
-// clients are the clients of one connection.
+// clients are the clients on one connection.
 type clients struct {
 	typed    kubernetes.Interface
 	untyped  dynamic.Interface
@@ -96,7 +97,7 @@ func newClients(t testing.TB, config *rest.Config) clients {
 	return c
 }
 
-// source returns how f is listed and watched, and the kind of its objects.
+// source returns the list and watch functions of f, and the kind of its objects.
 func (c clients) source(f follow) (list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	watches func(context.Context, metav1.ListOptions) (watch.Interface, error), kind runtime.Object) {
 	resource := schema.GroupVersionResource{Version: "v1", Resource: f.resource}
@@ -169,7 +170,7 @@ func newInformer(t testing.TB, c clients, f follow) *informer {
 	return i
 }
 
-// note counts an error with which a request was answered.
+// note counts an error that answered a request.
 func (i *informer) note(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil {
 		return
@@ -188,7 +189,7 @@ func (i *informer) note(ctx context.Context, err error) {
 
 func isGone(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
 
-// held returns the resource version of each object that the informer holds.
+// held returns the resource version of each object in the informer's store.
 func (i *informer) held() (map[string]int64, error) {
 	held := map[string]int64{}
 	for _, o := range i.GetStore().List() {
@@ -205,7 +206,7 @@ func (i *informer) held() (map[string]int64, error) {
 	return held, nil
 }
 
-// differs says how what the informer holds differs from what is stored.
+// differs describes the difference between the informer's store and the stored objects.
 func (i *informer) differs(stored map[string]int64) error {
 	held, err := i.held()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// xy are the two resources of KEP-1904's motivation, in an etcd of their own so that revisions are what the text says:
-// object x of type X (limit ranges) at 100, object y of type Y (pod templates) at 101.
+// xy are the two resources of KEP-1904's motivation, in an etcd of their own so that revisions are those of the KEP's text: object
+// x of type X (limit ranges) at 100, object y of type Y (pod templates) at 101.
 type xy struct {
 	servers []*harness.Server
 	etcd    *harness.Etcd
@@ -31,7 +31,7 @@ func newXY(t *testing.T, ctx context.Context, servers int) *xy {
 	for range servers {
 		s.servers = append(s.servers, e.StartAPIServer(main, append([]string{
 			"--etcd-servers-overrides=/limitranges#" + s.etcd.URL + ",/podtemplates#" + s.etcd.URL,
-			"--etcd-compaction-interval=0", // it would write to that etcd
+			"--etcd-compaction-interval=0", // a compaction would write to that etcd
 		}, serverFlags...)...))
 	}
 	for _, server := range s.servers {
@@ -49,7 +49,7 @@ func newXY(t *testing.T, ctx context.Context, servers int) *xy {
 	return s
 }
 
-// advance writes to etcd, outside of what servers look at, until it is at a revision.
+// advance writes to etcd, outside the prefixes of the servers, until it reaches a revision.
 func (s *xy) advance(t *testing.T, ctx context.Context, revision int64) {
 	t.Helper()
 	client := s.etcd.Client()
@@ -80,7 +80,7 @@ func (s *xy) touch(t *testing.T, ctx context.Context, path string, revision int6
 	s.expect(t, o, revision)
 }
 
-// restart restarts a server, by SIGTERM or with no warning.
+// restart restarts a server, by SIGTERM or by SIGKILL.
 func restart(t *testing.T, s *harness.Server, kill bool) {
 	t.Helper()
 	if kill {
@@ -102,7 +102,7 @@ func (s *xy) resume(t *testing.T, ctx context.Context, server *harness.Server, a
 	return w
 }
 
-// expectX reads what must be the next event: the change of x at a revision.
+// expectX requires that the next event is the change of x at a revision.
 func expectX(t *testing.T, ctx context.Context, w *watcher, revision int64) {
 	t.Helper()
 	for {
@@ -118,8 +118,8 @@ func expectX(t *testing.T, ctx context.Context, w *watcher, revision int64) {
 	}
 }
 
-// The first example of KEP-1904's motivation: the one server is restarted while W, a watch for X, is synced to 100 and etcd
-// is at 101. W resumes at 100.
+// The first example of KEP-1904's motivation: the only server is restarted while W, a watch for X, is synced to 100 and etcd is at
+// 101. W resumes at 100.
 func TestKEP1904OneServer(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
@@ -146,8 +146,8 @@ func TestKEP1904OneServer(t *testing.T) {
 	}
 }
 
-// The second example: two servers are restarted, one when etcd is at 101 and one when it is at 102, and X is not touched.
-// Whatever a watch has from one of them, it resumes on the other.
+// The second example: two servers are restarted, one when etcd is at 101 and one when it is at 102, and X is not changed. A watch
+// resumes on either server from a resource version of the other.
 func TestKEP1904TwoServers(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {

@@ -14,16 +14,16 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// KEP-956's scenario: a selector matches 1 change in 1,000, and the watch is restarted 100 times, as 20 watches of 5
-// restarts each. Counted is what the server has to process for that: the changes since the revision at which a watch
-// resumes. The same changes are made to two resources; the watches of one ask for bookmarks.
+// KEP-956's scenario: a selector matches 1 change in 1,000, and the watch is restarted 100 times, as 20 watches of 5 restarts each.
+// The measure is the number of changes that the server has to process for that: those since the revision at which a watch resumes.
+// The same changes are made to two resources; only the watches of one have bookmarks.
 func TestKEP956(t *testing.T) {
 	t.Parallel()
 	const (
 		watches, restarts = 20, 5
 		perRound          = 1000 // changes, one of them selected
 		perTxn            = 100
-		atLeast           = 40 // times fewer
+		atLeast           = 40 // the factor between the two
 	)
 	ctx := harness.Context(t, 3*time.Minute)
 	e := harness.New(t)
@@ -38,7 +38,7 @@ func TestKEP956(t *testing.T) {
 		list, err := api.List(ctx, path, "")
 		harness.Check(t, err)
 		for range watches {
-			// A bookmark comes 2 s before the end.
+			// A bookmark is sent 2 s before the end.
 			w := &watcher{path: path, query: bookmarks + "labelSelector=selected%3Dyes&timeoutSeconds=3"}
 			harness.Check(t, w.begin(ctx, api, harness.Revision(t, list.Metadata.ResourceVersion)))
 			watchers[resource] = append(watchers[resource], w)
@@ -48,7 +48,7 @@ func TestKEP956(t *testing.T) {
 	processed := func(resource string) float64 {
 		n, err := api.Metric(ctx, fmt.Sprintf("apiserver_init_events_total{group=\"\",resource=%q", resource))
 		if err != nil {
-			return 0 // the series is not there before it counts something
+			return 0 // the series is missing until the first count
 		}
 		return n
 	}
@@ -70,7 +70,8 @@ func TestKEP956(t *testing.T) {
 			}
 		}
 		for _, w := range watchers["configmaps"] {
-			// The end, and before it the bookmark. On a slow machine that comes before the last change: then once more.
+			// The bookmark and the end of the watch. On a slow machine the bookmark may precede the last change: then repeat the
+			// watch.
 			for harness.Check(t, w.drain(ctx)); w.position < last; harness.Check(t, w.drain(ctx)) {
 				harness.Check(t, w.begin(ctx, api, w.position))
 			}
@@ -93,11 +94,11 @@ func TestKEP956(t *testing.T) {
 	}
 }
 
-// writeStored writes n objects, numbered from first on, to etcd as they are stored, in one transaction, and returns its
-// revision. Those that selected names have a label that says so.
+// writeStored writes n objects, numbered from first on, to etcd in their stored form, in one transaction, and returns its revision.
+// Objects for which selected returns true have the selected label.
 func writeStored(t *testing.T, ctx context.Context, client *clientv3.Client, resource string, first, n int, selected func(i int) bool) int64 {
 	t.Helper()
-	const live = 500 // names
+	const live = 500 // number of names
 	kind := map[string]string{"configmaps": "ConfigMap", "secrets": "Secret"}[resource]
 	var puts []clientv3.Op
 	for i := first; i < first+n; i++ {

@@ -1,9 +1,9 @@
-// Package restart looks at watches across restarts of API servers: a client that was connected once resumes where it was,
-// whichever server it comes to, and never has to list again because of the server.
+// Package restart tests watches across restarts of API servers: a client resumes its watch on any server, and a restart never makes
+// it relist.
 //
-// Clients record what they get, a client of etcd records what happened, and watchcheck compares the two.
+// Clients record their events, a client of etcd records the history, and watchcheck compares the two.
 //
-// The environment chooses, beside what the harness lets it choose:
+// Environment variables, in addition to those of the harness:
 //
 //	STRATA_TEST_LONG  1 for the long forms of the tests
 package restart
@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Reflectors log every connection that they lose.
+	// Reflectors log every lost connection.
 	klog.SetOutput(io.Discard)
 	flags := flag.NewFlagSet("", flag.PanicOnError)
 	klog.InitFlags(flags)
@@ -35,26 +35,26 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// noGates are the flags that make the server forget the past at a restart and vouch for nothing.
+// noGates turns off bookmarks, efficient watch resumption and the restore of history after a restart.
 const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResumption=false,WatchHistoryRestore=false"
 
 // serverFlags are the flags of all API servers here.
 var serverFlags = []string{
-	"--disable-admission-plugins=ServiceAccount", // pods need no account
+	"--disable-admission-plugins=ServiceAccount", // pods need no service account
 }
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// ownConnections returns a copy of config whose clients share no connection with those of other copies.
+// ownConnections returns a copy of config whose clients share no connection with other copies.
 func ownConnections(config *rest.Config) *rest.Config {
 	own := rest.CopyConfig(config)
-	own.Dial = (&net.Dialer{}).DialContext // clients that dial by themselves share nothing
+	own.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
 	return own
 }
 
-// oneConnection returns a copy of config whose clients have one connection between them. Otherwise each request that finds
-// none dials, and when thousands come back at once there are thousands of connections for a moment.
+// oneConnection returns a copy of config whose clients share one connection. Otherwise each request without an idle connection
+// dials, and thousands of concurrent requests open thousands of connections.
 func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(config)
@@ -65,7 +65,7 @@ func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
 	return one
 }
 
-// pause lets d pass, or less if ctx ends.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):

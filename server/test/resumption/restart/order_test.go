@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// 200 watchers reconnect at random revisions, on random servers, while objects are written. All of them see the same
-// order: that of etcd.
+// 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
+// of etcd.
 func TestOneTotalOrder(t *testing.T) {
 	t.Parallel()
 	const (
@@ -49,7 +49,7 @@ func TestOneTotalOrder(t *testing.T) {
 		w.query = "allowWatchBookmarks=true&labelSelector=" + url.QueryEscape(w.labels)
 		all[i] = w
 		if first == 0 {
-			for _, server := range servers { // both know where they are
+			for _, server := range servers { // both servers have reached the start revision
 				list, err := server.API().List(ctx, w.path, "")
 				harness.Check(t, err)
 				first = harness.Revision(t, list.Metadata.ResourceVersion)
@@ -79,7 +79,7 @@ func TestOneTotalOrder(t *testing.T) {
 			rest := w.query
 			after := first
 			for k := range reconnects {
-				// Every other time the server ends the watch, and it resumes right there: no revision may be split.
+				// Every other time the server ends the watch, and the watcher resumes at its position: no revision may be split.
 				byServer := k%2 == 1
 				if w.query = rest; byServer {
 					w.query += "&timeoutSeconds=1"
@@ -103,7 +103,7 @@ func TestOneTotalOrder(t *testing.T) {
 						return
 					}
 				}
-				// This time the client ends it, and goes back to something that it knows whole.
+				// This time the client ends it, and goes back to a revision that it has received completely.
 				after = max(first, w.complete)
 				if rand.IntN(2) == 0 {
 					after = first + rand.Int64N(after-first+1)

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// Nothing changes for three compactions and a restart in between. Watches that ask for bookmarks are ended by their timeouts
-// and by the restart, and resume; none is told 410. A watch without bookmarks could not: where it began is compacted.
+// There are no changes for three compactions with a restart in between. Watches with bookmarks are ended by their timeouts and by
+// the restart, and resume without a 410. A watch without bookmarks could not: its start revision is compacted.
 func TestQuietRegistry(t *testing.T) {
 	t.Parallel()
 	interval := 5 * time.Second
@@ -104,7 +104,7 @@ func TestQuietRegistry(t *testing.T) {
 		}
 		judge(t, ctx, history, w.prefix, follow{labels: labels}, w.watcher, after)
 	}
-	// A client that had no bookmarks would be where it began.
+	// A client without bookmarks would still be at its start revision.
 	old := &watcher{path: all[0].path}
 	err = old.begin(ctx, api, all[0].start)
 	if err == nil {
@@ -116,7 +116,7 @@ func TestQuietRegistry(t *testing.T) {
 	}
 }
 
-// awaitCompactions returns when etcd has been compacted n more times.
+// awaitCompactions returns after n more compactions of etcd.
 func awaitCompactions(ctx context.Context, client *clientv3.Client, n int) error {
 	last := int64(-1)
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {

@@ -15,12 +15,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// follows returns what n informers follow: resources that are busy and others that nobody touches, all objects and
-// selective selectors, in full and metadata only.
+// follows returns the objects of n informers: resources with many and without any writes, all objects and selective selectors, full
+// objects and metadata only.
 func follows(n int) []follow {
 	var all []follow
 	for i := range n {
-		k := i / 15 // of its sort
+		k := i / 15 // index within its kind
 		all = append(all, [...]follow{
 			{resource: "configmaps"},
 			{resource: "configmaps", labels: "shard=" + shard(k)},
@@ -44,20 +44,20 @@ func follows(n int) []follow {
 
 const (
 	informerCount      = 300
-	fewInformers       = 60 // of each kind some, where few are enough to see that one lists again
-	informersPerClient = 5  // that share a connection, as those of one controller do
+	fewInformers       = 60 // some of each kind, enough to detect a relist
+	informersPerClient = 5  // that share a connection, like those of one controller
 	restartTestTimeout = 12 * time.Minute
 	betweenTermAndKill = 20 * time.Second
-	afterEachRestart   = 3 * time.Second // client-go lists again when a watch of less than a second brought nothing
+	afterEachRestart   = 3 * time.Second // client-go relists after a watch of less than a second without events
 	equalWithin        = 90 * time.Second
 
-	// In the long form there are also a watcher of the pods of each node, reads of one object, and compactions.
+	// The long form also has a watcher of the pods of each node, reads of one object, and compactions.
 	longPerClient      = 50
 	longReaders        = 4
 	compactionInterval = 30 * time.Second
 )
 
-// outcome is what the clients saw between two moments.
+// outcome has the counts of the clients' requests and errors between two moments.
 type outcome struct {
 	lists, gone int
 	byFollow    map[string]int // lists
@@ -66,7 +66,7 @@ type outcome struct {
 // fleet is all informers of a test.
 type fleet struct {
 	informers []*informer
-	before    []int64 // lists of each when all had synced
+	before    []int64 // lists of each informer when all had synced
 }
 
 // startFleet starts informers and returns when all have synced.
@@ -103,7 +103,7 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fle
 	return f
 }
 
-// outcome returns what has happened since the informers had synced.
+// outcome returns the counts since the informers had synced.
 func (f *fleet) outcome() outcome {
 	o := outcome{byFollow: map[string]int{}}
 	for n, i := range f.informers {
@@ -121,7 +121,7 @@ func (f *fleet) outcome() outcome {
 	return o
 }
 
-// relisted returns how many informers have listed again.
+// relisted returns the number of informers that have relisted.
 func (f *fleet) relisted() (n int) {
 	for k, i := range f.informers {
 		if i.lists.Load() > f.before[k] {
@@ -131,7 +131,7 @@ func (f *fleet) relisted() (n int) {
 	return n
 }
 
-// logErrors writes to the test's log what requests were answered with.
+// logErrors writes the errors of requests to the test's log.
 func (f *fleet) logErrors(t *testing.T) {
 	t.Helper()
 	all := map[string]int{}
@@ -156,8 +156,8 @@ func (f *fleet) logErrors(t *testing.T) {
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// equal returns when every informer holds what etcd does. A write that a client has given up may still be on its way to
-// etcd, so that is read each time.
+// equal returns when every informer's store equals etcd. A write that a client has canceled may still reach etcd, so etcd is read
+// each time.
 func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, equalWithin, errors.New("informers differ from etcd"))
@@ -195,7 +195,7 @@ func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	}))
 }
 
-// validate judges everything that the informers were sent. All that they should have got they hold.
+// validate checks all events of the informers against the history. Their stores are already known to be complete.
 func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	history, err := s.history.Now(ctx)
@@ -248,8 +248,8 @@ func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 	}
 }
 
-// TestRollingRestart restarts three servers one after the other, all at once, and all at once without a warning, while 300
-// informers follow and writers write. Nobody has to list again, nobody is told 410, nobody misses anything.
+// TestRollingRestart restarts three servers one after the other, all at once, and all at once by SIGKILL, while 300 informers and
+// several writers run. No informer relists, gets a 410 or misses an event.
 func TestRollingRestart(t *testing.T) {
 	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx)
@@ -275,8 +275,8 @@ func TestRollingRestartWithGatesOff(t *testing.T) {
 	}
 }
 
-// rollingRestart restarts the servers under informers, in each way (or, unless everyWay, at once only, which takes less time) and returns what
-// the clients saw. Whatever they had to do for it, in the end they hold what etcd does and were sent nothing wrong.
+// rollingRestart restarts the servers under informers, in each way (or, unless everyWay, only all at once, which takes less time)
+// and returns the outcome. In any case the informers' stores equal etcd in the end, and all their events were correct.
 func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int, everyWay bool) outcome {
 	t.Helper()
 	began := time.Now()
@@ -299,7 +299,7 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 		for range longReaders {
 			w.readOften(s, ctx, &unexpected)
 		}
-		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1)) // and once more after the last restart
+		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1)) // one more after the last restart
 	}
 	step(fmt.Sprintf("all %d informers have synced", len(all)))
 	seen := func(name string) {
@@ -341,7 +341,7 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 	o, now := f.outcome(), s.audit(t)
 	f.logErrors(t)
 	if lists := now.lists - audited.lists; lists != o.lists {
-		// A request that never came to a server, or came to it again, makes a difference: both have to be zero, or none.
+		// A request that did not reach a server, or was repeated, makes the counts differ: both have to be zero, or neither.
 		t.Logf("servers were asked for lists %d times, informers asked %d times", lists, o.lists)
 		if (lists == 0) != (o.lists == 0) {
 			t.Errorf("servers were asked for lists %d times, informers asked %d times: %v", lists, o.lists, now.paths)

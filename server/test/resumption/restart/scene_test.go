@@ -30,17 +30,17 @@ const (
 
 var gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 
-// scene is a control plane of three API servers behind a balancer, on three members of etcd.
+// scene is a control plane of three API servers behind a balancer, on an etcd of three members.
 type scene struct {
 	etcd     *etcdcluster.Cluster
 	servers  []*harness.Server
 	audits   []string // each server's audit log
 	balancer *harness.Balancer
 	history  *recorded.History
-	api      *harness.API // of the administrator, through the balancer
+	api      *harness.API // the administrator's, through the balancer
 }
 
-// newScene starts one. Its history begins when the custom resource is served.
+// newScene starts a scene. Its history begins when the custom resource is served.
 func newScene(t *testing.T, ctx context.Context, flags ...string) *scene {
 	t.Helper()
 	e := harness.New(t)
@@ -95,21 +95,21 @@ func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) 
 	}
 }
 
-// config returns a configuration for a client whose requests are audited, with connections of its own to the balancer.
+// config returns a client configuration whose requests are audited, with separate connections to the balancer.
 func (s *scene) config() *rest.Config {
 	config := s.servers[0].ConfigFor(informerToken)
 	config.Host = s.balancer.URL
 	return ownConnections(config)
 }
 
-// restartOne stops a server as an operator would and starts it again.
+// restartOne stops a server with SIGTERM and starts it again.
 func (s *scene) restartOne(t *testing.T, i int) {
 	t.Helper()
 	harness.Check(t, s.servers[i].Stop())
 	s.servers[i].Restart()
 }
 
-// restartAll stops all servers at once, by SIGTERM or with no warning, and starts them again.
+// restartAll stops all servers at once, by SIGTERM or by SIGKILL, and starts them again.
 func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool) {
 	t.Helper()
 	var stopping sync.WaitGroup
@@ -131,16 +131,16 @@ func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool) {
 	}
 }
 
-// audited is what the audit logs of all servers say about the requests of informers.
+// audited has the informers' requests according to the audit logs of all servers.
 type audited struct {
-	lists   int            // LISTs and watches that began with the state
-	watches int            // others
-	gone    int            // of either, answered with 410
-	codes   map[int]int    // of all
+	lists   int            // LISTs and watches with initial events
+	watches int            // other watches
+	gone    int            // of both, answered with 410
+	codes   map[int]int    // of all requests
 	paths   map[string]int // the lists by path
 }
 
-// audit reads the audit logs. They are written before a request is answered, and outlive a server that is killed.
+// audit reads the audit logs. A request is logged before it is answered, and the log survives a killed server.
 func (s *scene) audit(t *testing.T) audited {
 	t.Helper()
 	a := audited{codes: map[int]int{}, paths: map[string]int{}}
@@ -158,12 +158,12 @@ func (s *scene) audit(t *testing.T) audited {
 				ResponseStatus struct{ Code int }
 			}
 			if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
-				continue // half a line of a server that was killed
+				continue // a partial line of a killed server
 			}
 			if event.ResponseStatus.Code == http.StatusGone {
 				a.gone++
 			}
-			if seen[event.AuditID] { // a watch is written when it begins and when it ends
+			if seen[event.AuditID] { // a watch is logged at its start and at its end
 				continue
 			}
 			seen[event.AuditID] = true

@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// A bookmark of one server is good on another one that is behind: the watch begins there, and delivers nothing that the
-// client has had.
+// A bookmark of one server is valid on another one that is behind: the watch starts there, and delivers no event that the client
+// has received.
 func TestBookmarkOfANewerServer(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
@@ -24,7 +24,7 @@ func TestBookmarkOfANewerServer(t *testing.T) {
 	history := recorded.Follow(t, ctx, etcd.Client(), "/registry/")
 	const maps, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
 	api := newer.API()
-	before, err := older.API().List(ctx, maps, "") // both servers know the resources
+	before, err := older.API().List(ctx, maps, "") // both servers serve the resources
 	harness.Check(t, err)
 	_, err = older.API().List(ctx, secrets, "")
 	harness.Check(t, err)
@@ -37,7 +37,7 @@ func TestBookmarkOfANewerServer(t *testing.T) {
 	busy, quiet := &watcher{path: maps}, &watcher{path: secrets}
 	all := []*watcher{busy, quiet}
 	for _, w := range all {
-		w.query = "allowWatchBookmarks=true&timeoutSeconds=3" // the server vouches before it ends a watch
+		w.query = "allowWatchBookmarks=true&timeoutSeconds=3" // the server sends a bookmark before it ends a watch
 		harness.Check(t, w.begin(ctx, api, harness.Revision(t, before.Metadata.ResourceVersion)))
 	}
 	for _, w := range all {

@@ -14,19 +14,19 @@ import (
 	"github.com/stratakube/strata/server/test/internal/recorded"
 )
 
-// watcher is a client that watches one path and records what it gets. It speaks HTTP itself, so it does exactly what the
-// test says. It is used by one goroutine.
+// watcher is a client that watches one path and records its events. It speaks HTTP directly, without a library's retries or
+// relists. It is used by one goroutine.
 type watcher struct {
 	path, query string
 	sessions    recorded.Sessions
-	position    int64 // the revision after which it would resume
-	complete    int64 // the revision up to which it has got everything: of the last event's there may be more
+	position    int64 // the revision to resume after
+	complete    int64 // the revision up to which all events were received: the last event's revision may have more
 
 	watch   *harness.Watch
 	session *recorded.Session
 }
 
-// begin watches after a revision. A refusal is an error that apierrors knows.
+// begin watches after a revision. A refusal is returned as an error that apierrors can classify.
 func (w *watcher) begin(ctx context.Context, api *harness.API, after int64) error {
 	w.end()
 	watch, refused, err := api.Watch(ctx, w.path, w.query+"&resourceVersion="+strconv.FormatInt(after, 10))
@@ -43,7 +43,7 @@ func (w *watcher) begin(ctx context.Context, api *harness.API, after int64) erro
 	return nil
 }
 
-// next returns the next event. An event of type ERROR is an error that apierrors knows.
+// next returns the next event. An event of type ERROR is returned as an error that apierrors can classify.
 func (w *watcher) next(ctx context.Context) (harness.Event, error) {
 	e, err := w.watch.Next(ctx)
 	if err != nil {
@@ -60,7 +60,7 @@ func (w *watcher) next(ctx context.Context) (harness.Event, error) {
 	return e, err
 }
 
-// until reads until the position is at a revision or past it.
+// until reads until the position has reached a revision.
 func (w *watcher) until(ctx context.Context, revision int64) error {
 	for w.position < revision {
 		if _, err := w.next(ctx); err != nil {
@@ -70,7 +70,7 @@ func (w *watcher) until(ctx context.Context, revision int64) error {
 	return nil
 }
 
-// drain reads until the watch ends, and returns the error that ended it, nil if the server ended it in order.
+// drain reads until the watch ends, and returns its error, nil for an orderly end by the server.
 func (w *watcher) drain(ctx context.Context) error {
 	for {
 		if _, err := w.next(ctx); err != nil {
@@ -90,8 +90,7 @@ func (w *watcher) end() {
 	}
 }
 
-// retried calls f until its error is nil or not one that a client comes back after: no connection, or a server that says
-// that it has too much to do or is not ready.
+// retried calls f until its error is nil or not retryable. Connection errors, overload and unready servers are retryable.
 func retried(ctx context.Context, f func(context.Context) error) error {
 	var last error
 	err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -109,7 +108,7 @@ func retried(ctx context.Context, f func(context.Context) error) error {
 	return last
 }
 
-// collection returns the path of what f follows.
+// collection returns the path of the objects of f.
 func collection(f follow) string {
 	path := "/api/v1"
 	if f.resource == gizmoResource.Resource {
@@ -121,7 +120,7 @@ func collection(f follow) string {
 	return path + "/" + f.resource
 }
 
-// judge compares what a watcher got with the history; it has got everything up to through.
+// judge compares a watcher's events with the history; the watcher has received all events up to through.
 func judge(t testing.TB, ctx context.Context, h *recorded.History, prefix string, f follow, w *watcher, through int64) {
 	t.Helper()
 	history, err := h.Now(ctx)

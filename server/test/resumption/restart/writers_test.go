@@ -20,13 +20,13 @@ import (
 
 const (
 	namespaces = 8
-	shards     = 40                    // values of the label that informers select by
+	shards     = 40                    // values of the label in the informers' selectors
 	writePause = 25 * time.Millisecond // of each writer, between two writes
 )
 
 func namespace(i int) string { return fmt.Sprintf("space-%d", i%namespaces) }
 
-// nodes is how many nodes have pods. In the long form each has a watcher.
+// nodes returns the number of nodes with pods. In the long form each has a watcher.
 func nodes() int {
 	if harness.Long() {
 		return 5000
@@ -51,7 +51,7 @@ func pod(name, node string) object {
 		"containers": []any{object{"name": "main", "image": "none"}}}}
 }
 
-// seed creates what informers find when they start. Secrets and limit ranges are not touched again.
+// seed creates the objects that exist before the informers start. Secrets and limit ranges are not changed afterwards.
 func (s *scene) seed(t *testing.T, ctx context.Context) {
 	t.Helper()
 	create := func(path string, body object) {
@@ -74,16 +74,16 @@ func (s *scene) seed(t *testing.T, ctx context.Context) {
 	}
 }
 
-// writers write until they are stopped. Requests fail while servers restart, and that is no fault.
+// writers write until end is called. Requests may fail while servers restart.
 type writers struct {
 	stop   context.CancelFunc
 	group  sync.WaitGroup
-	writes atomic.Int64 // that were accepted
+	writes atomic.Int64 // accepted writes
 	failed atomic.Int64
 }
 
-// startWriters starts writers that write through the balancer, and one that writes to etcd as a server behind no
-// balancer would, so that revisions go on while none of ours runs.
+// startWriters starts writers through the balancer, and one that writes to etcd like another API server, so that the revision
+// advances while no server of the scene runs.
 func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 	t.Helper()
 	w := &writers{}
@@ -101,7 +101,7 @@ func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 	return w
 }
 
-// readOften gets objects through the balancer until the writers are stopped, and counts answers that it must not get.
+// readOften gets objects through the balancer until the writers are stopped, and counts unexpected answers.
 func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.Int64) {
 	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
 	w.group.Go(func() {
@@ -109,7 +109,7 @@ func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.In
 			n := i % 80
 			r, err := api.Do(ctx, http.MethodGet, fmt.Sprintf("/api/v1/namespaces/%s/configmaps/seed-%d", namespace(n), n), "", nil)
 			switch {
-			case err != nil, r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError: // a restart
+			case err != nil, r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError: // during a restart
 			case r.Code != http.StatusOK:
 				unexpected.Add(1)
 			}
@@ -134,7 +134,7 @@ func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, 
 			name := fmt.Sprintf("busy-%s-%d", id, i)
 			w.do(ctx, api, http.MethodPost, path(i), body(name, i))
 			if old := i - 1 - rand.IntN(live); old >= 0 {
-				// A change of the label takes it from one selector to another.
+				// A change of the label moves it from one selector to another.
 				w.do(ctx, api, http.MethodPatch, path(old)+fmt.Sprintf("/busy-%s-%d", id, old),
 					fmt.Sprintf(`{"metadata":{"labels":{"shard":%q}}}`, shard(rand.IntN(shards))))
 			}
@@ -145,7 +145,7 @@ func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, 
 	})
 }
 
-// do sends one write; what has been answered is waited for, so that the load is bounded.
+// do sends one write and waits for the answer, which bounds the load.
 func (w *writers) do(ctx context.Context, api *harness.API, method, path string, body any) {
 	contentType := ""
 	if method == http.MethodPatch {
@@ -162,7 +162,7 @@ func (w *writers) do(ctx context.Context, api *harness.API, method, path string,
 	pause(ctx, writePause)
 }
 
-// storeMany changes configmaps and gizmos as they are stored, several in one transaction; it does so for the i-th time.
+// storeMany writes several configmaps and gizmos in stored form, in one transaction; i is the number of the call.
 func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int) {
 	const live, atOnce = 60, 4
 	var ops []clientv3.Op
@@ -194,7 +194,7 @@ func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int
 	}
 }
 
-// writeToEtcd changes gizmos as they are stored.
+// writeToEtcd changes gizmos in stored form.
 func (w *writers) writeToEtcd(ctx context.Context, client *clientv3.Client) {
 	const live = 50
 	for i := 0; ctx.Err() == nil; i++ {

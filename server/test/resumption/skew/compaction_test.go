@@ -16,12 +16,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// compactKey is where the compactors of API servers agree on whose turn it is.
+// compactKey is the key with which the compactors of API servers coordinate their turns.
 const compactKey = "compact_rev_key"
 
-// TestCompactors lets the compactors of Strata and of a peer share an etcd: both at a time, either alone, and the peer's with
-// a Strata that compacts nothing. (A kube-apiserver that compacts nothing does not follow others: it goes on to answer from
-// its watch cache.) Both servers refuse what either has compacted and offer a way to go on.
+// TestCompactors makes the compactors of Strata and of a peer share an etcd: both, either alone, and the peer's with a Strata that
+// compacts nothing. (A kube-apiserver that compacts nothing does not follow other compactors: it continues to answer from its watch
+// cache.) Both servers refuse compacted revisions of either compactor and return a token to continue.
 func TestCompactors(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
@@ -42,7 +42,7 @@ func TestCompactors(t *testing.T) {
 	})
 }
 
-// requireCompaction waits until the present revision is compacted, and checks what the servers answer about it.
+// requireCompaction waits until the current revision is compacted, and checks the servers' answers at it.
 func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, servers ...*harness.Server) {
 	t.Helper()
 	const limit = 2
@@ -61,7 +61,7 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 		tokens[i], version = page.Metadata.Continue, page.Metadata.ResourceVersion
 	}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		// A compactor compacts to where etcd was at its last turn: without writes there is nothing to compact.
+		// A compactor compacts to the revision of its last turn: without writes there is nothing to compact.
 		_, err := api.Patch(ctx, defaultMaps+"/compacted-0", fmt.Sprintf(`{"data":{"revision":"%d"}}`, etcdRevision(t, ctx, p.client)))
 		if err != nil {
 			return false, err
@@ -75,7 +75,7 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 	for i, s := range servers {
 		api := s.API()
 		awaitCode(t, ctx, api, defaultMaps, exact(version), http.StatusGone)
-		for j, token := range tokens { // of its own, and of the other
+		for j, token := range tokens { // its own token, and the other server's
 			expired := awaitCode(t, ctx, api, defaultMaps, continued(token, limit), http.StatusGone)
 			var status metav1.Status
 			harness.Check(t, json.Unmarshal(expired.Body, &status))
@@ -83,7 +83,7 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 				t.Errorf("%s: server %d answers the expired token of server %d with %s", who, i, j, expired.Body)
 				continue
 			}
-			// Both servers go on after the last name of the expired list, at the present.
+			// Both servers continue after the last name of the expired list, at the current revision.
 			for k, s := range servers {
 				page, err := s.API().List(ctx, defaultMaps, continued(status.Continue, limit))
 				if err != nil || len(page.Items) != limit || page.Items[0].Metadata.Name != fmt.Sprintf("compacted-%d", limit) {
@@ -94,8 +94,8 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 	}
 }
 
-// requireTurns reads all writes of the compactors' key between begin and now. Each is a transaction on the version before, so that no
-// two compactors take the same turn, and no one compacts what is not yet written.
+// requireTurns reads all writes of compactKey between begin and now. Each is a transaction on the previous version, so that two
+// compactors never take the same turn, and no revision is compacted before it was written.
 func requireTurns(t *testing.T, ctx context.Context, client *clientv3.Client, begin *clientv3.GetResponse, turns clientv3.WatchChan) {
 	t.Helper()
 	const atLeast = 5

@@ -37,8 +37,8 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 				watches[version] = watchFrom(t, ctx, dir.to, d.things(version), first.Metadata.ResourceVersion)
 			}
 
-			// A change of the storage version ends no watch of upstream's that is under way, nor does it change what is
-			// stored: each server writes the new version once it has seen the change.
+			// A change of the storage version ends no open watch of upstream, and does not change stored objects: each server
+			// writes the new version once it has observed the change.
 			d.change(t, ctx, dir.to, d.versions("v2", "v1", "v2"))
 			var written []harness.Object
 			for j, api := range apis {
@@ -66,7 +66,7 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 				d.requireDelivered(t, ctx, dir.to, version, w, written)
 			}
 
-			// v1 is served no longer: upstream ends its watches.
+			// v1 is no longer served: upstream ends its watches.
 			d.change(t, ctx, dir.from, d.versions("v2", "v2"))
 			for _, api := range apis {
 				d.await(t, ctx, api, "v1", http.StatusNotFound)
@@ -93,8 +93,8 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 	}
 }
 
-// requireDelivered reads all that was written from a watch. If the server has ended the watch because of a change of the
-// definition, it goes on with a watch after the last event, as an informer does.
+// requireDelivered requires that a watch delivers all written objects. If the server ends the watch because of a change of the
+// definition, a new watch after the last event continues, as in an informer.
 func (d definition) requireDelivered(t *testing.T, ctx context.Context, api *harness.API, version string, w *harness.Watch, written []harness.Object) {
 	t.Helper()
 	last := ""
@@ -119,7 +119,7 @@ func (d definition) requireDelivered(t *testing.T, ctx context.Context, api *har
 	}
 }
 
-// stored returns the API version in which an object of the default namespace is in etcd.
+// stored returns the API version of a stored object of the default namespace.
 func (d definition) stored(t *testing.T, ctx context.Context, p *pair, name string) string {
 	t.Helper()
 	resp, err := p.client.Get(ctx, d.prefix()+name)

@@ -15,10 +15,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// encryption is the file of an encryption configuration for Secrets that servers share.
+// encryption is a file with an encryption configuration for Secrets that servers share.
 type encryption struct{ path string }
 
-// newEncryption writes a configuration with secretbox keys, of which the first encrypts.
+// newEncryption writes a configuration with secretbox keys; the first one encrypts.
 func newEncryption(t *testing.T, keys ...string) encryption {
 	t.Helper()
 	e := encryption{filepath.Join(t.TempDir(), "encryption.json")}
@@ -43,8 +43,8 @@ func (e encryption) write(t *testing.T, keys ...string) {
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
 
-// requireShared creates Secrets through each server; the other reads them. Then a restart of Strata alone makes the second
-// key the one that encrypts, so that the servers use different keys, as in the middle of a rotation.
+// requireShared creates Secrets through each server; the other reads them. Then a restart of Strata alone makes it encrypt with the
+// second key, so that the servers use different keys, as in the middle of a rotation.
 func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
 	keys := map[*harness.Server]string{p.strata: "one", p.peer: "one"}
 	written := 0

@@ -14,16 +14,16 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// etcdVersions are the minor versions of etcd that are tested, in their order.
+// etcdVersions are the tested minor versions of etcd, in order.
 var etcdVersions = []string{"3.6", "3.7"}
 
-// TestEtcdServers runs Strata on each etcd: progress moves lists and bookmarks of resources without writes, history is
-// restored after a restart, a compaction is followed, and a range that etcd sends in many parts is complete.
+// TestEtcdServers runs Strata on each etcd: progress advances lists and bookmarks of resources without writes, history is restored
+// after a restart, a compaction takes effect, and a range that etcd sends in many parts is complete.
 func TestEtcdServers(t *testing.T) {
 	t.Parallel()
 	for _, version := range etcdVersions {
 		t.Run("etcd="+version, func(t *testing.T) {
-			t.Parallel()                  // it waits for bookmarks, and for a server to notice a compaction
+			t.Parallel()                  // it waits for bookmarks, and for a server to detect a compaction
 			harness.StockEtcd(t, version) // is built before the time limit begins
 			ctx := harness.Context(t, testTimeout)
 			env := harness.New(t)
@@ -35,7 +35,7 @@ func TestEtcdServers(t *testing.T) {
 
 			requireProgress(t, ctx, api, client)
 
-			// History: the events of a watch from before the restart are those of before and after it.
+			// History: a watch from before the restart delivers the events before and after it.
 			from := list(t, ctx, api, defaultMaps, "").Metadata.ResourceVersion
 			before := create(t, ctx, api, defaultMaps, configMap("before"))
 			harness.Check(t, s.Stop())
@@ -54,7 +54,7 @@ func TestEtcdServers(t *testing.T) {
 				t.Errorf("%d ConfigMaps, want %d", len(l.Items), large)
 			}
 
-			// Compaction by hand is followed at once, and a watch from before it goes on from memory.
+			// A manual compaction takes effect at once, and a watch from before it continues from memory.
 			old := list(t, ctx, s.API(), defaultMaps, "").Metadata.ResourceVersion
 			last := create(t, ctx, s.API(), defaultMaps, configMap("last"))
 			_, err := client.Compact(ctx, harness.Revision(t, last.Metadata.ResourceVersion))
@@ -65,8 +65,8 @@ func TestEtcdServers(t *testing.T) {
 	}
 }
 
-// requireProgress writes what is no object. Lists of the present, bookmarks of watches and the ends of initial events
-// follow, and reads cause no reads of etcd but for its progress.
+// requireProgress writes a key that is not of an object. Consistent lists, bookmarks and the ends of initial events reach its
+// revision, and reads read nothing from etcd except its revision.
 func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client) {
 	t.Helper()
 	const quiet = "/api/v1/limitranges"
@@ -87,8 +87,8 @@ func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client
 	}
 }
 
-// awaitBookmark watches a path without writes, again and again, until a bookmark has at least a revision. Each watch lasts
-// long enough for one bookmark, which is sent 2 s before the end.
+// awaitBookmark repeatedly watches a path without writes, until a bookmark has at least a revision. Each watch lasts long enough
+// for one bookmark, which is sent 2 s before the end.
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path, from string, atLeast int64) {
 	t.Helper()
 	for {
@@ -108,7 +108,7 @@ func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path, fr
 	}
 }
 
-// fillEtcd writes ConfigMaps of 4 kB in the form of JSON, which API servers read as well as their own protobuf.
+// fillEtcd writes ConfigMaps of 4 kB in JSON, which API servers decode like their own protobuf.
 func fillEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, objects int) {
 	t.Helper()
 	namespace := strings.Split(prefix, "/")[3]
@@ -130,8 +130,8 @@ func rawConfigMap(namespace, name, text string) string {
 		name, namespace, namespace+"-"+name, text)
 }
 
-// TestEtcdUpgrade replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both go on, and a watch of
-// Strata's delivers all events over it.
+// TestEtcdUpgrade replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both continue, and a watch of
+// Strata delivers all events.
 func TestEtcdUpgrade(t *testing.T) {
 	t.Parallel()
 	for _, peer := range []string{upstream, older, newer} {

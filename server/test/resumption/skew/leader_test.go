@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// requireOneLeader lets two candidates elect a leader, one through each server. A leader that resigns is followed by the
-// other one; there are never two.
+// requireOneLeader makes two candidates elect a leader, one through each server. A leader that resigns is succeeded by the other
+// one; there are never two.
 func requireOneLeader(t *testing.T, ctx context.Context, p *pair) {
 	const changes = 5
 	var mu sync.Mutex
@@ -62,7 +62,7 @@ func requireOneLeader(t *testing.T, ctx context.Context, p *pair) {
 		candidates[leader].stop()
 		resigned := leader
 		leader = next(others[resigned])
-		harness.Check(t, candidates[resigned].start(ctx)) // it stands again
+		harness.Check(t, candidates[resigned].start(ctx)) // it is a candidate again
 	}
 	for _, s := range []*harness.Server{p.strata, p.peer} {
 		client, err := kubernetes.NewForConfig(s.Config)
@@ -83,7 +83,7 @@ const leaseName = "leader"
 type candidate struct {
 	name             string
 	client           kubernetes.Interface
-	started, stopped func() // it leads; it does no longer, and has not resigned yet
+	started, stopped func() // called when it leads; called when it no longer leads, before it resigns
 
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -112,7 +112,7 @@ func (c *candidate) start(ctx context.Context) error {
 	return nil
 }
 
-// stop makes the candidate resign, and returns when it has.
+// stop makes the candidate resign, and returns afterwards.
 func (c *candidate) stop() {
 	c.stopped()
 	c.cancel()

@@ -1,9 +1,8 @@
-// Package skew runs strata apiserver and kube-apiservers of the supported minor versions on one etcd: side by side, and one
-// after another. The etcd servers are of two minor versions too.
+// Package skew runs strata apiserver and kube-apiservers of the supported minor versions on one etcd: side by side, and one after
+// another. The etcd servers are of two minor versions too.
 //
-// The kube-apiservers are stock ones: unmodified programs that `make stock` builds and `make skew` requires. The strata
-// command with --engine=upstream, which has upstream's watch cache and is of Strata's own version, is the peer that every
-// run of the tests has.
+// The kube-apiservers are stock ones: unmodified programs that `make stock` builds and `make skew` requires. The strata command
+// with --engine=upstream, which has upstream's watch cache and Strata's own version, is a peer in every run of the tests.
 package skew
 
 import (
@@ -26,12 +25,12 @@ const testTimeout = 4 * time.Minute
 
 type object = map[string]any
 
-// upstream is the name of the peer that is the strata command with upstream's watch cache. Others are minor versions of the
-// stock kube-apiserver.
+// upstream is the peer that is the strata command with upstream's watch cache. Other peers are minor versions of the stock
+// kube-apiserver.
 const (
 	upstream = "upstream"
 	older    = "1.36" // the older supported minor version
-	newer    = "1.37" // that of Strata
+	newer    = "1.37" // Strata's own version
 )
 
 // combination is a peer and the minor version of the etcd that it shares with Strata.
@@ -50,7 +49,7 @@ func forEach(t *testing.T, combinations []combination, test func(t *testing.T, c
 	}
 }
 
-// program returns the path of a peer's stock kube-apiserver, "" for the strata command. The test is skipped if there is none.
+// program returns the path of a peer's stock kube-apiserver, "" for the strata command. It skips the test if there is none.
 func program(t *testing.T, peer string) string {
 	t.Helper()
 	if peer == upstream {
@@ -59,7 +58,7 @@ func program(t *testing.T, peer string) string {
 	return harness.StockAPIServer(t, peer)
 }
 
-// startPeer starts the API server that is a peer of Strata's, and does not wait for it.
+// startPeer starts a peer of Strata, and does not wait for it.
 func startPeer(env *harness.Env, program string, etcd *harness.Etcd, flags ...string) *harness.Server {
 	if program == "" {
 		return env.StartAPIServer(etcd, append([]string{"--engine=" + harness.Upstream}, flags...)...)
@@ -78,7 +77,7 @@ type pair struct {
 	client       *clientv3.Client // of the etcd
 }
 
-// Addresses that the servers of a pair advertise. They are reserved for documentation: nothing listens there.
+// Addresses that the servers of a pair advertise. They are reserved for documentation: no host has them.
 const (
 	strataAddress = "192.0.2.1"
 	peerAddress   = "192.0.2.2"
@@ -99,7 +98,7 @@ func (c combination) start(t *testing.T, ctx context.Context, flags ...string) *
 	return p
 }
 
-// direction is one of the two ways to use a pair: from writes or issues what to reads.
+// direction is one of the two ways to use a pair: from writes or issues, to reads.
 type direction struct {
 	name     string
 	from, to *harness.API
@@ -148,7 +147,7 @@ func watchFrom(t *testing.T, ctx context.Context, api *harness.API, path, resour
 	return startWatch(t, ctx, api, path, "resourceVersion="+resourceVersion)
 }
 
-// nextEvent returns the next event that is no bookmark.
+// nextEvent returns the next event other than bookmarks.
 func nextEvent(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
 	t.Helper()
 	for {
@@ -170,17 +169,17 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind strin
 	}
 }
 
-// exact is the query of a list at a resource version.
+// exact returns the query of a list at a resource version.
 func exact(resourceVersion string) string {
 	return "resourceVersionMatch=Exact&resourceVersion=" + resourceVersion
 }
 
-// notOlder is the query of a list that is not older than a resource version.
+// notOlder returns the query of a list that is not older than a resource version.
 func notOlder(resourceVersion string) string {
 	return "resourceVersionMatch=NotOlderThan&resourceVersion=" + resourceVersion
 }
 
-// continued is the query of the page after one that had a token.
+// continued returns the query of the page after one with a token.
 func continued(token string, limit int) string {
 	return url.Values{"continue": {token}, "limit": {strconv.Itoa(limit)}}.Encode()
 }
@@ -195,7 +194,7 @@ func configMap(name string) object {
 	return object{"metadata": object{"name": name}, "data": object{"name": name}}
 }
 
-// definition is the custom resource that tests define: namespaced, with the versions v1 and v2 that differ in name only.
+// definition is the definition of the tests' custom resource: namespaced, with the versions v1 and v2 that differ in name only.
 type definition struct{ group string }
 
 func (d definition) path() string {
@@ -206,14 +205,14 @@ func (d definition) things(version string) string {
 	return "/apis/" + d.group + "/" + version + "/namespaces/default/things"
 }
 
-// prefix is where the objects of the default namespace are in etcd.
+// prefix returns the key prefix of the objects of the default namespace in etcd.
 func (d definition) prefix() string { return "/registry/" + d.group + "/things/default/" }
 
 func (d definition) thing(version, name string) object {
 	return object{"apiVersion": d.group + "/" + version, "kind": "Thing", "metadata": object{"name": name}, "spec": object{"text": name}}
 }
 
-// versions are the entries of the definition, of which one is that of storage.
+// versions returns the entries of the definition, one of which is the storage version.
 func (d definition) versions(storage string, served ...string) []any {
 	var entries []any
 	for _, name := range []string{"v1", "v2"} {
@@ -256,7 +255,7 @@ func (d definition) await(t *testing.T, ctx context.Context, api *harness.API, v
 	awaitCode(t, ctx, api, d.things(version), "", code)
 }
 
-// awaitCode returns when a GET is answered with the code, and what the answer was.
+// awaitCode waits until a GET is answered with the code, and returns the answer.
 func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path, query string, code int) *harness.Response {
 	t.Helper()
 	var response *harness.Response
@@ -271,7 +270,7 @@ func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path, query 
 	return response
 }
 
-// etcdRevision returns the present revision of an etcd.
+// etcdRevision returns the current revision of an etcd.
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())

@@ -27,7 +27,7 @@ type three struct {
 	client               *clientv3.Client
 }
 
-// startThree starts them, the older one first. The flags are those of the two newer ones.
+// startThree starts the three servers, the older one first. The flags are for the two newer ones.
 func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	t.Helper()
 	programs := []string{program(t, older), program(t, newer)}
@@ -45,9 +45,9 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	return s
 }
 
-// TestStoredByEitherMinor fills an etcd through kube-apiserver 1.36. Strata answers about it what kube-apiserver 1.37 does,
-// byte by byte. Then either of these two updates all objects: both store them in the same versions, of which several
-// differ from those of 1.36, and kube-apiserver 1.36 reads all of them.
+// TestStoredByEitherMinor fills an etcd through kube-apiserver 1.36. Strata's answers equal those of kube-apiserver 1.37, byte by
+// byte. Then either of these two updates all objects: both store them in the same versions, of which several differ from those of
+// 1.36, and kube-apiserver 1.36 reads all of them.
 func TestStoredByEitherMinor(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -126,7 +126,7 @@ func (s *three) fill(t *testing.T, ctx context.Context) {
 	}
 }
 
-// resources returns the paths of all resources that the newer servers list, in all versions.
+// resources returns the paths of all listable resources of the newer servers, in all versions.
 func (s *three) resources(t *testing.T, ctx context.Context) []string {
 	t.Helper()
 	paths := discover(t, ctx, s.strata.API())
@@ -136,7 +136,7 @@ func (s *three) resources(t *testing.T, ctx context.Context) []string {
 	return paths
 }
 
-// discover returns the paths of all resources that a server lists, sorted.
+// discover returns the paths of all listable resources of a server, sorted.
 func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 	t.Helper()
 	groups := []string{"/api/v1"}
@@ -154,7 +154,7 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		harness.Check(t, err)
 		if r.Code == http.StatusNotFound {
-			return // /apis names the versions of all servers on an etcd, whose APIServices they share
+			return // /apis has the versions of all servers on an etcd, whose APIServices they share
 		}
 		if r.Code != http.StatusOK {
 			t.Fatalf("get %s: %v", path, r.Err())
@@ -172,7 +172,7 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 		discovered.Resources = nil
 		read(group)
 		for _, r := range discovered.Resources {
-			if slices.Contains(r.Verbs, "list") && r.Name != "componentstatuses" { // which are not stored
+			if slices.Contains(r.Verbs, "list") && r.Name != "componentstatuses" { // componentstatuses are not stored
 				paths = append(paths, group+"/"+r.Name)
 			}
 		}
@@ -181,7 +181,7 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 	return paths
 }
 
-// requireSameBytes lists all resources at one revision from Strata and from kube-apiserver of the same version.
+// requireSameBytes compares lists of all resources at one revision between Strata and kube-apiserver of the same version.
 func (s *three) requireSameBytes(t *testing.T, ctx context.Context, what string, paths []string) {
 	t.Helper()
 	at := exact(fmt.Sprint(etcdRevision(t, ctx, s.client)))
@@ -203,7 +203,7 @@ func (s *three) requireSameBytes(t *testing.T, ctx context.Context, what string,
 	}
 }
 
-// readAs gets a path, again while the server has not loaded the resource yet.
+// readAs gets a path, and retries until the server has loaded the resource.
 func readAs(t *testing.T, ctx context.Context, api *harness.API, path, query, accept string) *harness.Response {
 	t.Helper()
 	var response *harness.Response
@@ -218,7 +218,7 @@ func readAs(t *testing.T, ctx context.Context, api *harness.API, path, query, ac
 	return response
 }
 
-// sameButAges says whether tables have the same rows with the same objects: a cell may be an age, which grows.
+// sameButAges reports whether tables have the same rows with the same objects: a cell may be an age, which grows.
 func sameButAges(a, b []byte) bool {
 	var tables [2]struct {
 		ColumnDefinitions json.RawMessage
@@ -267,7 +267,7 @@ func (s *three) touch(t *testing.T, ctx context.Context, by string, api *harness
 	}
 }
 
-// changesByItself says whether servers write an object by themselves.
+// changesByItself reports whether servers write an object by themselves.
 func changesByItself(path string, o metav1.ObjectMeta) bool {
 	return strings.HasSuffix(path, "/leases") && o.Labels["apiserver.kubernetes.io/identity"] != "" ||
 		strings.HasSuffix(path, "/apiservices") || strings.HasSuffix(path, "/storageversions")
@@ -301,7 +301,7 @@ func listed(t *testing.T, ctx context.Context, api *harness.API) map[string][]pa
 	return all
 }
 
-// view returns what a server shows of all objects, without what each update changes.
+// view returns a server's view of all objects, without the fields that each update changes.
 func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[string]string {
 	t.Helper()
 	view := map[string]string{}
@@ -323,7 +323,7 @@ func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[st
 			metadata := item["metadata"].(object)
 			delete(metadata, "resourceVersion")
 			delete(metadata, "managedFields")
-			delete(metadata, "generation") // of a Deployment, an annotation counts
+			delete(metadata, "generation") // an annotation increases a Deployment's generation
 			annotations, _ := metadata["annotations"].(object)
 			delete(annotations, "touched")
 			data, err = json.Marshal(item)
@@ -334,7 +334,7 @@ func (s *three) view(t *testing.T, ctx context.Context, api *harness.API) map[st
 	return view
 }
 
-// stored returns the API version and kind in which each object is in etcd, by its key.
+// stored returns the API version and kind of each stored object, by its key.
 func (s *three) stored(t *testing.T, ctx context.Context) map[string]string {
 	t.Helper()
 	resp, err := s.client.Get(ctx, "/registry/", clientv3.WithPrefix())
@@ -354,7 +354,7 @@ func (s *three) stored(t *testing.T, ctx context.Context) map[string]string {
 	return forms
 }
 
-// requireEqual compares texts by their keys.
+// requireEqual compares texts by key.
 func requireEqual(t *testing.T, what string, got, want map[string]string) {
 	t.Helper()
 	if !maps.Equal(got, want) {
@@ -362,8 +362,8 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
-// TestFieldsOfTheNewerMinor writes a field that only 1.37 knows, through Strata and through kube-apiserver 1.37. A
-// kube-apiserver 1.36 does not show it and drops it with the next update; then no server shows it any more.
+// TestFieldsOfTheNewerMinor writes a field that exists in 1.37 only, through Strata and through kube-apiserver 1.37. A
+// kube-apiserver 1.36 does not return it and drops it at the next update; then no server returns it.
 func TestFieldsOfTheNewerMinor(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -410,8 +410,8 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 	}
 }
 
-// TestEmulatedMinor compares Strata that emulates 1.36 with a kube-apiserver 1.37 that does: they serve the same resources,
-// have the same features, and store objects in the same versions.
+// TestEmulatedMinor compares Strata that emulates 1.36 with a kube-apiserver 1.37 that emulates 1.36: they serve the same
+// resources, have the same features, and store objects in the same versions.
 func TestEmulatedMinor(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

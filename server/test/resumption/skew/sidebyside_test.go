@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestSideBySide runs Strata and a peer on one etcd: each shows the writes of the other, and what one issues (resource
-// versions, continue tokens, definitions of resources, encrypted objects, leases) is good for the other.
+// TestSideBySide runs Strata and a peer on one etcd: each returns the writes of the other, and resource versions, continue tokens,
+// definitions of resources, encrypted objects and leases of one are valid on the other.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.6"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
@@ -32,7 +32,7 @@ func TestSideBySide(t *testing.T) {
 			{"LeaderElection", requireOneLeader},
 			{"Encryption", keys.requireShared},
 		}
-		if c.peer != upstream { // whose identity is Strata's: it is the same command
+		if c.peer != upstream { // its identity equals Strata's: it is the same command
 			tests = append(tests, test{"Identity", requireIdentities})
 		}
 		for _, test := range tests {
@@ -41,8 +41,8 @@ func TestSideBySide(t *testing.T) {
 	})
 }
 
-// requireWritesShown writes through one server. The other shows each write at once in consistent reads, and both watches
-// deliver the same events.
+// requireWritesShown writes through one server. The other returns each write at once in consistent reads, and both watches deliver
+// the same events.
 func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 	d := definition{"writes.example.com"}
 	d.create(t, ctx, p.peer.API())
@@ -64,7 +64,7 @@ func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 			patched, err := dir.from.Patch(ctx, path+"/written", `{"metadata":{"labels":{"patched":"yes"}}}`)
 			harness.Check(t, err)
 			requireShown(t, ctx, dir, path, patched)
-			// A write through the other server is a write to the same object: no conflict, and none without its version.
+			// The other server updates the same object at its resource version; a stale version is a conflict.
 			again, err := dir.to.Patch(ctx, path+"/written",
 				fmt.Sprintf(`{"metadata":{"resourceVersion":%q,"labels":{"patched":"again"}}}`, patched.Metadata.ResourceVersion))
 			harness.Check(t, err)
@@ -97,7 +97,7 @@ func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// requireShown checks that every kind of read on the other server shows an object as the first server does.
+// requireShown checks that every kind of read on the other server returns the object as on the first.
 func requireShown(t *testing.T, ctx context.Context, dir direction, path string, o harness.Object) {
 	t.Helper()
 	name, version := o.Metadata.Name, o.Metadata.ResourceVersion
@@ -136,7 +136,7 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 			"initial bookmark":  endOfInitialEvents(t, ctx, dir.from, path, ""),
 			"bookmark of quiet": endOfInitialEvents(t, ctx, dir.from, "/api/v1/limitranges", ""),
 		}
-		// One resource's versions hold for others too: they are revisions of the same etcd.
+		// Versions of one resource are valid for others too: they are revisions of the same etcd.
 		second := create(t, ctx, dir.from, path, object{"metadata": object{"generateName": "versions-"}})
 		for what, version := range issued {
 			w := watchFrom(t, ctx, dir.to, path, version)
@@ -160,8 +160,8 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// endOfInitialEvents watches from what exists, not older than a resource version, and returns the version of the bookmark
-// that ends that.
+// endOfInitialEvents starts a watch with initial events, not older than a resource version, and returns the version of the bookmark
+// after them.
 func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, path, notOlderThan string) string {
 	t.Helper()
 	w := startWatch(t, ctx, api, path,
@@ -176,8 +176,8 @@ func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, pat
 	}
 }
 
-// requireTokensContinue walks lists in pages, each page from the server that did not answer the one before, while objects
-// are created and deleted. The pages are those of one revision.
+// requireTokensContinue reads lists in pages, alternating between the servers, while objects are created and deleted. All pages are
+// at one revision.
 func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 	d := definition{"tokens.example.com"}
 	d.create(t, ctx, p.strata.API())
@@ -201,7 +201,7 @@ func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 				if page.Metadata.RemainingItemCount == nil || int(*page.Metadata.RemainingItemCount) != len(whole)-len(names) {
 					t.Errorf("%s: %v items remain after %d of %d", path, page.Metadata.RemainingItemCount, len(names), len(whole))
 				}
-				// What is written meanwhile is in no page.
+				// No page contains the concurrent writes.
 				o := create(t, ctx, servers[pages%2], defaultMaps, object{"metadata": object{"generateName": "token-0-"}})
 				page = list(t, ctx, servers[pages%2], path, continued(page.Metadata.Continue, limit))
 				harness.Check(t, servers[(pages+1)%2].Delete(ctx, defaultMaps+"/"+o.Metadata.Name))
@@ -217,13 +217,13 @@ func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// requireIdentities stops one server after the other. While both run, both are endpoints of the service "kubernetes" and
-// renew the lease of this host's API server; a server that has stopped is no endpoint any more.
+// requireIdentities stops one server after the other. While both run, both are endpoints of the service "kubernetes" and renew the
+// lease of this host's API server; a stopped server is no longer an endpoint.
 func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 	requireEndpoints(t, ctx, p, strataAddress, peerAddress)
 	for _, s := range []struct {
 		stopped, left *harness.Server
-		address       string // of the one that is left
+		address       string // of the remaining server
 	}{{p.strata, p.peer, peerAddress}, {p.peer, p.strata, strataAddress}} {
 		harness.Check(t, s.stopped.Stop())
 		requireEndpoints(t, ctx, &pair{strata: s.left, peer: s.left}, s.address)
@@ -233,7 +233,7 @@ func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 	}
 }
 
-// requireEndpoints waits until both servers show the addresses, and no others, as the endpoints of the service.
+// requireEndpoints waits until both servers return exactly the addresses as the endpoints of the service.
 func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...string) {
 	t.Helper()
 	for _, api := range []*harness.API{p.strata.API(), p.peer.API()} {
@@ -259,8 +259,8 @@ func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...s
 	}
 }
 
-// requireLeaseRenewed waits until a server that runs renews the lease of the host's API server. Both servers run on one host
-// and share the lease, whose name is a hash of the host's. A server that stops deletes it; the other one creates it again.
+// requireLeaseRenewed waits until a running server renews the lease of the host's API server. Both servers run on one host and
+// share the lease, whose name is a hash of the host's name. A stopping server deletes it; the other one creates it again.
 func requireLeaseRenewed(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	const path, query = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver"

@@ -27,10 +27,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestTakeOverAndBack serves one etcd with a peer, then with Strata, then with the peer again, and so on, one server at a
-// time, under informers that stay and under writes to etcd while no server runs. After each change the informers hold
-// what etcd holds. When Strata takes over, it refuses no watch that resumes, and they list nothing, unless what they need
-// is compacted.
+// TestTakeOverAndBack serves one etcd with a peer, then with Strata, then with the peer again, and so on, one server at a time,
+// under continuous informers and under writes to etcd while no server runs. After each change the informers' stores equal etcd.
+// When Strata takes over, it refuses no resuming watch, and informers do not relist, unless their revisions are compacted.
 func TestTakeOverAndBack(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
@@ -40,7 +39,7 @@ func TestTakeOverAndBack(t *testing.T) {
 		client := etcd.Client()
 		d := definition{"takeover.example.com"}
 
-		// A server that is about to stop says so first, as it does before a load balancer. client-go lists again when the
+		// A stopping server first reports that it is not ready, as in front of a load balancer. client-go relists when the
 		// connection of a watch request breaks.
 		const delay = "--shutdown-delay-duration=1s"
 		peer := startPeer(env, peerProgram, etcd, delay)
@@ -92,7 +91,7 @@ func TestTakeOverAndBack(t *testing.T) {
 	})
 }
 
-// changeEtcd modifies, deletes and creates objects as an API server does that nobody sees.
+// changeEtcd modifies, deletes and creates objects like an API server unknown to the others.
 func changeEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, d definition, round int) {
 	t.Helper()
 	modify := func(key string) {
@@ -131,24 +130,24 @@ func changeEtcd(t *testing.T, ctx context.Context, client *clientv3.Client, d de
 // informer is a client-go informer whose requests are counted.
 type informer struct {
 	cache.SharedIndexInformer
-	prefix string // of its resource in etcd
+	prefix string // key prefix of its resource in etcd
 
 	mu     sync.Mutex
 	counts counts
 }
 
-// counts are of the requests of an informer.
+// counts are the counts of an informer's requests.
 type counts struct {
-	listed int // LISTs, and watches that begin with the state
-	gone   int // resource versions that a server has refused
-	broken int // requests without an answer; client-go lists again after such a watch
+	listed int // LISTs, and watches with initial events
+	gone   int // resource versions refused by a server
+	broken int // requests without an answer; client-go relists after such a watch
 }
 
 func (c counts) since(before counts) counts {
 	return counts{c.listed - before.listed, c.gone - before.gone, c.broken - before.broken}
 }
 
-// count counts a request, which begins with the state or resumes, and its error.
+// count counts a request, which starts with the whole state or resumes, and its error.
 func (i *informer) count(begins bool, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -164,7 +163,7 @@ func (i *informer) count(begins bool, err error) {
 	}
 }
 
-// informers are named by what they follow.
+// informers are keyed by the description of their objects.
 type informers map[string]*informer
 
 // startInformers starts informers of built-in and custom resources, in protobuf and JSON, of whole objects and of metadata.
@@ -243,7 +242,7 @@ func startInformers(t *testing.T, ctx context.Context, config *rest.Config, d de
 	return all
 }
 
-// counts returns what each informer has counted.
+// counts returns the counts of each informer.
 func (all informers) counts() map[string]counts {
 	n := map[string]counts{}
 	for name, i := range all {
@@ -254,7 +253,7 @@ func (all informers) counts() map[string]counts {
 	return n
 }
 
-// requireEqual waits until each informer holds the objects that etcd has, at their revisions.
+// requireEqual waits until each informer's store has the objects of etcd, at their revisions.
 func (all informers) requireEqual(t *testing.T, ctx context.Context, client *clientv3.Client) {
 	t.Helper()
 	for name, i := range all {
@@ -280,7 +279,7 @@ func (all informers) requireEqual(t *testing.T, ctx context.Context, client *cli
 	}
 }
 
-// difference names the keys whose values differ.
+// difference lists the keys with different values.
 func difference(got, want map[string]string) string {
 	var text strings.Builder
 	for key, value := range want {

@@ -21,7 +21,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// verbosity of the log. From 8 on client-go, whose clients run in the server as well, prints what it receives.
+// verbosity of the server's log. At 8 and above, the client-go clients inside the server log response bodies.
 func verbosity() int {
 	if harness.Long() {
 		return 10
@@ -29,20 +29,20 @@ func verbosity() int {
 	return 7
 }
 
-// needle is a text that must not be found, in any of the forms in which one would be written.
+// needle is a text that must not be found, in any of its possible encodings.
 type needle struct {
 	what  string
 	forms []string
 }
 
-// newNeedle returns a text that is nowhere else, and what to look for.
+// newNeedle returns a unique text and the needle that finds it.
 func newNeedle(what string) (string, needle) {
 	text := "canary-" + rand.Text()
 	return text, needleOf(what, text)
 }
 
-// needleOf returns the forms of text: as it is, in hexadecimal, in a dump of 16 bytes to a line, and in base64, wherever it
-// begins in what is encoded.
+// needleOf returns the encodings of text: plain, hexadecimal, a hex dump with 16 bytes per line, and base64 at each of the three
+// alignments.
 func needleOf(what, text string) needle {
 	n := needle{what: what, forms: []string{text, hex.EncodeToString([]byte(text))}}
 	for at := 0; at < 16 && at+16 <= len(text); at++ {
@@ -50,13 +50,13 @@ func needleOf(what, text string) needle {
 	}
 	for shift := range 3 {
 		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", shift) + text + "xxx"))
-		// What stands before and after has a part in the characters at the ends.
+		// The characters at both ends also encode bits of the neighbouring bytes.
 		n.forms = append(n.forms, encoded[4:len(encoded)-8])
 	}
 	return n
 }
 
-// in returns where in data the text is found, with what stands around it; "" if it is not.
+// in returns the position of the text in data with its surrounding bytes, or "" if data does not contain it.
 func (n needle) in(data []byte) string {
 	for _, form := range n.forms {
 		if i := bytes.Index(data, []byte(form)); i >= 0 {
@@ -66,7 +66,7 @@ func (n needle) in(data []byte) string {
 	return ""
 }
 
-// TestNeedle: what is looked for is found in the forms in which it might be written.
+// TestNeedle: a needle is found in each encoding.
 func TestNeedle(t *testing.T) {
 	t.Parallel()
 	text, n := newNeedle("it")
@@ -84,9 +84,9 @@ func TestNeedle(t *testing.T) {
 	}
 }
 
-// TestSecretsStaySecret: what is in Secrets, in the bearer tokens of requests and in the server's own keys is in nothing
-// that a control plane writes or shows by itself: log, audit log, metrics, debug pages, errors of objects that cannot be read.
-// With encryption at rest it is nowhere in etcd's files either, nor are the keys of continue tokens.
+// TestSecretsStaySecret: the content of Secrets, the bearer tokens of requests and the server's own keys appear in no output of a
+// control plane: log, audit log, metrics, debug pages, errors for unreadable objects. With encryption at rest they do not appear in
+// etcd's files either, nor do the keys of continue tokens.
 func TestSecretsStaySecret(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -121,7 +121,7 @@ resources:
 	}
 	harness.Check(t, useSecrets(ctx, api, secret))
 
-	// What cannot be read is in plain text in etcd, where we put it, and shown by nothing.
+	// The test writes unreadable Secrets to etcd in plain text; no output may contain them.
 	broken, inBroken := newNeedle("the content of a Secret that cannot be read")
 	kv, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(data, "etcd", "client.sock")}, DialTimeout: testTimeout})
 	harness.Check(t, err)
@@ -186,7 +186,7 @@ resources:
 
 const defaultSecrets = "/api/v1/namespaces/default/secrets"
 
-// useServiceAccount makes a token for a service account, sends it with a request and returns it.
+// useServiceAccount creates a token for a service account, sends it with a request and returns it.
 func useServiceAccount(ctx context.Context, s *harness.Server) (string, error) {
 	r, err := s.API().Do(ctx, http.MethodPost, "/api/v1/namespaces/default/serviceaccounts/default/token", "", object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})
 	if err != nil {
@@ -208,14 +208,14 @@ func useServiceAccount(ctx context.Context, s *harness.Server) (string, error) {
 	if refused.Code != http.StatusForbidden {
 		return "", refused.Err()
 	}
-	// And a token that is none, as a client may send one that has ended.
+	// Also an invalid token, as sent by a client whose token has expired.
 	if _, err = s.APIFor(s.ConfigFor(token+"x")).Do(ctx, http.MethodGet, defaultSecrets, "", nil); err != nil {
 		return "", err
 	}
 	return token, nil
 }
 
-// useSecrets puts text into Secrets and does with them what can be done, in every form; some of it fails.
+// useSecrets puts text into Secrets and uses them with every verb and in every form; some of the requests fail.
 func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	encoded := base64.StdEncoding.EncodeToString([]byte(text))
 	forms := []string{"", protobuf, table, partial, partialProto, yaml, "text/html", "application/json;as=Table;v=v1;g=meta.k8s.io;includeObject=Object"}
@@ -256,8 +256,8 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 		http.MethodPatch: {
 			{defaultSecrets + "/secret-1", "fieldManager=test&force=true", "application/apply-patch+yaml", `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"secret-1"},"stringData":{"applied":"` + text + `"}}`},
 			{defaultSecrets + "/secret-1", "", "application/json-patch+json", `[{"op":"test","path":"/data/text","value":"` + encoded + `x"}]`},
-			// Not a patch after which the object cannot be decoded: upstream's handler of patches answers with the whole
-			// object, and that stands in the audit log.
+			// No patch that makes the object undecodable: upstream's patch handler answers with the whole object, and the audit log
+			// then contains it.
 		},
 	} {
 		for _, r := range all {
@@ -286,7 +286,7 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	// Pages, so that there are tokens and keys of tokens.
+	// Pages, to create continue tokens and their keys.
 	if _, _, err := api.ListAll(ctx, defaultSecrets, "", 1); err != nil {
 		return err
 	}
@@ -302,7 +302,7 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	return nil
 }
 
-// requireEncrypted returns an error unless what is to be encrypted is: Secrets, and the keys of continue tokens.
+// requireEncrypted returns an error unless Secrets and the keys of continue tokens are encrypted in etcd.
 func requireEncrypted(ctx context.Context, kv *clientv3.Client) error {
 	for _, prefix := range []string{"/registry/secrets/", "/registry/strata/"} {
 		resp, err := kv.Get(ctx, prefix, clientv3.WithPrefix())
@@ -323,8 +323,8 @@ func requireEncrypted(ctx context.Context, kv *clientv3.Client) error {
 
 const brokenPrefix = "/registry/secrets/broken/"
 
-// useBroken puts Secrets into etcd that cannot be decrypted or decoded, asks for them in every way and looks for their
-// content in the answers.
+// useBroken puts Secrets into etcd that cannot be decrypted or decoded, reads them in every way and looks for their content in the
+// answers.
 func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3.Client, text string, n needle) {
 	t.Helper()
 	const head = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"NAME","namespace":"broken"}`
@@ -366,7 +366,7 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 		}
 		harness.Check(t, group.Wait())
 	}
-	// A watch is there when they come, are written again, and go.
+	// A watch is open while the objects are created, updated and deleted.
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	for _, form := range []string{"", protobuf, partial} {
@@ -375,7 +375,7 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 		if refusal != nil {
 			t.Fatal(refusal.Err())
 		}
-		if form == "" { // what the others are sent is not JSON, and nobody reads it
+		if form == "" { // the other forms are not JSON, and the test does not decode them
 			go func() {
 				for {
 					e, err := live.Next(watching)
@@ -410,7 +410,7 @@ func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3
 	}
 }
 
-// pagesOf returns the paths that the server itself names.
+// pagesOf returns the paths that the server's index page lists.
 func pagesOf(t *testing.T, ctx context.Context, api *harness.API) []string {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, "/", "", nil)

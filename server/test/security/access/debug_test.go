@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// paths returns what a server's answer to / names.
+// paths returns the paths listed in a server's answer to /.
 func paths(body []byte) []string {
 	var list struct{ Paths []string }
 	if json.Unmarshal(body, &list) != nil {
@@ -19,7 +19,7 @@ func paths(body []byte) []string {
 	return list.Paths
 }
 
-// debugPaths are pages for operators, whether they are there or not.
+// debugPaths are pages for operators; a server need not serve all of them.
 var debugPaths = []string{
 	"/metrics", "/metrics/", "/metrics/slis", "/metrics/cadvisor", "/statusz", "/flagz", "/configz", "/logs", "/logs/kube-apiserver.log",
 	"/debug", "/debug/", "/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
@@ -30,8 +30,7 @@ var debugPaths = []string{
 	"/version/metrics", "/livez/metrics",
 }
 
-// open to everybody by the roles that every cluster has: system:public-info-viewer, and system:discovery for whoever has
-// authenticated himself.
+// Readable by default roles of every cluster: system:public-info-viewer for all users, system:discovery for authenticated users.
 var (
 	public    = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
 	discovery = []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/healthz", "/livez", "/readyz", "/version", "/version/"}
@@ -44,8 +43,8 @@ func matches(patterns []string, path string) bool {
 	})
 }
 
-// TestDebugPages: nothing that a server shows beside the API, and nothing that Strata adds to it, is shown to who has no
-// right to it; nor may it be done.
+// TestDebugPages: users without permission can neither read the pages that a server serves beside the API, including those that
+// Strata adds, nor use their actions.
 func TestDebugPages(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

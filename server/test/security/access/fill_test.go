@@ -13,7 +13,7 @@ import (
 
 const gizmoGroup = "test.example.com"
 
-// resource is something that is read.
+// resource is a resource that the tests read.
 type resource struct {
 	prefix, name string
 	namespaced   bool
@@ -28,7 +28,7 @@ var (
 	pods       = resource{"/api/v1", "pods", true}
 )
 
-// path returns the path of a namespace's objects; of all, if there is none.
+// path returns the path of the objects in a namespace, or in all namespaces if it is empty.
 func (r resource) path(namespace string) string {
 	if r.namespaced && namespace != "" {
 		return r.prefix + "/namespaces/" + namespace + "/" + r.name
@@ -36,22 +36,21 @@ func (r resource) path(namespace string) string {
 	return r.prefix + "/" + r.name
 }
 
-// mark is what an object has that no other has.
+// mark returns the unique text of an object.
 func mark(r resource, namespace, name string) string {
 	return fmt.Sprintf("mark.%s.%s.%s.end", r.name, namespace, name)
 }
 
 var anyMark = regexp.MustCompile(`mark\.[a-z]+\.[a-z-]*\.[a-z0-9-]+\.end`)
 
-// marks returns the marks in a body, sorted, each once.
+// marks returns the distinct marks in a body, sorted.
 func marks(body []byte) []string {
 	found := anyMark.FindAllString(string(body), -1)
 	slices.Sort(found)
 	return slices.Compact(found)
 }
 
-// padding makes a list of ConfigMaps long enough to be compressed, with something that is not shorter compressed than
-// anybody would send.
+// padding makes a list of ConfigMaps long enough to be compressed. The padding itself compresses well.
 var padding = strings.Repeat("padding ", 20_000)
 
 // body returns an object with a mark.
@@ -74,7 +73,7 @@ func body(r resource, namespace, name string) object {
 	return o
 }
 
-// pod returns one that runs on a node, and mounts a Secret and a ConfigMap that are called for-NODE.
+// pod returns a pod that runs on a node and mounts a Secret and a ConfigMap named for-NODE.
 func pod(namespace, name, node string) object {
 	o := body(pods, namespace, name)
 	o["spec"] = object{
@@ -88,10 +87,10 @@ func pod(namespace, name, node string) object {
 	return o
 }
 
-// Namespaces. What is in the third is read by nodes, and moves no count of the others.
+// Namespaces. Nodes read the objects of the third, which do not affect the counts of the others.
 var namespaces = []string{"a", "b", "nodes"}
 
-// fill writes the objects and who may read them, and returns when both engines know.
+// fill writes the objects and the roles, and returns when both engines have observed them.
 func (w *world) fill(ctx context.Context) error {
 	api := w.strata.API()
 	create := func(path string, o object) error {
@@ -161,7 +160,7 @@ func fillRBAC(create func(path string, o object) error) error {
 		return []any{object{"apiGroups": []string{"*"}, "resources": []string{"*"}, "verbs": verbs}}
 	}
 	one := []any{object{"apiGroups": []string{"*"}, "resources": []string{"*"}, "resourceNames": []string{"one"}, "verbs": reads}}
-	// bind gives the user rules in a namespace, or everywhere if it is empty.
+	// bind grants the user the rules in a namespace, or cluster-wide if it is empty.
 	bind := func(user, namespace string, rules []any) error {
 		kind, path := "ClusterRole", rbac
 		if namespace != "" {
@@ -200,8 +199,8 @@ func fillRBAC(create func(path string, o object) error) error {
 	return nil
 }
 
-// settle returns when both engines know all that was written: authorizers read roles, and what is related to a node, from
-// their own informers.
+// settle returns when both engines have observed all writes: authorizers read roles and a node's related objects from their own
+// informers.
 func (w *world) settle(ctx context.Context) error {
 	list, err := w.strata.API().List(ctx, configMaps.path("a"), "")
 	if err != nil {
@@ -216,7 +215,7 @@ func (w *world) settle(ctx context.Context) error {
 	return nil
 }
 
-// settle returns when the engine knows what was written up to the revision.
+// settle returns when the engine has observed all writes up to the revision.
 func (e *engine) settle(ctx context.Context, revision string) error {
 	ready := []request{
 		{user: all, target: nodes.path("") + "/two"}, {user: inA, target: secrets.path("a")}, {user: inB, target: secrets.path("b")},
@@ -229,7 +228,7 @@ func (e *engine) settle(ctx context.Context, revision string) error {
 		{user: constrained, target: secrets.path("a"), header: http.Header{"Impersonate-User": {all}}},
 	}
 	for _, r := range []resource{secrets, configMaps, services, gizmos, nodes, pods} {
-		if err := e.Await(ctx, r.path("")); err != nil { // a custom resource is served a little later than the server is ready
+		if err := e.Await(ctx, r.path("")); err != nil { // custom resources are served a little after the server is ready
 			return err
 		}
 		if _, err := e.API().List(ctx, r.path(""), "resourceVersion="+revision); err != nil {

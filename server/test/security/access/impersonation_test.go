@@ -10,7 +10,8 @@ import (
 
 const authentication = "authentication.k8s.io"
 
-// plainRules let a user impersonate two others, one of them a node with the group of nodes, and give them a little more.
+// plainRules let a user impersonate two others, one of them a node with the group of nodes, and give the user a few rights of its
+// own.
 var plainRules = []any{
 	object{"apiGroups": []string{""}, "resources": []string{"users"}, "resourceNames": []string{inA, oneName, nodeA}, "verbs": []string{"impersonate"}},
 	object{"apiGroups": []string{""}, "resources": []string{"groups"}, "resourceNames": []string{"system:nodes", "some"}, "verbs": []string{"impersonate"}},
@@ -19,8 +20,7 @@ var plainRules = []any{
 	object{"apiGroups": []string{authentication}, "resources": []string{"userextras/scopes"}, "resourceNames": []string{"view"}, "verbs": []string{"impersonate"}},
 }
 
-// constrainedRules let a user be others only while he does something that constrainedRules or, in namespace a,
-// constrainedRulesInA name.
+// constrainedRules allow impersonation only for the requests listed in constrainedRules or, in namespace a, in constrainedRulesInA.
 var (
 	constrainedRules = []any{
 		object{"apiGroups": []string{authentication}, "resources": []string{"users"}, "resourceNames": []string{all, inB}, "verbs": []string{"impersonate:user-info"}},
@@ -33,8 +33,9 @@ var (
 		"verbs": []string{"impersonate-on:user-info:get", "impersonate-on:user-info:list"}}}
 )
 
-// TestImpersonation: who may impersonate another sees what that one may read, and only for the requests for which he may;
-// who may not is refused. Both engines say who was impersonated, and how, in the audit log.
+// TestImpersonation: a user with the right to impersonate another reads the objects that the other may read, and only by the
+// requests for which impersonation is allowed. Other users are refused. Both engines record the impersonated user and the kind of
+// impersonation in the audit log.
 func TestImpersonation(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -85,8 +86,8 @@ func TestImpersonation(t *testing.T) {
 			}
 		}
 	}
-	// A refusal names the way of impersonation that last succeeded for the user, which requests under way together would
-	// decide by chance. What upstream's handlers answer, such as YAML, takes a chain of filters with a memory of its own.
+	// A refusal names the kind of impersonation that last succeeded for the user, which would depend on the order of concurrent
+	// requests. The answers of upstream's handlers, such as YAML, pass through a filter chain with a memory of its own.
 	for _, e := range []*engine{w.upstream, w.strata} {
 		for _, media := range []string{"application/json", "application/yaml"} {
 			h := as(inA)
@@ -101,9 +102,8 @@ func TestImpersonation(t *testing.T) {
 	w.same(t, ctx, "impersonation", requests)
 }
 
-// wantImpersonated returns what is expected of a read as somebody else. It says again what the rules say where one user
-// impersonates another one and nothing more; of the rest, that nothing is seen that none of those may see who can be
-// impersonated at all.
+// wantImpersonated returns the expectation for a read as another user. It restates the rules for plain impersonation of one user.
+// For all other cases it requires only that no object is returned that none of the possible impersonated users may see.
 func wantImpersonated(user string, h http.Header, r read) expectation {
 	wanted := h.Get("Impersonate-User")
 	if user == stranger {
@@ -111,7 +111,7 @@ func wantImpersonated(user string, h http.Header, r read) expectation {
 	}
 	none := expectation{refused: -1} // 403, or 400 or 500 for headers that make no sense
 	if wanted == "" && len(h["Impersonate-User"]) > 0 && len(h) == 1 {
-		return expectation{refused: -1, sees: sees(user)} // an empty name is as good as none
+		return expectation{refused: -1, sees: sees(user)} // an empty name counts as no name
 	}
 	switch user {
 	case impersonator:

@@ -1,12 +1,12 @@
-// Package access asks both engines, on one etcd, for what users may and may not read: users by what they may do, times
-// everything that a read can say, times the forms of an answer. Both engines have to decide alike, in the same words, and
-// leave the same audit events (matrix_test.go, paths_test.go, node_test.go, impersonation_test.go).
+// Package access compares both engines, on one etcd, in the reads that they allow to users: users with different rights, times all
+// options of a read, times the forms of an answer. Both engines have to make the same decision, with the same message, and leave
+// the same audit events (matrix_test.go, paths_test.go, node_test.go, impersonation_test.go).
 //
-// That both agree is not enough: each object carries a mark that is in no other, and no answer may have a mark of an object
-// that its user may not read, whatever the other engine says. So it is with continue tokens (tokens_test.go).
+// Agreement of both is not enough: each object carries a unique mark, and no answer may contain a mark of an object that its user
+// may not read, whether or not the other engine returns it. The same holds for continue tokens (tokens_test.go).
 //
-// What a server writes by itself is looked through for a text that was put into secrets (canary_test.go), and what it shows
-// beside the API is asked for by those who may not see it (debug_test.go).
+// The output of a server is searched for a text that was put into secrets (canary_test.go), and the pages that it serves beside the
+// API are requested by users without permission (debug_test.go).
 //
 //	STRATA_TEST_LONG=1  every resource in every form, more users on odd paths, a log at -v=10, and watches that are served
 //	                    when the filters of their requests have returned (APIServingWithRoutine)
@@ -25,10 +25,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// testTimeout bounds a test that has failed.
+// testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
-// env is that of the whole package; its servers are started by the first test that asks for them.
+// env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env
 
 func TestMain(m *testing.M) {
@@ -38,30 +38,30 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// Users. Their tokens are their names with "-token" behind them, but for nobody's and a stranger's.
+// Users. A user's token is the name followed by "-token"; anonymous has none, and stranger's is in no token file.
 const (
 	admin     = "admin"     // in system:masters
 	anonymous = "anonymous" // sends no token
-	stranger  = "stranger"  // sends a token that nobody has
+	stranger  = "stranger"  // sends an unknown token
 	nothing   = "nothing"   // may do nothing
-	all       = "all"       // may get, list and watch everything
-	inA       = "in-a"      // may get, list and watch everything in namespace a
+	all       = "all"       // may get, list and watch all objects
+	inA       = "in-a"      // may get, list and watch all objects in namespace a
 	inB       = "in-b"      // the same in b
-	oneName   = "one-name"  // may get, list and watch what is called one, in namespace a or in none
+	oneName   = "one-name"  // may get, list and watch objects named one, in namespace a or cluster-scoped
 	getter    = "getter"    // may only get, in namespace a
 	lister    = "lister"    // may only list, in namespace a
 	watcher   = "watcher"   // may only watch, in namespace a
 
 	nodeA        = "system:node:node-a"
 	nodeB        = "system:node:node-b"
-	noNode       = "no-node"          // is in the group of nodes, but not called like one
+	noNode       = "no-node"          // is in the group of nodes, but its name is not that of a node
 	notInGroup   = "not-in-group"     // see tokens
-	impersonator = "impersonator"     // may impersonate some, in the plain way
-	constrained  = "constrained"      // may impersonate some, for some requests only
+	impersonator = "impersonator"     // may impersonate some users, in the plain way
+	constrained  = "constrained"      // may impersonate some users, for some requests only
 	nodeAgent    = "system:node:none" // a node without an object
 )
 
-// tokenFile returns what authenticates the users.
+// tokenFile returns the token file that authenticates the users.
 func tokenFile() []byte {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s,admin,admin,system:masters\n", tokenOf(admin))
@@ -82,7 +82,7 @@ func tokenOf(user string) string {
 	return strings.ReplaceAll(user, ":", "-") + "-token"
 }
 
-// auditPolicy logs all that the tests ask for, and nothing that servers ask themselves.
+// auditPolicy logs all requests of the tests and none that servers send to themselves.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 rules:
@@ -95,14 +95,14 @@ type engine struct {
 	*harness.Server
 	name     string
 	auditLog string
-	wires    chan *wire // connections that are not in use
+	wires    chan *wire // idle connections
 }
 
 // world is an etcd with objects of several namespaces, and servers on it.
 type world struct {
 	strata, upstream *engine
 	etcd             *harness.Etcd
-	revision         string // of all objects, at which they are unchanged
+	revision         string // of all objects, after the last write
 }
 
 // newWorld is called once; the world is shared by all tests of the package.
@@ -118,8 +118,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	return w, w.fill(ctx)
 })
 
-// startEngine starts a server with the users, which has an audit log. Nothing that it does by itself moves the revision. In
-// the long form a watch is served when the filters of its request have returned.
+// startEngine starts a server with the users and an audit log. The server does not advance the revision by itself. In the long form
+// a watch is served when the filters of its request have returned.
 func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 	e := &engine{name: name, auditLog: filepath.Join(env.Dir(name), "audit.log"), wires: make(chan *wire, 64)}
 	e.Server = env.APIServer(etcd, append([]string{

@@ -20,15 +20,15 @@ const (
 	yaml            = "application/yaml"
 )
 
-// read is what a user wants to do, as authorization sees it.
+// read is the request of a user, as authorization sees it.
 type read struct {
 	verb      string // get, list or watch
 	resource  resource
-	namespace string // empty: of all
+	namespace string // empty: all namespaces
 	name      string // of a get, or of a field selector that names one object
 }
 
-// may reports whether the user may do it. It says again what the roles say.
+// may reports whether the user is authorized for r. It restates the roles.
 func may(user string, r read) bool {
 	switch user {
 	case admin, all:
@@ -49,7 +49,7 @@ func may(user string, r read) bool {
 	return false
 }
 
-// sees reports whether the user may see the object with the mark by whatever read.
+// sees reports whether the user may see the object with the mark by any read.
 func sees(user string) func(mark string) bool {
 	return func(mark string) bool {
 		parts := strings.Split(mark, ".")
@@ -69,7 +69,7 @@ func sees(user string) func(mark string) bool {
 	}
 }
 
-// wantOf returns what is expected of a read.
+// wantOf returns the expectation for a read.
 func wantOf(user string, r read) expectation {
 	switch {
 	case user == stranger:
@@ -84,17 +84,17 @@ func wantOf(user string, r read) expectation {
 	}}
 }
 
-// variant is a way to say a read: a query, and what is accepted.
+// variant is one way to express a read: a query and an Accept header.
 type variant struct {
 	query  string
 	header http.Header
-	name   string // that a field selector says
+	name   string // as given by a field selector
 	token  bool   // the query has a continue token
 }
 
 func accept(media string) http.Header { return http.Header{"Accept": {media}} }
 
-// variants are the ways to say a read. Those in front are asked for in every scope.
+// variants are the ways to express a read. The first result is requested in every scope.
 func (w *world) variants(verb string) (few, many []variant) {
 	named := func(name string) string { return "fieldSelector=" + url.QueryEscape("metadata.name="+name) }
 	selected := func(selector string) string { return "fieldSelector=" + url.QueryEscape(selector) }
@@ -153,9 +153,9 @@ func (w *world) variants(verb string) (few, many []variant) {
 	return few, many
 }
 
-// TestMatrix: users, times verbs, resources and scopes, times all that a read can say and the forms that it can be answered
-// in. Who may not read is refused, with 401 or 403; who may sees what the roles say and nothing else; and both engines
-// answer and audit the same.
+// TestMatrix: users, times verbs, resources and scopes, times all options of a read and the forms of its answer. Unauthorized users
+// are refused with 401 or 403; authorized users see exactly the objects that the roles allow; and both engines answer and audit the
+// same.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -209,7 +209,7 @@ func TestMatrix(t *testing.T) {
 	w.same(t, ctx, "matrix", requests)
 }
 
-// TestSubresources: what stands behind an object's name is another thing to authorize.
+// TestSubresources: a subresource is authorized separately from its object.
 func TestSubresources(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// nodeSees reports whether a node may see the object with the mark: the pods that run on it, and what those mount.
+// nodeSees reports whether a node may see the object with the mark: the pods that run on it, and the Secrets and ConfigMaps that
+// those mount.
 func nodeSees(node string) func(mark string) bool {
 	return func(mark string) bool {
 		parts := strings.Split(mark, ".")
@@ -30,7 +31,7 @@ func nodeSees(node string) func(mark string) bool {
 	}
 }
 
-// selectors of pods, as nodes send them and as nobody should. For ME stands the node's own name, for OTHER another one's.
+// selectors of pods: those that nodes send, and invalid ones. ME is replaced by the node's own name, OTHER by another node's.
 var podSelectors = []string{
 	"", "spec.nodeName=ME", "spec.nodeName==ME", "spec.nodeName=OTHER", "spec.nodeName=", "spec.nodeName!=OTHER", "spec.nodeName!=ME", "spec.nodeName",
 	"spec.nodeName=ME,spec.nodeName=ME", "spec.nodeName=ME,spec.nodeName=OTHER", "spec.nodeName=OTHER,spec.nodeName=ME",
@@ -39,8 +40,8 @@ var podSelectors = []string{
 	"metadata.name=ME-x", "metadata.name=OTHER-x", "metadata.name=ME-x,spec.nodeName=OTHER", "spec.nodename=ME", "spec.nodeName=ME,x=y",
 }
 
-// TestNodes: a node lists and watches the pods that are bound to it, if it asks for exactly those, and reads the Secrets and
-// ConfigMaps that they mount; with whatever selector it sees no others.
+// TestNodes: a node lists and watches the pods bound to it, if its selector asks for exactly those, and reads the Secrets and
+// ConfigMaps that they mount. With any other selector it sees no other objects.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -87,14 +88,14 @@ func TestNodes(t *testing.T) {
 					add(request{target: path + "?" + verb + selector("spec.nodeName=ME,spec.nodeName=OTHER"), header: accept(media)})
 				}
 			}
-			// A continue token of a list that shows more does not show more to a node.
+			// A continue token of a broader list does not show more to a node.
 			for _, list := range []string{path + "?limit=1", path + "?limit=1&fieldSelector=spec.nodeName%3Dnode-b", path + "?limit=3"} {
 				add(request{target: path + "?limit=1&continue=TOKEN", list: list})
 				add(request{target: path + "?limit=1&continue=TOKEN&" + mine, list: list})
 				add(request{target: path + "?continue=TOKEN&" + theirs, list: list})
 				add(request{target: path + "?continue=TOKEN&" + selector("spec.nodeName=ME,spec.nodeName=OTHER"), list: list})
 			}
-			// A watch along the path has no selectors to authorize.
+			// A watch by path has no selectors to authorize.
 			add(request{target: strings.Replace(path, "/v1/", "/v1/watch/", 1) + "?" + watch + mine})
 		}
 		for _, node := range []string{u.me, u.other} {
@@ -146,8 +147,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestNodesWatchOnlyTheirPods: what happens to pods of others, after a node has begun to watch its own, reaches it by no
-// watch that it may have.
+// TestNodesWatchOnlyTheirPods: no watch that a node may open delivers events of other nodes' pods.
 func TestNodesWatchOnlyTheirPods(t *testing.T) { // not in parallel: others count pods
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
@@ -197,7 +197,7 @@ func watchesOnlyItsPods(t *testing.T, ctx context.Context, e *engine, revision s
 		}
 	}
 	later := "-" + e.name
-	for _, node := range []string{"node-b", "node-a"} { // the one that is seen last
+	for _, node := range []string{"node-b", "node-a"} { // the last one to be seen
 		if _, err := e.API().Create(ctx, pods.path("nodes"), pod("nodes", node+later, node)); err != nil {
 			return err
 		}
@@ -224,7 +224,7 @@ func watchesOnlyItsPods(t *testing.T, ctx context.Context, e *engine, revision s
 	return nil
 }
 
-// namesOf returns what a watch shows until it has shown last, or has ended.
+// namesOf returns the names that a watch delivers, until it delivers last or ends.
 func namesOf(ctx context.Context, w *harness.Watch, last string) ([]string, error) {
 	defer w.Close()
 	var names []string

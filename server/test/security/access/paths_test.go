@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPaths: however a path, a method or a query is put, nobody gets to see by it what he may not read. What is decided is
-// read from the path once; a second reading of it, that is not the same, would be a hole.
+// TestPaths: no form of path, method or query lets a user read an object without permission. Authorization parses the path once; a
+// handler that parsed it again with another result would be a hole.
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -22,15 +22,15 @@ func TestPaths(t *testing.T) {
 	for _, r := range []resource{secrets, gizmos} {
 		base := r.path("a")
 		for _, rest := range []string{
-			// Paths that are not in their plain form.
+			// Paths that are not in canonical form.
 			"/", "//", "/one/", "//one", "/./one", "/../secrets/one", "/one/..", "/one/../two", "/%6fne", "/one%2F", "/one%2Ftwo", "/..%2Fb%2Fsecrets%2Fone",
 			"%2Fone", "%2fone?" + one, "/one%00", "/one%20", "/one;x", "/one.", "/ONE", "/.", "/..", "/%2e%2e", "/two?" + one, "/two/?" + one, "//two?" + one, "/?" + one,
 			"/one?" + watch, "/two?" + watch, "/two?" + one + "&" + watch, "/one/status?" + watch, "/status", "/watch", "/*", "/one,two",
-			// Which verb is it?
+			// The verb is ambiguous.
 			"?watch=1&timeoutSeconds=1&resourceVersion=0", "?watch=0", "?watch=maybe&timeoutSeconds=1&resourceVersion=0",
 			"?watch=false&" + watch, "?" + watch + "&watch=false", "?WATCH=true", "?w%61tch=true&timeoutSeconds=1&resourceVersion=0",
 			"?" + watch + "&limit=x", "?watch=TRUE&limit=x&timeoutSeconds=1", "?watch=0&limit=x", "?a=b;watch=true", "?a=%zz&" + watch, "?a=%zz&" + one,
-			// What is the name?
+			// The name is ambiguous.
 			"?" + one + "&" + two, "?" + two + "&" + one, "?" + one + "&" + two + "&" + watch, "?" + two + "&" + one + "&" + watch,
 			"?" + field("metadata.name=one,metadata.name=two"), "?" + field("metadata.name=two,metadata.name=one"),
 			"?" + field("metadata.name=one,metadata.name!=one"), "?" + field("metadata.name!=two"), "?" + field("metadata.name==one"),
@@ -45,7 +45,7 @@ func TestPaths(t *testing.T) {
 		}
 		prefix := r.prefix
 		for _, path := range []string{
-			// Namespaces that are none, or are said twice.
+			// Namespaces that are invalid or given twice.
 			"/namespaces//" + r.name, "/namespaces/%61/" + r.name, "/namespaces/a%2F" + r.name, "/namespaces/./" + r.name, "/namespaces/../" + r.name,
 			"/namespaces/a/../b/" + r.name, "/namespaces/b/../a/" + r.name + "/one", "/namespaces/a/namespaces/b/" + r.name, "/namespaces/a%2F..%2Fb/" + r.name,
 			"/namespaces/A/" + r.name, "/namespaces/a%20/" + r.name, "/namespaces/*/" + r.name, "/namespaces/a,b/" + r.name,
@@ -82,7 +82,7 @@ func TestPaths(t *testing.T) {
 		if r.user == stranger && r.header.Get("Authorization") == "" {
 			want.refused = http.StatusUnauthorized
 			if strings.HasSuffix(r.target, "/v1/watch") {
-				want.refused = -1 // a watch of what? 500, by the filter in front of authentication
+				want.refused = -1 // a watch without a resource: 500, by the filter in front of authentication
 			}
 		}
 		requests = append(requests, asked{r, want})

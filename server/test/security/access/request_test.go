@@ -25,18 +25,18 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// request is one that a user sends.
+// request is a request of a user.
 type request struct {
 	user   string
 	method string // GET if empty
-	target string // as it stands in the request line
+	target string // as sent in the request line
 	header http.Header
 	http10 bool
 
-	// list, if not empty, is the target of a list of one object, by a user who may do everything: the continue token of what
-	// each engine answers stands in target for TOKEN.
+	// list, if not empty, is the target of a paged list by a user with permission to read all objects. The continue token of
+	// its answer replaces TOKEN in target.
 	list string
-	// from has the list; nil for the engine that is asked.
+	// from is the engine that answers list; nil for the engine under test.
 	from *engine
 }
 
@@ -61,13 +61,13 @@ func or(s, otherwise string) string {
 	return otherwise
 }
 
-// wire is a connection on which HTTP/1.1 is spoken.
+// wire is an HTTP/1.1 connection.
 type wire struct {
 	net.Conn
 	in *bufio.Reader
 }
 
-// connect returns a connection that is not in use.
+// connect returns an idle connection, or a new one.
 func (e *engine) connect(ctx context.Context) (*wire, error) {
 	select {
 	case w := <-e.wires:
@@ -87,7 +87,7 @@ func (e *engine) connect(ctx context.Context) (*wire, error) {
 	return &wire{conn, bufio.NewReader(conn)}, nil
 }
 
-// letGo keeps a connection on which a response has been read to its end, for the next request.
+// letGo keeps a connection for the next request, once its response has been read to the end.
 func (e *engine) letGo(w *wire, resp *http.Response) {
 	if !resp.Close {
 		select {
@@ -99,7 +99,7 @@ func (e *engine) letGo(w *wire, resp *http.Response) {
 	w.Close()
 }
 
-// send sends a request as it stands: no library makes it canonical. What is compressed is returned as it was before.
+// send sends a request unchanged: no library canonicalizes it. A compressed body is returned decompressed.
 func (e *engine) send(ctx context.Context, r request) (*harness.Response, error) {
 	w, err := e.connect(ctx)
 	if err != nil {
@@ -147,7 +147,7 @@ func (e *engine) send(ctx context.Context, r request) (*harness.Response, error)
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: data}, nil
 }
 
-// ask is send, with the continue token that the request wants and a name for its audit events.
+// ask is send, with the request's continue token and an ID for its audit events.
 func (e *engine) ask(ctx context.Context, r request, id string) (*harness.Response, error) {
 	if r.list != "" {
 		from := e
@@ -168,7 +168,7 @@ func (e *engine) ask(ctx context.Context, r request, id string) (*harness.Respon
 	return e.send(ctx, r)
 }
 
-// token returns the continue token of a list of one object, as the user sees it who may read everything.
+// token returns the continue token of the list at target, as answered to the user with permission to read all objects.
 func (e *engine) token(ctx context.Context, target string) (string, error) {
 	answer, err := e.send(ctx, request{user: all, target: target})
 	if err != nil {
@@ -184,14 +184,13 @@ func (e *engine) token(ctx context.Context, target string) (string, error) {
 	return list.Metadata.Continue, nil
 }
 
-// answer is what is compared of one.
+// answer is the compared part of a response.
 type answer struct {
 	code  int
 	media string
 	body  string   // of a refusal
-	marks []string // of what the answer shows
-	// audited: the request came as far as to leave events in the audit log. A path that says that it is a watch, and of
-	// what not, does not.
+	marks []string // the marks in the body
+	// audited reports whether the request leaves events in the audit log. A path that denotes a watch but no resource leaves none.
 	audited bool
 }
 
@@ -208,11 +207,12 @@ func answerOf(r *harness.Response) answer {
 	return a
 }
 
-// expectation of what both engines answer, whatever they agree on.
+// expectation of both answers, in addition to their being equal.
 type expectation struct {
-	// sees reports whether the user may see the object with the mark; nil if none.
+	// sees reports whether the user may see the object with the mark; nil if the user may see none.
 	sees func(mark string) bool
-	// refused is the code of a refusal by authentication or authorization, -1 if anything may be, and 0 if it is none.
+	// refused is the code of a refusal by authentication or authorization, -1 if any code is allowed, and 0 if the request is not
+	// refused.
 	refused int
 }
 
@@ -233,17 +233,17 @@ func (x expectation) check(a answer) error {
 	return nil
 }
 
-// asked is a request with what is known of its answers.
+// asked is a request with its expectation.
 type asked struct {
 	request
 	want expectation
 }
 
-// workers is how many requests are sent at the same time. Most of the time many of them are watches, which cost nothing.
+// workers is the number of concurrent requests. Most of them are watches that are idle.
 const workers = 64
 
-// askAll sends all requests to one engine, and fails the test unless the answers are what is expected and the audit events
-// say so. It returns the answers, and the events of each request.
+// askAll sends all requests to one engine, and fails the test unless answers and audit events meet the expectations. It returns the
+// answers, and the events of each request.
 func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, requests []asked) ([]answer, [][]auditv1.Event) {
 	t.Helper()
 	answers := make([]answer, len(requests))
@@ -283,7 +283,7 @@ func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, reques
 	return answers, events
 }
 
-// same is askAll of both engines, and fails the test unless answers and audit events are the same, too.
+// same is askAll for both engines, and fails the test unless their answers and audit events are equal.
 func (w *world) same(t *testing.T, ctx context.Context, prefix string, requests []asked) {
 	t.Helper()
 	want, wantEvents := w.upstream.askAll(t, ctx, prefix, requests)
@@ -301,14 +301,14 @@ func (w *world) same(t *testing.T, ctx context.Context, prefix string, requests 
 	}
 }
 
-// got400for500 reports whether two answers differ by design: a GET with a resourceVersion that is none is the client's
-// mistake, and 500 by upstream's cacher (docs/keps.md).
+// got400for500 reports whether two answers differ by design: a GET with an invalid resourceVersion is the client's mistake, and 500
+// by upstream's cacher (docs/keps.md).
 func got400for500(got, want answer) bool {
 	return got.code == http.StatusBadRequest && want.code == http.StatusInternalServerError &&
 		strings.Contains(got.body, "invalid resource version: ") && strings.Contains(want.body, "resourceVersion: Invalid value: ")
 }
 
-// differing says how two answers differ; "" if they do not.
+// differing describes the difference between two answers; "" if they are equal.
 func differing(got, want answer) string {
 	switch {
 	case got400for500(got, want):
@@ -326,7 +326,7 @@ func differing(got, want answer) string {
 	return ""
 }
 
-// audited returns the events of n requests whose names begin with prefix, by name, when all are complete.
+// audited returns the events of n requests whose IDs begin with prefix, by ID, when all are complete.
 func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[string][]auditv1.Event, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		file, err := os.Open(e.auditLog)
@@ -340,7 +340,7 @@ func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[
 		for {
 			line, err := lines.ReadBytes('\n')
 			if err != nil {
-				break // the rest of a line is still to be written
+				break // the line is not complete yet
 			}
 			if !bytes.Contains(line, []byte(`"auditID":"`+prefix)) {
 				continue
@@ -351,7 +351,7 @@ func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[
 			}
 			id := string(event.AuditID)
 			events[id] = append(events[id], event)
-			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // one event is all there is
+			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // its only event
 			complete[id] = complete[id] || unauthorized || event.Stage == auditv1.StageResponseComplete || event.Stage == auditv1.StagePanic
 		}
 		return len(complete) == n, fmt.Errorf("%s: %d of %d requests %s... are complete in the audit log", e.name, len(complete), n, prefix)
@@ -359,7 +359,7 @@ func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[
 	return events, err
 }
 
-// consistent returns an error unless the events of a request say what has happened: its code, and its user.
+// consistent returns an error unless the events of a request record its code and its user.
 func consistent(r request, code int, events []auditv1.Event) error {
 	last := events[len(events)-1]
 	if last.ResponseStatus == nil || int(last.ResponseStatus.Code) != code {
@@ -377,7 +377,7 @@ func consistent(r request, code int, events []auditv1.Event) error {
 	case stranger:
 		name = ""
 	case constrained, impersonator:
-		// Who is impersonated stands beside it.
+		// The impersonated user is in a separate field.
 	}
 	if r.header.Get("Authorization") == "" && last.User.Username != name {
 		return fmt.Errorf("audited as of user %q, want %q", last.User.Username, name)
@@ -385,7 +385,7 @@ func consistent(r request, code int, events []auditv1.Event) error {
 	return nil
 }
 
-// auditText returns events without what differs between two requests.
+// auditText returns the events without the fields that differ between two requests.
 func auditText(t *testing.T, events []auditv1.Event) string {
 	t.Helper()
 	var text strings.Builder
@@ -393,9 +393,9 @@ func auditText(t *testing.T, events []auditv1.Event) string {
 		event.RequestReceivedTimestamp.Reset()
 		event.StageTimestamp.Reset()
 		event.RequestURI = tokenInText.ReplaceAllString(event.RequestURI, "continue=TOKEN")
-		// Which of the latencies are noted depends on how long the request took.
+		// The set of recorded latencies depends on the duration of the request.
 		maps.DeleteFunc(event.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, "apiserver.latency.k8s.io/") })
-		// Several roles allow everybody to see a page, and any of them is named.
+		// Several roles allow all users to read a page, and the event names any one of them.
 		if event.ObjectRef == nil {
 			delete(event.Annotations, "authorization.k8s.io/reason")
 		}

@@ -11,18 +11,18 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// tokenLists are what the continue tokens are from.
+// tokenLists are the lists that supply the continue tokens.
 var tokenLists = []string{
 	secrets.path("a") + "?limit=1", secrets.path("b") + "?limit=1", secrets.path("") + "?limit=1", secrets.path("") + "?limit=4",
 	secrets.path("a") + "?limit=1&labelSelector=all%3Dtrue", gizmos.path("a") + "?limit=1", gizmos.path("") + "?limit=4",
 	configMaps.path("a") + "?limit=1", nodes.path("") + "?limit=1",
 }
 
-// narrowed is a list whose token means another place with upstream, which makes it relative to the namespace, and then reads
-// it as relative to all of them; Strata makes it relative to what it is read as.
+// narrowed is a list whose token differs in meaning between the engines. Upstream writes the token relative to the namespace, and
+// then reads it relative to all namespaces; Strata writes it relative to the path by which it is read.
 var narrowed = secrets.path("") + "?limit=1&fieldSelector=metadata.namespace%3Da"
 
-// tokenRequests are lists and watches by users, each with the continue token of somebody else's list of something else.
+// tokenRequests are lists and watches by users, each with the continue token of another user's list of other objects.
 func tokenRequests(lists ...string) []asked {
 	one := "fieldSelector=metadata.name%3Done"
 	var requests []asked
@@ -45,7 +45,7 @@ func tokenRequests(lists ...string) []asked {
 	return requests
 }
 
-// forgedRequests are lists with plain tokens that no server has made.
+// forgedRequests are lists with plain tokens that the test made.
 func (w *world) forgedRequests() []asked {
 	revision := json.Number(w.revision)
 	tokens := []string{"x", "e30", base64.RawURLEncoding.EncodeToString([]byte(`{"v":"meta.k8s.io/v1","rv":` + w.revision + `,"start":"../b/one"} {"start":"x"}`))}
@@ -59,7 +59,7 @@ func (w *world) forgedRequests() []asked {
 		} {
 			data, err := json.Marshal(token)
 			if err != nil {
-				panic(err) // there is nothing in it that could not be said
+				panic(err) // cannot fail: every field can be encoded
 			}
 			tokens = append(tokens, base64.RawURLEncoding.EncodeToString(data))
 		}
@@ -88,8 +88,8 @@ func (w *world) forgedRequests() []asked {
 	return requests
 }
 
-// TestTokens: a continue token says where to go on, not who may: with whoever's token a user lists what he may list anyway.
-// A token that was made by hand leads nowhere else.
+// TestTokens: a continue token sets the start position, not the permissions. With another user's token a user lists only permitted
+// objects. A forged token does not give access to other objects.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -99,8 +99,8 @@ func TestTokens(t *testing.T) {
 	w.same(t, ctx, "forged", w.forgedRequests())
 }
 
-// TestSealedTokens: that holds for sealed tokens, beside which plain ones are read; and a sealed token is refused where it
-// was not made, which is said without a word about what is in it.
+// TestSealedTokens: the same holds for sealed tokens and for plain tokens that are accepted beside them. A sealed token of another
+// server is refused, and the refusal does not show its content.
 func TestSealedTokens(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -127,7 +127,7 @@ func TestSealedTokens(t *testing.T) {
 	}
 	sealed.askAll(t, ctx, "plain", w.forgedRequests())
 	for i := range requests {
-		requests[i].from = w.strata // seals none
+		requests[i].from = w.strata // seals no tokens
 	}
 	sealed.askAll(t, ctx, "foreign", requests)
 	token, err := sealed.token(ctx, secrets.path("a")+"?limit=1")

@@ -1,4 +1,5 @@
-// Package tokens looks at continue tokens from outside: who opens which, and what a client can read in them.
+// Package tokens tests continue tokens from the outside: the servers that open them, and the information that a client can read
+// from them.
 package tokens
 
 import (
@@ -19,7 +20,7 @@ import (
 
 const testTimeout = 5 * time.Minute
 
-// requireStrata skips a test of what upstream does not have.
+// requireStrata skips a test of a feature that upstream does not have.
 func requireStrata(t *testing.T) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
@@ -34,16 +35,16 @@ const (
 
 	ringKey = "/registry/strata/continue-token-keys"
 
-	// secretName begins all names of objects: no token may show it.
+	// secretName is the prefix of all object names: no token may contain it.
 	secretName = "very-secret-name-"
 )
 
 type object = map[string]any
 
-// encryption is the file of an encryption configuration for Secrets.
+// encryption is a file with an encryption configuration for Secrets.
 type encryption string
 
-// newEncryption encrypts with the first key; all decrypt.
+// newEncryption encrypts with the first key and decrypts with all of them.
 func newEncryption(t *testing.T, keys ...string) encryption {
 	t.Helper()
 	e := encryption(filepath.Join(t.TempDir(), "encryption.json"))
@@ -86,7 +87,7 @@ func get(t *testing.T, ctx context.Context, api *harness.API, path, query, accep
 	return harness.Must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, path, query, "", accept, nil))
 }
 
-// page is what a page of a list, or of a table, has in common.
+// page is the common part of a page of a list and of a table.
 type page struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion"`
@@ -96,7 +97,7 @@ type page struct {
 	Rows  []json.RawMessage `json:"rows"`
 }
 
-// readPage asks for a page; a token of "" is for the first.
+// readPage reads a page; the token of the first page is "".
 func readPage(t *testing.T, ctx context.Context, api *harness.API, path, token string, limit int, accept string) page {
 	t.Helper()
 	r := get(t, ctx, api, path, query(limit, token), accept)
@@ -112,7 +113,7 @@ func query(limit int, token string) string {
 	return fmt.Sprintf("limit=%d&continue=%s", limit, url.QueryEscape(token))
 }
 
-// requireSealed fails unless a token has the sealed form, and shows no name in any reading.
+// requireSealed fails unless a token has the sealed form, and contains no name in any encoding.
 func requireSealed(t *testing.T, token string) {
 	t.Helper()
 	body, ok := strings.CutPrefix(token, "s1.")
@@ -138,7 +139,7 @@ func requirePlain(t *testing.T, token string) {
 	}
 }
 
-// requireRefused fails unless the answer is this code with the words in its message, and no name of an object.
+// requireRefused fails unless the answer has the code and the words in its message, and no name of an object.
 func requireRefused(t *testing.T, what string, r *harness.Response, code int, words string) {
 	t.Helper()
 	status := r.Status()

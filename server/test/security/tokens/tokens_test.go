@@ -31,7 +31,8 @@ const (
 	metadata = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 )
 
-// TestSealedTokensOfAFleet: what one replica seals all open, whoever dies meanwhile; nobody else makes one.
+// TestSealedTokensOfAFleet: every replica opens the sealed tokens of the others, also after a replica was killed; forged tokens are
+// refused.
 func TestSealedTokensOfAFleet(t *testing.T) {
 	requireStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -40,7 +41,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	config := newEncryption(t, "key1")
 	flags := []string{config.flag(), "--disable-admission-plugins=ServiceAccount"}
 	start := func(more ...string) *harness.Server { return env.StartAPIServer(etcd, append(flags, more...)...) }
-	servers := []*harness.Server{start(sealing), start(sealing)} // at the same time, on an empty etcd
+	servers := []*harness.Server{start(sealing), start(sealing)} // concurrently, on an empty etcd
 	for _, s := range servers {
 		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
@@ -49,7 +50,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	fill(t, ctx, a, maps, objects, nil)
 	fill(t, ctx, a, events, objects, object{"involvedObject": object{"kind": "ConfigMap", "name": "a", "namespace": "default"}, "reason": "Test", "type": "Normal"})
 
-	// Pages from either in turn, of what is in memory and what is not, in every form.
+	// Pages from both in turn, of resources in memory and in etcd only, in every form.
 	for _, path := range []string{maps, "/api/v1/configmaps", events, "/apis/events.k8s.io/v1/events"} {
 		for _, accept := range []string{"application/json", table, metadata} {
 			token, revision, seen := "", "", 0
@@ -120,7 +121,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 		}
 		plain = p.Metadata.Continue
 		requirePlain(t, plain)
-		// And those that seal read plain ones.
+		// Servers that seal their tokens accept plain ones.
 		requireSealed(t, readPage(t, ctx, a, maps, plain, limit, "").Metadata.Continue)
 		harness.Check(t, s.Stop())
 	})
@@ -134,7 +135,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 		harness.Check(t, s.Stop())
 	})
 	t.Run("keys that cannot be read", func(t *testing.T) {
-		// A server whose encryption configuration does not have the key: pages are refused for a while, all else works.
+		// A server whose encryption configuration lacks the key: pages are refused for a while, all other requests succeed.
 		wrong := newEncryption(t, "another")
 		s := start(sealing, wrong.flag())
 		api := s.API()
@@ -197,7 +198,7 @@ func TestSealedTokensOfAFleet(t *testing.T) {
 	t.Run("keys taken away", func(t *testing.T) { takeAway(t, ctx, client, servers) })
 }
 
-// forge sends a thousand tokens that nobody has made.
+// forge sends a thousand tokens that no server has made.
 func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 	random := mathrand.New(mathrand.NewPCG(1, 2))
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -211,16 +212,16 @@ func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 	for i := range 1000 {
 		changed := []byte(token)
 		switch i % 8 {
-		case 0: // one character is another
+		case 0: // a changed character
 			at := 3 + random.IntN(len(token)-3)
 			for changed[at] == token[at] {
 				changed[at] = alphabet[random.IntN(len(alphabet))]
 			}
 		case 1:
 			changed = changed[:random.IntN(len(token)-1)+1]
-		case 2: // of a key that there is
+		case 2: // with the ID of an existing key
 			changed = []byte("s1." + base64.RawURLEncoding.EncodeToString(append(known[:8:8], bytes(24+32*(1+i%3)+16)...)))
-		case 3: // of a key that there is not
+		case 3: // with the ID of a missing key
 			changed = []byte("s1." + base64.RawURLEncoding.EncodeToString(bytes(80+i%64)))
 		case 4:
 			changed = bytes(1 + i%100)
@@ -256,7 +257,7 @@ func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 	t.Logf("%d forged tokens in %v", len(forged), time.Since(began))
 }
 
-// takeAway removes the ring while a pager of client-go walks: it starts over, and has everything at the end.
+// takeAway removes the key ring during a paged list of client-go's pager: the pager starts over, and returns all objects.
 func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, servers []*harness.Server) {
 	config := harness.Must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(servers[0].Config)).CoreV1().ConfigMaps("default")
 	want := harness.Must[*harness.List](t)(servers[0].API().List(ctx, maps, ""))
@@ -267,7 +268,7 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 			if _, err := client.Delete(ctx, ringKey); err != nil {
 				return nil, err
 			}
-			// A made-up token makes the servers look: they would by themselves, within a minute.
+			// A forged token makes the servers reload the ring at once, instead of within a minute.
 			for _, s := range servers {
 				r, err := s.API().Do(ctx, http.MethodGet, maps, query(7, "s1."+strings.Repeat("A", 120)), nil)
 				if err != nil || r.Code != http.StatusBadRequest {
@@ -295,7 +296,7 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 	}
 }
 
-// TestTheRingFollowsTheEncryptionConfiguration while the server runs: the file has a new key, then the old one is gone.
+// TestTheRingFollowsTheEncryptionConfiguration of a running server: the file gets a new key, then the old key is removed.
 func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
@@ -331,7 +332,7 @@ func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	readPage(t, ctx, s.API(), maps, token, 3, "")
 }
 
-// TestUpSeals: the tokens of strata up are sealed, whatever other gates are set, and can be plain.
+// TestUpSeals: the tokens of strata up are sealed, with any other gates, and can be plain.
 func TestUpSeals(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
