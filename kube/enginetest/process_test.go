@@ -1,22 +1,20 @@
 package enginetest
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/process"
 )
 
 // Set in a process that is to be an etcd.
@@ -61,7 +59,7 @@ func beEtcd(dir string) error {
 
 // etcdProcess is a member of an etcd, in a process of its own.
 type etcdProcess struct {
-	process *os.Process
+	process *process.Child
 	pid     int
 	client  *clientv3.Client // of this member
 }
@@ -78,47 +76,36 @@ func startEtcds(t testing.TB, n int) []*etcdProcess {
 		t.Cleanup(func() { _ = port.Release() })
 		members = append(members, fmt.Sprintf("m%d=http://%s", i, port.Address()))
 	}
-	ready := make(chan error, n)
 	out := make([]*etcdProcess, n)
 	for i := range n {
 		dir, err := os.MkdirTemp("", "strata-etcd-")
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), etcdDirectory+"="+dir, fmt.Sprintf("%s=m%d", etcdName, i), etcdCluster+"="+strings.Join(members, ","))
-		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
+		stdin, parent, err := os.Pipe() // the member ends when parent is closed
 		if err != nil {
 			t.Fatal(err)
 		}
-		said, err := cmd.StdoutPipe()
+		name := fmt.Sprintf("m%d", i)
+		child, err := process.Start(process.Spec{
+			Name: name, Path: os.Args[0], Stdin: stdin, Log: filepath.Join(dir, "log"), Tee: os.Stderr, Lines: true,
+			Env: append(os.Environ(), etcdDirectory+"="+dir, etcdName+"="+name, etcdCluster+"="+strings.Join(members, ",")),
+		})
+		_ = stdin.Close()
 		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			_ = in.Close()
-			late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-			_ = cmd.Wait()
-			late.Stop()
+			_ = parent.Close()
+			_, _ = child.Wait(contextFor(t))
+			child.Kill()
 			_ = os.RemoveAll(dir)
 		})
-		out[i] = &etcdProcess{process: cmd.Process, pid: cmd.Process.Pid}
-		go func() {
-			line, err := bufio.NewReader(said).ReadString('\n')
-			if err == nil && line != "ready\n" {
-				err = fmt.Errorf("it says %q", line)
-			}
-			ready <- err
-		}()
-		out[i].client = connect(t, filepath.Join(dir, "client.sock"))
+		out[i] = &etcdProcess{process: child, pid: child.PID(), client: connect(t, filepath.Join(dir, "client.sock"))}
 	}
-	for range n {
-		if err := <-ready; err != nil {
-			t.Fatalf("etcd: %v", err)
+	for _, e := range out {
+		if line, _, err := e.process.WaitLine(contextFor(t), 0, ""); err != nil || line != "ready" {
+			t.Fatalf("etcd: it says %q: %v", line, err)
 		}
 	}
 	return out

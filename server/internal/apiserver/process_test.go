@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -13,10 +12,8 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 )
 
@@ -121,16 +119,14 @@ func startServer(t *testing.T, etcdURL string, more ...string) *server {
 	dir := t.TempDir()
 	flags := append(minimalFlags(t, dir, etcdURL), more...)
 	p := startProcess(t, dir, append(flags, fmt.Sprintf("--secure-port=%d", reservePort(t).Number()))...)
-	select {
-	case url := <-p.ready:
-		t.Cleanup(func() { p.requireCleanStop(t) })
-		return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
-	case <-p.exited:
-		t.Fatalf("server ended before it was ready: %v\n%s", p.err, p.log())
-	case <-time.After(readyTimeout):
-		t.Fatalf("server not ready after %v\n%s", readyTimeout, p.log())
+	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
+	defer cancel()
+	url, _, err := p.WaitLine(ctx, 0, "") // the first line
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
+	t.Cleanup(func() { requireCleanStop(t, p) })
+	return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
 }
 
 func newServer(t *testing.T, url, caFile string) *server {
@@ -157,80 +153,30 @@ func reservePort(t *testing.T) *loopback.Port {
 	return port
 }
 
-// process is this test binary running as a server.
-type process struct {
-	cmd     *exec.Cmd
-	logPath string
-	ready   chan string   // receives the URL once
-	exited  chan struct{} // closed when the process has ended and err is set
-	err     error
-}
-
 // startProcess runs Run with flags in a process that ends with the test at the latest. Its log goes to dir.
-func startProcess(t *testing.T, dir string, flags ...string) *process {
+func startProcess(t *testing.T, dir string, flags ...string) *process.Child {
 	t.Helper()
-	log, err := os.CreateTemp(dir, "log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	p := &process{
-		cmd:     exec.Command(os.Args[0], flags...),
-		logPath: log.Name(),
-		ready:   make(chan string, 1),
-		exited:  make(chan struct{}),
-	}
-	p.cmd.Env = append(os.Environ(), serveEnv+"=1")
-	p.cmd.Stderr = log
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for scan := bufio.NewScanner(stdout); scan.Scan(); {
-			select {
-			case p.ready <- scan.Text():
-			default:
-			}
-		}
-		p.err = p.cmd.Wait()
-		close(p.exited)
-	}()
-	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		<-p.exited
+	p, err := process.Start(process.Spec{
+		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1"),
+		Log: filepath.Join(dir, "log"), Lines: true,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
 	return p
 }
 
 // requireCleanStop sends SIGTERM and fails the test unless the process then exits with code 0.
-func (p *process) requireCleanStop(t *testing.T) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.exited:
-		if p.err != nil {
-			t.Errorf("after SIGTERM: %v, want exit code 0", p.err)
-		}
-	case <-time.After(stopTimeout):
-		t.Errorf("still running %v after SIGTERM", stopTimeout)
+func requireCleanStop(t *testing.T, p *process.Child) {
+	if err := p.Stop(syscall.SIGTERM, stopTimeout); err != nil {
+		t.Error(err)
+	} else if err := p.ExitError(); err != nil {
+		t.Errorf("after SIGTERM: %v, want exit code 0", err)
 	}
 	if t.Failed() {
-		t.Logf("end of the server's log:\n%s", p.log())
+		t.Logf("end of the server's log:\n%s", p.Tail())
 	}
-}
-
-// log returns the last lines that the process has logged.
-func (p *process) log() string {
-	const maxLines = 40
-	all, err := os.ReadFile(p.logPath)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(all)), "\n")
-	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")
 }
 
 // get returns the body at path. A server that answers 429 while a cache fills is asked again when it says so.

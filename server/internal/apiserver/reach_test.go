@@ -75,15 +75,14 @@ func TestPortInUse(t *testing.T) {
 	dir := t.TempDir()
 	flags := append(minimalFlags(t, dir, startEtcd(t)), fmt.Sprintf("--secure-port=%d", taken.Addr().(*net.TCPAddr).Port))
 	p := startProcess(t, dir, flags...)
-	select {
-	case <-p.exited:
-	case <-time.After(readyTimeout):
-		t.Fatalf("still running\n%s", p.log())
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 1 {
+	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
+	defer cancel()
+	if code, err := p.Wait(ctx); err != nil {
+		t.Fatalf("%v\n%s", err, p.Tail())
+	} else if code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	lines := strings.Split(p.log(), "\n")
+	lines := strings.Split(p.Tail(), "\n")
 	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, "address already in use") {
 		t.Errorf("last line %q, want strata: ... address already in use", last)
 	}

@@ -1,14 +1,12 @@
 package up
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,50 +14,33 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/server/internal/testbin"
 )
 
 // timeout bounds every wait that has failed. A start takes 3 s and a stop 2 s on two cores.
 const timeout = 2 * time.Minute
 
-// process is a running `strata up`, in a directory of its own.
-type process struct {
+// upProcess is a running `strata up`, in a directory of its own.
+type upProcess struct {
+	*process.Child
 	dir string // where it was called; the data is in strata-data below it
-	cmd *exec.Cmd
-
-	up   chan struct{} // closed when it has printed what to type next
-	done chan struct{} // closed when it has ended
-
-	mu     sync.Mutex
-	output bytes.Buffer // standard output and error
 }
 
 // start calls `strata up` on a free port in dir and returns at once, with an umask that takes nothing from anybody. When the test ends the
 // process is killed if it still runs.
-func start(t *testing.T, dir string, args ...string) *process {
+func start(t *testing.T, dir string, args ...string) *upProcess {
 	t.Helper()
-	p := &process{
-		dir:  dir,
-		cmd:  exec.Command("sh", append([]string{"-c", `umask 000; exec "$0" "$@"`, testbin.Strata(t), "up", "--secure-port=0"}, args...)...),
-		up:   make(chan struct{}),
-		done: make(chan struct{}),
-	}
-	p.cmd.Dir = dir
-	p.cmd.Env = environment(dir)
-	read, write, err := os.Pipe()
+	child, err := process.Start(process.Spec{
+		Name: "strata up", Path: "sh", Dir: dir, Env: environment(dir), Log: filepath.Join(t.TempDir(), "log"), Lines: true,
+		Args: append([]string{"-c", `umask 000; exec "$0" "$@"`, testbin.Strata(t), "up", "--secure-port=0"}, args...),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.cmd.Stdout, p.cmd.Stderr = write, write
-	err = p.cmd.Start()
-	write.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	go p.follow(read)
+	p := &upProcess{Child: child, dir: dir}
 	t.Cleanup(func() {
-		p.cmd.Process.Kill()
-		<-p.done
+		p.Kill()
 		if t.Failed() {
 			t.Logf("strata up in %s printed:\n%s", dir, p.printed())
 		}
@@ -67,68 +48,54 @@ func start(t *testing.T, dir string, args ...string) *process {
 	return p
 }
 
-func (p *process) follow(read *os.File) {
-	defer close(p.done)
-	defer read.Close()
-	for lines := bufio.NewScanner(read); lines.Scan(); {
-		p.mu.Lock()
-		p.output.WriteString(lines.Text() + "\n")
-		p.mu.Unlock()
-		if strings.Contains(lines.Text(), "export KUBECONFIG=") {
-			close(p.up)
-		}
+// printed returns standard output and standard error so far.
+func (p *upProcess) printed() string {
+	log, err := p.Log()
+	if err != nil {
+		return err.Error()
 	}
-	p.cmd.Wait() // the tests look at ProcessState
+	return log
 }
 
-func (p *process) printed() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.output.String()
-}
-
-func (p *process) requireUp(t *testing.T) {
+// requireUp returns when p has printed what to type next.
+func (p *upProcess) requireUp(t *testing.T) {
 	t.Helper()
-	select {
-	case <-p.up:
-	case <-p.done:
-		t.Fatal("strata up ended")
-	case <-time.After(timeout):
-		t.Fatal("strata up is not up")
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	if _, _, err := p.WaitLine(ctx, 0, "export KUBECONFIG="); err != nil {
+		t.Fatal(err)
 	}
 }
 
 // requireStop sends a signal and demands a clean end.
-func (p *process) requireStop(t *testing.T, signal os.Signal) {
+func (p *upProcess) requireStop(t *testing.T, signal os.Signal) {
 	t.Helper()
 	p.requireStopWithin(t, signal, timeout)
 }
 
-func (p *process) requireStopWithin(t *testing.T, signal os.Signal, limit time.Duration) {
+func (p *upProcess) requireStopWithin(t *testing.T, signal os.Signal, limit time.Duration) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(signal); err != nil {
+	if err := p.Signal(signal); err != nil { // also if p has ended before, which is no error of Stop
 		t.Fatal(err)
 	}
-	select {
-	case <-p.done:
-	case <-time.After(limit):
-		t.Fatalf("strata up goes on after %v", signal)
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Fatalf("strata up ended with code %d after %v", code, signal)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	if code, err := p.Wait(ctx); err != nil || code != 0 {
+		t.Fatalf("strata up ended with code %d after %v (%v)", code, signal, err)
 	}
 }
 
-func (p *process) kill(t *testing.T) {
+// kill sends SIGKILL and fails the test unless p still runs.
+func (p *upProcess) kill(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil {
+	if err := p.Signal(os.Kill); err != nil {
 		t.Fatal(err)
 	}
-	<-p.done
+	<-p.Done()
 }
 
 // config returns the administrator's connection.
-func (p *process) config(t *testing.T) *rest.Config {
+func (p *upProcess) config(t *testing.T) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.dir, "strata-data", "kubeconfig"))
 	if err != nil {
@@ -138,7 +105,7 @@ func (p *process) config(t *testing.T) *rest.Config {
 }
 
 // kubectl calls `strata kubectl` where p was called, so that it has to find the kubeconfig, and demands success.
-func (p *process) kubectl(t *testing.T, args ...string) string {
+func (p *upProcess) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := p.tryKubectl(t, "", args...)
 	if code != 0 {
@@ -147,7 +114,7 @@ func (p *process) kubectl(t *testing.T, args ...string) string {
 	return stdout
 }
 
-func (p *process) tryKubectl(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+func (p *upProcess) tryKubectl(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return runStrata(t, p.dir, stdin, append([]string{"kubectl"}, args...)...)
 }

@@ -160,7 +160,7 @@ func TestFirstMinutesOfANewUser(t *testing.T) {
 	p.requireStop(t, terminate)
 }
 
-func (p *process) checkNextLines(t *testing.T) {
+func (p *upProcess) checkNextLines(t *testing.T) {
 	_, next, found := strings.Cut(p.printed(), "type next:\n")
 	if !found {
 		t.Fatal("nothing says what to type next")
@@ -183,7 +183,7 @@ func (p *process) checkNextLines(t *testing.T) {
 	}
 }
 
-func (p *process) checkVersion(t *testing.T) {
+func (p *upProcess) checkVersion(t *testing.T) {
 	var v struct {
 		ClientVersion, ServerVersion struct{ GitVersion string }
 	}
@@ -197,7 +197,7 @@ func (p *process) checkVersion(t *testing.T) {
 	}
 }
 
-func (p *process) checkAnonymous(t *testing.T) {
+func (p *upProcess) checkAnonymous(t *testing.T) {
 	config := p.config(t)
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
 	for _, path := range []string{"/version", "/healthz", "/livez", "/readyz", "/api", "/api/v1/namespaces"} {
@@ -215,7 +215,7 @@ func (p *process) checkAnonymous(t *testing.T) {
 	}
 }
 
-func (p *process) checkNamespaceDeletion(t *testing.T) {
+func (p *upProcess) checkNamespaceDeletion(t *testing.T) {
 	p.kubectl(t, "create", "namespace", "gone")
 	p.kubectl(t, "-n", "gone", "create", "configmap", "c", "--from-literal=k=v")
 	p.kubectl(t, "delete", "namespace", "gone", "--wait", "--timeout="+timeout.String())
@@ -224,7 +224,7 @@ func (p *process) checkNamespaceDeletion(t *testing.T) {
 	}
 }
 
-func (p *process) checkGarbageCollection(t *testing.T) {
+func (p *upProcess) checkGarbageCollection(t *testing.T) {
 	p.kubectl(t, "create", "configmap", "owner")
 	uid := p.kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
 	p.apply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
@@ -232,7 +232,7 @@ func (p *process) checkGarbageCollection(t *testing.T) {
 	p.kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout="+timeout.String())
 }
 
-func (p *process) checkQuota(t *testing.T) {
+func (p *upProcess) checkQuota(t *testing.T) {
 	p.kubectl(t, "create", "namespace", "small")
 	p.kubectl(t, "-n", "small", "create", "quota", "q", "--hard=secrets=1")
 	p.kubectl(t, "-n", "small", "wait", "quota/q", "--for=jsonpath={.status.used.secrets}=0", "--timeout="+timeout.String())
@@ -242,7 +242,7 @@ func (p *process) checkQuota(t *testing.T) {
 	}
 }
 
-func (p *process) checkPod(t *testing.T) {
+func (p *upProcess) checkPod(t *testing.T) {
 	p.kubectl(t, "wait", "--for=create", "configmap/kube-root-ca.crt", "--timeout="+timeout.String())
 	p.apply(t, `{apiVersion: v1, kind: Pod, metadata: {name: pod}, spec: {containers: [{name: c, image: example.test/i}]}}`)
 	if got := p.kubectl(t, "get", "pod", "pod", "-o", "jsonpath={.spec.serviceAccountName}"); got != "default" {
@@ -252,7 +252,7 @@ func (p *process) checkPod(t *testing.T) {
 }
 
 // apply creates the object that manifest describes.
-func (p *process) apply(t *testing.T, manifest string) {
+func (p *upProcess) apply(t *testing.T, manifest string) {
 	t.Helper()
 	if _, stderr, code := p.tryKubectl(t, manifest, "apply", "-f", "-"); code != 0 {
 		t.Fatalf("kubectl apply: code %d: %s\n%s", code, stderr, manifest)
