@@ -11,6 +11,10 @@ import (
 //
 // It differs from golang.org/x/sync/singleflight in that a waiter ends with its own context, and that a failure is not
 // shared: it may be due to the request of the caller that computed, so the next waiter computes again.
+//
+// Three shared computations are not of this kind: a read of etcd's revision and one of the keys of continue tokens must begin
+// after the request that waits for it (freshness.Reads, continuetoken.Keeper), and the turns of selected bound work without
+// sharing a result.
 type Group[K comparable, V any] struct {
 	mu    sync.Mutex // leaf
 	calls map[K]*call[V]
