@@ -93,7 +93,7 @@ FUZZ ?= ^Fuzz
 fuzz: ## run every fuzz target, one after another: make fuzz FUZZTIME=10m FUZZ='FuzzStored|FuzzItems'
 	.ci/fuzz '$(FUZZTIME)' '$(FUZZ)'
 
-lint: gofmt boundaries tidy check-docs vet staticcheck ## all static checks
+lint: gofmt boundaries tidy check-docs prose vet staticcheck ## all static checks
 
 gofmt: ## fail if a file is not formatted
 	@files=$$(find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -l) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
@@ -121,6 +121,9 @@ tidy: ## fail if a go.mod is not what go mod tidy would write
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
+
+prose: ## fail if comments or documents have many pronouns that name nothing (tools/prose)
+	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
 
 # Where govulncheck's database is: also a file:// URL of a copy.
 VULNDB ?= https://vuln.go.dev

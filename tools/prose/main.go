@@ -1,0 +1,120 @@
+// Command prose counts indefinite pronouns in the comments and documents of a repository. A package or document with more of them
+// than the limit is listed, and the command then exits with 1: such words usually stand for a noun that a reader has to guess.
+//
+// Counted are the words of indefinite, in comments of Go files (a package's tests are counted apart from it) and in Markdown outside of
+// code blocks, code spans and quotations. Usage: prose [-limit N] [directory].
+package main
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	indefinite = regexp.MustCompile(`(?i)\b(what|who|whoever|whatever|nobody|somebody|anybody|everybody|those who|those that)\b`)
+	word       = regexp.MustCompile(`[A-Za-z][A-Za-z'-]*`)
+	codeBlock  = regexp.MustCompile("(?ms)^[ \t]*```.*?^[ \t]*```")
+	codeSpan   = regexp.MustCompile("`[^`]*`")
+	quotation  = regexp.MustCompile(`(?m)^>.*$`)
+)
+
+// minWords is the size below which a text is not judged: one word more or less would decide.
+const minWords = 300
+
+type count struct{ hits, words int }
+
+func (c count) perThousand() float64 { return 1000 * float64(c.hits) / float64(c.words) }
+
+func main() {
+	limit := flag.Float64("limit", 3, "indefinite pronouns per 1,000 words that a package or document may have")
+	flag.Parse()
+	counts, err := countAll(cmp.Or(flag.Arg(0), "."))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prose:", err)
+		os.Exit(2)
+	}
+	if report(counts, *limit) > 0 {
+		os.Exit(1)
+	}
+}
+
+// report lists the texts above the limit, those with the most first, and returns their number.
+func report(counts map[string]count, limit float64) (above int) {
+	var names []string
+	for name, c := range counts {
+		if c.words >= minWords && c.perThousand() > limit {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b].hits, counts[a].hits), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		fmt.Printf("%s: %d indefinite pronouns in %d words, %.1f per 1,000; at most %g\n",
+			name, counts[name].hits, counts[name].words, counts[name].perThousand(), limit)
+	}
+	return len(names)
+}
+
+// countAll counts the files that git tracks or would add, by package and document.
+func countAll(dir string) (map[string]count, error) {
+	list := exec.Command("git", "ls-files", "-co", "--exclude-standard", "*.go", "*.md")
+	list.Dir = dir
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list files: %w", err)
+	}
+	counts := map[string]count{}
+	for file := range strings.Lines(string(out)) {
+		file = strings.TrimSpace(file)
+		if strings.Contains(file, "testdata/") {
+			continue
+		}
+		src, err := os.ReadFile(filepath.Join(dir, file))
+		if os.IsNotExist(err) { // removed, not committed yet
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		name, text, err := prose(file, src)
+		if err != nil {
+			return nil, err
+		}
+		c := counts[name]
+		c.hits += len(indefinite.FindAllString(text, -1))
+		c.words += len(word.FindAllString(text, -1))
+		counts[name] = c
+	}
+	return counts, nil
+}
+
+// prose returns the text of a file without code, and the name that it is counted under.
+func prose(file string, src []byte) (name, text string, err error) {
+	if filepath.Ext(file) == ".md" {
+		text = codeBlock.ReplaceAllString(string(src), "")
+		text = quotation.ReplaceAllString(codeSpan.ReplaceAllString(text, ""), "")
+		return file, text, nil
+	}
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments)
+	if err != nil {
+		return "", "", err
+	}
+	for _, group := range parsed.Comments {
+		text += group.Text() + "\n"
+	}
+	name = filepath.Dir(file)
+	if strings.HasSuffix(file, "_test.go") {
+		name += " (tests)"
+	}
+	return name, text, nil
+}
