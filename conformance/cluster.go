@@ -23,8 +23,8 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// controllers are those of kube-controller-manager that run: all but those that evict pods from a node without heartbeats, of which ours
-// is one.
+// controllers are the enabled controllers of kube-controller-manager: all except controllers that evict pods from a node without heartbeats,
+// such as ours.
 var controllers = []string{
 	"*",
 	"-node-lifecycle-controller",
@@ -39,8 +39,8 @@ type cluster struct {
 	client     kubernetes.Interface // of a user in system:masters
 	kubeconfig string               // of the same
 	kubectl    string               // path of a program
-	ca         string               // what the API server's certificate is verified with
-	saKey      string               // what service accounts' tokens are signed with
+	ca         string               // file with the CA of the API server's certificate
+	saKey      string               // file with the signing key of service accounts' tokens
 
 	port      *loopback.Port // of the API server
 	node      *node
@@ -49,7 +49,7 @@ type cluster struct {
 	processes []*process.Child
 }
 
-// startCluster starts a cluster. Its data are in dir, its logs in o.reports. What was started is in the cluster that it returns, also with
+// startCluster starts a cluster. Its data are in dir, its logs in o.reports. The returned cluster has all started processes, also with
 // an error.
 func startCluster(ctx context.Context, o options, dir string) (*cluster, error) {
 	c := &cluster{
@@ -122,7 +122,7 @@ func await(ctx context.Context, p *process.Child, ready func(context.Context) er
 	return p.Await(ctx, 100*time.Millisecond, ready)
 }
 
-// startServer starts the API server and the way to the node's pods, writes the kubeconfig, and returns when the server is ready.
+// startServer starts the API server and the proxy to the node's pods, writes the kubeconfig, and returns when the server is ready.
 func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Clientset, error) {
 	socket, egressConfig, tokens := filepath.Join(c.dir, "node.sock"), filepath.Join(c.dir, "egress.yaml"), filepath.Join(c.dir, "tokens.csv")
 	var err error
@@ -174,7 +174,7 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 		"--service-account-key-file=" + c.saKey,
 		"--service-account-signing-key-file=" + c.saKey,
 		"--service-cluster-ip-range=10.0.0.0/24",
-		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for clients that watch
+		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for watching clients
 		"--shutdown-watch-termination-grace-period=1s",
 	}, append(checks, c.options.serverArgs...)...)...)
 	if err != nil {
@@ -192,7 +192,8 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 	return client, err
 }
 
-// startControllers starts kube-controller-manager and returns when there is what the tests' framework reads before it waits for anything.
+// startControllers starts kube-controller-manager and returns when the objects exist that the tests' framework reads before it
+// waits for any.
 func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interface) error {
 	manager, err := c.start("controller-manager", c.options.controllerManager,
 		"--kubeconfig="+c.kubeconfig,
@@ -202,7 +203,7 @@ func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interf
 		"--use-service-account-credentials=true",
 		"--resource-quota-sync-period=10s", // a spec waits for it: 5 minutes by default
 		"--service-account-private-key-file="+c.saKey,
-		"--secure-port=0") // nobody asks for its metrics
+		"--secure-port=0") // its metrics are not read
 	if err != nil {
 		return err
 	}
@@ -220,7 +221,7 @@ func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interf
 	})
 }
 
-// stop stops what has been started, last started first.
+// stop stops the started processes, last started first.
 func (c *cluster) stop() error {
 	if c.stopNode != nil {
 		c.stopNode()
@@ -266,5 +267,5 @@ const startTimeout = 2 * time.Minute
 // stopTimeout bounds a stop that has failed: upstream gives requests in flight 60 s.
 const stopTimeout = 90 * time.Second
 
-// interruptTimeout is what a run of tests gets to clean up after an interrupt.
+// interruptTimeout is the time that a run of tests has to clean up after an interrupt.
 const interruptTimeout = 30 * time.Second

@@ -8,11 +8,11 @@ import (
 	"os"
 )
 
-// checkInterval is how often the server compares what it holds with etcd: some checks meet each of the tests.
+// checkInterval is the interval of the server's comparisons with etcd: short enough that some run during each of the tests.
 const checkInterval = "5s"
 
-// checks are flags with which a server of the engine compares its memory with etcd, again and again. A difference ends it, as the
-// environment that it inherits says.
+// checks are flags with which a server of the engine periodically compares its memory with etcd. A difference ends it, by the
+// environment that it inherits.
 func (o options) checks() ([]string, error) {
 	if o.engine != "strata" {
 		return nil, nil
@@ -20,7 +20,7 @@ func (o options) checks() ([]string, error) {
 	return []string{"--strata-consistency-check-interval=" + checkInterval}, os.Setenv("KUBE_WATCHCACHE_CONSISTENCY_CHECKER", "true")
 }
 
-// requireConsistent has the server compare everything once more, and returns in how many resources there was nothing that differs.
+// requireConsistent makes the server compare all resources once more, and returns the number of resources without a difference.
 func (c *cluster) requireConsistent(ctx context.Context) (resources int, err error) {
 	body, err := c.client.CoreV1().RESTClient().Post().AbsPath("/debug/strata/consistency").Do(ctx).Raw()
 	if err != nil {
@@ -34,7 +34,7 @@ func (c *cluster) requireConsistent(ctx context.Context) (resources int, err err
 	}
 	var errs []error
 	for _, check := range checks.Items {
-		switch check.Status { // an error says neither: it was overtaken by a compaction, or the resource is gone
+		switch check.Status { // an error is no result: the check was overtaken by a compaction, or the resource is gone
 		case "success":
 			resources++
 		case "failure":

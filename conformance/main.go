@@ -95,7 +95,7 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	for _, name := range []string{junitName, reportName} {
-		// A report of another run would be taken for one of this run.
+		// A report of an earlier run would be mistaken for one of this run.
 		if err := os.Remove(filepath.Join(o.reports, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -168,9 +168,9 @@ func write(dir string, report types.Report) error {
 	return reporters.GenerateJSONReport(report, filepath.Join(dir, reportName))
 }
 
-// runSpecs runs what o selects: the specs of a focus in one process whose output is shown, or those of the catalogue, several at the
-// same time and then, one by one, those that must be alone. It returns one report of all, without the specs that were not selected, and
-// the specs that must be in it.
+// runSpecs runs the specs that o selects: the specs of a focus in one process whose output is shown, or those of the catalogue,
+// several at the same time and then, one by one, the serial ones. It returns one report of all, without the specs that were not
+// selected, and the specs that must be in it.
 func runSpecs(ctx context.Context, o options, c *cluster, focus *regexp.Regexp) (*types.Report, []string, error) {
 	if focus != nil {
 		report, err := c.runTests(ctx, "e2e", focus, os.Stdout, "--ginkgo.timeout=1h")

@@ -31,14 +31,14 @@ import (
 const (
 	nodeName = "conformance"
 
-	// resync is how soon the node tries again what it could not do.
+	// resync is the interval after which the node retries failed actions.
 	resync = 2 * time.Second
 )
 
-// node stands for a node with a kubelet and for the way to its pods. It is Ready, and of all pods it runs only those of upstream's
+// node replaces a node with a kubelet and the network to its pods. It is Ready, and of all pods it runs only those of upstream's
 // webhooks (the subcommands crd-conversion-webhook and webhook of the image agnhost): their handlers, which upstream's tests have as
-// packages, are served by this process. Other pods stay Pending. The API server reaches pods through a proxy, as it does in clusters whose
-// nodes it has no route to.
+// packages, are served by this process. Other pods stay Pending. The API server reaches pods through a proxy, as in clusters without
+// a route to their nodes.
 type node struct {
 	client kubernetes.Interface
 	proxy  *http.Server
@@ -59,7 +59,7 @@ type webhook struct {
 	server  *http.Server
 }
 
-// newNode returns a node that serves its proxy on a unix socket at path. What goes wrong later is logged to out.
+// newNode returns a node that serves its proxy on a unix socket at path. Later errors are logged to out.
 func newNode(path string, out io.Writer) (*node, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -122,8 +122,8 @@ func (n *node) connect(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(to, buffered)
 }
 
-// run registers the node and runs pods until ctx is cancelled. It returns when the node is registered; what it started then has ended
-// when wait returns.
+// run registers the node and runs pods until ctx is cancelled. It returns when the node is registered; wait returns when its goroutines
+// have ended.
 func (n *node) run(ctx context.Context, client kubernetes.Interface) (wait func(), err error) {
 	n.client = client
 	if err := n.register(ctx); err != nil {
@@ -155,7 +155,7 @@ func (n *node) run(ctx context.Context, client kubernetes.Interface) (wait func(
 	return factory.Shutdown, nil
 }
 
-// close ends all that the node serves.
+// close stops all servers of the node.
 func (n *node) close() {
 	_ = n.proxy.Close()
 	n.mu.Lock()
@@ -192,7 +192,7 @@ func (n *node) register(ctx context.Context) error {
 	return err
 }
 
-// sync does the next thing that a pod needs, if any; the change that it makes brings the pod here again.
+// sync does the next step that a pod needs, if any; its change of the pod triggers the next call.
 func (n *node) sync(ctx context.Context, pod *corev1.Pod) error {
 	pods := n.client.CoreV1().Pods(pod.Namespace)
 	ours := pod.Spec.NodeName == nodeName
@@ -201,7 +201,7 @@ func (n *node) sync(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	case pod.DeletionTimestamp != nil:
 		n.end(pod.UID)
-		now := int64(0) // a kubelet says so when the containers have ended
+		now := int64(0) // a kubelet sets it when the containers have ended
 		err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 			err = nil // it is gone
@@ -329,7 +329,7 @@ func (n *node) certificate(ctx context.Context, pod *corev1.Pod) (tls.Certificat
 	return tls.Certificate{}, errors.New("it mounts no secret with a certificate")
 }
 
-// end stops what a pod serves.
+// end stops the server of a pod.
 func (n *node) end(uid types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -14,12 +14,12 @@ import (
 // The catalogue of specs: full texts, one in each line, sorted. Together they are all specs that isCandidate selects.
 var (
 	//go:embed specs.txt
-	specsFile string // those that run; upstream passes them
+	specsFile string // the specs that run; upstream passes them
 	//go:embed excluded.txt
-	excludedFile string // those that do not: upstream fails them here, because they need running containers or a scheduler
+	excludedFile string // the specs that do not run: upstream fails them here, because they need running containers or a scheduler
 )
 
-// areas are containers of which all specs are candidates, also those that are not part of Kubernetes' conformance.
+// areas are containers of which all specs are candidates, including specs that are not part of Kubernetes' conformance.
 var areas = []string{
 	"[sig-api-machinery] API Streaming (aka. WatchList) [FeatureGate:WatchList]",
 	"[sig-api-machinery] Servers with support for Table transformation",
@@ -44,10 +44,10 @@ func exactly(specs []string) *regexp.Regexp {
 	return regexp.MustCompile(`(^| )(` + strings.Join(quoted, "|") + `)$`)
 }
 
-// isSerial reports whether a spec demands to run alone.
+// isSerial reports whether a spec must run alone.
 func isSerial(text string) bool { return strings.Contains(text, "[Serial]") }
 
-// shards distributes specs over at most n runs that may be simultaneous, and returns those that must run alone apart.
+// shards distributes specs over at most n runs that may be simultaneous, and returns serial specs separately.
 func shards(specs []string, n int) (simultaneous [][]string, alone []string) {
 	simultaneous = make([][]string, n)
 	i := 0

@@ -105,7 +105,7 @@ func TestJudge_Problem_IsReported(t *testing.T) {
 	}
 }
 
-// With a focus of the user's own, any spec may be missing, but one must run.
+// With a focus of the user, any spec may be missing, but at least one must run.
 func TestJudge_OwnFocus_WantsOneSpec(t *testing.T) {
 	_, _, all := passing()
 	one := []types.SpecReport{spec("[sig-api-machinery] Garbage collector should collect", types.SpecStatePassed)}

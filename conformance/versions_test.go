@@ -7,8 +7,8 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// The tests and the controllers are of the release that the server is built from, and what they share with the server is compiled once:
-// a module that both go.mod files name has the same version in both.
+// TestVersionsAreTheServers: the tests and the controllers are of the release that the server is built from, and shared modules are compiled
+// once: a module that both go.mod files name has the same version in both.
 func TestVersionsAreTheServers(t *testing.T) {
 	ours, server := versions(t, "go.mod"), versions(t, "../server/go.mod")
 	if ours["k8s.io/kubernetes"] == "" {

@@ -4,5 +4,5 @@
 //
 // Clients of etcd's recorder write to an embedded etcd. Readers of a mirror of the same etcd record their reads as etcd's
 // range operations and their cursors as etcd's watch operations, and the validators compare both with the requests in
-// etcd's write-ahead log. The module stands outside of the workspace, because the engine must not depend on etcd's tests.
+// etcd's write-ahead log. The module is outside of the workspace, because the engine must not depend on etcd's tests.
 package robustness

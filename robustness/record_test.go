@@ -17,7 +17,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// reader reads a mirror and records each read as etcd's client would have, for etcd's validators. Its methods are for one
+// reader reads a mirror and records each read in the form of etcd's client, for etcd's validators. Its methods are for one
 // goroutine.
 type reader struct {
 	mirror   *mirror.Mirror
@@ -31,7 +31,7 @@ type reader struct {
 	counts  counts
 }
 
-// counts are what a reader recorded.
+// counts are the numbers of operations that a reader recorded.
 type counts struct {
 	present, past   int // reads of the present and of a revision
 	events, marks   int // of watches: events, and progress without events
@@ -43,13 +43,13 @@ func newReader(m *mirror.Mirror, r *mirror.Resource, ids identity.Provider, base
 	return &reader{mirror: m, resource: r, base: base, id: ids.NewClientID(), defect: d, kv: model.NewAppendableHistory(ids)}
 }
 
-// report returns all that was recorded.
+// report returns all recorded operations.
 func (r *reader) report() report.ClientReport {
 	return report.ClientReport{ClientID: r.id, KeyValue: r.kv.Operations(), Watch: r.watches}
 }
 
-// read reads the keys start <= key < end, or the key start if end is empty, linearizably (I6) at revision 0 and else as they
-// stood at rev; limit 0 means all. The recorded revision of the answer is that of the store, as in etcd's header.
+// read reads the keys start <= key < end, or the key start if end is empty, linearizably (I6) if rev is 0 and otherwise exactly
+// at rev; limit 0 means all. The recorded revision of the answer is that of the store, as in etcd's header.
 func (r *reader) read(ctx context.Context, start, end string, rev mirror.Revision, limit int) error {
 	called := time.Since(r.base)
 	current, err := r.mirror.Current(ctx)
@@ -99,7 +99,7 @@ func (r *reader) read(ctx context.Context, start, end string, rev mirror.Revisio
 	return nil
 }
 
-// keyValue returns an entry as etcd's client does.
+// keyValue returns an entry in the form of etcd's client.
 func keyValue(e *mirror.Entry) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{
 		Key:            []byte(e.Key()),
@@ -110,7 +110,7 @@ func keyValue(e *mirror.Entry) *mvccpb.KeyValue {
 	}
 }
 
-// event returns an event as etcd's client does.
+// event returns an event in the form of etcd's client.
 func event(e *mirror.Event) *clientv3.Event {
 	out := &clientv3.Event{Type: mvccpb.Event_PUT}
 	if e.Entry != nil {
@@ -146,8 +146,8 @@ func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func
 	return &watching{reader: r, cursor: cursor, operation: model.WatchOperation{Request: request}}, nil
 }
 
-// next records the events that are due, at most limit, and the position as progress if that is asked for. Events of one
-// revision are one answer, as in etcd: Cursor.Position says when a revision is complete (I4).
+// next records the events that are due, at most limit, and the position as progress if progress is true. Events of one
+// revision are one answer, as in etcd: Cursor.Position shows that a revision is complete (I4).
 func (w *watching) next(limit int, progress bool) error {
 	if w.defect.is(announcesClock) {
 		w.answer(w.mirror.Clock(), nil)
@@ -204,7 +204,7 @@ func (w *watching) close() {
 	w.watches = append(w.watches, w.operation)
 }
 
-// retriable reports whether an operation that failed with err may be repeated: the mirror says so before it answers.
+// retriable reports whether an operation that failed with err may be retried: the mirror returned the error before any data.
 func retriable(err error) bool {
 	return errors.Is(err, mirror.ErrNotReady) || errors.Is(err, mirror.ErrCompacted) || errors.Is(err, mirror.ErrFutureRevision)
 }

@@ -21,7 +21,7 @@ import (
 // validateTimeout bounds the search for a linearization; 10,000 operations take about a second.
 const validateTimeout = 5 * time.Minute
 
-// TestMirrorIsRobust has etcd's validators judge reads and watches of a mirror, beside writes, compactions and interruptions of
+// TestMirrorIsRobust runs etcd's validators on reads and watches of a mirror, beside writes, compactions and interruptions of
 // its feed.
 func TestMirrorIsRobust(t *testing.T) { requireRobust(t, 10_000) }
 
@@ -38,7 +38,7 @@ func requireRobust(t *testing.T, operations int) {
 	h := record(t, operations, nil)
 	t.Logf("%d operations in %.1f s: %d requests that wrote; %v", operations, time.Since(started).Seconds(), h.writes, h.counts)
 
-	// None of the validators' parts may pass because it had nothing to judge.
+	// None of the validators' parts may pass for lack of input.
 	few := operations / 100
 	for what, n := range map[string]int{
 		"writes": h.writes, "reads of the present": h.counts.present, "reads of a revision": h.counts.past,
@@ -71,7 +71,7 @@ type defect struct {
 	found  string // part of the validators' error
 	kind   kind
 	events func([]*clientv3.Event) []*clientv3.Event // changes an answer of a watch
-	feed   func(mirror.Batch) mirror.Batch           // changes what the mirror learns
+	feed   func(mirror.Batch) mirror.Batch           // changes the batches that the mirror receives
 }
 
 // kind is a defect of a reader.
@@ -105,7 +105,7 @@ var defects = []defect{
 	}},
 	{name: "reads of the present that do not wait for it", found: "linearization: Failure: illegal", kind: readsWithoutWait,
 		feed: func(b mirror.Batch) mirror.Batch {
-			time.Sleep(5 * time.Millisecond) // the lag that the read has to make up for
+			time.Sleep(5 * time.Millisecond) // the lag that the read has to wait out
 			return b
 		}},
 	{name: "reads of the revision before", found: "serializable: Failure: response didn't match", kind: readsRevisionBefore},
@@ -132,7 +132,7 @@ var defects = []defect{
 	})},
 }
 
-// TestPlantedDefectsAreFound proves that the validators judge what the readers record.
+// TestPlantedDefectsAreFound proves that the validators check the recorded operations.
 func TestPlantedDefectsAreFound(t *testing.T) {
 	for _, d := range defects {
 		t.Run(d.name, func(t *testing.T) {

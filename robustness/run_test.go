@@ -57,7 +57,7 @@ type source struct {
 
 var errInterrupted = errors.New("the feed was interrupted on purpose")
 
-// Watch implements mirror.Source. It ends with an error now and then, so that the mirror has to resume.
+// Watch implements mirror.Source. It occasionally ends with an error, so that the mirror has to resume.
 func (s *source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
 	batches := 0
 	return s.Source.Watch(ctx, prefix, after, func(b mirror.Batch) error {
@@ -82,7 +82,7 @@ type run struct {
 
 	remaining atomic.Int64  // operations that are still to be made
 	stopped   chan struct{} // closed when there are none
-	final     atomic.Int64  // the last revision; watches end when they have come to it
+	final     atomic.Int64  // the last revision; watches end when they have reached it
 	drain     chan struct{} // closed when final is set
 
 	// compacting is held by readers of a revision, and exclusively while etcd is compacted: the model would let a read that
@@ -96,7 +96,7 @@ type run struct {
 	counts  counts
 }
 
-// history is all that was recorded in a run.
+// history contains all records of a run.
 type history struct {
 	reports   []report.ClientReport
 	persisted []model.EtcdRequest // that etcd wrote to its log
@@ -141,7 +141,7 @@ func record(t *testing.T, operations int, d *defect) history {
 	r.byKey = mirror.NewPartition(partitionCtx, r.resource, func(run func()) bool { partition.Go(run); return true },
 		func(e *mirror.Event) (before, now string, known bool) { return e.Key(), e.Key(), true })
 
-	// The validators' model begins with an empty etcd, and demands that a client has seen it.
+	// The validators' model begins with an empty etcd, and requires that a client has seen it.
 	first := r.client(t)
 	if _, err := first.Get(ctx, keys[0]); err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func (r *run) loop(ctx context.Context, t *testing.T, operation func() error) {
 	}
 }
 
-// keep adds what a reader recorded to the history.
+// keep adds the operations that a reader recorded to the history.
 func (r *run) keep(reader *reader) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,14 +243,14 @@ func (r *run) keep(reader *reader) {
 	r.counts.add(reader.counts)
 }
 
-// known returns the revision of a key as its last writer knows it, 0 if that deleted it.
+// known returns the revision of the last write to a key, 0 if that deleted it.
 func (r *run) known(key string) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.revs[key]
 }
 
-// wrote notes that keys were written, or deleted, at a revision.
+// wrote records that keys were written, or deleted, at a revision.
 func (r *run) wrote(rev int64, deleted bool, keys ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,7 +262,7 @@ func (r *run) wrote(rev int64, deleted bool, keys ...string) {
 	}
 }
 
-// write makes one write, of the kinds that kube-apiserver makes and of those that change several keys in one revision.
+// write makes one write: of a kind that kube-apiserver makes, or a transaction that changes several keys.
 func (r *run) write(ctx context.Context, c *client.RecordingClient, ids identity.Provider) error {
 	value := func() string { return strconv.Itoa(ids.NewRequestID()) }
 	chosen := rand.Perm(len(keys))
@@ -361,7 +361,7 @@ func (r *run) compact(ctx context.Context, t *testing.T, c *client.RecordingClie
 	}
 }
 
-// ranges are what readers read and watch.
+// ranges are the key ranges that readers read and watch.
 var ranges = []struct{ start, end string }{
 	{prefix, clientv3.GetPrefixRangeEnd(prefix)},
 	{prefix + "default/", clientv3.GetPrefixRangeEnd(prefix + "default/")},
@@ -370,7 +370,7 @@ var ranges = []struct{ start, end string }{
 	{keys[7], ""},
 }
 
-// read makes one read: two of three of the present, the others of a revision.
+// read makes one read: two of three of the latest state, the others at a revision.
 func (r *run) read(ctx context.Context, reader *reader) error {
 	of := ranges[rand.IntN(len(ranges))]
 	limit := 0
@@ -394,7 +394,7 @@ func (r *run) read(ctx context.Context, reader *reader) error {
 	return err
 }
 
-// watch opens a cursor of one of the four kinds, and reads it for a while: at the end of the run, until it has come to the last
+// watch opens a cursor of one of the four kinds, and reads it for a while: at the end of the run, until it has reached the last
 // revision.
 func (r *run) watch(ctx context.Context, reader *reader) error {
 	of := ranges[rand.IntN(len(ranges))]
@@ -405,7 +405,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 	var w *watching
 	var err error
 	switch rand.IntN(4) {
-	case 0: // a snapshot and what follows
+	case 0: // a snapshot and the events after it
 		var snapshot mirror.Snapshot
 		if snapshot, err = r.resource.Latest(); err != nil {
 			return err

@@ -89,10 +89,10 @@ func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 	return units, nil
 }
 
-// downloads says why subtests of pkg/client/apiutil are skipped.
+// downloads is the reason for skipping subtests of pkg/client/apiutil.
 const downloads = "they download the kube-apiserver of Kubernetes 1.28 and test that, not an engine"
 
-// skipDownloads lets the copied tests skip where they download the programs that they test. Those contain no engine, and the
+// skipDownloads makes the copied tests skip where they download the programs that they test. Those contain no engine, and the
 // verdict depends on the network.
 func skipDownloads(dir string) error {
 	file := filepath.Join(dir, "pkg", "client", "apiutil", "restmapper_test.go")
@@ -137,7 +137,7 @@ func runWithSpecs(ctx context.Context, env *Env, tests *goTest, runner string, o
 	return replaceRunner(verdicts, runner, bySpec), nil
 }
 
-// splitSpecs returns the Go tests and the specs among the names, nil for all. The runner or mainTest stand for all specs; the
+// splitSpecs returns the Go tests and the specs among the names, nil for all. The runner or mainTest represent all specs; the
 // runner is among the Go tests if there are specs to run.
 func splitSpecs(only []string, runner string) (goTests, specs []string) {
 	if only == nil || slices.Contains(only, mainTest) {

@@ -13,7 +13,7 @@ import (
 )
 
 // copyPackage copies a package with its test data, and the packages that it imports as far as they are copied too. Licence
-// notices and all else in the files stay as they are, but for import paths and the changes of patches.
+// notices and all else in the files are unchanged, except import paths and the changes of patches.
 func (t *tree) copyPackage(pkg string) error {
 	if t.copied[pkg] {
 		return nil
@@ -145,8 +145,8 @@ func copyAll(from, to string) error {
 	})
 }
 
-// copyFile copies a file. Modules carry no permissions: what begins like a program becomes executable, unless its name says
-// that it must not be.
+// copyFile copies a file. Modules contain no permissions: a file that begins like a program becomes executable, except files whose
+// names mark them as not executable.
 func copyFile(from, to string) error {
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -229,7 +229,7 @@ var patches = map[string][]edit{
 	},
 }
 
-// attachment returns the statements that make strataEngine, with what to do about an error.
+// attachment returns the statements that make strataEngine; onError is the statement that handles an error.
 func attachment(onError string) string {
 	return "\tstrataEngine, err := strata.AttachmentFromEnvironment()\n\tif err != nil {\n\t\t" + onError + "\n\t}\n"
 }

@@ -10,6 +10,6 @@
 // after that, or that failed on every engine. It fails the run unless it is one of the known findings (known.go); so does a known
 // finding that no longer occurs, and a unit whose tests started no server with the engine.
 //
-// The module stands outside the workspace and has no dependencies: suites build their programs in modules of their own,
-// below bin/suites, where copies of test code of others are written and never committed.
+// The module is outside the workspace and has no dependencies: suites build their programs in modules of their own,
+// below bin/suites, which has copies of test code of other projects; they are never committed.
 package main

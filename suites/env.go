@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// Env is what suites share.
+// Env contains the directories and options that suites share.
 type Env struct {
 	Root string // of the repository
 	Bin  string // for programs and copies: bin/suites
-	// Parallel is how many parallel tests a unit runs at once (-test.parallel).
+	// Parallel is the number of parallel tests that a unit runs at once (-test.parallel).
 	Parallel int
 }
 
@@ -68,11 +68,11 @@ func (e *Env) serverModule(ctx context.Context, path string) (module, error) {
 	return module{path, version, dir}, nil
 }
 
-// killGrace is how long a process that was asked to stop has; a test binary stops its etcd meanwhile.
+// killGrace is the time that a process has to end after SIGTERM or an interrupt; a test binary stops its etcd meanwhile.
 const killGrace = 10 * time.Second
 
 // runGroup runs cmd in a process group of its own and waits until its output ends. When ctx is cancelled the whole group is
-// interrupted, and killed after killGrace; when cmd has ended, what it left behind is killed too.
+// interrupted, and killed after killGrace; when cmd has ended, its remaining children are killed too.
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = killGrace

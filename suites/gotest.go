@@ -73,7 +73,7 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 		ended <- err
 	}()
 	verdicts, parseErr := parseTest2JSON(out, file)
-	out.CloseWithError(parseErr) // lets the binary end if parsing did before
+	out.CloseWithError(parseErr) // ends the binary if parsing has ended before
 	runErr := <-ended
 	if parseErr != nil {
 		return nil, fmt.Errorf("output of %s: %w", g.binary, parseErr)
@@ -98,8 +98,8 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 	return verdicts, nil
 }
 
-// mainTest stands for the binary itself. It fails if the binary fails although no test does; of specs also if a node that is no
-// spec fails, and if the binary ends without their report. To run it again is to run all tests.
+// mainTest represents the binary itself. It fails if the binary fails although no test does; of specs also if a node that is no
+// spec fails, and if the binary ends without their report. A retry of it runs all tests.
 const mainTest = "TestMain"
 
 // startedServers counts the API servers that the tests of a log have started on the engine: apiserver.AttachmentFromEnvironment

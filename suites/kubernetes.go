@@ -123,14 +123,14 @@ var quickTests = map[string][]string{
 type tree struct {
 	env     *Env
 	dir     string
-	modules map[string]module // by path: those that packages are copied from
+	modules map[string]module // by path: the modules that packages are copied from
 	copied  map[string]bool   // import paths
 }
 
 const treeModule = "github.com/stratakube/strata/server/suites"
 
-// copies are the packages that are replaced by copies wherever a copied package imports them: those that start servers, and
-// those that import them.
+// copies are the packages that are replaced by copies wherever a copied package imports them: packages that start servers, and
+// their importers.
 var copies = []string{
 	"k8s.io/kubernetes/test/integration",
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/testing",
@@ -198,9 +198,9 @@ func (t *tree) testPackages(root string) ([]string, error) {
 	return slices.Sorted(maps.Keys(found)), err
 }
 
-// prepare copies the packages with all that they need copied, writes the module, and builds etcd, whose path it returns.
+// prepare copies the packages and the copied packages that they import, writes the module, and builds etcd, whose path it returns.
 func (t *tree) prepare(ctx context.Context, packages []string) (etcd string, err error) {
-	// What another run wrote is of another version, perhaps. Build results are cached by content.
+	// Files of an earlier run may be of another version. Build results are cached by content.
 	for _, path := range []string{"k8s.io", "etcd", "go.mod", "go.sum"} {
 		if err := os.RemoveAll(filepath.Join(t.dir, path)); err != nil {
 			return "", err

@@ -121,8 +121,8 @@ type session struct {
 	resultsFile, documentFile string
 
 	started   time.Time
-	ran, left int           // units that were run, and that there was no time for
-	slots     chan struct{} // one element for each unit that is at work
+	ran, left int           // units that were run, and units omitted for lack of time
+	slots     chan struct{} // one element for each running unit
 	running   errgroup
 
 	mu       sync.Mutex // guards problems, results and the files
@@ -219,7 +219,7 @@ func (s *session) record(ctx context.Context, suite *Suite, unit Unit) error {
 	return s.writeLocked()
 }
 
-// problem records an error of a unit. s.mu is held.
+// problem records an error of a unit. The caller holds s.mu.
 func (s *session) problem(suite *Suite, unit Unit, err error) {
 	s.problems = append(s.problems, fmt.Sprintf("%s %s: %v", suite.Name, unit.Name, err))
 }

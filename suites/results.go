@@ -18,7 +18,7 @@ type counts struct {
 	Skipped int `json:"skipped"`
 	// Retried are the top-level tests that were run again, on both engines.
 	Retried int `json:"retried"`
-	// Servers is how many API servers the tests started on this engine, without retries; 0 where the suite does not say.
+	// Servers is the number of API servers that the tests started on this engine, without retries; 0 where the suite does not report it.
 	Servers int `json:"servers,omitempty"`
 	// Seconds is the time of all runs, retries included.
 	Seconds int `json:"seconds"`
@@ -64,7 +64,7 @@ func (r results) write(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// dropStale removes the rows of a suite that are not of its present units with their present source, and reports whether
+// dropStale removes the rows of a suite that are not of its current units with their current source, and reports whether
 // there were any.
 func (r results) dropStale(suite string, units []Unit) bool {
 	rows := len(r[suite])

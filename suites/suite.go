@@ -38,7 +38,7 @@ type Suite struct {
 	Quick bool
 	// Engines are the columns; nil is both.
 	Engines []Engine
-	// Prepare builds what the units share and returns them. It is called once, before any unit is built.
+	// Prepare builds the programs that the units share and returns the units. It is called once, before any unit is built.
 	Prepare func(ctx context.Context, env *Env) ([]Unit, error)
 }
 
@@ -68,7 +68,7 @@ type Unit struct {
 	// and of its subtests. A test that fails is a verdict and no error; an error says that the run itself did not work.
 	// log names the file for the output.
 	Run func(ctx context.Context, engine Engine, only []string, log string) (Verdicts, error)
-	// Clean removes what Build wrote; it may be nil.
+	// Clean removes the files that Build wrote; it may be nil.
 	Clean func()
 }
 
@@ -117,7 +117,7 @@ type Finding struct {
 // failure returns the finding for a test that failed on every engine of its suite, of which there may be one only.
 func failure(test string) Finding { return Finding{Test: test, Upstream: Fail, Strata: Fail} }
 
-// differences returns the tests whose verdicts differ, without those that have a differing subtest: they differ for that.
+// differences returns the tests whose verdicts differ, without tests that have a differing subtest, which explains them.
 func differences(byEngine map[Engine]Verdicts) []Finding {
 	upstream, strata := byEngine[Upstream], byEngine[Strata]
 	if upstream == nil || strata == nil {
@@ -155,7 +155,7 @@ func differences(byEngine map[Engine]Verdicts) []Finding {
 }
 
 // failedEverywhere returns the tests, sorted, that ran on every engine and failed on each with the same verdict: a failed test
-// differs from one that did not end. A test is left out if a subtest failed on each engine: it failed for that.
+// differs from one that did not end. A test is omitted if a subtest failed on each engine, which explains it.
 func failedEverywhere(byEngine map[Engine]Verdicts) []string {
 	failed := map[Engine][]string{}
 	for e, verdicts := range byEngine {

@@ -17,7 +17,7 @@ const maxRetries = 2
 // exclusive is held while a unit runs that is Exclusive.
 var exclusive sync.Mutex
 
-// unitRun runs one unit that is built on the engines of its suite: all attempts, and what follows from them. One goroutine
+// unitRun runs one unit that is built on the engines of its suite: all attempts, and their evaluation. One goroutine
 // may use it.
 type unitRun struct {
 	env   *Env
@@ -48,7 +48,7 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 		u.only = unit.Quick
 	}
 	if o.tests != nil {
-		u.unit.StartsServers = false // other tests of the unit may be those that do
+		u.unit.StartsServers = false // other tests of the unit may start servers
 	}
 	for _, e := range suite.engines() {
 		u.engines[e] = &engineRun{verdicts: Verdicts{}}
@@ -79,7 +79,7 @@ func (u *unitRun) attempt(ctx context.Context, only []string) error {
 		exclusive.Lock()
 		defer exclusive.Unlock()
 	}
-	// Most tests wait most of the time, so that the engines run at the same time; in repetitions one after the other.
+	// Most tests wait most of the time, so the engines run at the same time; in retries one after the other.
 	oneAfterOther := u.unit.Exclusive || u.attempts > 0
 	engines := u.suite.engines()
 	errs := make([]error, len(engines))

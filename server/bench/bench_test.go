@@ -32,9 +32,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// testSizes are as small as lets each workload do what it does.
+// testSizes are the smallest sizes at which each workload works.
 var testSizes = Sizes{
-	Objects: 200, // as JSON more than what is compressed
+	Objects: 200, // as JSON above the threshold of compression
 	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, LargeObjects: 3, LargeBytes: 100_000,
 	Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Lists: 3, Pairs: 1, Few: 200,
 	IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2, Past: 10, Churned: 200, ChurnRate: 1_000,
@@ -54,9 +54,10 @@ var onlyLong = []string{
 	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
 }
 
-// The whole benchmark with few objects: every kind of workload finds its engines, gets right answers and leaves figures, and nothing stays
-// behind. What the figures are does not matter, so two benchmarks run at once, and workloads that are measured in fresh processes share them
-// where they can: nearly all of the time would go into starting these.
+// TestBenchmarkEndToEnd runs the whole benchmark with few objects: every kind of workload finds its engines, gets correct answers
+// and reports figures, and no process or file remains. The figures themselves do not matter, so two benchmarks run at once, and
+// workloads that are measured in fresh processes share them where they can: otherwise nearly all of the time would be for starting
+// these.
 func TestBenchmarkEndToEnd(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
@@ -174,17 +175,17 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 	return report
 }
 
-// ofStrata says whether a measure is one that upstream does not have.
+// ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
 	return measure == passedOn || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
 }
 
-// alone says whether a workload is one that the limit takes no part in.
+// alone reports whether the limit is not measured by a workload.
 func alone(name string) bool {
 	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.Alone })
 }
 
-// etcdOnly says whether a workload is one that no engine takes part in.
+// etcdOnly reports whether a workload measures no engine.
 func etcdOnly(name string) bool {
 	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.EtcdOnly })
 }

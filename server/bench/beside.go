@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// fewWrites and manyWrites are how many objects change per second beside what is measured.
+	// fewWrites and manyWrites are the numbers of objects that change per second beside the measured requests.
 	fewWrites, manyWrites = 300, 1_000
 
-	// besideObjects is how many objects they go to.
+	// besideObjects is the number of objects that these writes change.
 	besideObjects = 1_000
 
-	// writesAtOnce is more than etcd needs to keep up with them.
+	// writesAtOnce is the number of writes in flight, more than etcd needs to keep up.
 	writesAtOnce = 32
 )
 
-// writes are what others write beside what is measured. They go to etcd directly, from this process, with values that were made before: so
-// they cost an engine only what it does because of them, and the machine as little as can be.
+// writes are writes beside the measured requests. They go to etcd directly, from this process, with values that were encoded before: so
+// their only cost to an engine is its reaction to them, and their cost to the machine is minimal.
 type writes struct {
 	client *clientv3.Client
 	keys   []string
 	values []string
 }
 
-// newWrites makes n writes, each of what object returns for its index.
+// newWrites makes n writes, each of the key and value that object returns for its index.
 func newWrites(s *Sample, n int, object func(i int) (key string, value []byte, err error)) (*writes, error) {
 	w := &writes{client: s.Etcd.Client, keys: make([]string, n), values: make([]string, n)}
 	for i := range n {

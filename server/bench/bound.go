@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Bound is what one measure of a workload is to hold: the value of the first engine, or its ratio to that of another.
+// Bound is a bound on one measure of a workload: on the value of the first engine, or on its ratio to that of another.
 type Bound struct {
 	Measure string  // the name of the row
 	Of      string  // label of the engine it is divided by; "" means the value itself
 	AtMost  float64 // 0 if there is only AtLeast
 	AtLeast float64 // if both are 0, the value is to be 0
-	Or      bool    // it is enough that this or the bound before it holds
+	Or      bool    // it is enough that this or the bound before it is met
 }
 
 // toLimit, toUpstream, absolute and none are the bounds that most workloads have.
@@ -28,10 +28,10 @@ func absolute(measure string, atMost float64) Bound { return Bound{Measure: meas
 
 func none(measure string) Bound { return Bound{Measure: measure} }
 
-// isNone says that the value is to be 0.
+// isNone reports whether the value has to be 0.
 func (b Bound) isNone() bool { return b.AtMost == 0 && b.AtLeast == 0 }
 
-// text says what is wanted, for example "≤ 1/8 × upstream".
+// text formats the bound, for example "≤ 1/8 × upstream".
 func (b Bound) text(unit Unit) string {
 	if b.isNone() {
 		return "0"
@@ -50,7 +50,7 @@ func (b Bound) text(unit Unit) string {
 	return sign + " " + factor + " × " + b.Of
 }
 
-// holds says whether the values of a row, by engine, are as wanted; known is false if one is missing.
+// holds reports whether the values of a row, by engine, meet the bound; known is false if one is missing.
 func (b Bound) holds(values map[string]float64, engine string) (holds, known bool) {
 	value, known := values[engine]
 	if b.Of != "" {
@@ -69,8 +69,8 @@ func (b Bound) holds(values map[string]float64, engine string) (holds, known boo
 	return value >= b.AtLeast, known
 }
 
-// wanted is the cell that says what a row is to hold and whether it does, for example "≤ 1.6 × limit: yes". Timings of a quick run mean
-// nothing, so of those it says only what is wanted.
+// wanted is the cell with the bounds of a row and the verdict, for example "≤ 1.6 × limit: yes". Timings of a quick run are not
+// meaningful, so for those it has no verdict.
 func wanted(bounds []Bound, row Row, engine string, quick bool) string {
 	var b strings.Builder
 	for _, bound := range bounds {

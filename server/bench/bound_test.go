@@ -35,7 +35,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// What is wanted of a measure that no engine reports would be shown nowhere.
+// A bound on a measure that no engine reports would not be shown.
 func TestBoundsNameEngines(t *testing.T) {
 	for _, w := range workloads {
 		for _, b := range w.Wanted {

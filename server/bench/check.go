@@ -13,14 +13,14 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	checkCPU   = "server CPU of a check"
 	checkAbove = "extra memory at the peak"
 	checkSent  = "etcd sent"
 )
 
-// checkWorkloads compare what the comparison of memory with etcd costs.
+// checkWorkloads measure the cost of comparing memory with etcd.
 var checkWorkloads = []Workload{{
 	Name: checkName, Title: "consistency check of all ConfigMaps", Op: "check", Dataset: onlyConfigMaps,
 	Alone: true, Session: "check", Runs: 1,
@@ -31,20 +31,20 @@ var checkWorkloads = []Workload{{
 const (
 	checkName = "check"
 
-	// checkSamples is how many checks on demand a median is of, after the first.
+	// checkSamples is the number of checks on demand of a median, after the first.
 	checkSamples = 5
-	// checkStep is how often an engine that checks on a schedule is looked at; a step in which etcd sends more than checkBytes belongs to a check,
-	// and so do checkSteps without that before it is over.
+	// checkStep is the interval at which an engine that checks on a schedule is observed; a step in which etcd sends more than checkBytes
+	// belongs to a check, which ends after checkSteps without that.
 	checkStep  = 250 * time.Millisecond
 	checkBytes = 1e6
 	checkSteps = 8
 )
 
-// onlyConfigMaps is the data of workloads that must not mistake another resource for what they measure.
+// onlyConfigMaps is the data of workloads that must not mistake another resource for ConfigMaps.
 func onlyConfigMaps(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Objects, Namespaces: 1} }
 
-// measureCheck measures checks of Strata on demand. Upstream's checker cannot be asked: it compares 5 to 7.5 minutes after the start, and is
-// watched from outside while it does, if Sizes.CheckWait is long enough.
+// measureCheck measures checks of Strata on demand. Upstream's checker has no such request: it compares 5 to 7.5 minutes after the
+// start, and is observed from outside meanwhile, if Sizes.CheckWait is long enough.
 func measureCheck(ctx context.Context, s *Sample) error {
 	want, err := stored("configmaps")(ctx, s)
 	if err != nil {
@@ -69,7 +69,7 @@ func measureCheck(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// checkOnDemand has the engine compare memory with etcd, a few times.
+// checkOnDemand makes the engine compare memory with etcd, a few times.
 func (s *Sample) checkOnDemand(ctx context.Context, want int, rest float64) error {
 	conn := s.Engine.Dial()
 	defer conn.Close()
@@ -89,7 +89,7 @@ func (s *Sample) checkOnDemand(ctx context.Context, want int, rest float64) erro
 	return nil
 }
 
-// reportChecks reports the medians, of memory and of what etcd sent the most.
+// reportChecks reports medians, and the maximum of memory and of bytes sent by etcd.
 func (s *Sample) reportChecks(costs []listCost, rest float64) {
 	most := func(of func(listCost) float64) (v float64) {
 		for _, cost := range costs {
@@ -105,7 +105,7 @@ func (s *Sample) reportChecks(costs []listCost, rest float64) {
 	s.Report("resident at rest", Bytes, rest)
 }
 
-// checkOnce compares once, and requires that all is well.
+// checkOnce compares once, and requires that it finds no difference.
 func checkOnce(ctx context.Context, conn *target.Conn, want int, body *bytes.Buffer) error {
 	const path = "/debug/strata/consistency?resource=configmaps"
 	if err := conn.Read(ctx, target.Request{Method: http.MethodPost, Path: path}, body); err != nil {
@@ -126,7 +126,7 @@ func checkOnce(ctx context.Context, conn *target.Conn, want int, body *bytes.Buf
 	return nil
 }
 
-// looked is what an engine and etcd had used at a moment.
+// looked is the usage of an engine and of etcd at a moment.
 type looked struct {
 	at       time.Time
 	cpu      []time.Duration // of the server and etcd
@@ -147,8 +147,8 @@ func (s *Sample) look(ctx context.Context) (l looked, err error) {
 	return looked{time.Now(), cpu, usage.Sent, memory.Resident}, err
 }
 
-// awaitCheck waits for a check of the engine's own schedule. It begins with the step before the one in which etcd begins to send: the engine goes
-// through its memory first.
+// awaitCheck waits for a check of the engine's own schedule. It begins with the step before the one in which etcd begins to send:
+// the engine goes through its memory first.
 func (s *Sample) awaitCheck(ctx context.Context) (cost listCost, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Sizes.CheckWait, fmt.Errorf("no check within %v", s.Sizes.CheckWait))
 	defer cancel()
@@ -180,7 +180,7 @@ func (s *Sample) awaitCheck(ctx context.Context) (cost listCost, err error) {
 		if err != nil {
 			return cost, err
 		}
-		if n == 0 { // it was something else
+		if n == 0 { // etcd sent data for another request
 			before, last = end, end
 			continue
 		}
@@ -196,7 +196,7 @@ func (s *Sample) awaitCheck(ctx context.Context) (cost listCost, err error) {
 	}
 }
 
-// whileSent returns how it was in the first of checkSteps in which etcd sent little.
+// whileSent returns the usage in the first of checkSteps in which etcd sent little.
 func (s *Sample) whileSent(ctx context.Context, last looked) (end looked, err error) {
 	end = last
 	for quiet := 0; quiet < checkSteps; {
@@ -218,7 +218,7 @@ func (s *Sample) whileSent(ctx context.Context, last looked) (end looked, err er
 	return end, nil
 }
 
-// checksOf is how many checks of ConfigMaps have found that all is well.
+// checksOf is the number of checks of ConfigMaps that found no difference.
 func (s *Sample) checksOf(ctx context.Context) (n float64, err error) {
 	all, err := s.Engine.Series(ctx, "apiserver_storage_consistency_checks_total")
 	for _, series := range all {

@@ -18,7 +18,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	heapBeyond   = "live heap more per revision, beyond keys and values"
 	pastFailures = "reads of the past that failed"
@@ -33,13 +33,13 @@ var churnWorkloads = []Workload{{
 	Wanted: []Bound{absolute(heapBeyond, 300), none(pastFailures), none(objectReads)},
 }}
 
-// churnFlag lets history hold all that is written.
+// churnFlag makes the bound of history larger than all writes.
 const churnFlag = "--strata-history-bytes=1Gi"
 
 // pastAtOnce bounds how many reads of one kind run at once.
 const pastAtOnce = 4
 
-// churn is what was written, and what was read of it. Its methods may be called concurrently.
+// churn records writes, and reads of them. Its methods may be called concurrently.
 type churn struct {
 	s     *Sample
 	began int64 // the revision before the first write
@@ -64,8 +64,8 @@ type seenPast struct {
 	version int64
 }
 
-// measureChurn changes ConfigMaps at Sizes.ChurnRate for Sizes.Churn, while others read a page and an object at revisions drawn from all that were
-// written so far. What a revision takes is what the server holds more afterwards.
+// measureChurn changes ConfigMaps at Sizes.ChurnRate for Sizes.Churn, while readers read a page and an object at revisions drawn from all
+// written so far. The memory of a revision is the growth of the server's memory divided by the revisions.
 func measureChurn(ctx context.Context, s *Sample) error {
 	conn := s.Engine.Dial()
 	defer conn.Close()
@@ -117,7 +117,7 @@ func (c *churn) run(ctx context.Context, conn *target.Conn) error {
 
 // write is write number i.
 func (c *churn) write(ctx context.Context, i int) error {
-	// Numbers of samples are far fewer than what stands above.
+	// Numbers of samples are far below 1<<20.
 	cm := dataset.ConfigMap(c.order[i%len(c.order)], c.s.Number+(i+1)<<20)
 	value, err := dataset.Encode(cm)
 	if err != nil {
@@ -144,7 +144,7 @@ func (c *churn) draw(random *rand.Rand) (revision int64, name string) {
 	return c.written[random.IntN(len(c.written))], dataset.ConfigMapName(random.IntN(c.s.Data.ConfigMaps))
 }
 
-// read reads so many objects at a revision, and notes what it has seen, or that it failed, and how long it took.
+// read reads want objects at a revision, and records the objects, or the failure, and the time.
 func (c *churn) read(ctx context.Context, conn *target.Conn, url string, at int64, want int, took *[]time.Duration) error {
 	var body bytes.Buffer
 	began := time.Now()
@@ -178,14 +178,14 @@ func (c *churn) read(ctx context.Context, conn *target.Conn, url string, at int6
 	return nil
 }
 
-// verify compares what was read with what was written.
+// verify compares reads with writes.
 func (c *churn) verify() error {
 	for _, revisions := range c.of {
 		slices.Sort(revisions)
 	}
 	for _, seen := range c.seen {
 		revisions := c.of[seen.name]
-		n, exact := slices.BinarySearch(revisions, seen.at) // so many are less
+		n, exact := slices.BinarySearch(revisions, seen.at) // n revisions are less
 		if exact {
 			n++
 		}
@@ -207,14 +207,14 @@ const (
 	representations     = "strata_representation_bytes"
 )
 
-// historyHeld is what an engine holds when it has settled, and what it says itself about that.
+// historyHeld is the memory of an engine when it has settled, and its own metrics about history.
 type historyHeld struct {
 	holds
 	metrics map[string]float64
 }
 
 func (s *Sample) historyHeld(ctx context.Context, conn *target.Conn) (historyHeld, error) {
-	// What the present takes, encoded for readers, is no history: all of it is there, before and after.
+	// Encoded objects of the latest state are no history: all of them are cached, before and after.
 	everything := pagesLoad{path: allConfigMaps, format: jsonFormat}
 	for range 2 {
 		if _, err := everything.pages(ctx, s, conn, "", nil); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Config is what the flags say.
+// Config contains the values of the flags.
 type Config struct {
 	Quick      bool
 	List       bool
@@ -190,7 +190,7 @@ func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, e
 	return specs, nil
 }
 
-// repositoryRoot is the next directory upwards that holds go.work.
+// repositoryRoot is the next directory upwards that contains go.work.
 func repositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

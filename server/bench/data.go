@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// provideData puts a copy of an etcd directory that holds what spec says into dataDir. The original is filled when it is asked for first, and
-// kept in Config.DataDir for the next time. Several benchmarks may do this at once.
+// provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original is filled at the first request, and
+// kept in Config.DataDir for later ones. Several benchmarks may do this at once.
 func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *progress) error {
 	filled := filepath.Join(config.DataDir, "filled", spec.ID())
 	if _, err := os.Stat(filled); os.IsNotExist(err) {
@@ -67,8 +67,8 @@ func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir 
 	return nil
 }
 
-// newRunDir makes a directory for what one run needs, and locks it until release is called. It removes those of earlier runs that are over: the
-// logs of a run that failed last until the next run, and a run that was killed leaves a copy of etcd's data.
+// newRunDir makes a directory for the files of one run, and locks it until release is called. It removes those of earlier runs that
+// are over: the logs of a run that failed last until the next run, and a run that was killed leaves a copy of etcd's data.
 func newRunDir(parent string) (dir string, release func(), err error) {
 	// Without this lock a directory that was just made, and is not locked yet, would look like one that is over.
 	all, err := fileutil.LockFile(filepath.Join(parent, "lock"), os.O_RDWR|os.O_CREATE, 0o600)

@@ -18,7 +18,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/stats"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	progressCPU      = "etcd CPU, with / without"
 	progressWriteP99 = "write p99, with / without"
@@ -32,12 +32,12 @@ var etcdWorkloads = []Workload{{
 	Wanted: []Bound{absolute(progressCPU, 1.03), absolute(progressWriteP99, 1.03)},
 }}
 
-// progressInterval is the time between two requests for progress: as a mirror asks while somebody waits.
+// progressInterval is the time between two progress requests: that of a mirror while a reader waits.
 const progressInterval = 100 * time.Millisecond
 
-// measureProgress compares an etcd that is asked for progress with one that is not, while objects change and the feed of a mirror watches all of
-// them. A phase of one kind follows one of the other, Sizes.Pairs of them, and which comes first changes from pair to pair, so that what drifts
-// is in both. It reports medians over the phases, medians of the ratios of the pairs, and how far apart these are.
+// measureProgress compares etcd with and without progress requests, while objects change and the feed of a mirror watches all of
+// them. Phases of the two kinds alternate, Sizes.Pairs pairs of them, and the order changes from pair to pair, so that drift affects
+// both. It reports medians over the phases, medians of the ratios of the pairs, and the spread of these.
 func measureProgress(ctx context.Context, s *Sample) error {
 	feed, err := startFeed(ctx, s.Etcd.Endpoint)
 	if err != nil {
@@ -89,7 +89,7 @@ func medianOf(phases []progressPhase, of func(progressPhase) float64) float64 {
 	return stats.Median(values)
 }
 
-// ratiosOf divides what phases of one kind measured by what their neighbours of the other kind did.
+// ratiosOf divides the measurements of phases of one kind by those of their neighbours of the other kind.
 func ratiosOf(with, without []progressPhase, of func(progressPhase) float64) []float64 {
 	ratios := make([]float64, len(with))
 	for i := range ratios {
@@ -98,7 +98,7 @@ func ratiosOf(with, without []progressPhase, of func(progressPhase) float64) []f
 	return ratios
 }
 
-// progressPhase is what a phase measured.
+// progressPhase contains the measurements of a phase.
 type progressPhase struct {
 	cores    float64 // of etcd
 	writeP99 time.Duration
@@ -109,13 +109,13 @@ type progressPhase struct {
 type feed struct {
 	client   *clientv3.Client
 	source   *etcdsource.Source
-	progress atomic.Int64 // batches that only tell how far it has come
+	progress atomic.Int64 // batches without changes
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when the watch has ended; err is set before
 	err      error
 }
 
-// startFeed begins to watch everything. The caller must stop it.
+// startFeed begins to watch all keys. The caller must stop it.
 func startFeed(ctx context.Context, endpoint string) (*feed, error) {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
 	if err != nil {
@@ -140,14 +140,14 @@ func startFeed(ctx context.Context, endpoint string) (*feed, error) {
 	return f, nil
 }
 
-// stop returns when nothing of the feed is left.
+// stop ends the feed and returns when its goroutines have ended.
 func (f *feed) stop() {
 	f.cancel()
 	<-f.done
 	f.client.Close() // the only error is that of the watch that was just ended
 }
 
-// phase writes for Sizes.Beside, and asks for progress meanwhile or does not.
+// phase writes for Sizes.Beside, with progress requests if ask is true.
 func (f *feed) phase(ctx context.Context, s *Sample, ask bool) (progressPhase, error) {
 	elsewhere, err := configMapWrites(s)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	objectReads       = "reads of objects from etcd"
 	exactSent         = "etcd sent for a LIST of the past, at most"
@@ -28,7 +28,7 @@ const (
 	exactAbove        = "peak above rest, past"
 )
 
-// exactWorkloads list everything as it was before a restart.
+// exactWorkloads list all objects at a revision before a restart.
 var exactWorkloads = []Workload{{
 	Name: "list-exact", Title: "LIST all at a revision from before a restart, 5 % changed since", Op: "LIST", Dataset: configMaps,
 	Alone: true, Session: "exact", Starts: true, Runs: 1,
@@ -40,17 +40,17 @@ var exactWorkloads = []Workload{{
 }}
 
 const (
-	// exactMemory ends an engine that holds too much, before the machine has no memory left: upstream takes 7 GB for a list of 300,000 objects
-	// that it reads from etcd, and etcd some more.
+	// exactMemory is the resident memory at which an engine is killed, before the machine has no memory left: upstream takes 7 GB for a list
+	// of 300,000 objects that it reads from etcd, and etcd some more.
 	exactMemory = 12 << 30
 
 	// exactLimit bounds one LIST.
 	exactLimit = 2 * time.Minute
 
-	// warmLists is how many LISTs a median is of; where an engine reads them from etcd, one has to do.
+	// warmLists is the number of LISTs of a median; dearLists applies to an engine that reads them from etcd.
 	warmLists, dearLists = 5, 1
 
-	// idleSent is less than etcd sends for a single page of objects, and more than for what servers ask by themselves meanwhile.
+	// idleSent is less than etcd sends for a single page of objects, and more than for background requests of servers.
 	idleSent = 100e3
 )
 
@@ -62,7 +62,7 @@ type exactLists struct {
 	past    []listCost
 }
 
-// listCost is what one LIST, or a check, took.
+// listCost is the cost of one LIST, or of a check.
 type listCost struct {
 	took, cpu time.Duration
 	etcdCPU   time.Duration
@@ -71,8 +71,8 @@ type listCost struct {
 	sent      float64 // by etcd, bytes
 }
 
-// measureExact lists everything with a process that was started after a kill: first as it is now, then, once memory has settled, at a revision
-// that the process before it had reached, with Sizes.Past changes since.
+// measureExact lists all objects with a process that was started after a kill: first the latest state, then, once memory has settled, at a
+// revision of the killed process, with Sizes.Past changes since.
 func measureExact(ctx context.Context, s *Sample) error {
 	revision, changed, err := s.killAfterChanges(ctx)
 	if err != nil {
@@ -103,7 +103,7 @@ func measureExact(ctx context.Context, s *Sample) error {
 	}
 	all := []*exactLists{{name: "JSON", format: jsonFormat}, {name: "protobuf", format: protobufFormat}}
 	for _, l := range all {
-		// One form after the other: what is kept of all forms is bounded, and they would drive each other out.
+		// One form after the other: the cache of all forms is bounded, and they would evict each other.
 		present := exactList{path: allConfigMaps, format: l.format, want: want}
 		for range 1 + warmLists {
 			cost, err := s.costOfList(ctx, conn, present, 0)
@@ -154,8 +154,8 @@ func measureExact(ctx context.Context, s *Sample) error {
 	return s.verifyPast(ctx, conn, revision, changed)
 }
 
-// killAfterChanges starts an engine on a history without the past of other workloads, changes Sizes.Past objects while it follows, and kills it. It
-// returns the revision before them, and the first of their names.
+// killAfterChanges starts an engine on a history without the changes of other workloads, changes Sizes.Past objects while it follows, and
+// kills it. It returns the revision before the changes, and the name of the first changed object.
 func (s *Sample) killAfterChanges(ctx context.Context) (revision int64, changed string, err error) {
 	now, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *Sample) killAfterChanges(ctx context.Context) (revision int64, changed 
 	return revision, dataset.ConfigMapName(drawn[0]), nil
 }
 
-// listPast lists the past as often as the engine lets it be done in reasonable time.
+// listPast lists an old revision as often as the engine can answer in reasonable time.
 func (s *Sample) listPast(ctx context.Context, conn *target.Conn, l *exactLists, list exactList, rest uint64) error {
 	n := 1 + warmLists
 	for len(l.past) < n {
@@ -207,7 +207,7 @@ func (s *Sample) listPast(ctx context.Context, conn *target.Conn, l *exactLists,
 	return nil
 }
 
-// gaveUp notes what ended a list of the past as what the engine did, if it was too dear for the machine; otherwise it is an error.
+// gaveUp records a list at an old revision that was too expensive for the machine as the engine's result; other failures are errors.
 func (s *Sample) gaveUp(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -222,7 +222,7 @@ func (s *Sample) gaveUp(ctx context.Context, err error) error {
 	return nil
 }
 
-// exactList is a LIST and what its answer must be.
+// exactList is a LIST and its expected answer.
 type exactList struct {
 	path     string
 	format   format
@@ -230,17 +230,17 @@ type exactList struct {
 	revision int64 // of the list; 0 is any
 }
 
-// exactPath is the path of a collection as it stood at a revision.
+// exactPath is the path of a LIST of a collection exactly at a revision.
 func exactPath(collection string, revision int64) string {
 	return fmt.Sprintf("%s?resourceVersion=%d&resourceVersionMatch=Exact", collection, revision)
 }
 
-// costOfList does one LIST. rest is what was resident at rest.
+// costOfList does one LIST. rest is the resident memory at rest.
 func (s *Sample) costOfList(ctx context.Context, conn *target.Conn, list exactList, rest uint64) (listCost, error) {
 	return s.costOf(ctx, rest, func() error { return list.do(ctx, conn) })
 }
 
-// costOf does something once all is quiet. rest is what was resident at rest; 0 is for what is resident just before.
+// costOf calls do once all processes are quiet. rest is the resident memory at rest; 0 stands for the resident memory just before.
 func (s *Sample) costOf(ctx context.Context, rest uint64, do func() error) (cost listCost, err error) {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return cost, err
@@ -309,7 +309,7 @@ func medianCost(costs []listCost, of func(listCost) float64) float64 {
 	return stats.Median(values)
 }
 
-// do reads the list and looks at the number of its objects and at its revision.
+// do reads the list and checks the number of its objects and its revision.
 func (l exactList) do(ctx context.Context, conn *target.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, exactLimit)
 	defer cancel()
@@ -332,16 +332,16 @@ func (l exactList) do(ctx context.Context, conn *target.Conn) error {
 	return nil
 }
 
-// revisionMarks are how the metadata of a list says its revision, in JSON and in protobuf, where it is the second field.
+// revisionMarks are the encodings of the revision in the metadata of a list, in JSON and in protobuf, where it is the second field.
 func revisionMarks(revision int64) []string {
 	text := strconv.FormatInt(revision, 10)
 	return []string{`"resourceVersion":"` + text + `"`, "\x12" + string(rune(len(text))) + text}
 }
 
-// headBytes is more than the metadata of a list without a token takes, and than what stands before it.
+// headBytes is more than the size of the metadata of a list without a token, including the bytes before it.
 const headBytes = 256
 
-// headReader keeps the first bytes of what is read through it.
+// headReader keeps the first bytes that are read through it.
 type headReader struct {
 	r    io.Reader
 	head []byte
@@ -355,8 +355,8 @@ func (h *headReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// verifyPast reads an object that has changed, and the first page, at a revision, and requires that nothing in them is newer, and what etcd holds
-// at it is there.
+// verifyPast reads an object that has changed, and the first page, at a revision, and requires that they contain no newer object and
+// all objects of etcd at that revision.
 func (s *Sample) verifyPast(ctx context.Context, conn *target.Conn, revision int64, changed string) error {
 	for path, name := range map[string]string{
 		exactPath(configMapsPath, revision) + "&fieldSelector=metadata.name%3D" + changed: changed,
@@ -385,7 +385,7 @@ func (s *Sample) verifyPast(ctx context.Context, conn *target.Conn, revision int
 	return nil
 }
 
-// pastPage is what is looked at in a list of the past.
+// pastPage contains the checked fields of a list at an old revision.
 type pastPage struct {
 	Metadata pastMetadata
 	Items    []struct{ Metadata pastMetadata }

@@ -36,13 +36,13 @@ var getWorkloads = []Workload{
 	},
 }
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	getsPerSecond = "GETs per second"
 	etcdCPUPerGet = "etcd CPU per GET"
 )
 
-// limitObjects is how many objects the limit is asked for: so few that it can be shown all of them.
+// limitObjects is the number of objects that are requested from the limit: few enough that it can record all of them.
 const limitObjects = 100
 
 // getLoad is a number of clients that read random objects, each one after the other, for Sizes.Loop.
@@ -64,7 +64,7 @@ func (l getLoad) run(ctx context.Context, s *Sample) error {
 	if s.Engine.IsLimit() {
 		objects = min(objects, limitObjects)
 	}
-	if s.Engine.IsLimit() && s.Thorough { // it must know all of them, however few of them the first sample draws
+	if s.Engine.IsLimit() && s.Thorough { // it must record all of them, independent of the draws of the first sample
 		for i := range objects {
 			if err := conns[0].Read(ctx, target.Request{Path: l.path(dataset.ConfigMapName(i))}, s.Body); err != nil {
 				return err

@@ -17,10 +17,10 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// highestRate is a measure that bounds name.
+// highestRate is the name of a measure that has bounds.
 const highestRate = "highest rate without loss"
 
-// highestWorkloads look for the highest rate of events that one watcher gets without loss.
+// highestWorkloads search the highest rate of events that one watcher receives without loss.
 var highestWorkloads = []Workload{
 	{
 		Name: "watch-highest", Title: "watcher alone, as many events as it gets", Op: "event", Dataset: configMaps,
@@ -37,40 +37,40 @@ var highestWorkloads = []Workload{
 }
 
 const (
-	// txnKeys is how many objects change in one revision, so that etcd is not what bounds the rate.
+	// txnKeys is the number of objects that change in one revision, so that etcd does not bound the rate.
 	txnKeys = 100
 
-	// txnsAtOnce is how many transactions are under way at most: enough that etcd has always one to do.
+	// txnsAtOnce bounds the transactions in flight: enough that etcd always has one to do.
 	txnsAtOnce = 8
 
-	// firstRate is the first that is tried, and rateFactor what the next is multiplied by. Between the last that was sustained and the next one,
+	// firstRate is the first rate that is tried, and rateFactor the factor to the next. Between the last sustained rate and the next one,
 	// the geometric mean is tried too. If the first is not sustained, lower ones are tried, down to about leastRate.
 	firstRate, leastRate, rateFactor = 4_000, 300, 1.5
 
-	// saturated is the share of a rate that etcd must reach; below that it is etcd that ends the search.
+	// saturated is the share of a rate that etcd must reach; below that etcd ends the search.
 	saturated = 0.9
 )
 
-// rung is what came of a rate.
+// rung is the result for one rate.
 type rung struct {
 	rate      float64 // events per second that were written
 	lag       time.Duration
 	sustained bool
 	why       string // it was not
-	saturated bool   // etcd does not take more
+	saturated bool   // etcd accepts no more
 }
 
-// measureHighest raises the rate until the watcher does not follow any more, and measures the highest at which it did.
+// measureHighest raises the rate until the watcher cannot follow, and measures the highest sustained rate.
 func measureHighest(ctx context.Context, s *Sample) error {
 	changes, err := newStampedChanges(s)
 	if err != nil {
 		return err
 	}
 	var best rung
-	tooHigh := 0.0 // what was written at the lowest rate that was not sustained
+	tooHigh := 0.0 // rate written at the lowest rate that was not sustained
 	ended := ""    // why the search ended
 	why := ""      // it was not
-	// An engine that is taken by surprise, as a process that has just begun to follow a rate is, has another chance.
+	// A rate that fails is tried a second time: the first rate after a change may fail in a process that has just begun to follow it.
 	try := func(rate float64) (r rung, err error) {
 		for range 2 {
 			if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
@@ -150,11 +150,11 @@ type stampedChanges struct {
 	client  *clientv3.Client
 	keys    []string
 	values  [][]byte
-	stamps  []int   // where the time stands in each value
+	stamps  []int   // offset of the time in each value
 	fastest float64 // the highest rate that etcd has reached, events per second
 }
 
-// changedObjects is how many objects change in turn.
+// changedObjects is the number of objects that change in turn.
 const changedObjects = 10_000
 
 func newStampedChanges(s *Sample) (*stampedChanges, error) {
@@ -200,8 +200,8 @@ func (c *stampedChanges) txn(ctx context.Context, at int) error {
 	return nil
 }
 
-// climb writes at a rate for Sizes.LoneStep while one watcher reads, which it returns when it is closed. The rate is sustained if every event has
-// arrived when a fifth of that time has passed after the last write.
+// climb writes at a rate for Sizes.LoneStep while one watcher reads, which it returns when it is closed. The rate is sustained if
+// every event has arrived when a fifth of that time has passed after the last write.
 func (c *stampedChanges) climb(ctx context.Context, s *Sample, rate float64) (*watches, rung, error) {
 	revision, err := dataset.Revision(ctx, c.client)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	residentPerWatch = "resident per watch"
 	bookmarkCores    = "server cores more with bookmarks"
 )
 
-// fewWorkloads are about watches, not about what they are of.
+// fewWorkloads measure watches on few objects.
 var fewWorkloads = []Workload{
 	{
 		Name: "watch-idle-memory", Title: "idle watches of one object each", Op: "watch", Dataset: fewConfigMaps,
@@ -35,7 +35,7 @@ var fewWorkloads = []Workload{
 	restoreLargeWorkload,
 }
 
-// rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime gives memory back in the background.
+// rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime returns memory in the background.
 func (s *Sample) rest(ctx context.Context) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
@@ -46,11 +46,11 @@ func (s *Sample) rest(ctx context.Context) error {
 	return nil
 }
 
-// steady is the share by which resident memory changes in Sizes.Rest when the Go runtime has given back what it gives back soon; restsAtMost bounds
+// steady is the share by which resident memory changes in Sizes.Rest after the Go runtime has returned free memory; restsAtMost bounds
 // the wait for that.
 const steady, restsAtMost = 0.005, 6
 
-// holds is what an engine holds after garbage was collected and it has rested.
+// holds is the memory of an engine after a garbage collection and a rest.
 type holds struct {
 	target.State
 	resident uint64
@@ -80,12 +80,12 @@ func (s *Sample) holds(ctx context.Context) (holds, error) {
 	return holds{state, memory.Resident}, err
 }
 
-// perWatch is how much more there is of something after n watches were opened.
+// perWatch is the growth of a quantity per watch after n watches were opened.
 func perWatch(after, before uint64, n int) float64 {
 	return (float64(after) - float64(before)) / float64(n)
 }
 
-// measureIdleMemory opens Sizes.IdleObjects watches with bookmarks, each of one object by its name, and compares what the server holds before,
+// measureIdleMemory opens Sizes.IdleObjects watches with bookmarks, each of one object by its name, and compares the server's memory before,
 // meanwhile and afterwards.
 func measureIdleMemory(ctx context.Context, s *Sample) error {
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
@@ -98,7 +98,7 @@ func measureIdleMemory(ctx context.Context, s *Sample) error {
 	idle := watchSet{n: n, after: revision, path: func(i int) string {
 		return watchOf(configMapsPath, "fieldSelector=metadata.name%3D"+dataset.ConfigMapName(i%s.Data.ConfigMaps), true, revision)
 	}}
-	// What a process allocates once, for its first watch and for the connections, is not of a watch.
+	// Allocations for the first watch of a process and for the connections are not counted.
 	for _, conn := range conns {
 		first, err := watchSet{n: 1, after: revision, path: idle.path}.open(ctx, []*target.Conn{conn})
 		if err != nil {
@@ -150,8 +150,8 @@ func measureIdleMemory(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// measureBookmarks compares the CPU time of a server whose Sizes.IdleWatchers watches, in which nothing happens, asked for bookmarks with that of
-// one whose did not: for half of Sizes.Idle without, for Sizes.Idle with, and for half of it without.
+// measureBookmarks compares the CPU time of a server with Sizes.IdleWatchers idle watches that requested bookmarks with that of
+// one whose watches did not: for half of Sizes.Idle without, for Sizes.Idle with, and for half of it without.
 func measureBookmarks(ctx context.Context, s *Sample) error {
 	n := s.Sizes.IdleWatchers
 	var cores, etcd [2]float64 // without bookmarks and with

@@ -64,7 +64,7 @@ var (
 // initialPath is a watch of all ConfigMaps that begins with all of them as initial events.
 const initialPath = allConfigMaps + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 
-// initialLoad is clients that ask for all ConfigMaps as the initial events of a watch. An operation lasts until the bookmark behind them.
+// initialLoad is clients that request all ConfigMaps as the initial events of a watch. An operation lasts until the bookmark behind them.
 type initialLoad struct {
 	format format
 	crowd  bool // Sizes.Streams clients at once; otherwise one
@@ -99,11 +99,11 @@ func (l initialLoad) run(ctx context.Context, s *Sample) error {
 	})
 }
 
-// quiet is for how long nothing must come until the compressed initial events are taken for complete: that they are is verified
+// quiet is the time without data after which the compressed initial events count as complete, which is verified
 // afterwards. An engine writes all the time, or waits for the compressor, which takes milliseconds.
 const quiet = time.Second
 
-// runGzip measures initial events that are compressed, as they come: decompressing them meanwhile would measure the client. An
+// runGzip measures compressed initial events without decompressing them, which would measure the client. An
 // operation lasts until the last byte of the bookmark.
 func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
 	conn := s.Engine.Dial()
@@ -167,14 +167,14 @@ func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
 // bookmarkDelay is the time from the last byte of the last object to the last byte of the bookmark behind it.
 const bookmarkDelay = "bookmark after the last object"
 
-// arrival says that the first bytes of a body, through of them, were there at a time.
+// arrival is the time at which the first bytes of a body, through of them, had arrived.
 type arrival struct {
 	through int
 	at      time.Time
 }
 
-// readUntilQuiet reads into all until nothing comes for a while, and returns what came when, at least once. The body has to be closed, or its
-// request ended, afterwards; nothing is added to all any more.
+// readUntilQuiet reads into all until no data arrives for a while, and returns the arrivals, at least one. The body has to be closed, or its
+// request ended, afterwards; all does not change after the return.
 func readUntilQuiet(body io.Reader, all *bytes.Buffer) (arrivals []arrival, err error) {
 	type chunk struct {
 		data []byte

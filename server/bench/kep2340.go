@@ -27,7 +27,7 @@ var kepWorkloads = []Workload{
 	},
 }
 
-// kepLargeWorkloads come last in their processes, which hold the history of large objects for a while.
+// kepLargeWorkloads are last in their processes, which keep the history of large objects for a while.
 var kepLargeWorkloads = []Workload{{
 	Name: "kep-large", Title: "KEP-2340, large objects: 1 LIST/s that selects none of them", Op: "LIST", Dataset: configMaps,
 	Alone: true, Session: consistentSession, Runs: 3, Tail: true,
@@ -54,8 +54,8 @@ var disabledFlags = map[string][]string{
 	upstreamEngine: {"--watch-cache-sizes=configmaps#0"},
 }
 
-// kepAtOnce is how many LISTs run at most: from etcd each of them holds all objects in both processes, several times over. While so many run,
-// those that are due are left out, as in the KEP, where less than 1 LIST/s was handled.
+// kepAtOnce bounds the LISTs in flight: each LIST from etcd needs memory for all objects in both processes, several times over.
+// While so many run, due ones are skipped, as in the KEP, where less than 1 LIST/s was handled.
 const kepAtOnce = 4
 
 // Measures that the KEP's table has as columns.
@@ -69,7 +69,7 @@ const (
 // kepLoad begins Sizes.Lists LISTs, one every Sizes.ListInterval, and notes the cores that the server and etcd use in each interval.
 type kepLoad struct {
 	list  string // path; "" means that there are no LISTs
-	large bool   // the large objects are there meanwhile
+	large bool   // the large objects exist meanwhile
 }
 
 func (l kepLoad) run(ctx context.Context, s *Sample) (err error) {
@@ -88,7 +88,7 @@ func (l kepLoad) run(ctx context.Context, s *Sample) (err error) {
 	if err := conn.Open(ctx); err != nil {
 		return err
 	}
-	if l.list != "" { // what a process does at its first LIST is not what is asked
+	if l.list != "" { // the first LIST of a process is not measured
 		if _, err := l.do(ctx, conn); err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func (l kepLoad) do(ctx context.Context, conn *target.Conn) (took time.Duration,
 	return time.Since(began), err
 }
 
-// kepRows are the rows of the KEP's table, in its order: how it calls them, and the workloads that they are.
+// kepRows are the rows of the KEP's table, in its order: their titles, and the workloads.
 var kepRows = []struct{ title, workload string }{
 	{"Baseline", "kep-baseline"},
 	{"Enabled Large Objects", "kep-large"},

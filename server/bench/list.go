@@ -33,13 +33,13 @@ var (
 	metadataJSON     = format{"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadJSONList}
 	metadataProtobuf = format{"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadProtobufList}
 
-	// tableFormat is what kubectl get asks for.
+	// tableFormat is the format that kubectl get requests.
 	tableFormat = format{
 		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json", wire.ReadJSONList,
 	}
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	latency        = "latency p50"
 	cpuPerList     = "server CPU per LIST"
@@ -140,7 +140,7 @@ func coldList(name, title, session string, load listLoad) Workload {
 	}
 }
 
-// tableWorkloads are what kubectl get pods does: it asks for tables, 500 rows at a time.
+// tableWorkloads are the requests of kubectl get pods: tables, 500 rows at a time.
 var tableWorkloads = []Workload{
 	{
 		Name: "table-page", Title: "kubectl get, the first page of pods", Op: "LIST", Dataset: configMaps, PassesOn: true,
@@ -154,7 +154,7 @@ var tableWorkloads = []Workload{
 	},
 }
 
-// adapterWorkloads measure storage.Interface alone: upstream's handlers ask it for objects and encode them.
+// adapterWorkloads measure storage.Interface alone: upstream's handlers read objects from it and encode them.
 var adapterWorkloads = []Workload{
 	adapterList("json", "JSON", jsonFormat),
 	adapterList("protobuf", "protobuf", protobufFormat),
@@ -169,7 +169,7 @@ func adapterList(name, title string, format format) Workload {
 	}
 }
 
-// largeWorkloads read objects of a megabyte, which are there only meanwhile.
+// largeWorkloads read objects of a megabyte, which exist only meanwhile.
 var largeWorkloads = []Workload{{
 	Name: "list-large", Title: "LIST large objects, JSON", Op: "LIST", Dataset: configMaps, Prepare: putLarge, CleanUp: deleteLarge,
 	Run: listLoad{path: fixed(largeConfigMaps), want: largeObjects, format: jsonFormat}.run,
@@ -191,7 +191,7 @@ func fixed(path string) func(*Sample) string { return func(*Sample) string { ret
 // count is the number of objects that an answer must have.
 type count func(ctx context.Context, s *Sample) (int, error)
 
-// stored expects as many objects as etcd holds: the servers keep a few ConfigMaps of their own.
+// stored expects as many objects as there are in etcd, including a few ConfigMaps of the servers.
 func stored(resource string) count {
 	return func(ctx context.Context, s *Sample) (int, error) { return dataset.Count(ctx, s.Etcd.Client, resource) }
 }
@@ -206,7 +206,7 @@ func podsOfEachNode(_ context.Context, s *Sample) (int, error) {
 	return s.Data.Pods / s.Data.Nodes, nil
 }
 
-// nodes is how many nodes a sample draws from: the limit is shown so many that the first sample meets all of them.
+// nodes is the number of nodes that a sample draws from: few enough that the first sample of the limit draws all of them.
 func (s *Sample) nodes() int {
 	if s.Engine.IsLimit() {
 		return min(s.Data.Nodes, limitObjects)
@@ -240,7 +240,7 @@ func changeSome(ctx context.Context, s *Surroundings) error {
 	}())
 }
 
-// pastKey is written before the changes that follow a revision that is listed: its own revision is that.
+// pastKey is written before the changes after a listed revision, and its own revision is the listed one.
 const pastKey = "/bench/past"
 
 // changeAfterMark changes Sizes.Changed ConfigMaps after a revision that markedRevision returns.
@@ -296,7 +296,7 @@ func putAll(ctx context.Context, s *Surroundings, n int, object func(i int) (key
 
 // listLoad is one client that LISTs.
 type listLoad struct {
-	path   func(s *Sample) string // with the query; asked before each LIST
+	path   func(s *Sample) string // with the query; called before each LIST
 	want   count
 	format format
 	gzip   bool
@@ -318,7 +318,7 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	}
 	least := 0
 	if s.Engine.IsLimit() && s.Thorough {
-		least = drawsEach * max(s.nodes(), s.Data.Namespaces) // it must know all that later samples draw
+		least = drawsEach * max(s.nodes(), s.Data.Namespaces) // it must record the answers to all draws of later samples
 	}
 	return s.Measure(ctx, func(ctx context.Context) error {
 		for deadline := time.Now().Add(s.Sizes.Loop); ; least-- {
@@ -340,7 +340,7 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	})
 }
 
-// drawsEach is how many draws at random there are for each thing that is drawn from, so that all of a hundred are met but once in 30,000 times.
+// drawsEach is the number of random draws for each possible value, so that the probability of missing one of a hundred is 1 in 30,000.
 const drawsEach = 15
 
 // doList sends a LIST and reads the answer to its end.
@@ -357,7 +357,7 @@ func doList(ctx context.Context, conn *target.Conn, path string, format format) 
 	return list, nil
 }
 
-// runGzip measures a LIST that is compressed, as it comes; what it holds is looked at afterwards.
+// runGzip measures a compressed LIST, without decompressing it; its content is verified afterwards.
 func (l listLoad) runGzip(ctx context.Context, s *Sample, conn *target.Conn, want int) error {
 	path := l.path(s)
 	err := s.Measure(ctx, func(ctx context.Context) error {
@@ -409,7 +409,7 @@ func gzipSize(compressed []byte) (uint32, error) {
 	return binary.LittleEndian.Uint32(compressed[len(compressed)-4:]), nil
 }
 
-// gunzip reads a list out of a gzip file, which must be a single member: clients such as curl stop behind the first.
+// gunzip reads a list out of a gzip file, which must be a single member: clients such as curl stop after the first.
 func gunzip(compressed []byte, read func(io.Reader) (wire.List, error)) (wire.List, error) {
 	rest := bytes.NewReader(compressed)
 	reader, err := gzip.NewReader(rest)

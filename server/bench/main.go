@@ -1,8 +1,9 @@
 // Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
-// on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md holds its results.
+// on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md has its results.
 //
-// What is measured stands in the files list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, watch.go, highest.go, idle.go,
-// stalled.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload says how to add to it.
+// The workloads are declared in list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, watch.go,
+// highest.go, idle.go, stalled.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload describes how to add
+// one.
 package main
 
 import (
@@ -47,7 +48,7 @@ func main() {
 	}
 }
 
-// run is main with everything that it depends on.
+// run is main with its dependencies as parameters.
 func run(ctx context.Context, args []string, stdout io.Writer, stderr *os.File) error {
 	config, err := parseFlags(args, stdout, stderr)
 	if err != nil {
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, stdout io.Writer, stderr *os.File) 
 	return benchmark(ctx, config, stdout, stderr)
 }
 
-// benchmark takes all measurements that config asks for, writes the table, and returns when no process is left.
+// benchmark takes all measurements of config, writes the table, and returns when all processes have ended.
 func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.File) error {
 	if runtime.GOOS != "linux" {
 		return errors.New("the benchmark reads the cost of processes from /proc, which only Linux has")
@@ -120,7 +121,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 		}
 	}
 	report.Results = append(report.Results, r.memory...)
-	// What was measured before an interruption is shown all the same.
+	// Results from before an interruption are shown too.
 	if len(report.Results) > 0 {
 		fmt.Fprintln(stdout)
 		if err := report.WriteText(stdout); err != nil {
@@ -162,7 +163,7 @@ func (c *Config) build(ctx context.Context, progress *progress) error {
 	return nil
 }
 
-// writeOutputs writes the files of -out, in the form that their names ask for, and that of -profile-md.
+// writeOutputs writes the files of -out, in the format of their extensions, and that of -profile-md.
 func (c *Config) writeOutputs(report *Report, profiles []Profile) error {
 	if c.ProfileMD != "" {
 		if err := writeFile(c.ProfileMD, func(w io.Writer) error { return writeProfiles(w, profiles) }); err != nil {
@@ -192,7 +193,7 @@ func writeFile(path string, write func(io.Writer) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-// newReport notes the circumstances.
+// newReport records date, machine and versions.
 func newReport(ctx context.Context, config Config) (*Report, error) {
 	report := &Report{
 		Date: time.Now(), Go: runtime.Version(), CPUs: runtime.NumCPU(), CPU: runtime.GOARCH,
@@ -203,7 +204,7 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 		return nil, fmt.Errorf("describe the machine: %w", err)
 	}
 	if cpus, err := fs.CPUInfo(); err == nil && len(cpus) > 0 && cpus[0].ModelName != "" {
-		report.CPU = cpus[0].ModelName // some architectures do not tell
+		report.CPU = cpus[0].ModelName // empty on some architectures
 	}
 	memory, err := fs.Meminfo()
 	if err != nil {
@@ -231,8 +232,8 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	return report, nil
 }
 
-// parseVersions makes one line of what `strata version` prints, a part and its version per line. The report names the
-// Go version elsewhere; the versions of k8s.io/apiserver that the module kube supports do not matter to it.
+// parseVersions makes one line of the output of `strata version`, which has a part and its version per line. It omits the
+// Go version, which the report has in another field, and the versions of k8s.io/apiserver that the module kube supports.
 func parseVersions(output string) string {
 	var parts []string
 	for line := range strings.Lines(output) {

@@ -14,7 +14,7 @@ const (
 	peakOfAll      = "peak memory of all"
 )
 
-// memoryWanted is what a process that answers all workloads is to stay below, with the sizes as documented.
+// memoryWanted are the bounds of a process that answers all workloads, with the sizes as documented.
 var memoryWanted = []Bound{absolute(residentAtRest, 1.3e9), absolute(residentAfter, 1.3e9), absolute(peakOfAll, 1.3e9)}
 
 // memoryUse is the memory of the processes that answer all workloads together.
@@ -23,7 +23,7 @@ type memoryUse struct {
 	pids map[string]int // of the engines at rest
 }
 
-// memoryAtRest waits until the engines that run are at rest, and begins with what they hold then.
+// memoryAtRest waits until the running engines are at rest, and starts with their memory at that time.
 func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
 	b.progress.step("rest")
 	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
@@ -42,7 +42,7 @@ func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
 	return m, m.note(b, residentAtRest)
 }
 
-// note adds what the engines hold now. The limit holds only what it is shown, so its memory says nothing.
+// note adds the current memory of the engines. The limit has only recorded answers, so its memory is not meaningful.
 func (m *memoryUse) note(b *bench, name string) error {
 	row := Row{Name: name, Unit: Bytes, Values: map[string]float64{}}
 	for _, e := range b.engines {
@@ -60,7 +60,7 @@ func (m *memoryUse) note(b *bench, name string) error {
 	return nil
 }
 
-// result is what the table says about it.
+// result returns the rows of the table.
 func (m *memoryUse) result(b *bench) Result {
 	peak := Row{Name: peakOfAll, Unit: Bytes, Values: map[string]float64{}}
 	result := Result{

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// pace is a steady rate of operations, whatever becomes of those before: each runs in a goroutine of its own (an open loop).
+// pace is a steady rate of operations, independent of the completion of earlier ones: each runs in a goroutine of its own (an open loop).
 type pace struct {
 	interval time.Duration // between two operations
 	duration time.Duration // for how long operations are begun
-	atOnce   int           // how many run at most; one that is due while so many do is left out
+	atOnce   int           // bound of the operations in flight; an operation that is due while so many run is skipped
 }
 
 // perSecond is a pace of so many operations a second.

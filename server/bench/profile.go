@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// profileSlack is how long a profile may take longer than asked for.
+	// profileSlack is the time by which a profile may exceed its requested duration.
 	profileSlack = 30 * time.Second
 
-	// profileStart is how long a server takes to begin a profile (a guess; it takes a millisecond).
+	// profileStart is the time that a server takes to begin a profile (a guess; it takes a millisecond).
 	profileStart = 50 * time.Millisecond
 
-	// profileTime is how much measured time a profile is made of: a sample every 10 ms on each busy core tells little about less.
+	// profileTime is the measured time of a profile: with a sample every 10 ms on each busy core, less time has too few samples.
 	profileTime = 4 * time.Second
 
 	// profileSamples bounds the runs for a profile.
 	profileSamples = 8
 
-	// profileFunctions is how many functions are shown of a profile.
+	// profileFunctions is the number of functions shown of a profile.
 	profileFunctions = 15
 )
 
@@ -63,14 +63,14 @@ func (p *cpuProfile) end() error {
 	return p.err
 }
 
-// Profile is what the first functions of a workload's profile are.
+// Profile contains the first functions of a workload's profile.
 type Profile struct {
 	Workload, Engine string
 	Top              string // as pprof -top prints it
 }
 
-// profile runs a workload some times more and keeps the CPU profile of the measured times and the heap profile after them. What is measured
-// for the table is never profiled.
+// profile runs a workload some times more and stores the CPU profile of the measured times and the heap profile after them. Samples
+// of the table are never profiled.
 func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec) error {
 	runs := b.observed[w.Name][spec.Label]
 	if b.config.ProfileDir == "" || !b.config.profiled(spec) || b.failed[w.Name][spec.Label] != nil || len(runs) == 0 || runs[0].Elapsed == 0 {
@@ -94,7 +94,7 @@ func (b *bench) profile(ctx context.Context, w Workload, spec target.EngineSpec)
 			}
 		}
 		if w.Alone && len(parts) > 0 {
-			break // what an engine does first, it does once
+			break // the first request of an engine occurs once
 		}
 		engine, err := b.engine(ctx, w.variant(spec))
 		if err != nil {
@@ -158,7 +158,7 @@ func pprofTop(ctx context.Context, file string) (string, error) {
 	return string(top), nil
 }
 
-// writeProfiles writes profiles as Markdown, a section each, without the lines that tell which file they are of.
+// writeProfiles writes profiles as Markdown, a section each, without the lines that name their files.
 func writeProfiles(w io.Writer, profiles []Profile) error {
 	var b strings.Builder
 	for _, p := range profiles {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// progress tells what happens: a line per step, with the time since the start. On a terminal a step's line grows while it runs. Its methods
+// progress prints a line per step, with the time since the start. On a terminal a step's line grows while it runs. Its methods
 // may be called concurrently.
 type progress struct {
 	out      io.Writer
@@ -37,7 +37,7 @@ func (p *progress) step(format string, args ...any) {
 	p.showLocked("...")
 }
 
-// update says how far the step is.
+// update prints the state of the step.
 func (p *progress) update(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +50,7 @@ func (p *progress) showLocked(text string) {
 	}
 }
 
-// done ends the step with what came out of it.
+// done ends the step with its result.
 func (p *progress) done(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,14 +12,14 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	latencyP99    = "latency p99"
 	eventsCores   = "server cores more with the events"
 	freshnessWait = "wait for freshness p99, at most"
 )
 
-// quietWorkloads are consistent LISTs of a resource that nothing changes, while others are written. Few writes disturb no other engine.
+// quietWorkloads are consistent LISTs of an unchanged resource, while others are written. Few writes disturb no other engine.
 var quietWorkloads = []Workload{
 	{
 		Name: "quiet-list", Title: "consistent LIST of a quiet resource, 300 writes/s elsewhere", Op: "LIST", Dataset: configMaps, Tail: true,
@@ -55,13 +55,13 @@ var besideWorkloads = []Workload{
 }
 
 const (
-	// quietResource is what quiet objects are: no server touches PodTemplates by itself.
+	// quietResource is the resource of quiet objects: no server changes PodTemplates by itself.
 	quietResource = "podtemplates"
 
-	// quietRate is how many LISTs a second there are where they are paced, so that all engines answer as many.
+	// quietRate is the number of LISTs per second where they are paced, so that all engines answer the same number.
 	quietRate = 100
 
-	// quietAtOnce bounds how many of these run: an engine that answers later than that is late for those that follow.
+	// quietAtOnce bounds the LISTs in flight: an engine that has more delays the following ones.
 	quietAtOnce = 64
 )
 
@@ -144,7 +144,7 @@ func newQuietBeside(ctx context.Context, s *Sample) (quietBeside, error) {
 		return quietBeside{}, err
 	}
 	q := quietBeside{s: s, conn: s.Engine.Dial()}
-	// What a fresh process and a new connection do first is not what is asked.
+	// The first requests of a fresh process and of a new connection are not measured.
 	const warmUp = 100
 	for range warmUp {
 		if err := listQuiet(ctx, s, q.conn); err != nil {
@@ -213,7 +213,7 @@ func measureEvents(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// measureWait reports what the server itself says about how long LISTs waited until memory was as fresh as etcd.
+// measureWait reports the server's own histogram of the waits of LISTs until memory was as fresh as etcd.
 func measureWait(ctx context.Context, s *Sample) error {
 	elsewhere, err := configMapWrites(s)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/stats"
 )
 
-// Report is everything that a run of the benchmark found out.
+// Report is the result of a run of the benchmark.
 type Report struct {
 	Date     time.Time `json:"date"`
 	Go       string    `json:"go"`
@@ -28,14 +28,14 @@ type Report struct {
 	Results  []Result  `json:"workloads"`
 }
 
-// Result is what a workload found out about the engines.
+// Result contains the rows of a workload for all engines.
 type Result struct {
 	Name   string            `json:"name"`
 	Title  string            `json:"title"`
 	Detail string            `json:"detail,omitempty"`
 	Rows   []Row             `json:"rows"`
-	Notes  map[string]string `json:"notes,omitempty"` // by engine: why its figures are missing, or what it did not do
-	Flags  map[string]string `json:"flags,omitempty"` // by engine: what it ran with for this workload alone
+	Notes  map[string]string `json:"notes,omitempty"` // by engine: the reason for missing figures, or an omitted step
+	Flags  map[string]string `json:"flags,omitempty"` // by engine: its flags for this workload alone
 	Wanted []Bound           `json:"wanted,omitempty"`
 }
 
@@ -49,14 +49,14 @@ type Row struct {
 // perRunTail is how many latencies a run needs for percentiles of its own: its p99 is then not simply its maximum.
 const perRunTail = 200
 
-// fewOperations have no p99: their slowest says all there is to say about their tail.
+// fewOperations is the number of operations below which p99 is omitted: the slowest operation describes their tail.
 const fewOperations = 100
 
 // summarize makes the rows of a workload: medians over the runs, and percentiles as stats.Percentiles describes them. Engines that failed or
 // broke have no values in rows that the failure makes incomparable.
 func summarize(w Workload, engines []string, observed map[string][]Observation, failed map[string]error) Result {
 	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}, Wanted: w.Wanted}
-	// set enters a value. A row that no engine had before stands behind the row before it of the same engine.
+	// set stores a value. A new row is inserted after the previous row of the same engine.
 	set := func(engine string, behind int, name string, unit Unit, value float64) (at int) {
 		at = slices.IndexFunc(result.Rows, func(r Row) bool { return r.Name == name })
 		if at < 0 {
@@ -105,8 +105,8 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 	return result
 }
 
-// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: how
-// long the rest took would flatter it. tail says whether there are enough operations for p90 and p99.
+// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: the
+// times of its other operations would be too favourable. tail reports whether there are enough operations for p90 and p99.
 func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
 	median := func(of func(Observation) float64) float64 {
 		values := make([]float64, len(runs))
@@ -135,7 +135,7 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	}
 	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
 	if runs[0].Limit {
-		return // it holds what it is shown, and asks nothing of etcd
+		return // it has only recorded answers, and sends no request to etcd
 	}
 	summarizeEtcd(w, runs, median, set)
 	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
@@ -152,7 +152,7 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	}
 }
 
-// figuresOf returns the medians of what a workload reports itself, in its order. A run that broke may have fewer of them than others.
+// figuresOf returns the medians of the figures that a workload reports itself, in its order. A run that broke may have fewer of them.
 func figuresOf(runs []Observation) []Figure {
 	var figures []Figure
 	values := map[string][]float64{}
@@ -170,7 +170,7 @@ func figuresOf(runs []Observation) []Figure {
 	return figures
 }
 
-// summarizeEtcd calls set for what an engine asked of etcd.
+// summarizeEtcd calls set for the requests of an engine to etcd.
 func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
 	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
 	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
@@ -182,7 +182,7 @@ func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation)
 	}
 	for _, method := range slices.Sorted(maps.Keys(methods)) {
 		each := median(func(o Observation) float64 { return o.EtcdRequests[method] / float64(o.ops()) })
-		if each >= 0.01 { // below that it is what the server does by itself, not what an operation costs
+		if each >= 0.01 { // below that it is background work of the server, not the cost of an operation
 			set("  of these "+method, Count, each)
 		}
 	}
@@ -194,8 +194,8 @@ func firstLine(err error) string {
 	return line
 }
 
-// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the first engine to another, and what is wanted.
-// A workload's name stands in its first row only. Of all rows it returns those that keep says, and notes.
+// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the first engine to another, and the bound.
+// A workload's name is in its first row only. It returns the rows that keep selects, and notes.
 func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]string) {
 	header = append([]string{"workload", "measure"}, r.Engines...)
 	for _, other := range r.Engines[1:] {
@@ -237,12 +237,12 @@ func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]s
 // every keeps all rows.
 func every(Result, Row) bool { return true }
 
-// figure keeps the rows of which something is wanted.
+// figure keeps the rows with a bound.
 func (r *Report) figure(result Result, row Row) bool {
 	return wanted(result.Wanted, row, r.Engines[0], r.Quick) != ""
 }
 
-// figures returns the table of rows of which something is wanted: no rows if there is none.
+// figures returns the table of rows with a bound, which may be empty.
 func (r *Report) figures() (header []string, body [][]string) {
 	of := *r
 	of.Results = slices.DeleteFunc(slices.Clone(r.Results), func(result Result) bool {
@@ -268,7 +268,7 @@ func formatRatio(row Row, engine, other string) string {
 	return digits(a / b)
 }
 
-// conditions says under which circumstances the figures were taken.
+// conditions describes date, machine, data and versions of the run.
 func (r *Report) conditions() string {
 	sizes := "sizes as documented"
 	if r.Quick {
@@ -279,7 +279,7 @@ func (r *Report) conditions() string {
 		strings.Join(r.Versions, "; "))
 }
 
-// WriteText writes aligned tables, of what is wanted, of KEP-2340's load and of everything: a line per workload, its measures below.
+// WriteText writes aligned tables, of rows with a bound, of KEP-2340's load and of all rows: a line per workload, its measures below.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.conditions())
@@ -299,7 +299,7 @@ func writeAligned(b *strings.Builder, header []string, body [][]string) {
 	widths := make([]int, len(header))
 	for _, cells := range append([][]string{header}, body...) {
 		for i, cell := range cells[1:] {
-			if cells[2] != "" || len(cells) == 2 { // a note may be as long as it likes
+			if cells[2] != "" || len(cells) == 2 { // the length of a note is not bounded
 				widths[i+1] = max(widths[i+1], utf8.RuneCountInString(cell))
 			}
 		}
@@ -307,7 +307,7 @@ func writeAligned(b *strings.Builder, header []string, body [][]string) {
 	line := func(cells []string) {
 		var l strings.Builder
 		fmt.Fprintf(&l, "  %s%s", cells[1], padding(widths[1], cells[1]))
-		last := len(cells) - 1 // what is wanted
+		last := len(cells) - 1 // the bound
 		for i, cell := range cells[2:last] {
 			fmt.Fprintf(&l, "  %s%s", padding(widths[i+2], cell), cell)
 		}
@@ -360,7 +360,7 @@ func writeMarkdown(b *strings.Builder, header []string, body [][]string) {
 	for range header[2 : len(header)-1] {
 		rule = append(rule, "---:")
 	}
-	line(append(rule, "---")) // what is wanted
+	line(append(rule, "---")) // the bound
 	for _, cells := range body {
 		line(cells)
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	untilRestored = "until history is restored"
 	restoredLater = "history is restored after ready by"
 	longestWrite  = "longest write beside"
 )
 
-// restoreWorkloads start engines on an etcd with a long history, while somebody writes.
+// restoreWorkloads start engines on an etcd with a long history, beside a writer.
 var restoreWorkloads = []Workload{
 	{
 		Name: "restore", Title: "start with a long history, values of 1 KB", Op: "start", Dataset: configMaps,
@@ -63,12 +63,12 @@ const (
 	// restoredText is in the line that Strata logs when history is restored. The first of them is the whole registry's.
 	restoredText = "history restored"
 
-	// restoreLimit bounds the wait for that line, from when the engine is ready. An engine that restores nothing writes none.
+	// restoreLimit bounds the wait for that line, from the time at which the engine is ready. An engine without restore writes none.
 	restoreLimit = time.Minute
 )
 
-// depths are the shares of the history of which a watch is tried, the deepest first. The first leaves out what is written beside: the bounds of
-// what is restored count it too.
+// depths are the shares of the history of which a watch is tried, the deepest first. The first omits a part for concurrent writes, which
+// the bounds of restored history count too.
 var depths = []float64{0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01}
 
 func (l restoreLoad) run(ctx context.Context, s *Sample) error {
@@ -116,7 +116,7 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 	if err := starting.Wait(); err != nil {
 		return err
 	}
-	last := engines[0] // to be ready
+	last := engines[0] // the last to become ready
 	for _, e := range engines {
 		if e.Startup.Ready > last.Startup.Ready {
 			last = e
@@ -185,7 +185,7 @@ func (l restoreLoad) write(ctx context.Context, s *Sample) (longest time.Duratio
 	}
 }
 
-// restores says whether an engine logs that it has restored history.
+// restores reports whether an engine logs that it has restored history.
 func restores(e *target.Engine) bool {
 	return e.Engine == strataEngine && !strings.Contains(strings.Join(e.Args, " "), "WatchHistoryRestore=false")
 }
@@ -214,8 +214,8 @@ func awaitRestored(ctx context.Context, s *Sample, engines []*target.Engine) (lo
 	return longest, nil
 }
 
-// deepestWatch returns how many revisions before the one given a watch can begin, at least, and how long the first event of this watch took; 0 if
-// the engine has nothing from before its start.
+// deepestWatch returns a lower bound of the number of revisions before the one given at which a watch can begin, and the time to the first
+// event of this watch; 0 if the engine has no history from before its start.
 func deepestWatch(ctx context.Context, s *Sample, e *target.Engine, revision int64) (depth int, waited time.Duration, err error) {
 	conn := e.Dial()
 	defer conn.Close()
@@ -233,7 +233,7 @@ func deepestWatch(ctx context.Context, s *Sample, e *target.Engine, revision int
 	return 0, 0, nil
 }
 
-// historyKey holds what etcd's history is made of, so that several starts share it.
+// historyKey is the key whose changes are etcd's history, so that several starts share it.
 const historyKey = "/bench/history"
 
 // makeHistory writes Sizes.History revisions behind a compaction, unless etcd has them.

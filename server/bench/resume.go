@@ -15,7 +15,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/wire"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	resumedAfterStop = "watches that go on after SIGTERM"
 	resumedAfterKill = "watches that go on after kill -9"
@@ -28,8 +28,8 @@ var resumeWorkload = Workload{
 	Wanted: []Bound{{Measure: resumedAfterStop, AtLeast: 100}, {Measure: resumedAfterKill, AtLeast: 100}},
 }
 
-// measureResume restarts an engine in order, and again by killing it. Each time objects change before the engine ends and while it is down, and
-// then Sizes.Resumed watches go on from revisions that clients of the first process had seen.
+// measureResume restarts an engine in order, and again by killing it. Each time objects change before the engine ends and while it
+// is down, and then Sizes.Resumed watches continue from revisions that clients of the first process had seen.
 func measureResume(ctx context.Context, s *Sample) error {
 	for _, restart := range []struct {
 		measure string
@@ -64,8 +64,8 @@ func measureResume(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// seenByAWatch starts an engine, lets a watch see Sizes.Resumed changes, ends the engine while the watch is open, and changes as many objects
-// again. It returns the revisions that the watch has seen, and the latest of all.
+// seenByAWatch starts an engine, lets a watch see Sizes.Resumed changes, ends the engine while the watch is open, and changes as
+// many objects again. It returns the revisions that the watch has seen, and the latest of all.
 func (s *Sample) seenByAWatch(ctx context.Context, end func(*target.Engine)) (seen []int64, latest int64, err error) {
 	engine, err := s.Start(ctx)
 	if err != nil {
@@ -115,8 +115,8 @@ func (s *Sample) seenByAWatch(ctx context.Context, end func(*target.Engine)) (se
 	return seen, latest, err
 }
 
-// resume opens a watch after each revision and returns how many deliver what comes next, and how long the slowest of these took to its first
-// event. A watch that delivers anything else is an error.
+// resume opens a watch after each revision and returns how many deliver the next event, and the time of the slowest of these to its first
+// event. A watch that delivers any other event is an error.
 func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64, latest int64) (resumed int, slowest time.Duration, err error) {
 	conn := engine.Dial()
 	defer conn.Close()
@@ -133,7 +133,7 @@ func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64
 				return err
 			}
 			took[i] = time.Since(began)
-			// Changes follow each other revision by revision, but for what the server writes elsewhere.
+			// Changes have consecutive revisions, except for writes of the server to other keys.
 			if i+1 < len(seen) && first != seen[i+1] || first > latest {
 				return fmt.Errorf("%w: after revision %d comes %d", errWrongEvent, revision, first)
 			}
@@ -155,8 +155,8 @@ func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64
 // errGone: the server refused a watch because its revision is too old for it.
 var errGone = errors.New("too old a resource version")
 
-// firstEvent opens a watch and returns the revision of its first event that is no bookmark. It is errGone if the server says 410 instead, in
-// the status or, as it does once it has begun to answer, in the stream.
+// firstEvent opens a watch and returns the revision of its first event that is no bookmark. The error is errGone if the server answers 410,
+// in the status or, once it has begun to answer, in the stream.
 func firstEvent(ctx context.Context, conn *target.Conn, path string) (revision int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -32,7 +32,7 @@ type runner struct {
 	body     bytes.Buffer // Sample.Body
 }
 
-// sampleTimeout bounds one run of a workload on one engine: the slowest looks at idle watchers for five minutes.
+// sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for five minutes.
 const sampleTimeout = 10 * time.Minute
 
 // run measures all selected workloads on all engines.
@@ -59,7 +59,7 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// runOn measures workloads on an etcd that holds what spec says.
+// runOn measures workloads on an etcd with the objects of spec.
 func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workload) error {
 	dataDir := filepath.Join(r.runDir, "etcd")
 	defer os.RemoveAll(dataDir)
@@ -100,16 +100,16 @@ type bench struct {
 	*runner
 	etcd      *target.Etcd
 	data      dataset.Spec
-	engines   []*target.Engine         // that run
+	engines   []*target.Engine         // running engines
 	samples   int                      // taken so far
 	changeCPU map[string]time.Duration // of each engine for the last change
 	started   atomic.Int64             // engines that workloads started themselves
 	peaks     map[string]uint64        // the highest resident memory of each engine that runs together with others
 }
 
-// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh process does all of them in order. What the
-// session before wrote is still in etcd's history when an engine starts, as the last minutes are in the history of a cluster in use; what
-// earlier ones wrote is compacted away.
+// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh process does all of them in order.
+// Writes of the previous session are still in etcd's history when an engine starts, as the last minutes are in the history of a
+// cluster in use; earlier writes are compacted.
 func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 	before := int64(1) // the revision at which the last session began
 	for run := range b.config.Runs {
@@ -186,7 +186,7 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 		}
 		b.progress.done("done")
 	}
-	for run := -1; run < w.runs(b.config.Runs); run++ { // run -1 warms up, and does not count
+	for run := -1; run < w.runs(b.config.Runs); run++ { // run -1 is the warm-up, which is not counted
 		// All must run before the first is measured: a start keeps the machine busy.
 		if err := b.startAll(ctx, w); err != nil {
 			return err
@@ -221,7 +221,7 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// startAll starts the engines that do not run. That one cannot be started is noted as its failure.
+// startAll starts the engines that do not run. A failed start is recorded as a failure of the engine.
 func (b *bench) startAll(ctx context.Context, w Workload) error {
 	for _, spec := range b.config.Engines {
 		if b.failed[w.Name][spec.Label] != nil {
@@ -243,7 +243,7 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// variant returns what to start for a workload.
+// variant returns the spec with the variant and flags of a workload.
 func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
 	if flags := w.Flags[spec.Engine]; len(flags) > 0 {
 		spec.Variant = w.Variant
@@ -258,7 +258,7 @@ const (
 	upstreamEngine = "upstream"
 )
 
-// showLimit lets the limit take the answers to a workload from the first engine.
+// showLimit makes the limit copy its answers to a workload from the first engine.
 func (b *bench) showLimit(ctx context.Context, w Workload) error {
 	for _, spec := range b.config.Engines {
 		if !spec.IsLimit() || b.failed[w.Name][b.config.Engines[0].Label] != nil {
@@ -279,7 +279,7 @@ func (b *bench) showLimit(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// change changes what etcd holds, and notes what it costs each engine to follow.
+// change changes the content of etcd, and records the cost of following for each engine.
 func (b *bench) change(ctx context.Context, w Workload) error {
 	for _, e := range b.engines {
 		cpu, err := e.CPU()
@@ -304,7 +304,7 @@ func (b *bench) change(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// surroundings returns what the next use of a workload works with.
+// surroundings returns the Surroundings of the next use of a workload.
 func (b *bench) surroundings() *Surroundings {
 	b.samples++
 	return &Surroundings{
@@ -316,7 +316,7 @@ func (b *bench) surroundings() *Surroundings {
 	}
 }
 
-// children are the processes that run.
+// children are the running processes.
 func (b *bench) children() []*process.Child {
 	children := []*process.Child{b.etcd.Child}
 	for _, e := range b.engines {
@@ -325,8 +325,8 @@ func (b *bench) children() []*process.Child {
 	return children
 }
 
-// measure takes one sample. A failure of the engine is noted, and the engine is not measured by this workload again; an error means that the
-// benchmark cannot go on.
+// measure takes one sample. A failure of the engine is recorded, and the engine is not measured by this workload again; an error means that
+// the benchmark cannot continue.
 func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec, run int, counts bool) error {
 	if b.failed[w.Name][spec.Label] != nil {
 		return nil
@@ -408,7 +408,7 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 	return s.observed, nil
 }
 
-// passedOn asks the engines that have a byte read path what it left to others.
+// passedOn reads how many requests the byte read path of an engine passed on, if it has one.
 func (b *bench) passedOn(ctx context.Context, engine *target.Engine) (map[string]float64, error) {
 	if engine.Engine != strataEngine {
 		return nil, nil
@@ -436,7 +436,7 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 	return e, nil
 }
 
-// firstGet is the path of an object that etcd holds.
+// firstGet is the path of an object in etcd.
 func (b *bench) firstGet() string {
 	if b.data.ConfigMaps == 0 {
 		return podPath(0, b.data)
@@ -471,7 +471,7 @@ func (b *bench) stopAll() {
 	b.peaks = map[string]uint64{}
 }
 
-// outcome is what progress says about a sample.
+// outcome is the text of progress for a sample.
 func outcome(o Observation) string {
 	switch {
 	case o.Broken != "":

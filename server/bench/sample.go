@@ -11,16 +11,16 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Sample is one run of a workload on one engine: what the workload works with, and where it leaves what it saw. Observe may be called
-// concurrently; all else belongs to the goroutine of Workload.Run.
+// Sample is one run of a workload on one engine: the inputs of the workload and its observations. Observe may be called
+// concurrently; everything else is owned by the goroutine of Workload.Run.
 type Sample struct {
 	Surroundings
 	Engine *target.Engine // nil where etcd alone is measured, or the workload starts engines itself
 
-	// Thorough asks for verifications that take longer than what is verified. The first sample of an engine is thorough.
+	// Thorough enables verifications that take longer than the operation itself. The first sample of an engine is thorough.
 	Thorough bool
 
-	// Body is a buffer for an answer. It is the same for all samples, so that none pays for its memory.
+	// Body is a buffer for an answer. All samples share it, so that no sample includes its allocation.
 	Body *bytes.Buffer
 
 	start    func(ctx context.Context, args ...string) (*target.Engine, error)
@@ -30,7 +30,7 @@ type Sample struct {
 	observed Observation
 }
 
-// Observation is what one run of a workload saw.
+// Observation contains the measurements of one run of a workload.
 type Observation struct {
 	Latencies []time.Duration // one per operation
 
@@ -43,26 +43,26 @@ type Observation struct {
 	Before       process.Memory // of the server; the peak is that since the measured time of the sample before
 	Memory       process.Memory // of the server; the peak is that of the measured time
 
-	// PassedOn is how many reads Strata's byte read path left to others, by reason; nil if the engine does not count them.
+	// PassedOn is the number of reads that Strata's byte read path passed on, by reason; nil if the engine does not count them.
 	PassedOn map[string]float64
 
-	Limit   bool // this is of the limit, which asks nothing of etcd
+	Limit   bool // this is of the limit, which sends no request to etcd
 	Figures []Figure
-	Detail  string // one phrase about what was measured, such as the bytes of a list
-	Broken  string // how the server failed to do what the workload asks, where that is a result; "" if it did
+	Detail  string // one phrase about the measurement, such as the bytes of a list
+	Broken  string // failure of the server's operation, where that is a result; "" if it succeeded
 }
 
-// Figure is a named quantity that a workload reports beside what is measured for all.
+// Figure is a named quantity that a workload reports in addition to the common measures.
 type Figure struct {
 	Name  string
 	Unit  Unit
 	Value float64
 }
 
-// measuredResource is what most workloads are about.
+// measuredResource is the resource of most workloads.
 const measuredResource = "configmaps"
 
-// Measure does the operations and measures meanwhile: time, the CPU time of server and etcd, the requests that etcd got, and the peak of the
+// Measure runs the operations and measures time, the CPU time of server and etcd, the requests to etcd, and the peak of the
 // server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
 func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
@@ -143,7 +143,7 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 			return err
 		}
 	}
-	if s.Engine.IsLimit() && !s.Thorough { // the first sample is the one that shows it what to answer
+	if s.Engine.IsLimit() && !s.Thorough { // during the first sample it records the answers
 		missesAfter, err := s.Engine.Misses(ctx)
 		if err != nil {
 			return err
@@ -155,13 +155,13 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	return nil
 }
 
-// Start starts another process of the engine that is measured, on the same etcd, with further flags, and returns when it is ready. The caller
-// must Stop it. It may be called concurrently.
+// Start starts another process of the engine that is measured, on the same etcd, with further flags, and returns when it is ready.
+// The caller must Stop it. It may be called concurrently.
 func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
 	return s.start(ctx, args...)
 }
 
-// KeepHeap keeps the heap profile of this moment, where a profile is asked for, in place of that after the sample. It collects garbage first.
+// KeepHeap stores the current heap profile, if profiles are enabled, instead of the one after the sample. It collects garbage first.
 func (s *Sample) KeepHeap(ctx context.Context) error {
 	if s.profile == nil {
 		return nil
@@ -171,7 +171,7 @@ func (s *Sample) KeepHeap(ctx context.Context) error {
 	return err
 }
 
-// Observe counts one operation that took so long.
+// Observe records one operation with its latency.
 func (s *Sample) Observe(latency time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,13 +181,13 @@ func (s *Sample) Observe(latency time.Duration) {
 // ops is the number of operations.
 func (o *Observation) ops() int { return len(o.Latencies) }
 
-// Report notes a quantity.
+// Report records a quantity.
 func (s *Sample) Report(name string, unit Unit, value float64) {
 	s.observed.Figures = append(s.observed.Figures, Figure{Name: name, Unit: unit, Value: value})
 }
 
-// Detail notes a phrase about what was measured.
+// Detail records a phrase that describes the measurement.
 func (s *Sample) Detail(format string, args ...any) { s.observed.Detail = fmt.Sprintf(format, args...) }
 
-// Broken notes that the server gave up what it was asked to do.
+// Broken records that the server aborted the operation.
 func (s *Sample) Broken(format string, args ...any) { s.observed.Broken = fmt.Sprintf(format, args...) }

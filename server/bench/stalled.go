@@ -15,14 +15,14 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Measures that bounds name.
+// Names of measures that have bounds.
 const (
 	stalledRise   = "resident more, at most"
 	stalledEach   = "heap and stacks more for each client"
 	stalledBeside = "healthy watcher's p99, beside them / alone"
 )
 
-// stalledWorkloads are clients that ask for much and read nothing.
+// stalledWorkloads are clients that request much and read nothing.
 var stalledWorkloads = []Workload{{
 	Name: "watch-stalled", Title: "clients that ask for initial events of all and do not read", Op: "event", Dataset: configMaps,
 	Alone: true, Session: "stalled", Runs: 1,
@@ -30,12 +30,12 @@ var stalledWorkloads = []Workload{{
 	Wanted: []Bound{absolute(stalledRise, 200e6), toUpstream(stalledEach, 1./100)},
 }}
 
-// stalledMemory ends an engine that holds too much, before the machine has no memory left.
+// stalledMemory is the resident memory at which an engine is killed, before the machine has no memory left.
 const stalledMemory = 8 << 30
 
-// measureStalled reports what the server holds for clients that do not read, half of them over HTTP/1.1 and half over HTTP/2, how long events take
-// to a watcher beside them, and what stays when the clients are gone. An engine that holds all that is not read has Sizes.StalledDear of them, the
-// others Sizes.Stalled.
+// measureStalled reports the server's memory for clients that do not read, half of them over HTTP/1.1 and half over HTTP/2, the latency of
+// events to a watcher beside them, and the memory that remains after the clients. An engine that buffers all unread bytes has
+// Sizes.StalledDear clients, the others Sizes.Stalled.
 func measureStalled(ctx context.Context, s *Sample) error {
 	limited, unlimit := context.WithCancel(ctx)
 	defer unlimit()
@@ -44,7 +44,7 @@ func measureStalled(ctx context.Context, s *Sample) error {
 	if s.Engine.Engine == upstreamEngine {
 		n = s.Sizes.StalledDear
 	}
-	// What is made once is no client's.
+	// One-time allocations are not counted for a client.
 	if _, err := s.watcherBeside(ctx); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func measureStalled(ctx context.Context, s *Sample) error {
 	var beside []time.Duration
 	err = s.Measure(ctx, func(ctx context.Context) error {
 		return s.stall(ctx, n, func() (err error) {
-			// Events make upstream end watches that do not read, so what they hold is looked at before there are any.
+			// Events make upstream end watches that do not read, so their memory is measured before the first event.
 			if stalled, err = s.holds(ctx); err != nil {
 				return err
 			}
@@ -108,7 +108,7 @@ func measureStalled(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// stall lets n clients ask for all ConfigMaps as initial events and read nothing but the first byte, while a function runs.
+// stall opens n watches with all ConfigMaps as initial events, of which the clients read only the first byte, while a function runs.
 func (s *Sample) stall(ctx context.Context, n int, meanwhile func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -175,5 +175,5 @@ func (s *Sample) watcherBeside(ctx context.Context) ([]time.Duration, error) {
 	return w.streams[0].latencies, nil
 }
 
-// besideRate is how many objects change per second for the watcher beside stalled clients: enough for a p99 of its own.
+// besideRate is the number of changes per second for the watcher beside stalled clients: enough for a p99 of its own.
 const besideRate = 100

@@ -15,8 +15,8 @@ var startWorkloads = []Workload{{
 	Run:     measureStart,
 }}
 
-// measureStart reports how the engine started, which the runner did a moment ago after it had ended its predecessor on the same etcd, and
-// what it holds at rest: when all is loaded and nobody has asked for a LIST.
+// measureStart reports the start of the engine, which the runner started a moment ago after it had stopped its predecessor on the same etcd,
+// and its memory at rest: when all is loaded and before the first LIST.
 func measureStart(ctx context.Context, s *Sample) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Unit says how a quantity is shown.
+// Unit is the unit in which a quantity is shown.
 type Unit string
 
 // The units. In JSON a quantity is a number in the unit named.

@@ -40,7 +40,7 @@ var streamWorkloads = []Workload{
 	},
 }
 
-// nodeWorkloads are what kubelets do: each watches the pods of its node.
+// nodeWorkloads are the watches of kubelets: each watches the pods of its node.
 var nodeWorkloads = []Workload{
 	{
 		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3, Tail: true,
@@ -63,15 +63,15 @@ func watchOf(collection, selector string, bookmarks bool, after int64) string {
 	return path
 }
 
-// watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for Sizes.WatchDuration. An operation is an event
-// delivered to a watcher; its latency is the time from before the write until the watcher has read it.
+// watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for Sizes.WatchDuration. An operation
+// is an event delivered to a watcher; its latency is the time from before the write until the watcher has read it.
 type watchLoad struct {
 	watchers int
 	conns    int // connections that the watchers share
 	rate     int // changes per second
 }
 
-// drainLimit is how long nothing may arrive after the last write before what is missing counts as lost.
+// drainLimit is the time without an event after the last write until missing events count as lost.
 const drainLimit = 5 * time.Second
 
 func (l watchLoad) run(ctx context.Context, s *Sample) error {
@@ -94,7 +94,7 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 	defer streams.close()
 
 	written := 0
-	write, writers := putObject(s), 32 // more than etcd needs to reach the rates asked for
+	write, writers := putObject(s), 32 // more than etcd needs to reach the requested rates
 	if s.Engine.IsLimit() {
 		write, writers = sendFrame(conns[0], revision), 1 // frames must come in the order of their revisions
 	}
@@ -111,8 +111,8 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 	return streams.report(s, written*l.watchers)
 }
 
-// watchNodes is Sizes.NodeWatchers watchers, each of the pods of another node, while pods of these nodes change in etcd: a change is for one of
-// them.
+// watchNodes is Sizes.NodeWatchers watchers, each of the pods of another node, while pods of these nodes change in etcd: each change is
+// delivered to one of them.
 func watchNodes(ctx context.Context, s *Sample) error {
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {
@@ -177,7 +177,7 @@ func putObject(s *Sample) func(context.Context, *corev1.ConfigMap) error {
 	}
 }
 
-// sendFrame returns a function that makes the limit send what an engine sends when a ConfigMap has changed, with revisions that go on from
+// sendFrame returns a function that makes the limit send the event of a changed ConfigMap, with revisions that continue from
 // the one given.
 func sendFrame(conn *target.Conn, revision int64) func(context.Context, *corev1.ConfigMap) error {
 	var body bytes.Buffer
@@ -192,7 +192,8 @@ func sendFrame(conn *target.Conn, revision int64) func(context.Context, *corev1.
 	}
 }
 
-// changeObjects lets so many writers write changed ConfigMaps at a rate for Sizes.WatchDuration and returns how many.
+// changeObjects runs the given number of writers, which write changed ConfigMaps at a rate for Sizes.WatchDuration, and returns the
+// number of writes.
 func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write func(context.Context, *corev1.ConfigMap) error) (int, error) {
 	const variants = 1 << 20
 	var written atomic.Int64
@@ -205,7 +206,7 @@ func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write
 		group.Go(func() error {
 			for limiter.Wait(deadline) == nil {
 				index := random.IntN(s.Data.ConfigMaps)
-				// Not cancelled at the deadline: a write that is under way must be counted, or the watcher would see more than was written.
+				// Not cancelled at the deadline: a write in flight must be counted, or the watcher would receive more than was written.
 				if err := write(ctx, dataset.StampedConfigMap(index, 1+random.IntN(variants), time.Now())); err != nil {
 					return err
 				}
@@ -218,7 +219,7 @@ func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write
 	return int(written.Load()), err
 }
 
-// watches are open streams and what came out of them.
+// watches are open streams and their events.
 type watches struct {
 	cancel    context.CancelFunc
 	done      sync.WaitGroup
@@ -228,7 +229,7 @@ type watches struct {
 	txns      bool // as in watchSet
 }
 
-// watchStream belongs to the goroutine that reads it until that has ended.
+// watchStream is owned by the goroutine that reads it until that has ended.
 type watchStream struct {
 	latencies    []time.Duration
 	lastRevision int64
@@ -242,7 +243,7 @@ var errWrongEvent = errors.New("wrong event")
 
 var errClosed = errors.New("closed by the benchmark")
 
-// watchSet is what to watch.
+// watchSet describes the watches to open.
 type watchSet struct {
 	n     int                // how many watches
 	after int64              // the revision that all of them begin after
@@ -282,8 +283,8 @@ func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, e
 	return w, nil
 }
 
-// receive notes an event. Events other than those of changeObjects are verified and not counted: the server itself changes a ConfigMap now and
-// then.
+// receive records an event. Events other than those of changeObjects are verified and not counted: the server itself changes a ConfigMap
+// occasionally.
 func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	received := time.Now()
 	bookmark := e.Type == "BOOKMARK"
@@ -302,7 +303,7 @@ func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	return nil
 }
 
-// drain waits until so many events have arrived in all, every watch has ended, or nothing has arrived for so long.
+// drain waits until want events have arrived in total, every watch has ended, or no event has arrived for patience.
 func (w *watches) drain(ctx context.Context, want int, patience time.Duration) error {
 	last, since := w.delivered.Load(), time.Now()
 	for w.delivered.Load() < int64(want) && int(w.ended.Load()) < len(w.streams) {
@@ -320,13 +321,13 @@ func (w *watches) drain(ctx context.Context, want int, patience time.Duration) e
 	return nil
 }
 
-// close ends the watches and returns when nobody reads them any more.
+// close ends the watches and returns when no goroutine reads them any more.
 func (w *watches) close() {
 	w.cancel()
 	w.done.Wait()
 }
 
-// report closes the watches and reports what they delivered of so many events.
+// report closes the watches and reports how many of want events they delivered.
 func (w *watches) report(s *Sample, want int) error {
 	w.close()
 	broken := 0

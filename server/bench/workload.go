@@ -13,25 +13,25 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// Workload is one measurement, taken alternately on each engine. To add one, write it beside its like (list.go, get.go, write.go, watch.go, ...)
-// and name it in workloads.
+// Workload is one measurement, taken alternately on each engine. To add one, declare it in the file of its kind (list.go, get.go, write.go,
+// watch.go, ...) and add it to workloads.
 type Workload struct {
 	Name  string // for -workloads; lower case
-	Title string // what the table calls it
-	Op    string // what one operation is called: "LIST", "write"
+	Title string // name in the table
+	Op    string // name of one operation: "LIST", "write"
 
-	// Dataset says what etcd holds.
+	// Dataset returns the initial content of etcd.
 	Dataset func(Sizes) dataset.Spec
 
-	// Alone runs the workload on an engine that was just started, while no other engine runs: what a process does first, and whatever changes
-	// so much in etcd that an engine that follows it disturbs the other's measurement. The limit takes no part. Otherwise all engines run,
+	// Alone runs the workload on a fresh engine, while no other engine runs: for first requests of a process, and for writes at a rate at
+	// which an engine that follows them disturbs the other's measurement. The limit is not measured. Otherwise all engines run,
 	// answer all workloads, and are measured in turns, seconds apart.
 	Alone bool
 
-	// Session tells workloads that run alone and do not share a process with the others.
+	// Session names the process that workloads with Alone share; those with another Session run in another process.
 	Session string
 
-	// Variant, if not "", measures the engines that have Flags in processes of their own with these, by value of --engine.
+	// Variant, if not "", names processes with additional Flags, by value of --engine. Engines that have Flags are measured in these.
 	Variant string
 	Flags   map[string][]string
 
@@ -39,48 +39,48 @@ type Workload struct {
 	// Session of its own.
 	EtcdOnly bool
 
-	// Starts says that the workload starts its engines itself, with Sample.Start. Sample.Engine is nil. It needs Alone, and a Session of its
+	// Starts marks a workload that starts its engines itself, with Sample.Start. Sample.Engine is nil. It needs Alone, and a Session of its
 	// own.
 	Starts bool
 
-	// Runs bounds Config.Runs where a sample is dear; 0 does not.
+	// Runs bounds Config.Runs where a sample is expensive; 0 does not.
 	Runs int
 
-	// Dear spares all but the first engine and the limit the run that warms up: it costs more than all else, and they keep nothing from it.
+	// Dear omits the warm-up run, except for the first engine and the limit: it is expensive, and the other engines cache nothing in it.
 	Dear bool
 
-	// Prepare and CleanUp, if not nil, change what etcd holds before the first sample and after the last.
+	// Prepare and CleanUp, if not nil, change the content of etcd before the first sample and after the last.
 	Prepare, CleanUp func(ctx context.Context, s *Surroundings) error
 
-	// Change, if not nil, changes what etcd holds before each round of samples: all engines, and each once, answer what has changed.
+	// Change, if not nil, changes the content of etcd before each round of samples: each engine answers the changed objects once.
 	Change func(ctx context.Context, s *Surroundings) error
 
-	// Run does the workload once: it prepares what it needs, does the operations within s.Measure, and verifies every answer. An error
+	// Run does the workload once: it prepares its requests, does the operations within s.Measure, and verifies every answer. An error
 	// means that the engine failed, and its figures are not compared.
 	Run func(ctx context.Context, s *Sample) error
 
-	// Tail asks for p90 and p99 of however few operations.
+	// Tail reports p90 and p99 even of few operations.
 	Tail bool
 
-	// PassesOn says that Strata's byte read path need not answer this. What it passes on otherwise is an error of the whole run.
+	// PassesOn permits Strata's byte read path to pass requests on. Without it, a request passed on is an error of the whole run.
 	PassesOn bool
 
-	// Wanted is what the figures are to hold.
+	// Wanted are the bounds of the figures.
 	Wanted []Bound
 }
 
-// Surroundings is what a workload works with beside an engine.
+// Surroundings are the etcd, sizes and random source of a workload, shared by all engines.
 type Surroundings struct {
 	Etcd  *target.Etcd
 	Data  dataset.Spec
 	Sizes Sizes
 	Rand  *rand.Rand // of its own for every use; equal runs draw equal numbers
 
-	// Number tells the uses apart: what is written in one must not look like what another wrote.
+	// Number is unique for each use: values written in one use must differ from those of another.
 	Number int
 }
 
-// runs is how often each engine is measured of the runs that are asked for.
+// runs returns the number of measurements of each engine, at most asked.
 func (w Workload) runs(asked int) int {
 	if w.Runs == 0 {
 		return asked
@@ -88,7 +88,7 @@ func (w Workload) runs(asked int) int {
 	return min(w.Runs, asked)
 }
 
-// flags are what engines run with for this workload alone, by label.
+// flags are the flags of engines for this workload alone, by label.
 func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 	flags := map[string]string{}
 	for _, spec := range engines {
@@ -99,8 +99,8 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 	return flags
 }
 
-// workloads are all workloads in the order in which they run and are shown; those that run alone come first, and those that leave something
-// behind in an engine, such as other objects, last.
+// workloads are all workloads in the order in which they run and are shown: first those that run alone, last those that leave data,
+// such as other objects, in an engine.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, coldInitialWorkloads,
 	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
@@ -136,7 +136,7 @@ func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
 	return selected, nil
 }
 
-// Sizes says how much there is of everything.
+// Sizes are the numbers of objects, clients and operations, and the durations.
 type Sizes struct {
 	Objects    int // ConfigMaps
 	Pods       int // spread over Nodes and Namespaces
@@ -150,24 +150,24 @@ type Sizes struct {
 	Changed      int // objects that change between two LISTs
 	Page         int // objects on a page
 	Crowd        int // clients that LIST at once
-	Streams      int // clients that ask for initial events at once
+	Streams      int // clients that request initial events at once
 	Quiet        int // objects of a resource that nothing changes
 	Lists        int // LISTs of KEP-2340's load per sample
 	Pairs        int // of phases in which etcd is compared with itself
 	IdleObjects  int // watchers of one object each, of which none changes
 	IdleWatchers int // watchers of a collection that does not change
-	Resumed      int // watches that go on after a restart
+	Resumed      int // watches that continue after a restart
 	History      int // revisions of etcd's history when an engine starts
 	HistoryBytes int // of a value of the history, where it is large
-	Stalled      int // clients that do not read what they asked for
-	StalledDear  int // the same for an engine that holds for each of them all that it does not read
+	Stalled      int // clients that do not read the response to their request
+	StalledDear  int // the same for an engine that buffers all unread bytes of each client
 
 	Past      int // objects that have changed since the revision that is listed
 	Churned   int // objects whose history grows
 	ChurnRate int // revisions per second that make it grow
 
-	Quieten       time.Duration // how long is waited for quiet at most: a process that never rests is measured all the same
-	Rest          time.Duration // how long a started engine is left alone before what it holds counts as "at rest"
+	Quieten       time.Duration // bound of the wait for quiet: a process that is never quiet is measured too
+	Rest          time.Duration // time without requests after which the memory of a started engine counts as "at rest"
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
@@ -179,15 +179,15 @@ type Sizes struct {
 	SharedRate    int           // events per second for them
 	NodeWatchers  int           // watchers of the pods of one node each
 	NodeRate      int           // events per second for all of them together
-	Idle          time.Duration // how long idle watchers are looked at
-	Beside        time.Duration // how long others write beside what is measured, per sample or phase
+	Idle          time.Duration // how long idle watchers are observed
+	Beside        time.Duration // duration of the writes beside the measured requests, per sample or phase
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 	Churn         time.Duration // how long history grows
 	PastInterval  time.Duration // between two reads of the past meanwhile
-	CheckWait     time.Duration // for a check of an engine that cannot be asked for one; 0 means that it is not waited for
+	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 
-// fullSizes are the sizes that figures are quoted for.
+// fullSizes are the sizes of published figures.
 func fullSizes() Sizes {
 	s := Sizes{
 		Quieten:       10 * time.Second,
@@ -232,12 +232,11 @@ func fullSizes() Sizes {
 	return s
 }
 
-// podsPerNamespace is how many pods there are in each namespace.
+// podsPerNamespace is the number of pods in each namespace.
 const podsPerNamespace = 1000
 
-// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs, one in twenty after the
-// revision that is listed; a third as many pods
-// where these are what is measured, 20 on each node.
+// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs, one in twenty
+// after the listed revision; workloads on pods have a third as many pods, 20 on each node.
 func (s *Sizes) setObjects(n int) {
 	s.Objects = n
 	s.Changed = max(1, n/100)
@@ -249,7 +248,7 @@ func (s *Sizes) setObjects(n int) {
 
 const podsPerNode = 20
 
-// quickSizes are a tenth: to see that all works, not to quote. Rates per second stay what they are.
+// quickSizes are a tenth, for smoke tests, not for quoting. Rates per second are those of fullSizes.
 func quickSizes() Sizes {
 	s := fullSizes()
 	s.setObjects(s.Objects / 10)
@@ -262,7 +261,7 @@ func quickSizes() Sizes {
 	s.LoneStep = 2 * time.Second
 	s.NodeWatchers /= 10
 	s.Idle = 70 * time.Second // there is a bookmark a minute
-	s.IdleObjects = 2_000     // fewer would find room in what a server holds anyway
+	s.IdleObjects = 2_000     // fewer would fit into memory that a server has allocated anyway
 	s.IdleWatchers /= 10
 	s.History /= 10
 	s.Stalled /= 10
@@ -286,10 +285,10 @@ func configMaps(s Sizes) dataset.Spec {
 	}
 }
 
-// fewConfigMaps is the data of workloads that are about watches, not about what they are of.
+// fewConfigMaps is the data of workloads whose subject is watches, not the number of objects.
 func fewConfigMaps(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Few, Namespaces: 1} }
 
-// churned is the data of workloads on what history takes.
+// churned is the data of workloads on the memory of history.
 func churned(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Churned, Namespaces: 1} }
 
 // pods is the data of workloads on many pods, which have more fields and more selectors than ConfigMaps.

@@ -36,15 +36,15 @@ var writeWorkloads = []Workload{
 
 // writeLoad sends Sizes.Writes writes, one after the other, each to another object.
 type writeLoad struct {
-	// requests returns n writes and prepares what they write to, directly in etcd.
+	// requests returns n writes and prepares their objects, directly in etcd.
 	requests func(ctx context.Context, s *Sample, n int) ([]target.Request, error)
 
-	// cleanUp, if not nil, leaves etcd as it was.
+	// cleanUp, if not nil, restores the content of etcd.
 	cleanUp func(ctx context.Context, s *Sample) error
 }
 
 func (l writeLoad) run(ctx context.Context, s *Sample) (err error) {
-	// A few unmeasured writes make the connection and load what a fresh process loads once.
+	// A few unmeasured writes open the connection and trigger the one-time loads of a fresh process.
 	warmUp := max(s.Sizes.Writes/20, 1)
 	requests, err := l.requests(ctx, s, warmUp+s.Sizes.Writes)
 	if err != nil {
@@ -79,7 +79,7 @@ func (l writeLoad) run(ctx context.Context, s *Sample) (err error) {
 
 const configMapsPath = "/api/v1/namespaces/" + dataset.Namespace + "/configmaps"
 
-// podPath is where an API server has the pod with this index.
+// podPath is the path of the pod with this index.
 func podPath(index int, data dataset.Spec) string {
 	return "/api/v1/namespaces/" + dataset.PodNamespace(index, data.Namespaces) + "/pods/" + dataset.PodName(index)
 }
@@ -127,7 +127,7 @@ func updates(ctx context.Context, s *Sample, n int) ([]target.Request, error) {
 	return requests, nil
 }
 
-// statusPatches are what a kubelet sends: a strategic merge patch without a resource version.
+// statusPatches are patches as a kubelet sends them: strategic merge patches without a resource version.
 func statusPatches(_ context.Context, s *Sample, n int) ([]target.Request, error) {
 	requests := make([]target.Request, n)
 	pods := s.Rand.Perm(s.Data.Pods)

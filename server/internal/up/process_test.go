@@ -27,7 +27,7 @@ type upProcess struct {
 	dir string // where it was called; the data is in strata-data below it
 }
 
-// start calls `strata up` on a free port in dir and returns at once, with an umask that takes nothing from anybody. When the test ends the
+// start calls `strata up` on a free port in dir and returns at once, with an umask of 0. When the test ends the
 // process is killed if it still runs.
 func start(t *testing.T, dir string, args ...string) *upProcess {
 	t.Helper()
@@ -57,7 +57,7 @@ func (p *upProcess) printed() string {
 	return log
 }
 
-// requireUp returns when p has printed what to type next.
+// requireUp returns when p has printed the commands for the user.
 func (p *upProcess) requireUp(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -119,7 +119,7 @@ func (p *upProcess) tryKubectl(t *testing.T, stdin string, args ...string) (stdo
 	return runStrata(t, p.dir, stdin, append([]string{"kubectl"}, args...)...)
 }
 
-// runStrata calls strata in dir and returns what it did.
+// runStrata calls strata in dir and returns its output and exit code.
 func runStrata(t *testing.T, dir, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return runCommand(t, stdin, prepare(t, dir, args...))
@@ -147,12 +147,12 @@ func runCommand(t *testing.T, stdin string, cmd *exec.Cmd) (stdout, stderr strin
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// environment is that of a user who has no kubeconfig anywhere.
+// environment is that of a user without any kubeconfig.
 func environment(dir string) []string {
 	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir()}
 }
 
-// terminate is what a supervisor sends, interrupt what Ctrl-C does.
+// terminate is the signal of a supervisor, interrupt that of Ctrl-C.
 const (
 	terminate = syscall.SIGTERM
 	interrupt = syscall.SIGINT

@@ -48,7 +48,7 @@ func TestStoredConfigMapDecodesBack(t *testing.T) {
 	}
 }
 
-// The released client's scheme must read it too: that is what other components do with protobuf.
+// The released client's scheme must read it too, because other components read protobuf with it.
 func TestStoredConfigMapIsTheVersionedProtobuf(t *testing.T) {
 	want := ConfigMap(7, 0)
 	value, err := Encode(want)

@@ -10,7 +10,7 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/core/install" // registers the types, their conversions and defaults
 )
 
-// storageCodec is what kube-apiserver stores the core group with: protobuf of version v1 behind the four bytes "k8s\0".
+// storageCodec is the codec with which kube-apiserver stores the core group: protobuf of version v1 behind the four bytes "k8s\0".
 var storageCodec = legacyscheme.Codecs.CodecForVersions(
 	protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme),
 	legacyscheme.Codecs.UniversalDeserializer(),

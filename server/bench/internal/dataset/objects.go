@@ -37,8 +37,8 @@ func ConfigMapName(index int) string { return fmt.Sprintf("cm-%06d", index) }
 // ConfigMapKey is where etcd holds the ConfigMap with this name.
 func ConfigMapKey(name string) string { return "/registry/configmaps/" + Namespace + "/" + name }
 
-// ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no escapes) with the label app=app-(index%100).
-// Another variant of the same index has other data and the same identity.
+// ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no escapes) with the label
+// app=app-(index%100). Another variant of the same index has other data and the same identity.
 func ConfigMap(index, variant int) *corev1.ConfigMap {
 	return NamedConfigMap(ConfigMapName(index), index, variant)
 }
@@ -58,8 +58,8 @@ func NamedConfigMap(name string, index, variant int) *corev1.ConfigMap {
 	}
 }
 
-// StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey: what a watcher needs to know how long an event
-// was on its way.
+// StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey, from which a watcher computes the latency of the
+// event.
 func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 	cm := ConfigMap(index, variant)
 	cm.Data[SentKey] = fmt.Sprint(sent.UnixNano())
@@ -156,7 +156,7 @@ func PodTemplate(index int) *corev1.PodTemplate {
 // EventKey is where etcd holds the Event with this name.
 func EventKey(name string) string { return "/registry/events/" + Namespace + "/" + name }
 
-// Event returns what a kubelet says about the pod with this index.
+// Event returns a kubelet's Event about the pod with this index.
 func Event(index int) *corev1.Event {
 	pod := Pod(index, 1, 1)
 	name := fmt.Sprintf("%s.%016x", pod.Name, index)

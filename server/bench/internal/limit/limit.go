@@ -1,9 +1,9 @@
-// Package limit is what no API server can be faster than: a plain Go HTTPS server that writes bytes from memory. A benchmark runs it as a
-// process of its own beside the engines and reads from it with the same client.
+// Package limit is a lower bound for the cost of an API server: a plain Go HTTPS server that writes bytes from memory. A benchmark
+// runs it as a separate process beside the engines and reads from it with the same client.
 //
-// What it writes is what an engine, its origin, answered: a request that it has not seen before it passes on and remembers the answer of,
-// so workloads run against it unchanged. It looks at nothing but the path with its query and two headers: no authentication, no
-// decisions, no state of a cluster. Answers that change between two requests are remembered as they were first.
+// It replays the answers of an engine, its origin: it forwards the first request of each kind and caches the answer,
+// so workloads run against it unchanged. It reads only the path with its query and two headers: no authentication, no
+// authorization, no state of a cluster. Answers that change between two requests stay as they were first.
 package limit
 
 import (
@@ -35,14 +35,14 @@ const (
 	// OriginPath, written to: forget all answers, and take new ones from the server whose URL the body is.
 	OriginPath = "/limit/origin"
 
-	// MissesPath, read: how many requests were passed on to the origin so far. The answers to them are no measure of anything.
+	// MissesPath, read: the number of requests forwarded to the origin so far. Their latencies are not measured.
 	MissesPath = "/limit/misses"
 
 	// FramePath, written to: send the body, a frame, to every open watch.
 	FramePath = "/limit/frame"
 )
 
-// Run serves until ctx is done. The arguments are flags: where to listen, and what certificate to show.
+// Run serves until ctx is done. The arguments are flags: the address, and the certificate.
 func Run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet(Command, flag.ContinueOnError)
 	address := fs.String("address", "127.0.0.1:0", "where to listen")
@@ -91,7 +91,7 @@ type Handler struct {
 	watches   map[chan []byte]struct{} // one per open watch
 }
 
-// question is all of a request that its answer depends on.
+// question contains the fields of a request that select its answer.
 type question struct{ uri, accept, encoding string }
 
 // answer is a whole response.
@@ -101,7 +101,7 @@ type answer struct {
 	watch                        bool // the stream stays open behind the body
 }
 
-// NewHandler returns a handler that knows no answers and no origin. The client is for the origin; it must not undo encodings.
+// NewHandler returns a handler without answers and without an origin. The client is for the origin; it must not undo encodings.
 func NewHandler(client *http.Client) *Handler {
 	return &Handler{client: client, answers: map[question]*answer{}, watches: map[chan []byte]struct{}{}}
 }
@@ -147,14 +147,14 @@ func (h *Handler) replay(w http.ResponseWriter, r *http.Request) {
 	if a.contentEncoding != "" {
 		w.Header().Set("Content-Encoding", a.contentEncoding)
 	}
-	w.Write(a.body) // a client that went away is no concern of ours
+	w.Write(a.body) // the error of a closed client is ignored
 	if a.watch {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	}
 }
 
-// answer returns what the origin answered to the same request, asking it if nobody has yet.
+// answer returns the cached answer of the origin to the same request, or forwards the request.
 func (h *Handler) answer(r *http.Request) (*answer, error) {
 	q := question{r.URL.RequestURI(), r.Header.Get("Accept"), r.Header.Get("Accept-Encoding")}
 	h.mu.RLock()
@@ -164,7 +164,7 @@ func (h *Handler) answer(r *http.Request) (*answer, error) {
 		return a, nil
 	}
 	h.misses.Add(1)
-	h.mu.Lock() // held while the origin is asked, so that many who ask the same are one for it
+	h.mu.Lock() // held during the request to the origin, so that equal concurrent requests are sent once
 	defer h.mu.Unlock()
 	if a := h.answers[q]; a != nil {
 		return a, nil
@@ -177,7 +177,7 @@ func (h *Handler) answer(r *http.Request) (*answer, error) {
 	return a, nil
 }
 
-// ask passes a request on. h.mu is held.
+// ask forwards a request to the origin. The caller holds h.mu.
 func (h *Handler) ask(r *http.Request) (*answer, error) {
 	request, err := http.NewRequestWithContext(r.Context(), r.Method, h.origin+r.URL.RequestURI(), nil)
 	if err != nil {
@@ -200,7 +200,7 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 	}
 	switch {
 	case response.StatusCode != http.StatusOK:
-		body, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // what can be read is quoted; the status is the error
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // the readable part is quoted; the status is the error
 		return nil, fmt.Errorf("%s: %s", response.Status, body)
 	case a.watch && a.contentEncoding == "gzip":
 		a.body, err = readCompressedEvents(response.Body)
@@ -226,7 +226,7 @@ func readInitialEvents(body io.Reader, protobuf bool) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return all.Bytes()[:events.Bytes], nil // what was read may reach into the next frame
+	return all.Bytes()[:events.Bytes], nil // the bytes read may reach into the next frame
 }
 
 // readCompressedEvents returns the gzip members of a watch up to and including the one with the bookmark behind the initial events.
@@ -277,7 +277,7 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// sendFrame hands the body to all watches.
+// sendFrame sends the body to all watches.
 func (h *Handler) sendFrame(w http.ResponseWriter, r *http.Request) {
 	frame, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -293,7 +293,7 @@ func (h *Handler) sendFrame(w http.ResponseWriter, r *http.Request) {
 	for _, frames := range all {
 		select {
 		case frames <- frame:
-		case <-r.Context().Done(): // a watch that nobody reads is still there
+		case <-r.Context().Done(): // a watch whose client does not read is still open
 			return
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// serve returns the URL of the limit of an origin, and how often the origin was asked.
+// serve returns the URL of the limit of an origin, and the number of requests to the origin.
 func serve(t *testing.T, origin http.HandlerFunc) (url string, asked *atomic.Int64) {
 	t.Helper()
 	asked = new(atomic.Int64)
@@ -35,7 +35,7 @@ func do(t *testing.T, method, url, body string, header http.Header) (*http.Respo
 	if header != nil {
 		request.Header = header
 	}
-	response, err := http.DefaultTransport.RoundTrip(request) // no encoding but the one asked for
+	response, err := http.DefaultTransport.RoundTrip(request) // no encoding but the requested one
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package stats summarizes what a benchmark observed.
+// Package stats summarizes observations of a benchmark.
 package stats
 
 import (

@@ -23,7 +23,7 @@ type Request struct {
 	Encoding    string // Accept-Encoding; "" means identity
 	Body        []byte
 	ContentType string // of Body; "" means JSON
-	Status      int    // what the answer must have; 0 means 200
+	Status      int    // expected status of the answer; 0 means 200
 }
 
 func (r Request) method() string {
@@ -33,8 +33,8 @@ func (r Request) method() string {
 	return r.Method
 }
 
-// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are streams of it. What DialNarrow
-// makes may be HTTP/1.1 instead.
+// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are its streams. A Conn of
+// DialNarrow may be HTTP/1.1 instead.
 type Conn struct {
 	client  http.Client
 	baseURL string
@@ -42,19 +42,19 @@ type Conn struct {
 	http1   bool
 }
 
-// Dial returns a connection of its own. The caller must Close it.
+// Dial returns a new connection. The caller must Close it.
 func (e *Engine) Dial() *Conn {
 	return e.conn(&http.Transport{
 		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
 		ForceAttemptHTTP2:  true,
-		DisableCompression: true, // encodings are asked for, and undone, by who measures them
+		DisableCompression: true, // workloads that measure encodings request and decode them
 	})
 }
 
-// narrow is how much a connection of DialNarrow takes, in bytes: for HTTP/2 the least that Go's client can have.
+// narrow is the size of the buffers of a connection of DialNarrow, in bytes: for HTTP/2 the least of Go's client.
 const narrow = 64 << 10
 
-// DialNarrow returns a connection of its own that holds few bytes which nobody reads: its socket has a small receive buffer, and so has HTTP/2's
+// DialNarrow returns a new connection that buffers few unread bytes: its socket has a small receive buffer, and so has HTTP/2's
 // flow control. With http1 it speaks HTTP/1.1, which has a connection for each request. The caller must Close it.
 func (e *Engine) DialNarrow(http1 bool) *Conn {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
@@ -88,7 +88,7 @@ func (e *Engine) conn(transport *http.Transport) *Conn {
 	}
 }
 
-// DialAll returns n connections of their own.
+// DialAll returns n new connections.
 func (e *Engine) DialAll(n int) []*Conn {
 	conns := make([]*Conn, n)
 	for i := range conns {
@@ -139,7 +139,7 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	}
 	if response.StatusCode != want || response.ProtoMajor != map[bool]int{false: 2, true: 1}[c.http1] {
 		defer response.Body.Close()
-		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // what can be read is quoted; the status is the error
+		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // the readable part is quoted; the status is the error
 		return nil, fmt.Errorf("%s %s: %w %s over %s: %s", r.method(), r.Path, ErrStatus, response.Status, response.Proto, quoted)
 	}
 	return response, nil
@@ -150,7 +150,7 @@ func (c *Conn) Open(ctx context.Context) error {
 	return c.Read(ctx, Request{Path: "/version"}, new(bytes.Buffer))
 }
 
-// Read sends a request and reads the body of the answer into body, in place of what was there.
+// Read sends a request and reads the body of the answer into body, replacing its content.
 func (c *Conn) Read(ctx context.Context, r Request, body *bytes.Buffer) error {
 	response, err := c.Do(ctx, r)
 	if err != nil {

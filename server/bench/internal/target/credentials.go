@@ -11,9 +11,9 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Credentials let an API server prove itself to the benchmark and the benchmark to the API server. The benchmark authenticates by a token,
-// which costs the server a look-up, and belongs to system:masters, which priority and fairness exempts: neither the verification of a client
-// certificate per request nor a queue is what is measured.
+// Credentials let an API server prove itself to the benchmark and the benchmark to the API server. The benchmark authenticates by a
+// token, which costs the server a look-up, and belongs to system:masters, which priority and fairness exempts: so the measurements
+// include neither the verification of a client certificate per request nor a queue.
 type Credentials struct {
 	certFile, keyFile, tokenFile string
 	token                        string

@@ -15,16 +15,16 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// EngineSpec says what to start: an API server or the limit.
+// EngineSpec describes a server to start: an API server or the limit.
 type EngineSpec struct {
-	Label       string   // what the table calls it
+	Label       string   // name in the table
 	Engine      string   // the value of --engine, or LimitEngine
 	Binary      string   // the executable
-	Variant     string   // tells processes of one label with different flags apart; "" is the usual one
+	Variant     string   // distinguishes processes of one label with different flags; "" is the usual one
 	Args        []string // further flags
 	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
 
-	// Grace is how long it may take to end by itself once it is asked to; 0 means 20 s.
+	// Grace is the time for an orderly end after SIGTERM; 0 means 20 s.
 	Grace time.Duration
 }
 
@@ -100,7 +100,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--bind-address=127.0.0.1",
 			"--advertise-address=127.0.0.1",
 			"--secure-port=" + fmt.Sprint(port),
-			"--endpoint-reconciler-type=none", // it refuses loopback addresses again and again
+			"--endpoint-reconciler-type=none", // it would repeatedly refuse loopback addresses
 			"--authorization-mode=AlwaysAllow",
 			"--token-auth-file=" + credentials.tokenFile,
 			"--tls-cert-file=" + credentials.certFile,
@@ -122,13 +122,14 @@ func (e *Engine) Stop() {
 	e.release()
 }
 
-// Kill ends the engine without asking and returns when it is gone.
+// Kill ends the engine with SIGKILL and returns when it is gone.
 func (e *Engine) Kill() {
 	e.Child.Kill()
 	e.release()
 }
 
-// LogTime returns when the engine wrote the first line of its log that contains text, as the line itself says; ok is false if there is none.
+// LogTime returns when the engine wrote the first line of its log that contains text, from the line's timestamp; ok is false if
+// there is none.
 func (e *Engine) LogTime(text string) (at time.Time, ok bool, err error) {
 	log, err := e.Log()
 	if err != nil {
@@ -176,7 +177,7 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 	return err
 }
 
-// poll asks for a path until it is answered with 200, the engine has ended, or ctx is done.
+// poll requests a path until it is answered with 200, the engine has ended, or ctx is done.
 func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
 	err := e.Await(ctx, 10*time.Millisecond, func(ctx context.Context) error {
 		return conn.Read(ctx, Request{Path: path}, new(bytes.Buffer))

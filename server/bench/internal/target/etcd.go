@@ -1,4 +1,4 @@
-// Package target starts what a benchmark measures: an etcd, and API servers on it, each a process of its own.
+// Package target starts the servers that a benchmark measures: an etcd, and API servers on it, each a process of its own.
 package target
 
 import (
@@ -35,8 +35,8 @@ type Etcd struct {
 	Client   *clientv3.Client
 }
 
-// StartEtcd runs `binary etcd` on a data directory, on a free port of the loopback interface and without fsync: what is measured is the API
-// server, not the disk. Its log goes into logDir.
+// StartEtcd runs `binary etcd` on a data directory, on a free port of the loopback interface and without fsync: the API server is measured,
+// not the disk. Its log goes into logDir.
 func StartEtcd(ctx context.Context, binary, dataDir, logDir string) (*Etcd, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -74,14 +74,14 @@ func (e *Etcd) Stop() {
 	_ = e.Child.Stop(syscall.SIGTERM, stopGrace) // gone in any case
 }
 
-// Requests counts what etcd was asked since it started, by gRPC method. Unary calls (Range, Txn, Put, ...) count when they end; of streams
-// (Watch, LeaseKeepAlive) each message from a client counts: opening a watch, or asking for progress.
+// Requests counts the requests to etcd since it started, by gRPC method. Unary calls (Range, Txn, Put, ...) count when they end; of streams
+// (Watch, LeaseKeepAlive) each message from a client counts: opening a watch, or a progress request.
 type Requests map[string]float64
 
-// streams are the methods whose calls last: their messages are what etcd has to do.
+// streams are the methods whose calls are streams: each of their messages is a request.
 var streams = map[string]bool{"Watch": true, "LeaseKeepAlive": true}
 
-// Usage is what etcd's clients made it do since it started.
+// Usage is the work of etcd for its clients since it started.
 type Usage struct {
 	Requests Requests
 	Sent     float64 // bytes of its answers and of the events of its watches
@@ -133,7 +133,7 @@ func parseUsage(r io.Reader) (Usage, error) {
 	return usage, nil
 }
 
-// Since returns what was asked after earlier, without the methods that were not called.
+// Since returns the requests after earlier, without the methods that were not called.
 func (r Requests) Since(earlier Requests) Requests {
 	delta := Requests{}
 	for method, n := range r {

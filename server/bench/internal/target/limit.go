@@ -13,10 +13,10 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/limit"
 )
 
-// LimitEngine is the engine that is none: package limit.
+// LimitEngine is the value of EngineSpec.Engine for package limit.
 const LimitEngine = "limit"
 
-// IsLimit says whether this is the limit and not an API server.
+// IsLimit reports whether this is the limit and not an API server.
 func (s EngineSpec) IsLimit() bool { return s.Engine == LimitEngine }
 
 // startLimit runs this executable as the limit.
@@ -35,12 +35,12 @@ func startLimit(spec EngineSpec, port int, credentials *Credentials, logDir stri
 	})
 }
 
-// Imitate makes the limit forget what it knows and answer from now on as origin did when it was first asked.
+// Imitate makes the limit drop its answers and replay those of origin from now on.
 func (e *Engine) Imitate(ctx context.Context, origin *Engine) error {
 	return e.direct(ctx, limit.OriginPath, []byte(origin.baseURL))
 }
 
-// Misses is the number of requests that the limit had to pass on so far.
+// Misses is the number of requests that the limit forwarded so far.
 func (e *Engine) Misses(ctx context.Context) (int, error) {
 	conn := e.Dial()
 	defer conn.Close()
@@ -51,7 +51,7 @@ func (e *Engine) Misses(ctx context.Context) (int, error) {
 	return strconv.Atoi(body.String())
 }
 
-// FrameRequest is what makes the limit send a frame to all open watches.
+// FrameRequest is the request that makes the limit send a frame to all open watches.
 func FrameRequest(frame []byte) Request {
 	return Request{Method: http.MethodPost, Path: limit.FramePath, Body: frame}
 }

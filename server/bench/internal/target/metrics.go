@@ -20,7 +20,7 @@ type Series struct {
 	Value  float64
 }
 
-// Series returns what the engine exposes under these names now. A name that it does not know, or has not counted anything under, has none.
+// Series returns the series that the engine exposes under these names now. An unknown name, or a counter without a count, has none.
 func (e *Engine) Series(ctx context.Context, names ...string) ([]Series, error) {
 	conn := e.Dial()
 	defer conn.Close()
@@ -31,7 +31,7 @@ func (e *Engine) Series(ctx context.Context, names ...string) ([]Series, error) 
 	return parseSeries(&body, names)
 }
 
-// parseSeries looks only at the lines of these names: an API server exposes megabytes of others.
+// parseSeries parses only the lines of these names: an API server exposes megabytes of others.
 func parseSeries(r io.Reader, names []string) ([]Series, error) {
 	var exposition bytes.Buffer
 	lines := bufio.NewScanner(r)
@@ -46,7 +46,7 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(&exposition) // untyped, since the lines that tell types are left out
+	families, err := parser.TextToMetricFamilies(&exposition) // untyped, since the TYPE lines are omitted
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
@@ -66,8 +66,8 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 // objectReads are the operations that API servers count when they read objects of a resource from etcd.
 var objectReads = []string{"list", "get"}
 
-// ObjectReads is how often the engine has asked etcd for objects of a resource of the core group so far, as it counts itself: ranges and single
-// ones. Reads that count keys or tell etcd's revision are not among them, nor is what a mirror reads of all resources together.
+// ObjectReads is the engine's own count of its reads of objects of a resource of the core group from etcd so far: ranges and single
+// objects. Reads that count keys or return etcd's revision are not included, nor are reads of a mirror of all resources together.
 func (e *Engine) ObjectReads(ctx context.Context, resource string) (float64, error) {
 	all, err := e.Series(ctx, "etcd_requests_total")
 	return sumReads(all, resource), err

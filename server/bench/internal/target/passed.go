@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// passedOnMetric counts the reads that the byte read path left to upstream's handlers, by reason.
+	// passedOnMetric counts the reads that the byte read path passed on to upstream's handlers, by reason.
 	passedOnMetric = "strata_readpath_passed_total"
 
-	// servedMetric counts those that it answered. A counter that has counted nothing is not exposed, so either shows that there is a byte path.
+	// servedMetric counts the reads that it answered. A counter of 0 is not exposed, so either shows that there is a byte path.
 	servedMetric = "strata_readpath_requests_total"
 )
 
@@ -30,7 +30,7 @@ func (e *Engine) PassedOn(ctx context.Context) (map[string]float64, error) {
 	return parsePassedOn(&body)
 }
 
-// parsePassedOn looks only at the lines of the counter: an API server exposes megabytes of others.
+// parsePassedOn parses only the lines of the counter: an API server exposes megabytes of others.
 func parsePassedOn(r io.Reader) (map[string]float64, error) {
 	var passed map[string]float64
 	lines := bufio.NewScanner(r)

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// State is what the Go runtime of an engine says of itself after garbage was collected.
+// State contains statistics of the Go runtime of an engine after a garbage collection.
 type State struct {
 	Heap       uint64 // bytes in spans that hold objects
 	Live       uint64 // bytes of the objects
@@ -18,10 +18,10 @@ type State struct {
 	Goroutines int
 }
 
-// State collects the engine's garbage and asks its runtime what is left.
+// State collects the engine's garbage and returns the statistics of its runtime.
 func (e *Engine) State(ctx context.Context) (State, error) {
 	var s State
-	// The second collection frees what finalizers and pools kept in the first.
+	// The second collection frees objects that finalizers and pools kept in the first.
 	for range 2 {
 		profile, err := e.Profile(ctx, "heap?gc=1&debug=1")
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// readWaitMetric is how long reads waited until memory was as fresh as they ask, by resource.
+// readWaitMetric is the histogram of waits of reads until memory was fresh enough, by resource.
 const readWaitMetric = "apiserver_watch_cache_read_wait_seconds"
 
 // Waits is a histogram of durations: how many there were of at most so many seconds. The last bound is infinite.
@@ -22,8 +22,8 @@ type Waits struct {
 	cumulative []uint64
 }
 
-// ReadWaits returns how long reads of a resource of the core group have waited so far, as the engine itself says. An engine that does not say
-// so, or has not served such reads, has no waits.
+// ReadWaits returns how long reads of a resource of the core group have waited so far, from the engine's metrics. An engine without
+// this metric, or that has not served such reads, has no waits.
 func (e *Engine) ReadWaits(ctx context.Context, resource string) (Waits, error) {
 	conn := e.Dial()
 	defer conn.Close()
@@ -34,7 +34,7 @@ func (e *Engine) ReadWaits(ctx context.Context, resource string) (Waits, error) 
 	return parseWaits(&body, resource)
 }
 
-// parseWaits looks only at the lines of the histogram: an API server exposes megabytes of others.
+// parseWaits parses only the lines of the histogram: an API server exposes megabytes of others.
 func parseWaits(r io.Reader, resource string) (Waits, error) {
 	var exposition bytes.Buffer
 	lines := bufio.NewScanner(r)
@@ -90,8 +90,8 @@ func (w Waits) Since(earlier Waits) Waits {
 	return since
 }
 
-// AtMost returns the least bound in seconds that at least the share p, with 0 < p <= 1, of all waits do not exceed. It is an error if there is
-// none but the infinite one.
+// AtMost returns the least bound in seconds that at least the share p, with 0 < p <= 1, of all waits do not exceed. It is an error
+// if there is none but the infinite one.
 func (w Waits) AtMost(p float64) (float64, error) {
 	for i, n := range w.cumulative {
 		if float64(n) >= p*float64(w.Total()) && n > 0 && !math.IsInf(w.bounds[i], 1) {

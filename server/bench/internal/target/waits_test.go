@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// exposed is what an engine says when so many waits of PodTemplates took at most 5 ms, 25 ms and longer.
+// exposed is the exposition of an engine when the given numbers of waits of PodTemplates took at most 5 ms, 25 ms and longer.
 func exposed(within5, within25, total int) string {
 	var b strings.Builder
 	b.WriteString("# HELP other Other.\n# TYPE other counter\nother 1\n# HELP apiserver_watch_cache_read_wait_seconds Waits.\n")

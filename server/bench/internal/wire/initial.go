@@ -8,14 +8,15 @@ import (
 	"io"
 )
 
-// Initial events are what a watch with sendInitialEvents sends first: every object as an ADDED event, then a bookmark with this annotation.
+// Initial events are the first events of a watch with sendInitialEvents: every object as an ADDED event, then a bookmark with this
+// annotation.
 var (
 	initialEnd     = []byte("k8s.io/initial-events-end")
 	initialEndJSON = []byte(`-events-end":"true"`) // its rare first byte makes it quick to look for; quotes in data are escaped
 )
 
-// ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and counts the events before it and the bytes
-// including it, and the bytes of the bookmark. It may have read further.
+// ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and counts the events before it and
+// the bytes including it, and the bytes of the bookmark. It may have read further.
 func ReadInitialJSONEvents(r io.Reader) (List, error) {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
@@ -95,7 +96,7 @@ func ReadInitialProtobufEvents(r io.Reader) (List, error) {
 	}
 }
 
-// Tail is a writer that keeps the end of what is written to it. The zero value is empty.
+// Tail is a writer that keeps the last bytes that are written to it. The zero value is empty.
 type Tail struct{ end []byte }
 
 // Write implements io.Writer.

@@ -1,5 +1,5 @@
-// Package wire reads API server responses as fast as they come: it counts what is in them without decoding them, so that the client is not
-// what a benchmark measures, and a short or broken response is an error all the same.
+// Package wire reads API server responses as fast as they arrive: it counts their objects without decoding them, so that a
+// benchmark does not measure the client, and a short or broken response is still an error.
 package wire
 
 import (
@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// List is what was in the body of a LIST, or in initial events.
+// List contains counts of the body of a LIST, or of initial events.
 type List struct {
 	Objects  int
 	Bytes    int64
@@ -39,7 +39,7 @@ func ReadJSONList(r io.Reader) (List, error) {
 		list.Bytes += int64(n)
 		seen := (*buffer)[:keep+n]
 		list.Objects += bytes.Count(seen, uidMarker)
-		// What is kept is shorter than the marker, so no marker is counted twice.
+		// The kept bytes are shorter than the marker, so no marker is counted twice.
 		tail := seen[max(0, len(seen)-len(uidMarker)+1):]
 		switch {
 		case err == io.EOF && !endsList(tail):
@@ -53,7 +53,7 @@ func ReadJSONList(r io.Reader) (List, error) {
 	}
 }
 
-// endsList says whether JSON that ends so can be a whole list: its items come last.
+// endsList reports whether JSON with this end can be a whole list: its items come last.
 func endsList(tail []byte) bool {
 	tail = bytes.TrimSuffix(tail, []byte("\n"))
 	return bytes.HasSuffix(tail, []byte("]}")) || bytes.HasSuffix(tail, []byte("null}"))
@@ -157,7 +157,7 @@ func (p *protobufReader) skip(n uint64) error {
 	return noEOF(err)
 }
 
-// noEOF is for places where the body must go on.
+// noEOF is for places where the body must continue.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
