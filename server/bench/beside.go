@@ -61,7 +61,7 @@ func eventWrites(s *Sample) (*writes, error) {
 	})
 }
 
-// run writes at a rate: all of them in turn, again and again.
+// run writes at a rate: all of them in turn, repeatedly.
 func (w *writes) run(ctx context.Context, rate int, duration time.Duration) error {
 	return perSecond(rate, duration, writesAtOnce).run(ctx, w.put)
 }

@@ -155,7 +155,7 @@ func selectProfiled(list string, engines []target.EngineSpec) ([]string, error) 
 	return labels, nil
 }
 
-// profiled says whether profiles of an engine are wanted.
+// profiled reports whether profiles of an engine are requested.
 func (c *Config) profiled(spec target.EngineSpec) bool {
 	return slices.Contains(c.Profiled, spec.Label)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// coresOf does something and returns how many cores each process used meanwhile.
+// coresOf calls do and returns the number of cores that each process used meanwhile.
 func coresOf(do func() error, children ...*process.Child) ([]float64, error) {
 	before, err := cpuOf(children)
 	if err != nil {
@@ -21,7 +21,7 @@ func coresOf(do func() error, children ...*process.Child) ([]float64, error) {
 	return coresSince(before, began, children)
 }
 
-// coresEach calls note with how many cores each process used in an interval, one after the other until ctx is done.
+// coresEach calls note with the number of cores that each process used in an interval, for consecutive intervals until ctx is done.
 func coresEach(ctx context.Context, interval time.Duration, note func(cores []float64), children ...*process.Child) error {
 	for {
 		before, err := cpuOf(children)

@@ -66,7 +66,7 @@ const (
 	etcdCoresP50, etcdCoresP90, etcdCoresP99       = "etcd cores p50", "etcd cores p90", "etcd cores p99"
 )
 
-// kepLoad begins Sizes.Lists LISTs, one every Sizes.ListInterval, and notes the cores that the server and etcd use in each interval.
+// kepLoad begins Sizes.Lists LISTs, one every Sizes.ListInterval, and records the cores that the server and etcd use in each interval.
 type kepLoad struct {
 	list  string // path; "" means that there are no LISTs
 	large bool   // the large objects exist meanwhile

@@ -481,7 +481,7 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// pages reads one page after the other, the first with a further query, and calls each, if not nil, with how long each took.
+// pages reads one page after the other, the first with a further query, and calls each, if not nil, with the time of each page.
 func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, query string, each func(time.Duration)) (objects int, err error) {
 	limited := fmt.Sprintf("%s?limit=%d", l.path, s.Sizes.Page)
 	for path := limited + query; path != ""; {

@@ -14,7 +14,7 @@ type pace struct {
 	atOnce   int           // bound of the operations in flight; an operation that is due while so many run is skipped
 }
 
-// perSecond is a pace of so many operations a second.
+// perSecond is a pace of n operations a second.
 func perSecond(n int, duration time.Duration, atOnce int) pace {
 	return pace{interval: time.Second / time.Duration(n), duration: duration, atOnce: atOnce}
 }

@@ -41,7 +41,7 @@ func TestUnitsAreReadable(t *testing.T) {
 	}
 }
 
-// listRun is a run of one LIST that took so long.
+// listRun is a run of one LIST with the given latency.
 func listRun(took time.Duration) Observation {
 	return Observation{
 		Latencies:    []time.Duration{took},

@@ -163,7 +163,7 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// write puts an object every writeInterval until ctx is done and returns how long the slowest put took.
+// write puts an object every writeInterval until ctx is done and returns the time of the slowest put.
 func (l restoreLoad) write(ctx context.Context, s *Sample) (longest time.Duration, err error) {
 	elsewhere, err := configMapWrites(s)
 	if err != nil {

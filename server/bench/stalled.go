@@ -146,7 +146,7 @@ func (s *Sample) stall(ctx context.Context, n int, meanwhile func() error) error
 	return meanwhile()
 }
 
-// watcherBeside watches all ConfigMaps while few of them change, and returns how long each event took.
+// watcherBeside watches all ConfigMaps while few of them change, and returns the latency of each event.
 func (s *Sample) watcherBeside(ctx context.Context) ([]time.Duration, error) {
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {

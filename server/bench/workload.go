@@ -183,7 +183,7 @@ type Sizes struct {
 	Beside        time.Duration // duration of the writes beside the measured requests, per sample or phase
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 	Churn         time.Duration // how long history grows
-	PastInterval  time.Duration // between two reads of the past meanwhile
+	PastInterval  time.Duration // between two reads at old revisions meanwhile
 	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 

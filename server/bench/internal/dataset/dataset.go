@@ -18,7 +18,7 @@ import (
 // contentVersion changes when the objects of the same Spec do, so that a cached etcd directory is not taken for the new content.
 const contentVersion = 1
 
-// Spec says how many objects there are. Equal specs have equal objects.
+// Spec contains the numbers of objects. Equal specs have equal objects.
 type Spec struct {
 	ConfigMaps int // all in Namespace
 	Pods       int
@@ -72,7 +72,7 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 	}
 }
 
-// putsInFlight is how many puts Fill keeps under way: enough that etcd commits many of them together (a guess).
+// putsInFlight is the number of puts that Fill keeps in flight: enough that etcd commits many of them together (a guess).
 const putsInFlight = 128
 
 // Fill puts every object of the spec into etcd, one revision each, and compacts the history that this made. It calls progress, if not
@@ -139,7 +139,7 @@ func Compact(ctx context.Context, client *clientv3.Client, revision int64) error
 	return nil
 }
 
-// Count returns how many keys of a resource (for example "configmaps") etcd holds.
+// Count returns the number of keys of a resource (for example "configmaps") in etcd.
 func Count(ctx context.Context, client *clientv3.Client, resource string) (int, error) {
 	response, err := client.Get(ctx, "/registry/"+resource+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {

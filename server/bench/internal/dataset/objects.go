@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// Namespace holds all ConfigMaps.
+	// Namespace is the namespace of all ConfigMaps except the large ones.
 	Namespace = "bench"
 
-	// LargeNamespace holds the large ConfigMaps.
+	// LargeNamespace is the namespace of the large ConfigMaps.
 	LargeNamespace = "large"
 
 	// payloadBytes is the size of the random text in each object but the large ones.
 	payloadBytes = 1024
 
-	// SentKey is the key in a ConfigMap's data under which StampedConfigMap notes when it was made.
+	// SentKey is the key in a ConfigMap's data under which StampedConfigMap stores its creation time.
 	SentKey = "sent"
 )
 
@@ -34,7 +34,7 @@ var created = metav1.NewTime(time.Date(2026, time.January, 1, 0, 0, 0, 0, time.U
 // ConfigMapName is the name of the ConfigMap with this index.
 func ConfigMapName(index int) string { return fmt.Sprintf("cm-%06d", index) }
 
-// ConfigMapKey is where etcd holds the ConfigMap with this name.
+// ConfigMapKey is the key in etcd of the ConfigMap with this name.
 func ConfigMapKey(name string) string { return "/registry/configmaps/" + Namespace + "/" + name }
 
 // ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no escapes) with the label
@@ -66,7 +66,7 @@ func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 	return cm
 }
 
-// LargeConfigMap returns a ConfigMap with so many random bytes, in LargeNamespace.
+// LargeConfigMap returns a ConfigMap with payloadBytes random bytes, in LargeNamespace.
 func LargeConfigMap(index, payloadBytes int) *corev1.ConfigMap {
 	name := fmt.Sprintf("large-%06d", index)
 	cm := NamedConfigMap(name, index, 0)
@@ -75,7 +75,7 @@ func LargeConfigMap(index, payloadBytes int) *corev1.ConfigMap {
 	return cm
 }
 
-// LargeConfigMapKey is where etcd holds a large ConfigMap; with name "" it is the prefix of all of them.
+// LargeConfigMapKey is the key in etcd of a large ConfigMap; with name "" it is the prefix of all of them.
 func LargeConfigMapKey(name string) string {
 	return "/registry/configmaps/" + LargeNamespace + "/" + name
 }
@@ -83,7 +83,7 @@ func LargeConfigMapKey(name string) string {
 // PodName is the name of the pod with this index.
 func PodName(index int) string { return fmt.Sprintf("pod-%06d", index) }
 
-// PodNamespace is the namespace of the pod with this index when pods are spread over so many namespaces.
+// PodNamespace is the namespace of the pod with this index when pods are spread over the given number of namespaces.
 func PodNamespace(index, namespaces int) string {
 	if namespaces <= 1 {
 		return Namespace
@@ -91,10 +91,10 @@ func PodNamespace(index, namespaces int) string {
 	return fmt.Sprintf("%s-%03d", Namespace, index%namespaces)
 }
 
-// NodeName is the name of the node that runs the pod with this index when there are so many nodes.
+// NodeName is the name of the node that runs the pod with this index, among the given number of nodes.
 func NodeName(index, nodes int) string { return fmt.Sprintf("node-%05d", index%nodes) }
 
-// PodKey is where etcd holds a pod.
+// PodKey is the key in etcd of a pod.
 func PodKey(namespace, name string) string { return "/registry/pods/" + namespace + "/" + name }
 
 // Pod returns a running pod of one container, with an annotation of 1,024 random bytes.
@@ -132,7 +132,7 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 	}
 }
 
-// PodTemplateKey is where etcd holds the PodTemplate with this name.
+// PodTemplateKey is the key in etcd of the PodTemplate with this name.
 func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
 
 // PodTemplate returns a template for the pod with this index, in Namespace: a small object, without random text.
@@ -153,7 +153,7 @@ func PodTemplate(index int) *corev1.PodTemplate {
 	}
 }
 
-// EventKey is where etcd holds the Event with this name.
+// EventKey is the key in etcd of the Event with this name.
 func EventKey(name string) string { return "/registry/events/" + Namespace + "/" + name }
 
 // Event returns a kubelet's Event about the pod with this index.

@@ -28,7 +28,7 @@ type EngineSpec struct {
 	Grace time.Duration
 }
 
-// Startup is how long an engine took to start, from before its process was made.
+// Startup contains the durations of an engine's start, from before its process was made.
 type Startup struct {
 	Ready    time.Duration // until /readyz said so
 	FirstGet time.Duration // until the first object was read

@@ -16,7 +16,7 @@ import (
 // readWaitMetric is the histogram of waits of reads until memory was fresh enough, by resource.
 const readWaitMetric = "apiserver_watch_cache_read_wait_seconds"
 
-// Waits is a histogram of durations: how many there were of at most so many seconds. The last bound is infinite.
+// Waits is a histogram of durations: the number of waits of at most each bound, in seconds. The last bound is infinite.
 type Waits struct {
 	bounds     []float64 // ascending
 	cumulative []uint64

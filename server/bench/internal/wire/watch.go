@@ -25,7 +25,7 @@ var (
 )
 
 // ReadJSONEvents reads a watch in JSON, a line per event, and calls each for every event until the stream ends or each fails. stampKey is the
-// key in a ConfigMap's data that holds the time at which it was written, in nanoseconds since 1970.
+// key in a ConfigMap's data that contains the time at which it was written, in nanoseconds since 1970.
 //
 // It returns nil only if the server ended the stream in order and between two frames. An ERROR event is an error that quotes it.
 func ReadJSONEvents(r io.Reader, stampKey string, each func(Event) error) error {

@@ -102,7 +102,7 @@ type protobufReader struct {
 	offset int64 // bytes read
 }
 
-// fields calls each for every length-delimited field of a message of so many bytes, -1 for "to the end of the body"; each must read the
+// fields calls each for every length-delimited field of a message of length bytes, -1 for "to the end of the body"; each must read the
 // field.
 func (p *protobufReader) fields(length int64, each func(tag, length uint64) error) error {
 	end := p.offset + length
