@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -29,27 +28,8 @@ const watchListQuery = "sendInitialEvents=true&allowWatchBookmarks=true&resource
 // openRaw starts a watch in ns and does not decompress its body.
 func (w *watched) openRaw(t testing.TB, engine, query, accept, encoding string) *http.Response {
 	t.Helper()
-	gvr := w.resource.GVR
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		fmt.Sprintf("%s/apis/%s/%s/namespaces/ns/%s?watch=1&%s", w.server.URL, gvr.Group, gvr.Version, gvr.Resource, query), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Accept", accept)
-	req.Header.Set("Engine", engine)
-	if encoding != "" {
-		req.Header.Set("Accept-Encoding", encoding)
-	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableCompression: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { resp.Body.Close() })
-	return resp
+	return w.send(t, transport, engine, query, accept, encoding)
 }
 
 // members reads gzip members one by one.

@@ -286,6 +286,13 @@ func (r registryWatch) Watch(ctx context.Context, opts *metainternalversion.List
 // open starts a watch in ns.
 func (w *watched) open(t testing.TB, engine, query, accept string, http2 bool) *http.Response {
 	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: http2}
+	return w.send(t, transport, engine, query, accept, "")
+}
+
+// send starts a watch in ns over a transport of its own, with an Accept-Encoding unless that is empty.
+func (w *watched) send(t testing.TB, transport *http.Transport, engine, query, accept, encoding string) *http.Response {
+	t.Helper()
 	gvr := w.resource.GVR
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -296,7 +303,9 @@ func (w *watched) open(t testing.TB, engine, query, accept string, http2 bool) *
 	}
 	req.Header.Set("Accept", accept)
 	req.Header.Set("Engine", engine)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: http2}
+	if encoding != "" {
+		req.Header.Set("Accept-Encoding", encoding)
+	}
 	t.Cleanup(transport.CloseIdleConnections)
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
