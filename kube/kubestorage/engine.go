@@ -73,6 +73,8 @@ func (e *Engine) Close() {
 	for _, c := range clusters {
 		c.close()
 	}
+	e.opening.Lock() // until a cluster that was being opened has closed itself
+	defer e.opening.Unlock()
 }
 
 // WaitLoaded returns when all storages made so far are loaded, history included. Errors: ctx's error when it ends, errLoadStalled

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -335,4 +336,42 @@ func (h hanging) TransformFromStorage(ctx context.Context, data []byte, _ value.
 
 func (h hanging) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
 	return data, nil
+}
+
+// TestEngineOpensAClusterThatHangs_OthersAreServed: a dial does not delay the engine's other methods, and Close waits for it.
+func TestEngineOpensAClusterThatHangs_OthersAreServed(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close() // accepts connections and does not answer
+	engine := New(Options{})
+	opened := make(chan error, 1)
+	go func() {
+		_, err := engine.cluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
+			Prefix: "/registry", Transport: storagebackend.TransportConfig{ServerList: []string{"http://" + silent.Addr().String()}},
+		}})
+		opened <- err
+	}()
+	for engine.opening.TryLock() {
+		engine.opening.Unlock()
+		select {
+		case err := <-opened:
+			t.Fatalf("opening ended: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	engine.HoldsBuiltIn("pods")
+	engine.Checkers()
+	if err := engine.Drain(contextFor(t), 0); err != nil {
+		t.Error(err)
+	}
+	if engine.opening.TryLock() {
+		t.Fatal("the dial had ended before the other methods returned")
+	}
+	engine.Close()
+	if err := <-opened; err == nil {
+		t.Error("a closed engine opened a cluster")
+	}
 }
