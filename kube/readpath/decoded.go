@@ -10,6 +10,8 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/routine"
 
+	"github.com/stratakube/strata/kube/internal/handlerchain"
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
 )
@@ -32,7 +34,7 @@ func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
-		return build((&Server{lists: lists, levels: watchLevels(c), conns: trackServed(c)}).boundDecoded(apiHandler), c)
+		return build((&Server{lists: lists, levels: handlerchain.WatchLevels(c), conns: slowclient.TrackServed(c)}).boundDecoded(apiHandler), c)
 	}
 }
 
@@ -50,18 +52,18 @@ func (s *Server) boundDecoded(next http.Handler) http.Handler {
 			s.passWatch(next, w, req)
 			return
 		}
-		level := s.levels.of(w, req)
+		level := s.levels.Of(w, req)
 		ctx, list := s.lists.Begin(req.Context(), level, formOf(req))
-		conn, cut := s.pacing.begin(req), &cutoff{w: w, req: req, conns: s.conns}
-		paced := &pacedWriter{ResponseWriter: w, counts: true, yield: func(write func()) { list.Yield(ctx, write) }, pace: newPace(conn, paceBytesPerSecond, func() {
+		conn, cut := s.pacing.Begin(req), slowclient.NewCutoff(w, req, s.conns)
+		paced := &slowclient.Writer{ResponseWriter: w, Counts: true, Yield: func(write func()) { list.Yield(ctx, write) }, Pace: slowclient.NewPace(conn, slowclient.MinBytesPerSecond, func() {
 			// After the request's timeout the response may have ended.
-			if list.Held() > 0 && req.Context().Err() == nil && cut.cut() {
+			if list.Held() > 0 && req.Context().Err() == nil && cut.Cut() {
 				s.lists.Slow(level)
 			}
 		})}
 		defer list.End()
-		defer conn.end()
-		defer cut.finish()
+		defer conn.End()
+		defer cut.Finish()
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(paced), req.WithContext(ctx))
 	})
 }
@@ -70,8 +72,8 @@ func (s *Server) boundDecoded(next http.Handler) http.Handler {
 // within stallTimeout, does not read the final status of the watch either.
 func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.Request) {
 	slow, isSlow := context.WithCancel(context.Background())
-	cut := &cutoff{w: w, req: req, conns: s.conns}
-	stop := cut.after(slow, stallTimeout)
+	cut := slowclient.NewCutoff(w, req, s.conns)
+	stop := cut.After(slow, stallTimeout)
 	finish := func() {
 		stop()
 		isSlow() // releases the context

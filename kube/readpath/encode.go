@@ -3,7 +3,6 @@ package readpath
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -18,7 +17,6 @@ import (
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
-	"github.com/stratakube/strata/mirror"
 )
 
 // media is an encoding that the byte path writes.
@@ -58,9 +56,6 @@ type encoding struct {
 	lastBookmark atomic.Pointer[encodedBookmark] // of any watch; nil at first
 }
 
-// protobufPreamble begins every protobuf message that Kubernetes sends.
-var protobufPreamble = []byte("k8s\x00")
-
 // encodings caches the encodings of a resource by format. An encoding is created on first use, and
 // again after the decryption keys of the resource have changed.
 type encodings struct {
@@ -99,7 +94,7 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	}
 	var splice encoded.Splicer
 	if f.media == mediaProtobuf && f.target.Empty() {
-		splice = spliceItem
+		splice = encoded.SpliceItem
 	}
 	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, e.appendItem, splice)
 	return e, nil
@@ -130,7 +125,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 		return dst, err
 	}
 	if e.media == mediaProtobuf {
-		raw, _, _, err := openUnknown(buf.Bytes())
+		raw, _, _, err := encoded.OpenUnknown(buf.Bytes())
 		if err != nil {
 			return dst, err
 		}
@@ -152,9 +147,6 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	return append(append(dst, data...), ','), nil
 }
 
-// unknownRaw is the tag of runtime.Unknown.Raw.
-const unknownRaw = 2<<3 | 2
-
 // itemsFirst reports whether the items of a list are its first field, before its metadata. That is
 // so only for v1beta1 metadata in protobuf; in all other lists of Kubernetes the items follow the metadata.
 func (e *encoding) itemsFirst() bool {
@@ -166,87 +158,15 @@ func (e *encoding) itemsTag() byte {
 	if e.itemsFirst() {
 		return 1<<3 | 2
 	}
-	return itemsTag
+	return encoded.ItemsTag
 }
 
-// itemsTag is the items tag of all lists but one; see itemsFirst.
-const itemsTag = 2<<3 | 2
-
-// openUnknown splits an encoded runtime.Unknown into the bytes of its Raw field, the bytes before
-// that field's tag, and the bytes after the field.
-func openUnknown(data []byte) (raw, before, after []byte, err error) {
-	rest, ok := bytes.CutPrefix(data, protobufPreamble)
-	for ok && len(rest) > 0 {
-		tag, n := binary.Uvarint(rest)
-		if n <= 0 || tag&7 != 2 { // all its fields are delimited by a length
-			break
-		}
-		length, m := binary.Uvarint(rest[n:])
-		if m <= 0 || uint64(len(rest)-n-m) < length {
-			break
-		}
-		field := rest[n+m:][:length]
-		if tag == unknownRaw {
-			return field, data[:len(data)-len(rest)], rest[n+m+len(field):], nil
-		}
-		rest = rest[n+m+len(field):]
+// framer returns the encoder of a watch's frames.
+func (e *encoding) framer() encoded.FrameEncoder {
+	if e.media == mediaProtobuf {
+		return encoded.ProtobufFrames(e.unknown())
 	}
-	return nil, nil, nil, errors.New("not a protobuf message of Kubernetes") // data omitted: may be a Secret
-}
-
-// Tags of the fields that contain the resource version, in the messages of all kinds.
-const (
-	objectMetadata  = 1<<3 | 2
-	resourceVersion = 6<<3 | 2
-)
-
-// spliceItem is the Splicer of whole objects in protobuf. Stored and sent objects differ only in
-// the resource version, which is stored empty.
-func spliceItem(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
-	raw, _, _, err := openUnknown(stored)
-	if err != nil || len(raw) < 2 || raw[0] != objectMetadata {
-		return dst, false
-	}
-	length, n := binary.Uvarint(raw[1:])
-	if n <= 0 || uint64(len(raw)-1-n) < length {
-		return dst, false
-	}
-	meta, rest := raw[1+n:][:length], raw[1+n+int(length):]
-	at, ok := emptyField(meta, resourceVersion)
-	if !ok {
-		return dst, false
-	}
-	var digits [20]byte
-	version := strconv.AppendInt(digits[:0], rev, 10)
-	length += uint64(len(version))
-	dst = append(dst, itemsTag)
-	dst = binary.AppendUvarint(dst, 1+uint64(uvarintLen(length))+length+uint64(len(rest)))
-	dst = append(dst, objectMetadata)
-	dst = binary.AppendUvarint(dst, length)
-	dst = append(dst, meta[:at]...)
-	dst = append(dst, resourceVersion, byte(len(version)))
-	dst = append(dst, version...)
-	dst = append(dst, meta[at+2:]...)
-	return append(dst, rest...), true
-}
-
-// emptyField returns the offset of the field with the tag in message, if that field is empty and
-// all fields before it are length-delimited.
-func emptyField(message []byte, tag byte) (at int, ok bool) {
-	for at+1 < len(message) {
-		if message[at] == tag {
-			return at, message[at+1] == 0
-		}
-		if message[at]&7 != 2 || message[at] >= 0x80 {
-			return 0, false
-		}
-		length, n := binary.Uvarint(message[at+1:])
-		if n <= 0 || uint64(len(message)-at-1-n) < length {
-			return 0, false
-		}
-		at += 1 + n + int(length)
-	}
-	return 0, false
+	return encoded.JSONFrames(e.head)
 }
 
 // object returns the response body of a GET, built from the object's item, in pieces.
@@ -255,7 +175,7 @@ func (e *encoding) object(item []byte) [][]byte {
 		_, n := binary.Uvarint(item[1:])
 		raw := item[1+n:]
 		before, after := e.unknown()
-		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))), raw, after}
+		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), encoded.UnknownRaw), uint64(len(raw))), raw, after}
 	}
 	body := item[:len(item)-1] // without the comma
 	if len(e.head) == 0 {
@@ -272,28 +192,7 @@ func (e *encoding) unknown() (before, after []byte) {
 	if !e.target.Empty() {
 		gvk = e.target.WithKind("PartialObjectMetadata")
 	}
-	return unknownEnvelope(gvk)
-}
-
-// envelopes caches the bytes around the raw bytes of a kind's protobuf messages.
-var envelopes sync.Map // of [2][]byte, by kind
-
-func unknownEnvelope(gvk schema.GroupVersionKind) (before, after []byte) {
-	if e, ok := envelopes.Load(gvk); ok {
-		return e.([2][]byte)[0], e.([2][]byte)[1]
-	}
-	u := runtime.Unknown{Raw: []byte("x")}
-	u.APIVersion, u.Kind = gvk.ToAPIVersionAndKind()
-	data, err := u.Marshal()
-	if err != nil {
-		panic(err) // cannot happen: no field of u can fail to marshal
-	}
-	_, before, after, err = openUnknown(append(bytes.Clone(protobufPreamble), data...))
-	if err != nil {
-		panic(err)
-	}
-	envelopes.Store(gvk, [2][]byte{before, after})
-	return before, after
+	return encoded.Envelope(gvk)
 }
 
 // listMeta is the metadata of a list.
@@ -356,11 +255,11 @@ func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail
 		return data, nil, nil
 	}
 	if e.media == mediaProtobuf {
-		raw, before, after, err := openUnknown(data)
+		raw, before, after, err := encoded.OpenUnknown(data)
 		if err != nil {
 			return nil, nil, err
 		}
-		head = binary.AppendUvarint(append(bytes.Clone(before), unknownRaw), uint64(len(raw))+uint64(itemsBytes))
+		head = binary.AppendUvarint(append(bytes.Clone(before), encoded.UnknownRaw), uint64(len(raw))+uint64(itemsBytes))
 		if e.itemsFirst() {
 			return head, append(bytes.Clone(raw), after...), nil
 		}

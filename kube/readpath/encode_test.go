@@ -3,6 +3,8 @@ package readpath
 import (
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/kube/internal/encoded"
 )
 
 // TestErrorsOfEncodingsQuoteNothing: errors do not quote invalid data, which may be a Secret, because errors reach
@@ -10,7 +12,7 @@ import (
 func TestErrorsOfEncodingsQuoteNothing(t *testing.T) {
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {
-		if _, _, _, err := openUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {
+		if _, _, _, err := encoded.OpenUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {
 			t.Errorf("%q: %v", data, err)
 		}
 	}

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
 
+	"github.com/stratakube/strata/kube/internal/handlerchain"
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
 )
@@ -67,9 +69,9 @@ type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
 	lists             *listadmission.Admission
-	levels            *levels          // see Mount; nil without it, and without priority and fairness
-	conns             *trackedListener // see Mount; nil without it
-	pacing            pacing
+	levels            *handlerchain.Levels // see Mount; nil without it, and without priority and fairness
+	conns             *slowclient.Listener // see Mount; nil without it
+	pacing            slowclient.Connections
 }
 
 // New returns a Server with the configuration c, and registers the package's metrics.

@@ -17,6 +17,8 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
+
+	"github.com/stratakube/strata/kube/internal/encoded"
 )
 
 // itemTargets are the tested targets: whole objects, or their metadata.
@@ -123,13 +125,13 @@ func FuzzItems(f *testing.F) {
 		}
 		// For all input, splicing terminates, does not modify the prefix of its destination, and is deterministic.
 		before := []byte("before")
-		spliced, ok := spliceItem(before, stored, rev)
-		again, okAgain := spliceItem(slices.Clone(before), stored, rev)
+		spliced, ok := encoded.SpliceItem(before, stored, rev)
+		again, okAgain := encoded.SpliceItem(slices.Clone(before), stored, rev)
 		if ok != okAgain || !bytes.Equal(spliced, again) || !bytes.HasPrefix(spliced, before) || !ok && len(spliced) != len(before) {
 			t.Fatalf("spliced %v %q, then %v %q", ok, spliced, okAgain, again)
 		}
-		if ok && protobufItemLen(spliced[len(before):]) != len(spliced)-len(before) {
-			t.Fatalf("an item of %d bytes says that it has %d", len(spliced)-len(before), protobufItemLen(spliced[len(before):]))
+		if ok && encoded.ItemLen(spliced[len(before):]) != len(spliced)-len(before) {
+			t.Fatalf("an item of %d bytes says that it has %d", len(spliced)-len(before), encoded.ItemLen(spliced[len(before):]))
 		}
 		if w.decode(stored, rev) == nil {
 			return
@@ -159,7 +161,7 @@ func FuzzItems(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if spliced, ok := spliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
+		if spliced, ok := encoded.SpliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
 			t.Fatalf("spliced %v %q, encoded %q", ok, spliced, item)
 		}
 	})
@@ -197,9 +199,9 @@ func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
 	}
 	// Watch events.
 	frames := enc.framer()
-	got, body, _ := frames.begin(nil, watch.Modified, item)
-	got = frames.end(append(got, body...))
-	if want, _ := frames.whole(nil, watch.Modified, want); !bytes.Equal(got, want) {
+	got, body, _ := frames.Begin(nil, watch.Modified, item)
+	got = frames.End(append(got, body...))
+	if want, _ := frames.Whole(nil, watch.Modified, want); !bytes.Equal(got, want) {
 		return fmt.Errorf("an event is\n%q, want\n%q", got, want)
 	}
 	if form.media == mediaJSON {

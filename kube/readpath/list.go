@@ -75,7 +75,7 @@ type page struct {
 // an encoding failure is still reported to the client. The caller closes the page's reading and
 // leaves its share.
 func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
-	p = &page{level: r.server.levels.of(r.w, r.req)}
+	p = &page{level: r.server.levels.Of(r.w, r.req)}
 	admitted := false
 	defer func() {
 		if !admitted { // an error, or a panic in a decoder or a conversion

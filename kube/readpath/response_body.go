@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
@@ -56,29 +57,29 @@ type body struct {
 	size int64 // bytes still to be written, before compression
 
 	// Set for an admitted list, whose client must read it in time.
-	paced  *pace
+	paced  *slowclient.Pace
 	share  *listadmission.Share
-	cutoff *cutoff
+	cutoff *slowclient.Cutoff
 }
 
 // pace makes the body of a list release its admitted bytes as they are written. It ends the response
-// if the client is slower, for too long, than the larger of paceBytesPerSecond and half of the rate
+// if the client is slower, for too long, than the larger of slowclient.MinBytesPerSecond and half of the rate
 // that would finish the list within the request timeout. The caller calls finish when the list is written.
 func (b *body) pace(r *read, p *page) (finish func()) {
-	rate := float64(paceBytesPerSecond)
+	rate := float64(slowclient.MinBytesPerSecond)
 	if deadline, ok := r.req.Context().Deadline(); ok {
 		rate = max(rate, float64(b.size)/2/max(time.Until(deadline).Seconds(), 1))
 	}
-	b.share, b.cutoff = p.share, &cutoff{w: r.w, req: r.req, conns: r.server.conns}
-	conn := r.server.pacing.begin(r.req)
-	b.paced = newPace(conn, rate, func() {
-		if b.cutoff.cut() {
+	b.share, b.cutoff = p.share, slowclient.NewCutoff(r.w, r.req, r.server.conns)
+	conn := r.server.pacing.Begin(r.req)
+	b.paced = slowclient.NewPace(conn, rate, func() {
+		if b.cutoff.Cut() {
 			r.server.lists.Slow(p.level)
 		}
 	})
 	return func() {
-		b.cutoff.finish()
-		conn.end()
+		b.cutoff.Finish()
+		conn.End()
 	}
 }
 
@@ -88,8 +89,8 @@ func (b *body) out(p []byte) error {
 		_, err := b.w.Write(p)
 		return err
 	}
-	_, err := b.paced.write(func() (int, error) { return b.w.Write(p) })
-	if err != nil && b.cutoff.wasCut() {
+	_, err := b.paced.Write(func() (int, error) { return b.w.Write(p) })
+	if err != nil && b.cutoff.WasCut() {
 		panic(http.ErrAbortHandler)
 	}
 	b.share.Shrink(b.size)
@@ -100,7 +101,7 @@ func (b *body) out(p []byte) error {
 func (b *body) wrote(n int64) {
 	b.size -= n
 	if b.paced != nil {
-		b.paced.progress(n)
+		b.paced.Progress(n)
 	}
 }
 

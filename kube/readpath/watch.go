@@ -25,6 +25,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
@@ -65,7 +66,7 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 		return err
 	}
 	s.stream = stream
-	s.cutoff.w, s.cutoff.req = r.w, r.req
+	s.cutoff = slowclient.NewCutoff(r.w, r.req, nil)
 	if signals := request.ServerShutdownSignalFrom(ctx); signals != nil {
 		s.shutdown = signals.ShuttingDown()
 	}
@@ -73,21 +74,21 @@ func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o s
 	// Metrics look up the trace span for each event; in the context of a request that lookup is deep.
 	span := tracing.ContextWithSpan(context.Background(), tracing.SpanFromContext(ctx))
 	s.out = watchWriter{
-		delivered: stream.Delivered,
-		framer:    r.enc.framer(),
-		w:         r.w,
-		flusher:   flusher,
-		gzip:      watchList && negotiateWatchGzip(r.req),
-		count:     endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
-		sizes:     endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		delivered:    stream.Delivered,
+		FrameEncoder: r.enc.framer(),
+		w:            r.w,
+		flusher:      flusher,
+		gzip:         watchList && negotiateWatchGzip(r.req),
+		count:        endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
+		sizes:        endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
 	end := func() {}
 	if stream.Listing() {
-		conn := r.server.pacing.begin(r.req)
-		end = conn.end
+		conn := r.server.pacing.Begin(r.req)
+		end = conn.End
 		s.out.pace(conn, func() {
 			s.slow.Store(true)
-			s.cutoff.closing(r.server.conns)
+			s.cutoff.CloseOn(r.server.conns)
 			stream.EndSlow()
 		})
 	}
@@ -122,7 +123,7 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 type watchServer struct {
 	read     *read
 	stream   *kubestorage.Stream
-	cutoff   cutoff
+	cutoff   *slowclient.Cutoff
 	slow     atomic.Bool     // the client does not read its initial events
 	shutdown <-chan struct{} // nil if shutdown is not signaled
 	out      watchWriter
@@ -141,7 +142,7 @@ type watchServer struct {
 // serve runs until the watch ends.
 func (s *watchServer) serve() {
 	media := string(s.read.enc.media)
-	if s.out.protobuf {
+	if s.out.Protobuf() {
 		media += ";stream=watch"
 	}
 	w := s.read.w
@@ -157,7 +158,7 @@ func (s *watchServer) serve() {
 	}
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
-	defer s.cutoff.after(s.stream.Context(), stallTimeout)()
+	defer s.cutoff.After(s.stream.Context(), stallTimeout)()
 
 	err := s.stream.Deliver(s.shutdown, s)
 	if s.slow.Load() {
@@ -185,7 +186,7 @@ func (s *watchServer) Runs(runs []mirror.Run) error {
 			}
 		}
 		var err error
-		if s.frames, err = rep.DeflatedFrames(s.stream.Context(), s.frames, s.runs, s.out.frame); err != nil {
+		if s.frames, err = rep.DeflatedFrames(s.stream.Context(), s.frames, s.runs, s.out.Frame); err != nil {
 			return kubestorage.ErrStreamEnded
 		}
 	}
@@ -228,7 +229,7 @@ func (s *watchServer) run(run mirror.Run) error {
 // start of each item is known: in protobuf, or if each item is a separate span.
 func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	rep := s.read.enc.rep
-	if _, known := rep.Size(run); known && !s.out.protobuf {
+	if _, known := rep.Size(run); known && !s.out.Protobuf() {
 		return false, nil // they are cached, in longer spans
 	}
 	defer s.spans.Reset()
@@ -236,10 +237,10 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 		return false, nil // the error of one entry, returned again by Added
 	}
 	switch {
-	case s.out.protobuf:
+	case s.out.Protobuf():
 		for _, span := range s.spans.All {
 			for len(span) > 0 {
-				end := protobufItemLen(span)
+				end := encoded.ItemLen(span)
 				if err := s.out.item(watch.Added, span[:end]); err != nil {
 					return false, err
 				}
@@ -282,7 +283,7 @@ func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
 	e, rep := watchEvent{t: t}, s.read.enc.rep
 	switch {
 	case s.out.gzip:
-		e.frame, err = rep.DeflatedEvent(ev, t, s.out.frame)
+		e.frame, err = rep.DeflatedEvent(ev, t, s.out.Frame)
 	case t == watch.Deleted:
 		e.item, err = rep.Deleted(ev)
 	default:

@@ -20,6 +20,20 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
+// discard is a ResponseWriter that implements net/http's optional interfaces and discards the response.
+type discard struct {
+	header http.Header
+	status int
+}
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(code int)        { d.status = code }
+func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discard) Flush()                      {}
+
+//nolint:staticcheck // upstream's filters still ask for it
+func (d *discard) CloseNotify() <-chan bool { return nil }
+
 // connections is the number of connections that the watches of a benchmark share.
 const connections = 8
 
@@ -47,8 +61,8 @@ func BenchmarkWatchFanout(b *testing.B) {
 						b.Fatal(err)
 					}
 					framer := enc.framer()
-					buf, body, _ := framer.begin(nil, watch.Modified, item)
-					frame = framer.end(append(buf, body...))
+					buf, body, _ := framer.Begin(nil, watch.Modified, item)
+					frame = framer.End(append(buf, body...))
 					server, write = newFloor(b, accept, frame)
 				}
 				var received atomic.Int64
@@ -163,7 +177,7 @@ func BenchmarkWatchFrames(b *testing.B) {
 				b.Fatal(err)
 			}
 			sink := &discard{header: http.Header{}}
-			out := &watchWriter{framer: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}
+			out := &watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}
 			b.SetBytes(int64(len(item)))
 			b.ReportAllocs()
 			for b.Loop() {
@@ -235,7 +249,7 @@ func BenchmarkWatchBookmark(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/shared=%t", name, shared), func(b *testing.B) {
 				sink := &discard{header: http.Header{}}
 				s := &watchServer{read: &read{enc: enc, resource: w.resource}, stream: stream,
-					out: watchWriter{framer: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
+					out: watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
 				mark := kubestorage.Bookmark{Revision: 1}
 				b.ReportAllocs()
 				for b.Loop() {

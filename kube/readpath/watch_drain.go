@@ -16,6 +16,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -56,10 +57,7 @@ func DrainOnShutdown(c *genericapiserver.Config, engine *kubestorage.Engine, pro
 	build := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		handler := d.handler(build(apiHandler, c))
-		if c.SecureServing != nil && c.SecureServing.Listener != nil {
-			d.conns = trackConnections(c.SecureServing.Listener)
-			c.SecureServing.Listener = d.conns
-		}
+		d.conns = slowclient.TrackServed(c)
 		return handler
 	}
 	c.AddPostStartHookOrDie("strata-drain-on-shutdown", func(genericapiserver.PostStartHookContext) error {
@@ -82,7 +80,7 @@ type drainer struct {
 	config             *genericapiserver.Config
 	engine             *kubestorage.Engine
 	progress, delivery time.Duration
-	conns              *trackedListener // nil if the server does not serve TLS
+	conns              *slowclient.Listener // nil if the server does not serve TLS
 
 	begun atomic.Bool
 
@@ -187,21 +185,20 @@ func (d *drainer) open() int {
 }
 
 // cutOff makes the writes of all watches fail, and closes the connections of watches that are still
-// open after stallGrace: such a connection accepts no more bytes, so not even a stream on it can be reset.
+// open after slowclient.StallGrace: such a connection accepts no more bytes, so not even a stream on it can be reset.
 func (d *drainer) cutOff() {
 	d.mu.Lock()
-	past := time.Unix(1, 0)
 	for open := range d.watches {
-		_ = http.NewResponseController(open.w).SetWriteDeadline(past) // not supported after an upgrade
+		slowclient.FailWrites(open.w) // without effect after an upgrade
 	}
 	d.mu.Unlock()
-	time.Sleep(stallGrace)
+	time.Sleep(slowclient.StallGrace)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.conns == nil {
 		return
 	}
 	for open := range d.watches {
-		d.conns.close(open.req)
+		d.conns.CloseConnection(open.req)
 	}
 }

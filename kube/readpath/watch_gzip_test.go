@@ -184,7 +184,7 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 			body = z
 		}
 		(&frameReader{r: bufio.NewReader(body)}).until(t, "initial-events-end")
-		eventually2(t, "the bookmark is counted", func() bool {
+		eventually(t, "the bookmark is counted", func() bool {
 			n, err := testutil.GetCounterMetricValue(endpointmetrics.WatchEvents.WithLabelValues(gvr.Group, gvr.Version, gvr.Resource))
 			return err == nil && n == 201
 		})
@@ -212,7 +212,7 @@ func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
 	for i := range 200 {
 		size := []int{2, 100, smallWrite, 10_000, largePiece, 3 * writeAtOnce}[rnd.IntN(6)]
 		item := append(append([]byte(`{"n":"`), bytes.Repeat([]byte{'a' + byte(i%26)}, size)...), `"},`...)
-		framed, n := w.frame(nil, watch.Added, item)
+		framed, n := w.Frame(nil, watch.Added, item)
 		var err error
 		switch rnd.IntN(3) {
 		case 0:

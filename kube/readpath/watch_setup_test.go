@@ -128,7 +128,7 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 			t.Fatal(err)
 		}
 		store := s.(*kubestorage.Store)
-		eventually2(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })
+		eventually(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })
 		return store, destroy
 	}
 	// Write before the engine starts, so that etcd has revisions that the engine does not.
@@ -148,8 +148,11 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 	return w
 }
 
-// eventually2 waits for a condition.
-func eventually2(t testing.TB, what string, reached func() bool) {
+// patience bounds the waits of tests, far above the expected durations.
+const patience = 2 * time.Minute
+
+// eventually waits for a condition.
+func eventually(t testing.TB, what string, reached func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !reached(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -26,6 +26,8 @@ import (
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/kube/internal/slowclient"
 )
 
 // TestWatchesAreAsUpstreamSendsThem compares the frames, byte by byte, and the headers.
@@ -199,7 +201,7 @@ func TestWatchesEndInTime(t *testing.T) {
 					t.Errorf("the watch ends with %s", rest)
 				}
 			}
-			eventually2(t, "the handler returns", func() bool { return w.serving.Load() == 0 })
+			eventually(t, "the handler returns", func() bool { return w.serving.Load() == 0 })
 			if took := time.Since(begin); name == "timeout" && took < time.Second {
 				t.Errorf("it timed out after %s", took)
 			}
@@ -262,7 +264,7 @@ func TestWatchMetrics(t *testing.T) {
 			w.story(t)
 			frames := f.until(t, "last")
 			gvr := w.resource.GVR
-			eventually2(t, "the last event is counted", func() bool {
+			eventually(t, "the last event is counted", func() bool {
 				n, err := testutil.GetCounterMetricValue(endpointmetrics.WatchEvents.WithLabelValues(gvr.Group, gvr.Version, gvr.Resource))
 				counts[i] = n
 				return err == nil && n == float64(len(frames))
@@ -329,8 +331,8 @@ func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
 	returned := make(chan error, 1)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		ctx, cancel := context.WithCancel(req.Context())
-		cut := &cutoff{w: rw, req: req}
-		defer cut.after(ctx, 10*time.Millisecond)()
+		cut := slowclient.NewCutoff(rw, req, nil)
+		defer cut.After(ctx, 10*time.Millisecond)()
 		rw.WriteHeader(http.StatusOK)
 		rw.(http.Flusher).Flush()
 		close(begun)
@@ -457,12 +459,12 @@ func TestFramesAreAsUpstreamFramesThem(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got, body, size := framer.begin(nil, typ, item)
-				got = framer.end(append(got, body...))
+				got, body, size := framer.Begin(nil, typ, item)
+				got = framer.End(append(got, body...))
 				if !bytes.Equal(got, want.Bytes()) || size != n {
 					t.Errorf("an item of %d bytes, %s, %s: %.200q (%d), want %.200q (%d)", len(item), typ, accept, got, size, want.Bytes(), n)
 				}
-				got, size = framer.whole(nil, typ, object.Bytes())
+				got, size = framer.Whole(nil, typ, object.Bytes())
 				if !bytes.Equal(got, want.Bytes()) || size != n {
 					t.Errorf("an object of %d bytes, %s, %s: %.200q (%d), want %.200q (%d)", object.Len(), typ, accept, got, size, want.Bytes(), n)
 				}
@@ -525,5 +527,5 @@ func TestDeliveryIsMeasured(t *testing.T) {
 	}
 	w.put(t, w.object("later", nil))
 	f.until(t, `"later"`)
-	eventually2(t, "the write is measured", func() bool { return count() == before+1 })
+	eventually(t, "the write is measured", func() bool { return count() == before+1 })
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
@@ -34,7 +35,7 @@ var smallBuffers = sync.Pool{New: func() any {
 //
 // A compressed body has one gzip member per flush; the buffers of a member are released at its end.
 type watchWriter struct {
-	framer
+	encoded.FrameEncoder
 	w       http.ResponseWriter
 	flusher http.Flusher
 	buf     *[]byte // of smallBuffers or writeBuffers; nil if no bytes are buffered
@@ -48,7 +49,7 @@ type watchWriter struct {
 	ready     int64                      // when it was added
 	delivered func(arrived, ready int64) // called with both after the write
 
-	paced *pace // of the initial events; nil for later ones
+	paced *slowclient.Pace // of the initial events; nil for later ones
 
 	count  metrics.CounterMetric  // of events
 	sizes  metrics.ObserverMetric // in bytes
@@ -56,15 +57,15 @@ type watchWriter struct {
 }
 
 // pace measures all writes from now on, and calls slow when the client reads them too slowly.
-func (w *watchWriter) pace(conn *pacedConn, slow func()) {
-	w.paced = newPace(conn, paceBytesPerSecond, slow)
-	paced := &pacedWriter{ResponseWriter: w.w, pace: w.paced}
+func (w *watchWriter) pace(conn *slowclient.Conn, slow func()) {
+	w.paced = slowclient.NewPace(conn, slowclient.MinBytesPerSecond, slow)
+	paced := &slowclient.Writer{ResponseWriter: w.w, Pace: w.paced}
 	w.w, w.flusher = paced, paced
 }
 
 // unpace undoes pace.
 func (w *watchWriter) unpace() {
-	if paced, ok := w.w.(*pacedWriter); ok {
+	if paced, ok := w.w.(*slowclient.Writer); ok {
 		w.paced, w.w, w.flusher = nil, paced.ResponseWriter, paced.ResponseWriter.(http.Flusher)
 		w.out.w = w.w // for a gzip member that continues
 	}
@@ -83,7 +84,7 @@ func (w *watchWriter) item(t watch.EventType, item []byte) error {
 	if err := w.room(need); err != nil {
 		return err
 	}
-	buf, body, size := w.begin(*w.buf, t, item)
+	buf, body, size := w.Begin(*w.buf, t, item)
 	*w.buf = buf
 	if large {
 		// Written without a copy: the bytes are shared by all watches.
@@ -96,7 +97,7 @@ func (w *watchWriter) item(t watch.EventType, item []byte) error {
 	} else {
 		*w.buf = append(*w.buf, body...)
 	}
-	*w.buf = w.end(*w.buf)
+	*w.buf = w.End(*w.buf)
 	w.record(size)
 	return nil
 }
@@ -176,11 +177,11 @@ func (w *watchWriter) endMember() error {
 }
 
 // object adds a frame of an object that is already encoded.
-func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
-	if err := w.room(len(encoded)); err != nil {
+func (w *watchWriter) object(t watch.EventType, object []byte) error {
+	if err := w.room(len(object)); err != nil {
 		return err
 	}
-	buf, size := w.whole(*w.buf, t, encoded)
+	buf, size := w.Whole(*w.buf, t, object)
 	*w.buf = buf
 	w.record(size)
 	return nil
@@ -189,7 +190,7 @@ func (w *watchWriter) object(t watch.EventType, encoded []byte) error {
 func (w *watchWriter) record(size int) {
 	w.events++
 	if w.paced != nil {
-		w.paced.progress(int64(size))
+		w.paced.Progress(int64(size))
 	}
 	w.sizes.Observe(float64(size))
 }

@@ -23,8 +23,7 @@ var wallClock = map[string]bool{
 // allowed are the places where the time of day has no effect on answers.
 var allowed = map[string]string{
 	"kube/kubestorage/stream_bookmark.go UnixNano": "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
-	"kube/readpath/chain_cutoff.go time.Unix":      "a moment that has passed, for a deadline",
-	"kube/readpath/watch_drain.go time.Unix":       "a moment that has passed, for a deadline",
+	"kube/internal/slowclient/cutoff.go time.Unix": "a moment that has passed, for a deadline",
 }
 
 // TestNothingDependsOnTheTimeOfDay reads the source code between etcd and the clients. TestFaults covers the behaviour: a server

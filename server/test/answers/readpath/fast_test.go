@@ -6,17 +6,17 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReadsTakeTheLeanChain: the filters of plain reads are not measured individually, which distinguishes the lean chain from
+// TestReadsTakeTheFastChain: the filters of plain reads are not measured individually, which distinguishes the fast chain from
 // upstream's; those of all other requests are.
-func TestReadsTakeTheLeanChain(t *testing.T) {
+func TestReadsTakeTheFastChain(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream has one chain")
 	}
 	ctx := harness.Context(t, testTimeout)
-	newNamespace(t, ctx, "lean")
-	_, err := api.Create(ctx, "/api/v1/namespaces/lean/configmaps", object{"metadata": object{"name": "cm"}})
+	newNamespace(t, ctx, "fast")
+	_, err := api.Create(ctx, "/api/v1/namespaces/fast/configmaps", object{"metadata": object{"name": "cm"}})
 	harness.Check(t, err)
-	const path = "/api/v1/namespaces/lean/configmaps"
+	const path = "/api/v1/namespaces/fast/configmaps"
 	const requests = 200 // far more than the server's own requests in that time
 	const filters = `apiserver_request_filter_duration_seconds_count{filter="authorization"}`
 	for _, test := range []struct {

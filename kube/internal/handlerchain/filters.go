@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"net/http"
@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/server/routine"
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 	"k8s.io/component-base/tracing"
+
+	"github.com/stratakube/strata/kube/internal/slowclient"
 )
 
 // filter is one named wrapper of a handler chain.
@@ -30,14 +32,14 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 	return handler
 }
 
-// leanFilters returns the filters of a plain read, outermost first. They are upstream's own, in
+// fastFilters returns the filters of a plain read, outermost first. They are upstream's own, in
 // upstream's order; the write deadline takes the place of upstream's timeout filter. The request
 // context carries the RequestInfo and the received timestamp.
 //
 // Upstream has in addition:
 //
 //   - the timeout filter, which runs each request on a new goroutine, whose stack has to grow each time.
-//     A read that is passed on to upstream's handlers only after it took the lean chain (a revision that
+//     A read that is passed on to upstream's handlers only after it took the fast chain (a revision that
 //     only etcd has, an audit event that contains the response) is answered without that filter, within
 //     the same deadline: those handlers stop when the request's context ends, and hold its seat until
 //     they return;
@@ -45,8 +47,8 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 //     they are present here only if spans are recorded, because they create one span per filter;
 //   - tracing, for a request without a trace header while no tracer is configured;
 //   - the wrapper that times each Write, if no audit backend can record the result;
-//   - the filters for the server's startup and shutdown (newChain).
-func leanFilters(c *genericapiserver.Config, cost costFunc, conns *trackedListener) []filter {
+//   - the filters for the server's startup and shutdown (New).
+func fastFilters(c *genericapiserver.Config, cost CostFunc, conns *slowclient.Listener) []filter {
 	l := &filterList{config: c, spans: recordsSpans(c)}
 	l.addTransport(conns)
 	l.addDecisions(cost)
@@ -77,7 +79,7 @@ func (l *filterList) measured(name string, wrap func(http.Handler) http.Handler)
 
 // addTransport adds the filters that apply to every request, independent of its user: headers,
 // deadlines, logs and recovery.
-func (l *filterList) addTransport(conns *trackedListener) {
+func (l *filterList) addTransport(conns *slowclient.Listener) {
 	c := l.config
 	l.add("audit-init", genericapifilters.WithAuditInit)
 	l.add("panic-recovery", func(h http.Handler) http.Handler {
@@ -114,7 +116,7 @@ func (l *filterList) addTransport(conns *trackedListener) {
 			c.LongRunningFunc, c.Serializer, c.RequestTimeout)
 	})
 	l.add("write-deadline", func(h http.Handler) http.Handler {
-		return withWriteDeadline(h, conns)
+		return slowclient.WithWriteDeadline(h, conns)
 	})
 	l.add("warnings", genericapifilters.WithWarningRecorder)
 	if len(c.CorsAllowedOriginList) > 0 {
@@ -126,7 +128,7 @@ func (l *filterList) addTransport(conns *trackedListener) {
 
 // addDecisions adds the filters that depend on the user: authentication, audit, impersonation,
 // priority and fairness, authorization.
-func (l *filterList) addDecisions(cost costFunc) {
+func (l *filterList) addDecisions(cost CostFunc) {
 	c := l.config
 	unauthenticated := genericapifilters.WithFailedAuthenticationAudit(
 		genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)

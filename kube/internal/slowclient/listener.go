@@ -1,18 +1,20 @@
-package readpath
+package slowclient
 
 import (
 	"net"
 	"net/http"
 	"sync"
 	"time"
+
+	genericapiserver "k8s.io/apiserver/pkg/server"
 )
 
 // keepAlivePeriod is the period that upstream sets on connections of a plain TCP listener. Upstream
-// does not recognise a TCP listener inside a trackedListener, so Accept sets it.
+// does not recognise a TCP listener inside a Listener, so Accept sets it.
 const keepAlivePeriod = 3 * time.Minute
 
-// trackedListener is a net.Listener that indexes its open connections. It is safe for concurrent use.
-type trackedListener struct {
+// Listener is a net.Listener that indexes its open connections. It is safe for concurrent use.
+type Listener struct {
 	net.Listener
 	conns sync.Map // connKey to *trackedConn
 }
@@ -20,17 +22,27 @@ type trackedListener struct {
 // connKey identifies a connection by its two addresses: a request exposes no other identity of its connection.
 type connKey struct{ local, remote string }
 
-// trackConnections wraps listener so that single connections can be closed. It does not wrap a
-// trackedListener twice.
-func trackConnections(listener net.Listener) *trackedListener {
-	if tracked, ok := listener.(*trackedListener); ok {
+// Track wraps listener so that single connections can be closed. It does not wrap a
+// Listener twice.
+func Track(listener net.Listener) *Listener {
+	if tracked, ok := listener.(*Listener); ok {
 		return tracked
 	}
-	return &trackedListener{Listener: listener}
+	return &Listener{Listener: listener}
+}
+
+// TrackServed tracks the connections of c's TLS listener; it returns nil if c has none.
+func TrackServed(c *genericapiserver.Config) *Listener {
+	if c.SecureServing == nil || c.SecureServing.Listener == nil {
+		return nil
+	}
+	conns := Track(c.SecureServing.Listener)
+	c.SecureServing.Listener = conns
+	return conns
 }
 
 // Accept waits for the next connection.
-func (l *trackedListener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -48,8 +60,8 @@ func (l *trackedListener) Accept() (net.Conn, error) {
 	return tracked, nil
 }
 
-// close closes the connection of req, if it is still open and was accepted by l.
-func (l *trackedListener) close(req *http.Request) {
+// CloseConnection closes the connection of req, if it is still open and was accepted by l.
+func (l *Listener) CloseConnection(req *http.Request) {
 	local, ok := req.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {
 		return
@@ -61,7 +73,7 @@ func (l *trackedListener) close(req *http.Request) {
 
 type trackedConn struct {
 	net.Conn
-	listener *trackedListener
+	listener *Listener
 	key      connKey
 }
 

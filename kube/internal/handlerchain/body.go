@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"net/http"
@@ -17,7 +17,7 @@ const bodyGrace = time.Second
 // connection, two goroutines and a seat of priority and fairness indefinitely. An HTTP/2 stream is
 // reset instead. A long-running request has no deadline, and gets none here, because sending a
 // proxied body may take hours.
-func (h *chain) boundRequestBody(w http.ResponseWriter, req *http.Request) {
+func (h *Chain) boundRequestBody(w http.ResponseWriter, req *http.Request) {
 	if req.ProtoMajor != 1 || req.Body == nil || req.Body == http.NoBody || h.requestTimeout <= 0 {
 		return
 	}

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"context"
@@ -147,14 +147,14 @@ func (l *auditLog) last() *auditinternal.Event {
 	return l.events[len(l.events)-1]
 }
 
-// leanChain returns a chain of a started server, with handler as the read handler.
-func leanChain(c *genericapiserver.Config, handler http.HandlerFunc) *chain {
-	h := newChain(nil, c, chainOptions{Mount: func(http.Handler) http.Handler { return handler }})
+// fastChain returns a chain of a started server, with handler as the read handler.
+func fastChain(c *genericapiserver.Config, handler http.HandlerFunc) *Chain {
+	h := New(nil, c, Options{Mount: func(http.Handler) http.Handler { return handler }})
 	h.complete.Store(true)
 	return h
 }
 
-// TestChainOfARequest checks which requests take the lean chain.
+// TestChainOfARequest checks which requests take the fast chain.
 func TestChainOfARequest(t *testing.T) {
 	const configmaps = "/api/v1/namespaces/ns/configmaps"
 	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
@@ -164,7 +164,7 @@ func TestChainOfARequest(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		req  *http.Request
-		lean bool
+		fast bool
 	}{
 		"get":                  {get(configmaps + "/cm"), true},
 		"get in a group":       {get("/apis/apps/v1/namespaces/ns/deployments/d"), true},
@@ -198,7 +198,7 @@ func TestChainOfARequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, _ := chainConfig()
 			var took string
-			h := newChain(nil, c, chainOptions{
+			h := New(nil, c, Options{
 				Mount: func(next http.Handler) http.Handler { return next },
 				Serves: func(req *http.Request, _ *request.RequestInfo) bool {
 					return !strings.Contains(req.Header.Get("Accept"), "as=Table")
@@ -206,8 +206,8 @@ func TestChainOfARequest(t *testing.T) {
 			})
 			h.complete.Store(true)
 			h.full = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { took = "full" })
-			h.lean = http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
-				took = "lean"
+			h.fast = http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+				took = "fast"
 				if _, ok := request.RequestInfoFrom(req.Context()); !ok {
 					t.Error("there is no RequestInfo in the context")
 				}
@@ -216,8 +216,8 @@ func TestChainOfARequest(t *testing.T) {
 				}
 			})
 			want := "full"
-			if test.lean {
-				want = "lean"
+			if test.fast {
+				want = "fast"
 			}
 			h.ServeHTTP(httptest.NewRecorder(), test.req)
 			if took != want {
@@ -227,9 +227,9 @@ func TestChainOfARequest(t *testing.T) {
 	}
 }
 
-// TestWhenThereIsNoLeanChain: there is no lean chain for configurations whose decisions it could
+// TestWhenThereIsNoFastChain: there is no fast chain for configurations whose decisions it could
 // not repeat.
-func TestWhenThereIsNoLeanChain(t *testing.T) {
+func TestWhenThereIsNoFastChain(t *testing.T) {
 	own := func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(apiHandler, c)
 	}
@@ -249,9 +249,9 @@ func TestWhenThereIsNoLeanChain(t *testing.T) {
 			if test.change != nil {
 				test.change(c)
 			}
-			h := newChain(nil, c, chainOptions{Full: test.full, Mount: func(next http.Handler) http.Handler { return next }})
-			if got := h.lean != nil; got != test.want {
-				t.Errorf("lean chain: %v, want %v", got, test.want)
+			h := New(nil, c, Options{Full: test.full, Mount: func(next http.Handler) http.Handler { return next }})
+			if got := h.fast != nil; got != test.want {
+				t.Errorf("fast chain: %v, want %v", got, test.want)
 			}
 		})
 	}
@@ -259,11 +259,11 @@ func TestWhenThereIsNoLeanChain(t *testing.T) {
 	t.Run("watches that shutdown waits for", func(t *testing.T) {
 		c, _ := chainConfig()
 		c.ShutdownWatchTerminationGracePeriod = 1
-		h := leanChain(c, nil)
-		if h.leanRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps?watch=1", nil)) != nil {
-			t.Error("a watch takes the lean chain")
+		h := fastChain(c, nil)
+		if h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps?watch=1", nil)) != nil {
+			t.Error("a watch takes the fast chain")
 		}
-		if h.leanRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)) == nil {
+		if h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)) == nil {
 			t.Error("a list takes the full chain")
 		}
 	})
@@ -276,7 +276,7 @@ func TestMaxInFlight(t *testing.T) {
 	c.FlowControl = nil
 	c.MaxRequestsInFlight = 1
 	entered, leave := make(chan struct{}), make(chan struct{})
-	h := leanChain(c, func(http.ResponseWriter, *http.Request) {
+	h := fastChain(c, func(http.ResponseWriter, *http.Request) {
 		entered <- struct{}{}
 		<-leave
 	})

@@ -1,4 +1,4 @@
-package readpath
+package slowclient
 
 import (
 	"context"
@@ -16,9 +16,9 @@ func TestTrackedConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := trackConnections(plain)
+	listener := Track(plain)
 	defer listener.Close()
-	if trackConnections(listener) != listener {
+	if Track(listener) != listener {
 		t.Error("a tracked listener is tracked once more")
 	}
 	open := func() (client, server net.Conn) {
@@ -46,19 +46,19 @@ func TestTrackedConnections(t *testing.T) {
 
 	req := httptest.NewRequest(http.MethodGet, "/", nil)
 	req.RemoteAddr = server.RemoteAddr().String()
-	listener.close(req) // not a server request: its context has no local address
+	listener.CloseConnection(req) // not a server request: its context has no local address
 	if n := tracked(); n != 2 {
 		t.Errorf("%d connections are tracked, want 2", n)
 	}
 	req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, server.LocalAddr()))
-	listener.close(req)
+	listener.CloseConnection(req)
 	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("read of a connection that was closed: %v", err)
 	}
 	if n := tracked(); n != 1 {
 		t.Errorf("%d connections are tracked, want 1", n)
 	}
-	listener.close(req) // a second call has no effect
+	listener.CloseConnection(req) // a second call has no effect
 	if err := other.Close(); err != nil {
 		t.Error(err)
 	}

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// levels maps the UIDs of priority levels to the levels of lists. Priority and fairness exposes only the
-// UID to a handler, in a response header; levels records the level during classification. Safe for
+// Levels maps the UIDs of priority levels to the levels of lists. Priority and fairness exposes only the
+// UID to a handler, in a response header; Levels records the level during classification. Safe for
 // concurrent use.
-type levels struct {
+type Levels struct {
 	utilflowcontrol.Interface
 	byUID sync.Map // of listadmission.Level
 }
@@ -27,21 +27,21 @@ type levels struct {
 // levelHeader is the canonical key of that header.
 var levelHeader = http.CanonicalHeaderKey(flowcontrol.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 
-// watchLevels installs a levels as c.FlowControl and returns it; nil without priority and fairness.
-func watchLevels(c *genericapiserver.Config) *levels {
+// WatchLevels installs a Levels as c.FlowControl and returns it; nil without priority and fairness.
+func WatchLevels(c *genericapiserver.Config) *Levels {
 	if c.FlowControl == nil {
 		return nil
 	}
-	if l, ok := c.FlowControl.(*levels); ok {
+	if l, ok := c.FlowControl.(*Levels); ok {
 		return l
 	}
-	l := &levels{Interface: c.FlowControl}
+	l := &Levels{Interface: c.FlowControl}
 	c.FlowControl = l
 	return l
 }
 
 // Handle implements utilflowcontrol.Interface.
-func (l *levels) Handle(ctx context.Context, digest utilflowcontrol.RequestDigest,
+func (l *Levels) Handle(ctx context.Context, digest utilflowcontrol.RequestDigest,
 	note func(*flowcontrol.FlowSchema, *flowcontrol.PriorityLevelConfiguration, string),
 	estimate func() flowcontrolrequest.WorkEstimate, queueNote fairqueuing.QueueNoteFn, exec func()) {
 	if info := digest.RequestInfo; info != nil && info.Verb == "list" {
@@ -54,7 +54,7 @@ func (l *levels) Handle(ctx context.Context, digest utilflowcontrol.RequestDiges
 	l.Interface.Handle(ctx, digest, note, estimate, queueNote, exec)
 }
 
-func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
+func (l *Levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 	if pl.UID == "" { // synthesized while priority and fairness has no configuration
 		return
 	}
@@ -64,10 +64,10 @@ func (l *levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 	}
 }
 
-// of returns the level of a list that priority and fairness admitted. Without priority and fairness,
-// and so for a nil levels, all users share one level, except system:masters, which upstream's
+// Of returns the level of a list that priority and fairness admitted. Without priority and fairness,
+// and so for a nil Levels, all users share one level, except system:masters, which upstream's
 // max-in-flight limit exempts too.
-func (l *levels) of(w http.ResponseWriter, req *http.Request) listadmission.Level {
+func (l *Levels) Of(w http.ResponseWriter, req *http.Request) listadmission.Level {
 	if uid := w.Header()[levelHeader]; l != nil && len(uid) > 0 {
 		if level, ok := l.byUID.Load(uid[0]); ok {
 			return level.(listadmission.Level)

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"net/http"
@@ -11,10 +11,12 @@ import (
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+
+	"github.com/stratakube/strata/kube/internal/slowclient"
 )
 
-// chainOptions configures how newChain mounts a read handler in an API server.
-type chainOptions struct {
+// Options configures how New mounts a read handler in an API server.
+type Options struct {
 	// Full builds the chain for every request that is not a plain read: the previous value of
 	// Config.BuildHandlerChainFunc. nil means upstream's default.
 	Full func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler
@@ -26,62 +28,39 @@ type chainOptions struct {
 	// so it must be cheap, must not block and must not inspect objects.
 	Serves func(req *http.Request, info *request.RequestInfo) bool
 	// Cost estimates the response size of a read; nil leaves priority and fairness to upstream's estimates.
-	Cost costFunc
+	Cost CostFunc
 }
 
-// Mount installs s in front of the handlers of the API server that c configures, with the lean
-// chain for reads (newChain). It wraps c.BuildHandlerChainFunc and must be called before c is completed.
-func (s *Server) Mount(c *genericapiserver.Config) {
-	full := c.BuildHandlerChainFunc
-	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
-		if s.minRequestTimeout == 0 {
-			s.minRequestTimeout = time.Duration(c.MinRequestTimeout) * time.Second
-		}
-		s.levels, s.conns = watchLevels(c), trackServed(c)
-		return newChain(s.boundDecoded(apiHandler), c, chainOptions{Full: full, Mount: s.Handler, Serves: s.Serves, Cost: s.cost})
-	}
-}
-
-// trackServed tracks the connections of c's TLS listener; it returns nil if c has none.
-func trackServed(c *genericapiserver.Config) *trackedListener {
-	if c.SecureServing == nil || c.SecureServing.Listener == nil {
-		return nil
-	}
-	conns := trackConnections(c.SecureServing.Listener)
-	c.SecureServing.Listener = conns
-	return conns
-}
-
-// chain is an http.Handler with two paths to the read handler. It is safe for concurrent use.
-type chain struct {
-	full, lean http.Handler // lean is nil if every request takes the full chain
+// Chain is an http.Handler with two paths to the read handler. It is safe for concurrent use.
+type Chain struct {
+	full, fast http.Handler // fast is nil if every request takes the full chain
 
 	requestInfo request.RequestInfoResolver
 	longRunning request.LongRunningRequestCheck
 	serves      func(*http.Request, *request.RequestInfo) bool // nil: all
 	// requestTimeout applies to requests that are not longRunning.
 	requestTimeout time.Duration
-	leanWatches    bool
+	fastWatches    bool
 	shuttingDown   <-chan struct{} // closed when shutdown begins
 	// complete is set when a request has passed the full chain after the mux was complete. It is
 	// never reset.
 	complete atomic.Bool
 }
 
-// newChain returns the complete handler of an API server: authentication, authorization, audit,
+// New returns the complete handler of an API server: authentication, authorization, audit,
 // priority and fairness and the other filters, then the mounted read handler, then apiHandler. It
 // is called by Config.BuildHandlerChainFunc.
 //
-// A plain read (see leanRead) takes the lean chain, everything else the full one. Both end in a
+// A plain read (see fastRead) takes the fast chain, everything else the full one. Both end in a
 // handler that Mount returned; they differ in the filters in between:
 //
 //	full   the chain built by Full: upstream's own
-//	lean   the same deciding and recording filters, in the same order, without the
+//	fast   the same deciding and recording filters, in the same order, without the
 //	       measurement of each filter, and with a write deadline on the calling goroutine;
-//	       upstream moves each request to a separate goroutine (leanFilters)
+//	       upstream moves each request to a separate goroutine (fastFilters)
 //
-// The lean chain is used only for requests that the read handler serves, according to
-// chainOptions.Serves, and only when its decisions are the same as those of the full chain:
+// The fast chain is used only for requests that the read handler serves, according to
+// Options.Serves, and only when its decisions are the same as those of the full chain:
 //
 //   - not before a request has passed the full chain with the mux complete; completeness is
 //     permanent. Until then upstream marks requests so that an unknown path is answered with 503,
@@ -94,30 +73,30 @@ type chain struct {
 //   - not without priority and fairness: the max-in-flight limit is counted per chain, and two
 //     chains would admit twice as many requests.
 //
-// If c serves TLS, newChain replaces c.SecureServing.Listener by one that can close a single
-// connection. This is needed for stalled readers to which not even a stream reset can be sent (withWriteDeadline).
-func newChain(apiHandler http.Handler, c *genericapiserver.Config, o chainOptions) *chain {
+// If c serves TLS, New replaces c.SecureServing.Listener by one that can close a single
+// connection. This is needed for stalled readers to which not even a stream reset can be sent (slowclient.WithWriteDeadline).
+func New(apiHandler http.Handler, c *genericapiserver.Config, o Options) *Chain {
 	build := o.Full
 	if build == nil {
 		build = genericapiserver.DefaultBuildHandlerChain
 	}
-	h := &chain{
+	h := &Chain{
 		requestInfo:    c.RequestInfoResolver,
 		longRunning:    c.LongRunningFunc,
 		serves:         o.Serves,
 		requestTimeout: c.RequestTimeout,
-		leanWatches:    c.ShutdownWatchTerminationGracePeriod <= 0,
+		fastWatches:    c.ShutdownWatchTerminationGracePeriod <= 0,
 		shuttingDown:   c.ShutdownInitiatedNotify(),
 	}
 	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
 	if builtByUpstream(build) && c.FlowControl != nil {
-		h.lean = wrap(o.Mount(apiHandler), leanFilters(c, o.Cost, trackServed(c)))
+		h.fast = wrap(o.Mount(apiHandler), fastFilters(c, o.Cost, slowclient.TrackServed(c)))
 	}
 	return h
 }
 
 // builtByUpstream reports whether build is one of upstream's own chains, whose filters
-// leanFilters replicates. The storage version precondition passes every read.
+// fastFilters replicates. The storage version precondition passes every read.
 func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Handler) bool {
 	switch reflect.ValueOf(build).Pointer() {
 	case reflect.ValueOf(genericapiserver.DefaultBuildHandlerChain).Pointer(),
@@ -128,7 +107,7 @@ func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Han
 }
 
 // noteComplete wraps the innermost handler of the full chain and records there that the mux is complete.
-func (h *chain) noteComplete(inner http.Handler) http.Handler {
+func (h *Chain) noteComplete(inner http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !h.complete.Load() && genericapifilters.NoMuxAndDiscoveryIncompleteKey(req.Context()) {
 			h.complete.Store(true)
@@ -137,10 +116,10 @@ func (h *chain) noteComplete(inner http.Handler) http.Handler {
 	})
 }
 
-func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+func (h *Chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	received := time.Now()
 	h.boundRequestBody(w, req)
-	info := h.leanRead(req)
+	info := h.fastRead(req)
 	if info == nil {
 		h.full.ServeHTTP(w, req)
 		return
@@ -149,7 +128,7 @@ func (h *chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		growStack()
 	}
 	ctx := request.WithReceivedTimestamp(request.WithRequestInfo(req.Context(), info), received)
-	h.lean.ServeHTTP(w, req.WithContext(ctx))
+	h.fast.ServeHTTP(w, req.WithContext(ctx))
 }
 
 // growStack grows the goroutine's stack once, to the size that the filters need. HTTP/2 serves each
@@ -165,11 +144,11 @@ func growStack() {
 //go:noinline
 func use(*[12 << 10]byte) {}
 
-// leanRead returns the RequestInfo of a request that takes the lean chain, or nil. Only a get, list
-// or watch of a resource with an unambiguous path takes it. leanRead does not check that the
+// fastRead returns the RequestInfo of a request that takes the fast chain, or nil. Only a get, list
+// or watch of a resource with an unambiguous path takes it. fastRead does not check that the
 // resource exists or that the user is authorized to read it.
-func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
-	if h.lean == nil || req.Method != http.MethodGet || !h.complete.Load() {
+func (h *Chain) fastRead(req *http.Request) *request.RequestInfo {
+	if h.fast == nil || req.Method != http.MethodGet || !h.complete.Load() {
 		return nil
 	}
 	select {
@@ -190,7 +169,7 @@ func (h *chain) leanRead(req *http.Request) *request.RequestInfo {
 	switch info.Verb {
 	case "get", "list":
 	case "watch":
-		if !h.leanWatches {
+		if !h.fastWatches {
 			return nil
 		}
 	default:

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"bytes"
@@ -39,8 +39,8 @@ type filterCheck struct {
 	// check sends requests and returns an error if the filter had no effect. read returns a request
 	// for configmaps by the user reader.
 	check func(t *testing.T, c *genericapiserver.Config, h http.Handler) error
-	// leanOnly means that the check does not apply to upstream's chain.
-	leanOnly bool
+	// fastOnly means that the check does not apply to upstream's chain.
+	fastOnly bool
 }
 
 const configmapsPath = "/api/v1/namespaces/ns/configmaps"
@@ -264,7 +264,7 @@ var filterChecks = []filterCheck{
 			}
 			return nil
 		},
-		leanOnly: true, // there the handler may answer before the timeout does
+		fastOnly: true, // there the handler may answer before the timeout does
 	},
 	{
 		name: "warnings", filter: "warnings",
@@ -431,8 +431,8 @@ func checkImpersonation(_ *testing.T, _ *genericapiserver.Config, h http.Handler
 		wantHeader(h, as("reader", "deputy"), 403, "User", ""))
 }
 
-// TestEveryFilterActs: each check passes in the lean chain and in upstream's chain, because the
-// filters are upstream's, and fails in the lean chain without the filter.
+// TestEveryFilterActs: each check passes in the fast chain and in upstream's chain, because the
+// filters are upstream's, and fails in the fast chain without the filter.
 func TestEveryFilterActs(t *testing.T) {
 	for _, test := range filterChecks {
 		t.Run(test.name, func(t *testing.T) {
@@ -449,26 +449,26 @@ func TestEveryFilterActs(t *testing.T) {
 				})))
 			}
 			if err := run(func(c *genericapiserver.Config, handler http.Handler) http.Handler {
-				return requireLean{t, leanChain(c, handler.ServeHTTP)}
+				return requireFast{t, fastChain(c, handler.ServeHTTP)}
 			}); err != nil {
-				t.Errorf("in the lean chain: %v", err)
+				t.Errorf("in the fast chain: %v", err)
 			}
-			if !test.leanOnly {
+			if !test.fastOnly {
 				if err := run(func(c *genericapiserver.Config, handler http.Handler) http.Handler {
-					return leanChain(c, handler.ServeHTTP).full
+					return fastChain(c, handler.ServeHTTP).full
 				}); err != nil {
 					t.Errorf("in upstream's chain: %v", err)
 				}
 			}
 			if err := run(func(c *genericapiserver.Config, handler http.Handler) http.Handler {
-				h := leanChain(c, nil)
-				filters := leanFilters(c, nil, nil)
+				h := fastChain(c, nil)
+				filters := fastFilters(c, nil, nil)
 				kept := slices.DeleteFunc(slices.Clone(filters), func(f filter) bool { return f.name == test.filter })
 				if len(kept) != len(filters)-1 {
 					t.Fatalf("%d filters are called %s, want one", len(filters)-len(kept), test.filter)
 				}
-				h.lean = wrap(handler, kept)
-				return requireLean{t, h}
+				h.fast = wrap(handler, kept)
+				return requireFast{t, h}
 			}); err == nil {
 				t.Errorf("passes without the filter %s", test.filter)
 			}
@@ -476,7 +476,7 @@ func TestEveryFilterActs(t *testing.T) {
 	}
 }
 
-// TestEveryFilterHasACheck: each filter of the lean chain, in every configuration above, is checked
+// TestEveryFilterHasACheck: each filter of the fast chain, in every configuration above, is checked
 // by TestEveryFilterActs.
 func TestEveryFilterHasACheck(t *testing.T) {
 	checked := map[string]bool{}
@@ -488,7 +488,7 @@ func TestEveryFilterHasACheck(t *testing.T) {
 		if test.change != nil {
 			test.change(c)
 		}
-		for _, f := range leanFilters(c, nil, nil) {
+		for _, f := range fastFilters(c, nil, nil) {
 			if !checked[f.name] {
 				t.Errorf("nothing checks %s", f.name)
 			}
@@ -496,17 +496,17 @@ func TestEveryFilterHasACheck(t *testing.T) {
 	}
 }
 
-// requireLean is a chain that fails the test if a request does not take the lean chain.
-type requireLean struct {
+// requireFast is a chain that fails the test if a request does not take the fast chain.
+type requireFast struct {
 	t *testing.T
-	*chain
+	*Chain
 }
 
-func (h requireLean) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	if h.leanRead(req) == nil {
+func (h requireFast) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if h.fastRead(req) == nil {
 		h.t.Errorf("%s takes the full chain", req.URL)
 	}
-	h.chain.ServeHTTP(w, req)
+	h.Chain.ServeHTTP(w, req)
 }
 
 // gates is a feature gate that overrides some features.

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"bufio"
@@ -20,7 +20,7 @@ import (
 // longer.
 func TestABodyHasToComeInTime(t *testing.T) {
 	read := make(chan error, 1)
-	h := &chain{
+	h := &Chain{
 		full: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			_, err := io.Copy(io.Discard, req.Body)
 			read <- err
@@ -83,7 +83,7 @@ func isTimeout(err error) bool {
 // TestTheDeadlineOfABodyEndsWithItsRequest: the read deadline of a request does not apply to the
 // next one on the same connection.
 func TestTheDeadlineOfABodyEndsWithItsRequest(t *testing.T) {
-	h := &chain{
+	h := &Chain{
 		full:           http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _, _ = io.Copy(w, req.Body) }),
 		requestInfo:    &request.RequestInfoFactory{APIPrefixes: sets.NewString("api"), GrouplessAPIPrefixes: sets.NewString("api")},
 		requestTimeout: time.Millisecond,

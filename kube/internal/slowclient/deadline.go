@@ -1,4 +1,4 @@
-package readpath
+package slowclient
 
 import (
 	"context"
@@ -18,19 +18,19 @@ import (
 // block a handler.
 const heldByServer = 2048
 
-// withWriteDeadline ends a response at the deadline of the request's context, on the goroutine that
+// WithWriteDeadline ends a response at the deadline of the request's context, on the goroutine that
 // serves it. The context of a watch has no deadline, so a watch is not affected.
 //
 //   - A response that has not begun by then is replaced by a 504. The handler is not abandoned: it
 //     is expected to return when its context ends.
 //   - A response that has begun is aborted: the pending write returns an error, later writes return
 //     http.ErrHandlerTimeout, and the request is aborted when the handler has returned, so that the
-//     client cannot mistake a partial response for a complete one (cutoff).
+//     client cannot mistake a partial response for a complete one (Cutoff).
 //
 // So a stalled reader holds its seat of priority and fairness no longer than the request timeout. A
 // response that fits into net/http's buffer starts no timer, and a response that is in time leaves
 // no deadline on the connection.
-func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handler {
+func WithWriteDeadline(handler http.Handler, conns *Listener) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		ctx := req.Context()
 		deadline, ok := ctx.Deadline()
@@ -38,7 +38,7 @@ func withWriteDeadline(handler http.Handler, conns *trackedListener) http.Handle
 			handler.ServeHTTP(w, req)
 			return
 		}
-		dw := &deadlineWriter{ResponseWriter: w, req: req, deadline: deadline, cutoff: cutoff{w: w, req: req, conns: conns}}
+		dw := &deadlineWriter{ResponseWriter: w, req: req, deadline: deadline, cutoff: Cutoff{w: w, req: req, conns: conns}}
 		defer dw.finish() // if the handler panics
 		handler.ServeHTTP(dw.interfaces(), req)
 		if !dw.begun && ctx.Err() == context.DeadlineExceeded {
@@ -62,7 +62,7 @@ type deadlineWriter struct {
 	replaced bool // with a 504
 	size     int  // bytes written until the timer was started
 	timer    *time.Timer
-	cutoff   cutoff // used by the timer
+	cutoff   Cutoff // used by the timer
 }
 
 // interfaces returns w with the optional interfaces of the wrapped ResponseWriter, because filters
@@ -141,11 +141,11 @@ func (w *deadlineWriter) recordTimeout() {
 
 func (w *deadlineWriter) startTimer() {
 	if w.timer == nil {
-		w.timer = time.AfterFunc(time.Until(w.deadline), func() { w.cutoff.cut() })
+		w.timer = time.AfterFunc(time.Until(w.deadline), func() { w.cutoff.Cut() })
 	}
 }
 
-func (w *deadlineWriter) expired() bool { return w.timer != nil && w.cutoff.wasCut() }
+func (w *deadlineWriter) expired() bool { return w.timer != nil && w.cutoff.WasCut() }
 
 // finish marks the handler as returned (or panicked), and reports whether its response was aborted.
 func (w *deadlineWriter) finish() (expired bool) {
@@ -153,5 +153,5 @@ func (w *deadlineWriter) finish() (expired bool) {
 		return false
 	}
 	w.timer.Stop()
-	return w.cutoff.finish()
+	return w.cutoff.Finish()
 }

@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (d *discard) Flush()                      {}
 func (d *discard) CloseNotify() <-chan bool { return nil }
 
 // BenchmarkChain measures the cost of the filters for a small GET, in upstream's chain and in the
-// lean chain. The handler writes 1 KB.
+// fast chain. The handler writes 1 KB.
 func BenchmarkChain(b *testing.B) {
 	c, _ := chainConfig()
 	kubelet := &user.DefaultInfo{Name: "system:node:one", Groups: []string{"system:nodes", user.AllAuthenticated}}
@@ -47,7 +47,7 @@ func BenchmarkChain(b *testing.B) {
 	c.FlowControl = utilflowcontrol.New(informers.NewSharedInformerFactory(client, 0), client.FlowcontrolV1(), 600)
 
 	body := make([]byte, 1024)
-	chain := newChain(nil, c, chainOptions{Mount: func(http.Handler) http.Handler {
+	chain := New(nil, c, Options{Mount: func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Write(body)
@@ -61,7 +61,7 @@ func BenchmarkChain(b *testing.B) {
 	for _, way := range []struct {
 		name    string
 		handler http.Handler
-	}{{"full", chain.full}, {"lean", chain}} {
+	}{{"full", chain.full}, {"fast", chain}} {
 		b.Run(way.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

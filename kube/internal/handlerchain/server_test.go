@@ -1,4 +1,4 @@
-package readpath
+package handlerchain
 
 import (
 	"bytes"
@@ -60,8 +60,8 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 		change(c)
 	}
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
-		names := []string{"full", "lean"}
-		return newChain(apiHandler, c, chainOptions{Mount: func(next http.Handler) http.Handler {
+		names := []string{"full", "fast"}
+		return New(apiHandler, c, Options{Mount: func(next http.Handler) http.Handler {
 			name, inner := names[0], mount(next)
 			names = names[1:]
 			return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -79,7 +79,7 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 }
 
 // start runs the server until stop is called or the test ends, and waits until requests take
-// the lean chain. stopped is closed when the server has returned.
+// the fast chain. stopped is closed when the server has returned.
 func (s *chainServer) start(t *testing.T) (stop func(), stopped <-chan struct{}) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,13 +93,13 @@ func (s *chainServer) start(t *testing.T) (stop func(), stopped <-chan struct{})
 	}()
 	t.Cleanup(func() { cancel(); wait(t, "the server to stop", done) })
 	client := s.client(t, false)
-	eventually(t, "the lean chain", func() bool {
+	eventually(t, "the fast chain", func() bool {
 		resp, err := client.Do(s.list(t, "?limit=1"))
 		if err != nil {
 			return false
 		}
 		resp.Body.Close()
-		return resp.Header.Get("Chain") == "lean"
+		return resp.Header.Get("Chain") == "fast"
 	})
 	return cancel, done
 }
@@ -158,13 +158,13 @@ func TestMuxIncomplete(t *testing.T) {
 	}
 	s.start(t)
 	after := send(s.server.Handler, readBy("reader", ""))
-	if chain := after.Header.Get("Chain"); after.StatusCode != 404 || chain != "lean" {
-		t.Errorf("after the start: status %d by the %s chain, want 404 by the lean one", after.StatusCode, chain)
+	if chain := after.Header.Get("Chain"); after.StatusCode != 404 || chain != "fast" {
+		t.Errorf("after the start: status %d by the %s chain, want 404 by the fast one", after.StatusCode, chain)
 	}
 }
 
 // TestShutdown: once shutdown has begun, requests take the full chain, which sets Retry-After; an
-// in-flight list in the lean chain is waited for.
+// in-flight list in the fast chain is waited for.
 func TestShutdown(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	s := newChainServer(t, func(c *genericapiserver.Config) { c.ShutdownSendRetryAfter = true },
@@ -192,7 +192,7 @@ func TestShutdown(t *testing.T) {
 			return
 		}
 		resp.Body.Close()
-		if resp.StatusCode != 200 || resp.Header.Get("Chain") != "lean" {
+		if resp.StatusCode != 200 || resp.Header.Get("Chain") != "fast" {
 			t.Errorf("the list under way: status %d by the %s chain", resp.StatusCode, resp.Header.Get("Chain"))
 		}
 	})
@@ -391,7 +391,7 @@ func TestConnectionAfterDeadline(t *testing.T) {
 	}
 }
 
-// TestPassedOnHoldsItsSeat: a request that upstream's handlers answer within the lean chain holds
+// TestPassedOnHoldsItsSeat: a request that upstream's handlers answer within the fast chain holds
 // its seat of priority and fairness until they return, even if its timeout is earlier.
 func TestPassedOnHoldsItsSeat(t *testing.T) {
 	entered, leave := make(chan context.Context, 1), make(chan struct{})
@@ -403,10 +403,10 @@ func TestPassedOnHoldsItsSeat(t *testing.T) {
 		}
 	})
 	c, seats := chainConfig()
-	h := newChain(slow, c, chainOptions{Mount: func(next http.Handler) http.Handler { return next }})
+	h := New(slow, c, Options{Mount: func(next http.Handler) http.Handler { return next }})
 	h.complete.Store(true)
 	answered := make(chan *http.Response, 1)
-	go func() { answered <- send(requireLean{t, h}, readBy("reader", "?timeout=20ms")) }()
+	go func() { answered <- send(requireFast{t, h}, readBy("reader", "?timeout=20ms")) }()
 	ctx := <-entered
 	wait(t, "the timeout of the request", ctx.Done())
 	if n := seats.taken.Load(); n != 1 {

@@ -1,4 +1,4 @@
-package readpath
+package slowclient
 
 import (
 	"errors"
@@ -39,18 +39,18 @@ func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 		{"at once", 0, 0, 0},
 		{"above the rate", 200 * time.Millisecond, 0, 0},
 		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second}, // half of the rate: patience is used up at half speed
-		{"hardly anything", 5 * time.Second, 0, pacePatience + time.Second},
-		{"nothing", time.Hour, 0, pacePatience + time.Second},
+		{"hardly anything", 5 * time.Second, 0, Patience + time.Second},
+		{"nothing", time.Hour, 0, Patience + time.Second},
 		{"a server that takes its time", 200 * time.Millisecond, 5 * time.Second, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
-				conn := new(pacing).begin(httptest.NewRequest("GET", "/", nil))
+				conn := new(Connections).Begin(httptest.NewRequest("GET", "/", nil))
 				response := &slowReader{ResponseRecorder: httptest.NewRecorder(), each: tt.each}
 				var ended time.Duration
 				calls := 0
-				w := &pacedWriter{ResponseWriter: response, counts: true, pace: newPace(conn, paceBytesPerSecond, func() {
+				w := &Writer{ResponseWriter: response, Counts: true, Pace: NewPace(conn, MinBytesPerSecond, func() {
 					calls++
 					ended = time.Since(began)
 					response.cut.Store(true)
@@ -65,7 +65,7 @@ func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 				switch {
 				case tt.after == 0 && calls > 0:
 					t.Errorf("ended after %s", ended)
-				case tt.after > 0 && (calls != 1 || ended < pacePatience || ended > tt.after+time.Second):
+				case tt.after > 0 && (calls != 1 || ended < Patience || ended > tt.after+time.Second):
 					t.Errorf("ended %d times, after %s; want once after %s", calls, ended, tt.after)
 				}
 			})
@@ -76,10 +76,10 @@ func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 // TestPaceSeesProgressWithinAWrite: a long write to a client that reads fast enough does not count as a stall.
 func TestPaceSeesProgressWithinAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn := new(pacing).begin(httptest.NewRequest("GET", "/", nil))
+		conn := new(Connections).Begin(httptest.NewRequest("GET", "/", nil))
 		response := &slowReader{ResponseRecorder: httptest.NewRecorder(), each: 900 * time.Millisecond}
-		w := &pacedWriter{ResponseWriter: response, counts: true, pace: newPace(conn, paceBytesPerSecond, func() { t.Error("ended") })}
-		const size = 40*pacedChunk + 1
+		w := &Writer{ResponseWriter: response, Counts: true, Pace: NewPace(conn, MinBytesPerSecond, func() { t.Error("ended") })}
+		const size = 40*writeChunk + 1
 		if n, err := w.Write(make([]byte, size)); n != size || err != nil {
 			t.Errorf("%d bytes, %v", n, err)
 		}
@@ -92,20 +92,20 @@ func TestPaceSeesProgressWithinAWrite(t *testing.T) {
 // TestPaceIsOfAConnection: responses on one connection share its rate.
 func TestPaceIsOfAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, req := new(pacing), httptest.NewRequest("GET", "/", nil)
-		var conns []*pacedConn
+		p, req := new(Connections), httptest.NewRequest("GET", "/", nil)
+		var conns []*Conn
 		for range 10 {
-			conns = append(conns, p.begin(req))
+			conns = append(conns, p.Begin(req))
 		}
 		response := &slowReader{ResponseRecorder: httptest.NewRecorder(), each: 2 * time.Second}
-		w := &pacedWriter{ResponseWriter: response, counts: true, pace: newPace(conns[0], paceBytesPerSecond, func() { t.Error("ended") })}
+		w := &Writer{ResponseWriter: response, Counts: true, Pace: NewPace(conns[0], MinBytesPerSecond, func() { t.Error("ended") })}
 		for range 30 { // 32 KiB/s, and nine others
 			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, c := range conns {
-			c.end()
+			c.End()
 		}
 		if len(p.conns) != 0 {
 			t.Error("a connection without responses is known")
