@@ -30,7 +30,7 @@ func (w *writer) check() error {
 
 // checkClock checks I1 against the previous check, and the waits for the clock.
 func (w *writer) checkClock() error {
-	now := clockReading{w.clock.Revision(), w.stats.restores.Load()}
+	now := clockReading{w.clock.Revision(), w.stats.Restores.Load()}
 	before := w.checked
 	w.checked = now
 	if now.rev < before.rev && now.restores == before.restores {
@@ -52,7 +52,7 @@ func (w *writer) checkBudget() error {
 		history += t.history.bytes
 		versions += t.versionBytes.Load()
 	}
-	if h, v := w.stats.historyBytes.Load(), w.stats.versionBytes.Load(); h != history || v != versions || history+versions > w.opts.Window.MaxBytes {
+	if h, v := w.stats.HistoryBytes.Load(), w.stats.VersionBytes.Load(); h != history || v != versions || history+versions > w.opts.Window.MaxBytes {
 		return broken("I7", "counts %d bytes of history and %d of versions, holds %d and %d, limit %d",
 			h, v, history, versions, w.opts.Window.MaxBytes)
 	}

@@ -32,8 +32,8 @@ func (t *table) check(now Revision) error {
 	if err := t.checkCounts(lin); err != nil {
 		return err
 	}
-	if lin.oldest() < t.w.stats.compacted.Load() {
-		return broken("I7", "oldest version %d, etcd is compacted to %d", lin.oldest(), t.w.stats.compacted.Load())
+	if lin.oldest() < t.w.stats.Compacted.Load() {
+		return broken("I7", "oldest version %d, etcd is compacted to %d", lin.oldest(), t.w.stats.Compacted.Load())
 	}
 	return lin.checkVersions()
 }

@@ -46,7 +46,7 @@ func TestCheckNamesBrokenInvariant(t *testing.T) {
 		"I5": func(w *writer, tb *table, lin *lineage) {
 			lin.head.Store(&version{rev: 9, tree: lin.head.Load().tree, seq: lin.log.End()})
 		},
-		"I7": func(w *writer, tb *table, lin *lineage) { w.stats.historyBytes.Add(1) },
+		"I7": func(w *writer, tb *table, lin *lineage) { w.stats.HistoryBytes.Add(1) },
 		"I8": func(w *writer, tb *table, lin *lineage) {
 			w.tables["/registry/a/"] = newTable(w, &Resource{m: w.shared, prefix: "/registry/a/"})
 		},

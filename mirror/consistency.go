@@ -281,7 +281,7 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 	t.begin(lin, history{})
 	// A restored history must not reach back to events that clients have received differently.
 	w.since.Store(max(rev, w.since.Load()))
-	w.stats.repairs.Add(1)
+	w.stats.Repairs.Add(1)
 	x.old = edit.Replaced()
 	x.retire()
 	w.doubt(t)

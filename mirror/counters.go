@@ -1,34 +1,55 @@
 package mirror
 
 import (
+	"reflect"
 	"sync/atomic"
 	"time"
 )
 
+// counters are the values that the parts of a mirror count as they work. A field with the name of a field of Stats is
+// copied to it.
 type counters struct {
-	ready            atomic.Bool
-	uncounted        atomic.Bool // see Mirror.ChecksArrival
-	events           atomic.Int64
-	dropped          atomic.Int64
-	listedKeys       atomic.Int64
-	replayedRecords  atomic.Int64 // changes read from etcd's history, including failed replays
-	relists          atomic.Int64
-	reconnects       atomic.Int64
-	silentFeeds      atomic.Int64
-	divergences      atomic.Int64
-	etcdRevision     atomic.Int64
-	progressRequests atomic.Int64
-	historyBytes     atomic.Int64
-	historyFloor     atomic.Int64
-	versionBytes     atomic.Int64
-	compacted        atomic.Int64
-	unclaimed        atomic.Int64
-	restores         atomic.Int64
-	repairs          atomic.Int64
-	replays          atomic.Int64
-	replayedEvents   atomic.Int64
-	replayFloor      atomic.Int64
-	replayTime       atomic.Int64
+	Ready            atomic.Bool
+	Compacted        atomic.Int64
+	HistoryFloor     atomic.Int64
+	HistoryBytes     atomic.Int64
+	VersionBytes     atomic.Int64
+	UnclaimedBytes   atomic.Int64
+	Events           atomic.Int64
+	Dropped          atomic.Int64
+	ListedKeys       atomic.Int64
+	Relists          atomic.Int64
+	Reconnects       atomic.Int64
+	SilentFeeds      atomic.Int64
+	Divergences      atomic.Int64
+	Repairs          atomic.Int64
+	ProgressRequests atomic.Int64
+	Restores         atomic.Int64
+	Replays          atomic.Int64
+	ReplayedEvents   atomic.Int64
+	ReplayFloor      atomic.Int64
+	ReplayTime       atomic.Int64
+
+	EtcdRevision    atomic.Int64 // without the published revision, which may be newer
+	replayedRecords atomic.Int64 // changes read from etcd's history, including failed replays
+	uncounted       atomic.Bool  // see Mirror.ChecksArrival
+}
+
+// copyTo sets the fields of s that have a counter.
+func (c *counters) copyTo(s *Stats) {
+	counts, stats := reflect.ValueOf(c).Elem(), reflect.ValueOf(s).Elem()
+	for i := range counts.NumField() {
+		field := stats.FieldByName(counts.Type().Field(i).Name)
+		if !field.IsValid() {
+			continue // not part of Stats
+		}
+		switch n := counts.Field(i).Addr().Interface().(type) {
+		case *atomic.Int64:
+			field.SetInt(n.Load())
+		case *atomic.Bool:
+			field.SetBool(n.Load())
+		}
+	}
 }
 
 // resourceCounters count for one resource since its first claim; see ResourceStats.

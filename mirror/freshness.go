@@ -22,7 +22,7 @@ func (s *shared) requestProgress(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 	defer cancel()
-	s.stats.progressRequests.Add(1)
+	s.stats.ProgressRequests.Add(1)
 	if err := s.opts.Source.RequestProgress(ctx); err != nil && s.ctx.Err() == nil {
 		s.opts.Logger.Debug("progress request failed", "error", err)
 	}
@@ -41,8 +41,8 @@ func (s *shared) readRevision(ctx context.Context) (Revision, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read current revision: %w", err)
 	}
-	if answer.Revision > s.stats.etcdRevision.Load() {
-		s.stats.etcdRevision.Store(answer.Revision)
+	if answer.Revision > s.stats.EtcdRevision.Load() {
+		s.stats.EtcdRevision.Store(answer.Revision)
 	}
 	return answer.Revision, nil
 }

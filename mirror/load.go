@@ -91,7 +91,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 				l.entries = append(l.entries, newEntry(kv, true))
 			}
 		}
-		o.count.listedKeys.Add(int64(len(page)))
+		o.count.ListedKeys.Add(int64(len(page)))
 		if len(page) > 0 && page[0].Version == 0 {
 			o.count.uncounted.Store(true)
 		}
@@ -304,8 +304,8 @@ func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 
 // replayed counts a history that was read from etcd.
 func (c *counters) replayed(l *load) {
-	c.replays.Add(1)
-	c.replayedEvents.Add(int64(len(l.changes)))
-	c.replayFloor.Store(l.header.Revision)
-	c.replayTime.Store(int64(l.took))
+	c.Replays.Add(1)
+	c.ReplayedEvents.Add(int64(len(l.changes)))
+	c.ReplayFloor.Store(l.header.Revision)
+	c.ReplayTime.Store(int64(l.took))
 }

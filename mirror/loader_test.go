@@ -67,7 +67,7 @@ func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
 	if !l.lacks("/b/") || l.lacks("/a/") {
 		t.Errorf("prefixes left out: %q, want /b/ alone", l.left)
 	}
-	if n := o.count.listedKeys.Load(); n != 3 {
+	if n := o.count.ListedKeys.Load(); n != 3 {
 		t.Errorf("%d keys are counted, want 3", n)
 	}
 }

@@ -51,7 +51,7 @@ func (w *writer) absorb() {
 // lower.
 func (w *writer) applyCompaction() {
 	rev := min(w.compacted.Load(), w.clock.Revision())
-	if rev <= w.stats.compacted.Load() {
+	if rev <= w.stats.Compacted.Load() {
 		return
 	}
 	for _, t := range w.tables {
@@ -59,5 +59,5 @@ func (w *writer) applyCompaction() {
 			t.raise(lin, rev)
 		}
 	}
-	w.stats.compacted.Store(rev) // after the versions were dropped
+	w.stats.Compacted.Store(rev) // after the versions were dropped
 }

@@ -81,7 +81,7 @@ func (m *Mirror) Restoring() bool { return m.loading.Load() }
 // the number of times the whole prefix had to be relisted or could not be listed. Cost is a few
 // atomic loads.
 func (m *Mirror) LoadProgress() (received, failed int64) {
-	return m.stats.listedKeys.Load() + m.stats.replayedRecords.Load(), m.stats.relists.Load()
+	return m.stats.ListedKeys.Load() + m.stats.replayedRecords.Load(), m.stats.Relists.Load()
 }
 
 // Compact makes rev the oldest revision that At can read, like a compaction of etcd to rev: rev
@@ -131,7 +131,7 @@ func (m *Mirror) WantProgress() (release func()) { return m.progress.Want() }
 func (m *Mirror) startFreshness() {
 	m.progress = freshness.NewProgress(m.clock, m.opts.IdleProgress, m.requestProgress)
 	m.reads = freshness.NewReads(m.ctx, m.clock, freshness.Env{
-		Read: m.readRevision, Known: m.stats.etcdRevision.Load, Progress: m.progress,
+		Read: m.readRevision, Known: m.stats.EtcdRevision.Load, Progress: m.progress,
 	})
 	if m.opts.EventsOnly {
 		return

@@ -23,9 +23,9 @@ func (w *writer) installAll(l *load) {
 	if restored {
 		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
 			"revision", l.through, "was", w.clock.Revision())
-		w.stats.restores.Add(1)
+		w.stats.Restores.Add(1)
 		w.compacted.Store(0)
-		w.stats.compacted.Store(0)
+		w.stats.Compacted.Store(0)
 	}
 	// Build all lineages, then publish them, then move the clock: readers wait for the last two
 	// steps only.
@@ -47,8 +47,8 @@ func (w *writer) installAll(l *load) {
 		t.begin(d.lin, d.history)
 	}
 	w.publisher.Publish(l.through, false)
-	w.stats.etcdRevision.Store(l.through)
-	w.stats.historyFloor.Store(l.header.Revision)
+	w.stats.EtcdRevision.Store(l.through)
+	w.stats.HistoryFloor.Store(l.header.Revision)
 	if restored || l.anew {
 		w.since.Store(l.through)
 	}
@@ -67,7 +67,7 @@ func (w *writer) installAll(l *load) {
 	for _, t := range again {
 		w.reload(t, 0, false)
 	}
-	w.stats.ready.Store(true)
+	w.stats.Ready.Store(true)
 }
 
 // divide returns the part of a load for each table.
@@ -144,7 +144,7 @@ func (t *table) grow(l *load) (*lineage, error) {
 func (w *writer) diverged(t *table, err error) {
 	delay := t.distrust.next(time.Now())
 	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
-	w.stats.divergences.Add(1)
+	w.stats.Divergences.Add(1)
 	// A restored history must not reach back to events that clients have received differently.
 	w.since.Store(max(w.clock.Revision(), w.since.Load()))
 	w.reload(t, delay, false)
@@ -170,7 +170,7 @@ const doubtFor = 10 * time.Minute
 // distrust makes every resource unreadable until the whole prefix is relisted: the feed has
 // contradicted its own order, so state that was served as complete may have been incomplete.
 func (w *writer) distrust() {
-	w.stats.divergences.Add(1)
+	w.stats.Divergences.Add(1)
 	for _, t := range w.tables {
 		if !t.excluded {
 			t.drop()
@@ -260,7 +260,7 @@ func (w *writer) install(t *table, l *load) {
 	}
 	if len(x.events) > 0 {
 		x.commitUnpublished()
-		w.stats.events.Add(int64(len(x.events)))
+		w.stats.Events.Add(int64(len(x.events)))
 	}
 	lin.suspect.Store(t.suspect)
 	t.suspect = false

@@ -46,37 +46,16 @@ type Stats struct {
 
 // Stats returns the counters. Cost is O(resources); the counters are not read at one instant.
 func (m *Mirror) Stats() Stats {
-	c := &m.stats
-	reads, waiters := m.reads.Counts()
-	return Stats{
-		Versions:            m.registry.countVersions(),
-		VersionBytes:        c.versionBytes.Load(),
-		Ready:               c.ready.Load(),
-		Clock:               m.Clock(),
-		EtcdRevision:        max(c.etcdRevision.Load(), m.Clock()),
-		Compacted:           c.compacted.Load(),
-		HistoryFloor:        c.historyFloor.Load(),
-		HistoryBytes:        c.historyBytes.Load(),
-		HistoryLimit:        m.opts.Window.MaxBytes,
-		UnclaimedBytes:      c.unclaimed.Load(),
-		UnclaimedLimit:      m.opts.UnclaimedBytes,
-		Events:              c.events.Load(),
-		Dropped:             c.dropped.Load(),
-		ListedKeys:          c.listedKeys.Load(),
-		Relists:             c.relists.Load(),
-		Reconnects:          c.reconnects.Load(),
-		SilentFeeds:         c.silentFeeds.Load(),
-		Divergences:         c.divergences.Load(),
-		Repairs:             c.repairs.Load(),
-		RevisionReads:       reads,
-		RevisionReadWaiters: waiters,
-		ProgressRequests:    c.progressRequests.Load(),
-		Restores:            c.restores.Load(),
-		Replays:             c.replays.Load(),
-		ReplayedEvents:      c.replayedEvents.Load(),
-		ReplayFloor:         c.replayFloor.Load(),
-		ReplayTime:          time.Duration(c.replayTime.Load()),
+	s := Stats{
+		Clock:          m.Clock(),
+		Versions:       m.registry.countVersions(),
+		HistoryLimit:   m.opts.Window.MaxBytes,
+		UnclaimedLimit: m.opts.UnclaimedBytes,
 	}
+	s.RevisionReads, s.RevisionReadWaiters = m.reads.Counts()
+	m.stats.copyTo(&s)
+	s.EtcdRevision = max(s.EtcdRevision, s.Clock)
+	return s
 }
 
 // ResourceStats is a reading of one resource.

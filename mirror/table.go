@@ -75,9 +75,9 @@ func (t *table) begin(lin *lineage, h history) {
 		t.forget()
 	}
 	t.history = h
-	t.w.stats.historyBytes.Add(h.bytes)
+	t.w.stats.HistoryBytes.Add(h.bytes)
 	// The load may be at a revision that etcd has been compacted past since.
-	t.raise(lin, t.w.stats.compacted.Load())
+	t.raise(lin, t.w.stats.Compacted.Load())
 	t.changed.wake()
 }
 
@@ -124,7 +124,7 @@ func (t *table) reset() {
 
 // forget drops the history counts of a resource whose log has been abandoned.
 func (t *table) forget() {
-	t.w.stats.historyBytes.Add(-t.history.bytes)
+	t.w.stats.HistoryBytes.Add(-t.history.bytes)
 	t.history, t.weighed = history{}, weighed{}
 	t.countVersionBytes(nil)
 }
@@ -218,7 +218,7 @@ func (t *table) countVersionBytes(lin *lineage) {
 		}
 	}
 	before := t.versionBytes.Swap(bytes)
-	t.w.stats.versionBytes.Add(bytes - before)
+	t.w.stats.VersionBytes.Add(bytes - before)
 }
 
 // route returns the table with the longest prefix of key. The root's prefix

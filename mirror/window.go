@@ -13,13 +13,13 @@ func (w *writer) remember(t *table, through Revision, events []*Event) {
 	h := &t.history
 	h.bytes += bytes
 	h.fresh += bytes
-	w.stats.historyBytes.Add(bytes)
+	w.stats.HistoryBytes.Add(bytes)
 	h.mark(through, time.Now())
 	w.bound()
 }
 
 // held returns the bytes that the window bounds.
-func (w *writer) held() int64 { return w.stats.historyBytes.Load() + w.stats.versionBytes.Load() }
+func (w *writer) held() int64 { return w.stats.HistoryBytes.Load() + w.stats.VersionBytes.Load() }
 
 // dropMade drops the least recently used version made for readers, over all resources, and reports
 // whether there was one. Such a version can be rebuilt in milliseconds; events cannot.
@@ -83,7 +83,7 @@ func (t *table) trim(rev Revision) {
 	t.raise(lin, rev)
 	lin.log.Drop(rev, func(e *Event) {
 		h.bytes -= e.historyBytes()
-		t.w.stats.historyBytes.Add(-e.historyBytes())
+		t.w.stats.HistoryBytes.Add(-e.historyBytes())
 		if e.Prev == nil {
 			return
 		}
@@ -92,5 +92,5 @@ func (t *table) trim(rev Revision) {
 			t.missing--
 		}
 	})
-	t.w.stats.historyFloor.Store(max(rev, t.w.stats.historyFloor.Load()))
+	t.w.stats.HistoryFloor.Store(max(rev, t.w.stats.HistoryFloor.Load()))
 }

@@ -58,7 +58,7 @@ func (w *writer) run(ctx context.Context) {
 		if w.lists.Load() != lists {
 			why = err // it was loaded, and err is the reason to load it again
 		}
-		w.stats.relists.Add(1)
+		w.stats.Relists.Add(1)
 		w.opts.Logger.Warn("mirror lists anew", "prefix", w.opts.Prefix, "error", err)
 		if time.Since(began) > retryLast {
 			backoff = retryFirst
@@ -120,7 +120,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored):
 			return err
 		}
-		w.stats.reconnects.Add(1)
+		w.stats.Reconnects.Add(1)
 		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.clock.Revision(), "error", err)
 		if w.clock.Revision() > before {
 			backoff = retryFirst
@@ -162,12 +162,12 @@ func (w *writer) follow(ctx context.Context) error {
 			w.runCommands()
 		case <-trim.C:
 			w.age(time.Now())
-			w.stats.unclaimed.Store(w.unclaimed)
+			w.stats.UnclaimedBytes.Store(w.unclaimed)
 		case err := <-ended:
 			return err
 		case n := <-w.feed.Silent():
 			if n == number {
-				w.stats.silentFeeds.Add(1)
+				w.stats.SilentFeeds.Add(1)
 				cancel(ErrFeedSilent)
 				return ErrFeedSilent
 			}
@@ -207,7 +207,7 @@ func (w *writer) apply(b Batch) error {
 		t := w.route(string(c.Key))
 		switch {
 		case t.excluded:
-			w.stats.dropped.Add(1)
+			w.stats.Dropped.Add(1)
 		case t.loading:
 			t.postpone(c)
 		default:
@@ -258,7 +258,7 @@ func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.touched {
 		x.lin.head.Load().prev.Store(nil)
 		x.t.publish(x.lin, x.events)
-		w.stats.events.Add(int64(len(x.events)))
+		w.stats.Events.Add(int64(len(x.events)))
 		x.t.countPublication(len(x.events), took)
 		w.remember(x.t, through, x.events)
 		x.retire()
