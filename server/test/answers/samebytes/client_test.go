@@ -2,6 +2,7 @@ package samebytes
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/tls"
@@ -52,7 +53,7 @@ type request struct {
 
 // String describes a request in a line.
 func (r request) String() string {
-	words := []string{or(r.method, http.MethodGet), r.path}
+	words := []string{cmp.Or(r.method, http.MethodGet), r.path}
 	if r.query != "" {
 		words[1] += "?" + r.query
 	}
@@ -74,13 +75,6 @@ func (r request) String() string {
 	return strings.Join(words, " ")
 }
 
-func or(s, otherwise string) string {
-	if s != "" {
-		return s
-	}
-	return otherwise
-}
-
 // response is an answer that was read to the end.
 type response struct {
 	proto  string
@@ -96,7 +90,7 @@ func (e *engine) begin(ctx context.Context, r request) (*http.Response, error) {
 	if r.query != "" {
 		url += "?" + r.query
 	}
-	req, err := http.NewRequestWithContext(ctx, or(r.method, http.MethodGet), url, nil)
+	req, err := http.NewRequestWithContext(ctx, cmp.Or(r.method, http.MethodGet), url, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +103,7 @@ func (e *engine) begin(ctx context.Context, r request) (*http.Response, error) {
 	if r.agent != "" {
 		req.Header.Set("User-Agent", r.agent)
 	}
-	if token := or(r.token, adminToken); token != tokenAnonymous {
+	if token := cmp.Or(r.token, adminToken); token != tokenAnonymous {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := e.http2

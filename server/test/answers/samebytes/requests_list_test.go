@@ -1,6 +1,7 @@
 package samebytes
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -269,7 +270,7 @@ func TestListRevisions(t *testing.T) {
 						if versionName == "future" && limit != "" && match == "" {
 							continue
 						}
-						all[named(versionName, or(match, "unset"), or(limit, "all"))] = request{path: s.in(s.namespace), query: query.Encode(), accept: jsonType}
+						all[named(versionName, cmp.Or(match, "unset"), cmp.Or(limit, "all"))] = request{path: s.in(s.namespace), query: query.Encode(), accept: jsonType}
 					}
 				}
 			}
@@ -300,7 +301,7 @@ func TestPages(t *testing.T) {
 					if (start != "" && m.name != "json") || m.name == "cbor" || m.name == "yaml" {
 						continue
 					}
-					t.Run(named(s.String(), where, or(start, "plain"), m.name), func(t *testing.T) {
+					t.Run(named(s.String(), where, cmp.Or(start, "plain"), m.name), func(t *testing.T) {
 						t.Parallel()
 						w.settle(t, ctx, path)
 						w.pages(t, path, start, m.list)

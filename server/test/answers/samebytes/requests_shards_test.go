@@ -2,6 +2,7 @@ package samebytes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -96,7 +97,7 @@ func TestPagesOfShards(t *testing.T) {
 		for where, path := range s.paths() {
 			for _, shard := range []string{"first-half", "two", "namespace", "all"} {
 				for _, start := range []string{"", "&labelSelector=app", fmt.Sprintf("&resourceVersionMatch=Exact&resourceVersion=%d", w.past)} {
-					t.Run(named(s.String(), where, shard, or(start, "plain")), func(t *testing.T) {
+					t.Run(named(s.String(), where, shard, cmp.Or(start, "plain")), func(t *testing.T) {
 						t.Parallel()
 						w.settle(t, harness.Context(t, testTimeout), path)
 						w.pages(t, path, "shardSelector="+url.QueryEscape(shardSelectors[shard])+start, jsonType)

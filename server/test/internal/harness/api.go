@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -83,18 +84,11 @@ func (a *API) send(ctx context.Context, method, path, query, contentType, accept
 		return nil, err
 	}
 	const jsonType = "application/json"
-	req.Header.Set("Accept", or(accept, jsonType))
+	req.Header.Set("Accept", cmp.Or(accept, jsonType))
 	if reader != nil {
-		req.Header.Set("Content-Type", or(contentType, jsonType))
+		req.Header.Set("Content-Type", cmp.Or(contentType, jsonType))
 	}
 	return a.client.Do(req)
-}
-
-func or(s, otherwise string) string {
-	if s != "" {
-		return s
-	}
-	return otherwise
 }
 
 // Status returns the body as a Status; its zero value if it is something else.

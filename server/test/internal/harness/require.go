@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ func Missing(t testing.TB, name, why string) {
 // version. If there is none the test is skipped; its name in STRATA_TEST_REQUIRE is old-etcd.
 func OldEtcd(t testing.TB) (path, version string) {
 	t.Helper()
-	path = or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")
+	path = cmp.Or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")
 	version, err := etcdVersion(path)
 	if err != nil {
 		Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; .ci/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))

@@ -3,6 +3,7 @@ package access
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/tls"
@@ -41,7 +42,7 @@ type request struct {
 }
 
 func (r request) String() string {
-	text := fmt.Sprintf("%s: %s %s", r.user, or(r.method, http.MethodGet), r.target)
+	text := fmt.Sprintf("%s: %s %s", r.user, cmp.Or(r.method, http.MethodGet), r.target)
 	if r.list != "" {
 		text += " with the token of " + r.list
 	}
@@ -52,13 +53,6 @@ func (r request) String() string {
 		text += fmt.Sprintf(" %s=%q", name, r.header[name])
 	}
 	return text
-}
-
-func or(s, otherwise string) string {
-	if s != "" {
-		return s
-	}
-	return otherwise
 }
 
 // wire is an HTTP/1.1 connection.
@@ -107,7 +101,7 @@ func (e *engine) send(ctx context.Context, r request) (*harness.Response, error)
 	}
 	stop := context.AfterFunc(ctx, func() { w.Close() })
 	defer stop()
-	method := or(r.method, http.MethodGet)
+	method := cmp.Or(r.method, http.MethodGet)
 	var text bytes.Buffer
 	version := "1.1"
 	if r.http10 {
