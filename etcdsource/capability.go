@@ -92,7 +92,7 @@ const (
 	// ByEvents: the watch is on all keys, so that every revision arrives as an event.
 	// Source.OfAllKeys.
 	ByEvents
-	// Unproven: neither. The clock is at the last event of the prefix, even if the server's
+	// Unproven: neither. The published revision is at the last event of the prefix, even if the server's
 	// revision is higher. Source.WithoutProgress and mirror.Options.EventsOnly.
 	Unproven
 )

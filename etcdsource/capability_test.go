@@ -247,7 +247,7 @@ func TestWhatIsAskedOfEtcd(t *testing.T) {
 	s := New(f.serve(t), "feed", "/registry/probe")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	header, err := s.Current(ctx)
+	header, err := s.ReadRevision(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,8 +62,8 @@ func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pa
 // Done reports whether the range has been read to its end.
 func (p *Pager) Done() bool { return p.done }
 
-// Expect sets the number of keys of the first page from an estimate of the size of a value.
-func (p *Pager) Expect(bytes int64) {
+// HintValueBytes sets the number of keys of the first page from an estimate of the size of a value.
+func (p *Pager) HintValueBytes(bytes int64) {
 	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
 }
 

@@ -185,7 +185,7 @@ func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (mirro
 // verify returns ErrRestored if etcd is not the cluster of the header, or is an older state of it:
 // a member that was restored from a backup may have the same cluster ID.
 func (s *Source) verify(ctx context.Context, after mirror.Header) error {
-	now, err := attempts(ctx, revisionWait, revisionTries, s.Current)
+	now, err := attempts(ctx, revisionWait, revisionTries, s.ReadRevision)
 	if err != nil {
 		return fmt.Errorf("verify revision %d: %w", after.Revision, err)
 	}
@@ -195,8 +195,8 @@ func (s *Source) verify(ctx context.Context, after mirror.Header) error {
 	return nil
 }
 
-// Current implements mirror.Source.
-func (s *Source) Current(ctx context.Context) (mirror.Header, error) {
+// ReadRevision implements mirror.Source.
+func (s *Source) ReadRevision(ctx context.Context) (mirror.Header, error) {
 	resp, err := s.client.Get(ctx, s.probe, clientv3.WithCountOnly())
 	if err != nil {
 		return mirror.Header{}, translate(err)

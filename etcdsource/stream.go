@@ -107,7 +107,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 // revision is read first, so that the pages after a failure are at the same one.
 func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]mirror.KV) error) (header mirror.Header, err error) {
 	if pager.rev == 0 {
-		now, err := attempts(ctx, revisionWait, revisionTries, s.Current)
+		now, err := attempts(ctx, revisionWait, revisionTries, s.ReadRevision)
 		if err != nil {
 			return header, nil // the pages report the error, or reach a member that answers
 		}

@@ -100,7 +100,7 @@ func (s *benchSource) Keys(_ context.Context, _ string, _ mirror.Revision, most 
 
 func (s *benchSource) RequestProgress(context.Context) error { return nil }
 
-func (s *benchSource) Current(context.Context) (mirror.Header, error) {
+func (s *benchSource) ReadRevision(context.Context) (mirror.Header, error) {
 	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
@@ -166,7 +166,7 @@ func BenchmarkApply(b *testing.B) {
 				for b.Loop() { // includes building the batch, concurrently with the writer
 					s.feed <- s.batch(n, func() int { return rnd.IntN(len(s.keys)) })
 				}
-				for m.Clock() < s.rev {
+				for m.Revision() < s.rev {
 					runtime.Gosched()
 				}
 				b.ReportMetric(float64(b.N*n)/b.Elapsed().Seconds(), "events/s")
@@ -271,7 +271,7 @@ func BenchmarkCursorNext(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				s.feed <- s.batch(1, func() int { return i % len(s.keys) })
-				for m.Clock() < s.rev {
+				for m.Revision() < s.rev {
 					runtime.Gosched()
 				}
 				for _, c := range cursors {
@@ -401,7 +401,7 @@ func BenchmarkMemory(b *testing.B) {
 				if err := m.Wait(context.Background(), s.rev); err != nil {
 					b.Fatal(err)
 				}
-				m.HoldWriter()() // the writer's work after the clock has moved
+				m.HoldWriter()() // the writer's work after the published revision has moved
 				history := heap() - before - payload - present
 				counted := m.Stats().HistoryBytes
 				b.ReportMetric(float64(present)/objects, "B/object")

@@ -9,7 +9,7 @@ import "fmt"
 //	I1      writer.checkClock
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
 //	I4      changes.check, topics.checkLocked, sorted.check
-//	I5      table.check: no version is newer than the clock
+//	I5      table.check: no version is newer than the published revision
 //	I6      freshness.Clock.Check
 //	I7      writer.checkBudget, table.checkCounts, lineage.checkVersions
 //	I8      table.checkCounts: each entry is in the resource that its key belongs to
@@ -21,22 +21,22 @@ func (w *writer) check() error {
 		return err
 	}
 	for prefix, t := range w.tables {
-		if err := t.check(w.clock.Revision()); err != nil {
+		if err := t.check(w.published.Revision()); err != nil {
 			return fmt.Errorf("%s: %w", prefix, err)
 		}
 	}
 	return w.checkBudget()
 }
 
-// checkClock checks I1 against the previous check, and the waits for the clock.
+// checkClock checks I1 against the previous check, and the waits for the published revision.
 func (w *writer) checkClock() error {
-	now := clockReading{w.clock.Revision(), w.stats.Restores.Load()}
+	now := publishedReading{w.published.Revision(), w.stats.Restores.Load()}
 	before := w.checked
 	w.checked = now
 	if now.rev < before.rev && now.restores == before.restores {
 		return broken("I1", "the clock went from %d back to %d without a restore", before.rev, now.rev)
 	}
-	if err := w.clock.Check(); err != nil {
+	if err := w.published.Check(); err != nil {
 		return broken("I6", "%w", err)
 	}
 	return nil

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// check returns an error if an invariant of the resource is broken; now is the clock.
+// check returns an error if an invariant of the resource is broken; now is the published revision.
 func (t *table) check(now Revision) error {
 	lin := t.cur.Load()
 	if err := t.changed.check(t.prefix, lin); err != nil {
@@ -38,7 +38,7 @@ func (t *table) check(now Revision) error {
 	return lin.checkVersions()
 }
 
-// check checks that the marks ascend up to the clock, so that the window drops history in order (I7).
+// check checks that the marks ascend up to the published revision, so that the window drops history in order (I7).
 func (h *history) check(now Revision) error {
 	for i, m := range h.marks {
 		if m.rev > now || i > 0 && m.rev < h.marks[i-1].rev {
@@ -48,7 +48,7 @@ func (h *history) check(now Revision) error {
 	return nil
 }
 
-// checkEvents checks I3: the log is in revision order, above the floor, up to the clock, and reaches
+// checkEvents checks I3: the log is in revision order, above the floor, up to the published revision, and reaches
 // back to the oldest version.
 func (l *lineage) checkEvents(now Revision) error {
 	last := l.log.Floor()
@@ -102,8 +102,8 @@ func (t *table) checkCounts(lin *lineage) error {
 // checkVersions checks that the log connects the head, every version and the oldest version, in
 // both directions.
 func (l *lineage) checkVersions() error {
-	made, checkpoints := *l.made.Load(), *l.checkpoints.Load()
-	if len(made) > maxMade {
+	made, checkpoints := *l.cachedVersions.Load(), *l.checkpoints.Load()
+	if len(made) > maxCachedVersions {
 		return broken("I7", "%d versions are kept for readers", len(made))
 	}
 	if !slices.IsSortedFunc(checkpoints, func(a, b *version) int { return cmp.Compare(a.seq, b.seq) }) {
@@ -113,7 +113,7 @@ func (l *lineage) checkVersions() error {
 	// A reader that adds a version while the oldest revision rises drops the version afterwards
 	// (lineage.at).
 	made = slices.DeleteFunc(slices.Clone(made), func(v *version) bool { return v.seq < seq })
-	t, ok := l.roll(head, seq)
+	t, ok := l.replayLog(head, seq)
 	if !ok {
 		return broken("I3", "cannot roll from %d back to %d", head.rev, l.oldest())
 	}
@@ -127,7 +127,7 @@ func (l *lineage) checkVersions() error {
 		}
 		want := slices.Collect(v.tree.All("", ""))
 		for _, from := range []*version{first, head} {
-			got, ok := l.roll(from, v.seq)
+			got, ok := l.replayLog(from, v.seq)
 			if !ok {
 				return broken("I3", "cannot roll from event %d to %d", from.seq, v.seq)
 			}

@@ -32,7 +32,7 @@ func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
 	r.refs++
 	if r.refs == 1 {
 		r.exclude = exclude
-		g.enqueueLocked(func(w *writer) { w.adopt(r, exclude) })
+		g.enqueueLocked(func(w *writer) { w.onClaim(r, exclude) })
 	}
 	return r, nil
 }
@@ -48,12 +48,12 @@ func (r *Resource) Release() {
 	}
 	r.refs--
 	if r.refs == 0 {
-		g.enqueueLocked(func(w *writer) { w.abandon(r) })
+		g.enqueueLocked(func(w *writer) { w.onRelease(r) })
 	}
 }
 
-// adopt gives a newly claimed resource the state that is cached for it.
-func (w *writer) adopt(r *Resource, exclude bool) {
+// onClaim gives a newly claimed resource the state that is cached for it.
+func (w *writer) onClaim(r *Resource, exclude bool) {
 	t := w.tables[r.prefix]
 	known := t != nil && t.Resource == r
 	if !known {
@@ -70,13 +70,13 @@ func (w *writer) adopt(r *Resource, exclude bool) {
 	w.tables[r.prefix] = t
 	w.listExcluded()
 	if !known {
-		if w.clock.Revision() == 0 {
+		if w.published.Revision() == 0 {
 			return // the first list is in flight and will be divided among all resources
 		}
 		if parent.loading || parent.excluded {
 			fetch = true
 		} else {
-			w.carve(parent, t)
+			w.splitOut(parent, t)
 		}
 	}
 	switch {
@@ -85,7 +85,7 @@ func (w *writer) adopt(r *Resource, exclude bool) {
 	case fetch || t.missing > 0:
 		w.reload(t, 0, true)
 	default:
-		t.show()
+		t.publishUnclaimed()
 	}
 }
 
@@ -111,8 +111,8 @@ func (w *writer) contains(prefix string) bool {
 	return false
 }
 
-// abandon is the writer's part of the last Release: it drops the history of the resource.
-func (w *writer) abandon(r *Resource) {
+// onRelease is the writer's part of the last Release: it drops the history of the resource.
+func (w *writer) onRelease(r *Resource) {
 	if w.registry.isClaimed(r) {
 		return
 	}
@@ -129,24 +129,24 @@ func (w *writer) abandon(r *Resource) {
 	for e := range lin.head.Load().tree.All("", "") {
 		entries = append(entries, e)
 	}
-	rev := w.clock.Revision()
+	rev := w.published.Revision()
 	t.begin(newLineage(t.found(entries, rev), nil, nil, true), history{})
 }
 
-// carve moves the keys of t, with their history, out of the parent, which has contained them so
+// splitOut moves the keys of t, with their history, out of the parent, which has contained them so
 // far. Each of the two gets a new lineage. Cost is O(events and entries moved + events of the
 // parent).
-func (w *writer) carve(parent, t *table) {
+func (w *writer) splitOut(parent, t *table) {
 	start, end := t.prefix, prefixEnd(t.prefix)
 	from := parent.cur.Load()
-	oldest, present := from.since(from.oldest()), from.head.Load()
+	oldest, present := from.versionAt(from.oldest()), from.head.Load()
 	floor, since := from.log.Floor(), oldest
 	if rev := parent.absorbed; rev > oldest.rev {
-		floor, since = rev, from.since(rev)
+		floor, since = rev, from.versionAt(rev)
 	}
 	was := parent.history
 
-	var own, rest part
+	var own, rest logPart
 	own.begin(floor, since.rev, between(since.tree, start, end))
 	rest.begin(from.log.Floor(), oldest.rev, without(oldest.tree, start, end))
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
@@ -167,8 +167,8 @@ func (w *writer) carve(parent, t *table) {
 	}
 	ownLin := own.end(between(present.tree, start, end), true) // published when no value is missing
 	restLin := rest.end(without(present.tree, start, end), !parent.owned)
-	ownLin.suspect.Store(from.suspect.Load())
-	restLin.suspect.Store(from.suspect.Load())
+	ownLin.inconsistent.Store(from.inconsistent.Load())
+	restLin.inconsistent.Store(from.inconsistent.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {
 		parent.count(e, -1)
 		t.count(e, 1)
@@ -192,8 +192,8 @@ func without(t tree, start, end string) tree {
 	return edit.Tree()
 }
 
-// part builds a lineage from some of the keys of another one.
-type part struct {
+// logPart builds a lineage from some of the keys of another one.
+type logPart struct {
 	base  *version // the oldest
 	log   *eventLog
 	last  Revision // of the events after base, 0 if there are none
@@ -202,12 +202,12 @@ type part struct {
 
 // begin sets the keys at the oldest revision, and the floor of the log: there are no events at or
 // below it.
-func (p *part) begin(floor, oldest Revision, base tree) {
+func (p *logPart) begin(floor, oldest Revision, base tree) {
 	p.base = &version{rev: oldest, tree: base}
 	p.log = eventlog.New[Event](floor)
 }
 
-func (p *part) add(e *Event) {
+func (p *logPart) add(e *Event) {
 	p.log.Append(e)
 	p.bytes += e.historyBytes()
 	if e.Rev <= p.base.rev {
@@ -218,7 +218,7 @@ func (p *part) add(e *Event) {
 }
 
 // end returns the lineage; present is its newest tree.
-func (p *part) end(present tree, private bool) *lineage {
+func (p *logPart) end(present tree, private bool) *lineage {
 	var newest *version
 	if p.last > 0 {
 		newest = &version{rev: p.last, tree: present, seq: p.log.End()}

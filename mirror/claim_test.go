@@ -39,13 +39,13 @@ func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
 	return r
 }
 
-// reach waits until the clock is at rev and the resources can be read.
+// reach waits until the published revision is at rev and the resources can be read.
 func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mirror.Resource) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := m.Wait(ctx, rev); err != nil {
-		t.Fatalf("the clock stays at %d, want %d: %v", m.Clock(), rev, err)
+		t.Fatalf("the clock stays at %d, want %d: %v", m.Revision(), rev, err)
 	}
 	for _, r := range resources {
 		if err := r.WaitReady(ctx); err != nil {

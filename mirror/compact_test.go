@@ -76,8 +76,8 @@ func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 	})
 }
 
-// TestCompactionAheadWaitsForTheClock: a compaction above the clock takes effect when the clock
-// reaches it, without an event.
+// TestCompactionAheadWaitsForTheClock: a compaction above the published revision takes effect when
+// the published revision reaches it, without an event.
 func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -88,7 +88,7 @@ func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 		now := md.store.Revision()
 		m.Compact(now + 3)
 		synctest.Wait()
-		requireGone(t, r, md, now) // up to the clock
+		requireGone(t, r, md, now) // up to the published revision
 		if m.Compacted() != now+3 || m.Stats().Compacted != now {
 			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.Compacted())
 		}
@@ -115,7 +115,7 @@ func TestCompactionStartsOverWithEtcd(t *testing.T) {
 		requireGone(t, r, md, 15)
 
 		md.store.Restore(9, map[string]string{"/registry/a/x": "restored"})
-		for m.Clock() > 9 {
+		for m.Revision() > 9 {
 			time.Sleep(time.Millisecond)
 		}
 		reach(t, m, 9, r)
@@ -270,7 +270,7 @@ func TestReadersKeepAVersionOnlyWhileTheyRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		release := r.Hold(s)
+		release := r.TrackReader(s)
 		e, _ := s.Get("/registry/a/x")
 		value := weak.Make(e)
 		e = nil

@@ -53,7 +53,7 @@ const (
 //
 // If there are differences, earlier versions and events may be wrong as well. Check then drops the
 // versions and the log of the resource, so that cursors end with ErrCompacted, and reads the
-// differing keys again. Suspect reports true until a later check finds no difference. A compaction,
+// differing keys again. Inconsistent reports true until a later check finds no difference. A compaction,
 // a restart or a relist never counts as a difference: each ends the check with an error. Errors:
 // ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile, ErrRestored,
 // ErrSuperseded, those of Source.Keys.
@@ -76,7 +76,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	}
 	check := &Check{Snapshot: snap, Differences: c.found, Count: c.count}
 	if c.count == 0 {
-		snap.lin.suspect.Store(false)
+		snap.lin.inconsistent.Store(false)
 		return check, nil
 	}
 	check.Mended, err = c.repair(check)
@@ -86,11 +86,11 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 // ErrSuperseded: the resource was relisted during the comparison.
 var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
 
-// Suspect reports whether the last check found the resource to differ from etcd. Its past revisions
+// Inconsistent reports whether the last check found the resource to differ from etcd. Its past revisions
 // may be wrong too, so callers should read them from etcd if they can.
-func (r *Resource) Suspect() bool {
+func (r *Resource) Inconsistent() bool {
 	lin := r.cur.readable()
-	return lin != nil && lin.suspect.Load()
+	return lin != nil && lin.inconsistent.Load()
 }
 
 // comparison iterates over a snapshot and etcd's keys, both in key order.
@@ -125,7 +125,7 @@ func (c *comparison) compare(page []KV) error {
 	}
 	next := string(page[len(page)-1].Key) + "\x00"
 	if len(c.inner) > 0 {
-		page = slices.DeleteFunc(page, func(kv KV) bool { return c.foreign(string(kv.Key)) })
+		page = slices.DeleteFunc(page, func(kv KV) bool { return c.isNested(string(kv.Key)) })
 	}
 	if c.each != nil {
 		for i := range page {
@@ -144,7 +144,7 @@ func (c *comparison) compare(page []KV) error {
 				c.differ(Difference{Key: key, Held: e.mod, Etcd: etcd})
 			}
 			page = page[1:]
-		case !c.foreign(key):
+		case !c.isNested(key):
 			c.differ(Difference{Key: key, Held: e.mod})
 		}
 	}
@@ -158,14 +158,14 @@ func (c *comparison) compare(page []KV) error {
 // rest compares the cached keys after etcd's last key.
 func (c *comparison) rest() {
 	for e := range c.snap.All(c.next, c.end) {
-		if !c.foreign(e.Key()) {
+		if !c.isNested(e.Key()) {
 			c.differ(Difference{Key: e.Key(), Held: e.mod})
 		}
 	}
 }
 
-// foreign reports whether the key belongs to another resource inside this one.
-func (c *comparison) foreign(key string) bool {
+// isNested reports whether the key belongs to another resource inside this one.
+func (c *comparison) isNested(key string) bool {
 	return slices.ContainsFunc(c.inner, func(p string) bool { return strings.HasPrefix(key, p) })
 }
 
@@ -175,20 +175,20 @@ func (c *comparison) differ(d Difference) {
 	}
 }
 
-// mended is a key as read from etcd.
-type mended struct {
+// repairedKey is a key as read from etcd.
+type repairedKey struct {
 	key   string
 	entry *Entry // nil if the key does not exist
 }
 
-// repair replaces the differing keys of the resource in a new lineage that begins at the clock, and
+// repair replaces the differing keys of the resource in a new lineage that begins at the published revision, and
 // reports whether it did; otherwise the resource is relisted. The context of the check does not
 // cancel it: known differences are always repaired. Errors: ErrSuperseded, ErrClosed.
 func (c *comparison) repair(check *Check) (bool, error) {
 	m := c.r.m
 	ctx, cancel := context.WithTimeout(m.ctx, repairTimeout)
 	defer cancel()
-	var keys []mended
+	var keys []repairedKey
 	var err error
 	if check.Count > len(check.Differences) {
 		err = fmt.Errorf("%d keys", check.Count)
@@ -198,7 +198,7 @@ func (c *comparison) repair(check *Check) (bool, error) {
 		if err != nil {
 			break
 		}
-		var fix mended
+		var fix repairedKey
 		if fix, err = c.fetch(ctx, d, check.Snapshot.Rev); fix.entry != nil {
 			bytes += fix.entry.footprint()
 		}
@@ -208,7 +208,7 @@ func (c *comparison) repair(check *Check) (bool, error) {
 		keys = append(keys, fix)
 	}
 	done := make(chan error, 1)
-	m.registry.enqueue(func(w *writer) { done <- w.mend(c.r, check.Snapshot, keys, err) })
+	m.registry.enqueue(func(w *writer) { done <- w.repair(c.r, check.Snapshot, keys, err) })
 	select {
 	case err := <-done:
 		if errors.Is(err, ErrDiverged) {
@@ -221,31 +221,31 @@ func (c *comparison) repair(check *Check) (bool, error) {
 }
 
 // fetch reads a key at the revision of the check.
-func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (mended, error) {
+func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repairedKey, error) {
 	if d.Etcd == 0 {
-		return mended{key: d.Key}, nil
+		return repairedKey{key: d.Key}, nil
 	}
 	kv, ok, err := c.r.m.opts.Source.Get(ctx, d.Key, at)
 	if err == nil && (!ok || kv.ModRevision != d.Etcd) {
 		err = fmt.Errorf("%w: etcd has %q of %d at %d, told of %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
 	}
 	if err != nil {
-		return mended{}, err
+		return repairedKey{}, err
 	}
-	return mended{d.Key, newEntry(&kv, true)}, nil
+	return repairedKey{d.Key, newEntry(&kv, true)}, nil
 }
 
-// mend is the writer's part of comparison.repair: it begins a lineage at the clock with the keys as
+// repair is the writer's part of comparison.repair: it begins a lineage at the published revision with the keys as
 // read from etcd. If err is set, or a key has changed since it was compared, it relists the
 // resource and returns ErrDiverged. Error: ErrSuperseded.
-func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) error {
+func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err error) error {
 	t := w.tables[r.prefix]
 	if t == nil || t.Resource != r || r.cur.Load() != snap.lin || !t.owned {
 		return ErrSuperseded
 	}
 	head := snap.lin.head.Load()
 	edit := head.tree.Edit()
-	x := &txn{t: t} // only to retire
+	x := &txn{t: t} // only to supersede
 	for _, k := range keys {
 		if err != nil {
 			break
@@ -263,7 +263,7 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 	}
 	if err != nil {
 		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
-		w.diverged(t, err)
+		w.onDivergence(t, err)
 		t.suspect = true // when it is loaded
 		return err
 	}
@@ -275,15 +275,15 @@ func (w *writer) mend(r *Resource, snap Snapshot, keys []mended, err error) erro
 			t.count(k.entry, 1)
 		}
 	}
-	rev := w.clock.Revision()
+	rev := w.published.Revision()
 	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
-	lin.suspect.Store(true)
+	lin.inconsistent.Store(true)
 	t.begin(lin, history{})
 	// A restored history must not reach back to events that clients have received differently.
-	w.since.Store(max(rev, w.since.Load()))
+	w.trustedSince.Store(max(rev, w.trustedSince.Load()))
 	w.stats.Repairs.Add(1)
 	x.old = edit.Replaced()
-	x.retire()
-	w.doubt(t)
+	x.supersede()
+	w.noteDivergence(t)
 	return nil
 }

@@ -119,7 +119,7 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 		m := start(t, source, nil)
 		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
 		reach(t, m, store.Revision(), a, b)
-		if got := check(t, a); got != nil || a.Suspect() {
+		if got := check(t, a); got != nil || a.Inconsistent() {
 			t.Fatalf("nothing was lost, and differs: %v", got)
 		}
 		followers := map[*mirror.Resource]*mirror.Cursor{}
@@ -152,11 +152,11 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 		if want := int64(len("v")*17 + len("new") + len("w") + len("seen") + len("last")); bytes() != want {
 			t.Errorf("%d bytes are held, want %d", bytes(), want)
 		}
-		if !a.Suspect() || b.Suspect() || m.Stats().Repairs != 1 || m.Stats().Divergences != 0 {
-			t.Errorf("suspect: %t and %t, %+v", a.Suspect(), b.Suspect(), m.Stats())
+		if !a.Inconsistent() || b.Inconsistent() || m.Stats().Repairs != 1 || m.Stats().Divergences != 0 {
+			t.Errorf("suspect: %t and %t, %+v", a.Inconsistent(), b.Inconsistent(), m.Stats())
 		}
-		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.Clock() || floor != m.Clock() {
-			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.Clock())
+		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.Revision() || floor != m.Revision() {
+			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.Revision())
 		}
 		if _, err := followers[a].Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("a cursor on what was wrong goes on: %v", err)
@@ -165,8 +165,8 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 			t.Errorf("a cursor on another resource: %d events, %v", len(evs), err)
 		}
 		barrier(t, m)
-		if got := check(t, a); got != nil || a.Suspect() {
-			t.Fatalf("after the repair differ %v, suspect: %t", got, a.Suspect())
+		if got := check(t, a); got != nil || a.Inconsistent() {
+			t.Fatalf("after the repair differ %v, suspect: %t", got, a.Inconsistent())
 		}
 		// Later events follow the repaired keys.
 		for _, k := range []string{"001", "07", "19", "zz"} {
@@ -181,8 +181,8 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 	})
 }
 
-// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed inside a suspect resource takes
-// over its history, and is suspect until its own check finds no difference.
+// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed inside a inconsistent resource takes
+// over its history, and is inconsistent until its own check finds no difference.
 func TestClaimInsideSuspectResourceIsSuspect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -191,17 +191,17 @@ func TestClaimInsideSuspectResourceIsSuspect(t *testing.T) {
 		outer := claim(t, m, "/registry/a/")
 		reach(t, m, store.Revision(), outer)
 		lose(t, m, store, memory.Op{Key: "/registry/a/inner/2", Value: "lost"})
-		if got := check(t, outer); len(got) != 1 || !outer.Suspect() {
-			t.Fatalf("differ %v, suspect: %t", got, outer.Suspect())
+		if got := check(t, outer); len(got) != 1 || !outer.Inconsistent() {
+			t.Fatalf("differ %v, suspect: %t", got, outer.Inconsistent())
 		}
 		inner := claim(t, m, "/registry/a/inner/")
 		reach(t, m, store.Revision(), inner)
 		barrier(t, m)
-		if !inner.Suspect() || !outer.Suspect() {
-			t.Errorf("after the claim suspect: inside %t, around it %t", inner.Suspect(), outer.Suspect())
+		if !inner.Inconsistent() || !outer.Inconsistent() {
+			t.Errorf("after the claim suspect: inside %t, around it %t", inner.Inconsistent(), outer.Inconsistent())
 		}
-		if got := check(t, inner); got != nil || inner.Suspect() || !outer.Suspect() {
-			t.Errorf("inside differ %v, suspect: %t; around it %t", got, inner.Suspect(), outer.Suspect())
+		if got := check(t, inner); got != nil || inner.Inconsistent() || !outer.Inconsistent() {
+			t.Errorf("inside differ %v, suspect: %t; around it %t", got, inner.Inconsistent(), outer.Inconsistent())
 		}
 	})
 }
@@ -367,11 +367,11 @@ func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
 					t.Errorf("%+v", st)
 				}
 				barrier(t, m)
-				if !r.Suspect() {
+				if !r.Inconsistent() {
 					t.Error("what was listed anew is not suspect")
 				}
-				if got := check(t, r); got != nil || r.Suspect() {
-					t.Errorf("after the list differ %v, suspect: %t", got, r.Suspect())
+				if got := check(t, r); got != nil || r.Inconsistent() {
+					t.Errorf("after the list differ %v, suspect: %t", got, r.Inconsistent())
 				}
 
 				// A restored history does not reach back to the lost event either.

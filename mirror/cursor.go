@@ -6,7 +6,7 @@ import "fmt"
 // keeps no events alive. When its position leaves the window, Next returns ErrCompacted; the writer
 // and other cursors are not affected. Not safe for concurrent use.
 //
-// By default a cursor reads the whole log and is woken by any change. Follow and FollowValue limit
+// By default a cursor reads the whole log and is woken by any change. Follow and FollowIndex limit
 // it to the events of its keys or of one value; the owner then has to call Close.
 type Cursor struct {
 	res        *Resource
@@ -17,9 +17,9 @@ type Cursor struct {
 	inside     uint64   // events of the log after pos that were visited
 	start, end string
 
-	topic  *topic     // nil: the cursor reads the whole log
-	by     *Partition // of the topic, nil if it is of a key or a directory
-	awaits Revision   // see Await
+	topic  *topic      // nil: the cursor reads the whole log
+	by     *WatchIndex // of the topic, nil if it is of a key or a directory
+	awaits Revision    // see Await
 }
 
 // Cursor returns a cursor after the snapshot, over the keys start <= key < end; an
@@ -29,7 +29,7 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 }
 
 // CursorAfter returns a cursor over the events after rev of the keys start <= key < end; an empty
-// end means no upper bound. A revision above the clock is not an error: the cursor returns events
+// end means no upper bound. A revision above the published revision is not an error: the cursor returns events
 // once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
 	lin := r.cur.readable()
@@ -58,7 +58,7 @@ func (c *Cursor) bind(lin *lineage) error {
 	}
 	switch {
 	case by != nil:
-		c.FollowValue(by, t.name)
+		c.FollowIndex(by, t.name)
 	case t != nil:
 		c.Follow()
 	}
@@ -98,17 +98,17 @@ func (c *Cursor) Follow() {
 	c.topic = c.res.changed.subscribe(c.res.prefix, c.lin, c.start, c.end)
 }
 
-// FollowValue limits the cursor to events that p assigns to the value, or cannot assign: only those
+// FollowIndex limits the cursor to events that p assigns to the value, or cannot assign: only those
 // wake it and are read by it. Events that p has not sorted when the cursor joins may be returned
 // whichever value they concern, so the caller still has to filter. It has no effect if p has ended.
-func (c *Cursor) FollowValue(p *Partition, value string) {
+func (c *Cursor) FollowIndex(p *WatchIndex, value string) {
 	c.Close()
 	if c.topic = p.subscribe(c.lin, value); c.topic != nil {
 		c.by = p
 	}
 }
 
-// Close ends Follow and FollowValue. The cursor then reads the whole log.
+// Close ends Follow and FollowIndex. The cursor then reads the whole log.
 func (c *Cursor) Close() {
 	if c.topic != nil {
 		// The events since the topic's last event need no visit.
@@ -139,7 +139,7 @@ func (c *Cursor) Changed() <-chan struct{} {
 	return c.res.changed.next()
 }
 
-// Await makes the channel of Changed close also when Position can advance to rev, which the clock
+// Await makes the channel of Changed close also when Position can advance to rev, which the published revision
 // has reached. A cursor on a topic may learn later than others that its topic has no events up to
 // rev. Call Await before Changed.
 func (c *Cursor) Await(rev Revision) {
@@ -151,13 +151,13 @@ func (c *Cursor) Await(rev Revision) {
 
 // Next appends the due events to buf, at most limit, and returns it; the result has the length of
 // buf if no event is due. Afterwards Position is the cursor's new position, which advances with the
-// clock even without selected events. Errors: ErrCompacted if an event that the cursor may have to
-// return has left the window, or if the resource was relisted, unless a compaction of etcd was the
-// reason and the cursor is not behind (D5). The cursor cannot be used after that.
+// published revision even without selected events. Errors: ErrCompacted if an event that the cursor
+// may have to return has left the window, or if the resource was relisted, unless a compaction of
+// etcd was the reason and the cursor is not behind (D5). The cursor cannot be used after that.
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	for had := len(buf); ; buf = buf[:had] {
-		// Load the clock before the log's end: all events up to the clock are in the log.
-		now := c.res.m.clock.Revision()
+		// Load the published revision before the log's end: all events up to the published revision are in the log.
+		now := c.res.m.published.Revision()
 		if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
 			if err := c.succeed(); err != nil {
 				return buf, err

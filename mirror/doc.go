@@ -8,8 +8,8 @@
 //
 // A [Source] lists the range once and then delivers every change in revision order, on one feed for
 // the whole range. One goroutine, the writer, applies each batch to the persistent tree and the
-// event log of its [Resource], and then advances the clock, which is the published revision. The
-// writer never decodes a value. Readers cache derived values on the [Entry], under a [Slot].
+// event log of its [Resource], and then advances the published revision. The
+// writer never decodes a value. Readers cache derived values on the [Entry], under a [memo.Key].
 //
 // Readers take no lock. A [Snapshot] is one revision of a resource, immutable and complete. A
 // [Cursor] is a position in the resource's log. Starting and following use one path: a watcher is a

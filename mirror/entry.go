@@ -2,9 +2,10 @@ package mirror
 
 import (
 	"strings"
-	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Entry is one key with its stored value at one revision. Entries are immutable except for the
@@ -18,7 +19,7 @@ type Entry struct {
 	create  Revision
 	keyLen  uint32
 	version uint32 // etcd's Version modulo 2^32, enough to see a gap; 0: the store counts none
-	memos   atomic.Pointer[memo]
+	memos   memo.List
 }
 
 // entryOverhead is the memory of an entry in addition to its bytes: the struct (48 bytes), and an
@@ -27,10 +28,10 @@ const entryOverhead = 80
 
 // Flags in keyLen.
 const (
-	noValue   = 1 << 31 // the value was not stored
-	isForeign = 1 << 30 // it was read from the source for one reader, see Snapshot.Foreign
+	noValue    = 1 << 31 // the value was not stored
+	isDetached = 1 << 30 // it was read from the source for one reader, see Snapshot.Detached
 
-	keyLenMask = isForeign - 1
+	keyLenMask = isDetached - 1
 )
 
 func newEntry(kv *KV, keep bool) *Entry {
@@ -66,9 +67,9 @@ func (e *Entry) Value() []byte {
 // hasValue is false for an entry of an unclaimed resource beyond Options.UnclaimedBytes.
 func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
 
-// Foreign reports whether the entry is in no version of the resource. Later readers cannot find it,
+// Detached reports whether the entry is in no version of the resource. Later readers cannot find it,
 // so its memos are useful to its own reader only.
-func (e *Entry) Foreign() bool { return e.keyLen&isForeign != 0 }
+func (e *Entry) Detached() bool { return e.keyLen&isDetached != 0 }
 
 // ModRevision returns the revision that wrote this value.
 func (e *Entry) ModRevision() Revision { return e.mod }
@@ -93,7 +94,7 @@ type Event struct {
 	// Arrived is when the event arrived from etcd, in nanoseconds as Now counts them; 0 if it was
 	// restored or listed.
 	Arrived int64
-	memos   atomic.Pointer[memo]
+	memos   memo.List
 }
 
 var started = time.Now()
@@ -123,148 +124,24 @@ func (e *Event) historyBytes() int64 {
 	return n
 }
 
-// Slot is the key of memos: values that readers derive from entries and events and share with other
-// readers, such as decoded attributes, encoded bytes, or an error. A slot belongs to one kind of
-// reader (in Kubernetes: one served version of one resource). Close frees nothing at once. A memo
-// of a closed slot is dropped by DropClosed, when another slot of the same entry is written, or
-// with the entry.
-type Slot struct {
-	closed atomic.Bool
-}
+// Memo returns the memo of k on the entry, nil if there is none.
+func (e *Entry) Memo(k *memo.Key) any { return e.memos.Get(k) }
 
-// Close closes the slot. Its memos may still be read.
-func (s *Slot) Close() { s.closed.Store(true) }
-
-// Closed reports whether the slot is closed.
-func (s *Slot) Closed() bool { return s.closed.Load() }
-
-// memo is a linked list of memos, with an element for each view and representation in use: nearly
-// always a few. Elements are immutable; the list changes by replacing its head.
-type memo struct {
-	slot  *Slot
-	value any
-	next  *memo
-}
-
-func (m *memo) find(s *Slot) any {
-	for ; m != nil; m = m.next {
-		if m.slot == s {
-			return m.value
-		}
-	}
-	return nil
-}
-
-// swapMemo replaces the memo old of s by value, and reports whether it did: false if the memo is
-// not old.
-func swapMemo(head *atomic.Pointer[memo], s *Slot, old, value any) bool {
-	for {
-		cur := head.Load()
-		if cur.find(s) != old {
-			return false
-		}
-		var next *memo
-		for m := cur; m != nil; m = m.next {
-			if m.slot != s && !m.slot.closed.Load() {
-				next = &memo{slot: m.slot, value: m.value, next: next}
-			}
-		}
-		if value != nil {
-			next = &memo{slot: s, value: value, next: next}
-		}
-		if head.CompareAndSwap(cur, next) {
-			return true
-		}
-	}
-}
-
-func dropClosed(head *atomic.Pointer[memo]) {
-	for {
-		cur := head.Load()
-		var open *memo
-		closed := false
-		for m := cur; m != nil; m = m.next {
-			if m.slot.closed.Load() {
-				closed = true
-			} else {
-				open = &memo{slot: m.slot, value: m.value, next: open}
-			}
-		}
-		if !closed || head.CompareAndSwap(cur, open) {
-			return
-		}
-	}
-}
-
-// Memo returns the memo of s on the entry, nil if there is none.
-func (e *Entry) Memo(s *Slot) any { return e.memos.Load().find(s) }
-
-// Retirer is implemented by memos that are valid only while their entry or leaf is in the newest
-// version. When the entry was replaced or deleted, or the leaf has left the newest version, the
-// writer removes the memo and calls Retired exactly once. Retired must not block. A reader of a
-// past revision may store such a memo again; that one is removed when history drops the event that
-// replaced the entry.
-type Retirer interface{ Retired() }
-
-// DeletionRetainer is a Retirer that stays on the entry of a deleted key until history drops the
-// event, because readers of the event need it (Event.Prev).
-type DeletionRetainer interface {
-	Retirer
-	OutlivesDeletion()
-}
-
-// retires reports whether the memo value is removed from an entry that is replaced, or deleted.
-func retires(value any, deleted bool) bool {
-	if _, retained := value.(DeletionRetainer); retained && deleted {
-		return false
-	}
-	_, ok := value.(Retirer)
-	return ok
-}
-
-// retire removes the Retirers from the entry, which has left the newest version, and calls Retired.
-func (e *Entry) retire(deleted bool) {
-	for {
-		cur := e.memos.Load()
-		var left *memo
-		retired := false
-		for m := cur; m != nil; m = m.next {
-			if retires(m.value, deleted) {
-				retired = true
-			} else {
-				left = &memo{slot: m.slot, value: m.value, next: left}
-			}
-		}
-		if !retired {
-			return
-		}
-		if !e.memos.CompareAndSwap(cur, left) {
-			continue
-		}
-		for m := cur; m != nil; m = m.next {
-			if retires(m.value, deleted) {
-				m.value.(Retirer).Retired()
-			}
-		}
-		return
-	}
-}
-
-// SwapMemo stores value, a pointer, under s if the current memo is old, and reports whether it did.
+// SwapMemo stores value, a pointer, under k if the current memo is old, and reports whether it did.
 // A nil old means no memo, a nil value removes the memo.
-func (e *Entry) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
+func (e *Entry) SwapMemo(k *memo.Key, old, value any) bool { return e.memos.Swap(k, old, value) }
 
-// DropClosed drops the memos of closed slots.
-func (e *Entry) DropClosed() { dropClosed(&e.memos) }
+// DropClosed drops the memos of closed keys.
+func (e *Entry) DropClosed() { e.memos.DropClosed() }
 
-// Memo returns the memo of s on the event, nil if there is none.
-func (e *Event) Memo(s *Slot) any { return e.memos.Load().find(s) }
+// Memo returns the memo of k on the event, nil if there is none.
+func (e *Event) Memo(k *memo.Key) any { return e.memos.Get(k) }
 
 // SwapMemo is Entry.SwapMemo for the event.
-func (e *Event) SwapMemo(s *Slot, old, value any) bool { return swapMemo(&e.memos, s, old, value) }
+func (e *Event) SwapMemo(k *memo.Key, old, value any) bool { return e.memos.Swap(k, old, value) }
 
 // DropClosed is Entry.DropClosed for the event.
-func (e *Event) DropClosed() { dropClosed(&e.memos) }
+func (e *Event) DropClosed() { e.memos.DropClosed() }
 
 // prefixEnd returns the smallest string above every string with the prefix, which
 // ends with a slash.

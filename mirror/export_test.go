@@ -55,8 +55,8 @@ func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 // Versions returns the number of retained past versions.
 func (r *Resource) Versions() int { return r.cur.Load().versions() }
 
-// ForgetPast drops the versions made for readers.
-func (r *Resource) ForgetPast() { r.cur.Load().forget(func(*version) bool { return true }) }
+// ForgetPast drops the versions cached for readers.
+func (r *Resource) ForgetPast() { r.cur.Load().dropCached(func(*version) bool { return true }) }
 
 // Pending returns the number of changes that wait for the resource's list.
 func (m *Mirror) Pending(r *Resource) int {
@@ -76,8 +76,8 @@ func Topics(r *Resource) (n int) {
 	return n + int(c.subscribed.Load())
 }
 
-// Sorted returns the number of topics in the partition.
-func (p *Partition) Sorted() int {
+// Sorted returns the number of topics in the watch index.
+func (p *WatchIndex) Sorted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil {

@@ -151,7 +151,7 @@ func (s *told) Watch(ctx context.Context, _ string, _ mirror.Header, deliver fun
 
 func (s *told) RequestProgress(context.Context) error { return nil }
 
-func (s *told) Current(context.Context) (mirror.Header, error) {
+func (s *told) ReadRevision(context.Context) (mirror.Header, error) {
 	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
@@ -247,7 +247,7 @@ func FuzzFeed(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 0, 1, 0x10})                                      // a deletion of an absent key
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x40, 1})                                   // a version is missing
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x80, 1})                                   // created at another revision
-	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 0xff})                                // at the clock
+	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 0xff})                                // at the published revision
 	f.Add([]byte{0, 3, 0, 0, 5, 2, 0x00, 0x21, 0xfe})                          // out of order
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 1})                                   // beyond the batch
 	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x40, 1, 0x43, 1})                          // two resources at odds
@@ -347,7 +347,7 @@ func (f *fuzzedFeed) settle(t *testing.T) {
 	synctest.Wait()
 	reach(t, f.m, f.rev, f.resources...)
 	barrier(t, f.m)
-	if clock := f.m.Clock(); clock != f.rev {
+	if clock := f.m.Revision(); clock != f.rev {
 		t.Fatalf("the clock is at %d, want %d", clock, f.rev)
 	}
 	for _, r := range f.resources {

@@ -22,7 +22,7 @@ var followedValues = []string{"p", "q", "r", "s"}
 // racingFollower repeatedly follows a random selection of the resource.
 type racingFollower struct {
 	r              *mirror.Resource
-	part, sets     *mirror.Partition
+	part, sets     *mirror.WatchIndex
 	rnd            *rand.Rand
 	ended          *atomic.Bool
 	returned, lost *atomic.Int64 // events, and cursors that fell out of the window

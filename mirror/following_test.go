@@ -19,19 +19,19 @@ import (
 
 // byValue partitions by the first letter of the value. A value that begins with a question mark is
 // unknown.
-func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
+func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.WatchIndex {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	return mirror.NewPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf)
+	return mirror.NewWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf)
 }
 
 // bySet is byValue for cursors that follow sets of letters.
-func bySet(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.Partition {
+func bySet(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.WatchIndex {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	return mirror.NewSetPartition(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
+	return mirror.NewSetWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
 }
 
 func valuesOf(ev *mirror.Event) (before, now string, known bool) {
@@ -139,12 +139,12 @@ func story(evs []*mirror.Event) string {
 	return b.String()
 }
 
-func (p *pair) follow(values, sets *mirror.Partition) {
+func (p *pair) follow(values, sets *mirror.WatchIndex) {
 	switch {
 	case p.bySet:
-		p.keyed.FollowValue(sets, p.value)
+		p.keyed.FollowIndex(sets, p.value)
 	case p.byValue:
-		p.keyed.FollowValue(values, p.value)
+		p.keyed.FollowIndex(values, p.value)
 	default:
 		p.keyed.Follow()
 	}
@@ -191,7 +191,7 @@ type followedMirror struct {
 	store      *memory.Store
 	m          *mirror.Mirror
 	r          *mirror.Resource // at followedPrefix
-	part, sets *mirror.Partition
+	part, sets *mirror.WatchIndex
 	inner      *mirror.Resource // claimed inside r, or nil
 	pairs      []*pair
 }
@@ -280,7 +280,7 @@ func (f *followedMirror) check(t *rapid.T) {
 	kept := f.pairs[:0]
 	for _, p := range f.pairs {
 		if err := p.drain(); errors.Is(err, mirror.ErrCompacted) {
-			// A partition may leave the window too, which ends its cursors.
+			// A watch index may leave the window too, which ends its cursors.
 			if _, floor, ferr := f.r.Oldest(); ferr == nil && floor <= p.pos && p.whole != nil && !p.byValue {
 				if _, werr := p.whole.Next(nil, 1<<30); werr == nil {
 					t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
@@ -373,7 +373,7 @@ func (p *pair) drain() error {
 	return nil
 }
 
-// TestFollowersGoOnAfterAGap: etcd was compacted past the clock, and the resource was relisted.
+// TestFollowersGoOnAfterAGap: etcd was compacted past the published revision, and the resource was relisted.
 // Cursors that are not behind continue, and are woken by later events.
 func TestFollowersGoOnAfterAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -400,7 +400,7 @@ func TestFollowersGoOnAfterAGap(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name == "value" {
-				c.FollowValue(part, "v")
+				c.FollowIndex(part, "v")
 			} else {
 				c.Follow()
 			}

@@ -29,11 +29,11 @@ func (s *shared) requestProgress(ctx context.Context) {
 }
 
 // readRevision reads etcd's revision. If the answer is from another cluster or an older state, it
-// requests a list of the whole prefix. Errors: ErrRestored, those of Source.Current.
+// requests a list of the whole prefix. Errors: ErrRestored, those of Source.ReadRevision.
 func (s *shared) readRevision(ctx context.Context) (Revision, error) {
-	lists, known := s.lists.Load(), s.known()
-	answer, err := s.opts.Source.Current(ctx)
-	if err == nil && known.replacedBy(answer) && (s.lists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
+	lists, known := s.installedLists.Load(), s.known()
+	answer, err := s.opts.Source.ReadRevision(ctx)
+	if err == nil && known.replacedBy(answer) && (s.installedLists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
 		// The writer has not detected it meanwhile.
 		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, answer.Revision, known.Revision)
 		s.restart(lists, err)

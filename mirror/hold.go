@@ -2,42 +2,42 @@ package mirror
 
 import "sync"
 
-// holds counts the registered reads of a resource's snapshots (Resource.Hold).
-type holds struct {
-	mu   sync.Mutex // leaf
-	held map[held]int
+// readerCounts counts the registered reads of a resource's snapshots (Resource.TrackReader).
+type readerCounts struct {
+	mu        sync.Mutex // leaf
+	byVersion map[readVersion]int
 }
 
-// held identifies a snapshot: a revision of one lineage.
-type held struct {
+// readVersion identifies a snapshot: a revision of one lineage.
+type readVersion struct {
 	lin *lineage
 	seq uint64
 	rev Revision
 }
 
-// hold counts a reader of the revision, until release.
-func (h *holds) hold(key held) (release func()) {
+// track counts a reader of the revision, until release.
+func (h *readerCounts) track(key readVersion) (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held == nil {
-		h.held = map[held]int{}
+	if h.byVersion == nil {
+		h.byVersion = map[readVersion]int{}
 	}
-	h.held[key]++
+	h.byVersion[key]++
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if h.held[key]--; h.held[key] == 0 {
-			delete(h.held, key)
+		if h.byVersion[key]--; h.byVersion[key] == 0 {
+			delete(h.byVersion, key)
 		}
 	}
 }
 
 // past returns the number of registered snapshots of past versions and their oldest revision, 0 if
 // there is none; present is the readable lineage, which may be nil. Cost is O(revisions held).
-func (h *holds) past(present *lineage) (n int, oldest Revision) {
+func (h *readerCounts) past(present *lineage) (n int, oldest Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for k, readers := range h.held {
+	for k, readers := range h.byVersion {
 		if k.lin == nil || k.lin == present && k.seq == present.log.End() {
 			continue
 		}

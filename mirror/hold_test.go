@@ -36,9 +36,9 @@ func TestReadersOfThePastAreCounted(t *testing.T) {
 			return s
 		}
 		present := latest(t, r)
-		held := r.Hold(present)
+		held := r.TrackReader(present)
 		counted("the present", 0, 0)
-		five, again, three := r.Hold(at(5)), r.Hold(at(5)), r.Hold(at(3))
+		five, again, three := r.TrackReader(at(5)), r.TrackReader(at(5)), r.TrackReader(at(3))
 		counted("three", 3, 3)
 		three()
 		five()
@@ -46,7 +46,7 @@ func TestReadersOfThePastAreCounted(t *testing.T) {
 		store.Put("/registry/a/x", "later")
 		reach(t, m, store.Revision())
 		counted("the former present too", 2, 5)
-		late := r.Hold(present)
+		late := r.TrackReader(present)
 		counted("and once more", 3, 5)
 		again()
 		counted("only that", 2, present.Rev)
@@ -57,6 +57,6 @@ func TestReadersOfThePastAreCounted(t *testing.T) {
 		late()
 		held()
 		counted("none", 0, 0)
-		r.Hold(mirror.Snapshot{})()
+		r.TrackReader(mirror.Snapshot{})()
 	})
 }

@@ -26,8 +26,8 @@ func (p *pace) due(work int) bool {
 	return true
 }
 
-// clockReading is the clock at a check. A restore may set the clock back (I1).
-type clockReading struct {
+// publishedReading is the published revision at a check. A restore may set the published revision back (I1).
+type publishedReading struct {
 	rev      Revision
 	restores int64
 }

@@ -28,12 +28,12 @@ type version struct {
 	rev  Revision
 	tree tree
 	seq  uint64 // number of the first event after rev
-	// prev is the previous version, for a reader that loads a version above the clock. The writer
-	// clears it once the clock has reached the version, so that versions do not keep each other
+	// prev is the previous version, for a reader that loads a version above the published revision. The writer
+	// clears it once the published revision has reached the version, so that versions do not keep each other
 	// alive.
 	prev atomic.Pointer[version]
 
-	used  atomic.Int64 // when it was last returned to a reader, as Now counts; for versions made for readers
+	used  atomic.Int64 // when it was last returned to a reader, as Now counts; for versions cached for readers
 	bytes int64        // bytes of its nodes that no newer version shares, as last weighed; owned by the writer
 }
 
@@ -47,18 +47,18 @@ type lineage struct {
 	// lineage; see current.readable.
 	private bool
 	log     *eventLog
-	head    atomic.Pointer[version] // newest; above the clock between two steps of the writer; nil when the lineage has ended
-	// suspect: a check found an earlier state of the resource to differ from etcd, and no later
+	head    atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
+	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no later
 	// check has found this lineage equal to etcd.
-	suspect atomic.Bool
+	inconsistent atomic.Bool
 	// readable is the oldest revision that can be read. The log reaches back to it.
 	readable atomic.Int64
 	// checkpoints are retained versions, ascending by revision; there may be none. Reads of the
 	// past start from one of them or from the head and apply the log. Replaced by the writer.
 	checkpoints atomic.Pointer[[]*version]
-	// made are versions that were made for readers, in no order. Replaced with compare-and-swap by
+	// cachedVersions are versions cached for readers, in no order. Replaced with compare-and-swap by
 	// readers, which add to them, and by the writer.
-	made atomic.Pointer[[]*version]
+	cachedVersions atomic.Pointer[[]*version]
 }
 
 // newLineage returns a lineage from its oldest version to its newest; a nil newest means that both
@@ -75,12 +75,12 @@ func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
 	lin.head.Store(newest)
 	lin.readable.Store(oldest.rev)
 	lin.checkpoints.Store(&[]*version{oldest})
-	lin.made.Store(&[]*version{})
+	lin.cachedVersions.Store(&[]*version{})
 	return lin
 }
 
 // versions returns the number of retained past versions.
-func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.made.Load()) }
+func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.cachedVersions.Load()) }
 
 // oldest returns the oldest revision that can be read.
 func (l *lineage) oldest() Revision { return l.readable.Load() }
@@ -88,7 +88,7 @@ func (l *lineage) oldest() Revision { return l.readable.Load() }
 // at returns the version that is current at rev: a retained one if one matches, otherwise one
 // materialized from the log, which is then cached. All readers of revisions between the same two
 // events get the same tree while it is cached. It reports false if the window has moved past rev,
-// or the lineage has ended. The clock has reached rev.
+// or the lineage has ended. The published revision has reached rev.
 func (l *lineage) at(rev Revision) (*version, bool) {
 	seq := l.log.After(rev)
 	if rev < l.oldest() { // seq may lack events that the log has dropped
@@ -102,17 +102,17 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 		v.touch()
 		return v, true
 	}
-	tree, ok := l.roll(v, seq)
+	tree, ok := l.replayLog(v, seq)
 	if !ok {
 		return nil, false
 	}
-	v = l.keep(&version{rev: rev, tree: tree, seq: seq})
+	v = l.cacheVersion(&version{rev: rev, tree: tree, seq: seq})
 	switch {
 	case l.log.Dead():
-		l.forget(func(*version) bool { return true })
+		l.dropCached(func(*version) bool { return true })
 	case rev < l.oldest(): // the goroutine that raised it has not seen v
 		seq := l.log.After(l.oldest())
-		l.forget(func(v *version) bool { return v.seq < seq })
+		l.dropCached(func(v *version) bool { return v.seq < seq })
 	}
 	return v, true
 }
@@ -132,7 +132,7 @@ func (l *lineage) nearest(seq uint64) *version {
 			best = v
 		}
 	}
-	for _, v := range *l.made.Load() {
+	for _, v := range *l.cachedVersions.Load() {
 		if away(v) < away(best) {
 			best = v
 		}
@@ -142,10 +142,10 @@ func (l *lineage) nearest(seq uint64) *version {
 
 func bySeq(v *version, seq uint64) int { return cmp.Compare(v.seq, seq) }
 
-// roll returns the tree after the events below the number. It applies the events from v on, or
+// replayLog returns the tree after the events below the number. It applies the events from v on, or
 // reverts the events up to v. Cost is about a microsecond for each event. It reports false if the
 // log has dropped one of them.
-func (l *lineage) roll(v *version, seq uint64) (tree, bool) {
+func (l *lineage) replayLog(v *version, seq uint64) (tree, bool) {
 	if v.seq == seq {
 		return v.tree, true
 	}
@@ -177,10 +177,10 @@ func replace(edit *btree.Edit[*Entry], old, new *Entry) {
 }
 
 const (
-	// maxMade is the number of versions of a resource cached for readers in addition to the
+	// maxCachedVersions is the number of versions of a resource cached for readers in addition to the
 	// checkpoints: enough that paged lists at a few revisions materialize each version once. A
 	// guess.
-	maxMade = 16
+	maxCachedVersions = 16
 	// madeIdle is how long an unused version stays cached: longer than a client that reads page by
 	// page needs for one page. A guess.
 	madeIdle = 30 * time.Second
@@ -193,55 +193,55 @@ func (v *version) touch() {
 	}
 }
 
-// keep caches a version that was made for a reader, or returns the one that another reader has
+// cacheVersion caches a version that was made for a reader, or returns the one that another reader has
 // cached meanwhile. It evicts the least recently used one if the cache is full.
-func (l *lineage) keep(v *version) *version {
+func (l *lineage) cacheVersion(v *version) *version {
 	v.used.Store(Now())
 	for {
-		cur := l.made.Load()
+		cur := l.cachedVersions.Load()
 		if i := slices.IndexFunc(*cur, func(o *version) bool { return o.seq == v.seq }); i >= 0 {
 			(*cur)[i].touch()
 			return (*cur)[i]
 		}
 		next := slices.Clone(*cur)
-		if len(next) == maxMade {
+		if len(next) == maxCachedVersions {
 			oldest := slices.MinFunc(next, func(a, b *version) int { return cmp.Compare(a.used.Load(), b.used.Load()) })
 			next = slices.DeleteFunc(next, func(o *version) bool { return o == oldest })
 		}
 		next = append(next, v)
-		if l.made.CompareAndSwap(cur, &next) {
+		if l.cachedVersions.CompareAndSwap(cur, &next) {
 			return v
 		}
 	}
 }
 
-// forget drops the versions made for readers that which selects, and reports whether it dropped
+// dropCached drops the versions cached for readers that which selects, and reports whether it dropped
 // any.
-func (l *lineage) forget(which func(*version) bool) bool {
+func (l *lineage) dropCached(which func(*version) bool) bool {
 	for {
-		cur := l.made.Load()
+		cur := l.cachedVersions.Load()
 		next := slices.DeleteFunc(slices.Clone(*cur), which)
 		if len(next) == len(*cur) {
 			return false
 		}
-		if l.made.CompareAndSwap(cur, &next) {
+		if l.cachedVersions.CompareAndSwap(cur, &next) {
 			return true
 		}
 	}
 }
 
-// retire releases every version and event of a lineage whose log has been abandoned, and which is
+// release releases every version and event of a lineage whose log has been abandoned, and which is
 // not Resource.cur any more: the cursors of slow clients may reference it for a long time (I7).
-func (l *lineage) retire() {
+func (l *lineage) release() {
 	l.head.Store(nil)
 	l.checkpoints.Store(&[]*version{})
-	l.forget(func(*version) bool { return true })
+	l.dropCached(func(*version) bool { return true })
 	l.log.Release()
 }
 
-// past returns the retained past versions, newest first.
-func (l *lineage) past() []*version {
-	all := slices.Concat(*l.checkpoints.Load(), *l.made.Load())
+// pastVersions returns the retained past versions, newest first.
+func (l *lineage) pastVersions() []*version {
+	all := slices.Concat(*l.checkpoints.Load(), *l.cachedVersions.Load())
 	slices.SortFunc(all, func(a, b *version) int { return cmp.Compare(b.seq, a.seq) })
 	return all
 }
@@ -249,7 +249,7 @@ func (l *lineage) past() []*version {
 // addCheckpoints gives a lineage that is not published yet the checkpoints that table.checkpoint
 // would have created for its events.
 func (l *lineage) addCheckpoints(events int) {
-	end, last := l.log.End(), l.since(l.oldest())
+	end, last := l.log.End(), l.versionAt(l.oldest())
 	cps := []*version{last}
 	for {
 		left := end - last.seq
@@ -259,18 +259,18 @@ func (l *lineage) addCheckpoints(events int) {
 		}
 		rev := l.log.At(last.seq + d - 1).Rev
 		seq := l.log.After(rev) // whole revisions
-		t, _ := l.roll(last, seq)
+		t, _ := l.replayLog(last, seq)
 		last = &version{rev: rev, tree: t, seq: seq}
 		cps = append(cps, last)
 	}
 	l.checkpoints.Store(&cps)
 }
 
-// since returns the version at a readable revision, without caching it. The oldest readable
+// versionAt returns the version at a readable revision, without caching it. The oldest readable
 // revision must not move meanwhile.
-func (l *lineage) since(rev Revision) *version {
+func (l *lineage) versionAt(rev Revision) *version {
 	seq := l.log.After(rev)
-	t, ok := l.roll(l.nearest(seq), seq)
+	t, ok := l.replayLog(l.nearest(seq), seq)
 	if !ok {
 		// I3: the log reaches back to the oldest revision, which only the writer moves.
 		panic("mirror: the log ends above the oldest version")
@@ -292,9 +292,9 @@ func distance(age uint64, events int) int {
 	return int(min(max(uint64(events), age), uint64(events)<<thinLimit))
 }
 
-// thin drops versions that are closer to their neighbours than their age requires, but neither the
+// thinCheckpoints drops versions that are closer to their neighbours than their age requires, but neither the
 // first nor the last; events is the distance between new ones. It may write to cps.
-func thin(cps []*version, events int) []*version {
+func thinCheckpoints(cps []*version, events int) []*version {
 	end := cps[len(cps)-1].seq
 	kept := len(cps) - 1 // cps[kept:] are the retained ones
 	for i := len(cps) - 2; i >= 0; i-- {

@@ -41,7 +41,7 @@ func (l *load) lacks(prefix string) bool {
 // errStart is the reason for the first list.
 var errStart = errors.New("start")
 
-// errOvertaken: etcd was compacted past the clock, which does not advance without progress. The
+// errOvertaken: etcd was compacted past the published revision, which does not advance without progress. The
 // whole prefix has to be listed.
 var errOvertaken = fmt.Errorf("%w: the clock", ErrCompacted)
 
@@ -188,7 +188,7 @@ func (o *loader) now(ctx context.Context) (now Header, err error) {
 	const longest = 8 * time.Second
 	for timeout := 500 * time.Millisecond; timeout <= longest && ctx.Err() == nil; timeout *= 2 {
 		attempt, cancel := context.WithTimeout(ctx, timeout)
-		now, err = o.opts.Source.Current(attempt)
+		now, err = o.opts.Source.ReadRevision(attempt)
 		late := attempt.Err() != nil
 		cancel()
 		if err == nil || !late {
@@ -262,7 +262,7 @@ func (o *loader) loadSince(ctx context.Context, prefix string, after Header, thr
 	return l, nil
 }
 
-// loadOne loads a prefix at the clock's revision.
+// loadOne loads a prefix at the published revision.
 func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, history bool) (l *load) {
 	cluster := o.known().ClusterID
 	if history && o.restores() && clock > 0 {
@@ -288,8 +288,8 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 	return l
 }
 
-// listAhead lists a prefix at the newest revision: the clock has not advanced for so long that etcd
-// was compacted past it. A snapshot at the list's revision must not exist before the clock has
+// listAhead lists a prefix at the newest revision: the published revision has not advanced for so long that etcd
+// was compacted past it. A snapshot at the list's revision must not exist before the published revision has
 // reached it; the wait requests progress. Error, if there is no progress: errOvertaken.
 func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	if o.opts.EventsOnly {

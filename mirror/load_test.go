@@ -151,7 +151,7 @@ func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	}
 	<-x.turn
 	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
-		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.Clock(), x.model.store.Revision(), err)
+		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.Revision(), x.model.store.Revision(), err)
 	}
 	x.turn <- struct{}{}
 	for range rapid.IntRange(1, 3).Draw(x.t, "late claims") {
@@ -224,7 +224,7 @@ func TestHistoryIsRestored(t *testing.T) {
 				CheckpointEvents: rapid.IntRange(1, 9).Draw(t, "checkpoint")})
 			x.settle(ctx)
 			for _, r := range x.claims {
-				floor := requireHistory(t, r, x.m.Clock(), x.want)
+				floor := requireHistory(t, r, x.m.Revision(), x.want)
 				if wanted := max(1, x.compacted, began-bounds.Revisions); window > 1<<19 && unclaimed > 1<<19 && x.compacted <= wanted && wanted < began && floor > wanted {
 					t.Fatalf("%s: history reaches back to %d, want %d", r.Prefix(), floor, wanted)
 				}
@@ -431,7 +431,7 @@ func TestALateClaimHasAPast(t *testing.T) {
 		put(md, "/registry/a/", "after the claim", 2)
 		reach(t, m, store.Revision(), a)
 		requireFloor(t, a, 8)
-		for rev := mirror.Revision(8); rev <= m.Clock(); rev++ {
+		for rev := mirror.Revision(8); rev <= m.Revision(); rev++ {
 			s, err := a.At(rev)
 			if err != nil {
 				t.Fatal(err)
@@ -521,7 +521,7 @@ func TestALateClaimAfterARestore(t *testing.T) {
 				}
 				all("lost", 20)
 				reach(t, m, store.Revision(), a, b)
-				lost := m.Clock()
+				lost := m.Revision()
 				if how == "restored" {
 					store.Restore(5, map[string]string{"/registry/late/k": "backup"})
 					synctest.Wait()

@@ -15,7 +15,7 @@ type scriptedSource struct {
 	history []Batch
 }
 
-func (s *scriptedSource) Current(context.Context) (Header, error) {
+func (s *scriptedSource) ReadRevision(context.Context) (Header, error) {
 	return Header{ClusterID: 1, Revision: s.now}, nil
 }
 

@@ -2,16 +2,16 @@ package mirror
 
 import "time"
 
-// age drops history older than the window, and versions made for readers that are idle.
+// age drops history older than the window, and versions cached for readers that are idle.
 func (w *writer) age(now time.Time) {
 	w.absorb()
 	idle := Now() - int64(madeIdle)
 	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil && lin.forget(func(v *version) bool { return v.used.Load() < idle }) {
+		if lin := t.cur.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {
 			t.countVersionBytes(lin)
 		}
 		h := &t.history
-		h.mark(w.clock.Revision(), now)
+		h.mark(w.published.Revision(), now)
 		n := 0
 		for n < len(h.marks) && now.Sub(h.marks[n].at) > w.opts.Window.MaxAge {
 			n++
@@ -42,15 +42,15 @@ func (w *writer) absorb() {
 			w.tables[t.prefix] = t
 			continue
 		}
-		parent.absorbed = w.clock.Revision()
+		parent.absorbed = w.published.Revision()
 		t.drop()
 	}
 }
 
-// applyCompaction drops the versions below the compacted revision, or below the clock if that is
+// applyCompaction drops the versions below the compacted revision, or below the published revision if that is
 // lower.
 func (w *writer) applyCompaction() {
-	rev := min(w.compacted.Load(), w.clock.Revision())
+	rev := min(w.compacted.Load(), w.published.Revision())
 	if rev <= w.stats.Compacted.Load() {
 		return
 	}

@@ -6,13 +6,13 @@ import (
 	"testing/synctest"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // memos are the methods that entries and events have in common.
 type memos interface {
-	Memo(*mirror.Slot) any
-	SwapMemo(s *mirror.Slot, old, value any) bool
+	Memo(*memo.Key) any
+	SwapMemo(s *memo.Key, old, value any) bool
 }
 
 // eachKind runs f on an entry and on an event.
@@ -36,15 +36,15 @@ func eachKind(t *testing.T, f func(t *testing.T, x memos)) {
 
 func TestMemoIsKeptPerSlot(t *testing.T) {
 	eachKind(t, func(t *testing.T, x memos) {
-		s1, s2, closed := new(mirror.Slot), new(mirror.Slot), new(mirror.Slot)
+		s1, s2, closed := new(memo.Key), new(memo.Key), new(memo.Key)
 		one, two, three := new(int), new(int), new(int)
-		swap := func(s *mirror.Slot, old, value any, want bool) {
+		swap := func(s *memo.Key, old, value any, want bool) {
 			t.Helper()
 			if got := x.SwapMemo(s, old, value); got != want {
 				t.Errorf("SwapMemo: %v, want %v", got, want)
 			}
 		}
-		holds := func(s *mirror.Slot, want any) {
+		holds := func(s *memo.Key, want any) {
 			t.Helper()
 			if got := x.Memo(s); got != want {
 				t.Errorf("holds %v, want %v", got, want)
@@ -77,17 +77,17 @@ func TestMemoIsKeptPerSlot(t *testing.T) {
 	})
 }
 
-// TestMemosUnderConcurrentReaders: of several readers of one slot exactly one wins each step, and
-// the memos of another slot are not affected.
+// TestMemosUnderConcurrentReaders: of several readers of one key exactly one wins each step, and
+// the memos of another key are not affected.
 func TestMemosUnderConcurrentReaders(t *testing.T) {
 	eachKind(t, func(t *testing.T, x memos) {
-		const slots, readers, steps = 3, 4, 500
+		const keys, readers, steps = 3, 4, 500
 		var wg sync.WaitGroup
 		var mu sync.Mutex
-		won := make([]int, slots)
-		all := make([]*mirror.Slot, slots)
+		won := make([]int, keys)
+		all := make([]*memo.Key, keys)
 		for i := range all {
-			all[i] = new(mirror.Slot)
+			all[i] = new(memo.Key)
 			x.SwapMemo(all[i], nil, new(int))
 			for range readers {
 				wg.Go(func() {
@@ -108,9 +108,9 @@ func TestMemosUnderConcurrentReaders(t *testing.T) {
 		}
 		wg.Go(func() { // another reader adds and removes a memo
 			for range steps {
-				s := new(mirror.Slot)
+				s := new(memo.Key)
 				if !x.SwapMemo(s, nil, s) || x.Memo(s) != s {
-					t.Error("a slot of its own is taken")
+					t.Error("a key of its own is taken")
 				}
 				s.Close()
 			}
@@ -118,7 +118,7 @@ func TestMemosUnderConcurrentReaders(t *testing.T) {
 		wg.Wait()
 		for i, n := range won {
 			if n != steps {
-				t.Errorf("slot %d took %d steps, %d won", i, steps, n)
+				t.Errorf("key %d took %d steps, %d won", i, steps, n)
 			}
 		}
 	})

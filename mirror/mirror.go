@@ -30,8 +30,8 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	s := &shared{opts: opts, feed: freshness.NewFeed(), restarts: make(chan restart, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	clock, publisher := freshness.NewClock(s.ctx.Done(), ErrClosed)
-	s.clock = clock
+	clock, publisher := freshness.NewPublished(s.ctx.Done(), ErrClosed)
+	s.published = clock
 	s.excluded.Store(&[]string{})
 	s.loading.Store(true)
 	// The root resource contains every key whose prefix is not claimed.
@@ -86,8 +86,8 @@ func (m *Mirror) LoadProgress() (received, failed int64) {
 
 // Compact makes rev the oldest revision that At can read, like a compaction of etcd to rev: rev
 // itself stays readable. Logs, and therefore watchers, keep their own window (KEP-4988). Compact
-// returns at once; the writer drops the versions later. A revision above the clock takes effect
-// when the clock reaches it.
+// returns at once; the writer drops the versions later. A revision above the published revision takes effect
+// when the published revision reaches it.
 func (m *Mirror) Compact(rev Revision) {
 	for {
 		old := m.compacted.Load()
@@ -107,30 +107,32 @@ func (m *Mirror) Compacted() Revision { return m.compacted.Load() }
 // Resources returns the resources that are currently claimed or excluded, in no order.
 func (m *Mirror) Resources() []*Resource { return m.registry.claimed() }
 
-// Clock returns the published revision. Every ready resource can be read at it. It is 0 before the
+// Revision returns the published revision. Every ready resource can be read at it. It is 0 before the
 // first list.
-func (m *Mirror) Clock() Revision { return m.clock.Revision() }
+func (m *Mirror) Revision() Revision { return m.published.Revision() }
 
-// Wait returns when the clock has reached rev, or with ctx's error. It requests progress from etcd
-// while it waits. With Options.EventsOnly the clock may never reach a revision that etcd has.
+// Wait returns when the published revision has reached rev, or with ctx's error. It requests progress from etcd
+// while it waits. With Options.EventsOnly the published revision may never reach a revision that etcd has.
 // Errors: ErrClosed.
-func (m *Mirror) Wait(ctx context.Context, rev Revision) error { return m.clock.Wait(ctx, rev) }
+func (m *Mirror) Wait(ctx context.Context, rev Revision) error { return m.published.Wait(ctx, rev) }
 
-// Current returns etcd's revision, read linearizably after the call began: at least the revision of
+// ReadRevision returns etcd's revision, read linearizably after the call began: at least the revision of
 // every write acknowledged before (I6). A call that arrives while a read is in flight joins the
 // next read, never the one in flight. A call without concurrent calls starts its own read at once.
 // Cost: one etcd read shared by all waiting callers.
-func (m *Mirror) Current(ctx context.Context) (Revision, error) { return m.reads.Current(ctx) }
+func (m *Mirror) ReadRevision(ctx context.Context) (Revision, error) {
+	return m.reads.ReadRevision(ctx)
+}
 
 // WantProgress makes the mirror request progress every Options.IdleProgress while no events arrive.
-// It is for callers that wait for no revision but need the clock to follow etcd, such as a watch
+// It is for callers that wait for no revision but need the published revision to follow etcd, such as a watch
 // with bookmarks. The caller must call release exactly once.
 func (m *Mirror) WantProgress() (release func()) { return m.progress.Want() }
 
 // startFreshness starts the goroutines that request progress and monitor the feed.
 func (m *Mirror) startFreshness() {
-	m.progress = freshness.NewProgress(m.clock, m.opts.IdleProgress, m.requestProgress)
-	m.reads = freshness.NewReads(m.ctx, m.clock, freshness.Env{
+	m.progress = freshness.NewProgress(m.published, m.opts.IdleProgress, m.requestProgress)
+	m.reads = freshness.NewReads(m.ctx, m.published, freshness.Env{
 		Read: m.readRevision, Known: m.stats.EtcdRevision.Load, Progress: m.progress,
 	})
 	if m.opts.EventsOnly {
@@ -140,7 +142,7 @@ func (m *Mirror) startFreshness() {
 		m.wg.Go(func() { m.progress.Run(m.ctx) })
 	}
 	if m.opts.FeedPatience > 0 {
-		watchdog := freshness.Watchdog{Feed: m.feed, Clock: m.clock, Reads: m.reads,
+		watchdog := freshness.Watchdog{Feed: m.feed, Clock: m.published, Reads: m.reads,
 			Patience: m.opts.FeedPatience, Request: m.requestProgress}
 		m.wg.Go(func() { watchdog.Run(m.ctx) })
 	}

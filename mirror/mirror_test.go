@@ -193,7 +193,7 @@ func (w *randomWalk) settle(t *rapid.T) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := w.m.Wait(ctx, w.store.Revision()); err != nil {
-		t.Fatalf("the mirror stays at %d, etcd is at %d", w.m.Clock(), w.store.Revision())
+		t.Fatalf("the mirror stays at %d, etcd is at %d", w.m.Revision(), w.store.Revision())
 	}
 	for p, r := range w.claimed {
 		if err := r.WaitReady(ctx); err != nil {
@@ -315,11 +315,11 @@ func (w *randomWalk) loseAndCompare(t *rapid.T) {
 		t.Fatalf("%s: %+v, %v; %d changes were lost", p, c, err, n)
 	}
 	for p, r := range w.claimed {
-		if c, err := r.Check(context.Background(), nil); err != nil || c.Count > 0 || r.Suspect() {
+		if c, err := r.Check(context.Background(), nil); err != nil || c.Count > 0 || r.Inconsistent() {
 			t.Fatalf("%s after the repair: %+v, %v", p, c, err)
 		}
 	}
-	// Two suspect resources make the mirror relist the whole prefix at the next event.
+	// Two inconsistent resources make the mirror relist the whole prefix at the next event.
 	w.txn(memory.Op{Key: "/registry/c/x", Value: "v"})
 	w.settle(t)
 	for i, f := range w.followers {
@@ -353,7 +353,7 @@ func (w *randomWalk) readThePast(t *rapid.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.Clock()), 1, 25).Draw(t, "revisions")
+		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.Revision()), 1, 25).Draw(t, "revisions")
 		for _, rev := range append(revs, revs...) {
 			if s, ok := w.requireAt(t, p, r, rev); ok {
 				w.freeze(s)

@@ -43,8 +43,8 @@ type Options struct {
 	// all rewritten since takes 12 to 14 bytes for each key). Default 128.
 	CheckpointEvents int
 	// IdleProgress is the interval of progress requests to etcd while no events arrive and a caller
-	// needs the clock to advance (WantProgress). etcd's own interval is 10 minutes unless
-	// configured, and the clock has to follow writes outside the prefix so that a compaction does
+	// needs the published revision to advance (WantProgress). etcd's own interval is 10 minutes unless
+	// configured, and the published revision has to follow writes outside the prefix so that a compaction does
 	// not overtake it. Default: DefaultIdleProgress; a negative value disables the requests.
 	IdleProgress time.Duration
 	// FeedPatience is how long a feed may leave progress requests unanswered, and deliver nothing
@@ -52,10 +52,10 @@ type Options struct {
 	// one. Default: defaultFeedPatience; a negative value disables the limit.
 	FeedPatience time.Duration
 	// EventsOnly: progress is neither requested nor applied, because the server may send it ahead
-	// of events (etcd#15220, etcd#17507). The clock is then at the last event of the prefix, even
+	// of events (etcd#15220, etcd#17507). The published revision is then at the last event of the prefix, even
 	// if etcd's revision is higher: a wait for a revision returned by Current may not end.
 	EventsOnly bool
-	// EveryRevision: the source delivers a batch for every revision. The clock follows the batches
+	// EveryRevision: the source delivers a batch for every revision. The published revision follows the batches
 	// alone, so no progress is requested and IdleProgress has no effect.
 	EveryRevision bool
 	// Logger receives messages for the operator. Default: slog.Default().

@@ -64,7 +64,7 @@ var written = map[byte]memory.Op{
 	'e': {Key: elsewhere + "x"},
 }
 
-// everyOrdering calls moved after each step that has moved the clock or ended the watch, and end
+// everyOrdering calls moved after each step that has moved the published revision or ended the watch, and end
 // after the last step of each ordering, when all goroutines are idle. It returns the number of
 // orderings.
 func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end func(*testing.T, *stage)) (runs int) {
@@ -140,7 +140,7 @@ func requireFaultless(t interface{ Fatal(...any) }, g *stage) {
 }
 
 // requireNothingEarly runs every ordering. All reads must be answered as soon as possible and none
-// too early; the clock must be at the feed's revision, and a comparison with etcd must never find a
+// too early; the published revision must be at the feed's revision, and a comparison with etcd must never find a
 // difference.
 func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 	runs := f.everyOrdering(t, overtakes, eventsOnly, requireNoDifference, func(t *testing.T, g *stage) {
@@ -161,7 +161,7 @@ func TestEveryOrderingOfAFew(t *testing.T) {
 	}
 }
 
-// TestClockByEventsOnlyIsNeverEarly: an etcd with the bug, and a clock that ignores progress. Reads
+// TestClockByEventsOnlyIsNeverEarly: an etcd with the bug, and a published revision that ignores progress. Reads
 // wait for the next event.
 func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
 	t.Parallel()
@@ -170,7 +170,7 @@ func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
 	}
 }
 
-// affected returns the keys of the prefix with an event that the clock has passed.
+// affected returns the keys of the prefix with an event that the published revision has passed.
 func (g *stage) affected(prefix string) (keys []string) {
 	if g.etcd.now().stream == nil {
 		return nil
@@ -198,7 +198,7 @@ func requireDistrust(t *testing.T, g *stage) {
 	}
 }
 
-// TestProgressAheadOfEventsIsSeen: an etcd with the bug, and a clock that uses progress. After
+// TestProgressAheadOfEventsIsSeen: an etcd with the bug, and a published revision that uses progress. After
 // progress has overtaken an event and until the event arrives, reads are answered too early. All of
 // them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
 // the event arrives the mirror distrusts its whole state, ends the cursors, and relists.

@@ -9,16 +9,16 @@ import (
 	"sync"
 )
 
-// Partition sorts the events of a resource by a value that its readers derive, such as a field of
+// WatchIndex sorts the events of a resource by a value that its readers derive, such as a field of
 // the object. The mirror itself never decodes values. Cursors that follow a value
-// (Cursor.FollowValue) read, and are woken by, only the events of that value. While there are such
+// (Cursor.FollowIndex) read, and are woken by, only the events of that value. While there are such
 // cursors, one goroutine follows the log for all of them; the writer is not involved. All methods
 // may be called concurrently.
-type Partition struct {
+type WatchIndex struct {
 	res   *Resource
 	ctx   context.Context
 	start func(run func()) bool
-	of    Values
+	of    IndexFunc
 	// covers, if set, reports whether a set of values that cursors follow contains a value.
 	covers func(set, value string) bool
 
@@ -26,29 +26,29 @@ type Partition struct {
 	cur *sorted    // nil while no cursor follows a value
 }
 
-// Values returns the values of the object before and after an event (Prev, Entry), as far as they
+// IndexFunc returns the values of the object before and after an event (Prev, Entry), as far as they
 // exist. It reports false if they cannot be determined: the event then concerns every value.
-type Values func(*Event) (before, now string, known bool)
+type IndexFunc func(*Event) (before, now string, known bool)
 
-// NewPartition returns a partition of the resource. Its goroutine calls of once for each event and
-// blocks on nothing else; a slow of delays only the cursors of this partition. start runs a
+// NewWatchIndex returns a watch index of the resource. Its goroutine calls of once for each event and
+// blocks on nothing else; a slow of delays only the cursors of this watch index. start runs a
 // function on a goroutine, or reports false if the owner of its goroutines has ended. The function
 // ends when no cursor follows a value, with the resource's lineage, and with ctx.
-func NewPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values) *Partition {
-	return &Partition{res: r, ctx: ctx, start: start, of: of}
+func NewWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of IndexFunc) *WatchIndex {
+	return &WatchIndex{res: r, ctx: ctx, start: start, of: of}
 }
 
-// NewSetPartition is NewPartition for cursors that follow sets of values. Sets have names and may
-// overlap: FollowValue takes a name, and covers reports whether the named set contains a value. An
+// NewSetWatchIndex is NewPartition for cursors that follow sets of values. Sets have names and may
+// overlap: FollowIndex takes a name, and covers reports whether the named set contains a value. An
 // event costs a call of covers for each followed set and each of its values.
-func NewSetPartition(ctx context.Context, r *Resource, start func(run func()) bool, of Values, covers func(set, value string) bool) *Partition {
-	p := NewPartition(ctx, r, start, of)
+func NewSetWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of IndexFunc, covers func(set, value string) bool) *WatchIndex {
+	p := NewWatchIndex(ctx, r, start, of)
 	p.covers = covers
 	return p
 }
 
-// subscribe returns the topic of the value for a cursor, nil if the partition has ended.
-func (p *Partition) subscribe(lin *lineage, value string) *topic {
+// subscribe returns the topic of the value for a cursor, nil if the watch index has ended.
+func (p *WatchIndex) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
@@ -67,7 +67,7 @@ func (p *Partition) subscribe(lin *lineage, value string) *topic {
 }
 
 // unsubscribe undoes subscribe.
-func (p *Partition) unsubscribe(t *topic) {
+func (p *WatchIndex) unsubscribe(t *topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if t.of.leave(t) > 0 {
@@ -87,7 +87,7 @@ type sorted struct {
 	topics
 	lin    *lineage
 	res    *Resource
-	of     Values
+	of     IndexFunc
 	covers func(set, value string) bool // nil: topics are of single values
 
 	// from is where new topics begin. Topics of sets exist only while they have a cursor, so a new
@@ -133,7 +133,7 @@ func (s *sorted) run(ctx context.Context) {
 // advance posts the new events, revision by revision. It reports false if the goroutine must end:
 // the lineage is dead, the log has dropped the next event, no cursor is left, or ctx has ended.
 func (s *sorted) advance(ctx context.Context) bool {
-	now := s.res.m.clock.Revision() // before the log's end: the log then contains all events up to the clock
+	now := s.res.m.published.Revision() // before the log's end: the log then contains all events up to the published revision
 	for end := s.log.End(); s.next < end; {
 		ev := s.log.At(s.next)
 		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.left() {
@@ -193,7 +193,7 @@ func (s *sorted) post() {
 		s.forgetOthersLocked(s.next)
 	}
 	s.mu.Unlock()
-	s.tell(s.next)
+	s.notify(s.next)
 	s.verify()
 }
 
@@ -235,7 +235,7 @@ func (s *sorted) forgetOthersLocked(from uint64) {
 	s.from = from
 }
 
-// verify panics if an invariant of the partition's topics is broken. The partition's goroutine,
+// verify panics if an invariant of the watch index's topics is broken. The watch index's goroutine,
 // which is the feeder, calls it after the events of a revision were posted. Without the build tag
 // strata_invariants it does nothing.
 func (s *sorted) verify() {

@@ -62,7 +62,7 @@ func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
 	}
 	for _, from := range all {
 		for _, to := range all {
-			got, ok := l.roll(from, to.seq)
+			got, ok := l.replayLog(from, to.seq)
 			if !ok || !slices.Equal(slices.Collect(got.All("", "")), entriesOf(to)) {
 				t.Fatalf("rolled from %d, %d differs", from.seq, to.seq)
 			}
@@ -83,7 +83,7 @@ func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
 		e := l.log.At(seq)
 		right := e.Prev
 		plant(e)
-		got, _ := l.roll(head, seq)
+		got, _ := l.replayLog(head, seq)
 		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq+1)]) {
 			t.Errorf("%s is not noticed", name)
 		}
@@ -125,7 +125,7 @@ func TestReadersOfAStateShareItsTree(t *testing.T) {
 // TestVersionsForReadersAreFew: the least recently used version is evicted.
 func TestVersionsForReadersAreFew(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
-	made := func(v *version) bool { return slices.Contains(*l.made.Load(), v) }
+	made := func(v *version) bool { return slices.Contains(*l.cachedVersions.Load(), v) }
 	pager, _ := l.at(50)
 	var last *version
 	for rev := Revision(100); rev < 400; rev += 2 {
@@ -134,7 +134,7 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 			t.Fatalf("revision %d differs", rev)
 		}
 		pager.used.Store(Now() + int64(rev)) // it was just used
-		if n := len(*l.made.Load()); n > maxMade {
+		if n := len(*l.cachedVersions.Load()); n > maxCachedVersions {
 			t.Fatalf("%d versions are kept", n)
 		}
 		if !made(pager) || !made(last) {
@@ -145,11 +145,11 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 	if _, ok := l.at(199); ok {
 		t.Error("a revision below the oldest is served")
 	}
-	if n := len(*l.made.Load()); n != maxMade {
-		t.Errorf("%d versions are kept, want %d", n, maxMade)
+	if n := len(*l.cachedVersions.Load()); n != maxCachedVersions {
+		t.Errorf("%d versions are kept, want %d", n, maxCachedVersions)
 	}
 	l.log.Abandon()
-	l.retire()
+	l.release()
 	l.at(300) // a reader that has begun earlier
 	if n := l.versions(); n != 0 {
 		t.Errorf("a lineage that has ended keeps %d versions", n)

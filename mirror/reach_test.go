@@ -115,7 +115,7 @@ func TestRestoredHistoryIsFreed(t *testing.T) {
 		}
 		kept, middle := r.Versions(), md.store.Revision()-1000
 		for rev := oldest; rev < middle-600; rev += 16 {
-			s, err := r.Near(rev) // a checkpoint
+			s, err := r.NearestRetained(rev) // a checkpoint
 			if err != nil {
 				t.Fatal(err)
 			}

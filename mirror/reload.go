@@ -15,26 +15,26 @@ type draft struct {
 }
 
 // installAll divides a load of the whole prefix among the resources, gives each a new lineage, and
-// sets the clock.
+// sets the published revision.
 func (w *writer) installAll(l *load) {
-	w.doubted, w.contradiction = nil, nil
+	w.divergedTable, w.contradiction = nil, nil
 	now := Header{ClusterID: l.header.ClusterID, Revision: l.through}
 	restored := w.known().replacedBy(now)
 	if restored {
 		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
-			"revision", l.through, "was", w.clock.Revision())
+			"revision", l.through, "was", w.published.Revision())
 		w.stats.Restores.Add(1)
 		w.compacted.Store(0)
 		w.stats.Compacted.Store(0)
 	}
-	// Build all lineages, then publish them, then move the clock: readers wait for the last two
+	// Build all lineages, then publish them, then move the published revision: readers wait for the last two
 	// steps only.
 	parts := w.divide(l)
 	drafts, again := w.growAll(l, parts)
 	w.cluster.Store(l.header.ClusterID)
-	if l.through < w.clock.Revision() {
+	if l.through < w.published.Revision() {
 		// The revision decreases only if etcd was restored. Its revisions are unrelated to the
-		// cached ones, so nothing is readable while the clock is set back.
+		// cached ones, so nothing is readable while the published revision is set back.
 		for t := range drafts {
 			t.end()
 		}
@@ -50,9 +50,9 @@ func (w *writer) installAll(l *load) {
 	w.stats.EtcdRevision.Store(l.through)
 	w.stats.HistoryFloor.Store(l.header.Revision)
 	if restored || l.anew {
-		w.since.Store(l.through)
+		w.trustedSince.Store(l.through)
 	}
-	w.lists.Add(1)
+	w.installedLists.Add(1)
 	for t := range drafts {
 		t.loaded(l.began)
 		t.changed.wake()
@@ -61,7 +61,7 @@ func (w *writer) installAll(l *load) {
 	w.age(time.Now())
 	for t, p := range parts {
 		if p.err != nil {
-			w.diverged(t, p.err)
+			w.onDivergence(t, p.err)
 		}
 	}
 	for _, t := range again {
@@ -139,37 +139,37 @@ func (t *table) grow(l *load) (*lineage, error) {
 	return lin, nil
 }
 
-// diverged drops a resource whose feed contradicts the cached state, and relists it: at once the
+// onDivergence drops a resource whose feed contradicts the cached state, and relists it: at once the
 // first time, with growing delays if the contradictions continue.
-func (w *writer) diverged(t *table, err error) {
-	delay := t.distrust.next(time.Now())
+func (w *writer) onDivergence(t *table, err error) {
+	delay := t.divergenceBackoff.next(time.Now())
 	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
 	w.stats.Divergences.Add(1)
 	// A restored history must not reach back to events that clients have received differently.
-	w.since.Store(max(w.clock.Revision(), w.since.Load()))
+	w.trustedSince.Store(max(w.published.Revision(), w.trustedSince.Load()))
 	w.reload(t, delay, false)
-	w.doubt(t)
+	w.noteDivergence(t)
 }
 
-// doubt records that a resource was found to differ from etcd.
-func (w *writer) doubt(t *table) {
-	if now := time.Now(); w.doubted != nil && w.doubted != t && now.Sub(w.doubtedAt) < doubtFor {
+// noteDivergence records that a resource was found to differ from etcd.
+func (w *writer) noteDivergence(t *table) {
+	if now := time.Now(); w.divergedTable != nil && w.divergedTable != t && now.Sub(w.divergedAt) < divergenceWindow {
 		// One lost event concerns one resource. If two resources contradict the feed, the feed does
 		// not continue the cached state, for example because etcd was restored and written to
 		// since; then the whole cached state is in doubt.
-		w.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, w.doubted.prefix, t.prefix)
+		w.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, w.divergedTable.prefix, t.prefix)
 	} else {
-		w.doubted, w.doubtedAt = t, now
+		w.divergedTable, w.divergedAt = t, now
 	}
 }
 
-// doubtFor is how long after a divergence another one is taken as a sign of a wider contradiction:
+// divergenceWindow is how long after a divergence another one is taken as a sign of a wider contradiction:
 // a guess, long enough for quiet resources to diverge too.
-const doubtFor = 10 * time.Minute
+const divergenceWindow = 10 * time.Minute
 
-// distrust makes every resource unreadable until the whole prefix is relisted: the feed has
+// invalidateAll makes every resource unreadable until the whole prefix is relisted: the feed has
 // contradicted its own order, so state that was served as complete may have been incomplete.
-func (w *writer) distrust() {
+func (w *writer) invalidateAll() {
 	w.stats.Divergences.Add(1)
 	for _, t := range w.tables {
 		if !t.excluded {
@@ -181,7 +181,7 @@ func (w *writer) distrust() {
 }
 
 // reload relists one resource, after a delay, without blocking the others. The list is at the
-// clock's revision, so that only changes that arrive meanwhile have to be applied on top of it.
+// published revision, so that only changes that arrive meanwhile have to be applied on top of it.
 // With history, the load is one of loadHistory. Cursors on the resource are woken.
 func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.drop()
@@ -222,11 +222,11 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 			return
 		}
 		// The list contains every change up to this revision; pending changes up to it are discarded, which bounds them (I7).
-		seen := r.clock.Revision()
+		seen := r.published.Revision()
 		command(func(w *writer) { r.discard(w, seen) })
 		l := r.loader.loadOne(ctx, r.resource.prefix, seen, r.history)
 		if errors.Is(l.err, errOvertaken) {
-			r.restart(r.lists.Load(), l.err)
+			r.restart(r.installedLists.Load(), l.err)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -255,17 +255,17 @@ func (w *writer) install(t *table, l *load) {
 		}
 	}
 	if err != nil {
-		w.diverged(t, err)
+		w.onDivergence(t, err)
 		return
 	}
 	if len(x.events) > 0 {
 		x.commitUnpublished()
 		w.stats.Events.Add(int64(len(x.events)))
 	}
-	lin.suspect.Store(t.suspect)
+	lin.inconsistent.Store(t.suspect)
 	t.suspect = false
 	// Publish after the pending changes: a reader assumes that a lineage is complete up to the
-	// clock (I8).
+	// published revision (I8).
 	t.begin(lin, historyOf(lin.log))
 	t.loaded(time.Time{})
 	w.bound()

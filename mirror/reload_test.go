@@ -178,7 +178,7 @@ func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
 }
 
 // TestListThatNobodyNeedsIsStopped: when the claim, the state, or the cluster of a list is gone,
-// the list and its wait for the clock end too.
+// the list and its wait for the published revision end too.
 func TestListThatNobodyNeedsIsStopped(t *testing.T) {
 	for _, why := range []string{"excluded", "restored", "compacted"} {
 		t.Run(why, func(t *testing.T) {

@@ -33,7 +33,7 @@ func (r *Resource) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Latest returns a snapshot of the resource at the clock. Cost is O(1), no lock. Errors:
+// Latest returns a snapshot of the resource at the published revision. Cost is O(1), no lock. Errors:
 // ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
 	for ; ; runtime.Gosched() {
@@ -41,18 +41,18 @@ func (r *Resource) Latest() (Snapshot, error) {
 		if lin == nil {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 		}
-		// Load the clock before the head: any head loaded afterwards contains all events up to the
-		// clock.
-		now := r.m.clock.Revision()
+		// Load the published revision before the head: any head loaded afterwards contains all
+		// events up to the published revision.
+		now := r.m.published.Revision()
 		if r.cur.Load() != lin {
-			continue // the clock may belong to another cluster; see writer.installAll
+			continue // the published revision may belong to another cluster; see writer.installAll
 		}
 		v := lin.head.Load()
 		if v == nil {
 			continue // the lineage has ended meanwhile
 		}
 		if v.rev > now {
-			// The writer has published the version but not yet advanced the clock. Until then the
+			// The writer has published the version but not yet advanced the published revision. Until then the
 			// previous version is the latest one (I5).
 			if v = v.prev.Load(); v == nil || v.rev > now {
 				continue
@@ -67,10 +67,10 @@ func (r *Resource) Latest() (Snapshot, error) {
 // share its leaves. Otherwise it is O(e log n), where e is the number of events applied forward or
 // backward from the nearest retained version: about a third of the events since rev, and at most
 // 32,768 (twice that close to Oldest) with default options. Errors: ErrCompacted if rev is below
-// Oldest, ErrFutureRevision if it is above the clock, ErrNotReady.
+// Oldest, ErrFutureRevision if it is above the published revision, ErrNotReady.
 func (r *Resource) At(rev Revision) (Snapshot, error) {
 	for {
-		now, err := holding(r, rev)
+		now, err := latestCovering(r, rev)
 		if err != nil || rev == now.Rev {
 			return now, err
 		}
@@ -86,11 +86,11 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 	}
 }
 
-// Near returns the retained version nearest to rev, from which At would start, for estimates. Cost
+// NearestRetained returns the retained version nearest to rev, from which At would start, for estimates. Cost
 // is O(log n). Errors: those of At.
-func (r *Resource) Near(rev Revision) (Snapshot, error) {
+func (r *Resource) NearestRetained(rev Revision) (Snapshot, error) {
 	for {
-		now, err := holding(r, rev)
+		now, err := latestCovering(r, rev)
 		if err != nil {
 			return Snapshot{}, err
 		}
@@ -100,8 +100,8 @@ func (r *Resource) Near(rev Revision) (Snapshot, error) {
 	}
 }
 
-// holding returns the latest snapshot of a lineage whose history includes rev. Errors: those of At.
-func holding(r *Resource, rev Revision) (Snapshot, error) {
+// latestCovering returns the latest snapshot of a lineage whose history includes rev. Errors: those of At.
+func latestCovering(r *Resource, rev Revision) (Snapshot, error) {
 	now, err := r.Latest()
 	if err != nil {
 		return Snapshot{}, err
@@ -115,13 +115,13 @@ func holding(r *Resource, rev Revision) (Snapshot, error) {
 	return now, nil
 }
 
-// Hold registers a read of the snapshot until release, which must be called exactly once. While the
-// snapshot is a past one, ResourceStats.Readers and OldestRead include it. Hold keeps nothing alive
+// TrackReader registers a read of the snapshot until release, which must be called exactly once. While the
+// snapshot is a past one, ResourceStats.Readers and OldestRead include it. TrackReader keeps nothing alive
 // beyond the snapshot itself: a version can be collected as soon as its last reader has dropped its
-// snapshot. Hold takes a lock that only other calls of Hold for the same resource, and Stats, take.
+// snapshot. TrackReader takes a lock that only other calls of TrackReader for the same resource, and Stats, take.
 // Use it for long reads.
-func (r *Resource) Hold(s Snapshot) (release func()) {
-	return r.holds.hold(held{s.lin, s.seq, s.Rev})
+func (r *Resource) TrackReader(s Snapshot) (release func()) {
+	return r.readers.track(readVersion{s.lin, s.seq, s.Rev})
 }
 
 // Oldest returns the oldest revision that At can serve, and the floor of the log: cursors may start

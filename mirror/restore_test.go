@@ -122,8 +122,8 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 	defer cancel()
 	for i := 1; i <= x.restores && !x.done.Load(); i++ {
 		x.restore(i)
-		for m.Clock() >= x.base(i)+incarnationRevisions {
-			if _, err := m.Current(ctx); err != nil && !errors.Is(err, mirror.ErrRestored) {
+		for m.Revision() >= x.base(i)+incarnationRevisions {
+			if _, err := m.ReadRevision(ctx); err != nil && !errors.Is(err, mirror.ErrRestored) {
 				t.Fatal(err)
 			}
 		}
@@ -187,7 +187,7 @@ func TestCloseEndsWaitsAndReads(t *testing.T) {
 		ctx := context.Background()
 		ended := make(chan error, 4)
 		go func() { ended <- m.Wait(ctx, 1000) }()
-		go func() { _, err := m.Current(ctx); ended <- err }()
+		go func() { _, err := m.ReadRevision(ctx); ended <- err }()
 		go func() { ended <- excluded.WaitReady(ctx) }()
 		go func() {
 			c := s.Cursor("", "")
@@ -220,7 +220,7 @@ func TestCloseEndsWaitsAndReads(t *testing.T) {
 		if err := m.Wait(ctx, 1000); !errors.Is(err, mirror.ErrClosed) {
 			t.Errorf("Wait after Close: %v", err)
 		}
-		if _, err := m.Current(ctx); !errors.Is(err, mirror.ErrClosed) {
+		if _, err := m.ReadRevision(ctx); !errors.Is(err, mirror.ErrClosed) {
 			t.Errorf("Current after Close: %v", err)
 		}
 		if got := read(s); len(got) != 0 { // still readable

@@ -13,7 +13,7 @@ import (
 // resources, one of which is changed by most batches.
 const rootResources = 3000
 
-// flatRoot models a publication of the clock and all resources by one pointer.
+// flatRoot models a publication of the published revision and all resources by one pointer.
 type flatRoot struct {
 	rev      Revision
 	versions []*version
@@ -32,10 +32,10 @@ func newBlocks(versions []*version) [][]*version {
 	return slices.Collect(slices.Chunk(versions, rootBlock))
 }
 
-// newRootModel returns resources with one lineage each, and their clock and its publisher.
+// newRootModel returns resources with one lineage each, and their published revision and its publisher.
 func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
-	clock, publisher := freshness.NewClock(nil, nil)
-	s := &shared{clock: clock}
+	clock, publisher := freshness.NewPublished(nil, nil)
+	s := &shared{published: clock}
 	publisher.Publish(1, false)
 	resources, versions := make([]*Resource, rootResources), make([]*version, rootResources)
 	for i := range resources {
@@ -47,12 +47,12 @@ func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 }
 
 // BenchmarkPublish measures the publication of a batch with one event: by the pointer of its
-// resource and the clock, as txn.commit and writer.commit publish, and by one root.
+// resource and the published revision, as txn.commit and writer.commit publish, and by one root.
 func BenchmarkPublish(b *testing.B) {
 	resources, versions, publisher := newRootModel()
 	b.Run("resource", func(b *testing.B) {
 		b.ReportAllocs()
-		rev := resources[0].m.clock.Revision()
+		rev := resources[0].m.published.Revision()
 		for i := 0; b.Loop(); i++ {
 			rev++
 			lin := resources[i%rootResources].cur.Load()
@@ -72,7 +72,7 @@ func BenchmarkPublish(b *testing.B) {
 			next := &flatRoot{rev: old.rev + 1, versions: slices.Clone(old.versions)}
 			next.versions[i%rootResources] = &version{rev: next.rev}
 			root.Store(next)
-			publisher.Publish(resources[0].m.clock.Revision()+1, false) // keeps the waits
+			publisher.Publish(resources[0].m.published.Revision()+1, false) // keeps the waits
 		}
 	})
 	b.Run("blocks", func(b *testing.B) {
@@ -86,7 +86,7 @@ func BenchmarkPublish(b *testing.B) {
 			block[at%rootBlock] = &version{rev: next.rev}
 			next.blocks[at/rootBlock] = block
 			root.Store(next)
-			publisher.Publish(resources[0].m.clock.Revision()+1, false)
+			publisher.Publish(resources[0].m.published.Revision()+1, false)
 		}
 	})
 }

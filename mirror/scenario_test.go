@@ -75,7 +75,7 @@ func newOvertaken(t *testing.T) *overtaken {
 }
 
 // overtake writes 20 revisions that the feed does not deliver, and compacts etcd to all but the
-// last two. It returns when the mirror has relisted. Until then the clock does not decrease, and
+// last two. It returns when the mirror has relisted. Until then the published revision does not decrease, and
 // reads are correct.
 func (o *overtaken) overtake(t *testing.T) {
 	t.Helper()
@@ -83,9 +83,9 @@ func (o *overtaken) overtake(t *testing.T) {
 	synctest.Wait()
 	put(o.model, "/registry/a/", "third", 20)
 	o.store.Compact(o.store.Revision() - 2)
-	lowest := o.m.Clock()
+	lowest := o.m.Revision()
 	for range 100 { // while the mirror notices and relists
-		if now := o.m.Clock(); now < lowest {
+		if now := o.m.Revision(); now < lowest {
 			t.Fatalf("the clock went from %d to %d", lowest, now)
 		} else {
 			lowest = now
@@ -137,7 +137,7 @@ func (o *overtaken) requireFloor(t *testing.T) {
 }
 
 // TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no longer has, and
-// relists. The clock does not decrease, snapshots held by readers do not change, and watchers learn
+// relists. The published revision does not decrease, snapshots held by readers do not change, and watchers learn
 // of the gap.
 func TestCompactionOvertakesTheFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -193,13 +193,13 @@ func TestRestoredEtcd(t *testing.T) {
 
 				store.Restore(9, map[string]string{"/registry/a/x": "restored"})
 				if by == "current" {
-					if _, err := m.Current(context.Background()); !errors.Is(err, mirror.ErrRestored) {
+					if _, err := m.ReadRevision(context.Background()); !errors.Is(err, mirror.ErrRestored) {
 						t.Errorf("Current: %v", err)
 					}
 					hang.Store(false)
 				}
 				<-changed
-				for m.Clock() > 9 {
+				for m.Revision() > 9 {
 					time.Sleep(time.Millisecond)
 				}
 				reach(t, m, 9, r)
@@ -468,7 +468,7 @@ func TestRevisionsInsideABatch(t *testing.T) {
 }
 
 // TestCursorSelectsByKey: a cursor returns only the keys of its range, but its position moves with
-// the clock, as a bookmark requires (I4).
+// the published revision, as a bookmark requires (I4).
 func TestCursorSelectsByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

@@ -44,9 +44,9 @@ func (s *script) RequestProgress(ctx context.Context) error {
 	return s.Source.RequestProgress(ctx)
 }
 
-func (s *script) Current(ctx context.Context) (mirror.Header, error) {
+func (s *script) ReadRevision(ctx context.Context) (mirror.Header, error) {
 	if s.current != nil {
 		return s.current(ctx)
 	}
-	return s.Source.Current(ctx)
+	return s.Source.ReadRevision(ctx)
 }

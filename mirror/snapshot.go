@@ -9,7 +9,7 @@ import (
 // Snapshot is one revision of a resource. It is immutable, may be read
 // concurrently, and keeps its entries alive for as long as it is held.
 type Snapshot struct {
-	// Rev is the revision of the snapshot: the clock for Latest, the requested revision for At.
+	// Rev is the revision of the snapshot: the published revision for Latest, the requested revision for At.
 	Rev  Revision
 	tree tree
 	seq  uint64
@@ -17,8 +17,8 @@ type Snapshot struct {
 	res  *Resource
 }
 
-// Present reports whether the resource has not changed since the snapshot. Cost is O(1).
-func (s Snapshot) Present() bool {
+// IsLatest reports whether the resource has not changed since the snapshot. Cost is O(1).
+func (s Snapshot) IsLatest() bool {
 	if s.lin == nil {
 		return false
 	}
@@ -31,7 +31,7 @@ func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
 
 // Runs yields the entries with start <= key < end in key order, leaf by leaf; an empty end means no
 // upper bound. The entries and leaves are shared: do not write to them, except to their memos
-// (Slot, Leaf.Memo).
+// (memo.Key, Leaf.Memo).
 func (s Snapshot) Runs(start, end string) iter.Seq[Run] { return s.tree.Runs(start, end) }
 
 // All yields the entries with start <= key < end in key order; an empty end means
@@ -54,7 +54,7 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 	return s.tree.Measure(start, end, of, measure)
 }
 
-// Foreign returns a run of keys that were read from the source at another revision, in ascending
+// Detached returns a run of keys that were read from the source at another revision, in ascending
 // order, for readers of runs. A key with the same mod revision in the snapshot is represented by
 // the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
 // n) for k keys.
@@ -65,7 +65,7 @@ func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
 		e, ok := s.Get(string(kv.Key))
 		if !ok || e.mod != kv.ModRevision || !e.hasValue() {
 			e = newEntry(kv, true)
-			e.keyLen |= isForeign
+			e.keyLen |= isDetached
 			bytes += e.footprint()
 		}
 		entries[i] = e

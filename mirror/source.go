@@ -94,9 +94,9 @@ type Source interface {
 	// lag, or may not come at all.
 	RequestProgress(ctx context.Context) error
 
-	// Current returns the newest revision, read linearizably: at least the revision of every write
+	// ReadRevision returns the newest revision, read linearizably: at least the revision of every write
 	// acknowledged before the call.
-	Current(ctx context.Context) (Header, error)
+	ReadRevision(ctx context.Context) (Header, error)
 }
 
 // Errors of a mirror and its sources, grouped by the caller's next step.
@@ -104,7 +104,7 @@ var (
 	// ErrCompacted: the revision left the window or was compacted by etcd. Permanent for this
 	// revision; the caller relists.
 	ErrCompacted = errors.New("revision compacted")
-	// ErrFutureRevision: the revision is above the clock. It may exist soon; see Wait.
+	// ErrFutureRevision: the revision is above the published revision. It may exist soon; see Wait.
 	ErrFutureRevision = errors.New("revision not reached yet")
 	// ErrNotReady: the resource is being loaded, for the first time or again. The caller retries.
 	ErrNotReady = errors.New("mirror is not ready")

@@ -102,7 +102,7 @@ type reader struct {
 func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Resource) (err error) {
 	rev := rd.atLeast
 	if rev == 0 {
-		if rev, err = m.Current(ctx); err != nil {
+		if rev, err = m.ReadRevision(ctx); err != nil {
 			return err
 		}
 	}
@@ -110,7 +110,7 @@ func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Reso
 	if err := m.Wait(ctx, rev); err != nil {
 		return err
 	}
-	rd.clock = m.Clock()
+	rd.clock = m.Revision()
 	for _, r := range res {
 		s, err := r.Latest()
 		for ; errors.Is(err, mirror.ErrNotReady); s, err = r.Latest() {
@@ -244,7 +244,7 @@ func (g *stage) revisionReads() []step {
 // to early, and returns all other violations as an error.
 func (g *stage) check() error {
 	synctest.Wait()
-	now := g.m.Clock()
+	now := g.m.Revision()
 	if now < g.clock {
 		return fmt.Errorf("the clock went from %d to %d", g.clock, now) // I1
 	}
@@ -280,7 +280,7 @@ func (g *stage) check() error {
 	return g.follow()
 }
 
-// follow drains a follower of each resource up to the clock, where it must have etcd's state (I4):
+// follow drains a follower of each resource up to the published revision, where it must have etcd's state (I4):
 // a bookmark asserts this to a client. During a gap the state is unknown.
 func (g *stage) follow() error {
 	for i, r := range g.res {
@@ -366,7 +366,7 @@ func (g *stage) checkWaiting(rd *reader) error {
 }
 
 // wrong describes the fault of a reader's result, if any: it must be of an allowed revision (I6),
-// which the clock had reached, and exactly etcd's state at that revision.
+// which the published revision had reached, and exactly etcd's state at that revision.
 func (g *stage) wrong(rd *reader) string {
 	d := ""
 	if rd.clock < rd.rev || rd.rev < rd.seen {
@@ -387,7 +387,7 @@ func (g *stage) wrong(rd *reader) string {
 	return d
 }
 
-// gap reports whether the clock has passed an event that the watch has yet to deliver.
+// gap reports whether the published revision has passed an event that the watch has yet to deliver.
 func (g *stage) gap() bool {
 	if g.etcd.now().stream == nil {
 		return false

@@ -17,17 +17,17 @@ import (
 // shared is the state that callers, resources, loads and the writer of one mirror have in common.
 // Every field is set once, is atomic, or has its own lock.
 type shared struct {
-	opts     Options
-	clock    *freshness.Clock
-	stats    counters
-	registry registry
+	opts      Options
+	published *freshness.Published
+	stats     counters
+	registry  registry
 
-	compacted atomic.Int64             // the highest revision given to Compact
-	cluster   atomic.Uint64            // the mirrored cluster's ID, 0 before the first list
-	excluded  atomic.Pointer[[]string] // prefixes whose keys lists may leave out; stored by the writer
-	lists     atomic.Int64             // times the whole prefix was listed and installed
-	loading   atomic.Bool              // the whole prefix is being loaded
-	since     atomic.Int64             // history before it may differ from the events that clients have received
+	compacted      atomic.Int64             // the highest revision given to Compact
+	cluster        atomic.Uint64            // the mirrored cluster's ID, 0 before the first list
+	excluded       atomic.Pointer[[]string] // prefixes whose keys lists may leave out; stored by the writer
+	installedLists atomic.Int64             // times the whole prefix was listed and installed
+	loading        atomic.Bool              // the whole prefix is being loaded
+	trustedSince   atomic.Int64             // history before it may differ from the events that clients have received
 
 	restarts chan restart // requests to leave the feed and to list the prefix
 	feed     *freshness.Feed
@@ -54,7 +54,7 @@ func (s *shared) restart(lists int64, err error) {
 
 // known returns the mirrored cluster and the published revision.
 func (s *shared) known() Header {
-	return Header{ClusterID: s.cluster.Load(), Revision: s.clock.Revision()}
+	return Header{ClusterID: s.cluster.Load(), Revision: s.published.Revision()}
 }
 
 // Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
@@ -65,7 +65,7 @@ type Resource struct {
 
 	cur     current
 	changed changes // after each publication that touches the resource
-	holds   holds
+	readers readerCounts
 
 	versionBytes atomic.Int64 // see ResourceStats
 	forgotten    atomic.Bool  // see Forgotten
@@ -94,14 +94,14 @@ type table struct {
 	*Resource
 	w *writer
 
-	owned       bool // the resource is claimed or excluded
-	excluded    bool
-	loading     bool
-	stopLoading context.CancelFunc // set while loading
-	pending     []Change           // arrived while loading
-	distrust    backoff            // between relists after divergences
-	awaited     time.Time          // since when the resource is unreadable, zero if it can be read
-	suspect     bool               // whether the lineage that is being loaded is suspect, see lineage.suspect
+	owned             bool // the resource is claimed or excluded
+	excluded          bool
+	loading           bool
+	stopLoading       context.CancelFunc // set while loading
+	pending           []Change           // arrived while loading
+	divergenceBackoff backoff            // between relists after divergences
+	awaited           time.Time          // since when the resource is unreadable, zero if it can be read
+	suspect           bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
 
 	bytes           int64 // of entries with value
 	missing         int   // entries and events whose value was not stored
@@ -134,7 +134,7 @@ type txn struct {
 // calls run. Other goroutines send commands (registry).
 type writer struct {
 	*shared
-	publisher freshness.Publisher // of the clock
+	publisher freshness.Publisher // of the published revision
 	loader    *loader
 	tables    map[string]*table // by prefix
 
@@ -144,12 +144,12 @@ type writer struct {
 	weighs     bool // versions are being weighed
 	weighAgain time.Time
 
-	doubted       *table // the last one with a divergence, since the last list
-	doubtedAt     time.Time
+	divergedTable *table // the last one with a divergence, since the last list
+	divergedAt    time.Time
 	contradiction error // the whole feed contradicts the cached state
 
 	// Of the invariant checks.
-	checked clockReading // the clock at the last check
+	checked publishedReading // the published revision at the last check
 	pace    pace
 }
 

@@ -15,8 +15,8 @@ type Publications [len(publicationBounds) + 1]struct {
 // Stats is a reading of a mirror's counters.
 type Stats struct {
 	Ready               bool     // the first list is in place
-	Clock               Revision // the published revision
-	EtcdRevision        Revision // the newest revision reported by etcd, at least the clock; see Current
+	Revision            Revision // the published revision
+	EtcdRevision        Revision // the newest revision reported by etcd, at least the published revision; see ReadRevision
 	Compacted           Revision // versions below were dropped because etcd was compacted
 	HistoryFloor        Revision // every history reaches back to here
 	HistoryBytes        int64    // stored bytes that only history keeps alive
@@ -34,7 +34,7 @@ type Stats struct {
 	Divergences         int64    // relists because the feed contradicted the cached state
 	Repairs             int64    // times keys were read again because a check found them to differ from etcd
 	RevisionReads       int64    // linearizable reads of etcd's revision
-	RevisionReadWaiters int64    // calls of Current that shared those reads
+	RevisionReadWaiters int64    // calls of ReadRevision that shared those reads
 	ProgressRequests    int64    // progress requests sent
 	Restores            int64    // times etcd was another cluster, or an older state of the same
 	// History read from etcd when the whole prefix or a resource was listed.
@@ -47,24 +47,24 @@ type Stats struct {
 // Stats returns the counters. Cost is O(resources); the counters are not read at one instant.
 func (m *Mirror) Stats() Stats {
 	s := Stats{
-		Clock:          m.Clock(),
+		Revision:       m.Revision(),
 		Versions:       m.registry.countVersions(),
 		HistoryLimit:   m.opts.Window.MaxBytes,
 		UnclaimedLimit: m.opts.UnclaimedBytes,
 	}
 	s.RevisionReads, s.RevisionReadWaiters = m.reads.Counts()
 	m.stats.copyTo(&s)
-	s.EtcdRevision = max(s.EtcdRevision, s.Clock)
+	s.EtcdRevision = max(s.EtcdRevision, s.Revision)
 	return s
 }
 
 // ResourceStats is a reading of one resource.
 type ResourceStats struct {
-	Ready   bool
-	Suspect bool  // see Resource.Suspect
-	Entries int   // cached keys
-	Bytes   int64 // stored size of their values
-	Events  int   // events in the log
+	Ready        bool
+	Inconsistent bool  // see Resource.Inconsistent
+	Entries      int   // cached keys
+	Bytes        int64 // stored size of their values
+	Events       int   // events in the log
 
 	Versions       int      // retained past versions, those made for readers included
 	VersionBytes   int64    // bytes of their trees that the latest version does not share, measured about once a second
@@ -94,7 +94,7 @@ func (r *Resource) Stats() ResourceStats {
 		p := &r.counts.publications[i]
 		st.Publications[i].N, st.Publications[i].Time = p.n.Load(), time.Duration(p.time.Load())
 	}
-	st.Readers, st.OldestRead = r.holds.past(r.cur.readable())
+	st.Readers, st.OldestRead = r.readers.past(r.cur.readable())
 	lin := r.cur.readable()
 	if lin == nil {
 		return st
@@ -105,7 +105,7 @@ func (r *Resource) Stats() ResourceStats {
 	}
 	t := head.tree
 	st.Ready, st.Entries, st.Bytes, st.Events = true, t.Len(), t.Bytes(), lin.log.Len()
-	st.Suspect = lin.suspect.Load()
+	st.Inconsistent = lin.inconsistent.Load()
 	st.Versions, st.OldestRevision = lin.versions(), lin.oldest()
 	st.VersionBytes = r.versionBytes.Load()
 	return st

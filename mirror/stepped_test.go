@@ -72,8 +72,8 @@ func (s *stepped) Watch(ctx context.Context, _ string, after mirror.Header, deli
 	}
 }
 
-// Current implements mirror.Source.
-func (s *stepped) Current(ctx context.Context) (mirror.Header, error) {
+// ReadRevision implements mirror.Source.
+func (s *stepped) ReadRevision(ctx context.Context) (mirror.Header, error) {
 	call := &revisionCall{reply: make(chan error)}
 	s.set(func() { s.call = call })
 	defer s.set(func() { s.call = nil })

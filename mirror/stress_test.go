@@ -109,10 +109,10 @@ func (x *race) gone(err error) bool {
 }
 
 // compare reads two resources at the newest revision and at an older one: both have the same
-// number. The clock and Latest never decrease. One reader calls it.
+// number. The published revision and Latest never decrease. One reader calls it.
 func (x *race) compare(rnd *rand.Rand) {
 	i, j := rnd.IntN(raceResources), rnd.IntN(raceResources)
-	clock := x.m.Clock()
+	clock := x.m.Revision()
 	s, err := x.all[i].Latest()
 	if x.gone(err) {
 		return
@@ -148,7 +148,7 @@ func (x *race) compare(rnd *rand.Rand) {
 func (x *race) page(rnd *rand.Rand) {
 	r := x.all[rnd.IntN(raceResources)]
 	rev := mirror.Revision(x.paged.Load())
-	if now := x.m.Clock(); rev == 0 || now-rev > 300 || rnd.IntN(10) == 0 {
+	if now := x.m.Revision(); rev == 0 || now-rev > 300 || rnd.IntN(10) == 0 {
 		rev = now - mirror.Revision(rnd.IntN(200))
 		x.paged.Store(int64(rev))
 	}
@@ -162,7 +162,7 @@ func (x *race) page(rnd *rand.Rand) {
 		if rev < compacted {
 			x.fail("%d is served, etcd is compacted to %d", rev, compacted)
 		}
-		release := r.Hold(s)
+		release := r.TrackReader(s)
 		if i == 0 {
 			first = s
 		} else if got, want := read(s), read(first); !maps.Equal(got, want) {
@@ -303,7 +303,7 @@ func (x *race) readConsistently(rnd *rand.Rand) {
 	defer cancel()
 	i := rnd.IntN(raceResources)
 	n := x.acknowledged.Load()
-	rev, err := x.m.Current(ctx)
+	rev, err := x.m.ReadRevision(ctx)
 	if err == nil {
 		err = x.m.Wait(ctx, rev)
 	}
@@ -353,7 +353,7 @@ func (x *race) write(txns int) {
 // window trims, etcd is compacted, a resource is claimed and released, and the feed breaks. It is
 // for the race detector, and it checks the reads:
 //
-//	I1  clock and Latest never decrease
+//	I1  published revision and Latest never decrease
 //	I2  a snapshot does not change while it is read
 //	I3  the events of a cursor lead from its first snapshot to the tree at its position: none lost,
 //	    none repeated

@@ -71,7 +71,7 @@ func (t *table) begin(lin *lineage, h history) {
 	}
 	t.cur.Store(lin)
 	if old != nil {
-		old.retire()
+		old.release()
 		t.forget()
 	}
 	t.history = h
@@ -81,15 +81,15 @@ func (t *table) begin(lin *lineage, h history) {
 	t.changed.wake()
 }
 
-// show makes the lineage of a resource that was not claimed readable.
-func (t *table) show() {
+// publishUnclaimed makes the lineage of a resource that was not claimed readable.
+func (t *table) publishUnclaimed() {
 	lin := t.cur.Load()
 	if lin == nil || !lin.private {
 		return
 	}
-	shown := newLineage(lin.since(lin.oldest()), lin.head.Load(), lin.log, false)
+	shown := newLineage(lin.versionAt(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
-	shown.suspect.Store(lin.suspect.Load())
+	shown.inconsistent.Store(lin.inconsistent.Load())
 	t.cur.Store(shown)
 	t.loaded(time.Time{})
 	t.changed.wake()
@@ -105,7 +105,7 @@ func (t *table) drop() {
 func (t *table) end() {
 	if old := t.cur.Swap(nil); old != nil {
 		old.log.Abandon()
-		old.retire()
+		old.release()
 		t.forget()
 	}
 	t.changed.wake()
@@ -166,7 +166,7 @@ func (t *table) countPublication(events int, took time.Duration) {
 	c.publications[i].time.Add(int64(took))
 }
 
-// publish wakes the cursors of the newest events of the log, which the clock has reached.
+// publish wakes the cursors of the newest events of the log, which the published revision has reached.
 func (t *table) publish(lin *lineage, events []*Event) {
 	c := &t.changed
 	c.notifier.wake()
@@ -184,7 +184,7 @@ func (t *table) checkpoint(lin *lineage, v *version, events int) {
 	every := t.w.opts.CheckpointEvents
 	if t.sinceCheckpoint += events; t.sinceCheckpoint >= every {
 		t.sinceCheckpoint = 0
-		next := thin(append(slices.Clone(*lin.checkpoints.Load()), v), every)
+		next := thinCheckpoints(append(slices.Clone(*lin.checkpoints.Load()), v), every)
 		lin.checkpoints.Store(&next)
 	}
 }
@@ -201,7 +201,7 @@ func (t *table) raise(lin *lineage, rev Revision) {
 		left := slices.Clone(cps[i:])
 		lin.checkpoints.Store(&left)
 	}
-	lin.forget(func(v *version) bool { return v.seq < seq })
+	lin.dropCached(func(v *version) bool { return v.seq < seq })
 	t.weighed = weighed{}
 	t.countVersionBytes(lin)
 }
@@ -211,7 +211,7 @@ func (t *table) countVersionBytes(lin *lineage) {
 	var bytes int64
 	if lin != nil {
 		head := lin.head.Load().seq
-		for _, v := range lin.past() {
+		for _, v := range lin.pastVersions() {
 			if v.seq != head { // otherwise it is the latest version
 				bytes += v.bytes
 			}

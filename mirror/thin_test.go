@@ -11,7 +11,7 @@ func TestThinKeepsFewAndNoneTooFar(t *testing.T) {
 	for n := uint64(1); n <= total/events; n++ {
 		newest := &version{rev: Revision(n * events), seq: n * events}
 		oldest := cps[0]
-		cps = thin(append(cps, newest), events)
+		cps = thinCheckpoints(append(cps, newest), events)
 		if cps[0] != oldest || cps[len(cps)-1] != newest {
 			t.Fatalf("after %d: the first or the last is gone", n)
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 // topic is the part of a lineage's events that concerns one key, the keys below one directory, or
-// one value of a Partition: their positions in the log, and the cursors that wait for the next
+// one value of a WatchIndex: their positions in the log, and the cursors that wait for the next
 // event. Topics exist while cursors follow them. An event therefore costs one lookup, and work only
 // for the cursors of its topics.
 type topic struct {
@@ -24,8 +24,8 @@ type topic struct {
 }
 
 // topics contains the topics of one lineage that have the same feeder. The feeder posts events into
-// them after the clock has reached the events and in the log's order. The writer is the feeder of
-// keys and directories, the goroutine of a Partition is the feeder of values.
+// them after the published revision has reached the events and in the log's order. The writer is the feeder of
+// keys and directories, the goroutine of a WatchIndex is the feeder of values.
 //
 // Guarantee for readers: every event numbered from topic.from up to posted is in the topics that it
 // concerns. So a cursor that joins needs no agreement with the feeder, and its position is never
@@ -95,9 +95,9 @@ func (ts *topics) postLocked(t *topic, seq, first uint64) {
 	}
 }
 
-// tell publishes the posted events up to the number end, exclusive, and wakes the cursors of topics
+// notify publishes the posted events up to the number end, exclusive, and wakes the cursors of topics
 // with new events.
-func (ts *topics) tell(end uint64) {
+func (ts *topics) notify(end uint64) {
 	ts.posted.Store(end)
 	for _, t := range ts.due {
 		t.due = false
@@ -240,7 +240,7 @@ func (ts *topics) postKeys(prefix int, events []*Event) {
 	}
 	ts.trimLocked(first)
 	ts.mu.Unlock()
-	ts.tell(end)
+	ts.notify(end)
 }
 
 // wake wakes all cursors, because the resource has become readable or its lineage is dead.

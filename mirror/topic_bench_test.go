@@ -23,7 +23,7 @@ func cpuTime() time.Duration {
 // benchFollowers are cursors on separate goroutines.
 type benchFollowers struct {
 	cursors              []*mirror.Cursor
-	part                 *mirror.Partition // by key
+	part                 *mirror.WatchIndex // by key
 	seen, wakes, waiting atomic.Int64
 }
 
@@ -40,7 +40,7 @@ func (f *benchFollowers) newCursor(snap mirror.Snapshot, how, key string, i int)
 		c.Follow()
 	case "value":
 		c = snap.Cursor("", "")
-		c.FollowValue(f.part, key)
+		c.FollowIndex(f.part, key)
 	}
 	c.Changed()
 	return c
@@ -73,7 +73,7 @@ func (f *benchFollowers) read(ctx context.Context, c *mirror.Cursor) {
 
 // settle returns when the mirror is at rev and every cursor waits.
 func (f *benchFollowers) settle(m *mirror.Mirror, rev mirror.Revision) {
-	for m.Clock() < rev || f.waiting.Load() < int64(len(f.cursors)) {
+	for m.Revision() < rev || f.waiting.Load() < int64(len(f.cursors)) {
 		runtime.Gosched()
 	}
 }
@@ -92,7 +92,7 @@ func BenchmarkFollowers(b *testing.B) {
 			defer wg.Wait()
 			defer cancel()
 			f := &benchFollowers{cursors: make([]*mirror.Cursor, n)}
-			f.part = mirror.NewPartition(ctx, claimed[0], func(run func()) bool { wg.Go(run); return true },
+			f.part = mirror.NewWatchIndex(ctx, claimed[0], func(run func()) bool { wg.Go(run); return true },
 				func(ev *mirror.Event) (before, now string, known bool) { return ev.Key(), ev.Key(), true })
 			snap, err := claimed[0].Latest()
 			if err != nil {

@@ -44,7 +44,7 @@ type waitingCursors []*mirror.Cursor
 // waitingKey is the key of the i-th namespace.
 func waitingKey(i int) string { return fmt.Sprintf("/registry/a/ns-%03d/name", i) }
 
-func newWaitingCursors(s mirror.Snapshot, part *mirror.Partition, n int) (all waitingCursors) {
+func newWaitingCursors(s mirror.Snapshot, part *mirror.WatchIndex, n int) (all waitingCursors) {
 	for i := range n {
 		c := s.Cursor(waitingKey(i), waitingKey(i)+"\x00")
 		c.Follow()
@@ -57,7 +57,7 @@ func newWaitingCursors(s mirror.Snapshot, part *mirror.Partition, n int) (all wa
 	}
 	for i := range n {
 		c := s.Cursor("", "")
-		c.FollowValue(part, fmt.Sprint("value-", i))
+		c.FollowIndex(part, fmt.Sprint("value-", i))
 		all = append(all, c)
 	}
 	return all
@@ -117,7 +117,7 @@ func TestAnEventWakesThoseItConcerns(t *testing.T) {
 		reach(t, m, store.Revision(), r)
 		var clean cleanups
 		defer clean.run()
-		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			if ev.Prev != nil {
 				before = string(ev.Prev.Value())
 			}
@@ -146,7 +146,7 @@ func TestAnEventWakesThoseItConcerns(t *testing.T) {
 	})
 }
 
-// goes starts the goroutine of a partition; a cleanup waits for its end.
+// goes starts the goroutine of a watch index; a cleanup waits for its end.
 func goes(c *cleanups) func(func()) bool {
 	var wg sync.WaitGroup
 	c.Cleanup(wg.Wait)
@@ -171,8 +171,8 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 		s := latest(t, r)
 		all, key, value, late := s.Cursor("", ""), s.Cursor("/registry/a/quiet", "/registry/a/quiet\x00"), s.Cursor("", ""), s.Cursor("", "")
 		key.Follow()
-		value.FollowValue(part, "q")
-		late.FollowValue(part, "q")
+		value.FollowIndex(part, "q")
+		late.FollowIndex(part, "q")
 		noise := func() {
 			for i := range 500 {
 				store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
@@ -189,8 +189,8 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 		}
 		for name, c := range map[string]*mirror.Cursor{"key": key, "value": value} {
 			evs, err := c.Next(nil, 10)
-			if len(evs) != 0 || err != nil || c.Position() != m.Clock() {
-				t.Errorf("%s: %s, %v, position %d of %d", name, story(evs), err, c.Position(), m.Clock())
+			if len(evs) != 0 || err != nil || c.Position() != m.Revision() {
+				t.Errorf("%s: %s, %v, position %d of %d", name, story(evs), err, c.Position(), m.Revision())
 			}
 		}
 		// An event that the cursors read, and one that is dropped before they read it.
@@ -217,8 +217,8 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 	})
 }
 
-// TestAPositionWaitsForThePartition: while the partition is busy with an event, the positions of
-// cursors that follow a value do not pass it; the clock and other cursors continue.
+// TestAPositionWaitsForThePartition: while the watch index is busy with an event, the positions of
+// cursors that follow a value do not pass it; the published revision and other cursors continue.
 func TestAPositionWaitsForThePartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -228,15 +228,15 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 		var clean cleanups
 		defer clean.run()
 		gate := make(chan struct{})
-		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			if strings.HasSuffix(ev.Key(), "/slow") {
 				<-gate
 			}
 			return valuesOf(ev)
 		})
 		c, other := latest(t, r).Cursor("", ""), latest(t, r).Cursor("", "")
-		c.FollowValue(part, "x")
-		other.FollowValue(part, "somebody else's")
+		c.FollowIndex(part, "x")
+		other.FollowIndex(part, "somebody else's")
 		key := latest(t, r).Cursor("/registry/a/slow", "/registry/a/slow\x00")
 		key.Follow()
 		before := store.Put("/registry/a/1", "x")
@@ -250,7 +250,7 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 		if err != nil || len(evs) != 1 || evs[0].Rev != before || c.Position() != slow-1 {
 			t.Errorf("by value: %s, %v, position %d, want %d", story(evs), err, c.Position(), slow-1)
 		}
-		// With Await, the cursor is woken when the partition is done.
+		// With Await, the cursor is woken when the watch index is done.
 		c.Await(later)
 		other.Await(later)
 		changed, alsoChanged := c.Changed(), other.Changed()
@@ -286,12 +286,12 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 		reach(t, m, store.Revision(), r)
 		var clean cleanups
 		defer clean.run()
-		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			return ev.Key(), ev.Key(), true
 		})
 		began := latest(t, r)
 		first := began.Cursor("", "")
-		first.FollowValue(part, "nobody's")
+		first.FollowIndex(part, "nobody's")
 		defer first.Close()
 		key := func(i int) string { return fmt.Sprintf("/registry/a/%05d", i) }
 		most := 0
@@ -308,7 +308,7 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 		}
 		for _, i := range []int{0, 9_999, 10_000, 12_345, 24_999} {
 			c := began.Cursor("", "")
-			c.FollowValue(part, key(i))
+			c.FollowIndex(part, key(i))
 			var got []*mirror.Event
 			for {
 				n := len(got)
@@ -322,8 +322,8 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 			}
 			c.Close()
 			found := slices.ContainsFunc(got, func(ev *mirror.Event) bool { return ev.Key() == key(i) })
-			if !found || c.Position() != m.Clock() {
-				t.Errorf("value %d: found %t among %d events, position %d of %d", i, found, len(got), c.Position(), m.Clock())
+			if !found || c.Position() != m.Revision() {
+				t.Errorf("value %d: found %t among %d events, position %d of %d", i, found, len(got), c.Position(), m.Revision())
 			}
 		}
 	})
@@ -348,7 +348,7 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 		reach(t, m, store.Revision(), r)
 		var clean cleanups
 		defer clean.run()
-		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			time.Sleep(90 * time.Millisecond)
 			return valuesOf(ev)
 		})
@@ -357,8 +357,8 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		fresh := latest(t, r).Cursor("", "")
-		behind.FollowValue(part, "x")
-		fresh.FollowValue(part, "q")
+		behind.FollowIndex(part, "x")
+		fresh.FollowIndex(part, "q")
 		defer behind.Close()
 		defer fresh.Close()
 		store.Put("/registry/a/q", "q")
@@ -378,13 +378,13 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 			noise()
 			if _, err := fresh.Next(nil, 10); err != nil {
 				_, floor, _ := r.Oldest()
-				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.Clock())
+				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.Revision())
 			}
 		}
 	})
 }
 
-// TestAPartitionThatFallsBehind: if events leave the window before a partition has sorted them, the
+// TestAPartitionThatFallsBehind: if events leave the window before a watch index has sorted them, the
 // cursors on a value read them in the log, or return ErrCompacted.
 func TestAPartitionThatFallsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -395,18 +395,18 @@ func TestAPartitionThatFallsBehind(t *testing.T) {
 		var clean cleanups
 		defer clean.run()
 		slow := make(chan struct{})
-		part := mirror.NewPartition(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
+		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			<-slow
 			return valuesOf(ev)
 		})
 		c := latest(t, r).Cursor("", "")
-		c.FollowValue(part, "q")
+		c.FollowIndex(part, "q")
 		defer func() { c.Close() }()
 		for i := range 100 {
 			store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
 			time.Sleep(200 * time.Millisecond)
 		}
-		// The cursor is at the partition's position, which has left the window by now.
+		// The cursor is at the watch index's position, which has left the window by now.
 		close(slow)
 		synctest.Wait()
 		if _, err := c.Next(nil, 10); !errors.Is(err, mirror.ErrCompacted) {
@@ -414,7 +414,7 @@ func TestAPartitionThatFallsBehind(t *testing.T) {
 		}
 		c.Close()
 		c = latest(t, r).Cursor("", "")
-		c.FollowValue(part, "q")
+		c.FollowIndex(part, "q")
 		rev := store.Put("/registry/a/q", "q")
 		synctest.Wait()
 		if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {

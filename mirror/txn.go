@@ -2,6 +2,8 @@ package mirror
 
 import (
 	"fmt"
+
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // change adds a change of the feed; see add.
@@ -42,7 +44,7 @@ func (x *txn) add(key string, rev Revision, e *Entry) error {
 	return nil
 }
 
-// commit publishes the log and the version; the caller advances the clock afterwards.
+// commit publishes the log and the version; the caller advances the published revision afterwards.
 func (x *txn) commit() {
 	prev := x.lin.head.Load()
 	x.old = x.edit.Replaced()
@@ -63,18 +65,18 @@ func (x *txn) commitUnpublished() {
 	x.lin.head.Load().prev.Store(nil)
 }
 
-// retire drops the memos of replaced entries and leaves that are valid in the newest version
+// supersede drops the memos of replaced entries and leaves that are valid in the newest version
 // only: history is large and has few readers.
-func (x *txn) retire() {
+func (x *txn) supersede() {
 	for _, ev := range x.events {
 		if ev.Prev != nil {
-			ev.Prev.retire(ev.Entry == nil)
+			ev.Prev.memos.Supersede(ev.Entry == nil)
 		}
 	}
 	for _, leaf := range x.old {
 		if m := leaf.Memo.Swap(nil); m != nil {
-			if r, ok := (*m).(Retirer); ok {
-				r.Retired()
+			if r, ok := (*m).(memo.Superseder); ok {
+				r.Superseded()
 			}
 		}
 	}

@@ -140,7 +140,7 @@ func TestAWaitForTheHighestRevision(t *testing.T) {
 	})
 }
 
-// TestWritesDoNotMakeReadersAskQuickly: while events move the clock and end the waits, progress is
+// TestWritesDoNotMakeReadersAskQuickly: while events move the published revision and end the waits, progress is
 // not requested every other millisecond.
 func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 
 // TestAFarWaitIsNobodysInterval: a reader waits for a revision that does not come. Reads of writes
 // outside the prefix are served as quickly as without this wait. Without reads, progress is
-// requested every 100 ms, although it moves the clock each time.
+// requested every 100 ms, although it moves the published revision each time.
 func TestAFarWaitIsNobodysInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -192,7 +192,7 @@ func TestAFarWaitIsNobodysInterval(t *testing.T) {
 		for i := range 20 {
 			store.Put("/elsewhere", "1")
 			begin := time.Now()
-			rev, err := m.Current(context.Background())
+			rev, err := m.ReadRevision(context.Background())
 			if err == nil {
 				err = m.Wait(context.Background(), rev)
 			}
@@ -215,13 +215,13 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 		source := a.source(store).(*script)
 		source.current = func(ctx context.Context) (mirror.Header, error) {
 			time.Sleep(time.Millisecond) // about a round trip
-			return store.Current(ctx)
+			return store.ReadRevision(ctx)
 		}
 		m := start(t, source, nil)
 		reach(t, m, store.Revision())
 		read := func() (took time.Duration) {
 			begin := time.Now()
-			rev, err := m.Current(context.Background())
+			rev, err := m.ReadRevision(context.Background())
 			if err == nil {
 				err = m.Wait(context.Background(), rev)
 			}
@@ -257,7 +257,7 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 	})
 }
 
-// TestIdleProgress: with WantProgress the clock follows writes outside the prefix without a waiting
+// TestIdleProgress: with WantProgress the published revision follows writes outside the prefix without a waiting
 // reader.
 func TestIdleProgress(t *testing.T) {
 	for _, tt := range []struct {
@@ -287,10 +287,10 @@ func TestIdleProgress(t *testing.T) {
 				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
 					t.Errorf("asked %d times in a minute, want %d", got, tt.want)
 				}
-				if followed := m.Clock() == rev; followed != (tt.want > 0) {
-					t.Errorf("the clock is at %d, etcd at %d", m.Clock(), rev)
+				if followed := m.Revision() == rev; followed != (tt.want > 0) {
+					t.Errorf("the clock is at %d, etcd at %d", m.Revision(), rev)
 				}
-				// Answers that move the clock do not delay the next request.
+				// Answers that move the published revision do not delay the next request.
 				a.since(time.Now())
 				for range 60 {
 					store.Put("/elsewhere", "1")
@@ -317,8 +317,8 @@ func TestIdleProgress(t *testing.T) {
 	}
 }
 
-// TestEventsOnly: progress neither moves the clock nor is requested, and a resource that is claimed
-// late is read at the clock without a wait.
+// TestEventsOnly: progress neither moves the published revision nor is requested, and a resource that is claimed
+// late is read at the published revision without a wait.
 func TestEventsOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -335,8 +335,8 @@ func TestEventsOnly(t *testing.T) {
 		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Wait: %v, want it to wait for an event", err)
 		}
-		if got := a.since(time.Now()); len(got) != 0 || m.Clock() != at {
-			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.Clock(), at)
+		if got := a.since(time.Now()); len(got) != 0 || m.Revision() != at {
+			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.Revision(), at)
 		}
 		r := claim(t, m, "/registry/a/") // its value was not stored
 		if err := r.WaitReady(context.Background()); err != nil {
@@ -347,7 +347,7 @@ func TestEventsOnly(t *testing.T) {
 		}
 		reach(t, m, store.Put("/registry/a/x", "2"), r)
 
-		// etcd is compacted past the clock, which does not advance: the whole prefix is relisted.
+		// etcd is compacted past the published revision, which does not advance: the whole prefix is relisted.
 		rev = store.Put("/elsewhere", "2")
 		store.Compact(rev)
 		store.Put("/registry/b/y", "1")
@@ -418,7 +418,7 @@ func TestCurrentNeedsNoFeed(t *testing.T) {
 		store.Stall(true)
 		before := store.Revision()
 		rev := store.Put("/registry/a/x", "2")
-		got, err := m.Current(context.Background())
+		got, err := m.ReadRevision(context.Background())
 		if err != nil || got != rev {
 			t.Errorf("Current: %d, %v; want %d", got, err, rev)
 		}

@@ -50,13 +50,13 @@ func (t *table) weighing() *weighing {
 	if lin == nil {
 		return nil
 	}
-	is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.made.Load()}
+	is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.cachedVersions.Load()}
 	if is == t.weighed {
 		return nil
 	}
 	t.weighed = is
 	g := &weighing{t: t}
-	for _, v := range append([]*version{is.head}, lin.past()...) {
+	for _, v := range append([]*version{is.head}, lin.pastVersions()...) {
 		g.versions = append(g.versions, v)
 		g.trees = append(g.trees, v.tree)
 	}

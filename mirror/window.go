@@ -28,7 +28,7 @@ func (w *writer) dropMade() bool {
 	var idle *version
 	for _, t := range w.tables {
 		if lin := t.cur.Load(); lin != nil {
-			for _, v := range *lin.made.Load() {
+			for _, v := range *lin.cachedVersions.Load() {
 				if idle == nil || v.used.Load() < idle.used.Load() {
 					owner, idle = t, v
 				}
@@ -39,7 +39,7 @@ func (w *writer) dropMade() bool {
 		return false
 	}
 	lin := owner.cur.Load()
-	lin.forget(func(v *version) bool { return v == idle })
+	lin.dropCached(func(v *version) bool { return v == idle })
 	owner.countVersionBytes(lin)
 	return true
 }
@@ -62,7 +62,7 @@ func (w *writer) shed() bool {
 	if most.cur.Load() == nil {
 		return false
 	}
-	rev, before, marks := w.clock.Revision(), w.held(), most.history.marks
+	rev, before, marks := w.published.Revision(), w.held(), most.history.marks
 	if len(marks) > 0 {
 		rev = marks[0].rev
 	}
@@ -87,7 +87,7 @@ func (t *table) trim(rev Revision) {
 		if e.Prev == nil {
 			return
 		}
-		e.Prev.retire(false) // memos for the deletion, or of past readers; a watch that still has to send the event rebuilds them
+		e.Prev.memos.Supersede(false) // memos for the deletion, or of past readers; a watch that still has to send the event rebuilds them
 		if !e.Prev.hasValue() {
 			t.missing--
 		}

@@ -280,7 +280,7 @@ func TestMemoryOfHistory(t *testing.T) {
 	}
 }
 
-// TestReadersOfThePastDoNotShortenHistory: versions made for readers are evicted before events.
+// TestReadersOfThePastDoNotShortenHistory: versions cached for readers are evicted before events.
 func TestReadersOfThePastDoNotShortenHistory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

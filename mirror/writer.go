@@ -24,8 +24,8 @@ func newLoader(s *shared) *loader {
 		opts: &s.opts, count: &s.stats,
 		known:     s.known,
 		excluded:  func() []string { return *s.excluded.Load() },
-		since:     s.since.Load,
-		wait:      s.clock.Wait,
+		since:     s.trustedSince.Load,
+		wait:      s.published.Wait,
 		replaying: make(chan struct{}, 1),
 	}
 }
@@ -50,12 +50,12 @@ func (w *writer) run(ctx context.Context) {
 	why := errStart
 	for backoff := retryFirst; ctx.Err() == nil; backoff = min(2*backoff, retryLast) {
 		w.loading.Store(true)
-		began, lists := time.Now(), w.lists.Load()
+		began, lists := time.Now(), w.installedLists.Load()
 		err := w.session(ctx, why)
 		if ctx.Err() != nil {
 			return
 		}
-		if w.lists.Load() != lists {
+		if w.installedLists.Load() != lists {
 			why = err // it was loaded, and err is the reason to load it again
 		}
 		w.stats.Relists.Add(1)
@@ -109,20 +109,20 @@ func (w *writer) session(ctx context.Context, why error) error {
 	w.loading.Store(false)
 	l = nil
 	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
-		before := w.clock.Revision()
+		before := w.published.Revision()
 		err := w.follow(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, ErrDiverged):
-			w.distrust()
+			w.invalidateAll()
 			return err
 		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored):
 			return err
 		}
 		w.stats.Reconnects.Add(1)
-		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.clock.Revision(), "error", err)
-		if w.clock.Revision() > before {
+		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.published.Revision(), "error", err)
+		if w.published.Revision() > before {
 			backoff = retryFirst
 		}
 		w.pause(ctx, backoff)
@@ -172,7 +172,7 @@ func (w *writer) follow(ctx context.Context) error {
 				return ErrFeedSilent
 			}
 		case r := <-w.restarts:
-			if r.lists == w.lists.Load() {
+			if r.lists == w.installedLists.Load() {
 				return r.err
 			}
 		}
@@ -182,10 +182,10 @@ func (w *writer) follow(ctx context.Context) error {
 }
 
 // apply commits a batch. It builds the next version of every touched resource privately, appends to
-// the logs, publishes the versions and advances the clock last. After an error the clock is
+// the logs, publishes the versions and advances the published revision last. After an error the published revision is
 // unchanged.
 func (w *writer) apply(b Batch) error {
-	now := w.clock.Revision()
+	now := w.published.Revision()
 	if w.opts.EventsOnly {
 		if len(b.Changes) == 0 {
 			return nil
@@ -215,9 +215,9 @@ func (w *writer) apply(b Batch) error {
 			if err := x.change(c); err != nil {
 				// Only this resource diverged; the others continue.
 				w.touched = slices.DeleteFunc(w.touched, func(o *txn) bool { return o == x })
-				w.diverged(t, err)
+				w.onDivergence(t, err)
 				// The earlier changes of the batch to the resource are pending as well: its list
-				// may be at the clock, which the batch has not advanced yet.
+				// may be at the published revision, which the batch has not advanced yet.
 				for j := range b.Changes[:i+1] {
 					if w.route(string(b.Changes[j].Key)) == t {
 						t.postpone(&b.Changes[j])
@@ -243,12 +243,12 @@ func (w *writer) txn(t *table, arrived int64) *txn {
 	return x
 }
 
-// commit publishes the transactions of the current batch, and advances the clock to through.
+// commit publishes the transactions of the current batch, and advances the published revision to through.
 func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.touched {
 		x.commit()
 	}
-	if through > w.clock.Revision() {
+	if through > w.published.Revision() {
 		w.publisher.Publish(through, progress)
 	}
 	var took time.Duration
@@ -261,7 +261,7 @@ func (w *writer) commit(through Revision, progress bool) {
 		w.stats.Events.Add(int64(len(x.events)))
 		x.t.countPublication(len(x.events), took)
 		w.remember(x.t, through, x.events)
-		x.retire()
+		x.supersede()
 	}
 	clear(w.touched)
 	w.touched = w.touched[:0]

@@ -52,7 +52,7 @@ func (r *reader) report() report.ClientReport {
 // at rev; limit 0 means all. The recorded revision of the answer is that of the store, as in etcd's header.
 func (r *reader) read(ctx context.Context, start, end string, rev mirror.Revision, limit int) error {
 	called := time.Since(r.base)
-	current, err := r.mirror.Current(ctx)
+	current, err := r.mirror.ReadRevision(ctx)
 	if err != nil {
 		return err
 	}
@@ -150,12 +150,12 @@ func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func
 // revision are one answer, as in etcd: Cursor.Position shows that a revision is complete (I4).
 func (w *watching) next(limit int, progress bool) error {
 	if w.defect.is(announcesClock) {
-		w.answer(w.mirror.Clock(), nil)
+		w.answer(w.mirror.Revision(), nil)
 	}
 	events, err := w.cursor.Next(nil, limit)
 	complete := w.cursor.Position()
 	if w.defect.is(splitsRevisions) {
-		complete = max(complete, w.mirror.Clock())
+		complete = max(complete, w.mirror.Revision())
 	}
 	for _, e := range events {
 		if w.only == "" || w.only == e.Key() {

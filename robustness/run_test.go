@@ -76,7 +76,7 @@ type run struct {
 	etcd     *etcd
 	mirror   *mirror.Mirror
 	resource *mirror.Resource
-	byKey    *mirror.Partition
+	byKey    *mirror.WatchIndex
 	clients  *client.ClientSet
 	base     time.Time
 
@@ -138,7 +138,7 @@ func record(t *testing.T, operations int, d *defect) history {
 	defer partition.Wait()
 	partitionCtx, end := context.WithCancel(ctx)
 	defer end()
-	r.byKey = mirror.NewPartition(partitionCtx, r.resource, func(run func()) bool { partition.Go(run); return true },
+	r.byKey = mirror.NewWatchIndex(partitionCtx, r.resource, func(run func()) bool { partition.Go(run); return true },
 		func(e *mirror.Event) (before, now string, known bool) { return e.Key(), e.Key(), true })
 
 	// The validators' model begins with an empty etcd, and requires that a client has seen it.
@@ -382,7 +382,7 @@ func (r *run) read(ctx context.Context, reader *reader) error {
 	}
 	r.compacting.RLock()
 	defer r.compacting.RUnlock()
-	latest := r.mirror.Clock()
+	latest := r.mirror.Revision()
 	oldest := max(2, r.compacted.Load())
 	if latest < oldest {
 		return nil
@@ -418,10 +418,10 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 		})
 	case 1: // one that follows a value: here, the key
 		key := keys[rand.IntN(len(keys)-2)]
-		w, err = reader.watch(key, false, r.mirror.Clock(), func(after mirror.Revision) (*mirror.Cursor, error) {
+		w, err = reader.watch(key, false, r.mirror.Revision(), func(after mirror.Revision) (*mirror.Cursor, error) {
 			c, err := r.resource.CursorAfter(after, prefix, ranges[0].end)
 			if err == nil {
-				c.FollowValue(r.byKey, key)
+				c.FollowIndex(r.byKey, key)
 			}
 			return c, err
 		})
@@ -429,7 +429,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 			w.only = key
 		}
 	default: // one that resumes at a revision of the past, or will begin at one of the future
-		after := max(1, r.mirror.Clock()+50-rand.Int64N(400))
+		after := max(1, r.mirror.Revision()+50-rand.Int64N(400))
 		w, err = reader.watch(of.start, of.end != "", after, func(after mirror.Revision) (*mirror.Cursor, error) {
 			c, err := r.resource.CursorAfter(after, of.start, end)
 			if err == nil && rand.IntN(2) == 0 {
@@ -460,7 +460,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 		switch {
 		case final > 0 && w.cursor.Position() >= final, final == 0 && answers <= 0:
 			return nil
-		case len(w.pending) > 0, w.cursor.Position() < r.mirror.Clock() && w.cursor.Err() == nil:
+		case len(w.pending) > 0, w.cursor.Position() < r.mirror.Revision() && w.cursor.Err() == nil:
 			continue // more is due
 		}
 		drain := r.drain

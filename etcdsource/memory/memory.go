@@ -388,8 +388,8 @@ func (s *Store) RequestProgress(context.Context) error {
 	return nil
 }
 
-// Current implements mirror.Source.
-func (s *Store) Current(context.Context) (mirror.Header, error) {
+// ReadRevision implements mirror.Source.
+func (s *Store) ReadRevision(context.Context) (mirror.Header, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return mirror.Header{ClusterID: s.cluster, Revision: s.rev}, s.currentErr

@@ -142,7 +142,7 @@ func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove fu
 }
 
 // schedule checks a resource at every interval, prolonged at random by up to a half so that servers
-// and resources do not run in step. While the resource is suspect it is checked ten times as often:
+// and resources do not run in step. While the resource is inconsistent it is checked ten times as often:
 // a successful check lets memory serve lists of the past again.
 func (k *Checker) schedule(x *checked) {
 	if x.resource.WaitReady(x.ctx) != nil { // closed before it was ready
@@ -150,7 +150,7 @@ func (k *Checker) schedule(x *checked) {
 	}
 	for {
 		select {
-		case <-time.After(checkWait(k.opts.Interval, k.opts.ChecksArrival(), x.resource.Suspect())):
+		case <-time.After(checkWait(k.opts.Interval, k.opts.ChecksArrival(), x.resource.Inconsistent())):
 			k.check(x.ctx, x)
 		case <-x.failed: // by a check on demand
 		case <-x.ctx.Done():

@@ -72,8 +72,8 @@ type Keeper struct {
 	// mu is a leaf; it is not held during a wait.
 	mu struct {
 		sync.Mutex
-		next    *read // not started yet
-		reading bool  // there is a goroutine that reads until next is nil
+		next    *ringRead // not started yet
+		reading bool      // there is a goroutine that reads until next is nil
 	}
 	// Of that goroutine alone.
 	began   time.Time // of the last read
@@ -91,8 +91,8 @@ type held struct {
 	mod  int64
 }
 
-// read is one read of the ring, shared by all waiting requests.
-type read struct {
+// ringRead is one read of the ring, shared by all waiting requests.
+type ringRead struct {
 	done chan struct{}
 	err  error // written before done is closed
 }
@@ -206,16 +206,16 @@ func (k *Keeper) fresh(ctx context.Context) (*held, error) {
 }
 
 // join returns the next read to start.
-func (k *Keeper) join() *read {
+func (k *Keeper) join() *ringRead {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.ctx.Err(); err != nil {
-		r := &read{done: make(chan struct{}), err: err}
+		r := &ringRead{done: make(chan struct{}), err: err}
 		close(r.done)
 		return r
 	}
 	if k.mu.next == nil {
-		k.mu.next = &read{done: make(chan struct{})}
+		k.mu.next = &ringRead{done: make(chan struct{})}
 	}
 	if !k.mu.reading {
 		k.mu.reading = true

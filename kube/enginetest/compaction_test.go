@@ -225,7 +225,7 @@ func TestCompactionByHand(t *testing.T) {
 		put(t, client, "/r/things/a", "1")
 		rev := put(t, client, "/r/things/a", "2")
 		last := put(t, client, "/r/things/a", "3")
-		until(t, "memory has it all", func() bool { return r.mirror.Clock() >= last }) // otherwise its feed gets ErrCompacted
+		until(t, "memory has it all", func() bool { return r.mirror.Revision() >= last }) // otherwise its feed gets ErrCompacted
 		if _, err := client.Compact(contextFor(t), rev); err != nil {
 			t.Fatal(err)
 		}

@@ -183,7 +183,7 @@ func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mi
 // header returns the current header of the source.
 func header(t testing.TB, s *etcdsource.Source) mirror.Header {
 	t.Helper()
-	h, err := s.Current(contextFor(t))
+	h, err := s.ReadRevision(contextFor(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func claim(t testing.TB, m *mirror.Mirror, prefix string) *mirror.Resource {
 func catchUp(t testing.TB, m *mirror.Mirror) mirror.Revision {
 	t.Helper()
 	ctx := contextFor(t)
-	rev, err := m.Current(ctx)
+	rev, err := m.ReadRevision(ctx)
 	if err == nil {
 		err = m.Wait(ctx, rev)
 	}

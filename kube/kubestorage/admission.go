@@ -17,7 +17,7 @@ func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.C
 
 // admit reserves the memory that the reading needs if its size is known. It leaves selective
 // readings to Decoded.Grow and readings from etcd to admitPast.
-func admit(ctx context.Context, d *listadmission.Decoded, r *Reading) error {
+func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil
 	}
@@ -31,7 +31,7 @@ var pastKeep int64 = 16 << 20
 
 // admitPast admits a list that is read from etcd before the read starts, sized by the cached
 // objects now in its range.
-func admitPast(ctx context.Context, s *Store, r *Reading) error {
+func admitPast(ctx context.Context, s *Store, r *ListRead) error {
 	held, err := s.resource.Latest()
 	if err != nil {
 		return s.notReady()

@@ -36,7 +36,7 @@ func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
 		t.Fatalf("first event %v, want ADDED", first)
 	}
 	s := f.engine(t)
-	at := s.mirror.Clock()
+	at := s.mirror.Revision()
 	for i := 0; ; i++ {
 		if oldest, _, err := s.resource.Oldest(); err == nil && oldest > at {
 			break

@@ -38,9 +38,9 @@ type cluster struct {
 	tokens    *pages.Tokens
 	watches   running.Watches
 	reloads   rekey.Reloads
-	present   present
+	present   latestReads
 	freshness etcdsource.Freshness
-	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the clock then go to
+	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision then go to
 	// etcd, because the mirror may not reach that revision soon.
 	eventsOnly bool
 

@@ -28,20 +28,20 @@ func startCompactor(client *clientv3.Client, interval time.Duration, logger *slo
 	c := &compactor{}
 	c.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
 		Interval: interval,
-		Forget:   c.forget,
+		Forget:   c.drop,
 		Oldest:   c.oldest,
 		Logger:   logger,
 	})
 	return c
 }
 
-// tell sets the mirror, and passes it the compacted revision, now and after each compaction.
-func (c *compactor) tell(m *mirror.Mirror) {
+// add sets the mirror, and passes it the compacted revision, now and after each compaction.
+func (c *compactor) add(m *mirror.Mirror) {
 	c.mirror.Store(m)
 	m.Compact(c.early.Load())
 }
 
-func (c *compactor) forget(rev mirror.Revision) {
+func (c *compactor) drop(rev mirror.Revision) {
 	// This precedes c.mirror.Load: tell stores the mirror before it reads c.early, so no revision
 	// is lost.
 	for old := c.early.Load(); rev > old && !c.early.CompareAndSwap(old, rev); old = c.early.Load() {
@@ -58,13 +58,13 @@ func (c *compactor) oldest() mirror.Revision {
 	if m == nil {
 		return 0
 	}
-	oldest := m.Clock()
+	oldest := m.Revision()
 	for _, r := range m.Resources() {
 		if rev, _, err := r.Oldest(); err == nil {
 			oldest = min(oldest, rev)
 		}
 	}
-	if oldest == m.Clock() {
+	if oldest == m.Revision() {
 		return 0
 	}
 	return oldest

@@ -171,7 +171,8 @@ func requireExpired(t *testing.T, w watch.Interface) {
 	}
 }
 
-// listExactly returns the pods at the resource version, and whether they were read from etcd because memory was suspect.
+// listExactly returns the pods at the resource version, and whether they were read from etcd because memory was
+// inconsistent.
 func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
 	t.Helper()
 	suspect := func() float64 {
@@ -325,7 +326,7 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].Status != consistency.Error || !strings.Contains(all[0].Error, "compacted") {
 		t.Fatalf("%+v, %v", all, err)
 	}
-	if f.engine(t).resource.Suspect() {
+	if f.engine(t).resource.Inconsistent() {
 		t.Error("the resource is suspect")
 	}
 }

@@ -204,8 +204,8 @@ func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 		case <-st.ctx.Done():
 			return ErrStreamEnded
 		}
-		if st.leaving() { // no event and no bookmark may follow
-			return st.left()
+		if st.draining() { // no event and no bookmark may follow
+			return st.drained()
 		}
 		if err = sink.Refresh(); err == nil {
 			err = st.event(sink, ev)

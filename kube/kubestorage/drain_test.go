@@ -166,7 +166,7 @@ func TestDrainInTheMiddle(t *testing.T) {
 	opts.SendInitialEvents = &yes
 	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
 	take(t, complete)
-	w.cluster.watches.Leave()
+	w.cluster.watches.SetDraining()
 	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("in the middle: %+v, %v; want the end", b, err)
 	}
@@ -278,19 +278,19 @@ func TestEventsOnlyByGate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.Clock() >= rev })
+	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.Revision() >= rev })
 	if _, err := f.client.Put(contextFor(t), "/elsewhere/b", ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := podNames(f.list(t, everything())); got != "a" {
 		t.Errorf("list has %q", got)
 	}
-	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.Clock != rev {
-		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.Clock, pod.ResourceVersion)
+	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.Revision != rev {
+		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.Revision, pod.ResourceVersion)
 	}
 	for _, gate := range []string{"ConsistentListFromCache", "ConsistentGetFromCache"} {
 		opts := Options{Gates: gates(t, Gates(), "EfficientWatchResumption=false,"+gate+"=true"), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-		if _, err := findFeed(f.client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), gate) || strings.Contains(err.Error(), "\n") {
+		if _, err := detectSource(f.client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), gate) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want one line that names it", gate, err)
 		}
 	}

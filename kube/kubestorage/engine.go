@@ -237,8 +237,8 @@ var errClosed = errors.New("storage engine is closed")
 // Drain ends the watches of all storages of the engine, in order, for a server that shuts down
 // (KEP-1904). New watches are refused with 429 from the start of the call.
 //
-//  1. The clock catches up with etcd, for at most progress; 0 does not wait.
-//  2. Each watch delivers its pending events up to the clock, then a bookmark at its
+//  1. The published revision catches up with etcd, for at most progress; 0 does not wait.
+//  2. Each watch delivers its pending events up to the published revision, then a bookmark at its
 //     position if its client requested bookmarks, and ends without an error (I4). A watch
 //     in the middle of its initial events ends without a bookmark. So its client can resume
 //     on any server, at a revision as new as any that this server has.
@@ -279,12 +279,12 @@ func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	rev, err := c.mirror.Current(ctx)
+	rev, err := c.mirror.ReadRevision(ctx)
 	if err == nil {
 		err = c.mirror.Wait(ctx, rev)
 	}
 	if err != nil {
 		c.opts.Logger.Warn("watches end at a revision that may be behind etcd's", "prefix", c.prefix,
-			"revision", c.mirror.Clock(), "error", err)
+			"revision", c.mirror.Revision(), "error", err)
 	}
 }

@@ -210,11 +210,11 @@ func TestStoreThatShowsNoProgress(t *testing.T) {
 	client := startEtcd(t, nil)
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	if got, err := findFeed(client, testPrefix, opts); err != nil || got.freshness != etcdsource.Unproven || !got.eventsOnly || got.present != (present{}) {
+	if got, err := detectSource(client, testPrefix, opts); err != nil || got.freshness != etcdsource.Unproven || !got.eventsOnly || got.latestReads != (latestReads{}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	opts.Gates = gates(t, Gates(), "ConsistentListFromCache=true")
-	if _, err := findFeed(client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), "ConsistentListFromCache") {
+	if _, err := detectSource(client, testPrefix, opts); err == nil || !strings.Contains(err.Error(), "ConsistentListFromCache") {
 		t.Errorf("%v, want that the gate is refused", err)
 	}
 }

@@ -9,25 +9,25 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Expectation is the expected extent of a list, as far as it can be estimated without waiting.
-type Expectation struct {
+// ListEstimate is the expected extent of a list, as far as it can be estimated without waiting.
+type ListEstimate struct {
 	Objects    Objects // of the revision, or one near it; only the shard's objects if its selection is cached
 	Start, End string  // keys
 	Limit      int64   // of objects, 0 for all
 }
 
-// Expect estimates the result of Read with the same options, before a request has waited. It does
+// EstimateList estimates the result of Read with the same options, before a request has waited. It does
 // not wait or build a version of the past, and costs O(log n). ok is false if memory may not be
 // able to answer: the resource is not loaded, or the revision is older than memory, not yet
 // reached, or only available from etcd.
-func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok bool) {
+func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstimate, ok bool) {
 	q, err := newListRequest(noWait, s, key, opts)
 	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !q.fromMemory(s) {
 		return x, false
 	}
 	var snap mirror.Snapshot
 	if q.exact > 0 {
-		snap, err = s.resource.Near(q.exact)
+		snap, err = s.resource.NearestRetained(q.exact)
 	} else {
 		snap, err = s.resource.Latest()
 	}
@@ -42,9 +42,9 @@ func (s *Store) Expect(key string, opts storage.ListOptions) (x Expectation, ok 
 	return x, err == nil
 }
 
-// Expected returns the approximate number of stored bytes that a list reads: the bytes of its
+// EstimatedBytes returns the approximate number of stored bytes that a list reads: the bytes of its
 // candidates, or for a page the share of its limit. Not for a reading FromEtcd. Cost is O(log n).
-func (r *Reading) Expected() int64 {
+func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.index != nil {
 		_, bytes = pageShare(n, bytes, int64(max(r.estimate(), 1)))

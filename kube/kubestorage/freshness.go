@@ -108,7 +108,7 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 // waitFor returns when rev can be read. It returns 504 "Too large resource version" after
 // freshWait.
 func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
-	if s.mirror.Clock() >= rev {
+	if s.mirror.Revision() >= rev {
 		if rev > 0 { // otherwise the request has no revision
 			s.metrics.Waited(0)
 		}
@@ -118,14 +118,14 @@ func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
 	defer cancel()
 	err := s.await(waitCtx, rev)
 	if err != nil && ctx.Err() == nil {
-		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Clock()), tooHighRetrySeconds)
+		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Revision()), tooHighRetrySeconds)
 	}
 	return err
 }
 
 // await returns when rev can be read, or with ctx's error, and records the wait in the metrics.
 func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
-	if s.mirror.Clock() >= rev {
+	if s.mirror.Revision() >= rev {
 		s.metrics.Waited(0)
 		return nil
 	}
@@ -135,10 +135,10 @@ func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
 	return err
 }
 
-// current returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd, until
+// readRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd, until
 // everything is relisted.
-func (s *freshness) current(ctx context.Context) (mirror.Revision, error) {
-	rev, err := s.mirror.Current(ctx)
+func (s *freshness) readRevision(ctx context.Context) (mirror.Revision, error) {
+	rev, err := s.mirror.ReadRevision(ctx)
 	if errors.Is(err, mirror.ErrRestored) {
 		return 0, fmt.Errorf("%w: %w", mirror.ErrNotReady, err)
 	}
@@ -151,7 +151,7 @@ func (s *freshness) current(ctx context.Context) (mirror.Revision, error) {
 func (s *freshness) consistent(ctx context.Context) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	rev, err := s.current(waitCtx)
+	rev, err := s.readRevision(waitCtx)
 	if err == nil {
 		err = s.await(waitCtx, rev)
 	}
@@ -170,19 +170,19 @@ func errBehind() error {
 	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
 }
 
-type hasWaitedKey struct{}
+type skipCacheWaitKey struct{}
 
-// HasWaited returns a context for a request that was answered with ErrReadEtcd: a Get of the
+// SkipCacheWait returns a context for a request that was answered with ErrReadEtcd: a Get of the
 // present does not wait for memory again.
-func HasWaited(ctx context.Context) context.Context {
-	return context.WithValue(ctx, hasWaitedKey{}, true)
+func SkipCacheWait(ctx context.Context) context.Context {
+	return context.WithValue(ctx, skipCacheWaitKey{}, true)
 }
 
 // soonConsistent is consistent with a wait of at most getWait.
 func (s *freshness) soonConsistent(ctx context.Context) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
-	rev, err := s.mirror.Current(ctx)
+	rev, err := s.mirror.ReadRevision(ctx)
 	if err != nil {
 		return err
 	}
@@ -207,9 +207,9 @@ func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, erro
 //	any other:                                                       that revision or later
 func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
 	if exact > 0 {
-		if exact > s.mirror.Clock() {
+		if exact > s.mirror.Revision() {
 			// Only etcd can say whether the revision exists.
-			current, err := s.current(ctx)
+			current, err := s.readRevision(ctx)
 			if err != nil {
 				return mirror.Snapshot{}, err
 			}
@@ -249,5 +249,5 @@ func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exac
 
 // outOfReach reports whether only etcd can answer for a revision, see cluster.eventsOnly.
 func (s *freshness) outOfReach(rev mirror.Revision) bool {
-	return s.eventsOnly && rev > s.mirror.Clock()
+	return s.eventsOnly && rev > s.mirror.Revision()
 }

@@ -280,11 +280,11 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// currentRevision is the clock as a resource version.
+// currentRevision is the published revision as a resource version.
 func (s *Store) currentRevision(t testing.TB) string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{}}
-	if err := s.versioner.UpdateObject(u, uint64(s.mirror.Clock())); err != nil {
+	if err := s.versioner.UpdateObject(u, uint64(s.mirror.Revision())); err != nil {
 		t.Fatal(err)
 	}
 	return u.GetResourceVersion()
@@ -309,10 +309,10 @@ func firstEvent(t testing.TB, w watch.Interface) error {
 	return nil
 }
 
-// memos counts the memos of entries and events under the slots of the generation.
+// memos counts the memos of entries and events under the keys of the generation.
 func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	t.Helper()
-	slots := g.Slots()
+	keys := g.MemoKeys()
 	cursor, err := s.resource.CursorAfter(0, "", "")
 	if err != nil {
 		_, floor, _ := s.resource.Oldest()
@@ -324,18 +324,18 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, slot := range slots {
+	for _, key := range keys {
 		for e := range mustLatest(t, s).All("", "") {
-			n += boolInt(e.Memo(slot) != nil)
+			n += boolInt(e.Memo(key) != nil)
 		}
 		for _, ev := range events {
-			n += boolInt(ev.Memo(slot) != nil)
+			n += boolInt(ev.Memo(key) != nil)
 			if ev.Prev != nil {
-				n += boolInt(ev.Prev.Memo(slot) != nil)
+				n += boolInt(ev.Prev.Memo(key) != nil)
 			}
 		}
 		for run := range mustLatest(t, s).Runs("", "") {
-			n += boolInt(encoded.IsCached(run.Leaf, slot))
+			n += boolInt(encoded.IsCached(run.Leaf, key))
 		}
 	}
 	return n

@@ -53,7 +53,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		return nil, ErrReadEtcd
 	}
 	if resourceVersion == "" {
-		if !s.present.gets || ctx.Value(hasWaitedKey{}) != nil {
+		if !s.present.gets || ctx.Value(skipCacheWaitKey{}) != nil {
 			return nil, ErrReadEtcd
 		}
 		if err := s.soonConsistent(ctx); err != nil {

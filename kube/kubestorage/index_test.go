@@ -184,7 +184,7 @@ func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 	s := f.engine(t)
 	eventually(t, "the restore is noticed", func() bool {
 		_ = s.consistent(contextFor(t))
-		return s.resource.Ready() && s.mirror.Clock() < was
+		return s.resource.Ready() && s.mirror.Revision() < was
 	})
 	for etcd.Revision() <= was {
 		if got := list(); !slices.Equal(got, []string{"ns/new"}) {

@@ -118,7 +118,7 @@ func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
 	for i := range 200 {
 		node := nodes[i%len(nodes)]
 		rev := begin
-		if clock := s.mirror.Clock(); i%3 > 0 && clock > begin {
+		if clock := s.mirror.Revision(); i%3 > 0 && clock > begin {
 			rev = begin + rand.Int64N(clock-begin)
 		}
 		wg.Go(func() {
@@ -330,7 +330,7 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 				})
 			}
 			settle := func() {
-				for s.mirror.Clock() < etcd.Revision() || waiting.Load() < n {
+				for s.mirror.Revision() < etcd.Revision() || waiting.Load() < n {
 					runtime.Gosched()
 				}
 			}

@@ -21,7 +21,7 @@ func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 		}
 	})
 	for s, at := range behind {
-		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.Clock(), at))
+		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.Revision(), at))
 	}
 }
 

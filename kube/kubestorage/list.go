@@ -50,7 +50,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 }
 
 // fill decodes the selected entries into listObj. held accounts for them.
-func (r *Reading) fill(ctx context.Context, held *listadmission.Decoded, listObj runtime.Object) error {
+func (r *ListRead) fill(ctx context.Context, held *listadmission.Decoded, listObj runtime.Object) error {
 	s := r.store
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {

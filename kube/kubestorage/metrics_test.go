@@ -72,12 +72,12 @@ func TestConsistentReadsAreCounted(t *testing.T) {
 	during("list while memory is behind", outcomes{refused: 1, waits: 1}, func() {
 		requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
 	})
-	if st := f.cluster.mirror.Stats(); st.EtcdRevision <= st.Clock {
-		t.Errorf("etcd is at %d, memory at %d, by the metrics", st.EtcdRevision, st.Clock)
+	if st := f.cluster.mirror.Stats(); st.EtcdRevision <= st.Revision {
+		t.Errorf("etcd is at %d, memory at %d, by the metrics", st.EtcdRevision, st.Revision)
 	}
 	s.feed.open()
 	f.catchUp(t)
-	if st := f.cluster.mirror.Stats(); st.EtcdRevision != st.Clock {
-		t.Errorf("etcd is at %d, memory at %d, by the metrics, after it has caught up", st.EtcdRevision, st.Clock)
+	if st := f.cluster.mirror.Stats(); st.EtcdRevision != st.Revision {
+		t.Errorf("etcd is at %d, memory at %d, by the metrics, after it has caught up", st.EtcdRevision, st.Revision)
 	}
 }

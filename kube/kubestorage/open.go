@@ -41,7 +41,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 	}
 	opts.Window = opts.window(config.EventsHistoryWindow)
 	prefix := keyPrefix(config.Prefix)
-	f, err := findFeed(client, prefix, opts)
+	f, err := detectSource(client, prefix, opts)
 	if err != nil {
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
@@ -51,9 +51,9 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 
 // startCluster mirrors the feed; without a source its storages read from etcd. The cluster owns the
 // client and the compactor, which may be nil.
-func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSource, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
-		present: f.present, freshness: f.freshness, eventsOnly: f.eventsOnly,
+		present: f.latestReads, freshness: f.freshness, eventsOnly: f.eventsOnly,
 		getPlaces: make(etcdread.Places, maxEtcdGets), listPlaces: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
@@ -94,7 +94,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f feed, prefi
 	c.stop = cancel
 	c.wg.Go(func() { c.cache.Run(ctx) })
 	if compactor != nil {
-		compactor.tell(m)
+		compactor.add(m)
 	}
 	c.scraped = &metrics.Cluster{
 		Mirror:    m,
@@ -247,7 +247,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 func (c *cluster) endStreams(s *Store) {
 	c.watches.Every(func(w running.Watch) {
 		if st, ok := w.(*runningStream); ok && st.store == s {
-			st.Cut(running.ByStorage)
+			st.Abort(running.ByStorage)
 		}
 	})
 }

@@ -86,9 +86,9 @@ const (
 	// server ends a watch, and when it shuts down (KEP-956). The bookmark that closes initial
 	// events is always sent.
 	WatchBookmark featuregate.Feature = "WatchBookmark"
-	// EfficientWatchResumption lets the clock follow etcd's progress, so that it advances while no
+	// EfficientWatchResumption lets the published revision follow etcd's progress, so that it advances while no
 	// cached key changes (KEP-1904). Off, only events advance it, and reads of the present, which
-	// depend on the clock, go to etcd.
+	// depend on the published revision, go to etcd.
 	EfficientWatchResumption featuregate.Feature = "EfficientWatchResumption"
 	// WatchHistoryRestore restores history from etcd at the start, so that watches and lists of
 	// earlier revisions can be served (the alternative that KEP-1904 set aside).
@@ -144,13 +144,13 @@ func (o *Options) replay() mirror.ReplayBounds {
 	return o.Replay
 }
 
-// present selects the reads of the present that are served from memory. They depend on the clock
+// latestReads selects the reads of the latestReads that are served from memory. They depend on the published revision
 // following etcd.
-type present struct{ lists, gets bool }
+type latestReads struct{ lists, gets bool }
 
-// present reads the gates.
-func (o *Options) present() present {
-	return present{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
+// latestReads reads the gates.
+func (o *Options) latestReads() latestReads {
+	return latestReads{lists: o.enabled(ConsistentListFromCache), gets: o.enabled(ConsistentGetFromCache)}
 }
 
 // demanded reports whether the gate was set explicitly, or is locked to its default.

@@ -28,10 +28,10 @@ import (
 func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
 	t.Helper()
 	f.catchUp(t)
-	rev := f.cluster.mirror.Clock()
+	rev := f.cluster.mirror.Revision()
 	f.create(t, newPod("later"))
 	f.catchUp(t)
-	f.cluster.mirror.Compact(f.cluster.mirror.Clock())
+	f.cluster.mirror.Compact(f.cluster.mirror.Revision())
 	eventually(t, "memory forgets", func() bool { return f.cluster.mirror.Stats().Compacted > rev })
 	opts := everything()
 	opts.ResourceVersion, opts.ResourceVersionMatch = fmt.Sprint(rev), metav1.ResourceVersionMatchExact
@@ -242,7 +242,7 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Clock()))
+	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Revision()))
 	for range r.Runs() {
 	}
 	before, err := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods"))
@@ -327,7 +327,7 @@ func TestIndexOfThePast(t *testing.T) {
 			}
 		}
 		f.catchUp(t)
-		revs = append(revs, f.cluster.mirror.Clock())
+		revs = append(revs, f.cluster.mirror.Revision())
 	}
 	for _, rev := range revs {
 		for _, node := range nodes {
@@ -435,7 +435,7 @@ func TestListsAreCounted(t *testing.T) {
 		}
 		return list
 	}
-	present := f.cluster.mirror.Clock()
+	present := f.cluster.mirror.Revision()
 	exactly := func(o *storage.ListOptions) {
 		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(present), metav1.ResourceVersionMatchExact
 	}
@@ -524,7 +524,7 @@ func TestPagesOfLargeValuesAreBounded(t *testing.T) {
 	for _, expected := range []int64{0, 100, 1 << 20} {
 		pager := etcdsource.NewPager(f.cluster.ranges, "/x/", "/x0", 0)
 		if expected > 0 {
-			pager.Expect(expected)
+			pager.HintValueBytes(expected)
 		}
 		keys := 0
 		for !pager.Done() {

@@ -18,7 +18,7 @@ import (
 // of resource version, match, limit and continue are those of KEP-2340's table and KEP-4988; see
 // freshness.snapshot. The caller closes the reading. Errors: ErrReadEtcd, and API errors for the
 // client (400, 410, 429, 504).
-func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*Reading, error) {
+func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*ListRead, error) {
 	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
 		return nil, s.listMetrics.Failed(err)
@@ -27,7 +27,7 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 }
 
 // read resolves the request; see Store.Read.
-func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
+func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	pred := &q.opts.Predicate
 	if !s.resource.Ready() && pred.Limit > 0 && pred.Empty() && (q.exact == 0 || !s.mirror.Restoring()) {
 		return nil, errNotLoaded // a small page is cheap for etcd (KEP-4568)
@@ -38,10 +38,10 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 	if !q.fromMemory(s) {
 		return nil, errGate
 	}
-	r := &Reading{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.Now().Selector(*pred)}
+	r := &ListRead{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.Now().Selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
-	if r.suspect = q.exact > 0 && s.resource.Suspect() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
+	if r.suspect = q.exact > 0 && s.resource.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
 		err = mirror.ErrCompacted // D11: this history in memory has not been compared with etcd yet
 	}
 	switch {
@@ -52,8 +52,8 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 	case err == nil:
 		r.Snapshot, r.Rev = snap, snap.Rev
 		r.useIndex(ctx)
-		if !snap.Present() || r.Limit == 0 && r.Count() > longReading {
-			r.release = s.resource.Hold(r.Snapshot)
+		if !snap.IsLatest() || r.Limit == 0 && r.Count() > longReading {
+			r.release = s.resource.TrackReader(r.Snapshot)
 		}
 	}
 	if err != nil {
@@ -68,7 +68,7 @@ func (q listRequest) read(ctx context.Context, s *Store) (*Reading, error) {
 const longReading = 1000
 
 // readPast makes the reading one from etcd.
-func (r *Reading) readPast(ctx context.Context) error {
+func (r *ListRead) readPast(ctx context.Context) error {
 	s := r.store
 	if r.Rev < s.mirror.Compacted() {
 		// Reading one object shows whether the revision is compacted, and is too cheap to queue for
@@ -98,7 +98,7 @@ func (r *Reading) readPast(ctx context.Context) error {
 // pastError translates an error of etcd at a past revision for the client. If the revision is
 // compacted, it returns the error of upstream's store, with the token that continues in the
 // present.
-func (r *Reading) pastError(ctx context.Context, err error) error {
+func (r *ListRead) pastError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
 		if told := r.compacted(ctx); told != nil {
@@ -117,7 +117,7 @@ func (r *Reading) pastError(ctx context.Context, err error) error {
 
 // compacted reads one object at the revision through upstream's store, regardless of the list's
 // selector, and returns the error.
-func (r *Reading) compacted(ctx context.Context) error {
+func (r *ListRead) compacted(ctx context.Context) error {
 	s, q := r.store, r.request
 	token := q.opts.Predicate.Continue
 	q.opts.Predicate = storage.Everything
@@ -130,7 +130,7 @@ func (r *Reading) compacted(ctx context.Context) error {
 
 // Err returns the error that ended Runs or Candidates early, nil if there was none. The error is
 // for the client.
-func (r *Reading) Err() error {
+func (r *ListRead) Err() error {
 	if r.past == nil || r.past.Err() == nil {
 		return nil
 	}
@@ -143,7 +143,7 @@ func (r *Reading) Err() error {
 // Unreadable returns the error of a LIST that failed with err. With the gate
 // AllowUnsafeMalformedObjectDeletion the error names the unreadable objects, as upstream's store
 // does; Unreadable finds them by walking and decoding the candidates again. Otherwise it is err.
-func (r *Reading) Unreadable(ctx context.Context, err error) error {
+func (r *ListRead) Unreadable(ctx context.Context, err error) error {
 	gen := r.selector.Generation
 	var status apierrors.APIStatus
 	if !r.store.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
@@ -171,14 +171,14 @@ func (r *Reading) Unreadable(ctx context.Context, err error) error {
 }
 
 // count counts a list from memory, or of a revision older than memory, in the metrics.
-func (r *Reading) count() {
+func (r *ListRead) count() {
 	source, reason := metrics.SourcePresent, r.request.reason()
 	switch {
 	case r.suspect:
 		source, reason = metrics.SourceEtcd, metrics.ReasonSuspect
 	case r.FromEtcd():
 		source, reason = metrics.SourceEtcd, metrics.ReasonPast
-	case !r.Snapshot.Present():
+	case !r.Snapshot.IsLatest():
 		source = metrics.SourcePast
 	}
 	r.store.listMetrics.Count(r.request.opts, source, reason)
@@ -186,7 +186,7 @@ func (r *Reading) count() {
 
 // Served records in the metrics the number of candidates that a list has read, and of objects in the answer. Upstream's releases
 // differ in how they count lists from etcd, so those are not recorded.
-func (r *Reading) Served(walked, returned int) {
+func (r *ListRead) Served(walked, returned int) {
 	if !r.FromEtcd() {
 		r.store.listMetrics.Served(r.name, walked, returned)
 	}

@@ -11,7 +11,7 @@ import (
 // index may be a little newer than the snapshot, which is then replaced by the index's revision:
 // the request allows that revision or later. For one of the past useIndex takes the index of the
 // present and the keys changed since.
-func (r *Reading) useIndex(ctx context.Context) {
+func (r *ListRead) useIndex(ctx context.Context) {
 	if r.selector.Plain && r.selector.Shard != nil {
 		r.useShard(ctx)
 		return
@@ -40,7 +40,7 @@ func (r *Reading) useIndex(ctx context.Context) {
 // useShard narrows a reading of memory to the entries of its shard. As with an index, the shard of
 // the present may be a little newer than the snapshot, which is then replaced by the shard's
 // revision.
-func (r *Reading) useShard(ctx context.Context) {
+func (r *ListRead) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)
 	if r.request.exact > 0 {

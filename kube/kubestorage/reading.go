@@ -32,7 +32,7 @@ type Objects interface {
 	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }
 
-// Reading is a resolved LIST: a revision of the resource and the requested range of it. It serves
+// ListRead is a resolved LIST: a revision of the resource and the requested range of it. It serves
 // bytes without decoding objects:
 //
 //	r, err := store.Read(ctx, key, opts)
@@ -46,7 +46,7 @@ type Objects interface {
 //
 // It keeps its revision alive until it is closed. A reading from memory may be used concurrently,
 // one FromEtcd may not.
-type Reading struct {
+type ListRead struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
 	// Snapshot is the cached state at the revision; empty if the reading is FromEtcd. See Objects.
@@ -65,7 +65,7 @@ type Reading struct {
 	name     string                 // of the index
 	value    string                 // to look up in it
 	changed  []string               // keys changed between Rev and the index's revision, ascending
-	past     *etcdread.Past         // nil: memory has the revision
+	past     *etcdread.Range        // nil: memory has the revision
 	suspect  bool                   // memory has the revision too, and may be wrong
 	err      error                  // see Err
 	release  func()                 // nil: no place is held
@@ -74,11 +74,11 @@ type Reading struct {
 // FromEtcd reports whether the revision is older than memory, and is read from etcd during the
 // walk. Runs can then fail (see Err), entries that memory does not have are new objects, and a
 // second walk may read etcd again.
-func (r *Reading) FromEtcd() bool { return r.past != nil }
+func (r *ListRead) FromEtcd() bool { return r.past != nil }
 
 // Runs yields the entries of the range in key order, leaf by leaf, before selection. For a request
 // with an index see Candidates.
-func (r *Reading) Runs() iter.Seq[mirror.Run] {
+func (r *ListRead) Runs() iter.Seq[mirror.Run] {
 	if r.past != nil {
 		return r.past.Runs()
 	}
@@ -88,7 +88,7 @@ func (r *Reading) Runs() iter.Seq[mirror.Run] {
 // Objects returns the cached objects at the revision: the snapshot, or the selected part of it if a
 // shard selector is the only selector. It is not limited to the range of the reading, and empty if
 // the reading is FromEtcd.
-func (r *Reading) Objects() Objects {
+func (r *ListRead) Objects() Objects {
 	if r.shard != nil {
 		return r.shard
 	}
@@ -96,7 +96,7 @@ func (r *Reading) Objects() Objects {
 }
 
 // Close ends the reading. It must not be used afterwards.
-func (r *Reading) Close() {
+func (r *ListRead) Close() {
 	if r.release != nil {
 		r.release()
 		r.release = nil
@@ -105,7 +105,7 @@ func (r *Reading) Close() {
 
 // Candidates yields, in key order, a superset of the selected entries: those of the selector's
 // index if there is one, else all of Runs.
-func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
+func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.past != nil:
 		return func(yield func(*mirror.Entry) bool) {
@@ -125,7 +125,7 @@ func (r *Reading) Candidates() iter.Seq[*mirror.Entry] {
 
 // indexed yields the entries of the index, except for the keys changed since, for which it yields
 // the entries of the snapshot.
-func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
+func (r *ListRead) indexed(yield func(*mirror.Entry) bool) {
 	changed := r.changed
 	before := func(key string) bool { // yields the entries of changed keys below key
 		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
@@ -151,7 +151,7 @@ func (r *Reading) indexed(yield func(*mirror.Entry) bool) {
 
 // Selecting is Candidates for a loop that selects and does not wait for a client. It yields the processor to short requests
 // periodically while other lists are in flight.
-func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
+func (r *ListRead) Selecting() iter.Seq[*mirror.Entry] {
 	if r.past != nil {
 		return r.Candidates() // waits for etcd
 	}
@@ -160,7 +160,7 @@ func (r *Reading) Selecting() iter.Seq[*mirror.Entry] {
 
 // Count returns the number of entries of Runs, which is that of the objects if the request is not
 // Selective. Cost is O(log n).
-func (r *Reading) Count() int {
+func (r *ListRead) Count() int {
 	if r.past != nil {
 		return r.past.Count()
 	}
@@ -170,7 +170,7 @@ func (r *Reading) Count() int {
 
 // ShardSelector returns the request's shard selector in the form that list metadata has, "" if
 // there is none.
-func (r *Reading) ShardSelector() string {
+func (r *ListRead) ShardSelector() string {
 	if r.selector.Shard == nil && !r.selector.NeedsObject {
 		return ""
 	}
@@ -180,13 +180,13 @@ func (r *Reading) ShardSelector() string {
 // MoreAfter reports whether a full page, the last object of which has the key, is followed by
 // another: there are entries after it. As upstream does, it counts entries of other shards. Not for
 // a reading FromEtcd. Cost is O(log n).
-func (r *Reading) MoreAfter(key string) bool {
+func (r *ListRead) MoreAfter(key string) bool {
 	n, _ := r.Snapshot.Count(key+"\x00", r.End)
 	return n > 0
 }
 
 // estimate returns an upper bound of the number of objects, for allocations.
-func (r *Reading) estimate() int {
+func (r *ListRead) estimate() int {
 	if r.index != nil {
 		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changed)
 	}
@@ -194,11 +194,11 @@ func (r *Reading) estimate() int {
 }
 
 // Selective reports whether the caller has to filter candidates with Matches.
-func (r *Reading) Selective() bool { return !r.selector.All && r.shard == nil }
+func (r *ListRead) Selective() bool { return !r.selector.All && r.shard == nil }
 
 // Matches reports whether the request selects the entry's object. The object is decoded if its
 // labels and fields are not cached; the error is a decoding error.
-func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
+func (r *ListRead) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 	return r.selector.Matches(ctx, e)
 }
 
@@ -206,7 +206,7 @@ func (r *Reading) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // the current page, and the number of remaining objects if it is known, or "" and nil on the last
 // page. more reports whether there are candidates after last; count is Count. Error: 429 if the
 // token cannot be sealed.
-func (r *Reading) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
+func (r *ListRead) NextPage(ctx context.Context, last string, count int, more bool) (token string, remaining *int64, err error) {
 	if r.shard != nil {
 		count, _ = r.Snapshot.Count(r.Start, r.End) // as upstream, count the entries read
 	}
@@ -274,8 +274,8 @@ func (q *listRequest) bounds() (start, end string) {
 func (q *listRequest) fromMemory(s *Store) bool {
 	switch {
 	case q.exact > 0:
-		// Above the clock only a consistent read shows whether the revision exists.
-		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Clock())
+		// Above the published revision only a consistent read shows whether the revision exists.
+		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Revision())
 	case q.opts.Predicate.Continue != "": // a token for the present
 		return s.pastLists && s.present.lists
 	case q.opts.ResourceVersion == "":

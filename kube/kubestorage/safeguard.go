@@ -13,15 +13,15 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// feed is the data source of a cluster's mirror, and its detected capabilities.
-type feed struct {
+// detectedSource is the data source of a cluster's mirror, and its detected capabilities.
+type detectedSource struct {
 	// source is nil if no resource is served from memory.
 	source mirror.Source
 	// freshness is the method by which the mirror finds the source's current revision.
 	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options.
-	eventsOnly bool
-	present    present
+	eventsOnly  bool
+	latestReads latestReads
 }
 
 // rangeStream reports whether etcd may stream lists for memory: upstream's gate decides, which
@@ -34,9 +34,9 @@ func rangeStream() bool {
 	return utilfeature.DefaultFeatureGate.Enabled(gate)
 }
 
-// findFeed detects the capabilities of the servers behind the client. Error: a gate requires a
+// detectSource detects the capabilities of the servers behind the client. Error: a gate requires a
 // capability that they lack.
-func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, error) {
+func detectSource(client *kubernetes.Client, prefix string, opts Options) (detectedSource, error) {
 	ctx, log, endpoints := context.Background(), opts.Logger, client.Endpoints()
 	probe := prefix + "strata-probe" // a key that never exists
 	source := etcdsource.New(client.Client, "feed", probe)
@@ -56,9 +56,9 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 	case etcdsource.Unproven:
 		versions = fmt.Errorf("%w: it answers no progress requests, and grants no watch of all keys", etcdsource.ErrProgressBug)
 	}
-	f := feed{source: source, freshness: freshness}
-	if f.present, f.eventsOnly, err = opts.safeguard(versions, endpoints); err != nil {
-		return feed{}, err
+	f := detectedSource{source: source, freshness: freshness}
+	if f.latestReads, f.eventsOnly, err = opts.safeguard(versions, endpoints); err != nil {
+		return detectedSource{}, err
 	}
 	switch {
 	case f.eventsOnly:
@@ -80,11 +80,11 @@ func findFeed(client *kubernetes.Client, prefix string, opts Options) (feed, err
 //
 // An etcd without any source of its current revision (etcdsource.Unproven) counts as too old.
 //
-// On an etcd that is too old the clock advances by events only, regardless of the gates. Without
+// On an etcd that is too old the published revision advances by events only, regardless of the gates. Without
 // the gate EfficientWatchResumption it does so too: the gates that depend on progress are then off,
 // and cannot be set to true.
-func (o *Options) safeguard(versions error, endpoints []string) (p present, eventsOnly bool, err error) {
-	p = o.present()
+func (o *Options) safeguard(versions error, endpoints []string) (p latestReads, eventsOnly bool, err error) {
+	p = o.latestReads()
 	relying := []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}
 	switch {
 	case !o.enabled(EfficientWatchResumption):
@@ -93,7 +93,7 @@ func (o *Options) safeguard(versions error, endpoints []string) (p present, even
 				return p, true, fmt.Errorf("feature gate %s cannot be on while %s is off: it needs to know how far etcd has come", gate, EfficientWatchResumption)
 			}
 		}
-		return present{}, true, nil
+		return latestReads{}, true, nil
 	case versions == nil:
 		return p, false, nil
 	case !errors.Is(versions, etcdsource.ErrProgressBug):
@@ -107,5 +107,5 @@ func (o *Options) safeguard(versions error, endpoints []string) (p present, even
 	}
 	o.Logger.Warn("reads of the present go to etcd; the rest is served from memory, which learns of revisions by events only",
 		"endpoints", endpoints, "disabled", relying, "reason", versions.Error())
-	return present{}, true, nil
+	return latestReads{}, true, nil
 }

@@ -38,21 +38,21 @@ func TestSafeguard(t *testing.T) {
 		locked[f] = featuregate.FeatureSpec{Default: true, PreRelease: featuregate.GA, LockToDefault: true}
 	}
 	const list, get = "ConsistentListFromCache", "ConsistentGetFromCache"
-	both := present{true, true}
+	both := latestReads{true, true}
 	for _, tt := range []struct {
 		name       string
 		gates      featuregate.FeatureGate
 		versions   error
-		want       present
+		want       latestReads
 		eventsOnly bool
 		aborts     string // names the gate
 		warns      bool
 	}{
 		{name: "new, unset", gates: gates(t, Gates(), ""), want: both},
-		{name: "new, off", gates: gates(t, Gates(), list+"=false"), want: present{gets: true}},
+		{name: "new, off", gates: gates(t, Gates(), list+"=false"), want: latestReads{gets: true}},
 		{name: "new, on", gates: gates(t, Gates(), list+"=true,"+get+"=true"), want: both},
 		{name: "unknown, unset", gates: gates(t, Gates(), ""), versions: unknown, want: both, warns: true},
-		{name: "unknown, off", gates: gates(t, Gates(), get+"=false"), versions: unknown, want: present{lists: true}, warns: true},
+		{name: "unknown, off", gates: gates(t, Gates(), get+"=false"), versions: unknown, want: latestReads{lists: true}, warns: true},
 		{name: "unknown, on", gates: gates(t, Gates(), list+"=true"), versions: unknown, want: both, warns: true},
 		{name: "old, unset", gates: gates(t, Gates(), ""), versions: old, eventsOnly: true, warns: true},
 		{name: "old, off", gates: gates(t, Gates(), list+"=false,"+get+"=false"), versions: old, eventsOnly: true, warns: true},
@@ -151,13 +151,13 @@ func TestGatesSendReadsToEtcd(t *testing.T) {
 	}
 }
 
-// TestWhatMemoryMayNotReach: where the clock moves by events only, etcd answers at once the reads
+// TestWhatMemoryMayNotReach: where the published revision moves by events only, etcd answers at once the reads
 // at or above a revision that etcd has returned and no event has reached.
 func TestWhatMemoryMayNotReach(t *testing.T) {
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
 	ctx := contextFor(t)
-	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.Clock() >= parseRevision(t, pod.ResourceVersion) })
+	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.Revision() >= parseRevision(t, pod.ResourceVersion) })
 	resp, err := f.client.Put(ctx, "/elsewhere", "1")
 	if err != nil {
 		t.Fatal(err)

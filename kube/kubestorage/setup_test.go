@@ -153,14 +153,14 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	if o.watcher != nil {
 		client.Watcher = o.watcher(client.Watcher)
 	}
-	var source feed
+	var source detectedSource
 	if !o.fromEtcd {
 		var err error
-		if source, err = findFeed(client, o.prefix, o.engine); err != nil || source.source == nil {
+		if source, err = detectSource(client, o.prefix, o.engine); err != nil || source.source == nil {
 			t.Fatalf("the embedded etcd cannot feed a mirror: %v", err)
 		}
 		if o.eventsOnly {
-			source.eventsOnly, source.present = true, present{}
+			source.eventsOnly, source.latestReads = true, latestReads{}
 		}
 		if o.source != nil {
 			source.source = o.source(source.source)
@@ -217,7 +217,7 @@ func (f *fixture) catchUp(t testing.TB) {
 	if m == nil {
 		return
 	}
-	rev, err := m.Current(contextFor(t))
+	rev, err := m.ReadRevision(contextFor(t))
 	if err == nil {
 		err = m.Wait(contextFor(t), rev)
 	}

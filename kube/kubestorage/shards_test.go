@@ -320,7 +320,7 @@ func TestShards_ReadTwice_WalkNothing(t *testing.T) {
 	}
 }
 
-func shardReading(t testing.TB, s *Store, i int) *Reading {
+func shardReading(t testing.TB, s *Store, i int) *ListRead {
 	t.Helper()
 	r, err := s.Read(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(namespaceField, i, 4))})
 	if err != nil {

@@ -52,7 +52,7 @@ type Store struct {
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
 	// present and pastLists (the gate ListFromCacheSnapshot) select the reads served from memory.
-	present   present
+	present   latestReads
 	pastLists bool
 	bookmarks bool // the gate WatchBookmark
 	// Gates of Kubernetes, read when the store is made.
@@ -136,7 +136,7 @@ func (s *Store) RequestWatchProgress(ctx context.Context) error {
 // GetCurrentResourceVersion implements storage.Interface, with a read of etcd that
 // all concurrent callers share.
 func (s *Store) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
-	rev, err := s.mirror.Current(ctx)
+	rev, err := s.mirror.ReadRevision(ctx)
 	return uint64(rev), err
 }
 

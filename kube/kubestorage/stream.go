@@ -45,7 +45,7 @@ type Stream struct {
 	lastRev mirror.Revision // the watch ends at this revision; 0: not known yet
 	marked  bool            // the bookmark before the end was delivered
 
-	began mirror.Revision // the clock at the start; events up to here are history
+	began mirror.Revision // the published revision at the start; events up to here are history
 
 	// For the metric of the cost of a start.
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were

@@ -66,7 +66,7 @@ func (st *Stream) bookmarkDue() bool {
 	}
 	st.scheduleBookmark()
 	// A watch at a future revision gets no bookmark below that revision.
-	return st.cursor.Position() <= st.store.mirror.Clock()
+	return st.cursor.Position() <= st.store.mirror.Revision()
 }
 
 // BookmarkObject returns the object of a bookmark event: of the storage's type, with only a

@@ -59,7 +59,7 @@ func (st *Stream) stopTimers() {
 // SlowClient if the client starts to read.
 func (st *Stream) EndSlow() {
 	utilflowcontrol.WatchInitialized(st.ctx)
-	st.cut(running.BySlowness)
+	st.abort(running.BySlowness)
 }
 
 // SlowClient is the status with which a watch ends after EndSlow.
@@ -94,37 +94,37 @@ func (st *Stream) nudge() {
 	}
 }
 
-// cut ends the stream now. Safe for concurrent use.
-func (st *Stream) cut(why running.Reason) {
+// abort ends the stream now. Safe for concurrent use.
+func (st *Stream) abort(why running.Reason) {
 	st.reason.Set(why)
 	st.cancel()
 }
 
-// leaving reports whether the watch ends after the pending events.
-func (st *Stream) leaving() bool {
-	if st.withoutDrain || !st.store.cluster.watches.Leaving() {
+// draining reports whether the watch ends after the pending events.
+func (st *Stream) draining() bool {
+	if st.withoutDrain || !st.store.cluster.watches.Draining() {
 		return false
 	}
 	if st.lastRev == 0 {
-		st.lastRev = max(1, st.store.mirror.Clock())
+		st.lastRev = max(1, st.store.mirror.Revision())
 	}
 	return true
 }
 
-// depart returns the last batches of the stream, when everything up to lastRev is delivered: a
+// drain returns the last batches of the stream, when everything up to lastRev is delivered: a
 // bookmark, and then the end.
-func (st *Stream) depart() (batch, error) {
+func (st *Stream) drain() (batch, error) {
 	// A watch at a future revision gets no bookmark below that revision.
-	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Clock() {
+	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Revision() {
 		st.marked = true
 		return st.bookmark(), nil
 	}
-	return batch{}, st.left()
+	return batch{}, st.drained()
 }
 
-// left records that the stream ends because the server does. Its context stays open: Drain cancels
+// drained records that the stream ends because the server does. Its context stays open: Drain cancels
 // it if the owner takes too long to deliver the rest.
-func (st *Stream) left() error {
+func (st *Stream) drained() error {
 	st.reason.Set(running.ByShutdown)
 	return ErrStreamEnded
 }
@@ -147,8 +147,8 @@ func (st *Stream) ending(err error) error {
 // runningStream is a Stream as a running.Watch.
 type runningStream Stream
 
-// Leave implements running.Watch: it wakes the stream, which then checks leaving.
-func (st *runningStream) Leave() { (*Stream)(st).nudge() }
+// Drain implements running.Watch: it wakes the stream, which then checks leaving.
+func (st *runningStream) Drain() { (*Stream)(st).nudge() }
 
-// Cut implements running.Watch.
-func (st *runningStream) Cut(why running.Reason) { (*Stream)(st).cut(why) }
+// Abort implements running.Watch.
+func (st *runningStream) Abort(why running.Reason) { (*Stream)(st).abort(why) }

@@ -21,7 +21,7 @@ func (st *Stream) next() (batch, error) {
 		return batch{}, st.failed
 	}
 	st.selector.Generation = st.store.view.Now()
-	leaving := st.leaving()
+	leaving := st.draining()
 	if st.listing || st.announce && st.endOfList {
 		// The list and the events must be of one lineage: etcd may have been restored meanwhile.
 		if err := st.cursor.Err(); err != nil {
@@ -31,7 +31,7 @@ func (st *Stream) next() (batch, error) {
 	}
 	if st.listing {
 		if leaving { // a bookmark would claim that the list is complete
-			return batch{}, st.left()
+			return batch{}, st.drained()
 		}
 		if b := st.nextInitial(); st.failed != nil || !b.empty() {
 			return b, st.failed
@@ -50,7 +50,7 @@ func (st *Stream) next() (batch, error) {
 	// the rest of the revision.
 	whole := st.handed <= st.cursor.Position()
 	if leaving && whole && st.cursor.Position() >= st.lastRev {
-		return st.depart()
+		return st.drain()
 	}
 	if st.behind {
 		// A watch that is always behind, or that selects none of the events, gets bookmarks too.
@@ -86,7 +86,7 @@ func (st *Stream) next() (batch, error) {
 	clear(st.due[:cap(st.due)])
 	switch {
 	case leaving && st.cursor.Position() >= st.lastRev:
-		return st.depart()
+		return st.drain()
 	case st.bookmarkDue():
 		return st.bookmark(), nil
 	}
@@ -177,7 +177,7 @@ func (st *Stream) wait(stop <-chan struct{}) error {
 	case <-st.ctx.Done():
 		return ErrStreamEnded
 	case <-stop:
-		return st.left()
+		return st.drained()
 	}
 	return nil
 }

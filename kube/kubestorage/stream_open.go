@@ -75,7 +75,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	st.deadline, _ = ctx.Deadline()
 	st.wake = make(chan struct{}, 1)
-	st.began = s.mirror.Clock()
+	st.began = s.mirror.Revision()
 	if st.cursor != nil {
 		st.startRev = st.began
 		st.reading.Store(st.cursor.Position())
@@ -89,7 +89,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.follow()
 	}
 	if s.ctx.Err() != nil {
-		st.cut(running.ByStorage) // endStreams may have run before
+		st.abort(running.ByStorage) // endStreams may have run before
 	}
 	if st.bookmarkEvery > 0 {
 		st.satisfied = s.mirror.WantProgress()
@@ -110,7 +110,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	switch {
 	case opts.ResourceVersion == "" && stream:
 		// Only events after etcd's current revision.
-		if rev, err = s.current(ctx); err != nil {
+		if rev, err = s.readRevision(ctx); err != nil {
 			return err
 		}
 	case opts.ResourceVersion == "" && !s.present.lists, list && s.outOfReach(rev):
@@ -141,7 +141,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		return err
 	}
 	if list {
-		r := &Reading{store: s, Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
+		r := &ListRead{store: s, Rev: snap.Rev, Snapshot: snap, Start: st.start, End: st.end, selector: st.selector}
 		r.useIndex(ctx)
 		snap = r.Snapshot
 		st.listing, st.from, st.at = true, st.start, snap.Rev
@@ -160,7 +160,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	return nil
 }
 
-// beginInEtcd lists the present from etcd, where a gate or the clock does not allow a list from
+// beginInEtcd lists the present from etcd, where a gate or the published revision does not allow a list from
 // memory; later events come from memory. The listed objects are held until they are delivered; most
 // are shared with the cache.
 func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {

@@ -70,7 +70,7 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	if err := r.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), present: present{lists: true, gets: true}}
+	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), present: latestReads{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: identity.NewEncryptCheckTransformer(), Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
@@ -295,7 +295,7 @@ func TestAStreamListsInParts(t *testing.T) {
 		w.put(t, newPod(fmt.Sprintf("pod-%05d", i)))
 	}
 	w.catchUp(t)
-	at := w.mirror.Clock()
+	at := w.mirror.Revision()
 	yes := true
 	opts := withBookmarks(everything())
 	opts.SendInitialEvents = &yes
@@ -484,7 +484,7 @@ func TestStreamsEnd(t *testing.T) {
 	t.Run("too slow", func(t *testing.T) {
 		w := newTwin(t, mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20})
 		st := w.open(t, contextFor(t), w.fromNow())
-		from := w.mirror.Clock()
+		from := w.mirror.Revision()
 		filler := make([]byte, 64<<10)
 		for floor := mirror.Revision(0); floor <= from; _, floor, _ = w.resource.Oldest() {
 			w.put(t, withLabel(newPod("a"), "filler", string(filler)))
@@ -540,7 +540,7 @@ func TestInitialEventsAcrossARestore(t *testing.T) {
 			for i := range 1500 {
 				w.put(t, newPod(fmt.Sprintf("new-%04d", i)))
 			}
-			for w.mirror.Clock() != w.etcd.Revision() {
+			for w.mirror.Revision() != w.etcd.Revision() {
 				w.catchUp(t)
 			}
 			if w.mirror.Stats().Restores != 1 {

@@ -132,7 +132,7 @@ func TestUnsafeDeletion(t *testing.T) {
 	ctx := contextFor(t)
 	for _, pod := range []*example.Pod{undecryptable, undecodable} {
 		f.catchUp(t)
-		opts := afterRevision(fmt.Sprint(f.engine(t).mirror.Clock()))
+		opts := afterRevision(fmt.Sprint(f.engine(t).mirror.Revision()))
 		all := f.watchPods(t, opts)
 		opts.Recursive = false
 		one, err := f.Watch(ctx, podKey(pod), opts)

@@ -22,7 +22,7 @@ func TestReadsWaitForHistory(t *testing.T) {
 	f.update(t, pod, "1")
 
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	feed, err := findFeed(f.client, testPrefix, opts)
+	feed, err := detectSource(f.client, testPrefix, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

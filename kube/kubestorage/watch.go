@@ -88,7 +88,7 @@ func (w *watcher) run() {
 	defer w.stream.Close()
 	defer func() {
 		close(w.result)
-		if w.stream.leaving() {
+		if w.stream.draining() {
 			<-w.stream.ctx.Done() // the channel may still have undelivered events; see Drain
 		}
 	}()

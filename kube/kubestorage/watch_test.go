@@ -219,7 +219,7 @@ func TestAnEventIsDecodedOnce(t *testing.T) {
 	for name, opts := range map[string]storage.ListOptions{"everything": everything(), "selected": selecting} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t)
-			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.Clock())
+			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.Revision())
 			watches := make([]watch.Interface, watchers)
 			for i := range watches {
 				watches[i] = f.watchPods(t, opts)

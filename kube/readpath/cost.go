@@ -20,7 +20,7 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 	if resource == nil {
 		return 0, false
 	}
-	r := &read{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
+	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
 	f, why := r.negotiate()
 	if why != "" {
 		return 0, false
@@ -48,7 +48,7 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		o.Predicate = storage.Everything
 		o.Predicate.ShardSelector = shard
 	}
-	x, ok := resource.Store.Expect(key, o)
+	x, ok := resource.Store.EstimateList(key, o)
 	if !ok {
 		return 0, false
 	}

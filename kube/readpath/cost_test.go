@@ -14,9 +14,9 @@ import (
 // serverOf returns a server that has already served lists and watches of the resource.
 func serverOf(resource *Resource) *Server {
 	s := &Server{resolver: NewResolver(ResolverConfig{})}
-	bound := &cell{}
+	bound := &routeEntry{}
 	bound.bound.Store(&binding{resource: resource})
-	routes := map[route]*cell{}
+	routes := map[route]*routeEntry{}
 	for _, verb := range []string{"list", "watch"} {
 		for _, namespaced := range []bool{true, false} {
 			gvr := resource.GVR

@@ -16,7 +16,7 @@ import (
 )
 
 // get answers a GET, or returns the reason to pass it on.
-func (r *read) get() reason {
+func (r *readRequest) get() reason {
 	span, end := r.traceSlow("Get")
 	defer end()
 	addEvent(span, "About to Get from storage")
@@ -39,7 +39,7 @@ func (r *read) get() reason {
 }
 
 // getItem returns the item of the requested object.
-func (r *read) getItem() ([]byte, error) {
+func (r *readRequest) getItem() ([]byte, error) {
 	opts, err := r.getOptions()
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (r *read) getItem() ([]byte, error) {
 	return item, nil
 }
 
-func (r *read) getOptions() (metav1.GetOptions, error) {
+func (r *readRequest) getOptions() (metav1.GetOptions, error) {
 	opts := metav1.GetOptions{}
 	if r.req.URL.RawQuery == "" {
 		return opts, nil
@@ -86,7 +86,7 @@ func (r *read) getOptions() (metav1.GetOptions, error) {
 }
 
 // key returns the storage key of one object, or the error that a registry returns for it.
-func (r *read) key(ns, name string) (string, error) {
+func (r *readRequest) key(ns, name string) (string, error) {
 	prefix := r.resource.Store.ResourcePrefix()
 	if !r.resource.Namespaced {
 		return genericregistry.NoNamespaceKeyFunc(r.req.Context(), prefix, name)
@@ -95,7 +95,7 @@ func (r *read) key(ns, name string) (string, error) {
 }
 
 // rootKey returns the key prefix of all objects of a namespace, or of the resource if ns is empty.
-func (r *read) rootKey(ns string) string {
+func (r *readRequest) rootKey(ns string) string {
 	prefix := r.resource.Store.ResourcePrefix()
 	if r.resource.Namespaced && ns != "" {
 		return strings.Join([]string{prefix, ns}, "/")
@@ -104,7 +104,7 @@ func (r *read) rootKey(ns string) string {
 }
 
 // writeObject answers with one object.
-func (r *read) writeObject(item []byte) {
+func (r *readRequest) writeObject(item []byte) {
 	pieces := r.enc.object(item)
 	var size int64
 	for _, p := range pieces {

@@ -16,11 +16,11 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// pieceEncoder encodes any object as the same bytes: a first piece, then the rest, as upstream's
+// chunkEncoder encodes any object as the same bytes: a first piece, then the rest, as upstream's
 // list encoders do, or all at once, as the encoders of single objects do.
-type pieceEncoder [][]byte
+type chunkEncoder [][]byte
 
-func (e pieceEncoder) Encode(_ runtime.Object, w io.Writer) error {
+func (e chunkEncoder) Encode(_ runtime.Object, w io.Writer) error {
 	for _, piece := range e {
 		if _, err := w.Write(piece); err != nil {
 			return err
@@ -29,7 +29,7 @@ func (e pieceEncoder) Encode(_ runtime.Object, w io.Writer) error {
 	return nil
 }
 
-func (e pieceEncoder) Identifier() runtime.Identifier { return "pieces" }
+func (e chunkEncoder) Identifier() runtime.Identifier { return "pieces" }
 
 // TestCompressesWhenUpstreamDoes compares the headers and the content of responses with
 // those of upstream's writer.
@@ -75,11 +75,11 @@ func TestCompressesWhenUpstreamDoes(t *testing.T) {
 							req.Header["Accept-Encoding"] = accept
 						}
 						want := httptest.NewRecorder()
-						encoder := pieceEncoder{content[:first], content[first:size]}
+						encoder := chunkEncoder{content[:first], content[first:size]}
 						responsewriters.SerializeObject(string(mediaJSON), encoder, want, req, http.StatusOK, nil)
 
 						got := httptest.NewRecorder()
-						b := newBody(&read{w: got, req: req, enc: &encoding{format: format{media: mediaJSON}}}, int64(size))
+						b := newBody(&readRequest{w: got, req: req, enc: &encoding{format: format{media: mediaJSON}}}, int64(size))
 						defer b.free()
 						b.write(content[:size])
 						b.close()

@@ -103,7 +103,7 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 		if why := s.serve(w, req, info, next); why != "" {
 			passed.WithLabelValues(string(why)).Inc()
 			if why == reasonEtcd {
-				req = req.WithContext(kubestorage.HasWaited(req.Context()))
+				req = req.WithContext(kubestorage.SkipCacheWait(req.Context()))
 			}
 			next.ServeHTTP(w, req)
 		}
@@ -122,12 +122,12 @@ func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 		return false
 	}
 	// The result is not cached: the client is not authenticated yet.
-	_, why := (&read{server: s, resource: resource, info: info, scope: resource.scope(), req: req}).negotiateAs(false)
+	_, why := (&readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}).negotiateAs(false)
 	return why == ""
 }
 
-// read is one read request and the state needed to answer it.
-type read struct {
+// readRequest is one read request and the state needed to answer it.
+type readRequest struct {
 	server   *Server
 	resource *Resource
 	info     *request.RequestInfo
@@ -152,7 +152,7 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	if info.Verb != "watch" && auditsResponse(req.Context()) {
 		return reasonAudit
 	}
-	r := &read{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
+	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
 	f, why := r.negotiate()
 	if why != "" {
 		return why
@@ -212,12 +212,12 @@ type negotiated struct {
 
 // negotiate selects the format of the response as upstream's handlers do. Results that depend only
 // on the Accept header are cached per header, up to maxAccepts headers.
-func (r *read) negotiate() (format, reason) { return r.negotiateAs(true) }
+func (r *readRequest) negotiate() (format, reason) { return r.negotiateAs(true) }
 
 // negotiateAs is negotiate; it caches the result of a new Accept header only if remember is set.
-func (r *read) negotiateAs(remember bool) (format, reason) {
+func (r *readRequest) negotiateAs(remember bool) (format, reason) {
 	if asksForPretty(r.req) {
-		n := r.negotiateAnew()
+		n := r.negotiateUncached()
 		return n.format, n.why
 	}
 	accept := r.req.Header.Get("Accept")
@@ -233,7 +233,7 @@ func (r *read) negotiateAs(remember bool) (format, reason) {
 	if n, ok := cache.load(accept); ok {
 		return n.format, n.why
 	}
-	n := r.negotiateAnew()
+	n := r.negotiateUncached()
 	if remember && len(r.req.Header["Accept"]) <= 1 {
 		cache.store(accept, n)
 	}
@@ -247,10 +247,10 @@ func asksForPretty(req *http.Request) bool {
 		strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// negotiateAnew negotiates without the cache. Upstream's handlers of built-in resources are behind
+// negotiateUncached negotiates without the cache. Upstream's handlers of built-in resources are behind
 // routes, which reject some requests with their own error text: for example media ranges other than
 // */*, although the handlers support them.
-func (r *read) negotiateAnew() negotiated {
+func (r *readRequest) negotiateUncached() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
 		return negotiated{why: reasonMediaType}
@@ -326,7 +326,7 @@ func (c *acceptCache) store(accept string, n negotiated) {
 }
 
 // partialKind is the PartialObjectMetadata kind that the request may name.
-func (r *read) partialKind() string {
+func (r *readRequest) partialKind() string {
 	if r.info.Verb == "list" {
 		return "PartialObjectMetadataList"
 	}
@@ -334,7 +334,7 @@ func (r *read) partialKind() string {
 }
 
 // instrument calls serve and records the request, as upstream's routes do.
-func (r *read) instrument(serve func()) {
+func (r *readRequest) instrument(serve func()) {
 	answered.WithLabelValues(r.info.Verb).Inc()
 	for _, text := range r.resource.Warnings {
 		warning.AddWarning(r.req.Context(), "", text)
@@ -350,7 +350,7 @@ func (r *read) instrument(serve func()) {
 
 // metricsLabels returns the verb and scope labels of request metrics: those of the route for
 // built-in resources, those of the request for custom resources.
-func (r *read) metricsLabels() (verb, scope string) {
+func (r *readRequest) metricsLabels() (verb, scope string) {
 	switch {
 	case r.resource.Custom:
 		return strings.ToUpper(r.info.Verb), endpointmetrics.CleanScope(r.info)
@@ -363,12 +363,12 @@ func (r *read) metricsLabels() (verb, scope string) {
 }
 
 // fail writes err as the response.
-func (r *read) fail(err error) {
+func (r *readRequest) fail(err error) {
 	responsewriters.ErrorNegotiated(err, r.resource.Serializer, r.resource.Kind.GroupVersion(), r.w, r.req)
 }
 
 // groupResource returns the resource name used in errors.
-func (r *read) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
+func (r *readRequest) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
 
 // scope returns the RequestScope that content negotiation needs.
 func (r *Resource) scope() *handlers.RequestScope {

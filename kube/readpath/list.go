@@ -13,7 +13,7 @@ import (
 )
 
 // listOrWatch answers a LIST or a WATCH, or returns the reason to pass it on.
-func (r *read) listOrWatch() reason {
+func (r *readRequest) listOrWatch() reason {
 	opts, err := r.listOptions()
 	if err != nil {
 		r.instrument(func() { r.fail(err) })
@@ -32,7 +32,7 @@ func (r *read) listOrWatch() reason {
 	}
 	span := r.trace("List")
 	defer span.End(slowRead)
-	p, err := r.page(key, storageOpts)
+	p, err := r.plan(key, storageOpts)
 	if passOnError(err) {
 		return reasonEtcd
 	}
@@ -55,10 +55,10 @@ func (r *read) listOrWatch() reason {
 	return ""
 }
 
-// page is a list, or one page of it, ready to be written: its objects are known to be readable, and
+// listPlan is a list, or one page of it, ready to be written: its objects are known to be readable, and
 // its size is known.
-type page struct {
-	reading    *kubestorage.Reading
+type listPlan struct {
+	reading    *kubestorage.ListRead
 	level      listadmission.Level
 	share      *listadmission.Share
 	start, end string // the key range walked
@@ -71,11 +71,11 @@ type page struct {
 	selected []*mirror.Entry
 }
 
-// page reads and measures the requested list. It encodes objects that are not encoded yet, so that
+// plan reads and measures the requested list. It encodes objects that are not encoded yet, so that
 // an encoding failure is still reported to the client. The caller closes the page's reading and
 // leaves its share.
-func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
-	p = &page{level: r.server.levels.Of(r.w, r.req)}
+func (r *readRequest) plan(key string, opts storage.ListOptions) (p *listPlan, err error) {
+	p = &listPlan{level: r.server.levels.Of(r.w, r.req)}
 	admitted := false
 	defer func() {
 		if !admitted { // an error, or a panic in a decoder or a conversion
@@ -97,7 +97,7 @@ func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
 	p.start, p.end = p.reading.Start, p.reading.End
 	past := p.reading.FromEtcd() // admitted by Read
 	if !past {
-		if p.share, err = lists.Enter(ctx, p.level, r.expected(p.reading)); err != nil {
+		if p.share, err = lists.Enter(ctx, p.level, r.estimatedBytes(p.reading)); err != nil {
 			return p, err
 		}
 	}
@@ -117,9 +117,9 @@ func (r *read) page(key string, opts storage.ListOptions) (p *page, err error) {
 // it. A guess; selector results that are cached cost less.
 const lookingShare = 8
 
-// expected estimates the size of the list in bytes.
-func (r *read) expected(reading *kubestorage.Reading) int64 {
-	stored := reading.Expected()
+// estimatedBytes estimates the size of the list in bytes.
+func (r *readRequest) estimatedBytes(reading *kubestorage.ListRead) int64 {
+	stored := reading.EstimatedBytes()
 	if reading.Selective() {
 		return stored / lookingShare
 	}
@@ -133,7 +133,7 @@ func (r *read) expected(reading *kubestorage.Reading) int64 {
 }
 
 // measure determines the objects of the page, their size, and the list metadata.
-func (r *read) measure(p *page) (err error) {
+func (r *readRequest) measure(p *listPlan) (err error) {
 	reading := p.reading
 	total := reading.Count()
 	var last string
@@ -168,7 +168,7 @@ func (r *read) measure(p *page) (err error) {
 }
 
 // encodeOnce measures the objects of a list that is read from etcd, and returns the last key.
-func (r *read) encodeOnce(p *page) (last string, err error) {
+func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
 	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
 		for run := range p.reading.Runs() {
 			items := run.Items()
@@ -183,7 +183,7 @@ func (r *read) encodeOnce(p *page) (last string, err error) {
 }
 
 // cutPage ends the page at its limit, and returns its last key and whether more objects follow.
-func cutPage(p *page, total int) (last string, more bool) {
+func cutPage(p *listPlan, total int) (last string, more bool) {
 	p.count = total
 	limit := p.reading.Limit
 	if limit <= 0 || int64(total) < limit {
@@ -204,7 +204,7 @@ func cutPage(p *page, total int) (last string, more bool) {
 }
 
 // size returns the size of all items of the page; items without a cached encoding are encoded first.
-func (r *read) size(p *page) (int64, error) {
+func (r *readRequest) size(p *listPlan) (int64, error) {
 	rep, objects := r.enc.rep, p.reading.Objects()
 	if n, ok := rep.Measure(objects, p.start, p.end); ok {
 		return n, nil
@@ -222,7 +222,7 @@ const (
 
 // selectPage walks the objects until the limit is reached. It returns the number of objects
 // visited, the key of the last selected one, and whether unvisited objects remain.
-func (r *read) selectPage(p *page) (walked int, last string, more bool, err error) {
+func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more bool, err error) {
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
 	var buf []byte
@@ -258,7 +258,7 @@ func (r *read) selectPage(p *page) (walked int, last string, more bool, err erro
 }
 
 // last returns the key of the last object of a page without a selector, "" if there is none. Cost is O(log n).
-func (p *page) last() string {
+func (p *listPlan) last() string {
 	if e, ok := p.reading.Objects().Last(p.start, p.end); ok {
 		return e.Key()
 	}

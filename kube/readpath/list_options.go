@@ -20,7 +20,7 @@ import (
 )
 
 // listOptions decodes and validates the query as upstream's handlers do.
-func (r *read) listOptions() (metainternalversion.ListOptions, error) {
+func (r *readRequest) listOptions() (metainternalversion.ListOptions, error) {
 	opts := metainternalversion.ListOptions{}
 	if err := metainternalversionscheme.ParameterCodec.DecodeParameters(r.req.URL.Query(), metav1.SchemeGroupVersion, &opts); err != nil {
 		return opts, apierrors.NewBadRequest(err.Error())
@@ -63,7 +63,7 @@ func parseShardSelector(opts metainternalversion.ListOptions) (apisharding.Selec
 
 // storageOptions returns the key and options that a registry would pass to its storage. The error
 // is that of parsing a shard selector.
-func (r *read) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions, err error) {
+func (r *readRequest) storageOptions(opts metainternalversion.ListOptions) (key string, o storage.ListOptions, err error) {
 	pred := storage.SelectionPredicate{
 		Label:               labels.Everything(),
 		Field:               fields.Everything(),

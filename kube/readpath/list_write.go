@@ -17,7 +17,7 @@ import (
 )
 
 // writePage writes the list to the client.
-func (r *read) writePage(p *page) {
+func (r *readRequest) writePage(p *listPlan) {
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
 	if err != nil {
 		r.fail(err)
@@ -59,7 +59,7 @@ func (r *read) writePage(p *page) {
 
 // itemWriter writes items, without the trailing bytes of the last one.
 type itemWriter struct {
-	read     *read
+	read     *readRequest
 	body     *body
 	left     int    // items
 	last     string // the key of the last item, if its trailing bytes are omitted
@@ -96,7 +96,7 @@ func (w *itemWriter) fail(err error) {
 }
 
 // selected walks the candidates again and writes the matching ones.
-func (w *itemWriter) selected(reading *kubestorage.Reading) {
+func (w *itemWriter) selected(reading *kubestorage.ListRead) {
 	ctx := w.read.req.Context()
 	for e := range reading.Candidates() {
 		ok, err := reading.Matches(ctx, e)
@@ -129,12 +129,12 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	}
 	ctx, cancel := context.WithCancel(w.read.req.Context())
 	defer cancel()
-	queue := make(chan chan piece, cap(slots))
+	queue := make(chan chan chunk, cap(slots))
 	room := semaphore.NewWeighted(readyBytes)
 	go func() {
 		defer close(queue)
 		for run := range all {
-			next, bytes := make(chan piece, 1), min(w.size(run), readyBytes)
+			next, bytes := make(chan chunk, 1), min(w.size(run), readyBytes)
 			if room.Acquire(ctx, bytes) != nil {
 				return
 			}
@@ -144,8 +144,8 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 				return
 			}
 			produce := func() {
-				p := piece{run: run, bytes: bytes}
-				p.err = guard.Call(func() error {
+				p := chunk{run: run, bytes: bytes}
+				p.err = guard.RecoverPanic(func() error {
 					p = w.ready(run, spansPool.Get().(*encoded.Spans))
 					p.bytes = bytes
 					return p.err
@@ -165,7 +165,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 	}()
 	for next := range queue {
 		p := <-next
-		w.piece(&p)
+		w.chunk(&p)
 		if p.spans != nil {
 			p.spans.Reset()
 			spansPool.Put(p.spans)
@@ -181,7 +181,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
 	for run := range all {
 		p := w.ready(run, &w.spans)
-		w.piece(&p)
+		w.chunk(&p)
 	}
 }
 
@@ -191,9 +191,9 @@ var (
 	spansPool = sync.Pool{New: func() any { return new(encoded.Spans) }}
 )
 
-// piece is a run prepared for the body: compressed, as spans of items, or, if it is too large to be
+// chunk is a run prepared for the body: compressed, as spans of items, or, if it is too large to be
 // buffered as a whole, as its entries.
-type piece struct {
+type chunk struct {
 	run      mirror.Run
 	large    bool
 	deflated gzipjoin.Run
@@ -243,8 +243,8 @@ func (w *itemWriter) compresses(run mirror.Run) bool {
 }
 
 // ready prepares a run for writing, in spans if it is not compressed. It may be called concurrently.
-func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
-	p := piece{run: run}
+func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) chunk {
+	p := chunk{run: run}
 	ctx, rep := w.read.req.Context(), w.read.enc.rep
 	if w.compresses(run) {
 		p.deflated, p.err = rep.Deflated(ctx, run)
@@ -263,8 +263,8 @@ func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) piece {
 	return p
 }
 
-// piece writes a prepared run.
-func (w *itemWriter) piece(p *piece) {
+// chunk writes a prepared run.
+func (w *itemWriter) chunk(p *chunk) {
 	if p.err != nil {
 		w.fail(p.err)
 	}

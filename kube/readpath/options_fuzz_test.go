@@ -164,7 +164,7 @@ func (o *optionsRegistry) upstream(req *http.Request, verb string) (*asked, *htt
 // byBytes is upstream for the byte path. passed is the reason for which it passes the request on.
 func (o *optionsRegistry) byBytes(req *http.Request, info *request.RequestInfo) (a *asked, rw *httptest.ResponseRecorder, passed reason) {
 	rw = httptest.NewRecorder()
-	r := &read{server: &Server{}, resource: o.resource, info: info, scope: o.resource.scope(), w: rw, req: req}
+	r := &readRequest{server: &Server{}, resource: o.resource, info: info, scope: o.resource.scope(), w: rw, req: req}
 	if info.Verb == "get" {
 		opts, err := r.getOptions()
 		var key string

@@ -62,11 +62,11 @@ type Kinds struct {
 // concurrent use.
 type Resolver struct {
 	config ResolverConfig
-	now    func() time.Time // the clock
+	now    func() time.Time // the published revision
 
 	// routes is replaced when a route is added. Its size is bounded by the storages and
 	// definitions: a path without either gets no cell.
-	routes atomic.Pointer[map[route]*cell]
+	routes atomic.Pointer[map[route]*routeEntry]
 
 	mu        sync.Mutex // guards the fields below and the replacement of routes; acquired after cell.mu
 	resources map[servedStore]*Resource
@@ -85,8 +85,8 @@ type servedStore struct {
 	gvr   schema.GroupVersionResource
 }
 
-// cell holds the binding of one route.
-type cell struct {
+// routeEntry holds the binding of one route.
+type routeEntry struct {
 	mu    sync.Mutex // held while the route is probed
 	bound atomic.Pointer[binding]
 }
@@ -125,7 +125,7 @@ const (
 // NewResolver returns a Resolver without any routes.
 func NewResolver(c ResolverConfig) *Resolver {
 	r := &Resolver{config: c, now: time.Now, resources: map[servedStore]*Resource{}}
-	r.routes.Store(&map[route]*cell{})
+	r.routes.Store(&map[route]*routeEntry{})
 	return r
 }
 
@@ -192,7 +192,7 @@ func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
 	if r.definition(t) == nil && !r.builtIn(t) {
 		return nil, reasonResource
 	}
-	c := r.cell(t)
+	c := r.entry(t)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.bound.Load()
@@ -202,8 +202,8 @@ func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
 	return c.bound.Load().read()
 }
 
-// cell returns the cell of a route, and creates it if there is none.
-func (r *Resolver) cell(t route) *cell {
+// entry returns the cell of a route, and creates it if there is none.
+func (r *Resolver) entry(t route) *routeEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := *r.routes.Load()
@@ -212,11 +212,11 @@ func (r *Resolver) cell(t route) *cell {
 	}
 	routes := maps.Clone(old)
 	// Remove the cells of deleted definitions.
-	maps.DeleteFunc(routes, func(_ route, c *cell) bool {
+	maps.DeleteFunc(routes, func(_ route, c *routeEntry) bool {
 		b := c.bound.Load()
 		return b != nil && b.definition != nil && r.config.Definition(b.name) == nil
 	})
-	c := &cell{}
+	c := &routeEntry{}
 	routes[t] = c
 	r.routes.Store(&routes)
 	return c

@@ -99,7 +99,7 @@ func probe(t route, next http.Handler) kubestorage.Found {
 	go func() { // ended by the storage
 		defer close(ended)
 		defer func() { panicked = recover() }()
-		next.ServeHTTP(&nowhere{header: http.Header{}}, req)
+		next.ServeHTTP(&discardWriter{header: http.Header{}}, req)
 	}()
 	<-ended
 	if panicked != nil {
@@ -108,9 +108,9 @@ func probe(t route, next http.Handler) kubestorage.Found {
 	return p.Found()
 }
 
-// nowhere is a ResponseWriter that discards the response.
-type nowhere struct{ header http.Header }
+// discardWriter is a ResponseWriter that discards the response.
+type discardWriter struct{ header http.Header }
 
-func (n *nowhere) Header() http.Header         { return n.header }
-func (n *nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (n *nowhere) WriteHeader(int)             {}
+func (n *discardWriter) Header() http.Header         { return n.header }
+func (n *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (n *discardWriter) WriteHeader(int)             {}

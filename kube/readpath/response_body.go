@@ -65,7 +65,7 @@ type body struct {
 // pace makes the body of a list release its admitted bytes as they are written. It ends the response
 // if the client is slower, for too long, than the larger of slowclient.MinBytesPerSecond and half of the rate
 // that would finish the list within the request timeout. The caller calls finish when the list is written.
-func (b *body) pace(r *read, p *page) (finish func()) {
+func (b *body) pace(r *readRequest, p *listPlan) (finish func()) {
 	rate := float64(slowclient.MinBytesPerSecond)
 	if deadline, ok := r.req.Context().Deadline(); ok {
 		rate = max(rate, float64(b.size)/2/max(time.Until(deadline).Seconds(), 1))
@@ -111,7 +111,7 @@ var writeBuffers = sync.Pool{New: func() any {
 }}
 
 // newBody sends the header of a response of size bytes.
-func newBody(r *read, size int64) *body {
+func newBody(r *readRequest, size int64) *body {
 	b := &body{w: r.w, buf: writeBuffers.Get().(*[]byte), size: size}
 	h := r.w.Header()
 	h.Set("Content-Type", string(r.enc.media))

@@ -24,12 +24,12 @@ const (
 )
 
 // traced reports whether the request belongs to a trace that is collected.
-func (r *read) traced() bool {
+func (r *readRequest) traced() bool {
 	return oteltrace.SpanContextFromContext(r.req.Context()).IsValid()
 }
 
 // trace starts a span; the caller calls its End.
-func (r *read) trace(name string) *tracing.Span {
+func (r *readRequest) trace(name string) *tracing.Span {
 	ctx, span := tracing.Start(r.req.Context(), name, r.attributes()...)
 	r.req = r.req.WithContext(ctx)
 	return span
@@ -38,7 +38,7 @@ func (r *read) trace(name string) *tracing.Span {
 // traceSlow is trace for a read of a few microseconds, where computing the span's attributes would
 // be a large part of the cost. Unless the request is traced, span is nil and only a slow read is
 // logged. The caller calls end when the read is complete.
-func (r *read) traceSlow(name string) (span *tracing.Span, end func()) {
+func (r *readRequest) traceSlow(name string) (span *tracing.Span, end func()) {
 	if r.traced() {
 		span := r.trace(name)
 		return span, func() { span.End(slowRead) }
@@ -63,7 +63,7 @@ func addEvent(span *tracing.Span, name string) {
 }
 
 // traceBody calls write, which writes the body of the response, in a separate span if the request is traced.
-func (r *read) traceBody(write func()) {
+func (r *readRequest) traceBody(write func()) {
 	if !r.traced() {
 		write()
 		return
@@ -84,7 +84,7 @@ func (r *read) traceBody(write func()) {
 }
 
 // traceWriting starts a span for writing to the client with the encoder.
-func (r *read) traceWriting(name, mediaType string, encoder runtime.Encoder) *tracing.Span {
+func (r *readRequest) traceWriting(name, mediaType string, encoder runtime.Encoder) *tracing.Span {
 	_, span := tracing.Start(r.req.Context(), name,
 		attribute.String("audit-id", audit.GetAuditIDTruncated(r.req.Context())),
 		attribute.String("method", r.req.Method),
@@ -96,7 +96,7 @@ func (r *read) traceWriting(name, mediaType string, encoder runtime.Encoder) *tr
 }
 
 // streamEncoder returns the encoder of upstream's watches; only its name is recorded.
-func (r *read) streamEncoder() runtime.Encoder {
+func (r *readRequest) streamEncoder() runtime.Encoder {
 	encoder := r.enc.encoder
 	if info, ok := runtime.SerializerInfoForMediaType(r.resource.Serializer.SupportedMediaTypes(), string(r.enc.media)); ok && info.StreamSerializer != nil {
 		encoder = info.StreamSerializer.Serializer
@@ -107,7 +107,7 @@ func (r *read) streamEncoder() runtime.Encoder {
 // maxUserAgent is the number of bytes of a user agent that upstream records.
 const maxUserAgent = 1024
 
-func (r *read) attributes() []attribute.KeyValue {
+func (r *readRequest) attributes() []attribute.KeyValue {
 	agent := utilnet.GetHTTPClient(r.req)
 	if len(agent) > maxUserAgent {
 		agent = agent[:maxUserAgent] + "...TRUNCATED"

@@ -31,7 +31,7 @@ import (
 )
 
 // watch answers a WATCH.
-func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage.ListOptions) reason {
+func (r *readRequest) watch(opts metainternalversion.ListOptions, key string, o storage.ListOptions) reason {
 	r.instrument(func() {
 		if err := r.startWatch(&opts, key, o); err != nil {
 			r.fail(err)
@@ -43,7 +43,7 @@ func (r *read) watch(opts metainternalversion.ListOptions, key string, o storage
 // startWatch opens and serves a watch. If the request passed upstream's routine filter, the filter
 // serves it afterwards on a goroutine with a fresh stack. If startWatch returns an error, nothing
 // has been written.
-func (r *read) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
+func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
 	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(request.WithNamespace(r.req.Context(), r.info.Namespace), opts)}
 	watchList := opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks
 	if watchList {
@@ -121,7 +121,7 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 
 // watchServer is a Sink that writes frames to a response, on the goroutine of the request.
 type watchServer struct {
-	read     *read
+	read     *readRequest
 	stream   *kubestorage.Stream
 	cutoff   *slowclient.Cutoff
 	slow     atomic.Bool     // the client does not read its initial events

@@ -248,7 +248,7 @@ func BenchmarkWatchBookmark(b *testing.B) {
 		for _, shared := range []bool{false, true} {
 			b.Run(fmt.Sprintf("%s/shared=%t", name, shared), func(b *testing.B) {
 				sink := &discard{header: http.Header{}}
-				s := &watchServer{read: &read{enc: enc, resource: w.resource}, stream: stream,
+				s := &watchServer{read: &readRequest{enc: enc, resource: w.resource}, stream: stream,
 					out: watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
 				mark := kubestorage.Bookmark{Revision: 1}
 				b.ReportAllocs()

@@ -238,7 +238,7 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		w.upstream()(rw, req)
 		return
 	}
-	r := &read{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
+	r := &readRequest{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
 	f, why := r.negotiate()
 	if why == "" {
 		r.enc, err = w.resource.encodings.get(w.resource, f)

@@ -122,7 +122,7 @@ func startFeed(ctx context.Context, endpoint string) (*feed, error) {
 		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
 	f := &feed{client: client, source: etcdsource.New(client, "bench", "/registry/health"), done: make(chan struct{})}
-	now, err := f.source.Current(ctx)
+	now, err := f.source.ReadRevision(ctx)
 	if err != nil {
 		client.Close()
 		return nil, fmt.Errorf("read etcd's revision: %w", err)

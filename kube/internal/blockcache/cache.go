@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Cache bounds the bytes of its blocks. Reading a block takes no lock; adding one does.
@@ -84,7 +85,7 @@ type Payload struct {
 // A payload that was loaded stays valid for its reader.
 type Block struct {
 	cache   *Cache
-	slot    *mirror.Slot // the memo slot of its references
+	memoKey *memo.Key // the memo key of its references
 	payload atomic.Pointer[Payload]
 	size    int64
 	object  bool         // the payload is a decoded object
@@ -103,11 +104,11 @@ func (b *Block) Load(now uint32) *Payload {
 
 // SwapMemo is Entry.SwapMemo for an old memo that may be a nil pointer, which means that there was
 // none.
-func SwapMemo[T any](e *mirror.Entry, slot *mirror.Slot, old, value *T) bool {
+func SwapMemo[T any](e *mirror.Entry, memoKey *memo.Key, old, value *T) bool {
 	if old == nil {
-		return e.SwapMemo(slot, nil, value)
+		return e.SwapMemo(memoKey, nil, value)
 	}
-	return e.SwapMemo(slot, old, value)
+	return e.SwapMemo(memoKey, old, value)
 }
 
 // Ref adds a reference: an entry or a leaf refers to the block.
@@ -132,19 +133,19 @@ func (b *Block) release() {
 }
 
 // Add returns a block with a payload of size bytes and one reference, nil if there is no room for it.
-func (c *Cache) Add(p Payload, size int64, slot *mirror.Slot) *Block {
-	return c.add(p, size+Overhead, slot, false)
+func (c *Cache) Add(p Payload, size int64, memoKey *memo.Key) *Block {
+	return c.add(p, size+Overhead, memoKey, false)
 }
 
 // AddObject is Add for a decoded object, within the limit of objects.
-func (c *Cache) AddObject(obj any, size int64, slot *mirror.Slot) *Block {
+func (c *Cache) AddObject(obj any, size int64, memoKey *memo.Key) *Block {
 	size += Overhead
 	if c.objects.Add(size) > c.objectLimit && !c.makeRoom(size, true) {
 		c.objects.Add(-size)
 		c.refusals.Add(1)
 		return nil
 	}
-	b := c.add(Payload{Object: obj}, size, slot, true)
+	b := c.add(Payload{Object: obj}, size, memoKey, true)
 	if b == nil {
 		c.objects.Add(-size)
 	}
@@ -155,8 +156,8 @@ func (c *Cache) AddObject(obj any, size int64, slot *mirror.Slot) *Block {
 func (c *Cache) Reserve(size int64) bool { return c.take(size + Overhead) }
 
 // Fill is Add for a payload with reserved room.
-func (c *Cache) Fill(p Payload, size int64, slot *mirror.Slot) *Block {
-	return c.newBlock(p, size+Overhead, slot, false)
+func (c *Cache) Fill(p Payload, size int64, memoKey *memo.Key) *Block {
+	return c.newBlock(p, size+Overhead, memoKey, false)
 }
 
 // HasRoom reports whether there is room for size bytes now.
@@ -188,15 +189,15 @@ func (c *Cache) take(size int64) bool {
 	return true
 }
 
-func (c *Cache) add(p Payload, size int64, slot *mirror.Slot, object bool) *Block {
+func (c *Cache) add(p Payload, size int64, memoKey *memo.Key, object bool) *Block {
 	if !c.take(size) {
 		return nil
 	}
-	return c.newBlock(p, size, slot, object)
+	return c.newBlock(p, size, memoKey, object)
 }
 
-func (c *Cache) newBlock(p Payload, size int64, slot *mirror.Slot, object bool) *Block {
-	b := &Block{cache: c, slot: slot, size: size, object: object}
+func (c *Cache) newBlock(p Payload, size int64, memoKey *memo.Key, object bool) *Block {
+	b := &Block{cache: c, memoKey: memoKey, size: size, object: object}
 	b.payload.Store(&p)
 	b.read.Store(c.Now())
 	b.refs.Store(1)
@@ -207,15 +208,15 @@ func (c *Cache) newBlock(p Payload, size int64, slot *mirror.Slot, object bool) 
 		c.sweepLocked()
 	}
 	c.ring = append(c.ring, b)
-	if slot.Closed() { // ReleaseClosed may have run before
+	if memoKey.Closed() { // ReleaseClosed may have run before
 		b.release()
 	}
 	return b
 }
 
-// ReleaseClosed drops the payloads of blocks whose memo slot was closed. Cost is O(blocks).
+// ReleaseClosed drops the payloads of blocks whose memo key was closed. Cost is O(blocks).
 func (c *Cache) ReleaseClosed() {
-	c.releaseIf(func(b *Block) bool { return b.slot.Closed() })
+	c.releaseIf(func(b *Block) bool { return b.memoKey.Closed() })
 }
 
 // Flush drops all payloads. Cost is O(blocks).

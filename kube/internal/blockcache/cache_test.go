@@ -8,7 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // check returns an error if the counters of the cache disagree with its blocks: used is the bytes
@@ -31,8 +31,8 @@ func (c *Cache) check(outside int64) error {
 		if b.refs.Load() <= 0 {
 			return fmt.Errorf("a block without references has a payload of %d bytes", b.size)
 		}
-		if b.slot.Closed() {
-			return fmt.Errorf("a block of a closed slot has a payload of %d bytes", b.size)
+		if b.memoKey.Closed() {
+			return fmt.Errorf("a block of a closed memoKey has a payload of %d bytes", b.size)
 		}
 		live++
 		used += b.size
@@ -59,7 +59,7 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit, objectLimit = 50_000, 20_000
 		c := New(limit, objectLimit)
-		slots := []*mirror.Slot{{}, {}}
+		memoKeys := []*memo.Key{{}, {}}
 		var refs []*Block // one element for each reference
 		var charged int64
 		held := func(b *Block) {
@@ -68,14 +68,14 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 			}
 		}
 		size := func(t *rapid.T) int64 { return rapid.Int64Range(0, 4000).Draw(t, "size") }
-		slot := func(t *rapid.T) *mirror.Slot { return rapid.SampledFrom(slots).Draw(t, "slot") }
+		memoKey := func(t *rapid.T) *memo.Key { return rapid.SampledFrom(memoKeys).Draw(t, "memoKey") }
 		t.Repeat(map[string]func(*rapid.T){
-			"add":        func(t *rapid.T) { held(c.Add(Payload{}, size(t), slot(t))) },
-			"add object": func(t *rapid.T) { held(c.AddObject(c, size(t), slot(t))) },
+			"add":        func(t *rapid.T) { held(c.Add(Payload{}, size(t), memoKey(t))) },
+			"add object": func(t *rapid.T) { held(c.AddObject(c, size(t), memoKey(t))) },
 			"reserve and fill": func(t *rapid.T) {
 				if n := size(t); c.Reserve(n) {
 					c.requireCheck(t, charged+n+Overhead)
-					held(c.Fill(Payload{}, n, slot(t)))
+					held(c.Fill(Payload{}, n, memoKey(t)))
 				}
 			},
 			"ref": func(t *rapid.T) {
@@ -102,10 +102,10 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 			"idle":  func(*rapid.T) { c.idle() },
 			"flush": func(*rapid.T) { c.Flush() },
 			"close": func(t *rapid.T) {
-				i := rapid.IntRange(0, len(slots)-1).Draw(t, "slot")
-				slots[i].Close()
+				i := rapid.IntRange(0, len(memoKeys)-1).Draw(t, "memoKey")
+				memoKeys[i].Close()
 				c.ReleaseClosed()
-				slots[i] = &mirror.Slot{}
+				memoKeys[i] = &memo.Key{}
 			},
 			"": func(t *rapid.T) {
 				c.requireCheck(t, charged)
@@ -121,16 +121,16 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 // goroutines while others flush.
 func TestCache_CountersEqualBlocksAfterConcurrentUse(t *testing.T) {
 	c := New(100_000, 40_000)
-	slot := &mirror.Slot{}
+	memoKey := &memo.Key{}
 	var wg sync.WaitGroup
 	for i := range 4 {
 		rnd := rand.New(rand.NewPCG(1, uint64(i)))
 		wg.Go(func() {
 			for range 2000 {
 				n := rnd.Int64N(4000)
-				b := c.Add(Payload{}, n, slot)
+				b := c.Add(Payload{}, n, memoKey)
 				if rnd.IntN(2) == 0 {
-					if o := c.AddObject(c, n, slot); o != nil && rnd.IntN(2) == 0 {
+					if o := c.AddObject(c, n, memoKey); o != nil && rnd.IntN(2) == 0 {
 						o.Unref()
 					}
 				}
@@ -169,8 +169,8 @@ func fill(t *testing.T, n int, add func() *Block) {
 
 func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 	c := New(10*(1000+Overhead), 0)
-	slot := &mirror.Slot{}
-	add := func() *Block { return c.Add(Payload{}, 1000, slot) }
+	memoKey := &memo.Key{}
+	add := func() *Block { return c.Add(Payload{}, 1000, memoKey) }
 	first := add()
 	fill(t, 9, add) // blocks that were just read are not evicted
 	if n := c.Stats().Refusals; n != 1 {
@@ -195,9 +195,9 @@ func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 	const limit = 10 * (1000 + Overhead)
 	c := New(4*limit, limit)
-	slot := &mirror.Slot{}
-	other := c.Add(Payload{}, 1000, slot)
-	add := func() *Block { return c.AddObject(c, 1000, slot) }
+	memoKey := &memo.Key{}
+	other := c.Add(Payload{}, 1000, memoKey)
+	add := func() *Block { return c.AddObject(c, 1000, memoKey) }
 	fill(t, 10, add)
 	c.idle()
 	fill(t, 10, add)
@@ -213,11 +213,11 @@ func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
 	const large = 1 << 20
 	c := New(large+Overhead, 0)
-	slot := &mirror.Slot{}
-	for c.Add(Payload{}, 1000, slot) != nil {
+	memoKey := &memo.Key{}
+	for c.Add(Payload{}, 1000, memoKey) != nil {
 	}
 	c.idle()
-	if c.Add(Payload{}, large, slot) == nil {
+	if c.Add(Payload{}, large, memoKey) == nil {
 		t.Error("no room was made for a large block")
 	}
 	c.requireCheck(t, 0)
@@ -225,13 +225,13 @@ func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
 
 func TestCache_ReleaseClosed(t *testing.T) {
 	c := New(1<<20, 1<<20)
-	open, closed := &mirror.Slot{}, &mirror.Slot{}
+	open, closed := &memo.Key{}, &memo.Key{}
 	kept := c.Add(Payload{}, 1000, open)
 	c.Add(Payload{}, 1000, closed)
 	closed.Close()
 	c.ReleaseClosed()
 	if late := c.AddObject(c, 1000, closed); late.Load(Unread) != nil {
-		t.Error("a block of a closed slot holds its payload")
+		t.Error("a block of a closed memoKey holds its payload")
 	}
 	if used := c.Stats().Used; used != 1000+Overhead {
 		t.Errorf("%d bytes are held, want those of one block", used)

@@ -33,7 +33,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 	now := p.blocks.Now()
 	splices, missing := true, int64(0)
 	for i, e := range b.entries {
-		it, _ := e.Memo(p.slot).(*item)
+		it, _ := e.Memo(p.memoKey).(*item)
 		b.items[i].old = it
 		if b.items[i].data = it.load(now); b.items[i].data != nil {
 			continue
@@ -128,7 +128,7 @@ func (b *builder) encode(ctx context.Context, chosen func(*builtItem) bool) erro
 			data = slices.Clip(slices.Clone(dst))
 		}
 		if keep {
-			k = b.p.blocks.Fill(blockcache.Payload{Data: data}, int64(len(data)), b.p.slot)
+			k = b.p.blocks.Fill(blockcache.Payload{Data: data}, int64(len(data)), b.p.memoKey)
 		}
 		from := uint32(0)
 		for n, i := range in {
@@ -193,7 +193,7 @@ func (b *builder) kept(i int, it *item) {
 
 // run describes the leaf: its size, and its position if all of it is cached.
 func (b *builder) run() *run {
-	r := &run{slot: b.p.slot}
+	r := &run{memoKey: b.p.memoKey}
 	kept := true
 	for i := range b.items {
 		it := &b.items[i]

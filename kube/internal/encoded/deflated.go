@@ -84,7 +84,7 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 				return
 			}
 			i := missing[n]
-			_ = guard.Call(func() (err error) {
+			_ = guard.RecoverPanic(func() (err error) {
 				dst[i], err = p.deflated(ctx, runs[i-from], asFrames, frame)
 				return err
 			})
@@ -136,7 +136,7 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
 	var spans Spans
 	var ok bool
-	if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+	if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
 		spans.All, ok = kept.load(nil, blockcache.Unread)
 	}
 	if !ok {
@@ -166,9 +166,9 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 		framed, size = frame(framed, watch.Added, item)
 		sizes = append(sizes, uint32(size))
 	}
-	kept := leafRuns(l).find(p.slot) != nil
+	kept := leafRuns(l).find(p.memoKey) != nil
 	for _, e := range l.Items() {
-		it, _ := e.Memo(p.slot).(*item)
+		it, _ := e.Memo(p.memoKey).(*item)
 		data := it.load(blockcache.Unread)
 		if kept = kept && data != nil; !kept {
 			break
@@ -188,7 +188,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 }
 
 func (p *Representation) keptDeflated(l *mirror.Leaf, f form) (frames Frames, ok bool) {
-	if kept := leafRuns(l).find(p.slot); kept != nil {
+	if kept := leafRuns(l).find(p.memoKey); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.Load(p.blocks.Now()); payload != nil {
 				return payload.Object.(Frames), true
@@ -199,11 +199,11 @@ func (p *Representation) keptDeflated(l *mirror.Leaf, f form) (frames Frames, ok
 }
 
 func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
-	kept := leafRuns(key.leaf).find(p.slot)
+	kept := leafRuns(key.leaf).find(p.memoKey)
 	if kept == nil {
 		return
 	}
-	if k := p.blocks.Add(blockcache.Payload{Object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes)), p.slot); k != nil {
+	if k := p.blocks.Add(blockcache.Payload{Object: frames}, int64(cap(frames.Deflated)+4*cap(frames.Sizes)), p.memoKey); k != nil {
 		if old := kept.deflated[key.form].Swap(k); old != nil {
 			old.Unref()
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // eventItem is the memo of an event: an item that is made by its first reader
@@ -47,7 +48,7 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 // while the event is among the newest. The bytes are shared: do not write to them. Errors are those
 // of Item.
 func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
-	return p.lazy(p.eventItem(p.slot, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
+	return p.lazy(p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
 		obj, err := p.gen.AddedIfWanted(ev)
 		if err != nil {
 			return nil, err
@@ -72,11 +73,11 @@ func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
 // DeflatedEvent returns the compressed frame of an event with the type t, made once for all
 // watchers and cached as long as its item. Errors are those of Item.
 func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
-	slot, e, item := p.slot, ev.Entry, p.Current
+	memoKey, e, item := p.memoKey, ev.Entry, p.Current
 	if t == watch.Deleted {
-		slot, e, item = p.gone, ev.Prev, p.Deleted
+		memoKey, e, item = p.gone, ev.Prev, p.Deleted
 	}
-	kept := p.eventItem(slot, ev, e)
+	kept := p.eventItem(memoKey, ev, e)
 	made := &kept.other
 	if t == watch.Modified {
 		made = &kept.modified
@@ -100,14 +101,14 @@ func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, fram
 	return f, err
 }
 
-func (p *Representation) eventItem(slot *mirror.Slot, ev *mirror.Event, e *mirror.Entry) *eventItem {
+func (p *Representation) eventItem(memoKey *memo.Key, ev *mirror.Event, e *mirror.Entry) *eventItem {
 	for {
-		if i, ok := ev.Memo(slot).(*eventItem); ok {
+		if i, ok := ev.Memo(memoKey).(*eventItem); ok {
 			return i
 		}
 		i := &eventItem{}
-		if ev.SwapMemo(slot, nil, i) {
-			p.events.Add(slot, ev, i, e.Size()+256)
+		if ev.SwapMemo(memoKey, nil, i) {
+			p.events.Add(memoKey, ev, i, e.Size()+256)
 			return i
 		}
 	}

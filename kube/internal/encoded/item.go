@@ -38,8 +38,8 @@ func (i *item) unref() {
 	}
 }
 
-// Retired implements mirror.Retirer: the entry was replaced.
-func (i *item) Retired() { i.unref() }
+// Superseded implements memo.Superseder: the entry was replaced.
+func (i *item) Superseded() { i.unref() }
 
 // Item returns the entry's object in its form in a list. The bytes are shared: do not write to
 // them. Cost is a few loads if they are cached, a copy if they can be spliced, else decoding and
@@ -52,7 +52,7 @@ func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, err
 // ItemIn is Item for a caller that needs the bytes briefly: a spliced item is put into buf, which
 // the caller reuses.
 func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
-	old, _ := e.Memo(p.slot).(*item)
+	old, _ := e.Memo(p.memoKey).(*item)
 	if data := old.load(p.blocks.Now()); data != nil {
 		return data, nil
 	}
@@ -69,10 +69,10 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 		return data, nil
 	}
 	data = slices.Clip(data)
-	if e.Foreign() {
+	if e.Detached() {
 		return data, nil
 	}
-	if k := p.blocks.Add(blockcache.Payload{Data: data}, int64(cap(data)), p.slot); k != nil {
+	if k := p.blocks.Add(blockcache.Payload{Data: data}, int64(cap(data)), p.memoKey); k != nil {
 		p.keep(e, old, &item{block: k, to: uint32(len(data))})
 		k.Unref()
 	}
@@ -84,7 +84,7 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 	if it.block != nil {
 		it.block.Ref()
 	}
-	if blockcache.SwapMemo(e, p.slot, old, it) {
+	if blockcache.SwapMemo(e, p.memoKey, old, it) {
 		old.unref()
 	} else {
 		it.unref()

@@ -5,12 +5,13 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // run is the memo of a leaf: the positions of the items of all its entries.
 type run struct {
-	slot  *mirror.Slot
-	bytes int64 // of all items
+	memoKey *memo.Key
+	bytes   int64 // of all items
 	// parts are the positions of the items; empty if there was no room for all of them.
 	parts []part
 	// deflated is the compressed run, by form, once a reader has requested it.
@@ -26,17 +27,17 @@ type part struct {
 // runs are the runs of a leaf in several representations; immutable.
 type runs []*run
 
-func (r runs) find(s *mirror.Slot) *run {
+func (r runs) find(s *memo.Key) *run {
 	for _, run := range r {
-		if run.slot == s {
+		if run.memoKey == s {
 			return run
 		}
 	}
 	return nil
 }
 
-// Retired implements mirror.Retirer: the leaf is no longer part of the newest version.
-func (r runs) Retired() {
+// Superseded implements memo.Superseder: the leaf is no longer part of the newest version.
+func (r runs) Superseded() {
 	for _, run := range r {
 		for i := range run.deflated {
 			if k := run.deflated[i].Swap(nil); k != nil {
@@ -64,9 +65,9 @@ func (p *Representation) setRun(l *mirror.Leaf, r *run) {
 		next := make(runs, 0, len(old)+1)
 		var replaced *run
 		for _, o := range old {
-			if o.slot == r.slot {
+			if o.memoKey == r.memoKey {
 				replaced = o
-			} else if !o.slot.Closed() {
+			} else if !o.memoKey.Closed() {
 				next = append(next, o)
 			}
 		}
@@ -117,14 +118,14 @@ const (
 // a few loads for a whole leaf.
 func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	if r.Whole() {
-		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+		if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
 			return kept.bytes, true
 		}
 		return 0, false
 	}
 	var n int64
 	for _, e := range r.Items() {
-		it, ok := e.Memo(p.slot).(*item)
+		it, ok := e.Memo(p.memoKey).(*item)
 		if !ok {
 			return 0, false
 		}
@@ -139,7 +140,7 @@ func (p *Representation) Measure(entries Measurer, start, end string) (int64, bo
 	if p.varies.Load() {
 		return 0, false
 	}
-	return entries.Measure(start, end, p.slot, p.Size)
+	return entries.Measure(start, end, p.memoKey, p.Size)
 }
 
 // largeRun is about half of the item bytes that one reader may hold while it waits for a client: a
@@ -167,8 +168,8 @@ type Measurer interface {
 	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }
 
-// IsCached reports whether the leaf has a run under a memo slot.
-func IsCached(l *mirror.Leaf, slot *mirror.Slot) bool { return leafRuns(l).find(slot) != nil }
+// IsCached reports whether the leaf has a run under a memo key.
+func IsCached(l *mirror.Leaf, memoKey *memo.Key) bool { return leafRuns(l).find(memoKey) != nil }
 
 // DropClosed drops the runs of closed representations from a leaf.
 func DropClosed(l *mirror.Leaf) {
@@ -180,7 +181,7 @@ func DropClosed(l *mirror.Leaf) {
 		all := (*cur).(runs)
 		var open runs
 		for _, r := range all {
-			if !r.slot.Closed() {
+			if !r.memoKey.Closed() {
 				open = append(open, r)
 			}
 		}

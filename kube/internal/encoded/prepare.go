@@ -92,7 +92,7 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 			defer func() { <-encoders }()
 			var spans Spans
 			for r := range runs {
-				if err := guard.Call(func() error { x.run(r, &spans); return nil }); err != nil {
+				if err := guard.RecoverPanic(func() error { x.run(r, &spans); return nil }); err != nil {
 					x.cancel(err)
 				}
 			}
@@ -145,7 +145,7 @@ func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *
 		n += int64(len(item))
 	}
 	if r.Whole() {
-		p.setRun(r.Leaf, &run{slot: p.slot, bytes: n})
+		p.setRun(r.Leaf, &run{memoKey: p.memoKey, bytes: n})
 	}
 	return n, nil
 }
@@ -159,13 +159,13 @@ func (p *Representation) worthApart(r mirror.Run) bool {
 func (p *Representation) Keeps(r mirror.Run) bool {
 	if !r.Whole() {
 		for _, e := range r.Items() {
-			if it, _ := e.Memo(p.slot).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
+			if it, _ := e.Memo(p.memoKey).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
 				return false
 			}
 		}
 		return true
 	}
-	kept := leafRuns(r.Leaf).find(p.slot)
+	kept := leafRuns(r.Leaf).find(p.memoKey)
 	if kept == nil || len(kept.parts) == 0 {
 		return false
 	}

@@ -35,7 +35,7 @@ func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
 func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
 		for i, e := range r.Items() {
-			it, _ := e.Memo(p.slot).(*item)
+			it, _ := e.Memo(p.memoKey).(*item)
 			if data := it.load(p.blocks.Now()); data != nil {
 				spans.All = append(spans.All, data)
 				continue
@@ -53,7 +53,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 		return nil
 	}
 	for {
-		if kept := leafRuns(r.Leaf).find(p.slot); kept != nil {
+		if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
 			var ok bool
 			if spans.All, ok = kept.load(spans.All, p.blocks.Now()); ok {
 				return nil
@@ -72,7 +72,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 // AppendOnce is AppendRun for a run that is in no version of the resource (Reading.FromEtcd). Its
 // items are cached only if all of its entries are those of a version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
-	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Foreign))
+	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Detached))
 }
 
 // MeasureOnce is Prepare for runs that are in no version: it makes their items and returns their

@@ -60,7 +60,7 @@ func getWithin(ctx context.Context, etcd storage.Interface, patience time.Durati
 	for range requests {
 		obj := out.DeepCopyObject()
 		go func() {
-			answers <- answer{obj, guard.Call(func() error { return etcd.Get(ctx, key, opts, obj) })}
+			answers <- answer{obj, guard.RecoverPanic(func() error { return etcd.Get(ctx, key, opts, obj) })}
 		}()
 	}
 	for range requests {

@@ -28,10 +28,10 @@ type Source struct {
 	Keep int64
 }
 
-// Past is a range of keys at a revision that is older than memory but not compacted, read from etcd
+// Range is a range of keys at a revision that is older than memory but not compacted, read from etcd
 // page by page (D7, I7). It holds at most one page and Source.Keep, for a range of any length. Not
 // safe for concurrent use.
-type Past struct {
+type Range struct {
 	source Source
 	ctx    context.Context
 	held   mirror.Snapshot // for sharing entries
@@ -49,12 +49,12 @@ type Past struct {
 // Open reads the first page of the keys with start <= key < end at rev; most is the number of keys to read, 0 for all. Entries that
 // are in held are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted, mirror.ErrRestored,
 // and those of the client of etcd.
-func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, most int64) (*Past, error) {
+func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, most int64) (*Range, error) {
 	pager := etcdsource.NewPager(s.Ranges, start, end, rev)
 	if n, bytes := held.Count(start, end); n > 0 {
-		pager.Expect(bytes / int64(n)) // as large as the current values
+		pager.HintValueBytes(bytes / int64(n)) // as large as the current values
 	}
-	p := &Past{source: s, ctx: ctx, held: held, most: most, next: pager}
+	p := &Range{source: s, ctx: ctx, held: held, most: most, next: pager}
 	again := *pager
 	p.first = &again
 	page, err := p.fetch(p.next, most)
@@ -68,20 +68,20 @@ func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end strin
 }
 
 // Context returns the context that pages are read with.
-func (p *Past) Context() context.Context { return p.ctx }
+func (p *Range) Context() context.Context { return p.ctx }
 
 // Count returns the number of keys in the range.
-func (p *Past) Count() int { return int(p.count) }
+func (p *Range) Count() int { return int(p.count) }
 
 // Err returns the error that ended Runs early, nil if there was none. Errors are those of Open.
-func (p *Past) Err() error { return p.err }
+func (p *Range) Err() error { return p.err }
 
 // Kept returns the number of cached runs, and the bytes read so far that are not in memory.
-func (p *Past) Kept() (runs int, own int64) { return len(p.kept), p.own }
+func (p *Range) Kept() (runs int, own int64) { return len(p.kept), p.own }
 
 // fetch reads a page when there is a place for it. The place is released before the page is written
 // to a client.
-func (p *Past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, error) {
+func (p *Range) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, error) {
 	select {
 	case p.source.Places <- struct{}{}:
 		defer func() { <-p.source.Places }()
@@ -103,7 +103,7 @@ func (p *Past) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, erro
 const runEntries = 64
 
 // cut makes runs of a page; own is the number of bytes that are not shared with the cache.
-func (p *Past) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
+func (p *Range) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 	for kvs := range slices.Chunk(page.KVs, runEntries) {
 		run, bytes := p.held.Foreign(kvs)
 		runs = append(runs, run)
@@ -113,7 +113,7 @@ func (p *Past) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 }
 
 // keep appends runs to those kept, or drops all of them above Source.Keep.
-func (p *Past) keep(runs []mirror.Run, keys int, own int64) {
+func (p *Range) keep(runs []mirror.Run, keys int, own int64) {
 	if p.own += own; p.own > p.source.Keep {
 		p.kept, p.next = nil, nil
 		return
@@ -124,7 +124,7 @@ func (p *Past) keep(runs []mirror.Run, keys int, own int64) {
 
 // Runs yields the range in key order. The second time it yields the kept runs, or reads them again.
 // It ends early on an error; see Err.
-func (p *Past) Runs() iter.Seq[mirror.Run] {
+func (p *Range) Runs() iter.Seq[mirror.Run] {
 	return func(yield func(mirror.Run) bool) {
 		for _, run := range p.kept {
 			if !yield(run) {

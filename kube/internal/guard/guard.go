@@ -8,9 +8,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Call calls f and returns its error, or one for its panic, which is logged. A panic of the request's own goroutine is
+// RecoverPanic calls f and returns its error, or one for its panic, which is logged. A panic of the request's own goroutine is
 // recovered by a filter; that of another goroutine would end the process.
-func Call(f func() error) (err error) {
+func RecoverPanic(f func() error) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
 			klog.ErrorS(nil, "Observed a panic", "panic", x, "stacktrace", string(debug.Stack()))

@@ -114,7 +114,7 @@ func (c *Cache) Run(ctx context.Context) {
 func (c *Cache) Report() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clock := c.mirror.Clock()
+	clock := c.mirror.Revision()
 	for r, m := range c.resources {
 		if r.Forgotten() {
 			delete(c.resources, r)

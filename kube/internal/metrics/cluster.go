@@ -89,7 +89,7 @@ type clusterStats struct {
 // Metrics of a mirrored cluster.
 var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "ready", "1 when the first list of etcd is in place.", func(s clusterStats) int { return oneIf(s.Ready) }),
-	gauge(ofCluster, "revision", "Revision that readers see.", func(s clusterStats) int64 { return s.Clock }),
+	gauge(ofCluster, "revision", "Revision that readers see.", func(s clusterStats) int64 { return s.Revision }),
 	gauge(ofCluster, "history_bytes", "Stored bytes that only history keeps in memory.", func(s clusterStats) int64 { return s.HistoryBytes }),
 	gauge(ofCluster, "version_bytes", "Bytes of versions of the past that they do not share with the present; the objects are in strata_mirror_history_bytes.",
 		func(s clusterStats) int64 { return s.VersionBytes }),
@@ -114,7 +114,7 @@ var clusterMetrics = families[clusterStats]{
 		func(s clusterStats) int64 { return s.Repairs }),
 	gauge(ofCluster, "etcd_revision", "Revision of etcd, as last heard: when a read asked for it, or with the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
 	gauge(ofCluster, "revision_lag", "How far strata_mirror_revision is behind strata_mirror_etcd_revision.",
-		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.Clock) }),
+		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.Revision) }),
 	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for one of strata_mirror_revision_reads_total, each with others or alone.",
 		func(s clusterStats) int64 { return s.RevisionReadWaiters }),
 	counter(ofCluster, "etcd_restores_total", "Times etcd turned out to be another cluster, or an older state of itself, so that everything began anew.",
@@ -141,7 +141,7 @@ var resourceMetrics = families[mirror.ResourceStats]{
 	gauge(ofResource, "resource_version_bytes", "Bytes of strata_mirror_resource_versions that the present does not share.",
 		func(s mirror.ResourceStats) int64 { return s.VersionBytes }),
 	gauge(ofResource, "resource_suspect", "1 from when a consistency check finds that memory differs from etcd until one finds no difference: lists of the past are read from etcd.",
-		func(s mirror.ResourceStats) int { return oneIf(s.Suspect) }),
+		func(s mirror.ResourceStats) int { return oneIf(s.Inconsistent) }),
 	gauge(ofResource, "resource_oldest_revision", "Oldest revision that a list can be answered at from memory.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRevision }),
 	gauge(ofResource, "resource_past_readers", "Lists of the past that are being read from memory, each of which keeps its version alive.",

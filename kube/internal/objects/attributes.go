@@ -28,7 +28,7 @@ func (a *Attributes) Hash(key ShardKey) uint64 { return a.hashes[key] }
 
 // KnownAttributes returns the entry's attributes if they are cached, nil otherwise.
 func (g *Generation) KnownAttributes(e *mirror.Entry) *Attributes {
-	a, _ := e.Memo(g.slot).(*Attributes)
+	a, _ := e.Memo(g.memoKey).(*Attributes)
 	return a
 }
 
@@ -59,7 +59,7 @@ func (g *Generation) keepAttributes(e *mirror.Entry, obj runtime.Object) (*Attri
 		return nil, err
 	}
 	a := newAttributes(l, f, m)
-	if e.SwapMemo(g.slot, nil, a) {
+	if e.SwapMemo(g.memoKey, nil, a) {
 		g.DropIfEnded(e)
 	}
 	return a, nil

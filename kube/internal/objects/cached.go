@@ -20,13 +20,13 @@ const (
 // cachedObject is the memo of a decoded object, which is never written.
 type cachedObject struct{ block *blockcache.Block }
 
-// Retired implements mirror.Retirer.
-func (o *cachedObject) Retired() { o.block.Unref() }
+// Superseded implements memo.Superseder.
+func (o *cachedObject) Superseded() { o.block.Unref() }
 
 // Object returns the entry's object, decoded once for all readers while there is room. It is shared: do not write to it.
 // Errors are those of Decode.
 func (g *Generation) Object(ctx context.Context, e *mirror.Entry) (runtime.Object, error) {
-	old, _ := e.Memo(g.decodedSlot).(*cachedObject)
+	old, _ := e.Memo(g.decodedKey).(*cachedObject)
 	if old != nil {
 		if kept := old.block.Load(g.Blocks().Now()); kept != nil {
 			return kept.Object.(runtime.Object), nil
@@ -36,11 +36,11 @@ func (g *Generation) Object(ctx context.Context, e *mirror.Entry) (runtime.Objec
 	if err != nil {
 		return nil, err
 	}
-	if e.Foreign() {
+	if e.Detached() {
 		return obj, nil
 	}
-	if b := g.Blocks().AddObject(obj, objectFactor*e.Size()+objectBase, g.decodedSlot); b != nil {
-		if !blockcache.SwapMemo(e, g.decodedSlot, old, &cachedObject{b}) {
+	if b := g.Blocks().AddObject(obj, objectFactor*e.Size()+objectBase, g.decodedKey); b != nil {
+		if !blockcache.SwapMemo(e, g.decodedKey, old, &cachedObject{b}) {
 			b.Unref()
 		}
 		g.DropIfEnded(e)

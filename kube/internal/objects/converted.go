@@ -15,20 +15,20 @@ import (
 // key, for the DELETED event: a webhook that is down must not delay deletions.
 type convertedItem struct{ block *blockcache.Block }
 
-// Retired implements mirror.Retirer.
-func (c *convertedItem) Retired() { c.block.Unref() }
+// Superseded implements memo.Superseder.
+func (c *convertedItem) Superseded() { c.block.Unref() }
 
-// OutlivesDeletion implements mirror.DeletionRetainer.
+// OutlivesDeletion implements memo.DeletionRetainer.
 func (c *convertedItem) OutlivesDeletion() {}
 
 // keepConverted caches a custom resource that is stored in another version than it was decoded to: a webhook may have
 // converted it, which is slow, and fails when the webhook is down. Each entry is converted once for all readers (D2).
 func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	u, ok := obj.(*unstructured.Unstructured)
-	if !ok || e.Foreign() {
+	if !ok || e.Detached() {
 		return
 	}
-	old, _ := e.Memo(g.convertedSlot).(*convertedItem)
+	old, _ := e.Memo(g.convertedKey).(*convertedItem)
 	if old != nil && old.block.Load(blockcache.Unread) != nil {
 		return
 	}
@@ -42,8 +42,8 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	if err != nil {
 		return
 	}
-	b := g.Blocks().Add(blockcache.Payload{Data: data}, int64(cap(data)), g.convertedSlot)
-	if b != nil && !blockcache.SwapMemo(e, g.convertedSlot, old, &convertedItem{b}) {
+	b := g.Blocks().Add(blockcache.Payload{Data: data}, int64(cap(data)), g.convertedKey)
+	if b != nil && !blockcache.SwapMemo(e, g.convertedKey, old, &convertedItem{b}) {
 		b.Unref() // another reader was first
 	}
 	g.DropIfEnded(e)
@@ -52,7 +52,7 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 // converted returns the converted custom resource of an entry with the resource version rev, nil if it is not cached. The caller
 // owns the object.
 func (g *Generation) converted(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
-	c, ok := e.Memo(g.convertedSlot).(*convertedItem)
+	c, ok := e.Memo(g.convertedKey).(*convertedItem)
 	if !ok {
 		return nil
 	}

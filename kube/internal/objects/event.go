@@ -80,11 +80,11 @@ func (g *Generation) AddedIfWanted(ev *mirror.Event) (runtime.Object, error) {
 
 func (g *Generation) eventObjects(ev *mirror.Event) *eventObjects {
 	for {
-		if o, ok := ev.Memo(g.slot).(*eventObjects); ok {
+		if o, ok := ev.Memo(g.memoKey).(*eventObjects); ok {
 			return o
 		}
 		o := &eventObjects{}
-		if ev.SwapMemo(g.slot, nil, o) {
+		if ev.SwapMemo(g.memoKey, nil, o) {
 			bytes := int64(1024)
 			if ev.Entry != nil {
 				bytes += ev.Entry.Size()
@@ -92,7 +92,7 @@ func (g *Generation) eventObjects(ev *mirror.Event) *eventObjects {
 			if ev.Prev != nil {
 				bytes += ev.Prev.Size()
 			}
-			g.events.Add(g.slot, ev, o, bytes)
+			g.events.Add(g.memoKey, ev, o, bytes)
 			return o
 		}
 	}

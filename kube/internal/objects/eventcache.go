@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // EventCache bounds the data that is cached on events for the next watcher (decoded objects, items): only the newest events
@@ -31,21 +32,21 @@ const (
 // eventCachesBytes is the size of all event caches together.
 var eventCachesBytes atomic.Int64
 
-// cachedEvent is an event with data cached under a memo slot.
+// cachedEvent is an event with data cached under a memo key.
 type cachedEvent struct {
-	slot  *mirror.Slot
-	ev    *mirror.Event
-	data  any
-	bytes int64
+	memoKey *memo.Key
+	ev      *mirror.Event
+	data    any
+	bytes   int64
 }
 
 // Add records that data of about so many bytes was cached on an event, and drops that of older events.
-func (c *EventCache) Add(slot *mirror.Slot, ev *mirror.Event, data any, bytes int64) {
-	e := cachedEvent{slot: slot, ev: ev, data: data, bytes: bytes}
+func (c *EventCache) Add(memoKey *memo.Key, ev *mirror.Event, data any, bytes int64) {
+	e := cachedEvent{memoKey: memoKey, ev: ev, data: data, bytes: bytes}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended { // a watcher still uses it
-		e.ev.SwapMemo(e.slot, e.data, nil)
+		e.ev.SwapMemo(e.memoKey, e.data, nil)
 		return
 	}
 	if c.ring == nil {
@@ -64,7 +65,7 @@ func (c *EventCache) Add(slot *mirror.Slot, ev *mirror.Event, data any, bytes in
 // dropLocked drops the oldest event.
 func (c *EventCache) dropLocked() {
 	old := &c.ring[c.first]
-	old.ev.SwapMemo(old.slot, old.data, nil)
+	old.ev.SwapMemo(old.memoKey, old.data, nil)
 	c.bytes -= old.bytes
 	eventCachesBytes.Add(-old.bytes)
 	*old = cachedEvent{}

@@ -9,6 +9,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Generation is the data that readers of a view have derived from values decrypted with the same keys: attributes,
@@ -22,9 +23,9 @@ type Generation struct {
 	view *View
 	keys any // see Config.Keys
 
-	slot *mirror.Slot // memo slot of attributes and of objects of events
-	// decodedSlot and convertedSlot are the memo slots of decoded objects and of custom resources converted by a webhook.
-	decodedSlot, convertedSlot *mirror.Slot
+	memoKey *memo.Key // memo key of attributes and of objects of events
+	// decodedKey and convertedKey are the memo keys of decoded objects and of custom resources converted by a webhook.
+	decodedKey, convertedKey *memo.Key
 
 	events   EventCache
 	decoding flight.Group[*lazyObject, runtime.Object]
@@ -36,12 +37,12 @@ type Generation struct {
 // Derived is derived data of a package above, which is closed with its generation.
 type Derived interface {
 	Close()
-	// Slots returns the memo slots that the data is cached under.
-	Slots() []*mirror.Slot
+	// MemoKeys returns the memo keys that the data is cached under.
+	MemoKeys() []*memo.Key
 }
 
 func (v *View) newGeneration() *Generation {
-	g := &Generation{view: v, slot: &mirror.Slot{}, decodedSlot: &mirror.Slot{}, convertedSlot: &mirror.Slot{}}
+	g := &Generation{view: v, memoKey: &memo.Key{}, decodedKey: &memo.Key{}, convertedKey: &memo.Key{}}
 	if v.cfg.Keys != nil {
 		g.keys = v.cfg.Keys()
 	}
@@ -74,13 +75,13 @@ func (v *View) replace() *Generation {
 	return next
 }
 
-// end closes the slots of the generation and releases its blocks. Readers that still use it finish with the data they have
+// end closes the memo keys of the generation and releases its blocks. Readers that still use it finish with the data they have
 // loaded, and cache nothing.
 func (g *Generation) end() {
 	g.ended.Store(true)
-	g.slot.Close()
-	g.decodedSlot.Close()
-	g.convertedSlot.Close()
+	g.memoKey.Close()
+	g.decodedKey.Close()
+	g.convertedKey.Close()
 	g.events.End()
 	g.derived.Range(func(_, d any) bool {
 		d.(Derived).Close()
@@ -89,14 +90,14 @@ func (g *Generation) end() {
 	g.Blocks().ReleaseClosed()
 }
 
-// Slots returns the memo slots under which data of the generation is cached, by packages above as well.
-func (g *Generation) Slots() []*mirror.Slot {
-	slots := []*mirror.Slot{g.slot, g.decodedSlot, g.convertedSlot}
+// MemoKeys returns the memo keys under which data of the generation is cached, by packages above as well.
+func (g *Generation) MemoKeys() []*memo.Key {
+	memoKeys := []*memo.Key{g.memoKey, g.decodedKey, g.convertedKey}
 	g.derived.Range(func(_, d any) bool {
-		slots = append(slots, d.(Derived).Slots()...)
+		memoKeys = append(memoKeys, d.(Derived).MemoKeys()...)
 		return true
 	})
-	return slots
+	return memoKeys
 }
 
 // Ended reports whether the keys of the generation are no longer in use. Data derived with them must not be cached.
@@ -122,7 +123,7 @@ func (g *Generation) Derived(name any, make func() Derived) Derived {
 	return d
 }
 
-// DropIfEnded drops the memos of closed slots from an entry to which derived data was just added, if the generation has ended: the
+// DropIfEnded drops the memos of closed keys from an entry to which derived data was just added, if the generation has ended: the
 // pass that drops them from all entries may already have visited it.
 func (g *Generation) DropIfEnded(e *mirror.Entry) {
 	if g.Ended() {

@@ -112,7 +112,7 @@ func (s *ShardSet) contains(hash uint64) bool {
 // Selects reports whether the set has an object with the attributes.
 func (s *ShardSet) Selects(a *Attributes) bool { return s.contains(a.hashes[s.Key]) }
 
-// HashValue is a hash as a value of a mirror.Partition.
+// HashValue is a hash as a value of a mirror.WatchIndex.
 func HashValue(hash uint64) string {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], hash)

@@ -15,11 +15,11 @@ type direct struct {
 	cancel  context.CancelFunc
 }
 
-// Leave implements Watch.
-func (w *direct) Leave() { w.cancel() }
+// Drain implements Watch.
+func (w *direct) Drain() { w.cancel() }
 
-// Cut implements Watch.
-func (w *direct) Cut(Reason) { w.cancel() }
+// Abort implements Watch.
+func (w *direct) Abort(Reason) { w.cancel() }
 
 // Stop implements watch.Interface.
 func (w *direct) Stop() {

@@ -24,8 +24,8 @@ type Watches struct {
 
 // Watch is a running watch. Its methods do not wait.
 type Watch interface {
-	Leave()         // Watches.Leaving has become true: deliver pending events, and end
-	Cut(why Reason) // end now
+	Drain()           // Watches.Leaving has become true: deliver pending events, and end
+	Abort(why Reason) // end now
 }
 
 // Refuse makes Add reject watches from now on.
@@ -34,11 +34,11 @@ func (r *Watches) Refuse() { r.refused.Store(true) }
 // Refused reports whether Add rejects watches.
 func (r *Watches) Refused() bool { return r.refused.Load() }
 
-// Leave makes Leaving return true from now on. It does not notify the watches.
-func (r *Watches) Leave() { r.last.Store(true) }
+// SetDraining makes Leaving return true from now on. It does not notify the watches.
+func (r *Watches) SetDraining() { r.last.Store(true) }
 
-// Leaving reports whether watches must deliver their pending events, and end.
-func (r *Watches) Leaving() bool { return r.last.Load() }
+// Draining reports whether watches must deliver their pending events, and end.
+func (r *Watches) Draining() bool { return r.last.Load() }
 
 // ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server, without a
 // relist.
@@ -106,8 +106,8 @@ func (r *Watches) Every(f func(Watch)) {
 // the remaining watches, and returns an error with their number.
 func (r *Watches) Drain(ctx context.Context) error {
 	r.Refuse()
-	r.Leave()
-	r.Each(Watch.Leave)
+	r.SetDraining()
+	r.Each(Watch.Drain)
 	r.mu.Lock()
 	if len(r.all) == 0 {
 		r.mu.Unlock()
@@ -125,7 +125,7 @@ func (r *Watches) Drain(ctx context.Context) error {
 	}
 	left := 0
 	r.Each(func(w Watch) {
-		w.Cut(ByShutdown)
+		w.Abort(ByShutdown)
 		left++
 	})
 	return fmt.Errorf("%d watches were broken off: %w", left, ctx.Err())

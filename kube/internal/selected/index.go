@@ -28,8 +28,8 @@ type Index struct {
 	blocks *blockcache.Cache
 	value  func(*objects.Attributes) string
 
-	used    time.Time         // of the last read; guarded by indexes.mu
-	watched *mirror.Partition // for watches of one value
+	used    time.Time          // of the last read; guarded by indexes.mu
+	watched *mirror.WatchIndex // for watches of one value
 }
 
 // IndexVersion is an index at one revision.
@@ -179,7 +179,7 @@ func (s *Selections) Index(name string, value func(*objects.Attributes) string) 
 	if x == nil {
 		x = &Index{name: name, blocks: s.cfg.Blocks, value: value}
 		x.selection = selection[*IndexItem]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, turn: semaphore.NewWeighted(1)}
-		x.watched = mirror.NewPartition(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
+		x.watched = mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
 			return s.values(ev, value, "value")
 		})
 		if t.byName == nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Shard is a shard selector and its selected entries, in a separate tree, so that the cost of its lists depends on its entries and
@@ -151,8 +152,8 @@ func (x *Shard) dropEnded() {
 func retire(leaves []*mirror.Leaf) {
 	for _, l := range leaves {
 		if m := l.Memo.Load(); m != nil {
-			if r, ok := (*m).(mirror.Retirer); ok {
-				r.Retired()
+			if r, ok := (*m).(memo.Superseder); ok {
+				r.Superseded()
 			}
 		}
 	}

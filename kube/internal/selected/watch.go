@@ -15,7 +15,7 @@ import (
 // the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
 func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool) (end func()) {
 	if x, value := s.IndexFor(sel.Predicate); x != nil {
-		c.FollowValue(x.watched, value)
+		c.FollowIndex(x.watched, value)
 		return nil
 	}
 	if set := sel.Shard; set != nil && whole {
@@ -34,7 +34,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
 	gen := s.cfg.View.Now()
-	err := guard.Call(func() error {
+	err := guard.RecoverPanic(func() error {
 		if e := ev.Entry; e != nil {
 			if gen.KnownAttributes(e) == nil {
 				// The woken watches share the object.
@@ -83,7 +83,7 @@ func (s *Selections) watchesBy(key objects.ShardKey) *shardWatches {
 // assigned by its hash once for all of them. Safe for concurrent use.
 type shardWatches struct {
 	of     *Selections
-	sorted *mirror.Partition
+	sorted *mirror.WatchIndex
 
 	mu    sync.Mutex // leaf
 	bySet map[string]int
@@ -93,7 +93,7 @@ type shardWatches struct {
 func newShardWatches(s *Selections, key objects.ShardKey) *shardWatches {
 	w := &shardWatches{of: s, bySet: map[string]int{}}
 	hash := func(a *objects.Attributes) string { return objects.HashValue(a.Hash(key)) }
-	w.sorted = mirror.NewSetPartition(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
+	w.sorted = mirror.NewSetWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
 		if before, now, known = s.values(ev, hash, "shard"); known {
 			w.count(ev, before, now)
 		}
@@ -108,7 +108,7 @@ func (w *shardWatches) join(c *mirror.Cursor, set *objects.ShardSet) {
 	w.bySet[set.Name]++
 	w.all++
 	w.mu.Unlock()
-	c.FollowValue(w.sorted, set.Name)
+	c.FollowIndex(w.sorted, set.Name)
 }
 
 // leave undoes join.

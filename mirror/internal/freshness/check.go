@@ -6,9 +6,9 @@ import (
 )
 
 // Check returns an error if a wait for the published revision or a lower one has not ended, or if
-// the clock's state contradicts its waits. The publisher's goroutine calls it. Cost is O(waits);
+// the published revision's state contradicts its waits. The publisher's goroutine calls it. Cost is O(waits);
 // for tests.
-func (c *Clock) Check() error {
+func (c *Published) Check() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, lowest := c.rev.Load(), int64(math.MaxInt64)

@@ -11,18 +11,18 @@ import (
 	"sync/atomic"
 )
 
-// Clock is the published revision, and the waits for it to advance. All methods may be called
+// Published is the published revision, and the waits for it to advance. All methods may be called
 // concurrently.
-type Clock struct {
+type Published struct {
 	rev atomic.Int64
 	// min is the lowest revision of all waits: Publish takes the lock only if it ends a wait.
 	min atomic.Int64
 
-	// byProgress: progress, not events, moves the clock to the revisions of the waits. Progress has
-	// ended the last wait, and since then no read has found the clock at etcd's revision.
+	// byProgress: progress, not events, moves the published revision to the revisions of the waits. Progress has
+	// ended the last wait, and since then no read has found the published revision at etcd's revision.
 	byProgress atomic.Bool
 	served     atomic.Int64 // times that progress has ended waits
-	events     atomic.Int64 // times that events have moved the clock
+	events     atomic.Int64 // times that events have moved the published revision
 
 	closed    <-chan struct{}
 	errClosed error
@@ -36,16 +36,16 @@ type Clock struct {
 	lowered  chan struct{} // a new wait is for a lower revision than all others
 }
 
-// NewClock returns a clock at 0 and its publisher. Waits end with err when closed is closed.
-func NewClock(closed <-chan struct{}, err error) (*Clock, Publisher) {
-	c := &Clock{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
+// NewPublished returns a clock at 0 and its publisher. Waits end with err when closed is closed.
+func NewPublished(closed <-chan struct{}, err error) (*Published, Publisher) {
+	c := &Published{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
 	close(c.resting)
 	c.min.Store(math.MaxInt64)
 	return c, Publisher{c}
 }
 
 // Revision returns the published revision. Cost is one load.
-func (c *Clock) Revision() int64 { return c.rev.Load() }
+func (c *Published) Revision() int64 { return c.rev.Load() }
 
 type waiter struct {
 	rev   int64
@@ -55,9 +55,9 @@ type waiter struct {
 
 // Publisher moves a clock. It belongs to one goroutine, the only one that may publish; readers have
 // access to the Clock only.
-type Publisher struct{ c *Clock }
+type Publisher struct{ c *Published }
 
-// Publish moves the clock to rev and ends the waits for rev and lower revisions. byProgress reports
+// Publish moves the published revision to rev and ends the waits for rev and lower revisions. byProgress reports
 // that a progress response, not an event, has moved it. Cost is O(log n) for each wait that ends,
 // and no lock if no wait ends.
 func (p Publisher) Publish(rev int64, byProgress bool) {
@@ -81,7 +81,7 @@ func (p Publisher) Publish(rev int64, byProgress bool) {
 	c.setMinLocked()
 }
 
-func (c *Clock) setMinLocked() {
+func (c *Published) setMinLocked() {
 	lowest := int64(math.MaxInt64)
 	if len(c.waiters) > 0 {
 		lowest = c.waiters[0].rev
@@ -98,9 +98,9 @@ func (c *Clock) setMinLocked() {
 	}
 }
 
-// Wait returns when the clock has reached rev, with ctx's error, or with the error given to NewClock
+// Wait returns when the published revision has reached rev, with ctx's error, or with the error given to NewClock
 // when the mirror is closed.
-func (c *Clock) Wait(ctx context.Context, rev int64) error {
+func (c *Published) Wait(ctx context.Context, rev int64) error {
 	if c.rev.Load() >= rev {
 		return nil
 	}
@@ -143,14 +143,14 @@ func (c *Clock) Wait(ctx context.Context, rev int64) error {
 }
 
 // occupancy returns a channel that is closed while there are waits.
-func (c *Clock) occupancy() <-chan struct{} {
+func (c *Published) occupancy() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.waiting
 }
 
 // rest returns a channel that is closed while there are no waits.
-func (c *Clock) rest() <-chan struct{} {
+func (c *Published) rest() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.resting

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// TestNoWakeupIsLost moves the clock to a revision at the moment at which waits for it begin. The
-// clock does not move again before they have ended, so a waiter without a wake-up sleeps until the
-// test's timeout.
+// TestNoWakeupIsLost moves the published revision to a revision at the moment at which waits for it
+// begin. The published revision does not move again before they have ended, so a waiter without a
+// wake-up sleeps until the test's timeout.
 func TestNoWakeupIsLost(t *testing.T) {
 	const waiters, revisions = 2, 10_000
-	c, publisher := NewClock(nil, nil)
+	c, publisher := NewPublished(nil, nil)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a busy machine takes a time slice for each step
 	defer cancel()
 	var woken atomic.Int64
@@ -54,10 +54,10 @@ func TestNoWakeupIsLost(t *testing.T) {
 	}
 }
 
-// TestWaitersWakeByRevision: each wait ends as soon as the clock has reached its revision.
+// TestWaitersWakeByRevision: each wait ends as soon as the published revision has reached its revision.
 func TestWaitersWakeByRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, publisher := NewClock(nil, nil)
+		c, publisher := NewPublished(nil, nil)
 		publisher.Publish(1, true)
 		var mu sync.Mutex
 		var woken []int64
@@ -100,7 +100,7 @@ func TestWaitersWakeByRevision(t *testing.T) {
 }
 
 func TestCheckFindsWaitThatPublishDidNotEnd(t *testing.T) {
-	c, _ := NewClock(nil, nil)
+	c, _ := NewPublished(nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- c.Wait(ctx, 5) }()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// While there are waits for the clock, progress is requested at growing intervals. The first are
+// While there are waits for the published revision, progress is requested at growing intervals. The first are
 // short: etcd answers only when the feed is synced, which usually takes about a millisecond. 100 ms
 // is KEP-2340's interval.
 const (
@@ -16,7 +16,7 @@ const (
 
 // Progress requests progress from etcd:
 //
-//   - while there are waits for the clock: at once if progress is expected to end them
+//   - while there are waits for the published revision: at once if progress is expected to end them
 //     (Clock.byProgress), otherwise after progressFirst, because a write inside the prefix moves the
 //     clock by its own event and needs no progress. Then at intervals that double up to progressLast.
 //     The intervals restart when progress has ended a wait, and with a wait for a lower revision than
@@ -24,9 +24,9 @@ const (
 //     not keep the interval short;
 //   - when a revision read begins, if progress is expected to end waits (Reads), so that the two
 //     answers arrive together;
-//   - once in each idle interval without events, while a caller needs the clock to advance (Want).
+//   - once in each idle interval without events, while a caller needs the published revision to advance (Want).
 type Progress struct {
-	clock    *Clock
+	clock    *Published
 	request  func(context.Context)
 	interval time.Duration
 
@@ -34,9 +34,9 @@ type Progress struct {
 	wanted atomic.Int64  // calls of Want without their release
 }
 
-// NewProgress returns a Progress for the clock; Run sends its requests by calling request. idle is
+// NewProgress returns a Progress for the published revision; Run sends its requests by calling request. idle is
 // the interval of requests for Want; there are none if it is not positive.
-func NewProgress(c *Clock, idle time.Duration, request func(context.Context)) *Progress {
+func NewProgress(c *Published, idle time.Duration, request func(context.Context)) *Progress {
 	return &Progress{clock: c, request: request, interval: idle, due: make(chan struct{}, 1)}
 }
 
@@ -44,7 +44,8 @@ func NewProgress(c *Clock, idle time.Duration, request func(context.Context)) *P
 func (p *Progress) Run(ctx context.Context) { (&requester{Progress: p}).run(ctx) }
 
 // Want enables requests in idle intervals, for a caller that waits for no revision but needs the
-// clock to follow etcd, such as a watch with bookmarks. The caller must call release exactly once.
+// published revision to follow etcd, such as a watch with bookmarks. The caller must call release
+// exactly once.
 func (p *Progress) Want() (release func()) {
 	p.wanted.Add(1)
 	return func() { p.wanted.Add(-1) }
@@ -92,7 +93,7 @@ func (a *requester) run(ctx context.Context) {
 	}
 }
 
-// forWaiters sends requests while there are waits for the clock.
+// forWaiters sends requests while there are waits for the published revision.
 func (a *requester) forWaiters(ctx context.Context) {
 	c := a.clock
 	// atOnce is false if a request was sent together with the revision read.

@@ -37,7 +37,7 @@ func TestProgressIntervalsDoubleWhileClockHasWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewClock(ctx.Done(), errors.New("closed"))
+		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		sent := &requests{begin: time.Now()}
 		go NewProgress(clock, 0, sent.record).Run(ctx)
 		time.Sleep(time.Minute)
@@ -62,12 +62,12 @@ func TestProgressIntervalsDoubleWhileClockHasWaits(t *testing.T) {
 }
 
 // TestProgressInIdleIntervalsNeedsWant: requests in idle intervals are sent for callers of Want, unless
-// events have moved the clock.
+// events have moved the published revision.
 func TestProgressInIdleIntervalsNeedsWant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewClock(ctx.Done(), errors.New("closed"))
+		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		sent := &requests{begin: time.Now()}
 		p := NewProgress(clock, time.Second, sent.record)
 		go p.Run(ctx)

@@ -23,7 +23,7 @@ type Env struct {
 // called concurrently.
 type Reads struct {
 	ctx   context.Context
-	clock *Clock
+	clock *Published
 	env   Env
 	wg    sync.WaitGroup
 
@@ -37,7 +37,7 @@ type Reads struct {
 }
 
 // NewReads returns the reads for a clock. They end with ctx; Close waits for their end.
-func NewReads(ctx context.Context, c *Clock, env Env) *Reads {
+func NewReads(ctx context.Context, c *Published, env Env) *Reads {
 	return &Reads{ctx: ctx, clock: c, env: env}
 }
 
@@ -54,7 +54,7 @@ type attempt struct {
 	began  time.Time
 	ctx    context.Context
 	cancel context.CancelFunc
-	clock  int64 // the clock when it began
+	clock  int64 // the published revision when it began
 }
 
 const (
@@ -67,11 +67,11 @@ const (
 	maxRevisionReads = 8
 )
 
-// Current returns etcd's revision, read linearizably after the call began: at least the revision of
+// ReadRevision returns etcd's revision, read linearizably after the call began: at least the revision of
 // every write acknowledged before (I6). A call that arrives while a read is in flight joins the
 // next read, never the one in flight. A call without concurrent calls starts its own read at once.
 // Cost: one etcd read shared by all waiting callers.
-func (r *Reads) Current(ctx context.Context) (int64, error) {
+func (r *Reads) ReadRevision(ctx context.Context) (int64, error) {
 	r.waiters.Add(1)
 	r.mu.Lock()
 	if r.next == nil {
@@ -155,7 +155,7 @@ func (r *Reads) run(a *attempt) {
 		}
 		rev, err := r.env.Read(a.ctx)
 		if err == nil && rev == a.clock {
-			r.clock.byProgress.Store(false) // its callers do not wait for the clock
+			r.clock.byProgress.Store(false) // its callers do not wait for the published revision
 		}
 		r.mu.Lock()
 		r.answerLocked(a, rev, err)

@@ -14,7 +14,7 @@ import (
 func newTestReads(t *testing.T, read func(context.Context) (int64, error)) *Reads {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	clock, _ := NewClock(ctx.Done(), errors.New("closed"))
+	clock, _ := NewPublished(ctx.Done(), errors.New("closed"))
 	none := NewProgress(clock, 0, func(context.Context) { t.Error("progress was requested") })
 	reads := NewReads(ctx, clock, Env{Read: read, Known: func() int64 { return 0 }, Progress: none})
 	t.Cleanup(func() {
@@ -61,7 +61,7 @@ func newSharedReads(t *testing.T) *sharedReads {
 func (s *sharedReads) call(n int) {
 	for range n {
 		go func() {
-			rev, err := s.Current(context.Background())
+			rev, err := s.ReadRevision(context.Background())
 			if err != nil {
 				rev = -1
 			}
@@ -135,7 +135,7 @@ func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
 		s.call(1)
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() {
-			if _, err := s.Current(ctx); !errors.Is(err, context.Canceled) {
+			if _, err := s.ReadRevision(ctx); !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled: %v", err)
 			}
 		}()
@@ -202,7 +202,7 @@ func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 			wg.Go(func() {
 				time.Sleep(time.Duration(i) * time.Millisecond)
 				rev := newest.Add(1)
-				if got, err := reads.Current(context.Background()); err != nil || got < rev {
+				if got, err := reads.ReadRevision(context.Background()); err != nil || got < rev {
 					t.Errorf("read %d: %d, %v, want at least %d", i, got, err, rev)
 				}
 			})
@@ -222,7 +222,7 @@ func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 		mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if _, err := reads.Current(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := reads.ReadRevision(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Current: %v", err)
 		}
 		mu.Lock()
@@ -232,7 +232,7 @@ func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
 		hang = 8
 		mu.Unlock()
 		time.Sleep(time.Minute)
-		if rev, err := reads.Current(context.Background()); err != nil || rev != newest.Load() {
+		if rev, err := reads.ReadRevision(context.Background()); err != nil || rev != newest.Load() {
 			t.Errorf("Current: %d, %v", rev, err)
 		}
 	})

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// feedQuiet is the time without a batch after which etcd's revision is compared with the clock.
+	// feedQuiet is the time without a batch after which etcd's revision is compared with the published revision.
 	// It is also the interval of revision reads on an idle etcd.
 	feedQuiet = time.Second
 	// feedTick is the interval of the watchdog's checks, and of progress requests on a feed that is
@@ -48,7 +48,7 @@ func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
 // leaves it.
 type Watchdog struct {
 	Feed     *Feed
-	Clock    *Clock
+	Clock    *Published
 	Reads    *Reads
 	Patience time.Duration         // of the first feed; see Run
 	Request  func(context.Context) // requests progress
@@ -107,8 +107,8 @@ func (w *Watchdog) Run(ctx context.Context) {
 	}
 }
 
-// isBehind reports whether etcd is ahead of the clock. It reads etcd's revision unless a known
-// revision is above the clock; it returns false if there is no answer.
+// isBehind reports whether etcd is ahead of the published revision. It reads etcd's revision unless a known
+// revision is above the published revision; it returns false if there is no answer.
 func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
 	clock := w.Clock.Revision()
 	if w.Reads.env.Known() > clock {
@@ -116,6 +116,6 @@ func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	rev, err := w.Reads.Current(ctx)
+	rev, err := w.Reads.ReadRevision(ctx)
 	return err == nil && rev > clock
 }

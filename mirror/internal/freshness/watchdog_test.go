@@ -10,12 +10,12 @@ import (
 )
 
 // TestWatchdogLeavesSilentFeed: Silent reports a feed without a batch when etcd's revision is above
-// the clock, but not a feed that delivers or one of an idle etcd.
+// the published revision, but not a feed that delivers or one of an idle etcd.
 func TestWatchdogLeavesSilentFeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewClock(ctx.Done(), errors.New("closed"))
+		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		var etcd, requested atomic.Int64
 		etcd.Store(1)
 		reads := NewReads(ctx, clock, Env{

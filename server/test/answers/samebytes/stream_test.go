@@ -161,6 +161,14 @@ func (s *stream) events() (n int) {
 	return n
 }
 
+// initialEventsEnd returns the bookmark after the initial events, nil if there is none.
+func (s *stream) initialEventsEnd() []byte {
+	if i := slices.IndexFunc(s.frames, endOfInitialEvents); i >= 0 {
+		return s.frames[i]
+	}
+	return nil
+}
+
 // sameStreams fails the test unless two streams are equal. Bookmarks are not compared: see byDesign.
 func sameStreams(t *testing.T, r request, got, want *stream) {
 	t.Helper()
