@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 func TestCheckVersion(t *testing.T) {
@@ -251,13 +251,13 @@ func TestWhatIsAskedOfEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.List(ctx, "/registry/", 0, func([]mirror.KV) error { return nil }); err != nil {
+	if _, err := s.List(ctx, "/registry/", 0, func([]driver.KV) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	enough := errors.New("enough")
 	begun := make(chan error, 1)
 	go func() {
-		begun <- s.Watch(ctx, "/registry/", mirror.Header{ClusterID: header.ClusterID, Revision: header.Revision - 1}, func(mirror.Batch) error { return enough })
+		begun <- s.Watch(ctx, "/registry/", driver.Header{ClusterID: header.ClusterID, Revision: header.Revision - 1}, func(driver.Batch) error { return enough })
 	}()
 	for watching := true; watching; {
 		if err := s.RequestProgress(ctx); err != nil {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const (
@@ -55,7 +56,7 @@ type feed struct {
 // does not create the watch within createTimeout, or the previous Watch was canceled with
 // mirror.ErrFeedSilent, it uses its own connection to the first member that creates the watch,
 // other than the silent one if possible.
-func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+func (s *Source) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	caller := ctx
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -91,14 +92,14 @@ func (s *Source) Watch(ctx context.Context, prefix string, after mirror.Header, 
 		if id := clusterOf(resp.Header); id != after.ClusterID {
 			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, id, after.ClusterID)
 		}
-		b := mirror.Batch{Through: after.Revision}
+		b := driver.Batch{Through: after.Revision}
 		switch {
 		case len(resp.Events) > 0:
-			b.Changes = make([]mirror.Change, 0, len(resp.Events))
+			b.Changes = make([]driver.Change, 0, len(resp.Events))
 			for _, e := range resp.Events {
 				b.Through = max(b.Through, e.Kv.ModRevision)
 				if !s.outside(prefix, e.Kv.Key) {
-					b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
+					b.Changes = append(b.Changes, driver.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
 				}
 			}
 		case !resp.IsProgressNotify(), s.allKeys:

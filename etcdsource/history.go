@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // eventOverhead is the estimated memory of an event in addition to its key and value. A guess.
@@ -33,7 +34,7 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 // read it from, or from a server with unreliable progress, which cannot report that the history of
 // a prefix is complete. A server other than etcd keeps the whole result of a watch from the past in
 // memory, so the bounds are lower for it.
-func (s *Source) Oldest(ctx context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
+func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
 	if s.unproven() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
 		return now.Revision, nil
 	}
@@ -96,7 +97,7 @@ type sampler struct {
 	source *Source
 	conn   *grpc.ClientConn
 	prefix string
-	now    mirror.Header
+	now    driver.Header
 }
 
 // floor returns the oldest revision that the member can list.

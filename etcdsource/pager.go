@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Page sizes. etcd counts the whole rest of the range for every page, so few large pages are cheap;
@@ -40,8 +41,8 @@ type Pager struct {
 
 // Page is a part of a range.
 type Page struct {
-	KVs    []mirror.KV
-	Header mirror.Header // Revision is the same for all pages
+	KVs    []driver.KV
+	Header driver.Header // Revision is the same for all pages
 	Count  int64         // keys from the first of the page to the end of the range
 }
 
@@ -98,8 +99,8 @@ func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
 			p.rev = resp.Header.Revision // all pages are at the revision of the first one
 		}
 		page := Page{
-			KVs:    make([]mirror.KV, len(resp.Kvs)),
-			Header: mirror.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
+			KVs:    make([]driver.KV, len(resp.Kvs)),
+			Header: driver.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
 			Count:  resp.Count,
 		}
 		for i, kv := range resp.Kvs {
@@ -151,6 +152,6 @@ func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
 	return max(1, min(2*limit, int64(pageBytes)*int64(len(kvs))/int64(bytes), maxPageKeys))
 }
 
-func fromKV(kv *mvccpb.KeyValue) mirror.KV {
-	return mirror.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
+func fromKV(kv *mvccpb.KeyValue) driver.KV {
+	return driver.KV{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 }

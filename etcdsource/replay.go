@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // replayPlan configures the read of history. etcd (3.4 to 3.7) serves its unsynced watches every
@@ -38,7 +39,7 @@ var defaultPlan = replayPlan{segment: 4999, watches: 24, held: 128 << 20, patien
 
 // Replay implements mirror.Source. It reads from one member over a separate connection, and
 // continues over another one when that connection fails or is silent.
-func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 	if after.Revision >= through {
 		return nil
 	}
@@ -53,7 +54,7 @@ func (s *Source) Replay(ctx context.Context, prefix string, after mirror.Header,
 	r := &replay{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
 		before := r.after.Revision
-		if err := s.verify(ctx, mirror.Header{ClusterID: after.ClusterID, Revision: through}); err != nil {
+		if err := s.verify(ctx, driver.Header{ClusterID: after.ClusterID, Revision: through}); err != nil {
 			return false, err
 		}
 		err := r.from(ctx, conn)
@@ -74,9 +75,9 @@ type replay struct {
 	source  *Source
 	plan    replayPlan
 	prefix  string
-	after   mirror.Header // everything up to it was delivered
+	after   driver.Header // everything up to it was delivered
 	through mirror.Revision
-	deliver func(mirror.Batch) error
+	deliver func(driver.Batch) error
 }
 
 // segment is a part of history that is read by one watch.
@@ -84,7 +85,7 @@ type segment struct {
 	start, end mirror.Revision // end is the start of the next segment
 	cancel     context.CancelFunc
 	done       chan struct{} // closed when the fields below are complete
-	batches    []mirror.Batch
+	batches    []driver.Batch
 	through    mirror.Revision // the batches contain everything from start to here: end or more
 	bytes      int64
 	err        error
@@ -224,14 +225,14 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 }
 
 // batch returns the response's changes of the prefix up to the last requested revision.
-func (r *replay) batch(resp *pb.WatchResponse) mirror.Batch {
-	b := mirror.Batch{Changes: make([]mirror.Change, 0, len(resp.Events))}
+func (r *replay) batch(resp *pb.WatchResponse) driver.Batch {
+	b := driver.Batch{Changes: make([]driver.Change, 0, len(resp.Events))}
 	for _, e := range resp.Events {
 		if e.Kv.ModRevision > r.through {
 			break
 		}
 		if !r.source.outside(r.prefix, e.Kv.Key) {
-			b.Changes = append(b.Changes, mirror.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
+			b.Changes = append(b.Changes, driver.Change{KV: fromKV(e.Kv), Deleted: e.Type == mvccpb.DELETE})
 			b.Through = e.Kv.ModRevision
 		}
 	}

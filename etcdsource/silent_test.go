@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // member implements the part of etcd's protocol that a source needs, with a fixed history: the key
@@ -133,7 +134,7 @@ func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	next := after + 1
-	err := s.Replay(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: after}, through, func(b mirror.Batch) error {
+	err := s.Replay(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: after}, through, func(b driver.Batch) error {
 		for _, c := range b.Changes {
 			if next%10 == 0 {
 				next++
@@ -194,7 +195,7 @@ func TestReplayLeavesAMemberThatHangs(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	err := s.Replay(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: 1}, 100, func(mirror.Batch) error { return nil })
+	err := s.Replay(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 1}, 100, func(driver.Batch) error { return nil })
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nobody answers: %v", err)
 	}
@@ -211,7 +212,7 @@ func TestFeedBeginsElsewhere(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		defer cancel(nil)
 		var at uint64
-		err := s.Watch(ctx, "/registry/", mirror.Header{ClusterID: 1, Revision: 90}, func(b mirror.Batch) error {
+		err := s.Watch(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 90}, func(b driver.Batch) error {
 			if b.Through >= 99 {
 				at = s.feeds.member.Load()
 				cancel(cause)

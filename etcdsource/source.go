@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Source implements mirror.Source on an etcd client, which it does not own. It may be used
@@ -29,7 +30,7 @@ type Source struct {
 	streams    *streams // nil: lists are read in pages
 }
 
-var _ mirror.Source = (*Source)(nil)
+var _ driver.Source = (*Source)(nil)
 
 // New returns a source on the client. The name separates the streams of several sources on one
 // client; etcd shares a stream among watches with equal metadata (KEP-2340). Revisions are read
@@ -102,14 +103,14 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 // List implements mirror.Source. It reads one stream if the server offers RangeStream, and
 // continues with pages if the stream fails. The next part is fetched while page processes the
 // previous one.
-func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at)
 	if s.streams == nil || !s.streams.offered() {
-		return listPages(ctx, prefix, pager, mirror.Header{}, page)
+		return listPages(ctx, prefix, pager, driver.Header{}, page)
 	}
 	header, err := s.listStream(ctx, pager, page)
 	if err != nil {
-		return mirror.Header{}, err
+		return driver.Header{}, err
 	}
 	if pager.Done() {
 		return header, ctx.Err()
@@ -118,7 +119,7 @@ func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, pa
 }
 
 // listPages reads the rest of a list. The header's cluster is 0 if no member has answered yet.
-func listPages(ctx context.Context, prefix string, pager *Pager, header mirror.Header, page func([]mirror.KV) error) (mirror.Header, error) {
+func listPages(ctx context.Context, prefix string, pager *Pager, header driver.Header, page func([]driver.KV) error) (driver.Header, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type fetched struct {
 		page Page
@@ -146,27 +147,27 @@ func listPages(ctx context.Context, prefix string, pager *Pager, header mirror.H
 	}()
 	for p := range pages {
 		if p.err != nil {
-			return mirror.Header{}, fmt.Errorf("list %s: %w", prefix, p.err)
+			return driver.Header{}, fmt.Errorf("list %s: %w", prefix, p.err)
 		}
 		if header.ClusterID == 0 {
 			header = p.page.Header
 		}
 		if err := page(p.page.KVs); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 	}
 	return header, ctx.Err()
 }
 
 // Keys implements mirror.Source.
-func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (header mirror.Header, err error) {
+func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (header driver.Header, err error) {
 	for pager := newKeysPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
 		p, err := pager.Next(ctx, int64(most(pager.key)))
 		if err == nil {
 			err = page(p.KVs)
 		}
 		if err != nil {
-			return mirror.Header{}, fmt.Errorf("keys of %s: %w", prefix, err)
+			return driver.Header{}, fmt.Errorf("keys of %s: %w", prefix, err)
 		}
 		header = p.Header
 	}
@@ -174,17 +175,17 @@ func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, mo
 }
 
 // Get implements mirror.Source.
-func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
 	page, err := NewPager(s.client, key, key+"\x00", at).Next(ctx, 1)
 	if err != nil || len(page.KVs) == 0 {
-		return mirror.KV{}, false, err
+		return driver.KV{}, false, err
 	}
 	return page.KVs[0], true, nil
 }
 
 // verify returns ErrRestored if etcd is not the cluster of the header, or is an older state of it:
 // a member that was restored from a backup may have the same cluster ID.
-func (s *Source) verify(ctx context.Context, after mirror.Header) error {
+func (s *Source) verify(ctx context.Context, after driver.Header) error {
 	now, err := attempts(ctx, revisionWait, revisionTries, s.ReadRevision)
 	if err != nil {
 		return fmt.Errorf("verify revision %d: %w", after.Revision, err)
@@ -196,12 +197,12 @@ func (s *Source) verify(ctx context.Context, after mirror.Header) error {
 }
 
 // ReadRevision implements mirror.Source.
-func (s *Source) ReadRevision(ctx context.Context) (mirror.Header, error) {
+func (s *Source) ReadRevision(ctx context.Context) (driver.Header, error) {
 	resp, err := s.client.Get(ctx, s.probe, clientv3.WithCountOnly())
 	if err != nil {
-		return mirror.Header{}, translate(err)
+		return driver.Header{}, translate(err)
 	}
-	return mirror.Header{ClusterID: clusterOf(resp.Header), Revision: resp.Header.Revision}, nil
+	return driver.Header{ClusterID: clusterOf(resp.Header), Revision: resp.Header.Revision}, nil
 }
 
 // translate maps the etcd errors that the mirror handles to the mirror's errors.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // streamsRecheck is how long a source reads pages after a member has answered that it has no
@@ -46,7 +47,7 @@ var errStreamSilent = errors.New("stream brought nothing for too long")
 // returned as err. Any other failure is returned as failed, and leaves the pager after the last
 // part, not Done: Next continues there, on another member if needed, and reports the errors of a
 // list by pages.
-func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (header mirror.Header, failed, err error) {
+func (p *Pager) stream(ctx context.Context, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	parts, failed := p.client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))
 	if failed != nil {
@@ -86,7 +87,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 			return header, nil, fmt.Errorf("list: %w", err)
 		}
 		if n := len(part.Kvs); n > 0 {
-			kvs := make([]mirror.KV, n)
+			kvs := make([]driver.KV, n)
 			for i, kv := range part.Kvs {
 				kvs[i] = fromKV(kv)
 			}
@@ -96,7 +97,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 			p.key = string(part.Kvs[n-1].Key) + "\x00"
 		}
 		if part.Header != nil { // of the last part
-			header = mirror.Header{ClusterID: clusterOf(part.Header), Revision: p.rev}
+			header = driver.Header{ClusterID: clusterOf(part.Header), Revision: p.rev}
 			ended, p.done = true, !part.More
 		}
 	}
@@ -105,7 +106,7 @@ func (p *Pager) stream(ctx context.Context, chunk func([]mirror.KV) error) (head
 // listStream reads a list in one stream as far as possible. If the pager is Done, the list is
 // complete; otherwise the caller reads the rest in pages. For a list at the newest revision, the
 // revision is read first, so that the pages after a failure are at the same one.
-func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]mirror.KV) error) (header mirror.Header, err error) {
+func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]driver.KV) error) (header driver.Header, err error) {
 	if pager.rev == 0 {
 		now, err := attempts(ctx, revisionWait, revisionTries, s.ReadRevision)
 		if err != nil {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // streamServer answers Range with its keys, and RangeStream by a script.
@@ -129,8 +130,8 @@ func (s *scriptedStream) Recv() (*pb.RangeStreamResponse, error) {
 }
 
 // listed returns the result of a list.
-func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, header mirror.Header, err error) {
-	header, err = s.List(ctx, "/x/", at, func(kvs []mirror.KV) error {
+func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, header driver.Header, err error) {
+	header, err = s.List(ctx, "/x/", at, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
 			keys = append(keys, string(kv.Key))
 		}
@@ -256,7 +257,7 @@ func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
 func TestListStream_Errors(t *testing.T) {
 	t.Run("of the caller", func(t *testing.T) {
 		server, enough := newStreamServer(1000), errors.New("enough")
-		if _, err := server.source().List(t.Context(), "/x/", 0, func([]mirror.KV) error { return enough }); err != enough || server.pages != 0 {
+		if _, err := server.source().List(t.Context(), "/x/", 0, func([]driver.KV) error { return enough }); err != enough || server.pages != 0 {
 			t.Errorf("error %v after %d pages", err, server.pages)
 		}
 	})
@@ -264,7 +265,7 @@ func TestListStream_Errors(t *testing.T) {
 		server := newStreamServer(1000)
 		ctx, cancel := context.WithCancel(t.Context())
 		parts := 0
-		_, err := server.source().List(ctx, "/x/", 0, func([]mirror.KV) error {
+		_, err := server.source().List(ctx, "/x/", 0, func([]driver.KV) error {
 			if parts++; parts == 2 {
 				cancel()
 			}

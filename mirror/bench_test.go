@@ -11,23 +11,24 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // benchSource lists prepared keys and delivers the batches that it is given. Values are shared, as
 // the mirror copies them.
 type benchSource struct {
-	mirror.Source // nil: its other methods are not called
+	driver.Source // nil: its other methods are not called
 	keys          [][]byte
 	versions      []int64
 	value         []byte
 	rev           mirror.Revision
-	past          []mirror.Batch // delivered by Replay: revisions after 1
-	feed          chan mirror.Batch
+	past          []driver.Batch // delivered by Replay: revisions after 1
+	feed          chan driver.Batch
 }
 
 // newBenchSource has n keys of several resources, in key order, with values of valueBytes bytes.
 func newBenchSource(n, resources, valueBytes int) *benchSource {
-	s := &benchSource{value: make([]byte, valueBytes), rev: 1, feed: make(chan mirror.Batch)}
+	s := &benchSource{value: make([]byte, valueBytes), rev: 1, feed: make(chan driver.Batch)}
 	for r := range resources {
 		for i := range n / resources {
 			s.keys = append(s.keys, fmt.Appendf(nil, "%sr%03d/namespace-%03d/name-%07d", root, r, i/1000, i))
@@ -37,17 +38,17 @@ func newBenchSource(n, resources, valueBytes int) *benchSource {
 	return s
 }
 
-func (s *benchSource) List(ctx context.Context, prefix string, _ mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *benchSource) List(ctx context.Context, prefix string, _ mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	for part := range slices.Chunk(s.keys, 5000) {
-		kvs := make([]mirror.KV, len(part))
+		kvs := make([]driver.KV, len(part))
 		for i, k := range part {
-			kvs[i] = mirror.KV{Key: k, Value: s.value, CreateRevision: 1, ModRevision: 1, Version: 1}
+			kvs[i] = driver.KV{Key: k, Value: s.value, CreateRevision: 1, ModRevision: 1, Version: 1}
 		}
 		if err := page(kvs); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 	}
-	return mirror.Header{ClusterID: 1, Revision: s.oldest()}, nil
+	return driver.Header{ClusterID: 1, Revision: s.oldest()}, nil
 }
 
 func (s *benchSource) oldest() mirror.Revision {
@@ -57,7 +58,7 @@ func (s *benchSource) oldest() mirror.Revision {
 	return s.rev
 }
 
-func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deliver func(mirror.Batch) error) error {
+func (s *benchSource) Watch(ctx context.Context, _ string, _ driver.Header, deliver func(driver.Batch) error) error {
 	for {
 		select {
 		case b := <-s.feed:
@@ -70,11 +71,11 @@ func (s *benchSource) Watch(ctx context.Context, _ string, _ mirror.Header, deli
 	}
 }
 
-func (s *benchSource) Oldest(_ context.Context, _ string, now mirror.Header, _ mirror.ReplayBounds) (mirror.Revision, error) {
+func (s *benchSource) Oldest(_ context.Context, _ string, now driver.Header, _ driver.ReplayBounds) (mirror.Revision, error) {
 	return s.oldest(), nil
 }
 
-func (s *benchSource) Replay(_ context.Context, _ string, _ mirror.Header, _ mirror.Revision, deliver func(mirror.Batch) error) error {
+func (s *benchSource) Replay(_ context.Context, _ string, _ driver.Header, _ mirror.Revision, deliver func(driver.Batch) error) error {
 	for _, b := range s.past {
 		if err := deliver(b); err != nil {
 			return err
@@ -84,34 +85,34 @@ func (s *benchSource) Replay(_ context.Context, _ string, _ mirror.Header, _ mir
 }
 
 // Keys returns all keys of the resource.
-func (s *benchSource) Keys(_ context.Context, _ string, _ mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *benchSource) Keys(_ context.Context, _ string, _ mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
 	for left := s.keys; len(left) > 0; {
-		kvs := make([]mirror.KV, min(len(left), most(string(left[0]))))
+		kvs := make([]driver.KV, min(len(left), most(string(left[0]))))
 		for i, k := range left[:len(kvs)] {
-			kvs[i] = mirror.KV{Key: bytes.Clone(k), CreateRevision: 1, ModRevision: 1, Version: 1}
+			kvs[i] = driver.KV{Key: bytes.Clone(k), CreateRevision: 1, ModRevision: 1, Version: 1}
 		}
 		if err := page(kvs); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 		left = left[len(kvs):]
 	}
-	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+	return driver.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
 func (s *benchSource) RequestProgress(context.Context) error { return nil }
 
-func (s *benchSource) ReadRevision(context.Context) (mirror.Header, error) {
-	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+func (s *benchSource) ReadRevision(context.Context) (driver.Header, error) {
+	return driver.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
 // batch updates n keys chosen by pick, each in its own revision.
-func (s *benchSource) batch(n int, pick func() int) mirror.Batch {
-	b := mirror.Batch{Changes: make([]mirror.Change, n)}
+func (s *benchSource) batch(n int, pick func() int) driver.Batch {
+	b := driver.Batch{Changes: make([]driver.Change, n)}
 	for i := range b.Changes {
 		k := pick()
 		s.rev++
 		s.versions[k]++
-		b.Changes[i] = mirror.Change{KV: mirror.KV{Key: s.keys[k], Value: s.value, CreateRevision: 1, ModRevision: s.rev, Version: s.versions[k]}}
+		b.Changes[i] = driver.Change{KV: driver.KV{Key: s.keys[k], Value: s.value, CreateRevision: 1, ModRevision: s.rev, Version: s.versions[k]}}
 	}
 	b.Through = s.rev
 	return b

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
@@ -21,8 +22,8 @@ func newCheckedWriter(t *testing.T) (*writer, *table) {
 	tb.begin(newLineage(tb.found(nil, 1), nil, nil, false), history{})
 	for version := range int64(2) {
 		rev := version + 2
-		kv := &KV{Key: []byte("/registry/a/key"), Value: []byte("value"), CreateRevision: 2, ModRevision: rev, Version: version + 1}
-		if err := w.txn(tb, 0).change(&Change{KV: *kv}); err != nil {
+		kv := &driver.KV{Key: []byte("/registry/a/key"), Value: []byte("value"), CreateRevision: 2, ModRevision: rev, Version: version + 1}
+		if err := w.txn(tb, 0).change(&driver.Change{KV: *kv}); err != nil {
 			t.Fatal(err)
 		}
 		w.commit(rev, false)

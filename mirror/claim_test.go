@@ -10,10 +10,11 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // start runs a mirror of source until the test ends.
-func start(t *testing.T, source mirror.Source, change func(*mirror.Options)) *mirror.Mirror {
+func start(t *testing.T, source driver.Source, change func(*mirror.Options)) *mirror.Mirror {
 	t.Helper()
 	opts := mirror.Options{Prefix: root, Source: source, Logger: quiet()}
 	if change != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Check is the result of comparing a resource with etcd.
@@ -83,9 +85,6 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	return check, err
 }
 
-// ErrSuperseded: the resource was relisted during the comparison.
-var ErrSuperseded = errors.New("the resource was listed anew meanwhile")
-
 // Inconsistent reports whether the last check found the resource to differ from etcd. Its past revisions
 // may be wrong too, so callers should read them from etcd if they can.
 func (r *Resource) Inconsistent() bool {
@@ -119,20 +118,20 @@ func (c *comparison) page(start string) int {
 }
 
 // compare compares the next page of etcd's keys with the snapshot.
-func (c *comparison) compare(page []KV) error {
+func (c *comparison) compare(page []driver.KV) error {
 	if len(page) == 0 {
 		return nil
 	}
 	next := string(page[len(page)-1].Key) + "\x00"
 	if len(c.inner) > 0 {
-		page = slices.DeleteFunc(page, func(kv KV) bool { return c.isNested(string(kv.Key)) })
+		page = slices.DeleteFunc(page, func(kv driver.KV) bool { return c.isNested(string(kv.Key)) })
 	}
 	if c.each != nil {
 		for i := range page {
 			c.each(page[i].Key, page[i].ModRevision)
 		}
 	}
-	lacks := func(kv *KV) { c.differ(Difference{Key: string(kv.Key), Etcd: kv.ModRevision}) }
+	lacks := func(kv *driver.KV) { c.differ(Difference{Key: string(kv.Key), Etcd: kv.ModRevision}) }
 	for e := range c.snap.All(c.next, next) {
 		key := e.Key()
 		for ; len(page) > 0 && string(page[0].Key) < key; page = page[1:] {

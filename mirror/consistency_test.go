@@ -13,13 +13,14 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // lose applies the writes without an event for any watch.
 func lose(t *testing.T, m *mirror.Mirror, store *memory.Store, ops ...memory.Op) {
 	t.Helper()
 	reach(t, m, store.Revision())
-	store.DropIf(func(mirror.Change) bool { return true })
+	store.DropIf(func(driver.Change) bool { return true })
 	rev := store.Txn(ops...)
 	reach(t, m, rev)
 	store.DropIf(nil)
@@ -29,7 +30,7 @@ func lose(t *testing.T, m *mirror.Mirror, store *memory.Store, ops ...memory.Op)
 func present(t *testing.T, store *memory.Store, prefix string) state {
 	t.Helper()
 	out := state{}
-	_, err := store.List(context.Background(), prefix, 0, func(kvs []mirror.KV) error {
+	_, err := store.List(context.Background(), prefix, 0, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
 			out[string(kv.Key)] = fmt.Sprintf("%s@%d", kv.Value, kv.ModRevision)
 		}
@@ -218,8 +219,8 @@ type counted struct {
 	values map[string]int
 }
 
-func (c *counted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
-	return c.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+func (c *counted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
+	return c.Source.Keys(ctx, prefix, at, most, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
 			if kv.Value != nil {
 				return errors.New("a value was sent")
@@ -230,7 +231,7 @@ func (c *counted) Keys(ctx context.Context, prefix string, at mirror.Revision, m
 	})
 }
 
-func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
 	c.values[key]++
 	return c.Source.Get(ctx, key, at)
 }
@@ -321,19 +322,19 @@ type interrupted struct {
 	between func()
 }
 
-func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
-	all, n := []mirror.KV{}, 0
-	if _, err := s.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error { all = append(all, kvs...); return nil }); err != nil {
-		return mirror.Header{}, err
+func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
+	all, n := []driver.KV{}, 0
+	if _, err := s.Source.Keys(ctx, prefix, at, most, func(kvs []driver.KV) error { all = append(all, kvs...); return nil }); err != nil {
+		return driver.Header{}, err
 	}
 	n = len(all) / 2
 	if err := page(all[:n:n]); err != nil {
-		return mirror.Header{}, err
+		return driver.Header{}, err
 	}
 	s.between()
-	header, err := s.Source.Keys(ctx, prefix, at, most, func([]mirror.KV) error { return nil })
+	header, err := s.Source.Keys(ctx, prefix, at, most, func([]driver.KV) error { return nil })
 	if err != nil {
-		return mirror.Header{}, err
+		return driver.Header{}, err
 	}
 	return header, page(all[n:])
 }
@@ -406,8 +407,8 @@ func again(t *testing.T, m *mirror.Mirror, store *memory.Store) *mirror.Resource
 // unreadable is a source that does not return the value of a single key.
 type unreadable struct{ script }
 
-func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
-	return mirror.KV{}, false, errors.New("no")
+func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
+	return driver.KV{}, false, errors.New("no")
 }
 
 // TestMendedKeyThatChanges: an event of the key arrives between the comparison and the repair. In
@@ -442,7 +443,7 @@ type during struct {
 	get func()
 }
 
-func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (mirror.KV, bool, error) {
+func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
 	if d.get != nil {
 		d.get()
 	}
@@ -511,8 +512,8 @@ type sized struct {
 	pages []int
 }
 
-func (s *sized) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
-	return s.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+func (s *sized) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
+	return s.Source.Keys(ctx, prefix, at, most, func(kvs []driver.KV) error {
 		s.pages = append(s.pages, len(kvs))
 		return page(kvs)
 	})

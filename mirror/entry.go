@@ -5,6 +5,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/memo"
 )
 
@@ -34,7 +35,7 @@ const (
 	keyLenMask = isDetached - 1
 )
 
-func newEntry(kv *KV, keep bool) *Entry {
+func newEntry(kv *driver.KV, keep bool) *Entry {
 	n := len(kv.Key)
 	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(n), version: uint32(kv.Version)}
 	if !keep {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // program is the input of a fuzzer, read byte by byte; beyond its end it is zeros.
@@ -54,31 +55,31 @@ var fuzzKeys = []string{
 // told is a source that sends the batches and lists of a program. It lists the valid part of its
 // batches: the state that the mirror has to reach.
 type told struct {
-	mirror.Source
+	driver.Source
 	program *program
 	rev     mirror.Revision
-	truth   map[mirror.Revision]map[string]mirror.KV
-	history []mirror.Batch // delivered by Replay
+	truth   map[mirror.Revision]map[string]driver.KV
+	history []driver.Batch // delivered by Replay
 	oldest  mirror.Revision
-	feed    chan mirror.Batch // for Watch; closed and replaced by a break
+	feed    chan driver.Batch // for Watch; closed and replaced by a break
 	broken  error
 	lie     atomic.Uint32 // the fault of the next list; lists run concurrently
 }
 
 var errTold = errors.New("as the program has it")
 
-func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	if at == 0 {
 		at = s.rev
 	}
-	h := mirror.Header{ClusterID: 1, Revision: at}
-	var kvs []mirror.KV
+	h := driver.Header{ClusterID: 1, Revision: at}
+	var kvs []driver.KV
 	for key, kv := range s.at(at) {
 		if strings.HasPrefix(key, prefix) {
 			kvs = append(kvs, kv)
 		}
 	}
-	slices.SortFunc(kvs, func(a, b mirror.KV) int { return strings.Compare(string(a.Key), string(b.Key)) })
+	slices.SortFunc(kvs, func(a, b driver.KV) int { return strings.Compare(string(a.Key), string(b.Key)) })
 	lie := s.lie.Swap(0)
 	switch n := len(kvs); {
 	case lie == 1 && n > 0:
@@ -88,18 +89,18 @@ func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page f
 	case lie == 3 && n > 0:
 		kvs[0].ModRevision = at + 1
 	case lie == 4:
-		return mirror.Header{}, errTold
+		return driver.Header{}, errTold
 	}
 	for kvs := range slices.Chunk(kvs, 3) {
 		if err := page(kvs); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 	}
 	return h, nil
 }
 
 // at returns the valid state at a revision.
-func (s *told) at(rev mirror.Revision) map[string]mirror.KV {
+func (s *told) at(rev mirror.Revision) map[string]driver.KV {
 	var last mirror.Revision
 	for r := range s.truth {
 		if r <= rev {
@@ -119,11 +120,11 @@ func (s *told) state(rev mirror.Revision, prefix string) state {
 	return out
 }
 
-func (s *told) Oldest(_ context.Context, _ string, now mirror.Header, _ mirror.ReplayBounds) (mirror.Revision, error) {
+func (s *told) Oldest(_ context.Context, _ string, now driver.Header, _ driver.ReplayBounds) (mirror.Revision, error) {
 	return min(s.oldest, now.Revision), nil
 }
 
-func (s *told) Replay(_ context.Context, _ string, _ mirror.Header, _ mirror.Revision, deliver func(mirror.Batch) error) error {
+func (s *told) Replay(_ context.Context, _ string, _ driver.Header, _ mirror.Revision, deliver func(driver.Batch) error) error {
 	for _, b := range s.history {
 		if err := deliver(b); err != nil {
 			return err
@@ -132,7 +133,7 @@ func (s *told) Replay(_ context.Context, _ string, _ mirror.Header, _ mirror.Rev
 	return nil
 }
 
-func (s *told) Watch(ctx context.Context, _ string, _ mirror.Header, deliver func(mirror.Batch) error) error {
+func (s *told) Watch(ctx context.Context, _ string, _ driver.Header, deliver func(driver.Batch) error) error {
 	feed := s.feed
 	for {
 		select {
@@ -151,18 +152,18 @@ func (s *told) Watch(ctx context.Context, _ string, _ mirror.Header, deliver fun
 
 func (s *told) RequestProgress(context.Context) error { return nil }
 
-func (s *told) ReadRevision(context.Context) (mirror.Header, error) {
-	return mirror.Header{ClusterID: 1, Revision: s.rev}, nil
+func (s *told) ReadRevision(context.Context) (driver.Header, error) {
+	return driver.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
 // batch returns a batch that follows after, or nearly does; zeros in the program produce valid
 // batches.
-func (s *told) batch(after mirror.Revision, held map[string]mirror.KV) mirror.Batch {
+func (s *told) batch(after mirror.Revision, held map[string]driver.KV) driver.Batch {
 	p := s.program
 	held = maps.Clone(held)
-	b := mirror.Batch{Through: p.near(after + 1)}
+	b := driver.Batch{Through: p.near(after + 1)}
 	for range p.byte() % 6 {
-		c := mirror.Change{}
+		c := driver.Change{}
 		how := p.byte()
 		key := fuzzKeys[int(how&0x0f)%len(fuzzKeys)]
 		old, live := held[key]
@@ -182,7 +183,7 @@ func (s *told) batch(after mirror.Revision, held map[string]mirror.KV) mirror.Ba
 			c.CreateRevision = p.near(c.CreateRevision)
 		}
 		if c.Deleted {
-			c.KV = mirror.KV{Key: c.Key, ModRevision: c.ModRevision}
+			c.KV = driver.KV{Key: c.Key, ModRevision: c.ModRevision}
 			delete(held, key)
 		} else {
 			c.Value = binary.AppendVarint([]byte("v"), c.ModRevision)
@@ -194,7 +195,7 @@ func (s *told) batch(after mirror.Revision, held map[string]mirror.KV) mirror.Ba
 }
 
 // inOrder reports whether a batch may follow the revision: the contract of a source.
-func inOrder(after mirror.Revision, b mirror.Batch) bool {
+func inOrder(after mirror.Revision, b driver.Batch) bool {
 	last := after + 1
 	for _, c := range b.Changes {
 		if c.ModRevision < last || c.ModRevision > b.Through {
@@ -207,7 +208,7 @@ func inOrder(after mirror.Revision, b mirror.Batch) bool {
 
 // take applies the batch to the valid state, and reports whether each change in it follows that
 // state.
-func (s *told) take(b mirror.Batch) (follows bool) {
+func (s *told) take(b driver.Batch) (follows bool) {
 	held := maps.Clone(s.at(s.rev))
 	follows = true
 	for _, c := range b.Changes {
@@ -234,7 +235,7 @@ func (s *told) take(b mirror.Batch) (follows bool) {
 func (s *told) breakOff(err error) {
 	s.broken = err
 	close(s.feed)
-	s.feed = make(chan mirror.Batch)
+	s.feed = make(chan driver.Batch)
 }
 
 // FuzzFeed sends arbitrary lists, history and feed batches. The mirror must not panic, and must
@@ -281,8 +282,8 @@ type fuzzedFeed struct {
 }
 
 func feedByProgram(t *testing.T, p program) {
-	f := &fuzzedFeed{told: &told{program: &p, rev: firstTold, oldest: firstTold, feed: make(chan mirror.Batch),
-		truth: map[mirror.Revision]map[string]mirror.KV{0: {}, firstTold: {}}}}
+	f := &fuzzedFeed{told: &told{program: &p, rev: firstTold, oldest: firstTold, feed: make(chan driver.Batch),
+		truth: map[mirror.Revision]map[string]driver.KV{0: {}, firstTold: {}}}}
 	sound := f.begin()
 	checkpoint := int(p.byte()%8) + 1
 	f.m = start(t, f.told, func(o *mirror.Options) {
@@ -298,7 +299,7 @@ func feedByProgram(t *testing.T, p program) {
 	f.history, f.oldest = nil, math.MaxInt64 // no history is available later
 	if !sound {
 		// Divergences of the whole feed take effect with its next batch.
-		f.feed <- mirror.Batch{Through: f.rev}
+		f.feed <- driver.Batch{Through: f.rev}
 		f.settle(t)
 	}
 	for range 12 {
@@ -334,7 +335,7 @@ func (f *fuzzedFeed) begin() (sound bool) {
 		}
 	} else {
 		for i := range f.program.byte() % 4 {
-			f.truth[firstTold][fuzzKeys[i]] = mirror.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
+			f.truth[firstTold][fuzzKeys[i]] = driver.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
 		}
 	}
 	return sound
@@ -399,7 +400,7 @@ func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
 }
 
 // notices delivers the batch, and reports whether the mirror has distrusted the feed since.
-func (f *fuzzedFeed) notices(t *testing.T, b mirror.Batch) bool {
+func (f *fuzzedFeed) notices(t *testing.T, b driver.Batch) bool {
 	t.Helper()
 	before := f.m.Stats()
 	f.feed <- b
@@ -420,7 +421,7 @@ func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
 	follows := ordered && f.take(b)
 	noticed := f.notices(t, b)
 	// For keys outside the requested range a source may deliver any change.
-	foreign := slices.ContainsFunc(b.Changes, func(c mirror.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
+	foreign := slices.ContainsFunc(b.Changes, func(c driver.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
 	if noticed == follows && !foreign {
 		t.Fatalf("noticed: %v; in order: %v, follows: %v: %+v", noticed, ordered, follows, b)
 	}
@@ -431,7 +432,7 @@ func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
 // goes back.
 func (f *fuzzedFeed) tellProgress(t *testing.T) (goesOn bool) {
 	t.Helper()
-	b := mirror.Batch{Through: f.program.near(f.rev)}
+	b := driver.Batch{Through: f.program.near(f.rev)}
 	if b.Through > 1<<40 {
 		return false
 	}

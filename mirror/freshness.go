@@ -2,15 +2,9 @@ package mirror
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 )
-
-// ErrFeedSilent is the cancellation cause of a Watch that delivered nothing while etcd's revision
-// advanced: its member hangs, or is partitioned. A source may open the next Watch on another
-// member.
-var ErrFeedSilent = errors.New("feed is silent")
 
 // progressTimeout bounds one progress request, which may block on a stalled feed.
 const progressTimeout = time.Second
@@ -33,7 +27,7 @@ func (s *shared) requestProgress(ctx context.Context) {
 func (s *shared) readRevision(ctx context.Context) (Revision, error) {
 	lists, known := s.installedLists.Load(), s.known()
 	answer, err := s.opts.Source.ReadRevision(ctx)
-	if err == nil && known.replacedBy(answer) && (s.installedLists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
+	if err == nil && known.ReplacedBy(answer) && (s.installedLists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
 		// The writer has not detected it meanwhile.
 		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, answer.Revision, known.Revision)
 		s.restart(lists, err)

@@ -8,12 +8,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // load is a prefix as listed at one revision, and the changes after it. Every lineage begins with a
 // load (D5). The loader creates it; it has no effect before the writer installs it.
 type load struct {
-	header  Header // of the list
+	header  driver.Header // of the list
 	entries []*Entry
 	changes []replayed // after the list and up to through, whole revisions in order
 	through Revision
@@ -64,7 +66,7 @@ type loader struct {
 	opts  *Options
 	count *counters
 
-	known    func() Header                                      // the mirrored cluster and the published revision
+	known    func() driver.Header                               // the mirrored cluster and the published revision
 	excluded func() []string                                    // prefixes whose keys can be left out
 	since    func() Revision                                    // history before it must not be restored
 	wait     func(ctx context.Context, revision Revision) error // until the revision is published
@@ -79,7 +81,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 	l := &load{}
 	var last []byte
 	var newest Revision
-	l.header, l.err = o.opts.Source.List(ctx, prefix, at, func(page []KV) error {
+	l.header, l.err = o.opts.Source.List(ctx, prefix, at, func(page []driver.KV) error {
 		excluded := o.excluded()
 		for i := range page {
 			kv := &page[i]
@@ -106,9 +108,9 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 
 // replay adds to a load the changes of a prefix after the list, without excluded prefixes. Changes
 // out of revision order return ErrDiverged.
-func (o *loader) replay(ctx context.Context, l *load, prefix string, after Header, through Revision) error {
+func (o *loader) replay(ctx context.Context, l *load, prefix string, after driver.Header, through Revision) error {
 	last := after.Revision
-	return o.opts.Source.Replay(ctx, prefix, after, through, func(b Batch) error {
+	return o.opts.Source.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 		excluded := o.excluded()
 		begin := last
 		defer func() { last = max(last, b.Through) }()
@@ -166,7 +168,7 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 		if err != nil {
 			return &load{err: fmt.Errorf("read current revision: %w", err)}
 		}
-		if !o.known().replacedBy(now) {
+		if !o.known().ReplacedBy(now) {
 			l = o.loadHistory(ctx, o.opts.Prefix, now, o.now)
 		}
 	}
@@ -184,7 +186,7 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 }
 
 // now reads etcd's revision; it retries, possibly on another member, if there is no answer in time.
-func (o *loader) now(ctx context.Context) (now Header, err error) {
+func (o *loader) now(ctx context.Context) (now driver.Header, err error) {
 	const longest = 8 * time.Second
 	for timeout := 500 * time.Millisecond; timeout <= longest && ctx.Err() == nil; timeout *= 2 {
 		attempt, cancel := context.WithTimeout(ctx, timeout)
@@ -201,7 +203,7 @@ func (o *loader) now(ctx context.Context) (now Header, err error) {
 // loadHistory loads a prefix at the oldest revision within the bounds, and its changes up to now.
 // If a compaction overtakes the read, it retries, with the revision that again returns if again is
 // given. It returns nil if history is not available: the caller lists the newest revision.
-func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, again func(context.Context) (Header, error)) *load {
+func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Header, again func(context.Context) (driver.Header, error)) *load {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
 	defer cancel()
@@ -213,7 +215,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, aga
 		)
 		if oldest, err = o.opts.Source.Oldest(ctx, prefix, now, o.opts.Replay); err == nil {
 			oldest = max(oldest, min(o.since(), now.Revision))
-			l, err = o.loadSince(ctx, prefix, Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
+			l, err = o.loadSince(ctx, prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
 		}
 		if err == nil {
 			if oldest < now.Revision {
@@ -230,7 +232,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, aga
 		if again == nil {
 			continue
 		}
-		if now, err = again(ctx); err == nil && o.known().replacedBy(now) {
+		if now, err = again(ctx); err == nil && o.known().ReplacedBy(now) {
 			err = ErrRestored
 		}
 		if err != nil {
@@ -244,7 +246,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now Header, aga
 
 // loadSince lists the prefix at a revision, and then reads the changes after it. The two reads are
 // not concurrent because etcd would block writers for longer.
-func (o *loader) loadSince(ctx context.Context, prefix string, after Header, through Revision) (*load, error) {
+func (o *loader) loadSince(ctx context.Context, prefix string, after driver.Header, through Revision) (*load, error) {
 	l := o.list(ctx, prefix, after.Revision)
 	if l.err != nil {
 		return nil, l.err
@@ -270,7 +272,7 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 		// replayQueue a resource is loaded without history.
 		select {
 		case o.replaying <- struct{}{}:
-			l = o.loadHistory(ctx, prefix, Header{ClusterID: cluster, Revision: clock}, nil)
+			l = o.loadHistory(ctx, prefix, driver.Header{ClusterID: cluster, Revision: clock}, nil)
 			<-o.replaying
 		case <-time.After(replayQueue):
 		case <-ctx.Done():

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // requireHistory compares a resource with the model at every revision from its floor on: its
@@ -118,18 +119,18 @@ func (x *restoredMirror) beside() {
 
 // source returns the store, with an operation next to each page of a list and each batch of
 // history.
-func (x *restoredMirror) source() mirror.Source {
+func (x *restoredMirror) source() driver.Source {
 	store := x.model.store
 	return &script{Source: store,
-		list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
-			return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+		list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
+			return store.List(ctx, prefix, at, func(kvs []driver.KV) error {
 				time.Sleep(7 * time.Millisecond)
 				x.beside()
 				return page(kvs)
 			})
 		},
-		replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
-			return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+		replay: func(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
+			return store.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 				time.Sleep(11130 * time.Microsecond) // unlike all other intervals
 				x.beside()
 				return deliver(b)
@@ -209,7 +210,7 @@ func TestHistoryIsRestored(t *testing.T) {
 			}
 			x.left = rapid.IntRange(0, 12).Draw(t, "beside")
 			began := x.model.store.Revision()
-			bounds := mirror.ReplayBounds{Revisions: rapid.Int64Range(1, 60).Draw(t, "revisions"), Bytes: 1 << 20}
+			bounds := driver.ReplayBounds{Revisions: rapid.Int64Range(1, 60).Draw(t, "revisions"), Bytes: 1 << 20}
 			unclaimed := rapid.SampledFrom([]int64{1, 100, math.MaxInt64}).Draw(t, "unclaimed")
 			window := rapid.SampledFrom([]int64{400, 1 << 20}).Draw(t, "window")
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -262,14 +263,14 @@ func TestReplayBounds(t *testing.T) {
 	newest := md.store.Revision()
 	md.store.Compact(5)
 	for name, c := range map[string]struct {
-		bounds mirror.ReplayBounds
+		bounds driver.ReplayBounds
 		want   mirror.Revision
 	}{
-		"by compaction": {mirror.ReplayBounds{}, 5},
-		"by revisions":  {mirror.ReplayBounds{Revisions: 10}, newest - 10},
-		"by bytes":      {mirror.ReplayBounds{Bytes: 3 * int64(len("/registry/a/0")+len("4"))}, newest - 3},
-		"none":          {mirror.ReplayBounds{Revisions: -1}, newest},
-		"no bytes":      {mirror.ReplayBounds{Bytes: -1}, newest},
+		"by compaction": {driver.ReplayBounds{}, 5},
+		"by revisions":  {driver.ReplayBounds{Revisions: 10}, newest - 10},
+		"by bytes":      {driver.ReplayBounds{Bytes: 3 * int64(len("/registry/a/0")+len("4"))}, newest - 3},
+		"none":          {driver.ReplayBounds{Revisions: -1}, newest},
+		"no bytes":      {driver.ReplayBounds{Bytes: -1}, newest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -301,12 +302,12 @@ func TestCompactionOvertakesTheRestore(t *testing.T) {
 					}
 				}
 				source := &script{Source: store,
-					list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+					list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 						compact("list")
 						return store.List(ctx, prefix, at, page)
 					},
-					replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
-						return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+					replay: func(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
+						return store.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 							compact("replay")
 							return deliver(b)
 						})
@@ -341,7 +342,7 @@ func TestStartWithoutHistory(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				md := past("/registry/a/")
 				m := start(t, &script{Source: md.store,
-					replay: func(ctx context.Context, _ string, _ mirror.Header, _ mirror.Revision, _ func(mirror.Batch) error) error {
+					replay: func(ctx context.Context, _ string, _ driver.Header, _ mirror.Revision, _ func(driver.Batch) error) error {
 						return f(ctx)
 					}}, nil)
 				r := claim(t, m, "/registry/a/")
@@ -389,12 +390,12 @@ func TestAReplayThatContradictsTheList(t *testing.T) {
 		store.Compact(20)
 		lost, claimed := false, make(chan struct{})
 		m := start(t, &script{Source: store,
-			list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+			list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 				<-claimed
 				return store.List(ctx, prefix, at, page)
 			},
-			replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
-				return store.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+			replay: func(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
+				return store.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 					for i := range b.Changes {
 						if !lost && string(b.Changes[i].Key) == "/registry/a/c" {
 							lost = true
@@ -561,7 +562,7 @@ func TestClaimsDoNotQueueForHistory(t *testing.T) {
 		}
 		store := md.store
 		m := start(t, &script{Source: store,
-			replay: func(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+			replay: func(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 				time.Sleep(3 * time.Second)
 				return store.Replay(ctx, prefix, after, through, deliver)
 			}}, func(o *mirror.Options) { o.UnclaimedBytes = 1 })

@@ -5,30 +5,32 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // scriptedSource answers lists and history as its fields say.
 type scriptedSource struct {
-	Source
+	driver.Source
 	now     Revision
-	listed  [][]KV
-	history []Batch
+	listed  [][]driver.KV
+	history []driver.Batch
 }
 
-func (s *scriptedSource) ReadRevision(context.Context) (Header, error) {
-	return Header{ClusterID: 1, Revision: s.now}, nil
+func (s *scriptedSource) ReadRevision(context.Context) (driver.Header, error) {
+	return driver.Header{ClusterID: 1, Revision: s.now}, nil
 }
 
-func (s *scriptedSource) List(_ context.Context, _ string, _ Revision, page func([]KV) error) (Header, error) {
+func (s *scriptedSource) List(_ context.Context, _ string, _ Revision, page func([]driver.KV) error) (driver.Header, error) {
 	for _, kvs := range s.listed {
 		if err := page(kvs); err != nil {
-			return Header{}, err
+			return driver.Header{}, err
 		}
 	}
-	return Header{ClusterID: 1, Revision: s.now}, nil
+	return driver.Header{ClusterID: 1, Revision: s.now}, nil
 }
 
-func (s *scriptedSource) Replay(_ context.Context, _ string, _ Header, _ Revision, deliver func(Batch) error) error {
+func (s *scriptedSource) Replay(_ context.Context, _ string, _ driver.Header, _ Revision, deliver func(driver.Batch) error) error {
 	for _, b := range s.history {
 		if err := deliver(b); err != nil {
 			return err
@@ -41,7 +43,7 @@ func (s *scriptedSource) loader(excluded ...string) *loader {
 	return &loader{
 		opts:      &Options{Source: s},
 		count:     &counters{},
-		known:     func() Header { return Header{} },
+		known:     func() driver.Header { return driver.Header{} },
 		excluded:  func() []string { return excluded },
 		since:     func() Revision { return 0 },
 		wait:      func(context.Context, Revision) error { return nil },
@@ -49,12 +51,12 @@ func (s *scriptedSource) loader(excluded ...string) *loader {
 	}
 }
 
-func kvAt(key string, rev Revision) KV {
-	return KV{Key: []byte(key), Value: []byte("v"), CreateRevision: rev, ModRevision: rev, Version: 1}
+func kvAt(key string, rev Revision) driver.KV {
+	return driver.KV{Key: []byte(key), Value: []byte("v"), CreateRevision: rev, ModRevision: rev, Version: 1}
 }
 
 func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
-	s := &scriptedSource{now: 9, listed: [][]KV{{kvAt("/a/1", 2), kvAt("/b/1", 3)}, {kvAt("/c/1", 4)}}}
+	s := &scriptedSource{now: 9, listed: [][]driver.KV{{kvAt("/a/1", 2), kvAt("/b/1", 3)}, {kvAt("/c/1", 4)}}}
 	o := s.loader("/b/")
 	l := o.list(t.Context(), "/", 0)
 	var keys []string
@@ -73,7 +75,7 @@ func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
 }
 
 func TestLoader_ListThatIsNotOneRevision_IsRefused(t *testing.T) {
-	for name, pages := range map[string][][]KV{
+	for name, pages := range map[string][][]driver.KV{
 		"keys out of order":         {{kvAt("/b", 2)}, {kvAt("/a", 2)}},
 		"a key after the list":      {{kvAt("/a", 10)}},
 		"a key twice, on two pages": {{kvAt("/a", 2)}, {kvAt("/a", 2)}},
@@ -88,26 +90,26 @@ func TestLoader_ListThatIsNotOneRevision_IsRefused(t *testing.T) {
 }
 
 func TestLoader_HistoryOutOfOrder_IsRefused(t *testing.T) {
-	change := func(rev Revision) Change { return Change{KV: kvAt("/a", rev)} }
-	for name, batches := range map[string][]Batch{
-		"a revision twice":               {{Changes: []Change{change(5)}, Through: 5}, {Changes: []Change{change(5)}, Through: 6}},
-		"at or before its start":         {{Changes: []Change{change(4)}, Through: 5}},
-		"after the revision of its end":  {{Changes: []Change{change(8)}, Through: 8}},
-		"after the progress of a batch":  {{Changes: []Change{change(6)}, Through: 5}},
-		"descending, within one batch":   {{Changes: []Change{change(6), change(5)}, Through: 7}},
-		"before the batch ahead of it":   {{Changes: []Change{change(6)}, Through: 6}, {Changes: []Change{change(5)}, Through: 7}},
-		"before progress without events": {{Through: 6}, {Changes: []Change{change(5)}, Through: 7}},
+	change := func(rev Revision) driver.Change { return driver.Change{KV: kvAt("/a", rev)} }
+	for name, batches := range map[string][]driver.Batch{
+		"a revision twice":               {{Changes: []driver.Change{change(5)}, Through: 5}, {Changes: []driver.Change{change(5)}, Through: 6}},
+		"at or before its start":         {{Changes: []driver.Change{change(4)}, Through: 5}},
+		"after the revision of its end":  {{Changes: []driver.Change{change(8)}, Through: 8}},
+		"after the progress of a batch":  {{Changes: []driver.Change{change(6)}, Through: 5}},
+		"descending, within one batch":   {{Changes: []driver.Change{change(6), change(5)}, Through: 7}},
+		"before the batch ahead of it":   {{Changes: []driver.Change{change(6)}, Through: 6}, {Changes: []driver.Change{change(5)}, Through: 7}},
+		"before progress without events": {{Through: 6}, {Changes: []driver.Change{change(5)}, Through: 7}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, history: batches}
-			if err := s.loader().replay(t.Context(), &load{}, "/", Header{ClusterID: 1, Revision: 4}, 7); !errors.Is(err, ErrDiverged) {
+			if err := s.loader().replay(t.Context(), &load{}, "/", driver.Header{ClusterID: 1, Revision: 4}, 7); !errors.Is(err, ErrDiverged) {
 				t.Errorf("got %v, want ErrDiverged", err)
 			}
 		})
 	}
-	s := &scriptedSource{now: 9, history: []Batch{{Changes: []Change{change(5), {KV: KV{Key: []byte("/b"), ModRevision: 5}, Deleted: true}}, Through: 5}, {Through: 7}}}
+	s := &scriptedSource{now: 9, history: []driver.Batch{{Changes: []driver.Change{change(5), {KV: driver.KV{Key: []byte("/b"), ModRevision: 5}, Deleted: true}}, Through: 5}, {Through: 7}}}
 	l := &load{}
-	if err := s.loader().replay(t.Context(), l, "/", Header{ClusterID: 1, Revision: 4}, 7); err != nil || len(l.changes) != 2 {
+	if err := s.loader().replay(t.Context(), l, "/", driver.Header{ClusterID: 1, Revision: 4}, 7); err != nil || len(l.changes) != 2 {
 		t.Errorf("history in order: %d changes, %v; want 2", len(l.changes), err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const root = "/registry/"
@@ -263,7 +264,7 @@ func (w *randomWalk) compact(t *rapid.T) {
 // lose writes op without an event for its first change, and returns the number of changes due on
 // the feed, the lost one included.
 func (w *randomWalk) lose(t *rapid.T, op memory.Op) (n int) {
-	w.store.DropIf(func(mirror.Change) bool { n++; return n == 1 })
+	w.store.DropIf(func(driver.Change) bool { n++; return n == 1 })
 	w.txn(op)
 	w.settle(t)
 	w.store.DropIf(nil)

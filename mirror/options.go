@@ -3,6 +3,8 @@ package mirror
 import (
 	"log/slog"
 	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Window bounds the history that a mirror retains in addition to the latest version. The history of
@@ -24,14 +26,14 @@ type Options struct {
 	// Prefix is the mirrored key range; it ends with a slash.
 	Prefix string
 	// Source delivers the range.
-	Source Source
+	Source driver.Source
 	// Window bounds history.
 	Window Window
 	// Replay bounds the history that is restored from etcd when the prefix is listed, so that
 	// watches and reads of revisions before the start can be served. A zero field takes its value
 	// from DefaultReplay; a negative one disables the restore. Restored history is part of the
 	// window.
-	Replay ReplayBounds
+	Replay driver.ReplayBounds
 	// UnclaimedBytes bounds the stored values of keys outside all claimed resources. Beyond it only
 	// key and revision are stored, and the values are listed when the resource is claimed. Default:
 	// DefaultUnclaimedBytes.
@@ -62,25 +64,29 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// DefaultWindow is an hour and 256 MiB. An hour is longer than clients keep a watch, or than an
-// informer without bookmarks is disconnected. 256 MiB is the smaller bound under a heavy write
-// load: at 1 KB a value it is reached after about 200,000 writes.
-var DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
+// Defaults of Options.
+const (
+	// DefaultIdleProgress is the value that Kubernetes recommends for etcd's own interval (KEP-1904).
+	DefaultIdleProgress = 5 * time.Second
+	// DefaultUnclaimedBytes is enough for the custom resources of most clusters.
+	DefaultUnclaimedBytes = 64 << 20
+)
 
-// DefaultReplay is the amount that etcd delivers within 3 seconds without blocking a writer for
-// more than half a second, with values of 1 KB and unless etcd itself has just been started
-// (docs/benchmarks.md).
-var DefaultReplay = ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
-
-// DefaultIdleProgress is the value that Kubernetes recommends for etcd's own interval (KEP-1904).
-const DefaultIdleProgress = 5 * time.Second
+// Default bounds of history.
+var (
+	// DefaultWindow is an hour and 256 MiB. An hour is longer than clients keep a watch, or than an
+	// informer without bookmarks is disconnected. 256 MiB is the smaller bound under a heavy write
+	// load: at 1 KB a value it is reached after about 200,000 writes.
+	DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
+	// DefaultReplay is the amount that etcd delivers within 3 seconds without blocking a writer for
+	// more than half a second, with values of 1 KB and unless etcd itself has just been started
+	// (docs/benchmarks.md).
+	DefaultReplay = driver.ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
+)
 
 // defaultFeedPatience, with the time for detection and restart, makes the mirror leave a hanging
 // member within 5 seconds of the first write that the member does not deliver.
 const defaultFeedPatience = 1500 * time.Millisecond
-
-// DefaultUnclaimedBytes is enough for the custom resources of most clusters.
-const DefaultUnclaimedBytes = 64 << 20
 
 func (o *Options) setDefaults() {
 	if o.Window.MaxAge == 0 {

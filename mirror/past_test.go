@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // lineageOf returns a lineage of n keys after the given number of events, one per revision after
@@ -14,7 +15,7 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 	name := func(i int) []byte { return []byte{'/', byte('a' + i/26), byte('a' + i%26)} }
 	held := make([]*Entry, keys)
 	for i := range held {
-		held[i] = newEntry(&KV{Key: name(i), CreateRevision: 1, ModRevision: 1, Version: 1}, true)
+		held[i] = newEntry(&driver.KV{Key: name(i), CreateRevision: 1, ModRevision: 1, Version: 1}, true)
 	}
 	first := &version{rev: 1, tree: btree.Build(held)}
 	l = newLineage(first, nil, nil, false)
@@ -32,7 +33,7 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 		rev, i := Revision(n+2), n*7%keys
 		e := &Event{Rev: rev, Prev: held[i]}
 		if n%3 != 0 || held[i] == nil {
-			e.Entry = newEntry(&KV{Key: name(i), CreateRevision: 1, ModRevision: rev, Version: int64(n)}, true)
+			e.Entry = newEntry(&driver.KV{Key: name(i), CreateRevision: 1, ModRevision: rev, Version: int64(n)}, true)
 		}
 		held[i] = e.Entry
 		edit := tree.Edit()

@@ -11,14 +11,15 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // planted is a source with a bug: tamper may change the delivered batches once armed is set, and
 // reports whether it did.
-func planted(store *memory.Store, armed *bool, tamper func(mirror.Batch) ([]mirror.Batch, bool)) mirror.Source {
-	return &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-		return store.Watch(ctx, prefix, after, func(b mirror.Batch) error {
-			batches := []mirror.Batch{b}
+func planted(store *memory.Store, armed *bool, tamper func(driver.Batch) ([]driver.Batch, bool)) driver.Source {
+	return &script{Source: store, watch: func(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
+		return store.Watch(ctx, prefix, after, func(b driver.Batch) error {
+			batches := []driver.Batch{b}
 			if *armed {
 				if changed, did := tamper(b); did {
 					batches, *armed = changed, false
@@ -35,23 +36,23 @@ func planted(store *memory.Store, armed *bool, tamper func(mirror.Batch) ([]mirr
 }
 
 // without returns b without its i-th change.
-func without(b mirror.Batch, i int) mirror.Batch {
-	b.Changes = append(append([]mirror.Change(nil), b.Changes[:i]...), b.Changes[i+1:]...)
+func without(b driver.Batch, i int) driver.Batch {
+	b.Changes = append(append([]driver.Change(nil), b.Changes[:i]...), b.Changes[i+1:]...)
 	return b
 }
 
 const plantedA, plantedB = "/registry/a/", "/registry/b/" // the resources of plantedBugs
 
 // onlyChange returns a batch of one change.
-func onlyChange(c mirror.Change) mirror.Batch {
-	return mirror.Batch{Through: c.ModRevision, Changes: []mirror.Change{c}}
+func onlyChange(c driver.Change) driver.Batch {
+	return driver.Batch{Through: c.ModRevision, Changes: []driver.Change{c}}
 }
 
 // plantedBug is a fault of the feed.
 type plantedBug struct {
 	name   string
 	write  []memory.Op // the transaction that the bug changes
-	tamper func(mirror.Batch) ([]mirror.Batch, bool)
+	tamper func(driver.Batch) ([]driver.Batch, bool)
 	after  []memory.Op // the next write of the key, if the bug shows only then
 	others bool        // the other resources are relisted too
 }
@@ -61,97 +62,97 @@ var plantedBugs = []plantedBug{
 	{
 		name:  "an event is lost",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}}, true
 		},
 		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
 	},
 	{
 		name:  "a deletion is lost",
 		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}}, true
 		},
 		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
 	},
 	{
 		name:  "a creation is lost",
 		write: []memory.Op{{Key: plantedA + "new", Value: "1"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}}, true
 		},
 		after: []memory.Op{{Key: plantedA + "new", Delete: true}},
 	},
 	{
 		name:  "a part of a transaction is lost",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}, {Key: plantedB + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{without(b, 0)}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{without(b, 0)}, true
 		},
 		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
 	},
 	{
 		name:  "an event comes twice in a batch",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			b.Changes = append(b.Changes, b.Changes[0])
-			return []mirror.Batch{b}, true
+			return []driver.Batch{b}, true
 		},
 	},
 	{
 		name:  "a deletion comes twice in a batch",
 		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			b.Changes = append(b.Changes, b.Changes[0])
-			return []mirror.Batch{b}, true
+			return []driver.Batch{b}, true
 		},
 	},
 	{
 		name:  "a batch comes twice",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{b, b}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{b, b}, true
 		},
 		others: true,
 	},
 	{
 		name:  "progress overtakes an event", // etcd#15220
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}, b}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}, b}, true
 		},
 		others: true,
 	},
 	{
 		name:  "a revision is split",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}, {Key: plantedB + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{onlyChange(b.Changes[0]), onlyChange(b.Changes[1])}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{onlyChange(b.Changes[0]), onlyChange(b.Changes[1])}, true
 		},
 		others: true,
 	},
 	{
 		name:  "a batch claims less than it holds",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			b.Through--
-			return []mirror.Batch{b}, true
+			return []driver.Batch{b}, true
 		},
 		others: true,
 	},
 	{
 		name:  "the feed goes back",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{b, {Through: b.Through - 3}}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{b, {Through: b.Through - 3}}, true
 		},
 		others: true,
 	},
 	{
 		name:  "a key was deleted and created again unseen",
 		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
-		tamper: func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}}, true
+		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}}, true
 		},
 		after: []memory.Op{{Key: plantedA + "x", Value: "3"}, {Key: plantedB + "x", Value: "2"}},
 	},
@@ -211,8 +212,8 @@ func TestNothingIsServedInDoubt(t *testing.T) {
 		md := newModel()
 		store := md.store
 		armed := false
-		m := start(t, planted(store, &armed, func(b mirror.Batch) ([]mirror.Batch, bool) {
-			return []mirror.Batch{{Through: b.Through}, b}, true
+		m := start(t, planted(store, &armed, func(b driver.Batch) ([]driver.Batch, bool) {
+			return []driver.Batch{{Through: b.Through}, b}, true
 		}), nil)
 		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
 		put(md, "/registry/a/", "1", 3)
@@ -239,10 +240,10 @@ func TestNothingIsServedInDoubt(t *testing.T) {
 // TestPlantedBugsFailThePropertyTest shows that the comparison of a mirror with a model can fail: a
 // source that is wrong from the beginning is served as it is.
 func TestPlantedBugsFailThePropertyTest(t *testing.T) {
-	lies := map[string]func(kvs []mirror.KV) []mirror.KV{
-		"the list misses a key":      func(kvs []mirror.KV) []mirror.KV { return kvs[1:] },
-		"the list has another value": func(kvs []mirror.KV) []mirror.KV { kvs[0].Value = []byte("lie"); return kvs },
-		"the list has an older revision": func(kvs []mirror.KV) []mirror.KV {
+	lies := map[string]func(kvs []driver.KV) []driver.KV{
+		"the list misses a key":      func(kvs []driver.KV) []driver.KV { return kvs[1:] },
+		"the list has another value": func(kvs []driver.KV) []driver.KV { kvs[0].Value = []byte("lie"); return kvs },
+		"the list has an older revision": func(kvs []driver.KV) []driver.KV {
 			kvs[0].ModRevision--
 			return kvs
 		},
@@ -253,9 +254,9 @@ func TestPlantedBugsFailThePropertyTest(t *testing.T) {
 				md := newModel()
 				put(md, "/registry/a/", "1", 3)
 				store := md.store
-				m := start(t, &script{Source: store, list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
-					return store.List(ctx, prefix, at, func(kvs []mirror.KV) error {
-						return page(lie(append([]mirror.KV(nil), kvs...)))
+				m := start(t, &script{Source: store, list: func(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
+					return store.List(ctx, prefix, at, func(kvs []driver.KV) error {
+						return page(lie(append([]driver.KV(nil), kvs...)))
 					})
 				}}, presentOnly)
 				r := claim(t, m, "/registry/a/")
@@ -279,7 +280,7 @@ func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 		m := start(t, store, nil)
 		r := claim(t, m, "/registry/a/")
 		reach(t, m, store.Revision(), r)
-		store.DropIf(func(c mirror.Change) bool { return strings.HasSuffix(string(c.Key), "/a") })
+		store.DropIf(func(c driver.Change) bool { return strings.HasSuffix(string(c.Key), "/a") })
 		put(md, "/registry/a/", "2", 3)
 		reach(t, m, store.Revision())
 		s := latest(t, r)

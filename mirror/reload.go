@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // draft is an unpublished lineage with its history.
@@ -18,8 +20,8 @@ type draft struct {
 // sets the published revision.
 func (w *writer) installAll(l *load) {
 	w.divergedTable, w.contradiction = nil, nil
-	now := Header{ClusterID: l.header.ClusterID, Revision: l.through}
-	restored := w.known().replacedBy(now)
+	now := driver.Header{ClusterID: l.header.ClusterID, Revision: l.through}
+	restored := w.known().ReplacedBy(now)
 	if restored {
 		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
 			"revision", l.through, "was", w.published.Revision())
@@ -246,7 +248,7 @@ func (w *writer) install(t *table, l *load) {
 	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
 	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
 	// Resources that were claimed during the load load their own keys.
-	pending := slices.DeleteFunc(t.pending, func(c Change) bool { return w.route(string(c.Key)) != t })
+	pending := slices.DeleteFunc(t.pending, func(c driver.Change) bool { return w.route(string(c.Key)) != t })
 	lin, err := t.grow(l)
 	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
 	for i := range pending {
@@ -274,5 +276,5 @@ func (w *writer) install(t *table, l *load) {
 
 // discardPending drops the pending changes up to a revision.
 func (w *writer) discardPending(t *table, upTo Revision) {
-	t.pending = slices.DeleteFunc(t.pending, func(c Change) bool { return c.ModRevision <= upTo })
+	t.pending = slices.DeleteFunc(t.pending, func(c driver.Change) bool { return c.ModRevision <= upTo })
 }

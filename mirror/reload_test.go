@@ -12,6 +12,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // holdList blocks lists of one prefix until they are released or canceled.
@@ -27,15 +28,15 @@ func hold(store *memory.Store, prefix string) *holdList {
 	return &holdList{Store: store, prefix: prefix, gate: make(chan struct{}), begun: make(chan struct{}, 100), given: make(chan struct{}, 100)}
 }
 
-func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	if prefix != h.prefix {
 		return h.Store.List(ctx, prefix, at, page)
 	}
-	var pages [][]mirror.KV
-	var header mirror.Header
+	var pages [][]driver.KV
+	var header driver.Header
 	var err error
 	read := func() {
-		header, err = h.Store.List(ctx, prefix, at, func(kvs []mirror.KV) error { pages = append(pages, kvs); return nil })
+		header, err = h.Store.List(ctx, prefix, at, func(kvs []driver.KV) error { pages = append(pages, kvs); return nil })
 	}
 	if h.afterReading {
 		read()
@@ -45,14 +46,14 @@ func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, 
 	case <-h.gate:
 	case <-ctx.Done():
 		h.given <- struct{}{}
-		return mirror.Header{}, ctx.Err()
+		return driver.Header{}, ctx.Err()
 	}
 	if !h.afterReading {
 		read()
 	}
 	for _, p := range pages {
 		if err := page(p); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 	}
 	return header, err
@@ -267,7 +268,7 @@ func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
 		b := claim(t, m, "/registry/b/")
 		reach(t, m, store.Revision(), a, b)
 		n := 0
-		store.DropIf(func(c mirror.Change) bool {
+		store.DropIf(func(c driver.Change) bool {
 			if strings.HasPrefix(string(c.Key), "/registry/a/") {
 				n++
 				return n%3 == 1

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Prefix returns the key prefix, which ends with a slash.
@@ -142,7 +144,7 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
 	held, _ := r.Latest() // empty if the resource is not ready
 	var entries []*Entry
-	header, err := r.m.opts.Source.List(ctx, start, 0, func(page []KV) error {
+	header, err := r.m.opts.Source.List(ctx, start, 0, func(page []driver.KV) error {
 		for i := range page {
 			kv := &page[i]
 			if string(kv.Key) >= end {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestReadyMeansReadable: after WaitReady a read does not return ErrNotReady.
@@ -173,9 +174,9 @@ func TestNoSnapshotMixesTwoClusters(t *testing.T) {
 func TestCloseEndsWaitsAndReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
-		m := start(t, &script{Source: store, current: func(ctx context.Context) (mirror.Header, error) {
+		m := start(t, &script{Source: store, current: func(ctx context.Context) (driver.Header, error) {
 			<-ctx.Done()
-			return mirror.Header{}, ctx.Err()
+			return driver.Header{}, ctx.Err()
 		}}, presentOnly)
 		r := claim(t, m, "/registry/a/")
 		excluded, err := m.Exclude("/registry/b/")

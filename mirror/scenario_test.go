@@ -12,6 +12,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // put writes keys a.. of the resource in one transaction each.
@@ -176,7 +177,7 @@ func TestRestoredEtcd(t *testing.T) {
 				// A hanging watch delivers nothing: the next consistent read detects the restore.
 				var hang atomic.Bool
 				hang.Store(by == "current")
-				source := &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+				source := &script{Source: store, watch: func(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 					if hang.Load() {
 						<-ctx.Done()
 						return ctx.Err()

@@ -4,6 +4,7 @@ import (
 	"iter"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Snapshot is one revision of a resource. It is immutable, may be read
@@ -58,7 +59,7 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 // order, for readers of runs. A key with the same mod revision in the snapshot is represented by
 // the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
 // n) for k keys.
-func (s Snapshot) Foreign(kvs []KV) (run Run, bytes int64) {
+func (s Snapshot) Foreign(kvs []driver.KV) (run Run, bytes int64) {
 	entries := make([]*Entry, len(kvs))
 	for i := range kvs {
 		kv := &kvs[i]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const busy, quietOne, elsewhere = "/registry/busy/", "/registry/quiet/", "/elsewhere/"
@@ -459,13 +460,13 @@ func (g *stage) explain(err error) string {
 // differences compares the keys and mod revisions of the resource's latest snapshot with etcd's
 // list at the same revision, without values, and returns the keys that differ: the result of a
 // scheduled check.
-func differences(source mirror.Source, r *mirror.Resource) ([]string, error) {
+func differences(source driver.Source, r *mirror.Resource) ([]string, error) {
 	s, err := r.Latest()
 	if err != nil {
 		return nil, err
 	}
 	etcd := map[string]mirror.Revision{}
-	_, err = source.List(context.Background(), r.Prefix(), s.Rev, func(page []mirror.KV) error {
+	_, err = source.List(context.Background(), r.Prefix(), s.Rev, func(page []driver.KV) error {
 		for _, kv := range page {
 			etcd[string(kv.Key)] = kv.ModRevision
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
@@ -53,8 +54,8 @@ func (s *shared) restart(lists int64, err error) {
 }
 
 // known returns the mirrored cluster and the published revision.
-func (s *shared) known() Header {
-	return Header{ClusterID: s.cluster.Load(), Revision: s.published.Revision()}
+func (s *shared) known() driver.Header {
+	return driver.Header{ClusterID: s.cluster.Load(), Revision: s.published.Revision()}
 }
 
 // Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
@@ -98,7 +99,7 @@ type table struct {
 	excluded          bool
 	loading           bool
 	stopLoading       context.CancelFunc // set while loading
-	pending           []Change           // arrived while loading
+	pending           []driver.Change    // arrived while loading
 	divergenceBackoff backoff            // between relists after divergences
 	awaited           time.Time          // since when the resource is unreadable, zero if it can be read
 	suspect           bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // stepped is an etcd that makes no step by itself. The test determines which revisions the watch
@@ -42,7 +43,7 @@ type stream struct {
 	after  mirror.Revision // where it began
 	sent   mirror.Revision // the changes up to here have been delivered
 	told   mirror.Revision // the highest revision it has reported
-	feed   chan mirror.Batch
+	feed   chan driver.Batch
 	broken chan struct{}
 }
 
@@ -53,9 +54,9 @@ type revisionCall struct {
 }
 
 // Watch implements mirror.Source.
-func (s *stepped) Watch(ctx context.Context, _ string, after mirror.Header, deliver func(mirror.Batch) error) error {
+func (s *stepped) Watch(ctx context.Context, _ string, after driver.Header, deliver func(driver.Batch) error) error {
 	st := &stream{after: after.Revision, sent: after.Revision, told: after.Revision,
-		feed: make(chan mirror.Batch), broken: make(chan struct{})}
+		feed: make(chan driver.Batch), broken: make(chan struct{})}
 	s.set(func() { s.stream = st })
 	defer s.set(func() { s.stream = nil })
 	for {
@@ -73,15 +74,15 @@ func (s *stepped) Watch(ctx context.Context, _ string, after mirror.Header, deli
 }
 
 // ReadRevision implements mirror.Source.
-func (s *stepped) ReadRevision(ctx context.Context) (mirror.Header, error) {
+func (s *stepped) ReadRevision(ctx context.Context) (driver.Header, error) {
 	call := &revisionCall{reply: make(chan error)}
 	s.set(func() { s.call = call })
 	defer s.set(func() { s.call = nil })
 	select {
 	case err := <-call.reply:
-		return mirror.Header{ClusterID: 1, Revision: call.rev}, err
+		return driver.Header{ClusterID: 1, Revision: call.rev}, err
 	case <-ctx.Done():
-		return mirror.Header{}, ctx.Err()
+		return driver.Header{}, ctx.Err()
 	}
 }
 
@@ -111,7 +112,7 @@ func (s *stepped) set(f func()) {
 }
 
 // due returns the changes that the watch has yet to deliver.
-func (s *stepped) due() []mirror.Change { return s.Changes(root, s.now().stream.sent) }
+func (s *stepped) due() []driver.Change { return s.Changes(root, s.now().stream.sent) }
 
 // inStep returns the highest revision that the watch may report as progress.
 func (s *stepped) inStep() mirror.Revision {
@@ -125,7 +126,7 @@ func (s *stepped) inStep() mirror.Revision {
 // in the prefix. Like etcdsource it does not go below a revision that was reported before.
 func (s *stepped) deliver(n int) {
 	st := s.now().stream
-	var b mirror.Batch
+	var b driver.Batch
 	for _, c := range s.due() {
 		if c.ModRevision != st.sent {
 			if n--; n < 0 {
@@ -144,7 +145,7 @@ func (s *stepped) deliver(n int) {
 func (s *stepped) progress(rev mirror.Revision) {
 	st := s.now().stream
 	st.told = rev
-	st.feed <- mirror.Batch{Through: rev}
+	st.feed <- driver.Batch{Through: rev}
 }
 
 // breakStream ends the watch.

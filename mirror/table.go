@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // newTable returns the table of a resource that has not been loaded.
@@ -43,7 +44,7 @@ func (t *table) keeps(bytes int64) bool {
 }
 
 // postpone queues a change until the resource is loaded.
-func (t *table) postpone(c *Change) {
+func (t *table) postpone(c *driver.Change) {
 	t.pending = append(t.pending, *c)
 	t.counts.received.Add(1)
 }

@@ -3,11 +3,12 @@ package mirror
 import (
 	"fmt"
 
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/memo"
 )
 
 // change adds a change of the feed; see add.
-func (x *txn) change(c *Change) error {
+func (x *txn) change(c *driver.Change) error {
 	key := string(c.Key)
 	if c.Deleted {
 		return x.add(key, c.ModRevision, nil)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // asks records the times of progress requests.
@@ -21,7 +22,7 @@ type asks struct {
 	times []time.Time
 }
 
-func (a *asks) source(store *memory.Store) mirror.Source {
+func (a *asks) source(store *memory.Store) driver.Source {
 	return &script{Source: store, progress: func(ctx context.Context) error {
 		a.mu.Lock()
 		a.times = append(a.times, time.Now())
@@ -213,7 +214,7 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 		store := memory.New()
 		var a asks
 		source := a.source(store).(*script)
-		source.current = func(ctx context.Context) (mirror.Header, error) {
+		source.current = func(ctx context.Context) (driver.Header, error) {
 			time.Sleep(time.Millisecond) // about a round trip
 			return store.ReadRevision(ctx)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestSilentFeedIsLeft: a feed that delivers nothing while etcd's revision advances is restarted,
@@ -20,7 +21,7 @@ func TestSilentFeedIsLeft(t *testing.T) {
 		store := memory.New()
 		causes := make(chan error, 1000)
 		var begun atomic.Int64
-		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 			begun.Add(1)
 			err := store.Watch(ctx, prefix, after, deliver)
 			causes <- context.Cause(ctx)
@@ -80,8 +81,8 @@ func TestSilentFeedIsLeft(t *testing.T) {
 func TestSlowFeedIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
-		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-			return store.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
+			return store.Watch(ctx, prefix, after, func(b driver.Batch) error {
 				time.Sleep(1400 * time.Millisecond)
 				return deliver(b)
 			})

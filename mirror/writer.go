@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
@@ -133,7 +134,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 func (w *writer) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	batches := make(chan Batch)
+	batches := make(chan driver.Batch)
 	ended := make(chan error, 1)
 	after := w.known()
 	var wg sync.WaitGroup
@@ -141,7 +142,7 @@ func (w *writer) follow(ctx context.Context) error {
 	defer cancel(nil)
 	number := w.feed.Begin()
 	wg.Go(func() {
-		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, freshness.Observed(w.feed, func(b Batch) error {
+		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, freshness.Observed(w.feed, func(b driver.Batch) error {
 			select {
 			case batches <- b:
 				return nil
@@ -184,7 +185,7 @@ func (w *writer) follow(ctx context.Context) error {
 // apply commits a batch. It builds the next version of every touched resource privately, appends to
 // the logs, publishes the versions and advances the published revision last. After an error the published revision is
 // unchanged.
-func (w *writer) apply(b Batch) error {
+func (w *writer) apply(b driver.Batch) error {
 	now := w.published.Revision()
 	if w.opts.EventsOnly {
 		if len(b.Changes) == 0 {

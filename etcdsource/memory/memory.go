@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Op is one write of a transaction.
@@ -30,13 +31,13 @@ type Store struct {
 	cluster   uint64
 	rev       mirror.Revision
 	compacted mirror.Revision
-	live      map[string]mirror.KV
-	history   []mirror.Change
+	live      map[string]driver.KV
+	history   []driver.Change
 	progress  int // requests so far
 
 	// Faults, guarded by mu; see the setters.
 	stalled    bool
-	drop       func(mirror.Change) bool
+	drop       func(driver.Change) bool
 	listErr    error
 	currentErr error
 	broken     int // generation: watches of an earlier one end
@@ -47,7 +48,7 @@ type Store struct {
 
 // New returns an empty store at revision 1, like a new etcd.
 func New() *Store {
-	return &Store{cluster: 1, rev: 1, live: map[string]mirror.KV{}, changed: make(chan struct{}), pageSize: 7, group: 3}
+	return &Store{cluster: 1, rev: 1, live: map[string]driver.KV{}, changed: make(chan struct{}), pageSize: 7, group: 3}
 }
 
 func (s *Store) changeLocked() {
@@ -67,12 +68,12 @@ func (s *Store) Txn(ops ...Op) mirror.Revision {
 		if op.Delete {
 			if held {
 				delete(s.live, op.Key)
-				s.history = append(s.history, mirror.Change{KV: mirror.KV{Key: []byte(op.Key), ModRevision: rev}, Deleted: true})
+				s.history = append(s.history, driver.Change{KV: driver.KV{Key: []byte(op.Key), ModRevision: rev}, Deleted: true})
 				did = true
 			}
 			continue
 		}
-		kv := mirror.KV{Key: []byte(op.Key), Value: []byte(op.Value), CreateRevision: rev, ModRevision: rev, Version: 1}
+		kv := driver.KV{Key: []byte(op.Key), Value: []byte(op.Value), CreateRevision: rev, ModRevision: rev, Version: 1}
 		if held {
 			kv.CreateRevision, kv.Version = old.CreateRevision, old.Version+1
 		}
@@ -80,7 +81,7 @@ func (s *Store) Txn(ops ...Op) mirror.Revision {
 			kv.Version = 0
 		}
 		s.live[op.Key] = kv
-		s.history = append(s.history, mirror.Change{KV: kv})
+		s.history = append(s.history, driver.Change{KV: kv})
 		did = true
 	}
 	if did {
@@ -105,10 +106,10 @@ func (s *Store) Revision() mirror.Revision {
 
 // Changes returns the changes of keys that start with prefix after the revision after, in
 // order.
-func (s *Store) Changes(prefix string, after mirror.Revision) []mirror.Change {
+func (s *Store) Changes(prefix string, after mirror.Revision) []driver.Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []mirror.Change
+	var out []driver.Change
 	for _, c := range s.history[s.afterLocked(after):] {
 		if strings.HasPrefix(string(c.Key), prefix) {
 			out = append(out, c)
@@ -137,11 +138,11 @@ func (s *Store) Restore(rev mirror.Revision, keys map[string]string) {
 	defer s.mu.Unlock()
 	s.cluster++
 	s.rev, s.compacted, s.history = rev, 0, nil
-	s.live = map[string]mirror.KV{}
+	s.live = map[string]driver.KV{}
 	for k, v := range keys {
-		kv := mirror.KV{Key: []byte(k), Value: []byte(v), CreateRevision: rev, ModRevision: rev, Version: 1}
+		kv := driver.KV{Key: []byte(k), Value: []byte(v), CreateRevision: rev, ModRevision: rev, Version: 1}
 		s.live[k] = kv
-		s.history = append(s.history, mirror.Change{KV: kv})
+		s.history = append(s.history, driver.Change{KV: kv})
 	}
 	s.broken++
 	s.changeLocked()
@@ -162,7 +163,7 @@ func (s *Store) Stall(on bool) { s.set(func() { s.stalled = on }) }
 func (s *Store) Break() { s.set(func() { s.broken++ }) }
 
 // DropIf makes watches lose the changes for which f is true; nil loses none.
-func (s *Store) DropIf(f func(mirror.Change) bool) { s.set(func() { s.drop = f }) }
+func (s *Store) DropIf(f func(driver.Change) bool) { s.set(func() { s.drop = f }) }
 
 // CountNoWrites leaves the Version of all keys written from now on 0, as kine does.
 func (s *Store) CountNoWrites() { s.set(func() { s.uncounted = true }) }
@@ -181,25 +182,25 @@ func (s *Store) set(f func()) {
 }
 
 // List implements mirror.Source.
-func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	s.mu.Lock()
 	if s.listErr != nil {
 		defer s.mu.Unlock()
-		return mirror.Header{}, s.listErr
+		return driver.Header{}, s.listErr
 	}
-	header := mirror.Header{ClusterID: s.cluster, Revision: s.rev}
+	header := driver.Header{ClusterID: s.cluster, Revision: s.rev}
 	state := s.live
 	if at != 0 {
 		if at < s.compacted {
 			defer s.mu.Unlock()
-			return mirror.Header{}, fmt.Errorf("%w: list at %d, compacted %d", mirror.ErrCompacted, at, s.compacted)
+			return driver.Header{}, fmt.Errorf("%w: list at %d, compacted %d", mirror.ErrCompacted, at, s.compacted)
 		}
 		if at > s.rev {
 			defer s.mu.Unlock()
-			return mirror.Header{}, fmt.Errorf("%w: list at %d, newest %d", mirror.ErrRestored, at, s.rev)
+			return driver.Header{}, fmt.Errorf("%w: list at %d, newest %d", mirror.ErrRestored, at, s.rev)
 		}
 		header.Revision = at
-		state = map[string]mirror.KV{}
+		state = map[string]driver.KV{}
 		for _, c := range s.history {
 			if c.ModRevision > at {
 				break
@@ -211,7 +212,7 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 			}
 		}
 	}
-	var all []mirror.KV
+	var all []driver.KV
 	for k, kv := range state {
 		if strings.HasPrefix(k, prefix) {
 			all = append(all, kv)
@@ -222,16 +223,16 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 	sort.Slice(all, func(i, j int) bool { return string(all[i].Key) < string(all[j].Key) })
 	for p := range slices.Chunk(all, size) {
 		if err := page(p); err != nil {
-			return mirror.Header{}, err
+			return driver.Header{}, err
 		}
 	}
 	return header, ctx.Err()
 }
 
 // Keys implements mirror.Source.
-func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
-	var all []mirror.KV
-	header, err := s.List(ctx, prefix, at, func(kvs []mirror.KV) error {
+func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
+	var all []driver.KV
+	header, err := s.List(ctx, prefix, at, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
 			kv.Value = nil
 			all = append(all, kv)
@@ -247,8 +248,8 @@ func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, mos
 }
 
 // Get implements mirror.Source.
-func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found mirror.KV, ok bool, err error) {
-	_, err = s.List(ctx, key, at, func(kvs []mirror.KV) error {
+func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found driver.KV, ok bool, err error) {
+	_, err = s.List(ctx, key, at, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
 			if string(kv.Key) == key {
 				found, ok = kv, true
@@ -260,7 +261,7 @@ func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found 
 }
 
 // Oldest implements mirror.Source.
-func (s *Store) Oldest(_ context.Context, prefix string, now mirror.Header, bounds mirror.ReplayBounds) (mirror.Revision, error) {
+func (s *Store) Oldest(_ context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.sameLocked(now); err != nil {
@@ -282,14 +283,14 @@ func (s *Store) Oldest(_ context.Context, prefix string, now mirror.Header, boun
 }
 
 // Replay implements mirror.Source.
-func (s *Store) Replay(ctx context.Context, prefix string, after mirror.Header, through mirror.Revision, deliver func(mirror.Batch) error) error {
+func (s *Store) Replay(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 	for at := after.Revision; at < through; {
 		s.mu.Lock()
 		err := s.sameLocked(after)
 		if err == nil && at+1 < s.compacted {
 			err = fmt.Errorf("%w: replay at %d, compacted %d", mirror.ErrCompacted, at+1, s.compacted)
 		}
-		var due *mirror.Batch
+		var due *driver.Batch
 		due, at = s.batchLocked(prefix, at, through)
 		s.mu.Unlock()
 		if err == nil && due != nil {
@@ -304,7 +305,7 @@ func (s *Store) Replay(ctx context.Context, prefix string, after mirror.Header, 
 
 // sameLocked returns ErrRestored if the store is another cluster than the header's, or an older
 // state.
-func (s *Store) sameLocked(h mirror.Header) error {
+func (s *Store) sameLocked(h driver.Header) error {
 	if h.ClusterID != s.cluster || h.Revision > s.rev {
 		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, s.cluster, s.rev, h.ClusterID, h.Revision)
 	}
@@ -316,7 +317,7 @@ var ErrBroken = errors.New("connection broken")
 
 // Watch implements mirror.Source. A batch contains up to a few revisions. Like etcd it reports no
 // revisions without changes in the prefix unless progress is requested.
-func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+func (s *Store) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	s.mu.Lock()
 	if err := s.sameLocked(after); err != nil {
 		s.mu.Unlock()
@@ -332,7 +333,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 			s.mu.Unlock()
 			return fmt.Errorf("%w: watch at %d, compacted %d", mirror.ErrCompacted, at+1, s.compacted)
 		}
-		var due *mirror.Batch
+		var due *driver.Batch
 		if !s.stalled {
 			for at < s.rev && due == nil {
 				due, at = s.batchLocked(prefix, at, s.rev)
@@ -340,7 +341,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 			// A request is answered if the watch is synced, and dropped if not, or (etcd 3.6.2) if
 			// there were no writes since the start revision of the watch.
 			if due == nil && s.progress > progress && at > after.Revision {
-				due = &mirror.Batch{Through: at}
+				due = &driver.Batch{Through: at}
 			}
 		}
 		progress = s.progress
@@ -363,9 +364,9 @@ func (s *Store) Watch(ctx context.Context, prefix string, after mirror.Header, d
 
 // batchLocked returns the changes of the next few revisions after at and up to last, nil if there
 // are none, and the last revision that it covers.
-func (s *Store) batchLocked(prefix string, at, last mirror.Revision) (*mirror.Batch, mirror.Revision) {
+func (s *Store) batchLocked(prefix string, at, last mirror.Revision) (*driver.Batch, mirror.Revision) {
 	through := min(at+mirror.Revision(s.group), last)
-	b := &mirror.Batch{}
+	b := &driver.Batch{}
 	for i := s.afterLocked(at); i < len(s.history) && s.history[i].ModRevision <= through; i++ {
 		c := s.history[i]
 		if strings.HasPrefix(string(c.Key), prefix) && (s.drop == nil || !s.drop(c)) {
@@ -389,8 +390,8 @@ func (s *Store) RequestProgress(context.Context) error {
 }
 
 // ReadRevision implements mirror.Source.
-func (s *Store) ReadRevision(context.Context) (mirror.Header, error) {
+func (s *Store) ReadRevision(context.Context) (driver.Header, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return mirror.Header{ClusterID: s.cluster, Revision: s.rev}, s.currentErr
+	return driver.Header{ClusterID: s.cluster, Revision: s.rev}, s.currentErr
 }

@@ -9,18 +9,19 @@ import (
 	"testing/synctest"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const prefix = "/registry/"
 
 // watch collects the batches of a watch until the test ends; err returns the error of the watch.
-func watch(t *testing.T, s *Store, after mirror.Header) (got func() []string, err func() error) {
+func watch(t *testing.T, s *Store, after driver.Header) (got func() []string, err func() error) {
 	var all []string
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	go func() {
-		ended <- s.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+		ended <- s.Watch(ctx, prefix, after, func(b driver.Batch) error {
 			line := fmt.Sprintf("through %d:", b.Through)
 			for _, c := range b.Changes {
 				line += fmt.Sprintf(" %s=%s@%d", c.Key[len(prefix):], c.Value, c.ModRevision)
@@ -72,7 +73,7 @@ func threeRevisions(t *testing.T) *Store {
 func compactedAtSeven(t *testing.T) (s *Store, err func() error) {
 	t.Helper()
 	s = threeRevisions(t)
-	got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
+	got, err := watch(t, s, driver.Header{ClusterID: 1, Revision: 1})
 	want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
 	s.Put("/other", "2") // 4
 	s.Put("/other", "3") // 5
@@ -87,7 +88,7 @@ func TestWatch_OfOtherKeys_ReportsProgressOnRequestOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		s := threeRevisions(t)
-		got, _ := watch(t, s, mirror.Header{ClusterID: 1, Revision: 1})
+		got, _ := watch(t, s, driver.Header{ClusterID: 1, Revision: 1})
 		want(t, got(), "through 3: a=1@2 a=2@3 b=1@3")
 
 		// Changes outside the prefix are reported only if progress is requested.
@@ -113,7 +114,7 @@ func TestWatch_FromPresent_ReportsNoProgressBeforeTheNextRevision(t *testing.T) 
 		ctx := context.Background()
 		s, _ := compactedAtSeven(t)
 		s.Stall(false)
-		got, _ := watch(t, s, mirror.Header{ClusterID: 1, Revision: 7})
+		got, _ := watch(t, s, driver.Header{ClusterID: 1, Revision: 7})
 		_ = s.RequestProgress(ctx)
 		want(t, got())
 		s.Put("/other", "4") // 8
@@ -131,12 +132,12 @@ func TestStoreCompactedUnderAStalledWatch_ServesTheCompactedRevision(t *testing.
 			t.Errorf("overtaken by compaction: %v", err)
 		}
 		s.Stall(false)
-		if _, err := s.List(ctx, prefix, 6, func([]mirror.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
+		if _, err := s.List(ctx, prefix, 6, func([]driver.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("list below the compacted revision: %v", err)
 		}
-		var kvs []mirror.KV
-		header, lerr := s.List(ctx, prefix, 7, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil })
-		if lerr != nil || header != (mirror.Header{ClusterID: 1, Revision: 7}) || len(kvs) != 2 ||
+		var kvs []driver.KV
+		header, lerr := s.List(ctx, prefix, 7, func(p []driver.KV) error { kvs = append(kvs, p...); return nil })
+		if lerr != nil || header != (driver.Header{ClusterID: 1, Revision: 7}) || len(kvs) != 2 ||
 			string(kvs[0].Value) != "4" || kvs[0].Version != 4 || kvs[0].CreateRevision != 2 || kvs[0].ModRevision != 7 {
 			t.Errorf("list at the compacted revision: %v %v %v", header, kvs, lerr)
 		}
@@ -146,7 +147,7 @@ func TestStoreCompactedUnderAStalledWatch_ServesTheCompactedRevision(t *testing.
 		}
 		want(t, changes, "a=3@6", "a=4@7")
 
-		got, err := watch(t, s, mirror.Header{ClusterID: 1, Revision: 6})
+		got, err := watch(t, s, driver.Header{ClusterID: 1, Revision: 6})
 		want(t, got(), "through 7: a=4@7")
 		s.Break()
 		if err := err(); !errors.Is(err, ErrBroken) {
@@ -162,14 +163,14 @@ func TestWatch_OfRestoredStore_ReturnsErrRestored(t *testing.T) {
 		s.Put("/other", "4") // 8
 		s.Break()
 		s.Restore(5, map[string]string{prefix + "a": "restored"})
-		for _, after := range []mirror.Header{{ClusterID: 1, Revision: 5}, {ClusterID: 2, Revision: 6}} {
+		for _, after := range []driver.Header{{ClusterID: 1, Revision: 5}, {ClusterID: 2, Revision: 6}} {
 			_, err := watch(t, s, after)
 			if err := err(); !errors.Is(err, mirror.ErrRestored) {
 				t.Errorf("watch after %v of a restored etcd: %v", after, err)
 			}
 		}
-		var kvs []mirror.KV
-		if _, err := s.List(context.Background(), prefix, 5, func(p []mirror.KV) error { kvs = append(kvs, p...); return nil }); err != nil || len(kvs) != 1 {
+		var kvs []driver.KV
+		if _, err := s.List(context.Background(), prefix, 5, func(p []driver.KV) error { kvs = append(kvs, p...); return nil }); err != nil || len(kvs) != 1 {
 			t.Errorf("list of the restored: %v %v", kvs, err)
 		}
 	})

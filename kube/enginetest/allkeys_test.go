@@ -17,6 +17,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestFeedOfAllKeys: a write outside the prefix advances progress; the server's progress
@@ -25,8 +26,8 @@ func TestFeedOfAllKeys(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
 	rev := put(t, client, prefix+"a", "1")
-	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
-	next := func(through mirror.Revision) (changes []mirror.Change) {
+	f := watch(t, s, prefix, driver.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	next := func(through mirror.Revision) (changes []driver.Change) {
 		t.Helper()
 		for at := mirror.Revision(0); at < through; {
 			select {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // patience bounds every wait. Only a failing test waits that long.
@@ -181,7 +182,7 @@ func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mi
 }
 
 // header returns the current header of the source.
-func header(t testing.TB, s *etcdsource.Source) mirror.Header {
+func header(t testing.TB, s *etcdsource.Source) driver.Header {
 	t.Helper()
 	h, err := s.ReadRevision(contextFor(t))
 	if err != nil {
@@ -193,19 +194,19 @@ func header(t testing.TB, s *etcdsource.Source) mirror.Header {
 // feed is a running Watch.
 type feed struct {
 	t       testing.TB
-	batches chan mirror.Batch
+	batches chan driver.Batch
 	ended   chan error
 }
 
 // watch starts a Watch, which is stopped when the test ends.
-func watch(t testing.TB, s *etcdsource.Source, prefix string, after mirror.Header) *feed {
+func watch(t testing.TB, s *etcdsource.Source, prefix string, after driver.Header) *feed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &feed{t: t, batches: make(chan mirror.Batch), ended: make(chan error, 1)}
+	f := &feed{t: t, batches: make(chan driver.Batch), ended: make(chan error, 1)}
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		f.ended <- s.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+		f.ended <- s.Watch(ctx, prefix, after, func(b driver.Batch) error {
 			select {
 			case f.batches <- b:
 				return nil
@@ -219,7 +220,7 @@ func watch(t testing.TB, s *etcdsource.Source, prefix string, after mirror.Heade
 }
 
 // next returns the next batch with changes.
-func (f *feed) next() mirror.Batch {
+func (f *feed) next() driver.Batch {
 	f.t.Helper()
 	for {
 		select {

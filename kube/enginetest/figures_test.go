@@ -14,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // memory returns a field of the process's /proc status in MiB, -1 if there is no such file.
@@ -79,7 +80,7 @@ func TestReplayFigures(t *testing.T) {
 	}
 }
 
-func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bounds mirror.ReplayBounds, value int) {
+func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bounds driver.ReplayBounds, value int) {
 	before := e.memory("VmRSS")
 	stop := make(chan struct{})
 	var writer sync.WaitGroup
@@ -120,7 +121,7 @@ func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bo
 			now = header(t, s)
 			began = time.Now()
 			n := 0
-			err = s.Replay(contextFor(t), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision, func(b mirror.Batch) error {
+			err = s.Replay(contextFor(t), prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision, func(b driver.Batch) error {
 				n += len(b.Changes)
 				return nil
 			})

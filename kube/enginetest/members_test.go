@@ -14,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestAMemberThatIsStopped: each of three members is stopped in turn, with its connections left
@@ -62,7 +63,7 @@ func TestAMemberThatIsStopped(t *testing.T) {
 		// A page is requested at most five times, with a doubled timeout each time (etcdsource); other requests may
 		// make the client choose the stopped member again.
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-		_, err := s.List(ctx, prefix, 0, func([]mirror.KV) error { return nil })
+		_, err := s.List(ctx, prefix, 0, func([]driver.KV) error { return nil })
 		cancel()
 		if err != nil {
 			t.Fatal(err)
@@ -74,7 +75,7 @@ func TestAMemberThatIsStopped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := len(replayed(t, s, prefix, mirror.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision))
+		n := len(replayed(t, s, prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision))
 		if n <= i {
 			t.Errorf("%d events replayed", n)
 		}

@@ -16,13 +16,14 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // ample are bounds that are never reached.
-var ample = mirror.ReplayBounds{Revisions: 1 << 40, Bytes: 1 << 40}
+var ample = driver.ReplayBounds{Revisions: 1 << 40, Bytes: 1 << 40}
 
 // line formats a change as text.
-func line(c *mirror.Change) string {
+func line(c *driver.Change) string {
 	return fmt.Sprintf("%d %s=%q deleted=%v created=%d version=%d", c.ModRevision, c.Key, c.Value, c.Deleted, c.CreateRevision, c.Version)
 }
 
@@ -46,7 +47,7 @@ func told(t testing.TB, client *clientv3.Client, prefix string, after, through m
 				if e.Kv.ModRevision > through {
 					return lines
 				}
-				c := mirror.Change{KV: mirror.KV{Key: e.Kv.Key, Value: e.Kv.Value, CreateRevision: e.Kv.CreateRevision,
+				c := driver.Change{KV: driver.KV{Key: e.Kv.Key, Value: e.Kv.Value, CreateRevision: e.Kv.CreateRevision,
 					ModRevision: e.Kv.ModRevision, Version: e.Kv.Version}, Deleted: e.Type == clientv3.EventTypeDelete}
 				lines = append(lines, line(&c))
 			}
@@ -69,12 +70,12 @@ type failer interface {
 
 // replayed returns, as text, the changes that Replay delivers. It checks that each batch has
 // complete revisions that follow the previous batch.
-func replayed(t failer, s *etcdsource.Source, prefix string, after mirror.Header, through mirror.Revision) (lines []string) {
+func replayed(t failer, s *etcdsource.Source, prefix string, after driver.Header, through mirror.Revision) (lines []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	at := after.Revision
-	err := s.Replay(ctx, prefix, after, through, func(b mirror.Batch) error {
+	err := s.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 		if len(b.Changes) == 0 || b.Through > through || b.Through != b.Changes[len(b.Changes)-1].ModRevision {
 			t.Fatalf("a batch of %d changes through %d, asked for %d", len(b.Changes), b.Through, through)
 		}
@@ -193,7 +194,7 @@ func TestReplayIsWhatAWatchWasTold(t *testing.T) {
 		after := rapid.Int64Range(began.Revision, now.Revision).Draw(rt, "after")
 		through := rapid.Int64Range(after, now.Revision).Draw(rt, "through")
 		segments := s.WithSegments(rapid.Int64Range(20, 1500).Draw(rt, "segment"), rapid.IntRange(1, 40).Draw(rt, "watches"))
-		got := replayed(rt, segments, prefix, mirror.Header{ClusterID: now.ClusterID, Revision: after}, through)
+		got := replayed(rt, segments, prefix, driver.Header{ClusterID: now.ClusterID, Revision: after}, through)
 		requireEqual(rt, got, between(after, through))
 	})
 }
@@ -221,7 +222,7 @@ func TestReplayFromTheFirstRevision(t *testing.T) {
 	}
 	held := state{}
 	at := oldest
-	err := s.Replay(contextFor(t), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision, func(b mirror.Batch) error {
+	err := s.Replay(contextFor(t), prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision, func(b driver.Batch) error {
 		for i := range b.Changes {
 			c := &b.Changes[i]
 			if delete(held, string(c.Key)); !c.Deleted {
@@ -241,7 +242,7 @@ func TestReplayFromTheFirstRevision(t *testing.T) {
 }
 
 // oldestOf is Oldest at the current header.
-func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds mirror.ReplayBounds) mirror.Revision {
+func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds driver.ReplayBounds) mirror.Revision {
 	t.Helper()
 	oldest, err := s.Oldest(contextFor(t), prefix, header(t, s), bounds)
 	if err != nil {
@@ -320,7 +321,7 @@ func TestReplayAtBorders(t *testing.T) {
 		}
 	}
 	// Only revisions outside the prefix.
-	if got := replayed(t, s.WithSegments(segment, 6), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: last}, now.Revision); len(got) != 0 {
+	if got := replayed(t, s.WithSegments(segment, 6), prefix, driver.Header{ClusterID: now.ClusterID, Revision: last}, now.Revision); len(got) != 0 {
 		t.Errorf("after the last write: %v", got)
 	}
 }
@@ -361,25 +362,25 @@ func TestOldestIsWithinBounds(t *testing.T) {
 	writeMany(t, client, prefix, value, 12_000, 8)
 	now := header(t, s)
 	for _, revisions := range []int64{1, 100, 5000, 11_000} {
-		if got := oldestOf(t, s, prefix, mirror.ReplayBounds{Revisions: revisions, Bytes: 1 << 40}); got != now.Revision-revisions {
+		if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: revisions, Bytes: 1 << 40}); got != now.Revision-revisions {
 			t.Errorf("at most %d revisions: %d, want %d", revisions, got, now.Revision-revisions)
 		}
 	}
 	const each = 1100 // bytes of an event, approximately
 	for _, want := range []int64{200, 2000, 9000} {
-		got := now.Revision - oldestOf(t, s, prefix, mirror.ReplayBounds{Revisions: 1 << 40, Bytes: want * each})
+		got := now.Revision - oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: 1 << 40, Bytes: want * each})
 		if got < want*8/10 || got > want*12/10 {
 			t.Errorf("at most %d bytes: %d revisions, want about %d", want*each, got, want)
 		}
 	}
-	if got := oldestOf(t, s, prefix, mirror.ReplayBounds{Revisions: -1, Bytes: 1}); got != now.Revision {
+	if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: -1, Bytes: 1}); got != now.Revision {
 		t.Errorf("no history: %d, want %d", got, now.Revision)
 	}
 	if got := oldestOf(t, s.WithoutProgress(), prefix, ample); got != now.Revision {
 		t.Errorf("progress is not believed: %d, want %d", got, now.Revision)
 	}
 	// Revisions without a key of the prefix count no bytes.
-	if got := oldestOf(t, s, "/other/", mirror.ReplayBounds{Revisions: 1 << 40, Bytes: 1000}); got != 1 {
+	if got := oldestOf(t, s, "/other/", driver.ReplayBounds{Revisions: 1 << 40, Bytes: 1000}); got != 1 {
 		t.Errorf("of a prefix without keys: %d, want 1", got)
 	}
 
@@ -387,22 +388,22 @@ func TestOldestIsWithinBounds(t *testing.T) {
 	if _, err := client.Compact(contextFor(t), floor); err != nil {
 		t.Fatal(err)
 	}
-	for _, bounds := range []mirror.ReplayBounds{ample, {Revisions: 3001, Bytes: 1 << 40}, {Revisions: 1 << 40, Bytes: 4000 * each}} {
+	for _, bounds := range []driver.ReplayBounds{ample, {Revisions: 3001, Bytes: 1 << 40}, {Revisions: 1 << 40, Bytes: 4000 * each}} {
 		if got := oldestOf(t, s, prefix, bounds); got != floor {
 			t.Errorf("compacted to %d: %d", floor, got)
 		}
 	}
 	pages(t, s, prefix, floor) // works
-	got := replayed(t, s, prefix, mirror.Header{ClusterID: now.ClusterID, Revision: floor}, now.Revision)
+	got := replayed(t, s, prefix, driver.Header{ClusterID: now.ClusterID, Revision: floor}, now.Revision)
 	requireEqual(t, got, told(t, client, prefix, floor, now.Revision))
 	if len(got) != 3000 {
 		t.Errorf("%d events after %d, want 3000", len(got), floor)
 	}
-	old := mirror.Header{ClusterID: now.ClusterID, Revision: floor - 1}
+	old := driver.Header{ClusterID: now.ClusterID, Revision: floor - 1}
 	if _, err := s.Oldest(contextFor(t), prefix, old, ample); !errors.Is(err, mirror.ErrCompacted) {
 		t.Errorf("from a revision that was compacted: %v", err)
 	}
-	for what, h := range map[string]mirror.Header{
+	for what, h := range map[string]driver.Header{
 		"another cluster":     {ClusterID: now.ClusterID + 1, Revision: now.Revision},
 		"of a later revision": {ClusterID: now.ClusterID, Revision: now.Revision + 100},
 	} {
@@ -445,18 +446,18 @@ func TestReplayErrors(t *testing.T) {
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	writeMany(t, client, prefix, "v", 6000, 8)
 	now := header(t, s)
-	first := mirror.Header{ClusterID: now.ClusterID, Revision: 1}
-	none := func(mirror.Batch) error { return nil }
+	first := driver.Header{ClusterID: now.ClusterID, Revision: 1}
+	none := func(driver.Batch) error { return nil }
 
 	mine := errors.New("enough")
-	if err := s.Replay(contextFor(t), prefix, first, now.Revision, func(mirror.Batch) error { return mine }); !errors.Is(err, mine) {
+	if err := s.Replay(contextFor(t), prefix, first, now.Revision, func(driver.Batch) error { return mine }); !errors.Is(err, mine) {
 		t.Errorf("deliver's error: %v", err)
 	}
 	ctx, cancel := context.WithCancel(contextFor(t))
-	if err := s.Replay(ctx, prefix, first, now.Revision, func(mirror.Batch) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
+	if err := s.Replay(ctx, prefix, first, now.Revision, func(driver.Batch) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
-	for what, h := range map[string]mirror.Header{
+	for what, h := range map[string]driver.Header{
 		"another cluster": {ClusterID: now.ClusterID + 1, Revision: 1},
 	} {
 		if err := s.Replay(contextFor(t), prefix, h, now.Revision, none); !errors.Is(err, mirror.ErrRestored) {
@@ -468,7 +469,7 @@ func TestReplayErrors(t *testing.T) {
 	}
 	// One watch at a time: most of the history is not requested yet when the first part arrives.
 	n := 0
-	err := s.WithSegments(1000, 1).Replay(contextFor(t), prefix, first, now.Revision, func(mirror.Batch) error {
+	err := s.WithSegments(1000, 1).Replay(contextFor(t), prefix, first, now.Revision, func(driver.Batch) error {
 		if n++; n == 1 {
 			if _, err := client.Compact(contextFor(t), now.Revision); err != nil {
 				t.Error(err)

@@ -13,13 +13,14 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // pages lists the prefix and returns its pages.
-func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision) (mirror.Header, [][]mirror.KV) {
+func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision) (driver.Header, [][]driver.KV) {
 	t.Helper()
-	var all [][]mirror.KV
-	h, err := s.List(contextFor(t), prefix, at, func(kvs []mirror.KV) error {
+	var all [][]driver.KV
+	h, err := s.List(contextFor(t), prefix, at, func(kvs []driver.KV) error {
 		all = append(all, kvs)
 		return nil
 	})
@@ -29,7 +30,7 @@ func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision
 	return h, all
 }
 
-func size(kvs []mirror.KV) (bytes int) {
+func size(kvs []driver.KV) (bytes int) {
 	for _, kv := range kvs {
 		bytes += len(kv.Key) + len(kv.Value)
 	}
@@ -37,7 +38,7 @@ func size(kvs []mirror.KV) (bytes int) {
 }
 
 // requireKeys fails the test unless the pages contain the keys prefix00000.. in order, each once.
-func requireKeys(t *testing.T, all [][]mirror.KV, prefix string, n int, value string) {
+func requireKeys(t *testing.T, all [][]driver.KV, prefix string, n int, value string) {
 	t.Helper()
 	i := 0
 	for _, p := range all {
@@ -108,7 +109,7 @@ func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
 	streamed := etcdsource.New(small, t.Name(), prefix+"probe")
 	for _, s := range []*etcdsource.Source{streamed, streamed.InPages()} {
 		var keys []string
-		if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
+		if _, err := s.List(contextFor(t), prefix, 0, func(kvs []driver.KV) error {
 			for _, kv := range kvs {
 				keys = append(keys, string(kv.Key))
 			}
@@ -199,12 +200,12 @@ func TestListErrors(t *testing.T) {
 		}
 	}
 	compact()
-	none := func([]mirror.KV) error { return nil }
+	none := func([]driver.KV) error { return nil }
 	if _, err := s.List(contextFor(t), prefix, old, none); !errors.Is(err, mirror.ErrCompacted) {
 		t.Errorf("below the compacted revision: %v", err)
 	}
 	n := 0
-	_, err := s.InPages().List(contextFor(t), prefix, 0, func([]mirror.KV) error { // for streams see stream_test.go
+	_, err := s.InPages().List(contextFor(t), prefix, 0, func([]driver.KV) error { // for streams see stream_test.go
 		if n++; n == 1 {
 			compact()
 		}
@@ -215,11 +216,11 @@ func TestListErrors(t *testing.T) {
 		t.Errorf("compacted between pages: %v after %d pages", err, n)
 	}
 	mine := errors.New("enough")
-	if _, err := s.List(contextFor(t), prefix, 0, func([]mirror.KV) error { return mine }); !errors.Is(err, mine) {
+	if _, err := s.List(contextFor(t), prefix, 0, func([]driver.KV) error { return mine }); !errors.Is(err, mine) {
 		t.Errorf("the page's error: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	if _, err := s.List(ctx, prefix, 0, func([]mirror.KV) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
+	if _, err := s.List(ctx, prefix, 0, func([]driver.KV) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
 	if _, err := s.List(contextFor(t), prefix, header(t, s).Revision+1000, none); !errors.Is(err, mirror.ErrRestored) {
@@ -387,11 +388,11 @@ func TestWatchErrors(t *testing.T) {
 		t.Errorf("after a revision that needs what was compacted: %v", err)
 	}
 	// The event at the compacted revision is the oldest available one.
-	if b := watch(t, s, prefix, mirror.Header{ClusterID: old.ClusterID, Revision: rev - 1}).next(); b.Changes[0].ModRevision != rev {
+	if b := watch(t, s, prefix, driver.Header{ClusterID: old.ClusterID, Revision: rev - 1}).next(); b.Changes[0].ModRevision != rev {
 		t.Errorf("after %d: %+v", rev-1, b)
 	}
 	now := header(t, s)
-	for what, after := range map[string]mirror.Header{
+	for what, after := range map[string]driver.Header{
 		"another cluster":        {ClusterID: now.ClusterID + 1, Revision: now.Revision},
 		"a revision of the past": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd no longer has
 	} {
@@ -400,13 +401,13 @@ func TestWatchErrors(t *testing.T) {
 		}
 	}
 	mine := errors.New("enough")
-	err := s.Watch(contextFor(t), prefix, mirror.Header{ClusterID: now.ClusterID, Revision: rev - 1}, func(mirror.Batch) error { return mine })
+	err := s.Watch(contextFor(t), prefix, driver.Header{ClusterID: now.ClusterID, Revision: rev - 1}, func(driver.Batch) error { return mine })
 	if !errors.Is(err, mine) {
 		t.Errorf("deliver's error: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
-	if err := s.Watch(ctx, prefix, now, func(mirror.Batch) error { return nil }); !errors.Is(err, context.Canceled) {
+	if err := s.Watch(ctx, prefix, now, func(driver.Batch) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
 }
@@ -443,7 +444,7 @@ func TestProgressIsAnswered(t *testing.T) {
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	rev := put(t, client, prefix+"a", "1")
 	// A watch that starts behind delivers the event first.
-	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	f := watch(t, s, prefix, driver.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
 	if b := f.next(); b.Through != rev {
 		t.Fatalf("%+v", b)
 	}
@@ -475,7 +476,7 @@ func TestOthersAreNotAskedForProgress(t *testing.T) {
 			t.Fatalf("%+v, want the write", r)
 		}
 	}
-	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	f := watch(t, s, prefix, driver.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
 	f.next()
 	for range 20 {
 		rev = put(t, client, "/elsewhere/"+prefix, "1")
@@ -495,7 +496,7 @@ func TestAFeedWithoutProgress(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").WithoutProgress()
 	rev := put(t, client, prefix+"a", "1")
-	f := watch(t, s, prefix, mirror.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
+	f := watch(t, s, prefix, driver.Header{ClusterID: header(t, s).ClusterID, Revision: rev - 1})
 	if b := f.next(); b.Through != rev || len(b.Changes) != 1 {
 		t.Fatalf("%+v", b)
 	}

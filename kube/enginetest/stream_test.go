@@ -19,6 +19,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // countedKV counts list requests by kind.
@@ -113,7 +114,7 @@ func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 	}
 	present := put(t, client, prefix+"later", "v")
 	compacted := false
-	_, err := s.List(contextFor(t), prefix, past, func([]mirror.KV) error {
+	_, err := s.List(contextFor(t), prefix, past, func([]driver.KV) error {
 		if !compacted {
 			compacted = true
 			compact(present)
@@ -124,7 +125,7 @@ func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 		t.Errorf("compacted in between: error %v, want ErrCompacted", err)
 	}
 	for _, s := range []*etcdsource.Source{s, s.InPages()} {
-		if _, err := s.List(contextFor(t), prefix, past, func([]mirror.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
+		if _, err := s.List(contextFor(t), prefix, past, func([]driver.KV) error { return nil }); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("compacted before: error %v, want ErrCompacted", err)
 		}
 	}
@@ -165,7 +166,7 @@ func TestListFigures(t *testing.T) {
 				}
 			}()
 			began, n, parts := time.Now(), 0, 0
-			if _, err := s.List(contextFor(t), prefix, 0, func(kvs []mirror.KV) error {
+			if _, err := s.List(contextFor(t), prefix, 0, func(kvs []driver.KV) error {
 				n += len(kvs)
 				parts++
 				return nil

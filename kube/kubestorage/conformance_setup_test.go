@@ -15,11 +15,11 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // withoutProgress is a source without progress on request.
-type withoutProgress struct{ mirror.Source }
+type withoutProgress struct{ driver.Source }
 
 func (withoutProgress) RequestProgress(context.Context) error { return nil }
 

@@ -29,6 +29,7 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // The suites that upstream exports for implementations of storage.Interface. Each runs on a
@@ -188,7 +189,7 @@ func TestListSuites(t *testing.T) {
 				if !consistent {
 					// No list may need the gated feature; and as in upstream's cacher only events
 					// move memory's revision.
-					opts = append(opts, withSource(func(s mirror.Source) mirror.Source { return withoutProgress{s} }))
+					opts = append(opts, withSource(func(s driver.Source) driver.Source { return withoutProgress{s} }))
 				}
 				if consistent || optional {
 					suite(t, "List", func(t *testing.T) {

@@ -29,11 +29,12 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // lossy is a source whose watches lose every change while it is armed.
 type lossy struct {
-	mirror.Source
+	driver.Source
 	armed atomic.Bool
 	keys  atomic.Int64 // requested without values
 	hang  bool         // such requests are not answered
@@ -42,11 +43,11 @@ type lossy struct {
 }
 
 func (l *lossy) through(o *options) {
-	o.source = func(etcd mirror.Source) mirror.Source { l.Source = etcd; return l }
+	o.source = func(etcd driver.Source) driver.Source { l.Source = etcd; return l }
 }
 
-func (l *lossy) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-	return l.Source.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+func (l *lossy) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
+	return l.Source.Watch(ctx, prefix, after, func(b driver.Batch) error {
 		if l.armed.Load() {
 			b.Changes = nil
 		}
@@ -54,16 +55,16 @@ func (l *lossy) Watch(ctx context.Context, prefix string, after mirror.Header, d
 	})
 }
 
-func (l *lossy) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]mirror.KV) error) (mirror.Header, error) {
+func (l *lossy) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
 	if l.each != nil {
 		l.each()
 	}
 	if l.hang {
 		l.hung.Add(1)
 		<-ctx.Done()
-		return mirror.Header{}, ctx.Err()
+		return driver.Header{}, ctx.Err()
 	}
-	return l.Source.Keys(ctx, prefix, at, most, func(kvs []mirror.KV) error {
+	return l.Source.Keys(ctx, prefix, at, most, func(kvs []driver.KV) error {
 		l.keys.Add(int64(len(kvs)))
 		return page(kvs)
 	})
@@ -455,7 +456,7 @@ func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
 	}
 	put(t, etcd, podOn("seen", "a", 1))
 	catchUp()
-	etcd.DropIf(func(mirror.Change) bool { return true })
+	etcd.DropIf(func(driver.Change) bool { return true })
 	put(t, etcd, podOn("lost", "a", 1))
 	catchUp()
 	etcd.DropIf(nil)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestReadsSeeWritesOfOthers: a read without a resource version sees every write by any client that
@@ -182,7 +182,7 @@ func TestAFutureRevision(t *testing.T) {
 // with 410, and then reads return exactly etcd's contents.
 func TestARestoredEtcd(t *testing.T) {
 	etcd := memory.New()
-	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
+	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
 	for key, value := range podsOnNode(t, "old") {
 		etcd.Put(key, value)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // onNode selects the pods of a node; with the index that registries declare for it
@@ -164,7 +165,7 @@ func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 // other objects.
 func TestAnIndexDiesWithItsEtcd(t *testing.T) {
 	etcd := memory.New()
-	f := setup(t, withSource(func(mirror.Source) mirror.Source { return etcd }))
+	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
 	list := func() []string {
 		t.Helper()
 		return podPaths(f.list(t, storage.ListOptions{Recursive: true, Predicate: onNode("node", true)}))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // podOn returns a pod on a node; n distinguishes two versions of it.
@@ -47,7 +48,7 @@ func inMemory(t testing.TB, opts ...func(*options)) (*fixture, *memory.Store) {
 	t.Helper()
 	etcd := memory.New()
 	etcd.Put(testPrefix+"something", "else")
-	return setup(t, append(opts, withSource(func(mirror.Source) mirror.Source { return etcd }))...), etcd
+	return setup(t, append(opts, withSource(func(driver.Source) driver.Source { return etcd }))...), etcd
 }
 
 // after starts a watch after a revision.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // series returns the value of a metric of the resource, for a histogram its count, and whether it
@@ -110,7 +111,7 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 	pods := schema.GroupResource{Group: "metrics", Resource: "unlisted"}
 	lists := &failingLists{}
 	lists.fail.Store(true)
-	f := setup(t, beforeReady, func(o *options) { o.store.GroupResource = pods }, withSource(func(s mirror.Source) mirror.Source {
+	f := setup(t, beforeReady, func(o *options) { o.store.GroupResource = pods }, withSource(func(s driver.Source) driver.Source {
 		lists.Source = s
 		return lists
 	}))
@@ -152,13 +153,13 @@ func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 
 // failingLists is a source whose lists fail on request.
 type failingLists struct {
-	mirror.Source
+	driver.Source
 	fail atomic.Bool
 }
 
-func (f *failingLists) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (f *failingLists) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	if f.fail.Load() {
-		return mirror.Header{}, errors.New("no list for now")
+		return driver.Header{}, errors.New("no list for now")
 	}
 	return f.Source.List(ctx, prefix, at, page)
 }

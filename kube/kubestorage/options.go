@@ -9,6 +9,7 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Options configures an Engine. The zero value serves every resource from memory.
@@ -27,7 +28,7 @@ type Options struct {
 	// Replay bounds the history that is restored from etcd at the start, per etcd cluster; see
 	// mirror.Options. A zero field means that of mirror.DefaultReplay, a negative one disables the
 	// restore.
-	Replay mirror.ReplayBounds
+	Replay driver.ReplayBounds
 	// UnclaimedBytes bounds the values kept for resources without a storage so far, per etcd
 	// cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
@@ -137,9 +138,9 @@ func (o *Options) window(upstream time.Duration) mirror.Window {
 }
 
 // replay returns the bounds of the restored history.
-func (o *Options) replay() mirror.ReplayBounds {
+func (o *Options) replay() driver.ReplayBounds {
 	if !o.enabled(WatchHistoryRestore) {
-		return mirror.ReplayBounds{Revisions: -1}
+		return driver.ReplayBounds{Revisions: -1}
 	}
 	return o.Replay
 }

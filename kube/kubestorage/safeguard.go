@@ -10,13 +10,13 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/etcdsource"
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // detectedSource is the data source of a cluster's mirror, and its detected capabilities.
 type detectedSource struct {
 	// source is nil if no resource is served from memory.
-	source mirror.Source
+	source driver.Source
 	// freshness is the method by which the mirror finds the source's current revision.
 	freshness etcdsource.Freshness
 	// eventsOnly: see mirror.Options.

@@ -40,6 +40,7 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // patience bounds every wait of the tests. Only a failing test waits that long, even on a busy machine with the race detector.
@@ -80,7 +81,7 @@ type options struct {
 	etcd        func(*embed.Config)
 	store       storeConfig
 	engine      Options
-	source      func(mirror.Source) mirror.Source       // between etcd and the mirror
+	source      func(driver.Source) driver.Source       // between etcd and the mirror
 	watcher     func(clientv3.Watcher) clientv3.Watcher // put before etcd's
 	fromEtcd    bool                                    // no mirror: the cluster reads from etcd
 	eventsOnly  bool                                    // as if etcd were too old
@@ -93,7 +94,7 @@ func withTransformer(t value.Transformer) func(*options) {
 	return func(o *options) { o.store.Transformer = t }
 }
 
-func withSource(wrap func(mirror.Source) mirror.Source) func(*options) {
+func withSource(wrap func(driver.Source) driver.Source) func(*options) {
 	return func(o *options) { o.source = wrap }
 }
 

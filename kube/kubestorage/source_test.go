@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // valve blocks its callers while it is shut. The zero value is open.
@@ -47,27 +48,27 @@ func (v *valve) pass(ctx context.Context) error {
 
 // stallable is a source whose lists and feed a test can block.
 type stallable struct {
-	mirror.Source
+	driver.Source
 	lists, feed valve
 }
 
 // through makes setup use s between etcd and the mirror.
 func (s *stallable) through(o *options) {
-	o.source = func(etcd mirror.Source) mirror.Source {
+	o.source = func(etcd driver.Source) driver.Source {
 		s.Source = etcd
 		return s
 	}
 }
 
-func (s *stallable) List(ctx context.Context, prefix string, at mirror.Revision, page func([]mirror.KV) error) (mirror.Header, error) {
+func (s *stallable) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	if err := s.lists.pass(ctx); err != nil {
-		return mirror.Header{}, err
+		return driver.Header{}, err
 	}
 	return s.Source.List(ctx, prefix, at, page)
 }
 
-func (s *stallable) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
-	return s.Source.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+func (s *stallable) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
+	return s.Source.Watch(ctx, prefix, after, func(b driver.Batch) error {
 		if err := s.feed.pass(ctx); err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalksEqualEtcd; 0 for a random one")
@@ -189,7 +190,7 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 	case 0:
 		opts.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 10_000}
 	case 1:
-		opts.Replay = mirror.ReplayBounds{Revisions: -1}
+		opts.Replay = driver.ReplayBounds{Revisions: -1}
 	}
 	gates := featuregate.NewFeatureGate()
 	// Replicas with and without sealed tokens read each other's tokens.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stratakube/strata/etcdsource"
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/server/bench/internal/stats"
 )
 
@@ -130,7 +130,7 @@ func startFeed(ctx context.Context, endpoint string) (*feed, error) {
 	ctx, f.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(f.done)
-		f.err = f.source.Watch(ctx, "/registry/", now, func(b mirror.Batch) error {
+		f.err = f.source.Watch(ctx, "/registry/", now, func(b driver.Batch) error {
 			if len(b.Changes) == 0 {
 				f.progress.Add(1)
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // engineKind is the value of --engine.
@@ -52,7 +53,7 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 	if progress == 0 {
 		progress = -1 // never
 	}
-	replay := mirror.ReplayBounds{Revisions: limits.replayRevisions, Bytes: limits.replayBytes.Value()}
+	replay := driver.ReplayBounds{Revisions: limits.replayRevisions, Bytes: limits.replayBytes.Value()}
 	if replay.Revisions == 0 {
 		replay.Revisions = -1 // none
 	}

@@ -1,8 +1,18 @@
-package mirror
+// Package driver is the contract between a mirror and the store that it copies: the Source, and the keys, changes and batches
+// that it delivers. Package etcdsource implements it.
+package driver
 
 import (
 	"context"
 	"errors"
+)
+
+// Errors of a Source.
+var (
+	// ErrCompacted: etcd has compacted the revision. Permanent for this revision; the caller relists.
+	ErrCompacted = errors.New("revision compacted")
+	// ErrRestored: etcd is another cluster than before, or an older state of it.
+	ErrRestored = errors.New("etcd was restored or replaced")
 )
 
 // Revision numbers a state of an etcd cluster. Every write transaction has its own revision, and
@@ -37,9 +47,9 @@ type Header struct {
 	Revision  Revision
 }
 
-// replacedBy reports whether answer comes from another etcd cluster than h, or from an older state
+// ReplacedBy reports whether answer comes from another etcd cluster than h, or from an older state
 // of it.
-func (h Header) replacedBy(answer Header) bool {
+func (h Header) ReplacedBy(answer Header) bool {
 	return h.ClusterID != 0 && (answer.ClusterID != h.ClusterID || answer.Revision < h.Revision)
 }
 
@@ -98,23 +108,3 @@ type Source interface {
 	// acknowledged before the call.
 	ReadRevision(ctx context.Context) (Header, error)
 }
-
-// Errors of a mirror and its sources, grouped by the caller's next step.
-var (
-	// ErrCompacted: the revision left the window or was compacted by etcd. Permanent for this
-	// revision; the caller relists.
-	ErrCompacted = errors.New("revision compacted")
-	// ErrFutureRevision: the revision is above the published revision. It may exist soon; see Wait.
-	ErrFutureRevision = errors.New("revision not reached yet")
-	// ErrNotReady: the resource is being loaded, for the first time or again. The caller retries.
-	ErrNotReady = errors.New("mirror is not ready")
-	// ErrClosed: the mirror or the resource was closed.
-	ErrClosed = errors.New("mirror closed")
-
-	// ErrRestored: etcd is another cluster than the mirrored one, or an older state of it. The
-	// mirror restarts from an empty state (the exception to I1).
-	ErrRestored = errors.New("etcd was restored or replaced")
-	// ErrDiverged: the feed contradicts the cached state, so an event was lost, repeated or
-	// overtaken. The affected resource, or the whole prefix, is relisted.
-	ErrDiverged = errors.New("feed contradicts the mirror")
-)
