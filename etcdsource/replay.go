@@ -138,7 +138,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case now := <-silence.C:
-			if now.Sub(waiting) > r.plan.patience && time.Duration(mirror.Now()-heard.Load()) > r.plan.patience {
+			if now.Sub(waiting) > r.plan.patience && time.Duration(driver.Now()-heard.Load()) > r.plan.patience {
 				return fmt.Errorf("etcd says nothing for %s", r.plan.patience)
 			}
 			continue

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const (
@@ -112,7 +113,7 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 type watchStream struct {
 	stream  pb.Watch_WatchClient
 	cluster uint64
-	heard   *atomic.Int64 // time of the last response, as mirror.Now counts; may be shared
+	heard   *atomic.Int64 // time of the last response, as driver.Now counts; may be shared
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	told    atomic.Bool   // a response arrived since the last progress request
@@ -206,7 +207,7 @@ func (l *watchStream) part() (*pb.WatchResponse, error) {
 	if err != nil {
 		return nil, translate(rpctypes.Error(err))
 	}
-	l.heard.Store(mirror.Now())
+	l.heard.Store(driver.Now())
 	l.told.Store(true)
 	switch {
 	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"strings"
-	"time"
 	"unsafe"
 
 	"github.com/stratakube/strata/mirror/driver"
@@ -92,17 +91,11 @@ type Event struct {
 	Rev   Revision
 	Entry *Entry // nil if the key was deleted
 	Prev  *Entry // nil if the key was created
-	// Arrived is when the event arrived from etcd, in nanoseconds as Now counts them; 0 if it was
+	// Arrived is when the event arrived from etcd, in nanoseconds as driver.Now counts them; 0 if it was
 	// restored or listed.
 	Arrived int64
 	memos   memo.List
 }
-
-var started = time.Now()
-
-// Now returns the monotonic time in nanoseconds since the process began, on the scale of
-// Event.Arrived.
-func Now() int64 { return int64(time.Since(started)) }
 
 // Revision returns Rev.
 func (e *Event) Revision() int64 { return e.Rev }

@@ -23,7 +23,7 @@ func byValue(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.WatchIn
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	return mirror.NewWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf)
+	return mirror.NewWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, nil)
 }
 
 // bySet is byValue for cursors that follow sets of letters.
@@ -31,7 +31,7 @@ func bySet(t interface{ Cleanup(func()) }, r *mirror.Resource) *mirror.WatchInde
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	return mirror.NewSetWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
+	return mirror.NewWatchIndex(ctx, r, func(run func()) bool { wg.Go(run); return true }, valuesOf, strings.Contains)
 }
 
 func valuesOf(ev *mirror.Event) (before, now string, known bool) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
@@ -15,9 +16,8 @@ type (
 	tree = btree.Tree[*Entry]
 	// Run is a part of one leaf of a version's tree: neighbouring entries, and a memo on the leaf
 	// for values that readers derive from all of them.
-	Run = btree.Run[*Entry]
-	// Leaf is the leaf of a Run.
-	Leaf = btree.Leaf[*Entry]
+	Run  = btree.Run[*Entry]
+	leaf = btree.Leaf[*Entry]
 )
 
 type eventLog = eventlog.Log[Event, *Event]
@@ -188,7 +188,7 @@ const (
 
 // touch records that the version was returned to a reader.
 func (v *version) touch() {
-	if now := Now(); now-v.used.Load() > int64(time.Millisecond) {
+	if now := driver.Now(); now-v.used.Load() > int64(time.Millisecond) {
 		v.used.Store(now)
 	}
 }
@@ -196,7 +196,7 @@ func (v *version) touch() {
 // cacheVersion caches a version that was made for a reader, or returns the one that another reader has
 // cached meanwhile. It evicts the least recently used one if the cache is full.
 func (l *lineage) cacheVersion(v *version) *version {
-	v.used.Store(Now())
+	v.used.Store(driver.Now())
 	for {
 		cur := l.cachedVersions.Load()
 		if i := slices.IndexFunc(*cur, func(o *version) bool { return o.seq == v.seq }); i >= 0 {

@@ -1,11 +1,15 @@
 package mirror
 
-import "time"
+import (
+	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
+)
 
 // age drops history older than the window, and versions cached for readers that are idle.
 func (w *writer) age(now time.Time) {
 	w.absorb()
-	idle := Now() - int64(madeIdle)
+	idle := driver.Now() - int64(madeIdle)
 	for _, t := range w.tables {
 		if lin := t.cur.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {
 			t.countVersionBytes(lin)

@@ -134,7 +134,7 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 		if !slices.Equal(entriesOf(last), want[rev]) {
 			t.Fatalf("revision %d differs", rev)
 		}
-		pager.used.Store(Now() + int64(rev)) // it was just used
+		pager.used.Store(driver.Now() + int64(rev)) // it was just used
 		if n := len(*l.cachedVersions.Load()); n > maxCachedVersions {
 			t.Fatalf("%d versions are kept", n)
 		}

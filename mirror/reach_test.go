@@ -8,12 +8,13 @@ import (
 	"time"
 	"weak"
 
+	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
 )
 
 // leaves returns weak pointers to the leaves of a snapshot.
-func leaves(s mirror.Snapshot) (all []weak.Pointer[mirror.Leaf]) {
+func leaves(s mirror.Snapshot) (all []weak.Pointer[btree.Leaf[*mirror.Entry]]) {
 	for run := range s.Runs("", "") {
 		all = append(all, weak.Make(run.Leaf))
 	}
@@ -43,7 +44,7 @@ func TestCursorHoldsNoEndedLineage(t *testing.T) {
 				r := claim(t, m, "/registry/a/")
 				reach(t, m, md.store.Revision(), r)
 				var cursors []*mirror.Cursor
-				var trees []weak.Pointer[mirror.Leaf]
+				var trees []weak.Pointer[btree.Leaf[*mirror.Entry]]
 				var events []weak.Pointer[mirror.Event]
 				for generation := range 3 {
 					s := latest(t, r)
@@ -108,7 +109,7 @@ func TestRestoredHistoryIsFreed(t *testing.T) {
 		m := start(t, md.store, func(o *mirror.Options) { o.CheckpointEvents = 16 })
 		r := claim(t, m, "/registry/a/")
 		reach(t, m, md.store.Revision(), r)
-		var old []weak.Pointer[mirror.Leaf]
+		var old []weak.Pointer[btree.Leaf[*mirror.Entry]]
 		oldest, _, err := r.Oldest()
 		if err != nil || oldest >= md.store.Revision()-3000 {
 			t.Fatalf("history reaches back to %d, %v", oldest, err)

@@ -125,7 +125,7 @@ type txn struct {
 	lin    *lineage
 	edit   *btree.Edit[*Entry]
 	events []*Event
-	old    []*Leaf // replaced leaves that have a memo
+	old    []*leaf // replaced leaves that have a memo
 
 	arrived int64 // see Event
 }

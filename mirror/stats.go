@@ -4,10 +4,10 @@ import (
 	"time"
 )
 
-// Publications is a histogram of the delay from the arrival of a batch until its events are
+// publications is a histogram of the delay from the arrival of a batch until its events are
 // readable. Element i counts the batches with a delay of at most publicationBounds[i] and above the
 // previous bound, and adds up their delays.
-type Publications [len(publicationBounds) + 1]struct {
+type publications [len(publicationBounds) + 1]struct {
 	N    int64
 	Time time.Duration
 }
@@ -75,7 +75,7 @@ type ResourceStats struct {
 	// Counters, which continue when the resource is claimed again.
 	Received     int64         // events that the feed has delivered
 	Published    int64         // events published to cursors; events of a loading resource are part of the load
-	Publications Publications  // of the batches with these events
+	Publications publications  // of the batches with these events
 	Loads        int64         // times the resource became readable, or a list replaced its content
 	LoadFailures int64         // failed lists for a load
 	LoadTime     time.Duration // of all Loads: from the claim, or the loss of the content, until the resource was readable

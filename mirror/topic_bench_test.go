@@ -93,7 +93,7 @@ func BenchmarkFollowers(b *testing.B) {
 			defer cancel()
 			f := &benchFollowers{cursors: make([]*mirror.Cursor, n)}
 			f.part = mirror.NewWatchIndex(ctx, claimed[0], func(run func()) bool { wg.Go(run); return true },
-				func(ev *mirror.Event) (before, now string, known bool) { return ev.Key(), ev.Key(), true })
+				func(ev *mirror.Event) (before, now string, known bool) { return ev.Key(), ev.Key(), true }, nil)
 			snap, err := claimed[0].Latest()
 			if err != nil {
 				b.Fatal(err)

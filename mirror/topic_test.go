@@ -125,7 +125,7 @@ func TestAnEventWakesThoseItConcerns(t *testing.T) {
 				now = string(ev.Entry.Value())
 			}
 			return before, now, true
-		})
+		}, nil)
 		cursors := newWaitingCursors(latest(t, r), part, n)
 		synctest.Wait()
 		for _, tt := range []struct {
@@ -233,7 +233,7 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 				<-gate
 			}
 			return valuesOf(ev)
-		})
+		}, nil)
 		c, other := latest(t, r).Cursor("", ""), latest(t, r).Cursor("", "")
 		c.FollowIndex(part, "x")
 		other.FollowIndex(part, "somebody else's")
@@ -288,7 +288,7 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 		defer clean.run()
 		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			return ev.Key(), ev.Key(), true
-		})
+		}, nil)
 		began := latest(t, r)
 		first := began.Cursor("", "")
 		first.FollowIndex(part, "nobody's")
@@ -351,7 +351,7 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			time.Sleep(90 * time.Millisecond)
 			return valuesOf(ev)
-		})
+		}, nil)
 		behind, err := r.CursorAfter(old, "", "")
 		if err != nil {
 			t.Fatal(err)
@@ -398,7 +398,7 @@ func TestAPartitionThatFallsBehind(t *testing.T) {
 		part := mirror.NewWatchIndex(t.Context(), r, goes(&clean), func(ev *mirror.Event) (before, now string, known bool) {
 			<-slow
 			return valuesOf(ev)
-		})
+		}, nil)
 		c := latest(t, r).Cursor("", "")
 		c.FollowIndex(part, "q")
 		defer func() { c.Close() }()

@@ -197,7 +197,7 @@ func (w *writer) apply(b driver.Batch) error {
 		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
 	}
 	w.touched = w.touched[:0]
-	last, arrived := now, Now()
+	last, arrived := now, driver.Now()
 	for i := range b.Changes {
 		c := &b.Changes[i]
 		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
@@ -254,7 +254,7 @@ func (w *writer) commit(through Revision, progress bool) {
 	}
 	var took time.Duration
 	if len(w.touched) > 0 {
-		took = time.Duration(Now() - w.touched[0].arrived)
+		took = time.Duration(driver.Now() - w.touched[0].arrived)
 	}
 	for _, x := range w.touched {
 		x.lin.head.Load().prev.Store(nil)

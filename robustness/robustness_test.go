@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // validateTimeout bounds the search for a linearization; 10,000 operations take about a second.
@@ -71,7 +71,7 @@ type defect struct {
 	found  string // part of the validators' error
 	kind   kind
 	events func([]*clientv3.Event) []*clientv3.Event // changes an answer of a watch
-	feed   func(mirror.Batch) mirror.Batch           // changes the batches that the mirror receives
+	feed   func(driver.Batch) driver.Batch           // changes the batches that the mirror receives
 }
 
 // kind is a defect of a reader.
@@ -99,12 +99,12 @@ func sometimes(least int, change func([]*clientv3.Event) []*clientv3.Event) func
 }
 
 var defects = []defect{
-	{name: "a key whose changes the feed loses", found: "linearization: Failure: illegal", feed: func(b mirror.Batch) mirror.Batch {
-		b.Changes = slices.DeleteFunc(slices.Clone(b.Changes), func(c mirror.Change) bool { return string(c.Key) == keys[0] })
+	{name: "a key whose changes the feed loses", found: "linearization: Failure: illegal", feed: func(b driver.Batch) driver.Batch {
+		b.Changes = slices.DeleteFunc(slices.Clone(b.Changes), func(c driver.Change) bool { return string(c.Key) == keys[0] })
 		return b
 	}},
 	{name: "reads of the present that do not wait for it", found: "linearization: Failure: illegal", kind: readsWithoutWait,
-		feed: func(b mirror.Batch) mirror.Batch {
+		feed: func(b driver.Batch) driver.Batch {
 			time.Sleep(5 * time.Millisecond) // the lag that the read has to wait out
 			return b
 		}},

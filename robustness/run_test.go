@@ -21,6 +21,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const (
@@ -57,10 +58,10 @@ type source struct {
 
 var errInterrupted = errors.New("the feed was interrupted on purpose")
 
-// Watch implements mirror.Source. It occasionally ends with an error, so that the mirror has to resume.
-func (s *source) Watch(ctx context.Context, prefix string, after mirror.Header, deliver func(mirror.Batch) error) error {
+// Watch implements driver.Source. It occasionally ends with an error, so that the mirror has to resume.
+func (s *source) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	batches := 0
-	return s.Source.Watch(ctx, prefix, after, func(b mirror.Batch) error {
+	return s.Source.Watch(ctx, prefix, after, func(b driver.Batch) error {
 		if batches++; batches > interruptEvery {
 			return errInterrupted
 		}
@@ -139,7 +140,7 @@ func record(t *testing.T, operations int, d *defect) history {
 	partitionCtx, end := context.WithCancel(ctx)
 	defer end()
 	r.byKey = mirror.NewWatchIndex(partitionCtx, r.resource, func(run func()) bool { partition.Go(run); return true },
-		func(e *mirror.Event) (before, now string, known bool) { return e.Key(), e.Key(), true })
+		func(e *mirror.Event) (before, now string, known bool) { return e.Key(), e.Key(), true }, nil)
 
 	// The validators' model begins with an empty etcd, and requires that a client has seen it.
 	first := r.client(t)

@@ -79,5 +79,5 @@ func ErrorStatus(err error) *metav1.Status {
 
 // Delivered records in the metrics that events have been written to the client now. arrived and
 // ready are the times at which the oldest of them arrived (mirror.Event.Arrived) and was ready to
-// be written, on the clock of mirror.Now.
+// be written, on the clock of driver.Now.
 func (st *Stream) Delivered(arrived, ready int64) { st.store.watchMetrics.Delivered(arrived, ready) }

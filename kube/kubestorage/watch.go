@@ -11,6 +11,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // resultBuffer is the capacity of a watch's channel: large enough that a consumer on another
@@ -172,7 +173,7 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 	if w.observed == w.stream.batches || ev.Arrived == 0 {
 		return w.send(watch.Event{Type: t, Object: obj})
 	}
-	ready := mirror.Now()
+	ready := driver.Now()
 	if err := w.send(watch.Event{Type: t, Object: obj}); err != nil {
 		return err
 	}

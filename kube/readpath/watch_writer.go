@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 const (
@@ -198,7 +198,7 @@ func (w *watchWriter) record(size int) {
 // arrived records the time at which an added event arrived from etcd; 0 if it did not come from etcd.
 func (w *watchWriter) arrived(at int64) {
 	if w.oldest == 0 && at != 0 {
-		w.oldest, w.ready = at, mirror.Now()
+		w.oldest, w.ready = at, driver.Now()
 	}
 }
 

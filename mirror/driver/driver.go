@@ -5,6 +5,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // Errors of a Source.
@@ -18,6 +19,11 @@ var (
 // Revision numbers a state of an etcd cluster. Every write transaction has its own revision, and
 // revisions only increase.
 type Revision = int64
+
+var started = time.Now()
+
+// Now returns the monotonic time in nanoseconds since the process began: the scale of the times at which batches arrive.
+func Now() int64 { return int64(time.Since(started)) }
 
 // KV is one key of etcd at some revision.
 type KV struct {

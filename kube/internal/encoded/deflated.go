@@ -44,7 +44,7 @@ type Frame struct {
 
 // deflatingKey identifies one compression in progress.
 type deflatingKey struct {
-	leaf *mirror.Leaf
+	leaf *leaf
 	form form
 }
 
@@ -187,7 +187,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 	return Frames{Run: gzipjoin.Compress(nil, framed), Sizes: sizes}, nil
 }
 
-func (p *Representation) keptDeflated(l *mirror.Leaf, f form) (frames Frames, ok bool) {
+func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) {
 	if kept := leafRuns(l).find(p.memoKey); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.Load(p.blocks.Now()); payload != nil {

@@ -3,6 +3,7 @@ package encoded
 import (
 	"sync/atomic"
 
+	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
@@ -47,7 +48,10 @@ func (r runs) Superseded() {
 	}
 }
 
-func leafRuns(l *mirror.Leaf) runs {
+// leaf is the leaf of a mirror.Run.
+type leaf = btree.Leaf[*mirror.Entry]
+
+func leafRuns(l *leaf) runs {
 	if m := l.Memo.Load(); m != nil {
 		return (*m).(runs)
 	}
@@ -55,7 +59,7 @@ func leafRuns(l *mirror.Leaf) runs {
 }
 
 // setRun sets r on the leaf in place of an older run of the representation.
-func (p *Representation) setRun(l *mirror.Leaf, r *run) {
+func (p *Representation) setRun(l *leaf, r *run) {
 	for {
 		cur := l.Memo.Load()
 		var old runs
@@ -169,10 +173,10 @@ type Measurer interface {
 }
 
 // IsCached reports whether the leaf has a run under a memo key.
-func IsCached(l *mirror.Leaf, memoKey *memo.Key) bool { return leafRuns(l).find(memoKey) != nil }
+func IsCached(l *leaf, memoKey *memo.Key) bool { return leafRuns(l).find(memoKey) != nil }
 
 // DropClosed drops the runs of closed representations from a leaf.
-func DropClosed(l *mirror.Leaf) {
+func DropClosed(l *leaf) {
 	for {
 		cur := l.Memo.Load()
 		if cur == nil {

@@ -41,7 +41,7 @@ type Representation struct {
 
 	// The computations in progress: items of leaves, compressed leaves, items of events, compressed
 	// frames of events.
-	building  flight.Group[*mirror.Leaf, struct{}]
+	building  flight.Group[*leaf, struct{}]
 	deflating flight.Group[deflatingKey, Frames]
 	encoding  flight.Group[*eventItem, []byte]
 	framing   flight.Group[*atomic.Pointer[Frame], *Frame]

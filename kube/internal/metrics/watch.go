@@ -9,7 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // Metrics of watches, by resource.
@@ -101,16 +101,16 @@ func (m *Watches) Ended(reason string) {
 func (m *Watches) Terminated() { m.terminated().Inc() }
 
 // Delivered records that events have been written to the client now. arrived and ready are the times at which the oldest of them
-// arrived and was ready to be written, on the clock of mirror.Now.
+// arrived and was ready to be written, on the clock of driver.Now.
 func (m *Watches) Delivered(arrived, ready int64) {
-	now := mirror.Now()
+	now := driver.Now()
 	m.delivery().Observe(time.Duration(now - arrived).Seconds())
 	m.dispatch.observe(arrived, ready, now)
 }
 
 // Dispatched records that an event was sent to the client now; arrived and ready are as in
 // Delivered.
-func (m *Watches) Dispatched(arrived, ready int64) { m.dispatch.observe(arrived, ready, mirror.Now()) }
+func (m *Watches) Dispatched(arrived, ready int64) { m.dispatch.observe(arrived, ready, driver.Now()) }
 
 // dispatchMetrics are the stages of apiserver_watch_events_dispatch_duration_seconds that a watch
 // observes, once for each write, for its oldest event. The third stage, storage_to_cache, is the
@@ -131,7 +131,7 @@ func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
 	return dispatchMetrics{total: stage("total"), handOver: stage("cache_to_watcher")}
 }
 
-// observe records that an event was delivered now. The times are those of mirror.Now.
+// observe records that an event was delivered now. The times are those of driver.Now.
 func (d *dispatchMetrics) observe(arrived, ready, now int64) {
 	d.total().Observe(time.Duration(now - arrived).Seconds())
 	d.handOver().Observe(time.Duration(now - ready).Seconds())

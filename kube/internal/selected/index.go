@@ -181,7 +181,7 @@ func (s *Selections) Index(name string, value func(*objects.Attributes) string) 
 		x.selection = selection[*IndexItem]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, turn: semaphore.NewWeighted(1)}
 		x.watched = mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
 			return s.values(ev, value, "value")
-		})
+		}, nil)
 		if t.byName == nil {
 			t.byName = map[string]*Index{}
 		}

@@ -114,13 +114,13 @@ func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVe
 
 // retireOthers retires the leaves of old that are in none of the others.
 func retireOthers(old *ShardVersion, others ...*ShardVersion) {
-	kept := map[*mirror.Leaf]bool{}
+	kept := map[*btree.Leaf[*mirror.Entry]]bool{}
 	for _, o := range others {
 		for run := range o.tree.Runs("", "") {
 			kept[run.Leaf] = true
 		}
 	}
-	retire(slices.DeleteFunc(old.leaves(), func(l *mirror.Leaf) bool { return kept[l] }))
+	retire(slices.DeleteFunc(old.leaves(), func(l *btree.Leaf[*mirror.Entry]) bool { return kept[l] }))
 }
 
 // drop releases the cached data of the leaves of the shard. It waits for the turn.
@@ -149,7 +149,7 @@ func (x *Shard) dropEnded() {
 }
 
 // retire retires leaves of shards, as the writer does with those of the resource's own tree.
-func retire(leaves []*mirror.Leaf) {
+func retire(leaves []*btree.Leaf[*mirror.Entry]) {
 	for _, l := range leaves {
 		if m := l.Memo.Load(); m != nil {
 			if r, ok := (*m).(memo.Superseder); ok {

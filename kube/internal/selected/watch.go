@@ -93,7 +93,7 @@ type shardWatches struct {
 func newShardWatches(s *Selections, key objects.ShardKey) *shardWatches {
 	w := &shardWatches{of: s, bySet: map[string]int{}}
 	hash := func(a *objects.Attributes) string { return objects.HashValue(a.Hash(key)) }
-	w.sorted = mirror.NewSetWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
+	w.sorted = mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
 		if before, now, known = s.values(ev, hash, "shard"); known {
 			w.count(ev, before, now)
 		}

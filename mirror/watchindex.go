@@ -9,6 +9,9 @@ import (
 	"sync"
 )
 
+// indexFunc is a parameter of NewWatchIndex.
+type indexFunc = func(*Event) (before, now string, known bool)
+
 // WatchIndex sorts the events of a resource by a value that its readers derive, such as a field of
 // the object. The mirror itself never decodes values. Cursors that follow a value
 // (Cursor.FollowIndex) read, and are woken by, only the events of that value. While there are such
@@ -18,7 +21,7 @@ type WatchIndex struct {
 	res   *Resource
 	ctx   context.Context
 	start func(run func()) bool
-	of    IndexFunc
+	of    indexFunc
 	// covers, if set, reports whether a set of values that cursors follow contains a value.
 	covers func(set, value string) bool
 
@@ -26,25 +29,20 @@ type WatchIndex struct {
 	cur *sorted    // nil while no cursor follows a value
 }
 
-// IndexFunc returns the values of the object before and after an event (Prev, Entry), as far as they
-// exist. It reports false if they cannot be determined: the event then concerns every value.
-type IndexFunc func(*Event) (before, now string, known bool)
-
-// NewWatchIndex returns a watch index of the resource. Its goroutine calls of once for each event and
-// blocks on nothing else; a slow of delays only the cursors of this watch index. start runs a
+// NewWatchIndex returns an index of the events of a resource. Its goroutine calls of once for each event and
+// blocks on nothing else; a slow of delays only the cursors of this index. start runs a
 // function on a goroutine, or reports false if the owner of its goroutines has ended. The function
 // ends when no cursor follows a value, with the resource's lineage, and with ctx.
-func NewWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of IndexFunc) *WatchIndex {
-	return &WatchIndex{res: r, ctx: ctx, start: start, of: of}
-}
-
-// NewSetWatchIndex is NewPartition for cursors that follow sets of values. Sets have names and may
-// overlap: FollowIndex takes a name, and covers reports whether the named set contains a value. An
-// event costs a call of covers for each followed set and each of its values.
-func NewSetWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of IndexFunc, covers func(set, value string) bool) *WatchIndex {
-	p := NewWatchIndex(ctx, r, start, of)
-	p.covers = covers
-	return p
+//
+// of returns the values of the object before and after an event (Prev, Entry), as far as they exist. It reports false if they
+// cannot be determined: the event then concerns every value.
+//
+// With covers, cursors follow sets of values. Sets have names and may overlap: FollowIndex takes a name, and covers reports
+// whether the named set contains a value. An event costs a call of covers for each followed set and each of its values. A nil
+// covers means that cursors follow single values.
+func NewWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of func(*Event) (before, now string, known bool),
+	covers func(set, value string) bool) *WatchIndex {
+	return &WatchIndex{res: r, ctx: ctx, start: start, of: of, covers: covers}
 }
 
 // subscribe returns the topic of the value for a cursor, nil if the watch index has ended.
@@ -87,7 +85,7 @@ type sorted struct {
 	topics
 	lin    *lineage
 	res    *Resource
-	of     IndexFunc
+	of     indexFunc
 	covers func(set, value string) bool // nil: topics are of single values
 
 	// from is where new topics begin. Topics of sets exist only while they have a cursor, so a new
