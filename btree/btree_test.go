@@ -153,9 +153,9 @@ func (m *machine) measure(t *rapid.T) {
 	}
 }
 
-// TestTreeIsSortedMapAndOldTreesNeverMove compares edits with a plain map and reads every earlier
+// TestTree_RandomEdits_EqualsSortedMap compares edits with a plain map and reads every earlier
 // tree again at the end.
-func TestTreeIsSortedMapAndOldTreesNeverMove(t *testing.T) {
+func TestTree_RandomEdits_EqualsSortedMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &machine{model: map[string]*item{}}
 		if rapid.Bool().Draw(t, "bulk") {
@@ -213,9 +213,9 @@ func FuzzTree(f *testing.F) {
 	})
 }
 
-// TestUntouchedLeavesAreShared: memos on leaves remain useful because an edit keeps untouched
+// TestEdit_UntouchedLeaves_AreShared: memos on leaves remain useful because an edit keeps untouched
 // leaves.
-func TestUntouchedLeavesAreShared(t *testing.T) {
+func TestEdit_UntouchedLeaves_AreShared(t *testing.T) {
 	var items []*item
 	for i := range 10_000 {
 		items = append(items, &item{fmt.Sprintf("%05d", i), 1})
@@ -239,9 +239,9 @@ func TestUntouchedLeavesAreShared(t *testing.T) {
 	}
 }
 
-// TestReplacedLeavesAreKnown: Replaced returns the leaves with a memo that are not in the result,
+// TestEdit_Replaced_ReturnsRemovedLeavesWithMemo: Replaced returns the leaves with a memo that are not in the result,
 // for every kind of removal.
-func TestReplacedLeavesAreKnown(t *testing.T) {
+func TestEdit_Replaced_ReturnsRemovedLeavesWithMemo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var items []*item
 		for i := range rapid.IntRange(1, 1000).Draw(t, "n") {
@@ -345,9 +345,9 @@ type name struct{ closed bool }
 
 func (n *name) Closed() bool { return n.closed }
 
-// TestSumsEndWithTheirNames: a tree without edits does not grow when it is measured under ever new
+// TestMeasure_ManyNames_DoesNotGrowTree: a tree without edits does not grow when it is measured under ever new
 // names.
-func TestSumsEndWithTheirNames(t *testing.T) {
+func TestMeasure_ManyNames_DoesNotGrowTree(t *testing.T) {
 	var items []*item
 	for i := range 1000 {
 		items = append(items, &item{key: fmt.Sprintf("%04d", i), size: 1})
@@ -384,9 +384,9 @@ func nodes(n *node[*item], into map[*node[*item]]bool) {
 	}
 }
 
-// TestWeighCountsEachNodeOnce: a node counts for the first tree that contains it, in any order of
+// TestWeigh_SharedNodes_AreCountedOnce: a node counts for the first tree that contains it, in any order of
 // trees.
-func TestWeighCountsEachNodeOnce(t *testing.T) {
+func TestWeigh_SharedNodes_AreCountedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		trees := []Tree[*item]{{}, Build(benchItems(rnd.IntN(3000)))}
@@ -424,8 +424,8 @@ func TestWeighCountsEachNodeOnce(t *testing.T) {
 	})
 }
 
-// TestWeighIsWhatTheHeapSays: the weights equal the heap's growth within a few percent.
-func TestWeighIsWhatTheHeapSays(t *testing.T) {
+// TestWeigh_EqualsHeapGrowth: the weights equal the heap's growth within a few percent.
+func TestWeigh_EqualsHeapGrowth(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()
 		runtime.GC()

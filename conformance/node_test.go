@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func TestAdmissionHandlerServesAgnhostsPaths(t *testing.T) {
+func TestAdmissionHandler_ServesAgnhostPaths(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: []string{"webhook", "--port=8444"}}}}}
 	serve, err := handler(pod)()
 	if err != nil {

@@ -106,7 +106,7 @@ func TestJudge_Problem_IsReported(t *testing.T) {
 }
 
 // With a focus of the user, any spec may be missing, but at least one must run.
-func TestJudge_OwnFocus_WantsOneSpec(t *testing.T) {
+func TestJudge_UserFocus_RequiresOneSpec(t *testing.T) {
 	_, _, all := passing()
 	one := []types.SpecReport{spec("[sig-api-machinery] Garbage collector should collect", types.SpecStatePassed)}
 	if v := judge(one, nil, all); len(v.problems) > 0 || v.passed != 1 {
@@ -150,7 +150,7 @@ func TestExactly_SelectsWholeTexts(t *testing.T) {
 	}
 }
 
-func TestShards_HoldEverySpecOnce_SerialOnesApart(t *testing.T) {
+func TestShards_ContainEverySpecOnceAndSerialApart(t *testing.T) {
 	specs := []string{"a", "b [Serial]", "c", "d", "e [Conformance] [Serial]", "f"}
 	for n := 1; n < 8; n++ {
 		simultaneous, alone := shards(specs, n)

@@ -63,9 +63,9 @@ func TestCheckVersion(t *testing.T) {
 	}
 }
 
-// TestCheckVersions: one endpoint with the bug is sufficient; one without a version is
+// TestCheckVersions_OneEndpoint_DecidesForAll: one endpoint with the bug is sufficient; one without a version is
 // ErrVersionUnknown.
-func TestCheckVersions(t *testing.T) {
+func TestCheckVersions_OneEndpoint_DecidesForAll(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 10 * time.Second
 	const silent = "silent"
@@ -111,9 +111,9 @@ func TestCheckVersions(t *testing.T) {
 	}
 }
 
-// TestCheckVersionsWaitsForNobody: an endpoint without a listener delays the others by the timeout
+// TestCheckVersions_EndpointWithoutListener_TimesOut: an endpoint without a listener delays the others by the timeout
 // at most, and makes the result ErrVersionUnknown only if they are new enough.
-func TestCheckVersionsWaitsForNobody(t *testing.T) {
+func TestCheckVersions_EndpointWithoutListener_TimesOut(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 200 * time.Millisecond
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -240,9 +240,9 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 	return client
 }
 
-// TestWhatIsAskedOfEtcd: revisions are read linearizably and without objects, lists linearizably,
+// TestSource_Requests_AreLinearizable: revisions are read linearizably and without objects, lists linearizably,
 // and the feed ends when its member has lost the leader.
-func TestWhatIsAskedOfEtcd(t *testing.T) {
+func TestSource_Requests_AreLinearizable(t *testing.T) {
 	f := &fake{version: "3.6.8"}
 	s := New(f.serve(t), "feed", "/registry/probe")
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -294,7 +294,7 @@ func probeWaits(t *testing.T, progress time.Duration) {
 	probeProgress = progress
 }
 
-func TestProbe(t *testing.T) {
+func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 	if probeProgress >= time.Second {
 		t.Errorf("a server without progress delays the start by %s, want less than a second", probeProgress)
 	}
@@ -334,9 +334,9 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestCanceledProbeReportsNothing: a canceled probe does not report that the server lacks a
+// TestProbe_Canceled_ReportsNoMissingCapability: a canceled probe does not report that the server lacks a
 // capability.
-func TestCanceledProbeReportsNothing(t *testing.T) {
+func TestProbe_Canceled_ReportsNoMissingCapability(t *testing.T) {
 	probeWaits(t, 10*time.Second)
 	f := &fake{version: "3.6.8", noProgress: true}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// fleetStep is one of TestCompactionsOfAFleet.
+// fleetStep is one of TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions.
 type fleetStep struct {
 	what     string
 	which, n int
@@ -38,10 +38,10 @@ type replica struct {
 	found int64 // the value of the key at its start
 }
 
-// TestCompactionsOfAFleet: replicas with different intervals that start and stop during faults.
+// TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions: replicas with different intervals that start and stop during faults.
 // etcd is never compacted above an announced revision, every replica records an announcement within
 // a second and no higher revision, and after the faults there are compactions again.
-func TestCompactionsOfAFleet(t *testing.T) {
+func TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		plan := rapid.SliceOfN(rapid.Custom(drawFleetStep), 5, 40).Draw(r, "plan")
 		var wrong error

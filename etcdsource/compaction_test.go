@@ -89,9 +89,9 @@ func equal[T comparable](t *testing.T, what string, got, want []T) {
 	}
 }
 
-// TestCompactorAlone: like kube-apiserver it announces 0 at its first turn, then at each turn the
+// TestCompactor_Alone_AnnouncesThenCompacts: like kube-apiserver it announces 0 at its first turn, then at each turn the
 // revision of the previous one, and compacts after each announcement.
-func TestCompactorAlone(t *testing.T) {
+func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
@@ -108,8 +108,8 @@ func TestCompactorAlone(t *testing.T) {
 	})
 }
 
-// TestCompactorWithoutInterval: the compactor follows, and writes nothing.
-func TestCompactorWithoutInterval(t *testing.T) {
+// TestCompactor_WithoutInterval_OnlyFollows: the compactor follows, and writes nothing.
+func TestCompactor_WithoutInterval_OnlyFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(50)
@@ -124,8 +124,8 @@ func TestCompactorWithoutInterval(t *testing.T) {
 	})
 }
 
-// TestCompactorsRace: both compactors have read the key before either has written it. One succeeds.
-func TestCompactorsRace(t *testing.T) {
+// TestCompactors_RaceForKey_OneSucceeds: both compactors have read the key before either has written it. One succeeds.
+func TestCompactors_RaceForKey_OneSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		e.write(10)
@@ -161,8 +161,8 @@ func TestCompactorsRace(t *testing.T) {
 	})
 }
 
-// TestCompactorTakesOver: a compactor takes over from a stopped one within two intervals.
-func TestCompactorTakesOver(t *testing.T) {
+// TestCompactor_OtherStops_TakesOver: a compactor takes over from a stopped one within two intervals.
+func TestCompactor_OtherStops_TakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		a, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
@@ -180,8 +180,8 @@ func TestCompactorTakesOver(t *testing.T) {
 	})
 }
 
-// TestCompactionKeyIsDeleted deletes the key between any two steps.
-func TestCompactionKeyIsDeleted(t *testing.T) {
+// TestCompactor_KeyDeleted_Continues deletes the key between any two steps.
+func TestCompactor_KeyDeleted_Continues(t *testing.T) {
 	for _, moment := range []string{"between turns", "get", "txn", "compact"} {
 		t.Run(moment, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -219,8 +219,8 @@ func TestCompactionKeyIsDeleted(t *testing.T) {
 	}
 }
 
-// TestCompactionKeyHoldsNonsense: an invalid value is ignored, logged once, and overwritten.
-func TestCompactionKeyHoldsNonsense(t *testing.T) {
+// TestCompactor_InvalidKey_IsIgnoredAndOverwritten: an invalid value is ignored, logged once, and overwritten.
+func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 	for _, value := range []string{"", "-5", "0x10", "12a", "99999999999999999999999", "100000", "102", strings.Repeat("9", 5000)} {
 		t.Run(fmt.Sprintf("%.20q", value), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -251,9 +251,9 @@ func TestCompactionKeyHoldsNonsense(t *testing.T) {
 	}
 }
 
-// TestCompactionFailsAfterItsAnnouncement: the compaction is retried soon, because followers have
+// TestCompactor_CompactionFails_IsRetriedSoon: the compaction is retried soon, because followers have
 // already dropped the versions below.
-func TestCompactionFailsAfterItsAnnouncement(t *testing.T) {
+func TestCompactor_CompactionFails_IsRetriedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
@@ -275,8 +275,8 @@ func TestCompactionFailsAfterItsAnnouncement(t *testing.T) {
 	})
 }
 
-// TestCompactionFailsForLong: the next turn compacts to a higher revision.
-func TestCompactionFailsForLong(t *testing.T) {
+// TestCompactor_CompactionKeepsFailing_NextTurnCompacts: the next turn compacts to a higher revision.
+func TestCompactor_CompactionKeepsFailing_NextTurnCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		c, log := compacting(t, e, CompactorOptions{Interval: testInterval})
@@ -294,9 +294,9 @@ func TestCompactionFailsForLong(t *testing.T) {
 	})
 }
 
-// TestAnswersAreLost: etcd has executed a request whose answer is lost. The announced compaction is
+// TestCompactor_ResponseLost_CompactsAnnouncedRevision: etcd has executed a request whose answer is lost. The announced compaction is
 // made.
-func TestAnswersAreLost(t *testing.T) {
+func TestCompactor_ResponseLost_CompactsAnnouncedRevision(t *testing.T) {
 	for _, kind := range []string{"txn", "compact"} {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -328,9 +328,9 @@ func TestAnswersAreLost(t *testing.T) {
 	}
 }
 
-// TestCompactorWithoutSpace: the compactor logs instructions for the operator, and continues
+// TestCompactor_EtcdWithoutSpace_LogsAndContinues: the compactor logs instructions for the operator, and continues
 // afterwards where it stopped.
-func TestCompactorWithoutSpace(t *testing.T) {
+func TestCompactor_EtcdWithoutSpace_LogsAndContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		c, log := compacting(t, e, CompactorOptions{Interval: testInterval})
@@ -348,9 +348,9 @@ func TestCompactorWithoutSpace(t *testing.T) {
 	})
 }
 
-// TestCompactorOfAnEtcdThatWasRestored: the compactor never writes or compacts a revision above
+// TestCompactor_RestoredEtcd_DropsRecordedState: the compactor never writes or compacts a revision above
 // etcd's, and drops its recorded state.
-func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
+func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 	for _, moment := range []string{"between turns", "txn", "compact"} {
 		for _, sameVersion := range []bool{true, false} {
 			for _, sameCluster := range []bool{true, false} {
@@ -414,9 +414,9 @@ func TestCompactorOfAnEtcdThatWasRestored(t *testing.T) {
 	}
 }
 
-// TestFollowing: the watch is restarted after each loss, within a second, and writes in between are
+// TestCompactor_WatchLost_IsRestarted: the watch is restarted after each loss, within a second, and writes in between are
 // recorded.
-func TestFollowing(t *testing.T) {
+func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
@@ -453,8 +453,8 @@ func TestFollowing(t *testing.T) {
 	})
 }
 
-// TestHungWatchIsNotTrustedForLong: the periodic check reads the key.
-func TestHungWatchIsNotTrustedForLong(t *testing.T) {
+// TestCompactor_WatchHangs_CheckReadsKey: the periodic check reads the key.
+func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
@@ -471,9 +471,9 @@ func TestHungWatchIsNotTrustedForLong(t *testing.T) {
 	})
 }
 
-// TestUnannouncedCompaction: the next check detects it, if the cache can serve a compacted
+// TestCompactor_UnannouncedCompaction_IsDetectedByCheck: the next check detects it, if the cache can serve a compacted
 // revision.
-func TestUnannouncedCompaction(t *testing.T) {
+func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 	for oldest, want := range map[mirror.Revision][]mirror.Revision{0: nil, 1: {500}, 499: {500}, 500: nil, 900: nil, 1001: nil} {
 		t.Run(fmt.Sprint(oldest), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -496,8 +496,8 @@ func TestUnannouncedCompaction(t *testing.T) {
 	}
 }
 
-// TestAnnouncedWhileItIsChecked: an announced compaction is not counted as unannounced.
-func TestAnnouncedWhileItIsChecked(t *testing.T) {
+// TestCompactor_AnnouncedDuringCheck_IsNotUnannounced: an announced compaction is not counted as unannounced.
+func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
@@ -522,8 +522,8 @@ func TestAnnouncedWhileItIsChecked(t *testing.T) {
 	})
 }
 
-// TestCompactorStops: Stop returns while etcd does not answer.
-func TestCompactorStops(t *testing.T) {
+// TestCompactor_EtcdDoesNotAnswer_StopReturns: Stop returns while etcd does not answer.
+func TestCompactor_EtcdDoesNotAnswer_StopReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
 		e.intercept(&e.before, func(string) error { return errors.New("down") })

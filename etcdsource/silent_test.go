@@ -156,8 +156,8 @@ func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 	return events
 }
 
-// TestReplayInAnyPieces: any size of responses, any fragments, and streams that break at any place.
-func TestReplayInAnyPieces(t *testing.T) {
+// TestReplay_AnyFragmentsAndBreaks_IsComplete: any size of responses, any fragments, and streams that break at any place.
+func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
 	t.Parallel()
 	const newest = 200
 	for _, batch := range []int64{1, 3, 1000} {
@@ -178,9 +178,9 @@ func TestReplayInAnyPieces(t *testing.T) {
 	}
 }
 
-// TestReplayLeavesAMemberThatHangs: the replay leaves a member that hangs before it begins, and
+// TestReplay_MemberHangs_ContinuesOnAnother: the replay leaves a member that hangs before it begins, and
 // ends with an error if all members hang.
-func TestReplayLeavesAMemberThatHangs(t *testing.T) {
+func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe").WithSegments(20, 3)
@@ -201,9 +201,9 @@ func TestReplayLeavesAMemberThatHangs(t *testing.T) {
 	}
 }
 
-// TestFeedBeginsElsewhere: after a silent feed the next one begins on another member if one creates
+// TestFeed_AfterSilentFeed_StartsOnAnotherMember: after a silent feed the next one begins on another member if one creates
 // it, otherwise on the same.
-func TestFeedBeginsElsewhere(t *testing.T) {
+func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")
@@ -249,8 +249,8 @@ func TestFeedBeginsElsewhere(t *testing.T) {
 	}
 }
 
-// TestListIsAskedForAgain: the list is retried if the first member hangs.
-func TestListIsAskedForAgain(t *testing.T) {
+// TestList_MemberHangs_IsRetried: the list is retried if the first member hangs.
+func TestList_MemberHangs_IsRetried(t *testing.T) {
 	n := 0
 	got, err := attempts(context.Background(), time.Millisecond, 4, func(ctx context.Context) (int, error) {
 		if n++; n < 3 {

@@ -223,8 +223,8 @@ func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 	}
 }
 
-// TestListStream_Unimplemented_IsAskedForAgainLater: lists are read in pages meanwhile.
-func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
+// TestListStream_Unimplemented_IsRetriedLater: lists are read in pages meanwhile.
+func TestListStream_Unimplemented_IsRetriedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newStreamServer(10)
 		offered := server.script
@@ -253,8 +253,8 @@ func TestListStream_Unimplemented_IsAskedForAgainLater(t *testing.T) {
 	})
 }
 
-// TestListStream_Errors: an error that pages would return too ends the list.
-func TestListStream_Errors(t *testing.T) {
+// TestListStream_PermanentError_EndsList: an error that pages would return too ends the list.
+func TestListStream_PermanentError_EndsList(t *testing.T) {
 	t.Run("of the caller", func(t *testing.T) {
 		server, enough := newStreamServer(1000), errors.New("enough")
 		if _, err := server.source().List(t.Context(), "/x/", 0, func([]driver.KV) error { return enough }); err != enough || server.pages != 0 {

@@ -34,7 +34,7 @@ func newCheckedWriter(t *testing.T) (*writer, *table) {
 	return w, tb
 }
 
-func TestCheckNamesBrokenInvariant(t *testing.T) {
+func TestWriterCheck_BrokenInvariant_IsNamed(t *testing.T) {
 	for invariant, breaks := range map[string]func(w *writer, tb *table, lin *lineage){
 		"I1": func(w *writer, tb *table, lin *lineage) { w.checked.rev = 9 },
 		"I2": func(w *writer, tb *table, lin *lineage) {

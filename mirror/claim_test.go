@@ -95,9 +95,9 @@ func requireNoHoles(t *testing.T, r *mirror.Resource) {
 	}
 }
 
-// TestReclaimedResourceShowsNoHoles: after Claim and until the writer has fetched the missing
+// TestClaim_ValuesNotFetched_ReadsReturnErrNotReady: after Claim and until the writer has fetched the missing
 // values, reads return ErrNotReady.
-func TestReclaimedResourceShowsNoHoles(t *testing.T) {
+func TestClaim_ValuesNotFetched_ReadsReturnErrNotReady(t *testing.T) {
 	for _, how := range []string{"never claimed", "released", "excluded"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestReclaimedResourceShowsNoHoles(t *testing.T) {
 	}
 }
 
-// TestClaimAndExcludeDoNotMix: a claim of an excluded resource would read it as empty.
-func TestClaimAndExcludeDoNotMix(t *testing.T) {
+// TestClaim_OfExcludedPrefix_ReturnsError: a claim of an excluded resource would read it as empty.
+func TestClaim_OfExcludedPrefix_ReturnsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/1", "value")
@@ -166,8 +166,8 @@ func TestClaimAndExcludeDoNotMix(t *testing.T) {
 	})
 }
 
-// TestReleaseTooOftenPanics: otherwise the next claim would act as a release.
-func TestReleaseTooOftenPanics(t *testing.T) {
+// TestResource_ReleaseTooOften_Panics: otherwise the next claim would act as a release.
+func TestResource_ReleaseTooOften_Panics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := start(t, memory.New(), nil)
 		r := claim(t, m, "/registry/a/")

@@ -29,9 +29,9 @@ func requireGone(t *testing.T, r *mirror.Resource, md *model, oldest mirror.Revi
 	}
 }
 
-// TestCompactionTakesWhatReadersWereGiven: cached versions are dropped at once, without other
+// TestCompact_DropsCachedVersionsButNotHeldSnapshots: cached versions are dropped at once, without other
 // events; snapshots held by a reader stay.
-func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
+func TestCompact_DropsCachedVersionsButNotHeldSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		m := start(t, md.store, nil)
@@ -76,9 +76,9 @@ func TestCompactionTakesWhatReadersWereGiven(t *testing.T) {
 	})
 }
 
-// TestCompactionAheadWaitsForTheClock: a compaction above the published revision takes effect when
+// TestCompact_AbovePublishedRevision_WaitsForIt: a compaction above the published revision takes effect when
 // the published revision reaches it, without an event.
-func TestCompactionAheadWaitsForTheClock(t *testing.T) {
+func TestCompact_AbovePublishedRevision_WaitsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		m := start(t, md.store, nil)
@@ -102,8 +102,8 @@ func TestCompactionAheadWaitsForTheClock(t *testing.T) {
 	})
 }
 
-// TestCompactionStartsOverWithEtcd: a restored etcd has its own compactions.
-func TestCompactionStartsOverWithEtcd(t *testing.T) {
+// TestCompact_EtcdRestored_StartsOver: a restored etcd has its own compactions.
+func TestCompact_EtcdRestored_StartsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		put(md, "/registry/a/", "first", 20)
@@ -145,9 +145,9 @@ func TestCompactionStartsOverWithEtcd(t *testing.T) {
 	})
 }
 
-// TestWhatIsLoadedLaterIsCompactedToo: etcd was compacted past the history of a resource while that
+// TestCompact_DuringLoad_AppliesToLoadedHistory: etcd was compacted past the history of a resource while that
 // was being loaded.
-func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
+func TestCompact_DuringLoad_AppliesToLoadedHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		put(md, "/registry/a/", "1", 5)
@@ -173,8 +173,8 @@ func TestWhatIsLoadedLaterIsCompactedToo(t *testing.T) {
 	})
 }
 
-// TestVersionsForReadersGoWhenNobodyAsks: idle versions are dropped; their bytes count until then.
-func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
+// TestCachedVersions_Idle_AreDropped: idle versions are dropped; their bytes count until then.
+func TestCachedVersions_Idle_AreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		m := start(t, md.store, nil)
@@ -216,8 +216,8 @@ func TestVersionsForReadersGoWhenNobodyAsks(t *testing.T) {
 	})
 }
 
-// TestVersionsCountInTheWindow: the bytes of versions and of values together stay below the bound.
-func TestVersionsCountInTheWindow(t *testing.T) {
+// TestWindow_MaxBytes_IncludesVersions: the bytes of versions and of values together stay below the bound.
+func TestWindow_MaxBytes_IncludesVersions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 400_000
@@ -253,9 +253,9 @@ func TestVersionsCountInTheWindow(t *testing.T) {
 	})
 }
 
-// TestReadersKeepAVersionOnlyWhileTheyRead: once the window has passed a version, only its readers
+// TestVersion_OutsideWindow_IsHeldByReadersOnly: once the window has passed a version, only its readers
 // reference it.
-func TestReadersKeepAVersionOnlyWhileTheyRead(t *testing.T) {
+func TestVersion_OutsideWindow_IsHeldByReadersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })

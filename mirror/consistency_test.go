@@ -66,9 +66,9 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	return keys
 }
 
-// TestStoreThatCountsNoWrites: without a Version the arrival check covers no write, from a list or
+// TestCheck_SourceWithoutVersions_FindsLostWrites: without a Version the arrival check covers no write, from a list or
 // from an event, and a check finds lost writes.
-func TestStoreThatCountsNoWrites(t *testing.T) {
+func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {
 	for _, listed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := memory.New()
@@ -105,10 +105,10 @@ func TestStoreThatCountsNoWrites(t *testing.T) {
 	}
 }
 
-// TestCheckFindsAndMendsWhatWasLost: a creation, an update, a deletion and a recreated key whose
+// TestCheck_LostEvents_AreFoundAndRepaired: a creation, an update, a deletion and a recreated key whose
 // events were lost. Only these keys are read again, only watchers that received them have to start
 // over, and other resources are not affected.
-func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
+func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		for i := range 20 {
@@ -182,9 +182,9 @@ func TestCheckFindsAndMendsWhatWasLost(t *testing.T) {
 	})
 }
 
-// TestClaimInsideSuspectResourceIsSuspect: a prefix that is claimed inside a inconsistent resource takes
+// TestClaim_InsideInconsistentResource_IsInconsistent: a prefix that is claimed inside a inconsistent resource takes
 // over its history, and is inconsistent until its own check finds no difference.
-func TestClaimInsideSuspectResourceIsSuspect(t *testing.T) {
+func TestClaim_InsideInconsistentResource_IsInconsistent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/inner/1", "v")
@@ -236,9 +236,9 @@ func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (driv
 	return c.Source.Get(ctx, key, at)
 }
 
-// TestCheckTellsEveryKey: each is called for all of etcd's keys, except for those of resources
+// TestCheck_CallsEachForEveryKey: each is called for all of etcd's keys, except for those of resources
 // inside, which are no differences either.
-func TestCheckTellsEveryKey(t *testing.T) {
+func TestCheck_CallsEachForEveryKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		var want []string
@@ -260,9 +260,9 @@ func TestCheckTellsEveryKey(t *testing.T) {
 	})
 }
 
-// TestCheckIsCutShort: concurrent changes of a resource's lineage end a check with an error, and
+// TestCheck_LineageChanges_ReturnsError: concurrent changes of a resource's lineage end a check with an error, and
 // are never reported as a difference.
-func TestCheckIsCutShort(t *testing.T) {
+func TestCheck_LineageChanges_ReturnsError(t *testing.T) {
 	lists := func(store *memory.Store) *script { return &script{Source: store} }
 	for _, c := range []struct {
 		name string
@@ -339,9 +339,9 @@ func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revisio
 	return header, page(all[n:])
 }
 
-// TestCheckListsAnewWhatCannotBeMended: the resource is relisted if there are more keys than are
+// TestCheck_RepairImpossible_RelistsResource: the resource is relisted if there are more keys than are
 // read one by one, or if etcd does not return the value of a key.
-func TestCheckListsAnewWhatCannotBeMended(t *testing.T) {
+func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 	for _, many := range []bool{true, false} {
 		t.Run(fmt.Sprintf("many=%t", many), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -411,9 +411,9 @@ func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (d
 	return driver.KV{}, false, errors.New("no")
 }
 
-// TestMendedKeyThatChanges: an event of the key arrives between the comparison and the repair. In
+// TestRepair_KeyChangesMeanwhile_EqualsEtcd: an event of the key arrives between the comparison and the repair. In
 // either order, the cache ends up equal to etcd.
-func TestMendedKeyThatChanges(t *testing.T) {
+func TestRepair_KeyChangesMeanwhile_EqualsEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/k", "v")
@@ -450,10 +450,10 @@ func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (drive
 	return d.Source.Get(ctx, key, at)
 }
 
-// TestTwoResourcesThatDifferAreAllListedAnew: one lost event concerns one resource. Two resources
+// TestCheck_TwoResourcesDiffer_RelistsAll: one lost event concerns one resource. Two resources
 // that differ are the sign of a wider problem, such as an etcd that was restored to an older state
 // and written to since.
-func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
+func TestCheck_TwoResourcesDiffer_RelistsAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		for i := range 10 {
@@ -481,8 +481,8 @@ func TestTwoResourcesThatDifferAreAllListedAnew(t *testing.T) {
 	})
 }
 
-// TestPagesOfKeysAreBounded: the values of a page's keys take at most 8 MiB.
-func TestPagesOfKeysAreBounded(t *testing.T) {
+// TestCheck_PagesOfKeys_AreBounded: the values of a page's keys take at most 8 MiB.
+func TestCheck_PagesOfKeys_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		for i := range 30 {

@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// followedValues are the first letters of the values that TestFollowersAmongWriters writes.
+// followedValues are the first letters of the values that TestCursor_ConcurrentWriter_HasStateOfItsPosition writes.
 var followedValues = []string{"p", "q", "r", "s"}
 
 // racingFollower repeatedly follows a random selection of the resource.
@@ -116,10 +116,10 @@ func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) 
 	}
 }
 
-// TestFollowersAmongWriters is for the race detector: cursors join at the newest and at past
+// TestCursor_ConcurrentWriter_HasStateOfItsPosition is for the race detector: cursors join at the newest and at past
 // revisions, follow, stall and leave on real threads while a writer commits and the window trims.
 // At its position, each has exactly the state of its keys or its value at that revision.
-func TestFollowersAmongWriters(t *testing.T) {
+func TestCursor_ConcurrentWriter_HasStateOfItsPosition(t *testing.T) {
 	txns := 6000
 	if testing.Short() {
 		txns = 1500

@@ -296,10 +296,10 @@ func (f *followedMirror) check(t *rapid.T) {
 	f.pairs = kept
 }
 
-// TestFollowingIsFiltering runs cursors that follow keys, directories and values through writes,
+// TestCursor_FollowingKeysOrValues_EqualsFilteredEvents runs cursors that follow keys, directories and values through writes,
 // joins, leaves, trims, relists, releases, claims inside others, and restores of etcd, and compares
 // them with cursors that read all events.
-func TestFollowingIsFiltering(t *testing.T) {
+func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(st *testing.T) {
 			t := rt
@@ -373,9 +373,9 @@ func (p *pair) drain() error {
 	return nil
 }
 
-// TestFollowersGoOnAfterAGap: etcd was compacted past the published revision, and the resource was relisted.
+// TestCursor_AfterRelistGap_Continues: etcd was compacted past the published revision, and the resource was relisted.
 // Cursors that are not behind continue, and are woken by later events.
-func TestFollowersGoOnAfterAGap(t *testing.T) {
+func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)

@@ -106,9 +106,9 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 	c.sessions = append(c.sessions, s)
 }
 
-// TestCursorsGiveWhatTheyGuarantee: cursors of all kinds resume at random revisions, on several
+// TestCursor_Resumed_KeepsWatchGuarantees: cursors of all kinds resume at random revisions, on several
 // mirrors, while transactions change several keys each. A validator checks each guarantee.
-func TestCursorsGiveWhatTheyGuarantee(t *testing.T) {
+func TestCursor_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	const mirrors, rounds, cursors = 4, 20, 30
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

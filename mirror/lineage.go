@@ -282,7 +282,7 @@ func (l *lineage) versionAt(rev Revision) *version {
 // the newer version, but at least Options.CheckpointEvents and at most that times 1<<thinLimit. The
 // more events lie between two versions, the fewer nodes they share, so larger distances save
 // memory: with 150,000 objects and 300,000 events, versions cost less than 100 bytes for each event
-// (TestMemoryOfHistory). A read applies at most the events of half the distance, 32,768 by default,
+// (TestHistory_MemoryPerRevision_IsBounded). A read applies at most the events of half the distance, 32,768 by default,
 // and twice that before the oldest version.
 const thinLimit = 9
 

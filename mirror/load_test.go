@@ -196,9 +196,9 @@ func (x *restoredMirror) settle(ctx context.Context) {
 	x.check() // and the window has been trimmed
 }
 
-// TestHistoryIsRestored starts mirrors on stores with a history, during writes, compactions and
+// TestLoad_RestoredHistory_EqualsModel starts mirrors on stores with a history, during writes, compactions and
 // claims, and compares all reads with the model.
-func TestHistoryIsRestored(t *testing.T) {
+func TestLoad_RestoredHistory_EqualsModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
 			x := &restoredMirror{t: t, model: newModel(), claims: map[string]*mirror.Resource{}, turn: make(chan struct{}, 1)}
@@ -256,9 +256,9 @@ func requireFloor(t *testing.T, r *mirror.Resource, want mirror.Revision) {
 	}
 }
 
-// TestReplayBounds: restored history ends at the bounds, and at the revision that etcd was
+// TestLoad_ReplayBounds_LimitHistory: restored history ends at the bounds, and at the revision that etcd was
 // compacted to.
-func TestReplayBounds(t *testing.T) {
+func TestLoad_ReplayBounds_LimitHistory(t *testing.T) {
 	md := past("/registry/a/", "/registry/b/")
 	newest := md.store.Revision()
 	md.store.Compact(5)
@@ -285,9 +285,9 @@ func TestReplayBounds(t *testing.T) {
 	}
 }
 
-// TestCompactionOvertakesTheRestore: history that is compacted during its list or replay is read
+// TestLoad_CompactedMeanwhile_RetriesFromNewFloor: history that is compacted during its list or replay is read
 // again from the new floor.
-func TestCompactionOvertakesTheRestore(t *testing.T) {
+func TestLoad_CompactedMeanwhile_RetriesFromNewFloor(t *testing.T) {
 	for _, during := range []string{"list", "replay"} {
 		t.Run(during, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -333,8 +333,8 @@ func TestCompactionOvertakesTheRestore(t *testing.T) {
 	}
 }
 
-// TestStartWithoutHistory: after a failed replay the newest revision is served without history.
-func TestStartWithoutHistory(t *testing.T) {
+// TestLoad_ReplayFails_ServesNewestRevision: after a failed replay the newest revision is served without history.
+func TestLoad_ReplayFails_ServesNewestRevision(t *testing.T) {
 	hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	fails := func(context.Context) error { return errors.New("broken") }
 	for name, f := range map[string]func(context.Context) error{"it fails": fails, "it hangs": hangs} {
@@ -354,9 +354,9 @@ func TestStartWithoutHistory(t *testing.T) {
 	}
 }
 
-// TestARestoredEtcdHasNoPast: etcd's history before a restore differs from the events that clients
+// TestLoad_RestoredEtcd_HasNoHistory: etcd's history before a restore differs from the events that clients
 // have received, so it is not restored.
-func TestARestoredEtcdHasNoPast(t *testing.T) {
+func TestLoad_RestoredEtcd_HasNoHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/")
 		store := md.store
@@ -381,9 +381,9 @@ func TestARestoredEtcdHasNoPast(t *testing.T) {
 	})
 }
 
-// TestAReplayThatContradictsTheList: a resource whose replay contradicts the list begins without
+// TestLoad_ReplayContradictsList_StartsWithoutHistory: a resource whose replay contradicts the list begins without
 // history; the others keep theirs.
-func TestAReplayThatContradictsTheList(t *testing.T) {
+func TestLoad_ReplayContradictsList_StartsWithoutHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
 		store := md.store
@@ -417,9 +417,9 @@ func TestAReplayThatContradictsTheList(t *testing.T) {
 	})
 }
 
-// TestALateClaimHasAPast: a resource that is claimed long after the start, and whose values were
+// TestLateClaim_HasHistoryBeforeStart: a resource that is claimed long after the start, and whose values were
 // not stored, can be read at revisions before the start.
-func TestALateClaimHasAPast(t *testing.T) {
+func TestLateClaim_HasHistoryBeforeStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
 		store := md.store
@@ -443,9 +443,9 @@ func TestALateClaimHasAPast(t *testing.T) {
 	})
 }
 
-// TestRestoredHistoryIsBounded: restored events count as history, and the restored history is as
+// TestRestoredHistory_StaysWithinMaxBytes: restored events count as history, and the restored history is as
 // large as the window allows (I7).
-func TestRestoredHistoryIsBounded(t *testing.T) {
+func TestRestoredHistory_StaysWithinMaxBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		for n := range 3000 {
@@ -472,8 +472,8 @@ func TestRestoredHistoryIsBounded(t *testing.T) {
 	})
 }
 
-// TestRestoredHistoryEndsByAge: the age of restored history counts from the restore.
-func TestRestoredHistoryEndsByAge(t *testing.T) {
+// TestRestoredHistory_MaxAge_CountsFromRestore: the age of restored history counts from the restore.
+func TestRestoredHistory_MaxAge_CountsFromRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		put(md, "/registry/a/", "before", 100)
@@ -504,9 +504,9 @@ func TestRestoredHistoryEndsByAge(t *testing.T) {
 	})
 }
 
-// TestALateClaimAfterARestore: a resource that is claimed after etcd was restored, or has
+// TestLateClaim_AfterEtcdRestore_HasNoOlderHistory: a resource that is claimed after etcd was restored, or has
 // contradicted itself, has no history from before either.
-func TestALateClaimAfterARestore(t *testing.T) {
+func TestLateClaim_AfterEtcdRestore_HasNoOlderHistory(t *testing.T) {
 	for _, how := range []string{"restored", "rewritten"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -551,9 +551,9 @@ func TestALateClaimAfterARestore(t *testing.T) {
 	}
 }
 
-// TestClaimsDoNotQueueForHistory: many resources without stored values become readable soon, with
+// TestLateClaim_ManyResources_DoNotQueueForHistory: many resources without stored values become readable soon, with
 // history or without.
-func TestClaimsDoNotQueueForHistory(t *testing.T) {
+func TestLateClaim_ManyResources_DoNotQueueForHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 40
 		md := newModel()

@@ -34,7 +34,7 @@ func eachKind(t *testing.T, f func(t *testing.T, x memos)) {
 	})
 }
 
-func TestMemoIsKeptPerSlot(t *testing.T) {
+func TestMemo_IsStoredPerMemoKey(t *testing.T) {
 	eachKind(t, func(t *testing.T, x memos) {
 		s1, s2, closed := new(memo.Key), new(memo.Key), new(memo.Key)
 		one, two, three := new(int), new(int), new(int)
@@ -77,9 +77,9 @@ func TestMemoIsKeptPerSlot(t *testing.T) {
 	})
 }
 
-// TestMemosUnderConcurrentReaders: of several readers of one key exactly one wins each step, and
+// TestMemo_ConcurrentSwaps_OneWins: of several readers of one key exactly one wins each step, and
 // the memos of another key are not affected.
-func TestMemosUnderConcurrentReaders(t *testing.T) {
+func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
 	eachKind(t, func(t *testing.T, x memos) {
 		const keys, readers, steps = 3, 4, 500
 		var wg sync.WaitGroup

@@ -455,9 +455,9 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 	}
 }
 
-// TestMirrorIsEtcdAtEveryRevision runs random steps of a store, of the mirror's environment and of
+// TestMirror_RandomSteps_EqualsEtcdAtEveryRevision runs random steps of a store, of the mirror's environment and of
 // its clients, and compares all reads with the model.
-func TestMirrorIsEtcdAtEveryRevision(t *testing.T) {
+func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {

@@ -153,17 +153,17 @@ func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 	t.Logf("%d orderings", runs)
 }
 
-// TestEveryOrderingOfAFew: an etcd without the bug.
-func TestEveryOrderingOfAFew(t *testing.T) {
+// TestOrderings_AllOfFewSteps_HaveNoEarlyReads: an etcd without the bug.
+func TestOrderings_AllOfFewSteps_HaveNoEarlyReads(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"be", 2}, {"eb", 2}, {"bq", 2}, {"ebe", 1}, {"ceq", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, false, false) })
 	}
 }
 
-// TestClockByEventsOnlyIsNeverEarly: an etcd with the bug, and a published revision that ignores progress. Reads
+// TestOrderings_EventsOnly_HaveNoEarlyReads: an etcd with the bug, and a published revision that ignores progress. Reads
 // wait for the next event.
-func TestClockByEventsOnlyIsNeverEarly(t *testing.T) {
+func TestOrderings_EventsOnly_HaveNoEarlyReads(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"eb", 1}, {"be", 1}, {"bq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, true, true) })
@@ -198,11 +198,11 @@ func requireDistrust(t *testing.T, g *stage) {
 	}
 }
 
-// TestProgressAheadOfEventsIsSeen: an etcd with the bug, and a published revision that uses progress. After
+// TestOrderings_ProgressAheadOfEvents_IsDetected: an etcd with the bug, and a published revision that uses progress. After
 // progress has overtaken an event and until the event arrives, reads are answered too early. All of
 // them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
 // the event arrives the mirror distrusts its whole state, ends the cursors, and relists.
-func TestProgressAheadOfEventsIsSeen(t *testing.T) {
+func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"eb", 2}, {"be", 1}, {"cq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -323,11 +323,11 @@ func (g *many) run(choose func(n int) int) error {
 	return g.settle()
 }
 
-// TestOrderings draws orderings of more steps than can be enumerated: writes, transactions and
+// TestOrderings_Random_HaveNoEarlyReads draws orderings of more steps than can be enumerated: writes, transactions and
 // deletions in two resources and outside, batches of several revisions, progress that is late,
 // repeated, or missing, reads that share a revision or wait for a future one, a feed that breaks,
 // replies that fail, readers that give up, and time that passes.
-func TestOrderings(t *testing.T) {
+func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name                string
@@ -374,9 +374,9 @@ var evenly = rapid.Custom(func(t *rapid.T) (n int) {
 	return n
 })
 
-// TestOrderingsFindEarlyReads shows that such orderings detect reads that are answered too early:
+// TestOrderings_ProgressBug_FindsEarlyReads shows that such orderings detect reads that are answered too early:
 // with progress ahead of events there are some, and only while an event is missing.
-func TestOrderingsFindEarlyReads(t *testing.T) {
+func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 	const runs = 50
 	found, early, answered := 0, 0, 0
 	synctest.Test(t, func(t *testing.T) {
@@ -410,11 +410,11 @@ func TestOrderingsFindEarlyReads(t *testing.T) {
 	}
 }
 
-// TestComparisonFindsWhatTheFeedNeverBrings: progress overtakes an event and the feed breaks before
+// TestCheck_EventNeverDelivered_FindsDifference: progress overtakes an event and the feed breaks before
 // the event arrives. The mirror resumes after the revision of the progress, so the event never
 // arrives and nothing contradicts the cached state until the key is written again. A comparison
 // with etcd finds the difference at any later time.
-func TestComparisonFindsWhatTheFeedNeverBrings(t *testing.T) {
+func TestCheck_EventNeverDelivered_FindsDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := newStage(nil)
 		if err != nil {

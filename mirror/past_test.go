@@ -48,9 +48,9 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 
 func entriesOf(v *version) []*Entry { return slices.Collect(v.tree.All("", "")) }
 
-// TestRollingLeadsToEveryRevisionFromEveryOther rolls forward and backward. It also shows that the
+// TestLineage_RollForwardOrBack_ReachesEveryRevision rolls forward and backward. It also shows that the
 // comparison can fail: with a wrong Prev, the tree that is rolled backward differs.
-func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
+func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 	const events = 100
 	l, want := lineageOf(t, 60, events)
 	all := map[uint64]*version{}
@@ -92,9 +92,9 @@ func TestRollingLeadsToEveryRevisionFromEveryOther(t *testing.T) {
 	}
 }
 
-// TestReadersOfAStateShareItsTree: readers of any revisions between the same two events get the
+// TestLineage_ReadersBetweenTwoEvents_ShareTree: readers of any revisions between the same two events get the
 // same tree, also concurrently.
-func TestReadersOfAStateShareItsTree(t *testing.T) {
+func TestLineage_ReadersBetweenTwoEvents_ShareTree(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
 	for rev := Revision(100); rev < 110; rev++ {
 		const readers = 8
@@ -123,8 +123,8 @@ func TestReadersOfAStateShareItsTree(t *testing.T) {
 	}
 }
 
-// TestVersionsForReadersAreFew: the least recently used version is evicted.
-func TestVersionsForReadersAreFew(t *testing.T) {
+// TestCachedVersions_LeastRecentlyUsed_IsEvicted: the least recently used version is evicted.
+func TestCachedVersions_LeastRecentlyUsed_IsEvicted(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
 	made := func(v *version) bool { return slices.Contains(*l.cachedVersions.Load(), v) }
 	pager, _ := l.at(50)
@@ -157,9 +157,9 @@ func TestVersionsForReadersAreFew(t *testing.T) {
 	}
 }
 
-// TestCheckpointsOfWhatWasKeptForNobody: the checkpoints are as far apart as if the resource had
+// TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances: the checkpoints are as far apart as if the resource had
 // always been claimed.
-func TestCheckpointsOfWhatWasKeptForNobody(t *testing.T) {
+func TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances(t *testing.T) {
 	const events, total = 4, 5000
 	l, want := lineageOf(t, 100, total)
 	l.addCheckpoints(events)

@@ -158,10 +158,10 @@ var plantedBugs = []plantedBug{
 	},
 }
 
-// TestPlantedBugsAreNoticed breaks the feed in every way that the arrival check can detect. The
+// TestArrivalCheck_PlantedFeedBug_IsDetected breaks the feed in every way that the arrival check can detect. The
 // mirror must distrust it, relist the affected resources, end the watches on them, and serve etcd's
 // state; a bug that is not visible at once must be detected at the next write of the key.
-func TestPlantedBugsAreNoticed(t *testing.T) {
+func TestArrivalCheck_PlantedFeedBug_IsDetected(t *testing.T) {
 	for _, bug := range plantedBugs {
 		t.Run(bug.name, func(t *testing.T) { synctest.Test(t, bug.test) })
 	}
@@ -205,9 +205,9 @@ func (bug plantedBug) test(t *testing.T) {
 	barrier(t, m)
 }
 
-// TestNothingIsServedInDoubt: after the feed has contradicted itself and until the relist, all
+// TestDivergence_BeforeRelist_ReadsFail: after the feed has contradicted itself and until the relist, all
 // reads fail.
-func TestNothingIsServedInDoubt(t *testing.T) {
+func TestDivergence_BeforeRelist_ReadsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store
@@ -237,9 +237,9 @@ func TestNothingIsServedInDoubt(t *testing.T) {
 	})
 }
 
-// TestPlantedBugsFailThePropertyTest shows that the comparison of a mirror with a model can fail: a
+// TestModel_WrongSource_DiffersFromMirror shows that the comparison of a mirror with a model can fail: a
 // source that is wrong from the beginning is served as it is.
-func TestPlantedBugsFailThePropertyTest(t *testing.T) {
+func TestModel_WrongSource_DiffersFromMirror(t *testing.T) {
 	lies := map[string]func(kvs []driver.KV) []driver.KV{
 		"the list misses a key":      func(kvs []driver.KV) []driver.KV { return kvs[1:] },
 		"the list has another value": func(kvs []driver.KV) []driver.KV { kvs[0].Value = []byte("lie"); return kvs },
@@ -270,9 +270,9 @@ func TestPlantedBugsFailThePropertyTest(t *testing.T) {
 	}
 }
 
-// TestLostEventShowsAtTheNextWrite documents a limit of the arrival check: until the key is written
+// TestArrivalCheck_LostEvent_IsDetectedAtNextWrite documents a limit of the arrival check: until the key is written
 // again, a lost event has no effect on reads (D11, the scheduled comparison, is for those).
-func TestLostEventShowsAtTheNextWrite(t *testing.T) {
+func TestArrivalCheck_LostEvent_IsDetectedAtNextWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store
@@ -300,9 +300,9 @@ func TestLostEventShowsAtTheNextWrite(t *testing.T) {
 	})
 }
 
-// TestAnotherHistoryOfTheSameClusterIsListedAnew: a backup was restored and written to until its
+// TestMirror_OtherHistoryOfSameCluster_IsRelisted: a backup was restored and written to until its
 // revision passed the mirror's; only the keys reveal it.
-func TestAnotherHistoryOfTheSameClusterIsListedAnew(t *testing.T) {
+func TestMirror_OtherHistoryOfSameCluster_IsRelisted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "old")

@@ -32,9 +32,9 @@ func reachable[T any](all []weak.Pointer[T]) (n int) {
 	return n
 }
 
-// TestCursorHoldsNoEndedLineage: a watch whose client does not read references neither the entries
+// TestCursor_AfterRelist_ReleasesEndedLineage: a watch whose client does not read references neither the entries
 // nor the events of a resource that was relisted since (I7).
-func TestCursorHoldsNoEndedLineage(t *testing.T) {
+func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 	for _, follows := range []string{"everything", "a directory", "a key"} {
 		t.Run(follows, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -99,8 +99,8 @@ func TestCursorHoldsNoEndedLineage(t *testing.T) {
 	}
 }
 
-// TestRestoredHistoryIsFreed: the dropped part of a restored history is released (I7).
-func TestRestoredHistoryIsFreed(t *testing.T) {
+// TestRestoredHistory_DroppedPart_IsReleased: the dropped part of a restored history is released (I7).
+func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		for round := range 40 {
@@ -136,9 +136,9 @@ func TestRestoredHistoryIsFreed(t *testing.T) {
 	})
 }
 
-// TestDeletedDefinitionsAreForgotten: resources without a claim and without keys use no memory,
+// TestMirror_EmptyUnclaimedResources_UseNoMemory: resources without a claim and without keys use no memory,
 // however many there were, and can be claimed again.
-func TestDeletedDefinitionsAreForgotten(t *testing.T) {
+func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "kept")

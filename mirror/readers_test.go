@@ -9,9 +9,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestReadersOfThePastAreCounted: readers of the latest version count only after a newer one
+// TestTrackReader_SupersededVersion_CountsReaders: readers of the latest version count only after a newer one
 // exists.
-func TestReadersOfThePastAreCounted(t *testing.T) {
+func TestTrackReader_SupersededVersion_CountsReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)

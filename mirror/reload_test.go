@@ -59,9 +59,9 @@ func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, 
 	return header, err
 }
 
-// TestOthersGoOnWhileOneResourceIsListed: a resource that is being listed is not readable until it
+// TestReload_OneResource_DoesNotDelayOthers: a resource that is being listed is not readable until it
 // is complete; other resources are not affected (I8, I9).
-func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
+func TestReload_OneResource_DoesNotDelayOthers(t *testing.T) {
 	for _, afterReading := range []bool{false, true} {
 		t.Run(fmt.Sprintf("afterReading=%v", afterReading), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -126,10 +126,10 @@ func TestOthersGoOnWhileOneResourceIsListed(t *testing.T) {
 	}
 }
 
-// TestExcludedKeysAreNotKeptFromAList: keys that are excluded when the whole prefix is listed are
+// TestReload_ExcludedKeys_AreNotStored: keys that are excluded when the whole prefix is listed are
 // not stored. A prefix that is claimed inside them during the list is listed separately, also when
 // it is only a part of them.
-func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
+func TestReload_ExcludedKeys_AreNotStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		for _, p := range []string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"} {
@@ -178,9 +178,9 @@ func TestExcludedKeysAreNotKeptFromAList(t *testing.T) {
 	})
 }
 
-// TestListThatNobodyNeedsIsStopped: when the claim, the state, or the cluster of a list is gone,
+// TestReload_NotNeededAnyMore_IsStopped: when the claim, the state, or the cluster of a list is gone,
 // the list and its wait for the published revision end too.
-func TestListThatNobodyNeedsIsStopped(t *testing.T) {
+func TestReload_NotNeededAnyMore_IsStopped(t *testing.T) {
 	for _, why := range []string{"excluded", "restored", "compacted"} {
 		t.Run(why, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,9 +229,9 @@ func TestListThatNobodyNeedsIsStopped(t *testing.T) {
 	}
 }
 
-// TestWhatWaitsForAListIsBounded: while etcd does not answer a list, pending changes are kept only
+// TestReload_PendingChanges_AreBounded: while etcd does not answer a list, pending changes are kept only
 // as far as the next attempt needs them (I7).
-func TestWhatWaitsForAListIsBounded(t *testing.T) {
+func TestReload_PendingChanges_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "value")
@@ -258,9 +258,9 @@ func TestWhatWaitsForAListIsBounded(t *testing.T) {
 	})
 }
 
-// TestDivergenceDoesNotListWithoutEnd: a feed that keeps losing events causes a bounded number of
+// TestDivergence_Repeated_CausesBoundedLists: a feed that keeps losing events causes a bounded number of
 // lists, not one for each of them.
-func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
+func TestDivergence_Repeated_CausesBoundedLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -294,9 +294,9 @@ func TestDivergenceDoesNotListWithoutEnd(t *testing.T) {
 	})
 }
 
-// TestALateClaimOfARestoredEtcd: a resource that is listed on its own must be of the same cluster
+// TestLateClaim_AfterEtcdRestore_RelistsBeforeReads: a resource that is listed on its own must be of the same cluster
 // as the rest.
-func TestALateClaimOfARestoredEtcd(t *testing.T) {
+func TestLateClaim_AfterEtcdRestore_RelistsBeforeReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "old")

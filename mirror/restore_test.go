@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestReadyMeansReadable: after WaitReady a read does not return ErrNotReady.
-func TestReadyMeansReadable(t *testing.T) {
+// TestResource_AfterWaitReady_IsReadable: after WaitReady a read does not return ErrNotReady.
+func TestResource_AfterWaitReady_IsReadable(t *testing.T) {
 	const resources = 3000 // to lengthen the time between the first and the last
 	for range 5 {
 		store := memory.New()
@@ -137,9 +137,9 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 	}
 }
 
-// TestNoSnapshotMixesTwoClusters restores etcd under readers. No reader may see the data of one
+// TestSnapshot_RestoresOfEtcd_AreNotMixed restores etcd under readers. No reader may see the data of one
 // incarnation at a revision of another, and a cursor never continues from one to the other.
-func TestNoSnapshotMixesTwoClusters(t *testing.T) {
+func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
 	t.Parallel()
 	const rounds, restores = 3, 4 // a mirror backs off between lists
 	for range rounds {
@@ -169,9 +169,9 @@ func TestNoSnapshotMixesTwoClusters(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWaitsAndReads: Close ends all calls that are blocked on the mirror, regardless of
+// TestMirror_Close_EndsBlockedCalls: Close ends all calls that are blocked on the mirror, regardless of
 // their contexts.
-func TestCloseEndsWaitsAndReads(t *testing.T) {
+func TestMirror_Close_EndsBlockedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, &script{Source: store, current: func(ctx context.Context) (driver.Header, error) {

@@ -137,10 +137,10 @@ func (o *overtaken) requireFloor(t *testing.T) {
 	}
 }
 
-// TestCompactionOvertakesTheFeed: the mirror has missed revisions that etcd no longer has, and
+// TestFeed_OvertakenByCompaction_Relists: the mirror has missed revisions that etcd no longer has, and
 // relists. The published revision does not decrease, snapshots held by readers do not change, and watchers learn
 // of the gap.
-func TestCompactionOvertakesTheFeed(t *testing.T) {
+func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOvertaken(t)
 		defer o.ahead["key"].Close()
@@ -164,10 +164,10 @@ func TestCompactionOvertakesTheFeed(t *testing.T) {
 	})
 }
 
-// TestRestoredEtcd: etcd was restored from a backup, as another cluster or, with the same members,
+// TestMirror_RestoredEtcd_StartsOver: etcd was restored from a backup, as another cluster or, with the same members,
 // as the same one at an older revision. The mirror starts from an empty state, the one exception to
 // I1.
-func TestRestoredEtcd(t *testing.T) {
+func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 	for _, by := range []string{"watch", "current"} {
 		t.Run("noticed by "+by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -241,8 +241,8 @@ func TestRestoredEtcd(t *testing.T) {
 	}
 }
 
-// TestFeedThatBreaksResumes: a lost connection ends no cursor and causes no list.
-func TestFeedThatBreaksResumes(t *testing.T) {
+// TestFeed_ConnectionLost_ResumesWithoutList: a lost connection ends no cursor and causes no list.
+func TestFeed_ConnectionLost_ResumesWithoutList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		put(md, "/registry/a/", "first", 5)
@@ -286,8 +286,8 @@ func TestFeedThatBreaksResumes(t *testing.T) {
 	})
 }
 
-// TestEtcdThatIsDownAtFirst: claims wait, and are served when etcd is up.
-func TestEtcdThatIsDownAtFirst(t *testing.T) {
+// TestClaim_EtcdDownAtStart_WaitsForEtcd: claims wait, and are served when etcd is up.
+func TestClaim_EtcdDownAtStart_WaitsForEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		put(md, "/registry/a/", "first", 5)
@@ -339,9 +339,9 @@ func TestEtcdThatIsDownAtFirst(t *testing.T) {
 	})
 }
 
-// TestClaimsWhileTheMirrorLists: resources that are claimed, released or excluded during a relist
+// TestClaim_DuringRelist_GetsListedKeys: resources that are claimed, released or excluded during a relist
 // of the whole prefix get their keys when the list arrives.
-func TestClaimsWhileTheMirrorLists(t *testing.T) {
+func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store
@@ -391,9 +391,9 @@ func TestClaimsWhileTheMirrorLists(t *testing.T) {
 	})
 }
 
-// TestRevisionsInsideABatch: a feed that is behind delivers several revisions in one batch; each
+// TestBatch_SeveralRevisions_EachIsReadable: a feed that is behind delivers several revisions in one batch; each
 // can be read, and followed from.
-func TestRevisionsInsideABatch(t *testing.T) {
+func TestBatch_SeveralRevisions_EachIsReadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store
@@ -468,9 +468,9 @@ func TestRevisionsInsideABatch(t *testing.T) {
 	})
 }
 
-// TestCursorSelectsByKey: a cursor returns only the keys of its range, but its position moves with
+// TestCursor_KeyRange_ReturnsOnlyItsKeys: a cursor returns only the keys of its range, but its position moves with
 // the published revision, as a bookmark requires (I4).
-func TestCursorSelectsByKey(t *testing.T) {
+func TestCursor_KeyRange_ReturnsOnlyItsKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store
@@ -500,8 +500,8 @@ func TestCursorSelectsByKey(t *testing.T) {
 	})
 }
 
-// TestCursorAtAFutureRevision: the cursor starts, and returns only later events.
-func TestCursorAtAFutureRevision(t *testing.T) {
+// TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents: the cursor starts, and returns only later events.
+func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
 		store := md.store

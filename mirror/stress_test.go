@@ -349,7 +349,7 @@ func (x *race) write(txns int) {
 	}
 }
 
-// TestReadersAmongWriters runs readers of every kind on real threads while a writer commits, the
+// TestReaders_ConcurrentWriter_SeeInvariants runs readers of every kind on real threads while a writer commits, the
 // window trims, etcd is compacted, a resource is claimed and released, and the feed breaks. It is
 // for the race detector, and it checks the reads:
 //
@@ -360,7 +360,7 @@ func (x *race) write(txns int) {
 //	I5  every transaction writes the same number to all resources; no reader sees two different ones
 //	    at one revision
 //	I7  history is within its bound
-func TestReadersAmongWriters(t *testing.T) {
+func TestReaders_ConcurrentWriter_SeeInvariants(t *testing.T) {
 	t.Parallel()
 	txns := 12_000
 	if testing.Short() {

@@ -2,10 +2,10 @@ package mirror
 
 import "testing"
 
-// TestThinKeepsFewAndNoneTooFar: the first and the last version stay, the distance between
+// TestThin_BoundsNumberAndDistance: the first and the last version stay, the distance between
 // neighbours is bounded by their age, no version between two neighbours could be dropped within the
 // bound, and the number grows logarithmically until the distance reaches its maximum.
-func TestThinKeepsFewAndNoneTooFar(t *testing.T) {
+func TestThin_BoundsNumberAndDistance(t *testing.T) {
 	const events, total = 10, 200_000
 	cps := []*version{{}}
 	for n := uint64(1); n <= total/events; n++ {

@@ -106,9 +106,9 @@ func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
 	}
 }
 
-// TestAnEventWakesThoseItConcerns: with 1,000 cursors on 1,000 keys, namespaces and values, one
+// TestTopic_Event_WakesOnlyItsFollowers: with 1,000 cursors on 1,000 keys, namespaces and values, one
 // event wakes exactly the cursors that follow it, and each reads only this event.
-func TestAnEventWakesThoseItConcerns(t *testing.T) {
+func TestTopic_Event_WakesOnlyItsFollowers(t *testing.T) {
 	const n = 1000
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -153,10 +153,10 @@ func goes(c *cleanups) func(func()) bool {
 	return func(run func()) bool { wg.Go(run); return true }
 }
 
-// TestAQuietFollowerOutlivesTheWindow: the window moves past the position of a cursor without
+// TestCursor_WithoutOwnEvents_OutlivesWindow: the window moves past the position of a cursor without
 // events of its own, and the cursor continues. If one of its events was dropped, it returns
 // ErrCompacted.
-func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
+func TestCursor_WithoutOwnEvents_OutlivesWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) {
@@ -217,9 +217,9 @@ func TestAQuietFollowerOutlivesTheWindow(t *testing.T) {
 	})
 }
 
-// TestAPositionWaitsForThePartition: while the watch index is busy with an event, the positions of
+// TestWatchIndex_BusyWithEvent_HoldsPositionsBack: while the watch index is busy with an event, the positions of
 // cursors that follow a value do not pass it; the published revision and other cursors continue.
-func TestAPositionWaitsForThePartition(t *testing.T) {
+func TestWatchIndex_BusyWithEvent_HoldsPositionsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -276,9 +276,9 @@ func TestAPositionWaitsForThePartition(t *testing.T) {
 	})
 }
 
-// TestValuesThatNobodyFollows: a bounded number of values without a cursor keep their topics for
+// TestWatchIndex_ValuesWithoutCursor_AreBounded: a bounded number of values without a cursor keep their topics for
 // cursors that join later at an older position; a cursor on another value reads the log.
-func TestValuesThatNobodyFollows(t *testing.T) {
+func TestWatchIndex_ValuesWithoutCursor_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -329,9 +329,9 @@ func TestValuesThatNobodyFollows(t *testing.T) {
 	})
 }
 
-// TestABacklogIsItsOwnersOwn: a cursor that follows a value from far behind delays no other cursor,
+// TestWatchIndex_CursorFarBehind_DelaysNoOther: a cursor that follows a value from far behind delays no other cursor,
 // and no other cursor loses its position.
-func TestABacklogIsItsOwnersOwn(t *testing.T) {
+func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 1 << 30} })
@@ -384,9 +384,9 @@ func TestABacklogIsItsOwnersOwn(t *testing.T) {
 	})
 }
 
-// TestAPartitionThatFallsBehind: if events leave the window before a watch index has sorted them, the
+// TestWatchIndex_FallsBehindWindow_CursorsReadLog: if events leave the window before a watch index has sorted them, the
 // cursors on a value read them in the log, or return ErrCompacted.
-func TestAPartitionThatFallsBehind(t *testing.T) {
+func TestWatchIndex_FallsBehindWindow_CursorsReadLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: 5 * time.Second, MaxBytes: 1 << 30} })

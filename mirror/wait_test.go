@@ -43,9 +43,9 @@ func (a *asks) since(begin time.Time) (ms []int) {
 	return ms
 }
 
-// TestProgressIsAskedForWhileSomebodyWaits: the intervals are short at first and grow to 100 ms;
+// TestProgress_ReaderWaits_IsRequestedAtIntervals: the intervals are short at first and grow to 100 ms;
 // there are no requests without a waiting reader.
-func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
+func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		var a asks
@@ -118,9 +118,9 @@ func TestProgressIsAskedForWhileSomebodyWaits(t *testing.T) {
 	})
 }
 
-// TestAWaitForTheHighestRevision: a client may wait for any revision, without an effect on other
+// TestWait_HighestRevision_DoesNotAffectOtherWaits: a client may wait for any revision, without an effect on other
 // waits.
-func TestAWaitForTheHighestRevision(t *testing.T) {
+func TestWait_HighestRevision_DoesNotAffectOtherWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -141,9 +141,9 @@ func TestAWaitForTheHighestRevision(t *testing.T) {
 	})
 }
 
-// TestWritesDoNotMakeReadersAskQuickly: while events move the published revision and end the waits, progress is
+// TestProgress_EventsEndWaits_KeepsInterval: while events move the published revision and end the waits, progress is
 // not requested every other millisecond.
-func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
+func TestProgress_EventsEndWaits_KeepsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -168,10 +168,10 @@ func TestWritesDoNotMakeReadersAskQuickly(t *testing.T) {
 	})
 }
 
-// TestAFarWaitIsNobodysInterval: a reader waits for a revision that does not come. Reads of writes
+// TestProgress_DistantWait_KeepsInterval: a reader waits for a revision that does not come. Reads of writes
 // outside the prefix are served as quickly as without this wait. Without reads, progress is
 // requested every 100 ms, although it moves the published revision each time.
-func TestAFarWaitIsNobodysInterval(t *testing.T) {
+func TestProgress_DistantWait_KeepsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -207,9 +207,9 @@ func TestAFarWaitIsNobodysInterval(t *testing.T) {
 	})
 }
 
-// TestProgressGoesOutWithTheRevisionRead: when readers wait for writes outside the prefix, progress
+// TestProgress_WaitingReaders_IsSentWithRevisionRead: when readers wait for writes outside the prefix, progress
 // is requested at the same time as the revision.
-func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
+func TestProgress_WaitingReaders_IsSentWithRevisionRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		var a asks
@@ -258,9 +258,9 @@ func TestProgressGoesOutWithTheRevisionRead(t *testing.T) {
 	})
 }
 
-// TestIdleProgress: with WantProgress the published revision follows writes outside the prefix without a waiting
+// TestProgress_WantedWhileIdle_IsRequestedAtIntervals: with WantProgress the published revision follows writes outside the prefix without a waiting
 // reader.
-func TestIdleProgress(t *testing.T) {
+func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		interval time.Duration
@@ -318,9 +318,9 @@ func TestIdleProgress(t *testing.T) {
 	}
 }
 
-// TestEventsOnly: progress neither moves the published revision nor is requested, and a resource that is claimed
+// TestEventsOnly_IgnoresProgress: progress neither moves the published revision nor is requested, and a resource that is claimed
 // late is read at the published revision without a wait.
-func TestEventsOnly(t *testing.T) {
+func TestEventsOnly_IgnoresProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "1")
@@ -371,10 +371,10 @@ func ctxFor(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestReadersDoNotWaitForTheIntervalOfOthers: there are writes outside the prefix, and always a
+// TestProgress_OtherReaderWaits_NewReaderIsNotDelayed: there are writes outside the prefix, and always a
 // reader that waits for one; each is answered as quickly as the first (k/k: p90 = 93 ms on a quiet
 // resource).
-func TestReadersDoNotWaitForTheIntervalOfOthers(t *testing.T) {
+func TestProgress_OtherReaderWaits_NewReaderIsNotDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -407,9 +407,9 @@ func TestReadersDoNotWaitForTheIntervalOfOthers(t *testing.T) {
 	})
 }
 
-// TestCurrentNeedsNoFeed: the revision is known although the feed stalls, and the cached state can
+// TestReadRevision_FeedStalled_ReturnsEtcdRevision: the revision is known although the feed stalls, and the cached state can
 // still be read.
-func TestCurrentNeedsNoFeed(t *testing.T) {
+func TestReadRevision_FeedStalled_ReturnsEtcdRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "1")

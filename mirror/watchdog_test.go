@@ -13,10 +13,10 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestSilentFeedIsLeft: a feed that delivers nothing while etcd's revision advances is restarted,
+// TestWatchdog_SilentFeed_IsRestarted: a feed that delivers nothing while etcd's revision advances is restarted,
 // soon at first and with growing patience while the next feeds are silent too. There is no relist,
 // and no watch ends.
-func TestSilentFeedIsLeft(t *testing.T) {
+func TestWatchdog_SilentFeed_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		causes := make(chan error, 1000)
@@ -77,8 +77,8 @@ func TestSilentFeedIsLeft(t *testing.T) {
 	})
 }
 
-// TestSlowFeedIsKept: the feed delivers, although it never catches up.
-func TestSlowFeedIsKept(t *testing.T) {
+// TestWatchdog_SlowFeed_IsKept: the feed delivers, although it never catches up.
+func TestWatchdog_SlowFeed_IsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, &script{Source: store, watch: func(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
@@ -98,8 +98,8 @@ func TestSlowFeedIsKept(t *testing.T) {
 	})
 }
 
-// TestFeedIsKeptWhileTheWriterIsBusy: the writer has not received the delivered batch yet.
-func TestFeedIsKeptWhileTheWriterIsBusy(t *testing.T) {
+// TestWatchdog_BusyWriter_FeedIsKept: the writer has not received the delivered batch yet.
+func TestWatchdog_BusyWriter_FeedIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -115,8 +115,8 @@ func TestFeedIsKeptWhileTheWriterIsBusy(t *testing.T) {
 	})
 }
 
-// TestFeedIsKeptWithoutAnswers: without an answer from etcd, the feed is kept.
-func TestFeedIsKeptWithoutAnswers(t *testing.T) {
+// TestWatchdog_EtcdDoesNotAnswer_FeedIsKept: without an answer from etcd, the feed is kept.
+func TestWatchdog_EtcdDoesNotAnswer_FeedIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -133,8 +133,8 @@ func TestFeedIsKeptWithoutAnswers(t *testing.T) {
 	})
 }
 
-// TestWatchdogAsksLittle: one revision read a second on an idle etcd, none on a busy one.
-func TestWatchdogAsksLittle(t *testing.T) {
+// TestWatchdog_RevisionReads_AreFew: one revision read a second on an idle etcd, none on a busy one.
+func TestWatchdog_RevisionReads_AreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)

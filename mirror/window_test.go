@@ -15,9 +15,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestHistoryStaysBelowItsBytes writes values of all sizes to several resources. After every batch
+// TestWindow_MaxBytes_BoundsHistory writes values of all sizes to several resources. After every batch
 // the history is within the bound (I7), and not empty.
-func TestHistoryStaysBelowItsBytes(t *testing.T) {
+func TestWindow_MaxBytes_BoundsHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 8 << 20
 		store := memory.New()
@@ -46,9 +46,9 @@ func TestHistoryStaysBelowItsBytes(t *testing.T) {
 	})
 }
 
-// TestBusyResourceLeavesHistoryToQuietOnes: the resource with the largest history loses events
+// TestWindow_BusyResource_LosesHistoryFirst: the resource with the largest history loses events
 // first, so a watch on a quiet resource can be resumed until its events are too old.
-func TestBusyResourceLeavesHistoryToQuietOnes(t *testing.T) {
+func TestWindow_BusyResource_LosesHistoryFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) {
@@ -93,9 +93,9 @@ func TestBusyResourceLeavesHistoryToQuietOnes(t *testing.T) {
 	})
 }
 
-// TestHistoryEndsByAge: an event stays readable for MaxAge, and not much longer, even without
+// TestWindow_MaxAge_EndsHistory: an event stays readable for MaxAge, and not much longer, even without
 // further events.
-func TestHistoryEndsByAge(t *testing.T) {
+func TestWindow_MaxAge_EndsHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })
@@ -136,8 +136,8 @@ func TestHistoryEndsByAge(t *testing.T) {
 	})
 }
 
-// TestClaimsMoveHistoryAndReloadsEndIt: the counted bytes equal the logs.
-func TestClaimsMoveHistoryAndReloadsEndIt(t *testing.T) {
+// TestHistoryBytes_AfterClaimAndRelease_EqualLogs: the counted bytes equal the logs.
+func TestHistoryBytes_AfterClaimAndRelease_EqualLogs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -183,9 +183,9 @@ func TestClaimsMoveHistoryAndReloadsEndIt(t *testing.T) {
 	})
 }
 
-// TestNothingIsKeptPastTheWindow checks with weak pointers: values that left the window are
+// TestWindow_ValuesOutside_AreReleased checks with weak pointers: values that left the window are
 // referenced neither by the resource nor by the one they were carved out of.
-func TestNothingIsKeptPastTheWindow(t *testing.T) {
+func TestWindow_ValuesOutside_AreReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		for i := range 100 {
@@ -218,9 +218,9 @@ func TestNothingIsKeptPastTheWindow(t *testing.T) {
 	})
 }
 
-// TestVersionsOfThePastAreSparse: there is one for CheckpointEvents events, and every revision
+// TestCheckpoints_AreCheckpointEventsApart: there is one for CheckpointEvents events, and every revision
 // between them can be read.
-func TestVersionsOfThePastAreSparse(t *testing.T) {
+func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.CheckpointEvents = 50 })
@@ -261,9 +261,9 @@ func TestVersionsOfThePastAreSparse(t *testing.T) {
 	})
 }
 
-// TestMemoryOfHistory is a small BenchmarkHistoryMemory: the memory of history in addition to the
+// TestHistory_MemoryPerRevision_IsBounded is a small BenchmarkHistoryMemory: the memory of history in addition to the
 // superseded keys and values (events, entries, allocator rounding, versions).
-func TestMemoryOfHistory(t *testing.T) {
+func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector's heap is another")
 	}
@@ -280,8 +280,8 @@ func TestMemoryOfHistory(t *testing.T) {
 	}
 }
 
-// TestReadersOfThePastDoNotShortenHistory: versions cached for readers are evicted before events.
-func TestReadersOfThePastDoNotShortenHistory(t *testing.T) {
+// TestWindow_CachedVersions_AreEvictedBeforeEvents: versions cached for readers are evicted before events.
+func TestWindow_CachedVersions_AreEvictedBeforeEvents(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

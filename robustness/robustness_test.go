@@ -21,13 +21,13 @@ import (
 // validateTimeout bounds the search for a linearization; 10,000 operations take about a second.
 const validateTimeout = 5 * time.Minute
 
-// TestMirrorIsRobust runs etcd's validators on reads and watches of a mirror, beside writes, compactions and interruptions of
+// TestMirror_PassesEtcdValidators runs etcd's validators on reads and watches of a mirror, beside writes, compactions and interruptions of
 // its feed.
-func TestMirrorIsRobust(t *testing.T) { requireRobust(t, 10_000) }
+func TestMirror_PassesEtcdValidators(t *testing.T) { requireRobust(t, 10_000) }
 
-// TestMirrorIsRobustForLong is TestMirrorIsRobust with 100,000 operations, in histories of 20,000: time and memory of the search for a
+// TestMirror_PassesEtcdValidators_LongHistory is TestMirror_PassesEtcdValidators with 100,000 operations, in histories of 20,000: time and memory of the search for a
 // linearization are quadratic in the length of a history. One history of 100,000 takes 3 minutes and 7 GB.
-func TestMirrorIsRobustForLong(t *testing.T) {
+func TestMirror_PassesEtcdValidators_LongHistory(t *testing.T) {
 	for i := range 5 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) { requireRobust(t, 20_000) })
 	}
@@ -132,8 +132,8 @@ var defects = []defect{
 	})},
 }
 
-// TestPlantedDefectsAreFound proves that the validators check the recorded operations.
-func TestPlantedDefectsAreFound(t *testing.T) {
+// TestEtcdValidators_DetectPlantedDefects proves that the validators check the recorded operations.
+func TestEtcdValidators_DetectPlantedDefects(t *testing.T) {
 	for _, d := range defects {
 		t.Run(d.name, func(t *testing.T) {
 			h := record(t, 1500, &d)

@@ -105,7 +105,7 @@ func TestReplaceRunner(t *testing.T) {
 	}
 }
 
-func TestCrashOfSpecs_RetryReplacesIt(t *testing.T) {
+func TestSpecRunner_Crashed_IsReplacedByRetry(t *testing.T) {
 	whole := func() Verdicts {
 		return replaceRunner(Verdicts{mainTest: Pass, "TestP": Pass}, "TestP", Verdicts{"a": Pass, "b": Pass})
 	}

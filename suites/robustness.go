@@ -31,7 +31,7 @@ var robustnessSuite = Suite{
 		return []Unit{{
 			Name:   "robustness/validate",
 			Source: "go.etcd.io/etcd/tests/v3 " + version,
-			Quick:  []string{"TestMirrorIsRobust", "TestPlantedDefectsAreFound"},
+			Quick:  []string{"TestMirror_PassesEtcdValidators", "TestEtcdValidators_DetectPlantedDefects"},
 			Build: func(ctx context.Context) error {
 				return env.goRun(ctx, dir, "test", "-c", "-o", binary, ".")
 			},
@@ -39,7 +39,7 @@ var robustnessSuite = Suite{
 				verdicts, err := tests.run(ctx, env, only, log)
 				// A history that is wrong once is wrong: another run would be another history.
 				for test, verdict := range verdicts {
-					if err == nil && strings.HasPrefix(test, "TestMirrorIsRobust") && (verdict == Fail || verdict == Absent) {
+					if err == nil && strings.HasPrefix(test, "TestMirror_PassesEtcdValidators") && (verdict == Fail || verdict == Absent) {
 						err = fmt.Errorf("the validators reject a history; see %s", log)
 					}
 				}

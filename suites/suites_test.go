@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestRewriteImports_KeepsEverythingElse(t *testing.T) {
+func TestRewriteImports_ChangesImportPathsOnly(t *testing.T) {
 	const text = `/*
 Copyright 2017 The Kubernetes Authors.
 */
@@ -41,7 +41,7 @@ var s = fmt.Sprint("k8s.io/kubernetes/test/integration")
 	}
 }
 
-func TestPatch_WithoutAnchor_Fails(t *testing.T) {
+func TestPatch_MissingOrAmbiguousAnchor_ReturnsError(t *testing.T) {
 	const text = "import (\n\t\"fmt\"\n)\n\nfunc f() {\n\ta()\n\tb()\n\tb()\n}\n"
 	got, err := patch(text, []edit{{"\ta()", "\tbefore()\n"}})
 	if err != nil || !strings.Contains(got, "\n\n\tstrata \"") || !strings.Contains(got, "\tbefore()\n\ta()\n") {
@@ -80,7 +80,7 @@ not json
 	}
 }
 
-func TestCompare(t *testing.T) {
+func TestDifferences_DivergingVerdicts_AreReported(t *testing.T) {
 	byEngine := map[Engine]Verdicts{
 		Upstream: {"TestSame": Pass, "TestBoth": Fail, "TestSub": Pass, "TestSub/a": Pass, "TestSub/b": Pass, "TestGone": Pass, "TestSkip": Skip},
 		Strata:   {"TestSame": Pass, "TestBoth": Fail, "TestSub": Fail, "TestSub/a": Pass, "TestSub/b": Fail, "TestSkip": Skip},
@@ -185,7 +185,7 @@ I1122 13:24:26.128381   30126 attach.go:52] "Starting a server" engine="upstream
 	}
 }
 
-func TestWithoutUnit(t *testing.T) {
+func TestWithoutUnit_EntriesOfMissingUnits_AreProblems(t *testing.T) {
 	known := []knownFinding{{Suite: "s", Unit: "u", Test: "T"}, {Suite: "s", Unit: "gone", Test: "T"}, {Suite: "other", Unit: "v", Test: "T"}}
 	idle := []idleUnit{{Suite: "s", Unit: "u"}, {Suite: "s", Unit: "gone"}, {Suite: "other", Unit: "v"}}
 	if problems := withoutUnit(known, idle, "s", []Unit{{Name: "u"}}); len(problems) != 2 {
@@ -193,7 +193,7 @@ func TestWithoutUnit(t *testing.T) {
 	}
 }
 
-func TestKnown_EntriesAreOfSuites(t *testing.T) {
+func TestKnown_EntriesNameSuiteAndReason(t *testing.T) {
 	names := map[string]bool{}
 	for _, s := range all {
 		names[s.Name] = true
@@ -210,7 +210,7 @@ func TestKnown_EntriesAreOfSuites(t *testing.T) {
 	}
 }
 
-func TestDropStale(t *testing.T) {
+func TestDropStale_RemovesResultsOfOtherVersions(t *testing.T) {
 	r := results{"s": {"u": {Source: "m v2"}, "old": {Source: "m v1"}, "gone": {Source: "m v2"}}, "other": {"v": {Source: "m v1"}}}
 	units := []Unit{{Name: "u", Source: "m v2"}, {Name: "old", Source: "m v2"}, {Name: "new", Source: "m v2"}}
 	if !r.dropStale("s", units) || len(r["s"]) != 1 || r["s"]["u"].Source != "m v2" || len(r["other"]) != 1 {
@@ -221,7 +221,7 @@ func TestDropStale(t *testing.T) {
 	}
 }
 
-func TestTestTime(t *testing.T) {
+func TestTestTime_ExclusiveUnit_AddsBothEngines(t *testing.T) {
 	engines := map[Engine]counts{Upstream: {Seconds: 10}, Strata: {Seconds: 7}}
 	if got := testTime(map[string]outcome{"u": {Engines: engines}, "v": {Engines: engines, Exclusive: true}}); got != 27*time.Second {
 		t.Errorf("%s, want 27s", got)
@@ -229,7 +229,7 @@ func TestTestTime(t *testing.T) {
 }
 
 // The document is generated: a change of it, of the results or of the generator alone is an error.
-func TestDocumentFollowsFromResults(t *testing.T) {
+func TestDocument_MatchesResultsFile(t *testing.T) {
 	r, err := readResults("results.json")
 	if err != nil {
 		t.Fatal(err)

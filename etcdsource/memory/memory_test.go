@@ -109,7 +109,7 @@ func TestWatch_OfOtherKeys_ReportsProgressOnRequestOnly(t *testing.T) {
 	})
 }
 
-func TestWatch_FromPresent_ReportsNoProgressBeforeTheNextRevision(t *testing.T) {
+func TestWatch_FromLatest_ReportsNoProgressBeforeNextRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		s, _ := compactedAtSeven(t)
@@ -124,7 +124,7 @@ func TestWatch_FromPresent_ReportsNoProgressBeforeTheNextRevision(t *testing.T) 
 	})
 }
 
-func TestStoreCompactedUnderAStalledWatch_ServesTheCompactedRevision(t *testing.T) {
+func TestStore_CompactedDuringStalledWatch_ServesThatRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		s, err := compactedAtSeven(t)

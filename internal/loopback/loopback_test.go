@@ -85,7 +85,7 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 
 // A reserved port is never chosen for a listener or for a connection, in so many attempts that a
 // free port would be chosen with near certainty.
-func TestReservedPort_AnyPortAsked_IsNeverChosen(t *testing.T) {
+func TestReservedPort_AnyPortRequested_IsNeverChosen(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems than Linux reserve no ports")
 	}

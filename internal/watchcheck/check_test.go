@@ -54,7 +54,7 @@ func right() []Session {
 	}
 }
 
-func TestRightSessionsPass(t *testing.T) {
+func TestView_CorrectSessions_Pass(t *testing.T) {
 	h := history()
 	if err := h.Check(); err != nil {
 		t.Fatal(err)
@@ -163,8 +163,8 @@ var defects = []struct {
 	}()},
 }
 
-// TestEachDefectIsFound: the validator of the broken guarantee reports each defect, and so does Check.
-func TestEachDefectIsFound(t *testing.T) {
+// TestView_EachDefect_IsReported: the validator of the broken guarantee reports each defect, and so does Check.
+func TestView_EachDefect_IsReported(t *testing.T) {
 	for _, tc := range defects {
 		t.Run(tc.name, func(t *testing.T) {
 			v := history().View(on)
@@ -185,7 +185,7 @@ func TestEachDefectIsFound(t *testing.T) {
 	}
 }
 
-func TestHistoryContradictsItself(t *testing.T) {
+func TestHistory_Contradiction_IsReported(t *testing.T) {
 	for name, h := range map[string]*History{
 		"out of order":        {From: 2, Through: 9, Changes: []Change{{5, "a", "on"}, {4, "b", "on"}}},
 		"before its begin":    {From: 2, Through: 9, Changes: []Change{{2, "a", "on"}}},
@@ -198,7 +198,7 @@ func TestHistoryContradictsItself(t *testing.T) {
 	}
 }
 
-func TestUnderCutsPrefixes(t *testing.T) {
+func TestHistory_Under_CutsPrefix(t *testing.T) {
 	h := &History{From: 2, Through: 9, Base: map[string]any{"/a/x": "on", "/b/y": "on"},
 		Changes: []Change{{5, "/a/z", "on"}, {6, "/b/z", "on"}, {7, "/a/x", nil}}}
 	got := h.Under("/a/")
@@ -213,7 +213,7 @@ func TestUnderCutsPrefixes(t *testing.T) {
 	}
 }
 
-func TestFaultsAreBounded(t *testing.T) {
+func TestView_ReportedFaults_AreBounded(t *testing.T) {
 	v := history().View(on)
 	err := v.Reliable([]Session{{After: 2, Through: 14}})
 	if n := strings.Count(err.Error(), "\n"); n != maxFaults || !strings.Contains(err.Error(), "more faults") {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestCheckWait: resources are not compared in step, and often enough if comparisons are the only
+// TestChecker_WaitBetweenChecks_IsWithinBounds: resources are not compared in step, and often enough if comparisons are the only
 // way to detect a lost event.
-func TestCheckWait(t *testing.T) {
+func TestChecker_WaitBetweenChecks_IsWithinBounds(t *testing.T) {
 	for _, c := range []struct {
 		interval      time.Duration
 		checksArrival bool
@@ -36,8 +36,8 @@ func TestCheckWait(t *testing.T) {
 	}
 }
 
-// TestDigest_WithoutNamespace: the hash has an empty namespace.
-func TestDigest_WithoutNamespace(t *testing.T) {
+// TestDigest_WithoutNamespace_HashesEmptyNamespace: the hash has an empty namespace.
+func TestDigest_WithoutNamespace_HashesEmptyNamespace(t *testing.T) {
 	d := newDigest("/registry/nodes/")
 	d.add([]byte("/registry/nodes/n1"), 7)
 	h := fnv.New64()

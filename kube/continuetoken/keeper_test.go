@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-func TestReplicasThatStartTogetherHaveOneRing(t *testing.T) {
+func TestKeeper_ReplicasStartTogether_ShareOneRing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		var replicas []*Keeper
@@ -32,8 +32,8 @@ func TestReplicasThatStartTogetherHaveOneRing(t *testing.T) {
 	})
 }
 
-// TestTheRingIsEncrypted: its value is bound to its key and contains no secret.
-func TestTheRingIsEncrypted(t *testing.T) {
+// TestKeeper_StoredRing_IsEncrypted: its value is bound to its key and contains no secret.
+func TestKeeper_StoredRing_IsEncrypted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		mustSeal(t, c.start(t, true))
@@ -43,9 +43,9 @@ func TestTheRingIsEncrypted(t *testing.T) {
 	})
 }
 
-// TestARequestOfAHeldRingAsksNothing: with a cached ring, no request reads etcd, not even with
+// TestKeeper_CachedRing_DoesNotReadEtcd: with a cached ring, no request reads etcd, not even with
 // tokens that are recognized as invalid without a key.
-func TestARequestOfAHeldRingAsksNothing(t *testing.T) {
+func TestKeeper_CachedRing_DoesNotReadEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		k := c.start(t, true)
@@ -62,9 +62,9 @@ func TestARequestOfAHeldRingAsksNothing(t *testing.T) {
 	})
 }
 
-// TestRotation: a key seals for the rotation period, opens for the keep period, and its tokens are
+// TestKeeper_Rotation_ExpiresTokensOfDroppedKeys: a key seals for the rotation period, opens for the keep period, and its tokens are
 // then refused as expired.
-func TestRotation(t *testing.T) {
+func TestKeeper_Rotation_ExpiresTokensOfDroppedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		a, b := c.start(t, true), c.start(t, true)
@@ -95,8 +95,8 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// TestATokenOfANewKeyOpensAtOnce on replicas that have not read the key yet.
-func TestATokenOfANewKeyOpensAtOnce(t *testing.T) {
+// TestKeeper_TokenOfNewKey_OpensAtOnce on replicas that have not read the key yet.
+func TestKeeper_TokenOfNewKey_OpensAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		a := c.start(t, true)
@@ -129,9 +129,9 @@ func TestATokenOfANewKeyOpensAtOnce(t *testing.T) {
 	})
 }
 
-// TestGarbageDoesNotHammerEtcd: tokens with invented ids cause a bounded rate of reads, and each is
+// TestKeeper_InventedKeyIDs_CauseBoundedReads: tokens with invented ids cause a bounded rate of reads, and each is
 // refused.
-func TestGarbageDoesNotHammerEtcd(t *testing.T) {
+func TestKeeper_InventedKeyIDs_CauseBoundedReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		k := c.start(t, true)
@@ -158,8 +158,8 @@ func TestGarbageDoesNotHammerEtcd(t *testing.T) {
 	})
 }
 
-// TestWithoutSealingNothingIsMade, and a ring made by other replicas is found.
-func TestWithoutSealingNothingIsMade(t *testing.T) {
+// TestKeeper_WithoutSealing_CreatesNoRing, and a ring made by other replicas is found.
+func TestKeeper_WithoutSealing_CreatesNoRing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		reader := c.start(t, false)
@@ -184,9 +184,9 @@ func TestWithoutSealingNothingIsMade(t *testing.T) {
 	})
 }
 
-// TestOutages: without a ring, requests are refused after a short wait, and not one wait each; with
+// TestKeeper_Outage_RefusesOnlyWithoutCachedRing: without a ring, requests are refused after a short wait, and not one wait each; with
 // a cached ring requests succeed.
-func TestOutages(t *testing.T) {
+func TestKeeper_Outage_RefusesOnlyWithoutCachedRing(t *testing.T) {
 	for name, outage := range map[string]struct {
 		begin, end func(*cluster)
 		most       time.Duration // of a first request
@@ -255,8 +255,8 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-// TestARequestWaitsAsLongAsItsOwnContext, minus the time for the answer.
-func TestARequestWaitsAsLongAsItsOwnContext(t *testing.T) {
+// TestKeeper_ContextDone_EndsWait, minus the time for the answer.
+func TestKeeper_ContextDone_EndsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		c.etcd.hang = true
@@ -274,9 +274,9 @@ func TestARequestWaitsAsLongAsItsOwnContext(t *testing.T) {
 	})
 }
 
-// TestStaleEncryptionIsRewritten: the encryption of the ring follows the configuration, whether the old key can still decrypt or
+// TestKeeper_StaleEncryption_IsRewritten: the encryption of the ring follows the configuration, whether the old key can still decrypt or
 // was removed at once; the keys in the ring stay.
-func TestStaleEncryptionIsRewritten(t *testing.T) {
+func TestKeeper_StaleEncryption_IsRewritten(t *testing.T) {
 	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is gone": nil} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -315,9 +315,9 @@ func TestStaleEncryptionIsRewritten(t *testing.T) {
 	})
 }
 
-// TestARingThatCannotBeReadIsKept: a ring written with another configuration, or by a later
+// TestKeeper_UnreadableRing_IsNotOverwritten: a ring written with another configuration, or by a later
 // release, is not overwritten.
-func TestARingThatCannotBeReadIsKept(t *testing.T) {
+func TestKeeper_UnreadableRing_IsNotOverwritten(t *testing.T) {
 	for name, spoil := range map[string]func(*cluster){
 		"encrypted with another key": func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.writes = 5 }) },
 		"of a later release": func(c *cluster) {
@@ -353,9 +353,9 @@ func TestARingThatCannotBeReadIsKept(t *testing.T) {
 	}
 }
 
-// TestARemovedRingIsMadeAnew: a new ring replaces a removed one, and replicas that have read the
+// TestKeeper_RemovedRing_IsReplaced: a new ring replaces a removed one, and replicas that have read the
 // old ring refuse its tokens as expired.
-func TestARemovedRingIsMadeAnew(t *testing.T) {
+func TestKeeper_RemovedRing_IsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		a, b := c.start(t, true), c.start(t, true)
@@ -371,9 +371,9 @@ func TestARemovedRingIsMadeAnew(t *testing.T) {
 	})
 }
 
-// TestAConflictIsNotLost: a write by another replica between a read and a write wins, and its ring
+// TestKeeper_WriteConflict_UsesRingOfOtherReplica: a write by another replica between a read and a write wins, and its ring
 // is used.
-func TestAConflictIsNotLost(t *testing.T) {
+func TestKeeper_WriteConflict_UsesRingOfOtherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		a := c.start(t, true)
@@ -397,8 +397,8 @@ func TestAConflictIsNotLost(t *testing.T) {
 	})
 }
 
-// TestAFailedChangeDoesNotStopRequests: a rotation that cannot be written is retried later.
-func TestAFailedChangeDoesNotStopRequests(t *testing.T) {
+// TestKeeper_RotationFails_IsRetriedLater: a rotation that cannot be written is retried later.
+func TestKeeper_RotationFails_IsRetriedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		k := c.start(t, true)
@@ -423,7 +423,7 @@ func TestAFailedChangeDoesNotStopRequests(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWhatHangs(t *testing.T) {
+func TestKeeper_Close_EndsHangingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		c.kms.hang = true
@@ -441,9 +441,9 @@ func TestCloseEndsWhatHangs(t *testing.T) {
 	})
 }
 
-// TestManyReplicasUnderChange seals and opens on several replicas while keys are replaced and the ring is removed; run it with the
+// TestKeeper_ConcurrentReplicas_OpenEachOthersTokens seals and opens on several replicas while keys are replaced and the ring is removed; run it with the
 // race detector.
-func TestManyReplicasUnderChange(t *testing.T) {
+func TestKeeper_ConcurrentReplicas_OpenEachOthersTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
 		c.etcd.delay = time.Millisecond

@@ -30,7 +30,7 @@ func (r *ring) check(t rapid.TB) {
 	}
 }
 
-func TestRingsAreStoredAsTheyAre(t *testing.T) {
+func TestRing_EncodeAndDecode_ReturnsSameRing(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	r := newRing(now, nil)
 	for i := range 5 {
@@ -58,8 +58,8 @@ func TestRingsAreStoredAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestARingChangesWhenDue simulates years of rotation, with clocks that stop and jump.
-func TestARingChangesWhenDue(t *testing.T) {
+// TestRing_RandomClock_ChangesWhenDue simulates years of rotation, with clocks that stop and jump.
+func TestRing_RandomClock_ChangesWhenDue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		rotation := rapid.SampledFrom([]time.Duration{0, time.Minute, time.Hour, 24 * time.Hour}).Draw(t, "rotation")

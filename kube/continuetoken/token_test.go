@@ -31,8 +31,8 @@ func drawScope(t *rapid.T, label string) Scope {
 	return Scope{Group: word.Draw(t, label+" group"), Resource: word.Draw(t, label+" resource"), Prefix: word.Draw(t, label+" prefix")}
 }
 
-// TestATokenOpensForItsListOnly: a sealed token opens unchanged for its list, and for no other.
-func TestATokenOpensForItsListOnly(t *testing.T) {
+// TestToken_OpensForItsScopeOnly: a sealed token opens unchanged for its list, and for no other.
+func TestToken_OpensForItsScopeOnly(t *testing.T) {
 	k, other := newKey(time.Now()), newKey(time.Now())
 	rapid.Check(t, func(t *rapid.T) {
 		want := Token{
@@ -60,9 +60,9 @@ func TestATokenOpensForItsListOnly(t *testing.T) {
 	})
 }
 
-// TestFieldsOfTheScopeDoNotRunTogether: the same characters, split differently between the fields,
+// TestScope_FieldsSplitDifferently_AreAnotherScope: the same characters, split differently between the fields,
 // are another list.
-func TestFieldsOfTheScopeDoNotRunTogether(t *testing.T) {
+func TestScope_FieldsSplitDifferently_AreAnotherScope(t *testing.T) {
 	k := newKey(time.Now())
 	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"}}
 	for _, made := range scopes {
@@ -75,9 +75,9 @@ func TestFieldsOfTheScopeDoNotRunTogether(t *testing.T) {
 	}
 }
 
-// TestEveryChangeIsRefused replaces each character of a token by each other one, truncates it and
+// TestToken_AnyChange_IsRefused replaces each character of a token by each other one, truncates it and
 // appends to it.
-func TestEveryChangeIsRefused(t *testing.T) {
+func TestToken_AnyChange_IsRefused(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)
 	refuse := func(changed string) {
@@ -108,9 +108,9 @@ func TestEveryChangeIsRefused(t *testing.T) {
 	}
 }
 
-// TestATokenShowsNothingOfTheName: names of common lengths show neither in a token's text nor in
+// TestToken_HidesNameAndItsLength: names of common lengths show neither in a token's text nor in
 // its length.
-func TestATokenShowsNothingOfTheName(t *testing.T) {
+func TestToken_HidesNameAndItsLength(t *testing.T) {
 	k := newKey(time.Now())
 	lengths := map[int]bool{}
 	for n := range padding - headSize + 1 {
@@ -129,8 +129,8 @@ func TestATokenShowsNothingOfTheName(t *testing.T) {
 	}
 }
 
-// TestMessagesShowNoName: error messages describe the failure without the contents of the token.
-func TestMessagesShowNoName(t *testing.T) {
+// TestToken_OpenErrors_HideContents: error messages describe the failure without the contents of the token.
+func TestToken_OpenErrors_HideContents(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)
 	for what, test := range map[string]struct {

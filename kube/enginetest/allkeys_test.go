@@ -20,9 +20,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestFeedOfAllKeys: a write outside the prefix advances progress; the server's progress
+// TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress: a write outside the prefix advances progress; the server's progress
 // notifications do not.
-func TestFeedOfAllKeys(t *testing.T) {
+func TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
 	rev := put(t, client, prefix+"a", "1")
@@ -59,9 +59,9 @@ func TestFeedOfAllKeys(t *testing.T) {
 	}
 }
 
-// TestReplayOfAllKeys: the replayed history of the prefix equals the events of a watch on it, with
+// TestReplayOfAllKeys_EqualsWatch: the replayed history of the prefix equals the events of a watch on it, with
 // one segment and with many, also if it begins or ends with writes outside the prefix.
-func TestReplayOfAllKeys(t *testing.T) {
+func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
 	began := header(t, s)
@@ -86,10 +86,10 @@ func TestReplayOfAllKeys(t *testing.T) {
 	})
 }
 
-// TestMirrorBehindTheGRPCProxy: etcd's proxy does not answer progress requests. The probe detects
+// TestMirror_BehindGRPCProxy_ServesLatestRevision: etcd's proxy does not answer progress requests. The probe detects
 // this, and a mirror that watches all keys serves reads of the latest revision without progress
 // requests, also after writes outside the prefix.
-func TestMirrorBehindTheGRPCProxy(t *testing.T) {
+func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	direct, prefix := open(t)
 	client := throughProxy(t, direct)
 	freshness, err := etcdsource.Probe(contextFor(t), client, prefix+"probe")

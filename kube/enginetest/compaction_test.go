@@ -97,9 +97,9 @@ func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) boo
 	return errors.Is(below, rpctypes.ErrCompacted) && at == nil
 }
 
-// TestVersionsGoWhenTheKeyIsWritten: when another process writes the compaction key, versions below
+// TestCompactionKey_WrittenByOther_DropsVersions: when another process writes the compaction key, versions below
 // the compacted revision are dropped within a second. The version at that revision and the log are retained.
-func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
+func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, -1)
 	first := put(t, client, "/r/things/a", "1")
@@ -130,10 +130,10 @@ func TestVersionsGoWhenTheKeyIsWritten(t *testing.T) {
 	}
 }
 
-// TestCompactorsShareAnEtcd: two compactors of etcdsource, or one of them and upstream's. Together
+// TestCompactors_OnOneEtcd_CompactLikeOne: two compactors of etcdsource, or one of them and upstream's. Together
 // they compact like a single one; each records the other's compactions; and etcd's compacted
 // revision agrees.
-func TestCompactorsShareAnEtcd(t *testing.T) {
+func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
 	const interval = 300 * time.Millisecond
 	for _, upstream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("upstream=%v", upstream), func(t *testing.T) {
@@ -176,9 +176,9 @@ func TestCompactorsShareAnEtcd(t *testing.T) {
 	}
 }
 
-// TestFollowingUpstreamsCompactor: only upstream's compactor compacts etcd; the mirror drops the
+// TestCompactor_UpstreamCompacts_IsFollowed: only upstream's compactor compacts etcd; the mirror drops the
 // compacted versions.
-func TestFollowingUpstreamsCompactor(t *testing.T) {
+func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
 	_, client := newRunning(t)
 	other := connect(t, client.Endpoints()[0][len("unix://"):])
 	c := etcd3.NewCompactor(other, 100*time.Millisecond, clock.RealClock{}, nil)
@@ -193,8 +193,8 @@ func TestFollowingUpstreamsCompactor(t *testing.T) {
 	until(t, "memory and etcd agree", func() bool { return compactedTo(t, client, r.oldest()) })
 }
 
-// TestCompactionOutlivesTheKey: compaction continues although the compaction key is deleted repeatedly.
-func TestCompactionOutlivesTheKey(t *testing.T) {
+// TestCompactor_KeyDeletedRepeatedly_Continues: compaction continues although the compaction key is deleted repeatedly.
+func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
 	_, client := newRunning(t)
 	a := replicate(t, client, "/r/", 100*time.Millisecond, -1)
 	b := replicate(t, client, "/r/", 150*time.Millisecond, -1)
@@ -217,8 +217,8 @@ func TestCompactionOutlivesTheKey(t *testing.T) {
 	}
 }
 
-// TestCompactionByHand: a manual compaction does not write the key; the next check detects it.
-func TestCompactionByHand(t *testing.T) {
+// TestCompactor_ManualCompaction_IsDetectedByCheck: a manual compaction does not write the key; the next check detects it.
+func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, 100*time.Millisecond)
 	for i := range 3 {
@@ -236,8 +236,8 @@ func TestCompactionByHand(t *testing.T) {
 	}
 }
 
-// TestCompactorOutlivesAnOutage: the compactor reconnects after an outage of etcd and catches up.
-func TestCompactorOutlivesAnOutage(t *testing.T) {
+// TestCompactor_AfterOutage_CatchesUp: the compactor reconnects after an outage of etcd and catches up.
+func TestCompactor_AfterOutage_CatchesUp(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)
 	r := replicate(t, client, "/r/", 100*time.Millisecond, -1)
@@ -253,10 +253,10 @@ func TestCompactorOutlivesAnOutage(t *testing.T) {
 	})
 }
 
-// TestCompactorOfARestoredEtcd: an earlier state is restored while the compactor remembers
+// TestCompactor_RestoredEtcd_WritesNoOldRevision: an earlier state is restored while the compactor remembers
 // revisions that do not exist after the restore. None of these is written or compacted; the
 // compactor then follows the restored etcd.
-func TestCompactorOfARestoredEtcd(t *testing.T) {
+func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)
 	for range 10 {

@@ -17,9 +17,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestAMemberThatIsStopped: each of three members is stopped in turn, with its connections left
+// TestFeed_MemberStopped_ContinuesOnAnother: each of three members is stopped in turn, with its connections left
 // open. The feed continues with another member, and the other members serve history.
-func TestAMemberThatIsStopped(t *testing.T) {
+func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 	t.Parallel()
 	members := startEtcds(t, 3)
 	for _, e := range members { // also if the test fails early

@@ -324,10 +324,10 @@ func (x *randomReader) compare(t *testing.T) {
 	}
 }
 
-// TestMirrorIsEtcdAtRandomRevisions lets several clients write randomly while the mirror's
+// TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions lets several clients write randomly while the mirror's
 // connection breaks from time to time. It compares snapshots at the latest and at random past
 // revisions, and states built from cursors, with etcd's responses at the same revision.
-func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
+func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("STRATA_SEED"); s != "" {
 		if _, err := fmt.Sscan(s, &seed); err != nil {
@@ -392,9 +392,9 @@ func TestMirrorIsEtcdAtRandomRevisions(t *testing.T) {
 	}
 }
 
-// TestQuietEtcdIsReadAtOnce: a consistent read of a synced mirror waits only for etcd's responses,
+// TestMirror_ConsistentReadOfQuietEtcd_ReturnsAtOnce: a consistent read of a synced mirror waits only for etcd's responses,
 // also after writes outside the prefix.
-func TestQuietEtcdIsReadAtOnce(t *testing.T) {
+func TestMirror_ConsistentReadOfQuietEtcd_ReturnsAtOnce(t *testing.T) {
 	client, prefix := open(t)
 	put(t, client, prefix+"a/x", "1")
 	m := newMirror(t, client, prefix, nil)
@@ -413,8 +413,8 @@ func TestQuietEtcdIsReadAtOnce(t *testing.T) {
 	}
 }
 
-// TestResourceThatIsClaimedLater: a resource is claimed and listed during writes to it.
-func TestResourceThatIsClaimedLater(t *testing.T) {
+// TestLateClaim_DuringWrites_EqualsEtcd: a resource is claimed and listed during writes to it.
+func TestLateClaim_DuringWrites_EqualsEtcd(t *testing.T) {
 	client, prefix := open(t)
 	fill(t, client, prefix+"later/", "v", 2000)
 	m := newMirror(t, client, prefix, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
@@ -463,10 +463,10 @@ func TestResourceThatIsClaimedLater(t *testing.T) {
 	}
 }
 
-// TestMirrorFollowsARestoredEtcd: etcd stops, its data is replaced by a backup of the same member,
+// TestMirror_RestoredEtcd_IsDetectedWithoutReads: etcd stops, its data is replaced by a backup of the same member,
 // so that even the cluster ID is the same, and it continues from an older revision. No client reads
 // in between; the mirror detects the restore by itself, and its watches end.
-func TestMirrorFollowsARestoredEtcd(t *testing.T) {
+func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
@@ -535,9 +535,9 @@ func TestMirrorFollowsARestoredEtcd(t *testing.T) {
 	}
 }
 
-// TestClientInsideTheServersProcess: a client in the server's process has no connection that could
+// TestMirror_ClientInServerProcess_FollowsEtcd: a client in the server's process has no connection that could
 // be lost.
-func TestClientInsideTheServersProcess(t *testing.T) {
+func TestMirror_ClientInServerProcess_FollowsEtcd(t *testing.T) {
 	_, prefix := open(t)
 	client := v3client.New(shared.etcd.server.Server)
 	defer client.Close()
@@ -555,8 +555,8 @@ func TestClientInsideTheServersProcess(t *testing.T) {
 	m.Close()
 }
 
-// TestMirrorSurvivesARestartOfEtcd: no list is sent, no watch ends, and no event is lost.
-func TestMirrorSurvivesARestartOfEtcd(t *testing.T) {
+// TestMirror_EtcdRestarts_LosesNoEvent: no list is sent, no watch ends, and no event is lost.
+func TestMirror_EtcdRestarts_LosesNoEvent(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)

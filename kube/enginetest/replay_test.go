@@ -152,9 +152,9 @@ func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *ran
 	}
 }
 
-// TestReplayIsWhatAWatchWasTold: a replay equals the events of a watch, for all segment sizes and
+// TestReplay_AnySegments_EqualsWatch: a replay equals the events of a watch, for all segment sizes and
 // range bounds, with concurrent writers.
-func TestReplayIsWhatAWatchWasTold(t *testing.T) {
+func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -199,9 +199,9 @@ func TestReplayIsWhatAWatchWasTold(t *testing.T) {
 	})
 }
 
-// TestReplayFromTheFirstRevision: a replay of an etcd that was never compacted matches etcd's own
+// TestReplay_FromFirstRevision_EqualsEtcd: a replay of an etcd that was never compacted matches etcd's own
 // state at each revision.
-func TestReplayFromTheFirstRevision(t *testing.T) {
+func TestReplay_FromFirstRevision_EqualsEtcd(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())
@@ -251,10 +251,10 @@ func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds driver.R
 	return oldest
 }
 
-// TestReplayAtBorders places difficult revisions at segment borders: several segments without events, a
+// TestReplay_DifficultSegmentBorders_IsComplete places difficult revisions at segment borders: several segments without events, a
 // lease that deletes 1,000 keys in one revision, a transaction of many keys, and, at the end, only writes
 // outside the prefix.
-func TestReplayAtBorders(t *testing.T) {
+func TestReplay_DifficultSegmentBorders_IsComplete(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -326,9 +326,9 @@ func TestReplayAtBorders(t *testing.T) {
 	}
 }
 
-// TestReplayOfFragments: a response may exceed the size of an etcd message, with one revision and
+// TestReplay_FragmentedResponse_IsComplete: a response may exceed the size of an etcd message, with one revision and
 // with many.
-func TestReplayOfFragments(t *testing.T) {
+func TestReplay_FragmentedResponse_IsComplete(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -350,8 +350,8 @@ func TestReplayOfFragments(t *testing.T) {
 	requireEqual(t, replayed(t, s.WithSegments(7, 3), prefix, began, now.Revision), want)
 }
 
-// TestOldestIsWithinBounds: Oldest respects the bounds on revisions and bytes, and etcd's compacted revision.
-func TestOldestIsWithinBounds(t *testing.T) {
+// TestOldest_StaysWithinReplayBounds: Oldest respects the bounds on revisions and bytes, and etcd's compacted revision.
+func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
@@ -435,9 +435,9 @@ func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, w
 	}
 }
 
-// TestReplayErrors: a compaction before or during the replay, another cluster, an error of deliver,
+// TestReplay_Failure_ReturnsError: a compaction before or during the replay, another cluster, an error of deliver,
 // and cancellation.
-func TestReplayErrors(t *testing.T) {
+func TestReplay_Failure_ReturnsError(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)

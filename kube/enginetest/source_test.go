@@ -57,9 +57,9 @@ func requireKeys(t *testing.T, all [][]driver.KV, prefix string, n int, value st
 	}
 }
 
-// TestPagesGrowWithSmallValues: few pages are used, because etcd counts the rest of the range for
+// TestListPages_SmallValues_Grow: few pages are used, because etcd counts the rest of the range for
 // each page.
-func TestPagesGrowWithSmallValues(t *testing.T) {
+func TestListPages_SmallValues_Grow(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").InPages()
 	fill(t, client, prefix, "v", 12_000)
@@ -73,8 +73,8 @@ func TestPagesGrowWithSmallValues(t *testing.T) {
 	}
 }
 
-// TestPagesOfBigValuesAreBounded: the bytes of a page stay near 8 MiB.
-func TestPagesOfBigValuesAreBounded(t *testing.T) {
+// TestListPages_LargeValues_AreBounded: the bytes of a page stay near 8 MiB.
+func TestListPages_LargeValues_AreBounded(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").InPages()
 	value := strings.Repeat("v", 30_000)
@@ -94,9 +94,9 @@ func TestPagesOfBigValuesAreBounded(t *testing.T) {
 	}
 }
 
-// TestPageThatGRPCRefusesIsAskedForAgain: after small values, large ones may follow, so that a
+// TestList_MessageTooLarge_IsRetried: after small values, large ones may follow, so that a
 // page, or a part of a stream, exceeds the maximum size of a message.
-func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
+func TestList_MessageTooLarge_IsRetried(t *testing.T) {
 	client, prefix := open(t)
 	fill(t, client, prefix+"a", "v", 2000)
 	value := strings.Repeat("v", 400_000)
@@ -128,9 +128,9 @@ func TestPageThatGRPCRefusesIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// TestListIsOfOneRevision: every transaction writes the same number to the first and
+// TestList_DuringWrites_IsOfOneRevision: every transaction writes the same number to the first and
 // the last key, which lie on different pages.
-func TestListIsOfOneRevision(t *testing.T) {
+func TestList_DuringWrites_IsOfOneRevision(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	fill(t, client, prefix+"m", "v", 3000)
@@ -188,8 +188,8 @@ func TestListIsOfOneRevision(t *testing.T) {
 	}
 }
 
-// TestListErrors: a compaction before or during the list, and an error of the page function.
-func TestListErrors(t *testing.T) {
+// TestList_Failure_ReturnsError: a compaction before or during the list, and an error of the page function.
+func TestList_Failure_ReturnsError(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	old := fill(t, client, prefix, "v", 3000)
@@ -228,8 +228,8 @@ func TestListErrors(t *testing.T) {
 	}
 }
 
-// TestTransactionIsOneBatch: all events of a revision are in one batch, also those of a range deletion.
-func TestTransactionIsOneBatch(t *testing.T) {
+// TestFeed_Transaction_IsOneBatch: all events of a revision are in one batch, also those of a range deletion.
+func TestFeed_Transaction_IsOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	f := watch(t, s, prefix, header(t, s))
@@ -259,9 +259,9 @@ func TestTransactionIsOneBatch(t *testing.T) {
 	}
 }
 
-// TestFragmentsOfARevisionAreOneBatch: the events of one range deletion may exceed the maximum size
+// TestFeed_FragmentsOfRevision_AreOneBatch: the events of one range deletion may exceed the maximum size
 // of an etcd message.
-func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
+func TestFeed_FragmentsOfRevision_AreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	// Long keys rather than many keys: etcd 3.7 computes the size of the whole fragment for each
@@ -294,9 +294,9 @@ func TestFragmentsOfARevisionAreOneBatch(t *testing.T) {
 	}
 }
 
-// TestFeedThatIsBehindGetsWholeRevisions: etcd sends up to 1,000 revisions in one response, in
+// TestFeed_Behind_GetsCompleteRevisions: etcd sends up to 1,000 revisions in one response, in
 // fragments; no revision is split.
-func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
+func TestFeed_Behind_GetsCompleteRevisions(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -342,8 +342,8 @@ func TestFeedThatIsBehindGetsWholeRevisions(t *testing.T) {
 	}
 }
 
-// TestLeaseThatEndsDeletesTogether: when a lease ends, etcd deletes all its keys in one revision.
-func TestLeaseThatEndsDeletesTogether(t *testing.T) {
+// TestFeed_LeaseExpires_DeletionsAreOneBatch: when a lease ends, etcd deletes all its keys in one revision.
+func TestFeed_LeaseExpires_DeletionsAreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	lease, err := client.Grant(contextFor(t), 1)
@@ -373,8 +373,8 @@ func TestLeaseThatEndsDeletesTogether(t *testing.T) {
 	}
 }
 
-// TestWatchErrors: compacted revisions, another cluster, an error of deliver, and cancellation.
-func TestWatchErrors(t *testing.T) {
+// TestFeed_Failure_ReturnsError: compacted revisions, another cluster, an error of deliver, and cancellation.
+func TestFeed_Failure_ReturnsError(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	old := header(t, s)
@@ -437,9 +437,9 @@ func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 	}
 }
 
-// TestProgressIsAnswered: progress requests are answered with etcd's revision on an idle etcd, and
+// TestProgress_Requested_ReturnsEtcdRevision: progress requests are answered with etcd's revision on an idle etcd, and
 // after writes outside the prefix.
-func TestProgressIsAnswered(t *testing.T) {
+func TestProgress_Requested_ReturnsEtcdRevision(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	rev := put(t, client, prefix+"a", "1")
@@ -459,9 +459,9 @@ func TestProgressIsAnswered(t *testing.T) {
 	progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "2"))
 }
 
-// TestOthersAreNotAskedForProgress: etcd answers a progress request to every watch of a gRPC
+// TestProgress_Requested_DoesNotReachOtherWatches: etcd answers a progress request to every watch of a gRPC
 // stream, so the feed's requests must not use the stream that the client's other watches share (KEP-2340).
-func TestOthersAreNotAskedForProgress(t *testing.T) {
+func TestProgress_Requested_DoesNotReachOtherWatches(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	rev := put(t, client, prefix+"a", "1")
@@ -490,9 +490,9 @@ func TestOthersAreNotAskedForProgress(t *testing.T) {
 	}
 }
 
-// TestAFeedWithoutProgress: the feed delivers events only, because the client would resume after
+// TestFeed_WithoutProgress_DeliversEventsOnly: the feed delivers events only, because the client would resume after
 // the revision of a progress response.
-func TestAFeedWithoutProgress(t *testing.T) {
+func TestFeed_WithoutProgress_DeliversEventsOnly(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").WithoutProgress()
 	rev := put(t, client, prefix+"a", "1")
@@ -512,8 +512,8 @@ func TestAFeedWithoutProgress(t *testing.T) {
 	}
 }
 
-// TestProbeOfARealEtcd: the probe immediately detects that this etcd version supports progress requests.
-func TestProbeOfARealEtcd(t *testing.T) {
+// TestProbe_RealEtcd_ReturnsByProgress: the probe immediately detects that this etcd version supports progress requests.
+func TestProbe_RealEtcd_ReturnsByProgress(t *testing.T) {
 	client, prefix := open(t)
 	began := time.Now()
 	if got, err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil || got != etcdsource.ByProgress {

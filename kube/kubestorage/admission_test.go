@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-func TestGetListTakesWhatItWillHold(t *testing.T) {
+func TestGetList_TakesBytesUntilRequestEnds(t *testing.T) {
 	f := setup(t)
 	var pods []*example.Pod
 	for i := range 40 {

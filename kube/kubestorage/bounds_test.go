@@ -17,9 +17,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestAWatchThatIsNotReadHoldsNoVersion moves the window past a watch whose client has stopped
+// TestWatch_ClientStopsReading_HoldsNoVersion moves the window past a watch whose client has stopped
 // reading in the middle of its initial events (I7).
-func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
+func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 	const n = 2*initialAtOnce + 10
 	for i := range n {
@@ -61,9 +61,9 @@ func TestAWatchThatIsNotReadHoldsNoVersion(t *testing.T) {
 	t.Fatalf("the watch ended without an error after %d objects", added)
 }
 
-// TestRevisionsBeyondReachAreInTheFuture covers numbers that parse but exceed every possible
+// TestRevision_BeyondMaximum_IsInFuture covers numbers that parse but exceed every possible
 // revision.
-func TestRevisionsBeyondReachAreInTheFuture(t *testing.T) {
+func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
@@ -100,8 +100,8 @@ func TestRevisionsBeyondReachAreInTheFuture(t *testing.T) {
 	}
 }
 
-// TestReadsOfEtcdAreBounded takes all places and requests one more.
-func TestReadsOfEtcdAreBounded(t *testing.T) {
+// TestReadsFromEtcd_WithoutPlace_FailOrTimeOut takes all places and requests one more.
+func TestReadsFromEtcd_WithoutPlace_FailOrTimeOut(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
@@ -132,9 +132,9 @@ func TestReadsOfEtcdAreBounded(t *testing.T) {
 	}
 }
 
-// TestListsThatAGateSendsToEtcdAreNotBounded: they are not lists of the past, and do not wait for a
+// TestListFromEtcd_ByGate_NeedsNoPlace: they are not lists of the past, and do not wait for a
 // place.
-func TestListsThatAGateSendsToEtcdAreNotBounded(t *testing.T) {
+func TestListFromEtcd_ByGate_NeedsNoPlace(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
 	f.create(t, newPod("a"), newPod("b"))
 	f.catchUp(t)

@@ -190,9 +190,9 @@ func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names s
 	return names, suspect() == before+1
 }
 
-// TestConsistencyCheck: lost changes are found, logged, counted and repaired; lists of the past come
+// TestConsistencyCheck_LostChanges_AreFoundAndRepaired: lost changes are found, logged, counted and repaired; lists of the past come
 // from etcd until the next check finds no difference.
-func TestConsistencyCheck(t *testing.T) {
+func TestConsistencyCheck_LostChanges_AreFoundAndRepaired(t *testing.T) {
 	c := newCheckedPods(t)
 	f, pods := c.f, c.pods
 	success, failure, failed := counts(t, c.resource)
@@ -232,8 +232,8 @@ func TestConsistencyCheck(t *testing.T) {
 	}
 }
 
-// TestConsistencyHash: the hash is KEP-4988's, of the objects of a list.
-func TestConsistencyHash(t *testing.T) {
+// TestConsistencyCheck_Hash_IsOfKEP4988: the hash is KEP-4988's, of the objects of a list.
+func TestConsistencyCheck_Hash_IsOfKEP4988(t *testing.T) {
 	f := setup(t, onDemand)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
@@ -256,9 +256,9 @@ func TestConsistencyHash(t *testing.T) {
 	}
 }
 
-// TestConsistencyChecksAreScheduled: each resource is checked by one schedule, however many
+// TestConsistencyCheck_Schedule_IsOnePerResource: each resource is checked by one schedule, however many
 // storages it has, until the last one is closed; with the gate off there are no checks.
-func TestConsistencyChecksAreScheduled(t *testing.T) {
+func TestConsistencyCheck_Schedule_IsOnePerResource(t *testing.T) {
 	f := setup(t, func(o *options) { o.engine.ConsistencyCheckInterval = 20 * time.Millisecond })
 	s := f.engine(t)
 	second := f.cluster.checker.Add(s.resource, s.group)
@@ -297,9 +297,9 @@ func TestConsistencyChecksAreScheduled(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheckIsNoFalseAlarm: a compaction during a check makes it an error, and a change
+// TestConsistencyCheck_ConcurrentChanges_AreNoDifference: a compaction during a check makes it an error, and a change
 // of all objects meanwhile is no difference.
-func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
+func TestConsistencyCheck_ConcurrentChanges_AreNoDifference(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
 	k := f.cluster.checker
@@ -332,9 +332,9 @@ func TestConsistencyCheckIsNoFalseAlarm(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheckOfAnEtcdThatHangs: a check on demand returns the error before its request ends and counts it; a second one in
+// TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime: a check on demand returns the error before its request ends and counts it; a second one in
 // the remaining time sends no request to etcd.
-func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
+func TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime(t *testing.T) {
 	l := &lossy{}
 	of := schema.GroupResource{Group: "consistency", Resource: "hanging"}
 	f := setup(t, l.through, onDemand, func(o *options) { o.store.GroupResource = of })
@@ -373,8 +373,8 @@ func TestConsistencyCheckOfAnEtcdThatHangs(t *testing.T) {
 	}
 }
 
-// TestConsistencyFailurePanics if the environment variable requests it.
-func TestConsistencyFailurePanics(t *testing.T) {
+// TestConsistencyCheck_FailureWithEnvironmentSet_Panics if the environment variable requests it.
+func TestConsistencyCheck_FailureWithEnvironmentSet_Panics(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
 	s := f.engine(t)
@@ -397,8 +397,8 @@ func TestConsistencyFailurePanics(t *testing.T) {
 	t.Error("nothing has happened")
 }
 
-// TestConsistencyHandler sends the requests of operators and tests.
-func TestConsistencyHandler(t *testing.T) {
+// TestConsistencyHandler_Requests_ReturnChecks sends the requests of operators and tests.
+func TestConsistencyHandler_Requests_ReturnChecks(t *testing.T) {
 	f := setup(t, onDemand)
 	f.create(t, newPod("a"))
 	f.catchUp(t)
@@ -443,9 +443,9 @@ func TestConsistencyHandler(t *testing.T) {
 	ask("DELETE", "", 405)
 }
 
-// TestIndexThatIsBuiltDuringARepair: a watch whose initial events come from an index of the state
+// TestIndex_BuiltDuringRepair_GivesNoLaterCursor: a watch whose initial events come from an index of the state
 // before a repair does not get a cursor on the state after it.
-func TestIndexThatIsBuiltDuringARepair(t *testing.T) {
+func TestIndex_BuiltDuringRepair_GivesNoLaterCursor(t *testing.T) {
 	f, etcd := inMemory(t, onDemand)
 	s, ctx := f.engine(t), contextFor(t)
 	catchUp := func() {

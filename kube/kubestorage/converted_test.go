@@ -15,9 +15,9 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// TestConvertedIsReleasedWithItsEntry: a custom resource converted by a webhook is cached while the
+// TestConverted_EntryDropped_IsReleased: a custom resource converted by a webhook is cached while the
 // object is unchanged, and for its deletion event while the history has that.
-func TestConvertedIsReleasedWithItsEntry(t *testing.T) {
+func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	w := newTwinWith(t, mirror.Window{MaxBytes: 20_000}, func(cfg *storeConfig) {
 		cfg.Codec = converting{unstructured.UnstructuredJSONScheme}
 		cfg.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}

@@ -39,7 +39,7 @@ func firstLeaf(t testing.TB, s *Store) mirror.Run {
 }
 
 // Readers of one list walk it in step; each leaf is compressed once for all of them.
-func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
+func TestFrames_ConcurrentReaders_CompressLeafOnce(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
@@ -72,7 +72,7 @@ func TestReadersShareWhatOneOfThemCompresses(t *testing.T) {
 }
 
 // Compressed data counts against the budget as long as its leaf is part of the newest version.
-func TestCompressedLeavesAreCounted(t *testing.T) {
+func TestFrames_OfNewestVersion_CountAgainstBudget(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
@@ -114,7 +114,7 @@ func TestCompressedLeavesAreCounted(t *testing.T) {
 }
 
 // A reader whose request ends while it compresses a leaf does not fail other readers.
-func TestReadersDoNotShareErrors(t *testing.T) {
+func TestFrames_ReaderCanceled_OthersSucceed(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 200)
@@ -181,9 +181,9 @@ func inflate(t testing.TB, run gzipjoin.Run) []byte {
 	return content
 }
 
-// TestFrames_OfLeaves_AreThoseOfTheirItems, with and without cached items, are counted, and are
+// TestFrames_OfLeaves_EqualTheirItems, with and without cached items, are counted, and are
 // cached beside the items of the same leaf.
-func TestFrames_OfLeaves_AreThoseOfTheirItems(t *testing.T) {
+func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		f := setup(t)
 		s := f.engine(t)

@@ -48,9 +48,9 @@ func record(st *Stream) (got []batch, err error) {
 	}
 }
 
-// TestDrain: each watch gets its pending events, up to etcd's revision at the start of the drain,
+// TestDrain_Watch_GetsPendingEventsAndBookmark: each watch gets its pending events, up to etcd's revision at the start of the drain,
 // then one bookmark if it requested any, then its end; later watches are refused.
-func TestDrain(t *testing.T) {
+func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 	for _, bookmarks := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newTwin(t, mirror.DefaultWindow)
@@ -105,9 +105,9 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainLeavesWatchesWithoutDrain: a watch of a client that stops with the server continues, and
+// TestDrain_WatchWithoutDrain_Continues: a watch of a client that stops with the server continues, and
 // may start, while the others end. It ends with its storage.
-func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
+func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		e := w.engine()
@@ -153,9 +153,9 @@ func TestDrainLeavesWatchesWithoutDrain(t *testing.T) {
 	})
 }
 
-// TestDrainInTheMiddle of initial events ends a watch without a bookmark, because the list is not
+// TestDrain_DuringInitialEvents_SendsNoBookmark of initial events ends a watch without a bookmark, because the list is not
 // complete.
-func TestDrainInTheMiddle(t *testing.T) {
+func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	for _, name := range []string{"a", "b"} {
 		w.put(t, newPod(name))
@@ -181,9 +181,9 @@ func TestDrainInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestDrainIsBounded: neither an etcd that does not answer nor a client that does not read delays
+// TestDrain_EtcdOrClientHangs_IsBounded: neither an etcd that does not answer nor a client that does not read delays
 // it further.
-func TestDrainIsBounded(t *testing.T) {
+func TestDrain_EtcdOrClientHangs_IsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		e := w.engine()
@@ -205,9 +205,9 @@ func TestDrainIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainOfObjects is TestDrain through storage.Interface, and of an uncached resource: its
+// TestDrain_ThroughStorageInterface_EndsWatches is TestDrain_Watch_GetsPendingEventsAndBookmark through storage.Interface, and of an uncached resource: its
 // watches end, and get no bookmarks that Kubernetes would not send.
-func TestDrainOfObjects(t *testing.T) {
+func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		set  func(*options)
@@ -252,8 +252,8 @@ func TestDrainOfObjects(t *testing.T) {
 	}
 }
 
-// TestWithoutBookmarks: without the gate only the bookmark that closes initial events is sent.
-func TestWithoutBookmarks(t *testing.T) {
+// TestBookmark_GateOff_OnlyEndsInitialEvents: without the gate only the bookmark that closes initial events is sent.
+func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		w.bookmarks = false
@@ -269,9 +269,9 @@ func TestWithoutBookmarks(t *testing.T) {
 	})
 }
 
-// TestEventsOnlyByGate: without EfficientWatchResumption etcd gets no progress requests, and gates
+// TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress: without EfficientWatchResumption etcd gets no progress requests, and gates
 // that depend on progress cannot be set.
-func TestEventsOnlyByGate(t *testing.T) {
+func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
 	pod := f.create(t, newPod("a"))[0]
 	rev, err := f.engine(t).parseRevision(pod.ResourceVersion)
@@ -296,9 +296,9 @@ func TestEventsOnlyByGate(t *testing.T) {
 	}
 }
 
-// TestWatchesAreCounted: the cost of their start, their bookmarks, the reasons of their ends, and
+// TestWatchMetrics_CountStartsBookmarksAndEnds: the cost of their start, their bookmarks, the reasons of their ends, and
 // their lag.
-func TestWatchesAreCounted(t *testing.T) {
+func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		w.group = schema.GroupResource{Group: "metrics", Resource: t.Name()}

@@ -73,9 +73,9 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 	}
 }
 
-// TestStoragesShareACluster: all storages on one etcd and prefix, of any resource and version, have
+// TestEngine_StoragesOfOneEtcd_ShareCluster: all storages on one etcd and prefix, of any resource and version, have
 // one client, one mirror and one compactor.
-func TestStoragesShareACluster(t *testing.T) {
+func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 	pods, events := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Resource: "events"}
 	engine := &openedEngine{New(Options{
 		Uncached: func(r schema.GroupResource) bool { return r == events },
@@ -134,8 +134,8 @@ func TestStoragesShareACluster(t *testing.T) {
 	}
 }
 
-// TestCompactionByOthersIsFollowed by a server that does not compact.
-func TestCompactionByOthersIsFollowed(t *testing.T) {
+// TestCompactor_CompactionByOther_IsFollowed by a server that does not compact.
+func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
 	client := startEtcd(t, nil)
 	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
@@ -161,10 +161,10 @@ func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (ge
 	return f(r), nil
 }
 
-// TestStoreWithoutProgressIsServedFromMemory: a store that answers no progress requests, such as
+// TestEngine_EtcdWithoutProgress_ServesFromMemory: a store that answers no progress requests, such as
 // etcd's gRPC proxy, feeds a mirror with a watch of all keys. Reads of the present come from memory
 // and are as new as the store, after writes to any key, and no progress is requested.
-func TestStoreWithoutProgressIsServedFromMemory(t *testing.T) {
+func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 	var log syncBuffer
 	f := setup(t, func(o *options) {
 		o.watcher = func(w clientv3.Watcher) clientv3.Watcher { return mute{Watcher: w} }
@@ -204,9 +204,9 @@ func TestStoreWithoutProgressIsServedFromMemory(t *testing.T) {
 	nextPod(t, w, watch.Added)
 }
 
-// TestStoreThatShowsNoProgress: without progress and without a watch of all keys, reads of the
+// TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys, reads of the
 // present go to etcd, and gates cannot move them to memory.
-func TestStoreThatShowsNoProgress(t *testing.T) {
+func TestEngine_FreshnessUnproven_ReadsFromEtcd(t *testing.T) {
 	client := startEtcd(t, nil)
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
@@ -254,9 +254,9 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-// TestAHangingDecryptionDelaysNobodyElse (I9): while a KMS does not answer for one resource, reads,
+// TestDecryption_Hangs_DelaysNoOtherResource (I9): while a KMS does not answer for one resource, reads,
 // watches and writes of another resource on the same feed are not delayed.
-func TestAHangingDecryptionDelaysNobodyElse(t *testing.T) {
+func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	kms := &valve{}
 	f := setup(t, withTransformer(hanging{kms}))
 	stuck := f.create(t, newPod("stuck"))[0]
@@ -338,8 +338,8 @@ func (h hanging) TransformToStorage(_ context.Context, data []byte, _ value.Cont
 	return data, nil
 }
 
-// TestEngineOpensAClusterThatHangs_OthersAreServed: a dial does not delay the engine's other methods, and Close waits for it.
-func TestEngineOpensAClusterThatHangs_OthersAreServed(t *testing.T) {
+// TestEngine_DialHangs_OtherClustersAreServed: a dial does not delay the engine's other methods, and Close waits for it.
+func TestEngine_DialHangs_OtherClustersAreServed(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestReadsSeeWritesOfOthers: a read without a resource version sees every write by any client that
+// TestConsistentRead_WritesOfOtherClients_AreSeen: a read without a resource version sees every write by any client that
 // etcd acknowledged before it, and reads no object from etcd (I6).
-func TestReadsSeeWritesOfOthers(t *testing.T) {
+func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 	f := setup(t)
 	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
 	if err != nil {
@@ -65,9 +65,9 @@ func TestReadsSeeWritesOfOthers(t *testing.T) {
 	}
 }
 
-// TestWhenTheFeedStalls: reads of the present are refused with 429, never passed on to etcd, except
+// TestConsistentRead_FeedStalled_Returns429: reads of the present are refused with 429, never passed on to etcd, except
 // for a GET of one key; reads that accept older data are served.
-func TestWhenTheFeedStalls(t *testing.T) {
+func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 	t.Parallel()
 	s := &stallable{}
 	f := setup(t, s.through)
@@ -146,9 +146,9 @@ func TestWhenTheFeedStalls(t *testing.T) {
 	}
 }
 
-// TestAFutureRevision: reads wait for it and then fail with 504; a watch starts at once, and
+// TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at once, and
 // delivers only later events.
-func TestAFutureRevision(t *testing.T) {
+func TestRead_FutureRevision_Returns504(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -178,9 +178,9 @@ func TestAFutureRevision(t *testing.T) {
 	}
 }
 
-// TestARestoredEtcd: reads of the present are refused until everything is relisted, watches end
+// TestRead_RestoredEtcd_ReturnsItsContents: reads of the present are refused until everything is relisted, watches end
 // with 410, and then reads return exactly etcd's contents.
-func TestARestoredEtcd(t *testing.T) {
+func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
 	for key, value := range podsOnNode(t, "old") {
@@ -238,9 +238,9 @@ func (o *odd) Get(ctx context.Context, key string, opts storage.GetOptions, out 
 	return o.Interface.Get(ctx, key, opts, out)
 }
 
-// TestGetThatAMemberLeavesUnanswered: the retry sends two requests, one successful answer is
+// TestGetFromEtcd_MemberDoesNotAnswer_IsRetried: the retry sends two requests, one successful answer is
 // enough, and a panic in them is that of the request.
-func TestGetThatAMemberLeavesUnanswered(t *testing.T) {
+func TestGetFromEtcd_MemberDoesNotAnswer_IsRetried(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	pod := f.create(t, newPod("a"))[0]

@@ -46,7 +46,7 @@ func (r reloaded) load(t value.Transformer) { r.Set(overrides(t), func() {}, nil
 
 func (r reloaded) pods() value.Transformer { return r.TransformerForResource(podsResource) }
 
-func TestKeysOfDynamicTransformers(t *testing.T) {
+func TestKeysOf_DynamicTransformer_ChangesWithReload(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	keys := func(gr schema.GroupResource) func() any {
 		t.Helper()
@@ -230,9 +230,9 @@ func requireReadable(t *testing.T, reads map[string]func() error, readable bool)
 	}
 }
 
-// TestReloadInvalidatesDerivedData reads in every way, removes the key, and reads again: no read
+// TestReload_KeyRemoved_InvalidatesDerivedData reads in every way, removes the key, and reads again: no read
 // may be answered from data that was decrypted before. When the key returns, everything is readable.
-func TestReloadInvalidatesDerivedData(t *testing.T) {
+func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	shardGate(t)
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
@@ -341,8 +341,8 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 	return n
 }
 
-// TestReloadWithoutReaders: memory is released without a read.
-func TestReloadWithoutReaders(t *testing.T) {
+// TestReload_WithoutReaders_ReleasesMemory: memory is released without a read.
+func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
 	s := f.engine(t)
@@ -376,9 +376,9 @@ func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx
 	return out, stale, err
 }
 
-// TestDecryptionAcrossReload: later readers do not get a value that was being decrypted while its
+// TestReload_DuringDecryption_ValueIsNotCached: later readers do not get a value that was being decrypted while its
 // key was removed.
-func TestDecryptionAcrossReload(t *testing.T) {
+func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	slow := &pausing{Transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
 	r := newReloaded(slow)
 	f := setup(t, withTransformer(r.pods()))
@@ -456,8 +456,8 @@ func (g *generations) load(t value.Transformer) {
 	g.n.Store(new(int))
 }
 
-// TestRekeyedTransformer: a transformer that implements Rekeyed is trusted to report replaced keys.
-func TestRekeyedTransformer(t *testing.T) {
+// TestRekeyed_KeysReplaced_AreReported: a transformer that implements Rekeyed is trusted to report replaced keys.
+func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	g := &generations{}
 	g.load(encryption(t, "1"))
 	f := setup(t, withTransformer(g))

@@ -84,9 +84,9 @@ func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole i
 	return whole, true
 }
 
-// TestWatchesGiveWhatTheyGuarantee: watches with different selectors resume at random revisions while transactions change several
+// TestWatch_Resumed_KeepsWatchGuarantees: watches with different selectors resume at random revisions while transactions change several
 // pods each, with labels that start and cease to match. Every guarantee is checked by its validator.
-func TestWatchesGiveWhatTheyGuarantee(t *testing.T) {
+func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	const (
 		watchers, reconnects = 60, 8
 		colors               = 4

@@ -16,9 +16,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestCompactionKeepsWatchHistory (KEP-4988): a list below the compacted revision is 410, the
+// TestCompaction_KeepsWatchHistory (KEP-4988): a list below the compacted revision is 410, the
 // compacted revision itself can be listed, and watches can start at the same revisions as before.
-func TestCompactionKeepsWatchHistory(t *testing.T) {
+func TestCompaction_KeepsWatchHistory(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	first := f.update(t, pod, "1")
@@ -56,9 +56,9 @@ func TestCompactionKeepsWatchHistory(t *testing.T) {
 	}
 }
 
-// TestAListAtZeroIgnoresTheLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
+// TestList_AtZero_IgnoresLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
 // count of remaining items.
-func TestAListAtZeroIgnoresTheLimit(t *testing.T) {
+func TestList_AtZero_IgnoresLimit(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
@@ -72,9 +72,9 @@ func TestAListAtZeroIgnoresTheLimit(t *testing.T) {
 	}
 }
 
-// TestAnExpiredTokenGoesOnInThePresent (KEP-365): the 410 of a token whose revision was compacted
+// TestContinueToken_Expired_ContinuesAtLatest (KEP-365): the 410 of a token whose revision was compacted
 // has a token that continues at the same key; the pages from there on are of one revision again.
-func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
+func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))
 	page := func(token string) (*example.PodList, error) {
@@ -105,9 +105,9 @@ func TestAnExpiredTokenGoesOnInThePresent(t *testing.T) {
 	}
 }
 
-// TestASelectorDecodesOnce: an object's labels and fields are decoded once, and so are the objects
+// TestSelector_DecodesObjectOnce: an object's labels and fields are decoded once, and so are the objects
 // that a LIST returns.
-func TestASelectorDecodesOnce(t *testing.T) {
+func TestSelector_DecodesObjectOnce(t *testing.T) {
 	f := setup(t)
 	for i := range 100 {
 		f.create(t, withLabel(newPod(fmt.Sprintf("pod-%02d", i)), "shard", fmt.Sprint(i%50)))
@@ -130,8 +130,8 @@ func TestASelectorDecodesOnce(t *testing.T) {
 	}
 }
 
-// TestWindowOfEachField: an unset bound gets its default, independently of the other.
-func TestWindowOfEachField(t *testing.T) {
+// TestWindow_UnsetBound_GetsDefault: an unset bound gets its default, independently of the other.
+func TestWindow_UnsetBound_GetsDefault(t *testing.T) {
 	def := mirror.DefaultWindow
 	for _, tt := range []struct {
 		set      mirror.Window

@@ -43,9 +43,9 @@ func podPaths(list *example.PodList) []string {
 	return names
 }
 
-// TestIndexFindsWhatAWalkFinds moves pods between nodes at random, across namespaces and trims of
+// TestIndex_RandomMoves_EqualsWalk moves pods between nodes at random, across namespaces and trims of
 // the log, and compares lists and initial events with and without index.
-func TestIndexFindsWhatAWalkFinds(t *testing.T) {
+func TestIndex_RandomMoves_EqualsWalk(t *testing.T) {
 	// The window is so small that the log does not always reach back to the last list.
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 4000}))
 	ctx := contextFor(t)
@@ -125,8 +125,8 @@ func TestIndexFindsWhatAWalkFinds(t *testing.T) {
 	}
 }
 
-// TestIndexedListDecodesItsResultOnly shows the purpose of an index.
-func TestIndexedListDecodesItsResultOnly(t *testing.T) {
+// TestIndex_List_DecodesOnlyResult shows the purpose of an index.
+func TestIndex_List_DecodesOnlyResult(t *testing.T) {
 	f := setup(t)
 	ctx := contextFor(t)
 	var pods []*example.Pod
@@ -161,9 +161,9 @@ func TestIndexedListDecodesItsResultOnly(t *testing.T) {
 	}
 }
 
-// TestAnIndexDiesWithItsEtcd: after a restore the revision of the index occurs a second time, with
+// TestIndex_RestoredEtcd_IsDropped: after a restore the revision of the index occurs a second time, with
 // other objects.
-func TestAnIndexDiesWithItsEtcd(t *testing.T) {
+func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
 	list := func() []string {
@@ -211,9 +211,9 @@ func podsOnNode(t *testing.T, names ...string) map[string]string {
 	return kvs
 }
 
-// TestAnIndexThatIsNotReadIsDropped: an unread index releases its entries, including replaced ones
+// TestIndex_NotRead_IsDropped: an unread index releases its entries, including replaced ones
 // and those of a relisted resource, and its bytes are not counted any more (I7).
-func TestAnIndexThatIsNotReadIsDropped(t *testing.T) {
+func TestIndex_NotRead_IsDropped(t *testing.T) {
 	for _, how := range []string{"idle", "listed anew"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

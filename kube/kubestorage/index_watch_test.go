@@ -74,10 +74,10 @@ func line(t testing.TB, e watch.Event) string {
 	return fmt.Sprintf("%s %s@%s on %s", e.Type, pod.Name, pod.ResourceVersion, pod.Spec.NodeName)
 }
 
-// TestWatchesOfAValueSeeWhatOthersSee: 200 watches of the pods of a node start, at the present and
+// TestIndexedWatch_EqualsWatchWithoutIndex: 200 watches of the pods of a node start, at the present and
 // in the past, while pods are created, deleted and moved between nodes; each gets exactly the
 // events of the same watch without an index.
-func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
+func TestIndexedWatch_EqualsWatchWithoutIndex(t *testing.T) {
 	t.Parallel()
 	f, etcd := inMemory(t)
 	s, ctx := f.engine(t), contextFor(t)
@@ -141,9 +141,9 @@ func TestWatchesOfAValueSeeWhatOthersSee(t *testing.T) {
 	wg.Wait()
 }
 
-// TestAPodThatMoves is deleted for watches of the node that it leaves, and added for those of the
+// TestIndexedWatch_PodMoves_IsDeletedAndAdded is deleted for watches of the node that it leaves, and added for those of the
 // node that it moves to; no other watch is woken, or reads the event.
-func TestAPodThatMoves(t *testing.T) {
+func TestIndexedWatch_PodMoves_IsDeletedAndAdded(t *testing.T) {
 	f, etcd := inMemory(t)
 	ctx, s := contextFor(t), f.engine(t)
 	rev := put(t, etcd, podOn("pod", "a", 1))
@@ -190,9 +190,9 @@ func TestAPodThatMoves(t *testing.T) {
 	}
 }
 
-// TestAnEventThatCannotBeDecodedGoesToAll: each watch reaches it, and continues when it can be
+// TestIndexedWatch_UndecodableEvent_ReachesAllWatches: each watch reaches it, and continues when it can be
 // decoded.
-func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
+func TestIndexedWatch_UndecodableEvent_ReachesAllWatches(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
 	f, etcd := inMemory(t, withTransformer(swap))
 	ctx := contextFor(t)
@@ -230,9 +230,9 @@ func TestAnEventThatCannotBeDecodedGoesToAll(t *testing.T) {
 	}
 }
 
-// TestAStoreThatEndsLeavesNobodyFollowing: its watches end, and so do the followers of the log for
+// TestIndexedWatch_StoreEnds_LeavesNoFollower: its watches end, and so do the followers of the log for
 // them, even while an object is decoded slowly.
-func TestAStoreThatEndsLeavesNobodyFollowing(t *testing.T) {
+func TestIndexedWatch_StoreEnds_LeavesNoFollower(t *testing.T) {
 	slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
 	f, etcd := inMemory(t, withTransformer(slow))
 	ctx := contextFor(t)

@@ -10,9 +10,9 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-// TestConsistentReadsAreCounted: by outcome, with the time that they waited, under upstream's
+// TestReadMetrics_CountConsistentReadsByOutcome: by outcome, with the time that they waited, under upstream's
 // names; memory's lag behind etcd is reported too.
-func TestConsistentReadsAreCounted(t *testing.T) {
+func TestReadMetrics_CountConsistentReadsByOutcome(t *testing.T) {
 	s := &stallable{}
 	counted := schema.GroupResource{Group: "metrics", Resource: "counted"}
 	f := setup(t, s.through, func(o *options) { o.store.GroupResource = counted })

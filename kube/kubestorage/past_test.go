@@ -186,9 +186,9 @@ func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 	}
 }
 
-// TestListsOlderThanMemory reads a revision that is in etcd but not in memory: completely, in
+// TestPastList_OlderThanMemory_IsReadFromEtcd reads a revision that is in etcd but not in memory: completely, in
 // pages, with selectors, encoded. Unchanged objects are not decoded again.
-func TestListsOlderThanMemory(t *testing.T) {
+func TestPastList_OlderThanMemory_IsReadFromEtcd(t *testing.T) {
 	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 16 << 10} {
 		t.Run(name, func(t *testing.T) {
 			keepPast(t, keep)
@@ -218,9 +218,9 @@ func nameEncoder(dst []byte, obj runtime.Object) ([]byte, error) {
 	return fmt.Appendf(dst, "%s %s\n", pod.Name, pod.ResourceVersion), nil
 }
 
-// TestListsOlderThanMemoryShareEntries: an unchanged object that was decoded for a list of the
+// TestPastList_UnchangedObject_IsNotDecodedAgain: an unchanged object that was decoded for a list of the
 // present is not decoded again for one of the past.
-func TestListsOlderThanMemoryShareEntries(t *testing.T) {
+func TestPastList_UnchangedObject_IsNotDecodedAgain(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 50, "")
 	f.list(t, everything())
@@ -232,9 +232,9 @@ func TestListsOlderThanMemoryShareEntries(t *testing.T) {
 	}
 }
 
-// TestCompactionOvertakesAList: etcd is compacted between two pages of one list from etcd, and
+// TestPastList_OvertakenByCompaction_Returns410: etcd is compacted between two pages of one list from etcd, and
 // before one.
-func TestCompactionOvertakesAList(t *testing.T) {
+func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 600, "") // more than the first page from etcd
 	s, ctx := f.engine(t), contextFor(t)
@@ -277,8 +277,8 @@ func TestCompactionOvertakesAList(t *testing.T) {
 	}
 }
 
-// TestAListOlderThanMemoryEndsWithItsRequest: it sends no more requests to etcd.
-func TestAListOlderThanMemoryEndsWithItsRequest(t *testing.T) {
+// TestPastList_RequestCanceled_StopsReadingEtcd: it sends no more requests to etcd.
+func TestPastList_RequestCanceled_StopsReadingEtcd(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 600, "")
 	ctx, cancel := context.WithCancel(contextFor(t))
@@ -295,9 +295,9 @@ func TestAListOlderThanMemoryEndsWithItsRequest(t *testing.T) {
 	}
 }
 
-// TestIndexOfThePast: a list of the past with an indexed selector reads the index's result and the
+// TestIndex_PastList_EqualsCompleteWalk: a list of the past with an indexed selector reads the index's result and the
 // keys changed since, and returns the result of a complete walk.
-func TestIndexOfThePast(t *testing.T) {
+func TestIndex_PastList_EqualsCompleteWalk(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	nodes := []string{"n1", "n2", "n3"}
@@ -376,8 +376,8 @@ func TestIndexOfThePast(t *testing.T) {
 	}
 }
 
-// TestWithoutChunking: limit and continue are ignored, and no token is returned.
-func TestWithoutChunking(t *testing.T) {
+// TestChunking_GateOff_IgnoresLimitAndContinue: limit and continue are ignored, and no token is returned.
+func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
 	for name, where := range map[string][]func(*options){"memory": nil, "etcd": {fromEtcd}, "uncached": {uncached}} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, append(where, withGates(gates(t, Gates(), "APIListChunking=false")))...)
@@ -405,8 +405,8 @@ func TestWithoutChunking(t *testing.T) {
 	}
 }
 
-// TestListsAreCounted by source and reason.
-func TestListsAreCounted(t *testing.T) {
+// TestListMetrics_CountBySourceAndReason by source and reason.
+func TestListMetrics_CountBySourceAndReason(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
@@ -460,9 +460,9 @@ func TestListsAreCounted(t *testing.T) {
 	}
 }
 
-// TestPagesThatASelectorNarrows: a list of all namespaces with a field selector for one is narrowed
+// TestPages_NamespaceSelector_NarrowsFirstPage: a list of all namespaces with a field selector for one is narrowed
 // to its keys, for the first page only, from memory and from etcd.
-func TestPagesThatASelectorNarrows(t *testing.T) {
+func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
 	for name, where := range map[string][]func(*options){
 		"memory":   nil,
 		"etcd":     {fromEtcd},
@@ -504,9 +504,9 @@ func TestPagesThatASelectorNarrows(t *testing.T) {
 	}
 }
 
-// TestPagesOfLargeValuesAreBounded: with any sizes of the preceding values, a response from etcd
+// TestPages_OfLargeValues_AreBounded: with any sizes of the preceding values, a response from etcd
 // stays small, and no key is missed.
-func TestPagesOfLargeValuesAreBounded(t *testing.T) {
+func TestPages_OfLargeValues_AreBounded(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	ctx := contextFor(t)
@@ -550,8 +550,8 @@ func TestPagesOfLargeValuesAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhatEtcdTellsIsNotKept: later reads could not find it.
-func TestWhatEtcdTellsIsNotKept(t *testing.T) {
+// TestPastList_ObjectsFromEtcd_AreNotCached: later reads could not find it.
+func TestPastList_ObjectsFromEtcd_AreNotCached(t *testing.T) {
 	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 64 << 10} {
 		t.Run(name, func(t *testing.T) {
 			keepPast(t, keep)

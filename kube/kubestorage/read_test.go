@@ -63,8 +63,8 @@ func readAll(t testing.TB, s *Store, rep *encoded.Representation, opts storage.L
 	return out
 }
 
-// TestASecondListDecodesOnlyWhatChanged shows the purpose of cached items.
-func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
+// TestRepresentation_SecondList_DecodesOnlyChanges shows the purpose of cached items.
+func TestRepresentation_SecondList_DecodesOnlyChanges(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 300)
@@ -128,8 +128,8 @@ func TestASecondListDecodesOnlyWhatChanged(t *testing.T) {
 	}
 }
 
-// TestBudgetBoundsWhatIsKept, and bytes of deleted entries are released.
-func TestBudgetBoundsWhatIsKept(t *testing.T) {
+// TestRepresentation_Budget_BoundsCachedBytes, and bytes of deleted entries are released.
+func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 	const pods = 100
 	everything := storage.ListOptions{Recursive: true, Predicate: storage.Everything}
 	f := setup(t)

@@ -97,9 +97,9 @@ func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
 	}
 }
 
-// TestBeforeReady: until a resource is loaded, LIST and WATCH wait for a while and are then refused with 429. Small pages
+// TestBeforeReady_ListAndWatch_Return429: until a resource is loaded, LIST and WATCH wait for a while and are then refused with 429. Small pages
 // without a selector are served, because they are cheap for etcd, like GETs and writes (KEP-4568).
-func TestBeforeReady(t *testing.T) {
+func TestBeforeReady_ListAndWatch_Return429(t *testing.T) {
 	u := newUnloaded(t)
 	if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
 		t.Errorf("readiness: %v, want not ready", err)
@@ -142,9 +142,9 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestPauseGrowsWithTheOutage: the Retry-After of refusals is 1 s at first and 30 s at last; a new
+// TestOutage_RetryAfter_Grows: the Retry-After of refusals is 1 s at first and 30 s at last; a new
 // outage starts at 1 s again.
-func TestPauseGrowsWithTheOutage(t *testing.T) {
+func TestOutage_RetryAfter_Grows(t *testing.T) {
 	var o outage
 	start := time.Now()
 	for _, c := range []struct{ after, want time.Duration }{

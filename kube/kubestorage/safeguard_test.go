@@ -29,8 +29,8 @@ func gates(t *testing.T, specs map[featuregate.Feature]featuregate.FeatureSpec, 
 	return g
 }
 
-// TestSafeguard has the cases of KEP-2340, for a settable gate and for a locked one.
-func TestSafeguard(t *testing.T) {
+// TestSafeguard_EtcdVersion_DecidesReadsFromMemory has the cases of KEP-2340, for a settable gate and for a locked one.
+func TestSafeguard_EtcdVersion_DecidesReadsFromMemory(t *testing.T) {
 	old := fmt.Errorf("endpoint e: %w: version 3.5.12", etcdsource.ErrProgressBug)
 	unknown := fmt.Errorf("%w: endpoint e: no answer", etcdsource.ErrVersionUnknown)
 	locked := Gates()
@@ -87,9 +87,9 @@ func TestSafeguard(t *testing.T) {
 	}
 }
 
-// TestGatesSendReadsToEtcd: with a gate off etcd answers the reads of the gate, as fresh, and
+// TestGate_Off_SendsReadsToEtcd: with a gate off etcd answers the reads of the gate, as fresh, and
 // memory the others.
-func TestGatesSendReadsToEtcd(t *testing.T) {
+func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 	yes := true
 	for _, tt := range []struct {
 		flag        string
@@ -151,9 +151,9 @@ func TestGatesSendReadsToEtcd(t *testing.T) {
 	}
 }
 
-// TestWhatMemoryMayNotReach: where the published revision moves by events only, etcd answers at once the reads
+// TestEventsOnly_RevisionNotReached_IsReadFromEtcd: where the published revision moves by events only, etcd answers at once the reads
 // at or above a revision that etcd has returned and no event has reached.
-func TestWhatMemoryMayNotReach(t *testing.T) {
+func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
 	ctx := contextFor(t)

@@ -178,10 +178,10 @@ func (l shardList) walk(t *testing.T, s storage.Interface, resourceVersion strin
 	}
 }
 
-// TestShards_AmongWrites_AreWhatTheirSelectorsSelect writes pods at random, and compares lists of
+// TestShards_DuringWrites_EqualSelectedPods writes pods at random, and compares lists of
 // shards, at the present and at revisions of the past, in pages and with other selectors, with the pods
 // that the selectors select among all pods of the same revision.
-func TestShards_AmongWrites_AreWhatTheirSelectorsSelect(t *testing.T) {
+func TestShards_DuringWrites_EqualSelectedPods(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)
@@ -210,9 +210,9 @@ func TestShards_AmongWrites_AreWhatTheirSelectorsSelect(t *testing.T) {
 	}
 }
 
-// TestShards_PagesAreUpstreams compares pages of a shard, their tokens and metadata, with those of
+// TestShards_Pages_EqualUpstream compares pages of a shard, their tokens and metadata, with those of
 // upstream's store on the same etcd.
-func TestShards_PagesAreUpstreams(t *testing.T) {
+func TestShards_Pages_EqualUpstream(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)
@@ -253,9 +253,9 @@ func TestShards_WithGateOff_AreIgnored(t *testing.T) {
 	}
 }
 
-// TestShards_ReadTwice_WalkNothing: the second list of a shard reads no entry of another shard, and
+// TestShards_ReadAgain_ReadNoOtherEntries: the second list of a shard reads no entry of another shard, and
 // its leaves have their items.
-func TestShards_ReadTwice_WalkNothing(t *testing.T) {
+func TestShards_ReadAgain_ReadNoOtherEntries(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)
@@ -329,8 +329,8 @@ func shardReading(t testing.TB, s *Store, i int) *ListRead {
 	return r
 }
 
-// TestShards_Kept_AreBounded: the shards of many selectors are dropped, except the one just read.
-func TestShards_Kept_AreBounded(t *testing.T) {
+// TestShards_OfManySelectors_AreBounded: the shards of many selectors are dropped, except the one just read.
+func TestShards_OfManySelectors_AreBounded(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)
@@ -484,9 +484,9 @@ func (w *watchedShards) stop(t *testing.T) {
 	})
 }
 
-// TestShardedWatches_GetWhatTheirShardHas: an event is delivered to the watches of its shard only,
+// TestShardedWatch_Event_ReachesOnlyItsShard: an event is delivered to the watches of its shard only,
 // is assigned once, and is counted for each other watch as upstream counts it.
-func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
+func TestShardedWatch_Event_ReachesOnlyItsShard(t *testing.T) {
 	shardGate(t)
 	cachermetrics.Register()
 	for _, m := range []metrics.Registerable{cachermetrics.WatchFilteredEventsTotal, cachermetrics.WatchShardsTotal} {
@@ -527,8 +527,8 @@ func TestShardedWatches_GetWhatTheirShardHas(t *testing.T) {
 	}
 }
 
-// TestShardedWatch_OfNamespace_Selects: a watch of a part of the resource follows its keys.
-func TestShardedWatch_OfNamespace_Selects(t *testing.T) {
+// TestShardedWatch_OfNamespace_FollowsItsKeys: a watch of a part of the resource follows its keys.
+func TestShardedWatch_OfNamespace_FollowsItsKeys(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
 	s := f.engine(t)

@@ -13,9 +13,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestSizesThatChangeAreNotAddedUpForEver: a webhook may convert an object differently each time.
+// TestRepresentation_ItemSizeChanges_NextListMeasuresAgain: a webhook may convert an object differently each time.
 // From the next list on, the announced size equals the sent size.
-func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
+func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 300)
@@ -72,9 +72,9 @@ func TestSizesThatChangeAreNotAddedUpForEver(t *testing.T) {
 	}
 }
 
-// TestLargeLeavesAreMadeOneByOne: the items of a leaf of large objects are not held together, but
+// TestRepresentation_LargeLeaf_BuildsItemsOneByOne: the items of a leaf of large objects are not held together, but
 // their total size is known.
-func TestLargeLeavesAreMadeOneByOne(t *testing.T) {
+func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 	f := setup(t)
 	s := f.engine(t)
 	fillPods(t, f, 100)

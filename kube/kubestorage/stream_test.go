@@ -155,9 +155,9 @@ func (w *twin) fromNow() storage.ListOptions {
 	return afterRevision(fmt.Sprint(w.etcd.Revision()))
 }
 
-// TestAStreamBookmarksTheClock: about once a minute, with the current revision even without events
+// TestStream_Bookmark_HasPublishedRevision: about once a minute, with the current revision even without events
 // for the watch, and once more before the server ends the watch.
-func TestAStreamBookmarksTheClock(t *testing.T) {
+func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		begin := time.Now()
@@ -201,8 +201,8 @@ func TestAStreamBookmarksTheClock(t *testing.T) {
 	})
 }
 
-// TestAStreamThatSelectsNothingIsBookmarked while there are always events that it does not select.
-func TestAStreamThatSelectsNothingIsBookmarked(t *testing.T) {
+// TestStream_SelectsNoEvent_GetsBookmarks while there are always events that it does not select.
+func TestStream_SelectsNoEvent_GetsBookmarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		opts := withBookmarks(w.fromNow())
@@ -230,8 +230,8 @@ func TestAStreamThatSelectsNothingIsBookmarked(t *testing.T) {
 	})
 }
 
-// TestABookmarkComesAfterItsEvents drives random writes, reads and pauses (I4).
-func TestABookmarkComesAfterItsEvents(t *testing.T) {
+// TestStream_Bookmark_ComesAfterItsEvents drives random writes, reads and pauses (I4).
+func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
@@ -286,9 +286,9 @@ func TestABookmarkComesAfterItsEvents(t *testing.T) {
 	})
 }
 
-// TestAStreamListsInParts: all current objects once, in key order, a part at a time, then the
+// TestStream_InitialEvents_ComeInParts: all current objects once, in key order, a part at a time, then the
 // bookmark that closes them, then new events.
-func TestAStreamListsInParts(t *testing.T) {
+func TestStream_InitialEvents_ComeInParts(t *testing.T) {
 	const n = 5*initialAtOnce + 7
 	w := newTwin(t, mirror.DefaultWindow)
 	for i := range n {
@@ -340,8 +340,8 @@ func TestAStreamListsInParts(t *testing.T) {
 	}
 }
 
-// TestAStreamOfOneKeyReadsNoOther, neither in the present nor in the log.
-func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
+// TestStream_OfOneKey_ReadsNoOtherKey, neither in the present nor in the log.
+func TestStream_OfOneKey_ReadsNoOtherKey(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	for _, name := range []string{"a", "aa", "a-b", "b"} {
 		w.put(t, newPod(name))
@@ -367,9 +367,9 @@ func TestAStreamOfOneKeyReadsNoOther(t *testing.T) {
 	}
 }
 
-// TestAStreamTranslatesBySelector: an object that starts or ceases to match is ADDED or DELETED,
+// TestStream_Selector_TranslatesEventTypes: an object that starts or ceases to match is ADDED or DELETED,
 // for any type of change.
-func TestAStreamTranslatesBySelector(t *testing.T) {
+func TestStream_Selector_TranslatesEventTypes(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	opts := w.fromNow()
 	opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": "yes"})
@@ -403,9 +403,9 @@ func TestAStreamTranslatesBySelector(t *testing.T) {
 	}
 }
 
-// TestSelectorsAndItemsShareADecoding of an event, between watches that select it, watches that do
+// TestStream_SelectorAndItem_ShareDecoding of an event, between watches that select it, watches that do
 // not, and watches without a selector.
-func TestSelectorsAndItemsShareADecoding(t *testing.T) {
+func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	rep := newRepresentation(w, podItem, nil)
 	defer rep.Close()
@@ -445,9 +445,9 @@ func TestSelectorsAndItemsShareADecoding(t *testing.T) {
 	}
 }
 
-// TestStreamsEnd with the request, the storage and the mirror, without an error; with 410 if the
+// TestStream_RequestOrStorageEnds_ReturnsNoError with the request, the storage and the mirror, without an error; with 410 if the
 // next event is compacted.
-func TestStreamsEnd(t *testing.T) {
+func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 	for name, end := range map[string]func(w *twin, cancel func(), stop chan struct{}){
 		"request":  func(_ *twin, cancel func(), _ chan struct{}) { cancel() },
 		"storage":  func(w *twin, _ func(), _ chan struct{}) { w.cancel() },
@@ -515,9 +515,9 @@ func TestStreamsEnd(t *testing.T) {
 	})
 }
 
-// TestInitialEventsAcrossARestore: a watch in the middle of its initial events when etcd is
+// TestStream_RestoreDuringInitialEvents_Returns410: a watch in the middle of its initial events when etcd is
 // restored gets no events of the new lineage, and no bookmark that claims a complete list.
-func TestInitialEventsAcrossARestore(t *testing.T) {
+func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 	for _, collected := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newTwin(t, mirror.DefaultWindow)

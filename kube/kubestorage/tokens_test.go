@@ -73,9 +73,9 @@ func requireStatus(t testing.TB, what string, err error, code int32, reason meta
 	}
 }
 
-// TestTokensComeBackAsTheyWere: a token sealed on one replica is opened on another as upstream's
+// TestTokens_SealedOnOtherReplica_OpenUnchanged: a token sealed on one replica is opened on another as upstream's
 // plain form, byte by byte.
-func TestTokensComeBackAsTheyWere(t *testing.T) {
+func TestTokens_SealedOnOtherReplica_OpenUnchanged(t *testing.T) {
 	client := startEtcd(t, nil)
 	a, b := startTokens(t, client.KV), startTokens(t, client.KV, withoutSealing)
 	ctx := contextFor(t)
@@ -99,8 +99,8 @@ func TestTokensComeBackAsTheyWere(t *testing.T) {
 	})
 }
 
-// TestRebasedTokens start at the same key.
-func TestRebasedTokens(t *testing.T) {
+// TestRebase_OtherScope_StartsAtSameKey start at the same key.
+func TestRebase_OtherScope_StartsAtSameKey(t *testing.T) {
 	const narrow, wide = testPrefix + "pods/ns/", testPrefix + "pods/"
 	plain := plainToken(t, narrow, "name\x00", 7)
 	for _, prefix := range []string{narrow, strings.TrimSuffix(narrow, "/")} {
@@ -123,8 +123,8 @@ func TestRebasedTokens(t *testing.T) {
 	}
 }
 
-// TestTokensOfOtherLists: 400 with a message that names the reason, and no key.
-func TestTokensOfOtherLists(t *testing.T) {
+// TestTokens_OfOtherList_Return400WithoutKey: 400 with a message that names the reason, and no key.
+func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 	client, elsewhere := startEtcd(t, nil), startEtcd(t, nil)
 	a := startTokens(t, client.KV)
 	ctx := contextFor(t)
@@ -170,9 +170,9 @@ func TestTokensOfOtherLists(t *testing.T) {
 	}
 }
 
-// TestReplicasMakeOneRing: many start at once on an empty etcd; the ring in etcd is encrypted for
+// TestTokens_ReplicasStartTogether_ShareOneRing: many start at once on an empty etcd; the ring in etcd is encrypted for
 // its key.
-func TestReplicasMakeOneRing(t *testing.T) {
+func TestTokens_ReplicasStartTogether_ShareOneRing(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
 	var all []*pages.Tokens
@@ -213,8 +213,8 @@ func TestReplicasMakeOneRing(t *testing.T) {
 	}
 }
 
-// TestTokensWithoutSealing cost nothing and open tokens sealed by others.
-func TestTokensWithoutSealing(t *testing.T) {
+// TestTokens_WithoutSealing_OpenSealedTokens cost nothing and open tokens sealed by others.
+func TestTokens_WithoutSealing_OpenSealedTokens(t *testing.T) {
 	client := startEtcd(t, nil)
 	counted := &requests{KV: client.KV}
 	ctx := contextFor(t)
@@ -239,9 +239,9 @@ func TestTokensWithoutSealing(t *testing.T) {
 	}
 }
 
-// TestARingThatCannotBeHad: 429 with Retry-After for requests that need the ring, and no fallback
+// TestTokens_RingUnavailable_Return429: 429 with Retry-After for requests that need the ring, and no fallback
 // to plain tokens.
-func TestARingThatCannotBeHad(t *testing.T) {
+func TestTokens_RingUnavailable_Return429(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
 	const prefix = testPrefix + "pods/"
@@ -265,9 +265,9 @@ func TestARingThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// TestARemovedRing: tokens sealed before are 410 where their key was known, so that clients restart
+// TestTokens_RingRemoved_Return410: tokens sealed before are 410 where their key was known, so that clients restart
 // their lists.
-func TestARemovedRing(t *testing.T) {
+func TestTokens_RingRemoved_Return410(t *testing.T) {
 	client := startEtcd(t, nil)
 	ctx := contextFor(t)
 	const prefix = testPrefix + "pods/"

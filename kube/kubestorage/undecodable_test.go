@@ -58,9 +58,9 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappa
 	return f, swap, good, undecryptable, undecodable
 }
 
-// TestUndecodableFromTheStart: reads of such an object fail as upstream's do, those of its
+// TestUndecodableObject_Reads_FailAsUpstream: reads of such an object fail as upstream's do, those of its
 // neighbours succeed, and LISTs that contain it fail with upstream's error.
-func TestUndecodableFromTheStart(t *testing.T) {
+func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 	for _, unsafeDelete := range []bool{false, true} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", unsafeDelete), func(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, unsafeDelete)
@@ -124,9 +124,9 @@ func TestUndecodableFromTheStart(t *testing.T) {
 	}
 }
 
-// TestUnsafeDeletion: with AllowUnsafeMalformedObjectDeletion an unreadable object can be deleted;
+// TestUnsafeDeletion_UnreadableObject_IsDeleted: with AllowUnsafeMalformedObjectDeletion an unreadable object can be deleted;
 // watchers get the deletion, and the remaining objects can be listed.
-func TestUnsafeDeletion(t *testing.T) {
+func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	f, _, _, undecryptable, undecodable := corruptFrom(t)
 	ctx := contextFor(t)
@@ -159,8 +159,8 @@ func TestUnsafeDeletion(t *testing.T) {
 	}
 }
 
-// TestManyCorruptObjectsAreTruncated: a LIST names the first hundred.
-func TestManyCorruptObjectsAreTruncated(t *testing.T) {
+// TestUndecodableObject_ManyInList_FirstHundredAreNamed: a LIST names the first hundred.
+func TestUndecodableObject_ManyInList_FirstHundredAreNamed(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	for _, n := range []int{maxCorrupt, maxCorrupt + 1, maxCorrupt + 2} {
 		f := setup(t, withTransformer(encryption(t, "1")), withData(func(client *kubernetes.Client) {
@@ -176,9 +176,9 @@ func TestManyCorruptObjectsAreTruncated(t *testing.T) {
 	}
 }
 
-// TestAnUndecodableEventIsRetried: a watcher waits for the event's object, in order, and continues
+// TestUndecodableEvent_IsRetriedInOrder: a watcher waits for the event's object, in order, and continues
 // when it can be read, for example because the KMS is back. Watchers of other objects do not wait.
-func TestAnUndecodableEventIsRetried(t *testing.T) {
+func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
 	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
@@ -213,9 +213,9 @@ func TestAnUndecodableEventIsRetried(t *testing.T) {
 	}
 }
 
-// TestAnUndecodableEventEndsTheWatch when it stays undecodable: with an error, and
+// TestUndecodableEvent_StaysUndecodable_EndsWatch when it stays undecodable: with an error, and
 // without a later event.
-func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
+func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
 	f.engine(t).retryFor = 500 * time.Millisecond
@@ -231,9 +231,9 @@ func TestAnUndecodableEventEndsTheWatch(t *testing.T) {
 	ended(t, w)
 }
 
-// TestHistoryThatCannotBeDecrypted: a watch that reaches a past event whose states cannot be
+// TestUndecodableEvent_OfPast_EndsWatchWith410: a watch that reaches a past event whose states cannot be
 // decrypted any more ends at once with 410, if the present can be read.
-func TestHistoryThatCannotBeDecrypted(t *testing.T) {
+func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
 	var first mirror.Revision
 	put := func(client *kubernetes.Client) {

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// TestReadsWaitForHistory: a read at a revision before the start waits while the history is being
+// TestRead_HistoryBeingRestored_Waits: a read at a revision before the start waits while the history is being
 // restored, and is then served from memory.
-func TestReadsWaitForHistory(t *testing.T) {
+func TestRead_HistoryBeingRestored_Waits(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.update(t, pod, "1")

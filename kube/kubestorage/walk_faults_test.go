@@ -137,9 +137,9 @@ func nextRevision(s storage.Interface, ctx context.Context, key string, opts sto
 	return nil
 }
 
-// TestWalksFindWhatIsWrong runs the same world on storages with a fault, and a walk must detect
+// TestWalk_FaultyStorage_IsDetected runs the same world on storages with a fault, and a walk must detect
 // each.
-func TestWalksFindWhatIsWrong(t *testing.T) {
+func TestWalk_FaultyStorage_IsDetected(t *testing.T) {
 	t.Parallel()
 	for name, fault := range listFaults {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalksEqualEtcd; 0 for a random one")
+var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalk_PagesFromAnyReplica_EqualEtcd; 0 for a random one")
 
 // replica is one engine on the shared etcd.
 type replica struct {
@@ -443,12 +443,12 @@ func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirro
 	return walk.finish(state)
 }
 
-// TestWalksEqualEtcd writes, deletes and changes pods in transactions, compacts etcd, and restarts replicas, while lists are walked
+// TestWalk_PagesFromAnyReplica_EqualEtcd writes, deletes and changes pods in transactions, compacts etcd, and restarts replicas, while lists are walked
 // in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each list equals etcd's
 // contents at its revision; a walk that is overtaken by a compaction gets a 410 and continues in the present.
 //
 // -walks.seed repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it runs for some minutes.
-func TestWalksEqualEtcd(t *testing.T) {
+func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 	t.Parallel()
 	rounds := 50
 	if os.Getenv("STRATA_TEST_LONG") == "1" {

@@ -17,9 +17,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestASlowWatcherCostsOnlyItself: it keeps its position as far as the window reaches, and then
+// TestWatch_SlowClient_DoesNotDelayOthers: it keeps its position as far as the window reaches, and then
 // gets 410; a watcher that reads in time loses no event and is not delayed.
-func TestASlowWatcherCostsOnlyItself(t *testing.T) {
+func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
 	pod := f.create(t, newPod("a"))[0]
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
@@ -80,9 +80,9 @@ func objectRevision(t *testing.T, e watch.Event) string {
 	return fmt.Sprint(rev)
 }
 
-// TestWatchesEnd: with Stop, with their context, and with the storage, with or without a reader. No
+// TestWatch_StopContextOrStorageEnd_EndsWatch: with Stop, with their context, and with the storage, with or without a reader. No
 // goroutine is left.
-func TestWatchesEnd(t *testing.T) {
+func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	ctx, cancel := context.WithCancel(context.Background())
@@ -131,8 +131,8 @@ func TestWatchesEnd(t *testing.T) {
 	}
 }
 
-// TestWatchesBeginWhileTheStorageEnds: each watch either runs and is ended, or is refused.
-func TestWatchesBeginWhileTheStorageEnds(t *testing.T) {
+// TestWatch_StorageEndsMeanwhile_EndsOrIsRefused: each watch either runs and is ended, or is refused.
+func TestWatch_StorageEndsMeanwhile_EndsOrIsRefused(t *testing.T) {
 	f := setup(t)
 	var wg sync.WaitGroup
 	begun := make(chan struct{}, 100)
@@ -162,8 +162,8 @@ func TestWatchesBeginWhileTheStorageEnds(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWatchesEndWithoutAWord when their client is gone, or there is no error to report.
-func TestWatchesEndWithoutAWord(t *testing.T) {
+// TestWatch_Canceled_ClosesWithoutErrorEvent when their client is gone, or there is no error to report.
+func TestWatch_Canceled_ClosesWithoutErrorEvent(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
@@ -207,8 +207,8 @@ func watchersRunning() int {
 	return 0
 }
 
-// TestAnEventIsDecodedOnce: for any number of watchers, with and without a selector.
-func TestAnEventIsDecodedOnce(t *testing.T) {
+// TestWatch_ManyWatchers_DecodeEventOnce: for any number of watchers, with and without a selector.
+func TestWatch_ManyWatchers_DecodeEventOnce(t *testing.T) {
 	const watchers = 1000
 	selecting := everything()
 	selecting.Predicate = storage.SelectionPredicate{

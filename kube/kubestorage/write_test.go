@@ -19,9 +19,9 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestAWriteCostsOneTransaction: the object in memory saves the read before an update or a
+// TestWrite_CachedObject_CostsOneTransaction: the object in memory saves the read before an update or a
 // deletion.
-func TestAWriteCostsOneTransaction(t *testing.T) {
+func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 	f := setup(t)
 	pod := newPod("a")
 	for _, step := range []struct {
@@ -43,9 +43,9 @@ func TestAWriteCostsOneTransaction(t *testing.T) {
 	}
 }
 
-// TestWritesOnStaleMemory: the object in memory is a suggestion. If it is stale the transaction
+// TestWrite_StaleCachedObject_IsRetried: the object in memory is a suggestion. If it is stale the transaction
 // fails, and the write is retried on etcd's state; nothing is lost.
-func TestWritesOnStaleMemory(t *testing.T) {
+func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 	s := &stallable{}
 	f := setup(t, s.through)
 	pod := f.create(t, newPod("a"))[0]
@@ -77,8 +77,8 @@ func TestWritesOnStaleMemory(t *testing.T) {
 	}
 }
 
-// TestALeaseExpires: a deletion by etcd is an event like any other.
-func TestALeaseExpires(t *testing.T) {
+// TestLease_Expires_DeliversDeletion: a deletion by etcd is an event like any other.
+func TestLease_Expires_DeliversDeletion(t *testing.T) {
 	f := setup(t)
 	created := &example.Pod{}
 	if err := f.Create(contextFor(t), podKey(newPod("a")), newPod("a"), created, 1); err != nil {
@@ -98,10 +98,10 @@ func TestALeaseExpires(t *testing.T) {
 	}
 }
 
-// TestEncryptionAtRest: values are ciphertext in etcd and in memory, and bound to their key. After
+// TestEncryption_StoredValues_AreCiphertext: values are ciphertext in etcd and in memory, and bound to their key. After
 // the first key of the configuration was replaced an update without a change still writes, so that
 // stored values move to the new key.
-func TestEncryptionAtRest(t *testing.T) {
+func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
 	f := setup(t, withTransformer(swap))
 	pod := f.create(t, newPod("secret-name"))[0]
@@ -173,9 +173,9 @@ func encryption(t *testing.T, names ...string) value.Transformer {
 	return value.NewPrefixTransformers(nil, keys...)
 }
 
-// TestStatsAreOfStoredBytes: count and average size come from memory and are those of the values in
+// TestStats_CountAndSize_AreOfStoredValues: count and average size come from memory and are those of the values in
 // etcd, as encrypted.
-func TestStatsAreOfStoredBytes(t *testing.T) {
+func TestStats_CountAndSize_AreOfStoredValues(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, true)
 	f := setup(t, withTransformer(encryption(t, "1")))
 	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))

@@ -28,8 +28,8 @@ func enter(t *testing.T, a *Admission, level Level, bytes int64) *Share {
 	return s
 }
 
-// TestListsWaitForThoseOfTheirLevel and for no others: exempt lists never wait.
-func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
+// TestAdmission_LevelFull_WaitsForItsOwnLists and for no others: exempt lists never wait.
+func TestAdmission_LevelFull_WaitsForItsOwnLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
 		first, second := enter(t, a, low, 10*listLimit), enter(t, a, low, 10*listLimit)
@@ -76,9 +76,9 @@ func TestListsWaitForThoseOfTheirLevel(t *testing.T) {
 	})
 }
 
-// TestEveryLevelMayBeginAList: a level without a list in flight never waits, under any load of
+// TestAdmission_LevelWithoutList_NeverWaits: a level without a list in flight never waits, under any load of
 // other levels.
-func TestEveryLevelMayBeginAList(t *testing.T) {
+func TestAdmission_LevelWithoutList_NeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
 		began := time.Now()
@@ -91,9 +91,9 @@ func TestEveryLevelMayBeginAList(t *testing.T) {
 	})
 }
 
-// TestAShareShrinks as its bytes are sent, so that the next list starts before the client has all
+// TestShare_SentBytes_AreReleased as its bytes are sent, so that the next list starts before the client has all
 // of them.
-func TestAShareShrinks(t *testing.T) {
+func TestShare_SentBytes_AreReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
 		first := enter(t, a, low, 10*listLimit)
@@ -123,8 +123,8 @@ func TestAShareShrinks(t *testing.T) {
 	})
 }
 
-// TestAShareIsCorrected when a list turns out to be larger than its estimate.
-func TestAShareIsCorrected(t *testing.T) {
+// TestShare_ListLargerThanEstimate_IsCorrected when a list turns out to be larger than its estimate.
+func TestShare_ListLargerThanEstimate_IsCorrected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
 		fit := func(expected, bytes, want int64) {
@@ -164,9 +164,9 @@ func TestAShareIsCorrected(t *testing.T) {
 	})
 }
 
-// TestAdmissionKeepsItsBounds: for random lists of random levels, no level exceeds its maximum, the levels together do not exceed
+// TestAdmission_RandomLists_KeepsBounds: for random lists of random levels, no level exceeds its maximum, the levels together do not exceed
 // the limit and one list for each, waiting lists do not fit, and all bytes are released.
-func TestAdmissionKeepsItsBounds(t *testing.T) {
+func TestAdmission_RandomLists_KeepsBounds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
 			a := New(listLimit)
@@ -231,9 +231,9 @@ func TestAdmissionKeepsItsBounds(t *testing.T) {
 	})
 }
 
-// TestLevelsAreForgotten: deleted priority levels are dropped; one with a list in flight keeps its
+// TestAdmission_DeletedLevels_AreDropped: deleted priority levels are dropped; one with a list in flight keeps its
 // account.
-func TestLevelsAreForgotten(t *testing.T) {
+func TestAdmission_DeletedLevels_AreDropped(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)
 	busy, err := a.Enter(t.Context(), Level{Name: "busy"}, 10*mib)
@@ -264,9 +264,9 @@ func TestLevelsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestALevelWithNothingUnderWayFindsRoom: under any load of two levels, a list of decoded objects
+// TestDecoded_IdleLevel_IsAdmittedAtOnce: under any load of two levels, a list of decoded objects
 // of a third is admitted at once.
-func TestALevelWithNothingUnderWayFindsRoom(t *testing.T) {
+func TestDecoded_IdleLevel_IsAdmittedAtOnce(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)
 	for _, name := range []string{"a", "b"} {

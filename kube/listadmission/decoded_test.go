@@ -22,7 +22,7 @@ func beginDecoded(l *Admission, level string) (*Decoded, func()) {
 	return d, d.End
 }
 
-func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
+func TestDecoded_SmallList_IsNeverRefused(t *testing.T) {
 	l := New(decodedLimit)
 	all, end := beginDecoded(l, "")
 	defer end()
@@ -36,7 +36,7 @@ func TestSmallDecodedListsAreNeverRefused(t *testing.T) {
 	}
 }
 
-func TestADecodedListWaitsForAnother(t *testing.T) {
+func TestDecoded_LevelFull_WaitsForAnotherList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(decodedLimit)
 		const more = decodedLargest/2 + 2<<20 // two exceed the maximum of a level
@@ -75,7 +75,7 @@ func TestADecodedListWaitsForAnother(t *testing.T) {
 	})
 }
 
-func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
+func TestDecoded_LargerThanBound_IsTooLarge(t *testing.T) {
 	l := New(decodedLimit)
 	d, end := beginDecoded(l, "level")
 	defer end()
@@ -87,8 +87,8 @@ func TestADecodedListThatCannotFitIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestPlainListsAreNeverTooLarge: informers cannot request fewer objects, or another form.
-func TestPlainListsAreNeverTooLarge(t *testing.T) {
+// TestDecoded_PlainList_IsNeverTooLarge: informers cannot request fewer objects, or another form.
+func TestDecoded_PlainList_IsNeverTooLarge(t *testing.T) {
 	l := New(decodedLimit)
 	for range 2 { // the first list releases its bytes
 		ctx, d := l.Begin(t.Context(), Level{}, Form{Factor: 2, Plain: true})
@@ -105,9 +105,9 @@ func TestPlainListsAreNeverTooLarge(t *testing.T) {
 	}
 }
 
-// TestDecodedListsStayWithinTheirBound: for random calls of Take and Grow, the bytes held by all lists never exceed the bound,
+// TestDecoded_RandomTakeAndGrow_StaysWithinBound: for random calls of Take and Grow, the bytes held by all lists never exceed the bound,
 // cover the need of each list beyond its free part, and are released.
-func TestDecodedListsStayWithinTheirBound(t *testing.T) {
+func TestDecoded_RandomTakeAndGrow_StaysWithinBound(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // lists do not wait
 	rapid.Check(t, func(t *rapid.T) {
@@ -172,9 +172,9 @@ func TestDecodedListsStayWithinTheirBound(t *testing.T) {
 	})
 }
 
-// TestDecodedListsTakeTurns: the number of lists encoded concurrently is one less than that of processors, with levels in turn;
+// TestDecoded_ConcurrentLists_TakeTurns: the number of lists encoded concurrently is one less than that of processors, with levels in turn;
 // small lists, exempt ones, and lists waiting for their client do not count.
-func TestDecodedListsTakeTurns(t *testing.T) {
+func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(decodedLimit)
 		l.freeTurns = 1

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestInterruptible: all elements are yielded in order, with any number of pauses, and a list that
+// TestInterruptible_YieldsAllElementsInOrder: all elements are yielded in order, with any number of pauses, and a list that
 // ends early is no longer counted.
-func TestInterruptible(t *testing.T) {
+func TestInterruptible_YieldsAllElementsInOrder(t *testing.T) {
 	values := make([]int, 3*walkAtOnce+1)
 	for i := range values {
 		values[i] = i

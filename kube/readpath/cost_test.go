@@ -27,8 +27,8 @@ func serverOf(resource *Resource) *Server {
 	return s
 }
 
-// TestCost checks the predicted size of reads.
-func TestCost(t *testing.T) {
+// TestCost_PredictsSizeOfReads checks the predicted size of reads.
+func TestCost_PredictsSizeOfReads(t *testing.T) {
 	w := watchedPods(t)
 	const objects, size = 30, 10_000
 	for i := range objects {

@@ -7,9 +7,9 @@ import (
 	"github.com/stratakube/strata/kube/internal/encoded"
 )
 
-// TestErrorsOfEncodingsQuoteNothing: errors do not quote invalid data, which may be a Secret, because errors reach
+// TestEncoding_InvalidData_IsNotQuotedInError: errors do not quote invalid data, which may be a Secret, because errors reach
 // clients and logs.
-func TestErrorsOfEncodingsQuoteNothing(t *testing.T) {
+func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {
 		if _, _, _, err := encoded.OpenUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {

@@ -31,9 +31,9 @@ func (e chunkEncoder) Encode(_ runtime.Object, w io.Writer) error {
 
 func (e chunkEncoder) Identifier() runtime.Identifier { return "pieces" }
 
-// TestCompressesWhenUpstreamDoes compares the headers and the content of responses with
+// TestGzip_HeadersAndContent_EqualUpstream compares the headers and the content of responses with
 // those of upstream's writer.
-func TestCompressesWhenUpstreamDoes(t *testing.T) {
+func TestGzip_HeadersAndContent_EqualUpstream(t *testing.T) {
 	accepts := [][]string{
 		nil,
 		{""},

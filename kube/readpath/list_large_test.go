@@ -43,9 +43,9 @@ func heapAlive() uint64 {
 	return stats.HeapAlloc
 }
 
-// TestAReaderOfLargeObjectsHoldsFewOfThem: the request of a slow client references few large
+// TestList_LargeObjectsSlowClient_HoldsFewObjects: the request of a slow client references few large
 // objects and not whole leaves of them, even if no encoding can be cached.
-func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
+func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 	const objects, size = 120, 100 << 10
 	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
 	half := make([]byte, size/2)
@@ -87,9 +87,9 @@ func TestAReaderOfLargeObjectsHoldsFewOfThem(t *testing.T) {
 	}
 }
 
-// TestAListMakesFewLeavesReady: the bytes that one list prepares for a slow client are bounded, independent of the number of
+// TestList_SlowClient_PreparesFewLeaves: the bytes that one list prepares for a slow client are bounded, independent of the number of
 // processors.
-func TestAListMakesFewLeavesReady(t *testing.T) {
+func TestList_SlowClient_PreparesFewLeaves(t *testing.T) {
 	was := readying
 	readying = make(chan struct{}, 16) // of 8 processors
 	t.Cleanup(func() { readying = was })

@@ -14,9 +14,9 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// TestAPanicGivesItsPlaceBack: a list that panics releases its slot of the bounded number of
+// TestList_Panic_ReleasesPlace: a list that panics releases its slot of the bounded number of
 // concurrent lists from etcd.
-func TestAPanicGivesItsPlaceBack(t *testing.T) {
+func TestList_Panic_ReleasesPlace(t *testing.T) {
 	w := watchedPodsWith(t)
 	armed := false
 	w.resource.Decorate = func(runtime.Object) {

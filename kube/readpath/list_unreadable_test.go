@@ -20,9 +20,9 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestListNamesUnreadableObjects compares the status of a LIST of objects that cannot be decrypted
+// TestList_UnreadableObjects_AreNamedInStatus compares the status of a LIST of objects that cannot be decrypted
 // with that of storage.Interface, which tests in kubestorage compare with upstream's store.
-func TestListNamesUnreadableObjects(t *testing.T) {
+func TestList_UnreadableObjects_AreNamedInStatus(t *testing.T) {
 	for _, enabled := range []bool{true, false} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", enabled), func(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, enabled)

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestProbePanicsWhereItWasSent: a panic of the probed handler propagates to the request that triggered the probe,
+// TestProbe_HandlerPanics_PanicsInRequest: a panic of the probed handler propagates to the request that triggered the probe,
 // whose filters recover it, and does not end the process.
-func TestProbePanicsWhereItWasSent(t *testing.T) {
+func TestProbe_HandlerPanics_PanicsInRequest(t *testing.T) {
 	defer func() {
 		if got := recover(); got != "handler" {
 			t.Errorf("recovered %v, want handler", got)

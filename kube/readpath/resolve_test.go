@@ -25,7 +25,7 @@ const (
 	widgetsPath = "/apis/example.com/v1/widgets"
 )
 
-func TestBuiltInsAreBoundForEver(t *testing.T) {
+func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 	r := newResolving(t)
 	pods := r.pods()
 	var first *Resource
@@ -61,7 +61,7 @@ func TestBuiltInsAreBoundForEver(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotServedIsPassedOn(t *testing.T) {
+func TestResolver_ResourceNotServed_IsPassedOn(t *testing.T) {
 	r := newResolving(t)
 	r.pods()
 	r.serves[example.GroupName+"/v1/pods"].namespaced = false // now the registry is one of nodes, say
@@ -82,13 +82,13 @@ func TestWhatIsNotServedIsPassedOn(t *testing.T) {
 	}
 }
 
-func TestKeysInAnotherFormAreNotRead(t *testing.T) {
+func TestResolver_UnusualKeyPrefix_IsPassedOn(t *testing.T) {
 	r := newResolving(t)
 	r.pods().prefix = "/pods/special"
 	r.want(podsPath, nil, 1)
 }
 
-func TestWhatEtcdAnswersIsNotProbedForReal(t *testing.T) {
+func TestResolver_UncachedResource_ProbeDoesNotRead(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	r.definitions["uncached.example.com"] = r.definitions["widgets.example.com"]
@@ -99,7 +99,7 @@ func TestWhatEtcdAnswersIsNotProbedForReal(t *testing.T) {
 	}
 }
 
-func TestVersionsOfOtherServersArePassedOn(t *testing.T) {
+func TestResolver_VersionOfOtherServer_IsPassedOn(t *testing.T) {
 	r := newResolving(t)
 	pods := r.pods()
 	r.want(podsPath, pods, -1)
@@ -111,7 +111,7 @@ func TestVersionsOfOtherServersArePassedOn(t *testing.T) {
 	r.want(podsPath, pods, 0)
 }
 
-func TestARouteWithoutStorageIsAskedForAgain(t *testing.T) {
+func TestResolver_RouteWithoutStorage_IsProbedAgain(t *testing.T) {
 	r := newResolving(t)
 	pods := r.pods()
 	saved := maps.Clone(r.serves)
@@ -123,9 +123,9 @@ func TestARouteWithoutStorageIsAskedForAgain(t *testing.T) {
 	r.want(podsPath, pods, -1)
 }
 
-// TestTheOldStorageIsNotBoundToANewDefinition: the definition is seen before upstream's
+// TestResolver_NewDefinition_IsNotBoundToOldStorage: the definition is seen before upstream's
 // handler replaces the storage.
-func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
+func TestResolver_NewDefinition_IsNotBoundToOldStorage(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	old := r.widgets("v1")
@@ -154,9 +154,9 @@ func TestTheOldStorageIsNotBoundToANewDefinition(t *testing.T) {
 	}
 }
 
-// TestAStorageIsDescribedByItsOwnDefinition: the definition changes during the probe, and the
+// TestResolver_DefinitionChangesDuringProbe_UsesNewForm: the definition changes during the probe, and the
 // storage is created from the new form.
-func TestAStorageIsDescribedByItsOwnDefinition(t *testing.T) {
+func TestResolver_DefinitionChangesDuringProbe_UsesNewForm(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	replaced := r.widgets("v1")
@@ -176,7 +176,7 @@ func TestAStorageIsDescribedByItsOwnDefinition(t *testing.T) {
 	}
 }
 
-func TestDefinitionsComeAndGo(t *testing.T) {
+func TestResolver_DefinitionAddedOrDeleted_IsFollowed(t *testing.T) {
 	r := newResolving(t)
 	r.want(widgetsPath, nil, 0)
 	r.define("1", 0, "v1")
@@ -209,7 +209,7 @@ func TestDefinitionsComeAndGo(t *testing.T) {
 	}
 }
 
-func TestADestroyedStorageIsLetGo(t *testing.T) {
+func TestResolver_DestroyedStorage_IsReleased(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	first := r.widgets("v1")
@@ -231,7 +231,7 @@ func TestADestroyedStorageIsLetGo(t *testing.T) {
 	}
 }
 
-func TestCustomResourcesAreDescribedByTheirDefinition(t *testing.T) {
+func TestResolver_CustomResource_FollowsDefinition(t *testing.T) {
 	r := newResolving(t)
 	d := r.define("1", 0, "v1", "v2beta1", "v2", "v3")
 	d.Spec.Versions[0].Deprecated = true
@@ -274,8 +274,8 @@ func TestCustomResourcesAreDescribedByTheirDefinition(t *testing.T) {
 	}
 }
 
-// TestSelectableFieldsNeedTheirGate: the gate is checked for each request, as upstream does.
-func TestSelectableFieldsNeedTheirGate(t *testing.T) {
+// TestResolver_SelectableFields_NeedGate: the gate is checked for each request, as upstream does.
+func TestResolver_SelectableFields_NeedGate(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	res := r.want(widgetsPath, r.widgets("v1"), 1)
@@ -294,8 +294,8 @@ func TestSelectableFieldsNeedTheirGate(t *testing.T) {
 	}
 }
 
-// TestTheProbeIsNobodys: the probe carries no data of the request that triggered it.
-func TestTheProbeIsNobodys(t *testing.T) {
+// TestProbe_CarriesNoDataOfRequest: the probe carries no data of the request that triggered it.
+func TestProbe_CarriesNoDataOfRequest(t *testing.T) {
 	r := newResolving(t)
 	pods := r.pods()
 	seen := 0
@@ -316,7 +316,7 @@ func TestTheProbeIsNobodys(t *testing.T) {
 	}
 }
 
-func TestAWarmLookupAllocatesNothing(t *testing.T) {
+func TestResolver_WarmLookup_DoesNotAllocate(t *testing.T) {
 	r := newResolving(t)
 	r.pods()
 	r.define("1", 0, "v1")

@@ -118,8 +118,8 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_OnlyAsUpstreamCompresses checks that the same watches are compressed as upstream's.
-func TestCompressedWatch_OnlyAsUpstreamCompresses(t *testing.T) {
+// TestCompressedWatch_Conditions_EqualUpstream checks that the same watches are compressed as upstream's.
+func TestCompressedWatch_Conditions_EqualUpstream(t *testing.T) {
 	compresses(t)
 	w := watchedPods(t)
 	w.put(t, w.labelled("a", nil))
@@ -200,9 +200,9 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_HoldsNothingWhenIdle: an idle watch references neither a buffer nor a gzip
+// TestCompressedWatch_Idle_HoldsNoBuffer: an idle watch references neither a buffer nor a gzip
 // member, independent of earlier writes.
-func TestCompressedWatch_HoldsNothingWhenIdle(t *testing.T) {
+func TestCompressedWatch_Idle_HoldsNoBuffer(t *testing.T) {
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
 	w := &watchWriter{w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}, gzip: true}

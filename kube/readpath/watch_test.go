@@ -30,8 +30,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/slowclient"
 )
 
-// TestWatchesAreAsUpstreamSendsThem compares the frames, byte by byte, and the headers.
-func TestWatchesAreAsUpstreamSendsThem(t *testing.T) {
+// TestWatch_FramesAndHeaders_EqualUpstream compares the frames, byte by byte, and the headers.
+func TestWatch_FramesAndHeaders_EqualUpstream(t *testing.T) {
 	const expired = "resourceVersion=1"
 	queries := map[string]bool{ // value: whether HTTP/2 is used
 		"resourceVersion=0": true,
@@ -126,8 +126,8 @@ func sameFrames(t *testing.T, got, want [][]byte) {
 	}
 }
 
-// TestErrorsBeforeAWatchBeginsAreAsUpstreams: these errors are responses, not events.
-func TestErrorsBeforeAWatchBeginsAreAsUpstreams(t *testing.T) {
+// TestWatch_ErrorBeforeStart_EqualsUpstream: these errors are responses, not events.
+func TestWatch_ErrorBeforeStart_EqualsUpstream(t *testing.T) {
 	w := watchedPods(t)
 	for _, query := range []string{"resourceVersion=x", "sendInitialEvents=true", "labelSelector=%3D%3D"} {
 		theirs := w.open(t, "upstream", query, jsonType, true)
@@ -140,8 +140,8 @@ func TestErrorsBeforeAWatchBeginsAreAsUpstreams(t *testing.T) {
 	}
 }
 
-// TestDecoratedWatches: the decorator of a registry applies to events and bookmarks too.
-func TestDecoratedWatches(t *testing.T) {
+// TestWatch_Decorator_AppliesToEventsAndBookmarks: the decorator of a registry applies to events and bookmarks too.
+func TestWatch_Decorator_AppliesToEventsAndBookmarks(t *testing.T) {
 	w := watchedPods(t)
 	w.resource.Decorate = func(obj runtime.Object) {
 		obj.(*example.Pod).Annotations = map[string]string{"decorated": obj.(*example.Pod).Name}
@@ -172,9 +172,9 @@ func ends(t *testing.T, resp *http.Response) []byte {
 	return rest
 }
 
-// TestWatchesEndInTime: a watch ends at the client's timeout, and with the storage, the server and
+// TestWatch_TimeoutOrShutdown_EndsWatch: a watch ends at the client's timeout, and with the storage, the server and
 // the client, and leaks nothing.
-func TestWatchesEndInTime(t *testing.T) {
+func TestWatch_TimeoutOrShutdown_EndsWatch(t *testing.T) {
 	shutdown := make(chan struct{})
 	for name, end := range map[string]func(w *watched, resp *http.Response){
 		"timeout":  func(*watched, *http.Response) {},
@@ -213,9 +213,9 @@ type shutdownSignal chan struct{}
 
 func (s shutdownSignal) ShuttingDown() <-chan struct{} { return s }
 
-// TestTimeoutsAreSpread: timeouts lie between the minimum and twice the minimum, unless the client
+// TestWatchTimeout_Unset_IsSpread: timeouts lie between the minimum and twice the minimum, unless the client
 // sets one.
-func TestTimeoutsAreSpread(t *testing.T) {
+func TestWatchTimeout_Unset_IsSpread(t *testing.T) {
 	s := &Server{minRequestTimeout: time.Hour}
 	var seen []time.Duration
 	for range 100 {
@@ -230,9 +230,9 @@ func TestTimeoutsAreSpread(t *testing.T) {
 	}
 }
 
-// TestPriorityAndFairnessIsTold: priority and fairness is notified when the initial events are
+// TestWatch_InitialEventsSent_SignalsFlowControl: priority and fairness is notified when the initial events are
 // sent, and a watch is left to the routine filter if there is one.
-func TestPriorityAndFairnessIsTold(t *testing.T) {
+func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("a", nil))
 	signal := utilflowcontrol.NewInitializationSignal()
@@ -250,8 +250,8 @@ func TestPriorityAndFairnessIsTold(t *testing.T) {
 	f.until(t, `"b"`)
 }
 
-// TestWatchMetrics: events and their sizes are counted as upstream counts them.
-func TestWatchMetrics(t *testing.T) {
+// TestWatchMetrics_EventsAndSizes_EqualUpstream: events and their sizes are counted as upstream counts them.
+func TestWatchMetrics_EventsAndSizes_EqualUpstream(t *testing.T) {
 	endpointmetrics.Register()
 	for _, accept := range []string{jsonType, protobufType} {
 		var counts [2]float64
@@ -281,9 +281,9 @@ func TestWatchMetrics(t *testing.T) {
 	}
 }
 
-// TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly: events are delivered in order, so only the
+// TestWatch_UnreadableObject_DelaysOnlyItsWatches: events are delivered in order, so only the
 // watchers of the object wait, for a limited time; initial events end with the error.
-func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
+func TestWatch_UnreadableObject_DelaysOnlyItsWatches(t *testing.T) {
 	w := watchedPods(t)
 	all := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
 	other := readFrames(w.open(t, "", "resourceVersion=0&fieldSelector=metadata.name%3Dother", jsonType, true))
@@ -305,8 +305,8 @@ func TestAnObjectThatCannotBeReadHoldsUpItsWatchersOnly(t *testing.T) {
 	}
 }
 
-// TestASlowReaderOfTheBytePath: a slow reader gets all events that are still retained when it reads.
-func TestASlowReaderOfTheBytePath(t *testing.T) {
+// TestWatch_SlowReader_GetsRetainedEvents: a slow reader gets all events that are still retained when it reads.
+func TestWatch_SlowReader_GetsRetainedEvents(t *testing.T) {
 	w := watchedPods(t)
 	resp := w.open(t, "", "resourceVersion=0", jsonType, true)
 	annotations := map[string]string{"filler": strings.Repeat("x", 100<<10)}
@@ -325,8 +325,8 @@ func TestASlowReaderOfTheBytePath(t *testing.T) {
 	}
 }
 
-// TestAStalledReaderCannotKeepAWatch: a stalled reader cannot keep a watch open that has ended.
-func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
+// TestWatch_StalledReader_DoesNotKeepEndedWatch: a stalled reader cannot keep a watch open that has ended.
+func TestWatch_StalledReader_DoesNotKeepEndedWatch(t *testing.T) {
 	begun := make(chan struct{})
 	returned := make(chan error, 1)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
@@ -363,8 +363,8 @@ func TestAStalledReaderCannotKeepAWatch(t *testing.T) {
 	}
 }
 
-// TestAnIdleWatchHoldsNoBuffer: an idle watch references no buffer, not even after a large write.
-func TestAnIdleWatchHoldsNoBuffer(t *testing.T) {
+// TestWatchWriter_Idle_HoldsNoBuffer: an idle watch references no buffer, not even after a large write.
+func TestWatchWriter_Idle_HoldsNoBuffer(t *testing.T) {
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
 	w := &watchWriter{w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}
@@ -419,9 +419,9 @@ func (nopMetric) Inc()            {}
 func (nopMetric) Add(float64)     {}
 func (nopMetric) Observe(float64) {}
 
-// TestFramesAreAsUpstreamFramesThem compares frames with those of upstream's encoders and framers
+// TestFrames_EqualUpstream compares frames with those of upstream's encoders and framers
 // for the same events, for object sizes around the varint boundaries.
-func TestFramesAreAsUpstreamFramesThem(t *testing.T) {
+func TestFrames_EqualUpstream(t *testing.T) {
 	for _, proto := range []bool{false, true} {
 		accept, media := jsonType, mediaJSON
 		if proto {
@@ -473,9 +473,9 @@ func TestFramesAreAsUpstreamFramesThem(t *testing.T) {
 	}
 }
 
-// TestWatchersShareWhatIsMade: an event is decoded and encoded once for all watches of one format,
+// TestWatch_SameFormat_EncodesEventOnce: an event is decoded and encoded once for all watches of one format,
 // with or without a selector.
-func TestWatchersShareWhatIsMade(t *testing.T) {
+func TestWatch_SameFormat_EncodesEventOnce(t *testing.T) {
 	w := watchedPods(t)
 	var encoded atomic.Int32
 	w.resource.Decorate = func(runtime.Object) { encoded.Add(1) } // called once per encoding
@@ -506,9 +506,9 @@ func TestWatchersShareWhatIsMade(t *testing.T) {
 	}
 }
 
-// TestDeliveryIsMeasured: delivery is measured from the arrival of an event until after its write,
+// TestWatchMetrics_Delivery_IsMeasuredPerWrite: delivery is measured from the arrival of an event until after its write,
 // once per write; events older than the watch count, initial events do not.
-func TestDeliveryIsMeasured(t *testing.T) {
+func TestWatchMetrics_Delivery_IsMeasuredPerWrite(t *testing.T) {
 	w := watchedPods(t)
 	count := func() uint64 {
 		h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "strata_watch_delivery_seconds",

@@ -54,11 +54,11 @@ var onlyLong = []string{
 	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
 }
 
-// TestBenchmarkEndToEnd runs the whole benchmark with few objects: every kind of workload finds its engines, gets correct answers
+// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the whole benchmark with few objects: every kind of workload finds its engines, gets correct answers
 // and reports figures, and no process or file remains. The figures themselves do not matter, so two benchmarks run at once, and
 // workloads that are measured in fresh processes share them where they can: otherwise nearly all of the time would be for starting
 // these.
-func TestBenchmarkEndToEnd(t *testing.T) {
+func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
@@ -190,7 +190,7 @@ func etcdOnly(name string) bool {
 	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.EtcdOnly })
 }
 
-func TestInterruptedBenchmarkLeavesNoProcess(t *testing.T) {
+func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {
 	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)

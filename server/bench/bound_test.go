@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-func TestBounds(t *testing.T) {
+func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 	row := Row{Name: "m", Unit: Seconds, Values: map[string]float64{"strata": 2, "upstream": 16, "limit": 1}}
 	for _, c := range []struct {
 		bounds []Bound
@@ -36,7 +36,7 @@ func TestBounds(t *testing.T) {
 }
 
 // A bound on a measure that no engine reports would not be shown.
-func TestBoundsNameEngines(t *testing.T) {
+func TestWorkloadBounds_NameReportedEngines(t *testing.T) {
 	for _, w := range workloads {
 		for _, b := range w.Wanted {
 			if b.Of != "" && b.Of != "upstream" && b.Of != "limit" || b.Of != "" && b.isNone() || b.Measure == "" || w.Alone && b.Of == "limit" {

@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-func TestReadsOfThePastAreComparedWithWhatWasWritten(t *testing.T) {
+func TestChurnVerify_WrongPastRead_ReturnsError(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		seen seenPast

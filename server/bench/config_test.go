@@ -11,7 +11,7 @@ import (
 
 func parse(args ...string) (Config, error) { return parseFlags(args, io.Discard, io.Discard) }
 
-func TestQuickIsATenth(t *testing.T) {
+func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 	full, err := parse()
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func TestQuickIsATenth(t *testing.T) {
 	}
 }
 
-func TestWorkloadsAreSelectedByWholeNames(t *testing.T) {
+func TestSelectWorkloads_MatchesWholeNames(t *testing.T) {
 	names := func(patterns string) []string {
 		selected, err := selectWorkloads(workloads, patterns)
 		if err != nil {
@@ -51,7 +51,7 @@ func TestWorkloadsAreSelectedByWholeNames(t *testing.T) {
 	}
 }
 
-func TestWorkloadNamesAreUnique(t *testing.T) {
+func TestWorkloads_NamesAreUnique(t *testing.T) {
 	seen := map[string]bool{}
 	for _, w := range workloads {
 		if seen[w.Name] || w.Name != strings.ToLower(w.Name) || w.Title == "" {
@@ -61,7 +61,7 @@ func TestWorkloadNamesAreUnique(t *testing.T) {
 	}
 }
 
-func TestEngines(t *testing.T) {
+func TestEnginesFlag_SetsLabelBinaryAndArgs(t *testing.T) {
 	config, err := parse("-engines", "strata,old=strata@/tmp/old,upstream", "-engine-arg", "old:--v=2", "-memory-limit", "1Gi")
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-func TestOnlyTheFirstEngineIsProfiledUnlessAskedFor(t *testing.T) {
+func TestProfileFlag_ProfilesFirstEngineByDefault(t *testing.T) {
 	for want, args := range map[string][]string{
 		"strata":          {"-profile=p"},
 		"strata,upstream": {"-profile=p", "-profile-engines=strata,upstream"},
@@ -95,14 +95,14 @@ func TestOnlyTheFirstEngineIsProfiledUnlessAskedFor(t *testing.T) {
 	}
 }
 
-func TestVersionsFitOneLine(t *testing.T) {
+func TestParseVersions_ReturnsOneLine(t *testing.T) {
 	const output = "strata      v0.1.0-dev\nkubernetes  v1.37.1\ngo          go1.26.8 linux/amd64\n"
 	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.37.1" {
 		t.Errorf("got %q", got)
 	}
 }
 
-func TestWrongFlagsAreErrors(t *testing.T) {
+func TestFlags_Invalid_ReturnOneLineError(t *testing.T) {
 	for _, args := range [][]string{
 		{"-nonsense"},
 		{"stray"},

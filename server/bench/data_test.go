@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestRunDirectoriesLastAsLongAsTheirRun(t *testing.T) {
+func TestNewRunDir_RemovesFinishedRunsOnly(t *testing.T) {
 	parent := t.TempDir()
 	first, releaseFirst, err := newRunDir(parent)
 	if err != nil {

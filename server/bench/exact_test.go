@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestListsSayTheirRevisionAtTheirHead(t *testing.T) {
+func TestRevisionMarks_MatchHeadOfList(t *testing.T) {
 	list := &corev1.ConfigMapList{ListMeta: metav1.ListMeta{ResourceVersion: "4711"}, Items: make([]corev1.ConfigMap, 100)}
 	protobuf, err := list.Marshal()
 	if err != nil {

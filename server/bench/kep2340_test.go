@@ -10,7 +10,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-func TestTableOfTheKEP(t *testing.T) {
+func TestKEP2340Table_FormatsMeasurements(t *testing.T) {
 	run := func(lists int) []Observation {
 		o := Observation{Latencies: slices.Repeat([]time.Duration{2 * time.Millisecond}, lists)}
 		o.Figures = append(o.Figures, Figure{handled, PerSecond, float64(lists)})

@@ -8,7 +8,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/wire"
 )
 
-func TestGzipIsOneMember(t *testing.T) {
+func TestGunzip_SecondMember_IsRejected(t *testing.T) {
 	const list = `{"items":[{"metadata":{"uid":"x"}}]}`
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestPaceIsSteady(t *testing.T) {
+func TestPace_SlowOperations_KeepRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var mu sync.Mutex
@@ -38,7 +38,7 @@ func TestPaceIsSteady(t *testing.T) {
 	})
 }
 
-func TestPaceLeavesOutWhatIsTooMuch(t *testing.T) {
+func TestPace_AtConcurrencyLimit_SkipsOperations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var begun []int
@@ -55,7 +55,7 @@ func TestPaceLeavesOutWhatIsTooMuch(t *testing.T) {
 	})
 }
 
-func TestPaceEndsWithItsContextOrAnError(t *testing.T) {
+func TestPace_ContextDoneOrError_Stops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, failure := time.Now(), errors.New("failure")
 		err := perSecond(10, time.Hour, 2).run(t.Context(), func(_ context.Context, i int) error {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestProfilesAsMarkdown(t *testing.T) {
+func TestWriteProfiles_FormatsMarkdown(t *testing.T) {
 	var b strings.Builder
 	err := writeProfiles(&b, []Profile{{
 		Workload: "LIST all", Engine: "strata",

@@ -12,7 +12,7 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-func TestUnitsAreReadable(t *testing.T) {
+func TestUnitFormat_ScalesAndRounds(t *testing.T) {
 	for _, c := range []struct {
 		unit  Unit
 		value float64
@@ -79,7 +79,7 @@ func exampleReport() *Report {
 	}
 }
 
-func TestTextTable(t *testing.T) {
+func TestWriteText_FormatsReport(t *testing.T) {
 	var b bytes.Buffer
 	if err := exampleReport().WriteText(&b); err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func normal(s string) string {
 	return b.String()
 }
 
-func TestTextTableIsAligned(t *testing.T) {
+func TestWriteText_AlignsColumns(t *testing.T) {
 	var b bytes.Buffer
 	if err := exampleReport().WriteText(&b); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestTextTableIsAligned(t *testing.T) {
 	}
 }
 
-func TestMarkdownTable(t *testing.T) {
+func TestWriteMarkdown_FormatsReport(t *testing.T) {
 	var b bytes.Buffer
 	if err := exampleReport().WriteMarkdown(&b); err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func TestMarkdownTable(t *testing.T) {
 	}
 }
 
-func TestFailedEngineIsNotCompared(t *testing.T) {
+func TestSummarize_FailedEngine_HasNoValues(t *testing.T) {
 	w := Workload{Name: "get", Title: "GET", Op: "GET"}
 	result := summarize(w, []string{"strata", "upstream"},
 		map[string][]Observation{"strata": {listRun(time.Second)}, "upstream": {listRun(time.Second)}},
@@ -186,7 +186,7 @@ func TestFailedEngineIsNotCompared(t *testing.T) {
 	}
 }
 
-func TestRowsKeepTheirOrderWhicheverEngineHasThem(t *testing.T) {
+func TestSummarize_RowOfOneEngine_KeepsOrder(t *testing.T) {
 	second := listRun(time.Second)
 	second.EtcdRequests = target.Requests{"Watch": 2, "Range": 1}
 	result := summarize(Workload{Op: "LIST"}, []string{"a", "b"}, map[string][]Observation{"a": {listRun(time.Second)}, "b": {second}}, nil)
@@ -195,7 +195,7 @@ func TestRowsKeepTheirOrderWhicheverEngineHasThem(t *testing.T) {
 	}
 }
 
-func TestManyOperationsHaveATail(t *testing.T) {
+func TestSummarize_ManyOperations_ReportsTailLatency(t *testing.T) {
 	run := listRun(time.Millisecond)
 	for range 300 {
 		run.Latencies = append(run.Latencies, time.Millisecond)
@@ -219,7 +219,7 @@ func rowNames(r Result) string {
 	return strings.Join(names, ",")
 }
 
-func TestLimitHasNeitherMemoryNorEtcd(t *testing.T) {
+func TestSummarize_Limit_OmitsMemoryAndEtcd(t *testing.T) {
 	limit := listRun(time.Second)
 	limit.Limit = true
 	result := summarize(Workload{Op: "LIST"}, []string{"strata", "limit"},
@@ -232,7 +232,7 @@ func TestLimitHasNeitherMemoryNorEtcd(t *testing.T) {
 	}
 }
 
-func TestWhatIsPassedOnIsShown(t *testing.T) {
+func TestSummarize_PassedOnReads_AreReported(t *testing.T) {
 	first, second := listRun(time.Second), listRun(time.Second)
 	first.PassedOn = map[string]float64{"table": 1, "cbor": 2}
 	second.PassedOn = map[string]float64{"table": 4}
@@ -251,7 +251,7 @@ func TestWhatIsPassedOnIsShown(t *testing.T) {
 	}
 }
 
-func TestRunsThatBrokeHaveFewerFigures(t *testing.T) {
+func TestFiguresOf_MissingFigure_UsesOtherRuns(t *testing.T) {
 	got := figuresOf([]Observation{
 		{Figures: []Figure{{"a", Seconds, 1}}},
 		{Figures: []Figure{{"a", Seconds, 3}, {"b", Bytes, 7}}},

@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-func TestProseOfADocumentOmitsCode(t *testing.T) {
+func TestProse_Document_OmitsCode(t *testing.T) {
 	const doc = "What is it?\n\n```sh\nwho\n```\n\n> whoever said it\n\nRun `what` first.\n"
 	_, text, err := prose("doc.md", []byte(doc))
 	if hits := indefinite.FindAllString(text, -1); err != nil || len(hits) != 1 || hits[0] != "What" {
@@ -10,7 +10,7 @@ func TestProseOfADocumentOmitsCode(t *testing.T) {
 	}
 }
 
-func TestProseOfGoIsItsComments(t *testing.T) {
+func TestProse_GoFile_ReturnsComments(t *testing.T) {
 	const src = "// Package p: nobody reads it.\npackage p\n\n//go:generate who\n\nvar what = \"whatever\" // those who know\n"
 	name, text, err := prose("a/p_test.go", []byte(src))
 	if hits := indefinite.FindAllString(text, -1); err != nil || name != "a (tests)" || len(hits) != 2 {
@@ -18,7 +18,7 @@ func TestProseOfGoIsItsComments(t *testing.T) {
 	}
 }
 
-func TestReportListsTextsAboveTheLimit(t *testing.T) {
+func TestReport_CountsTextsAboveLimit(t *testing.T) {
 	counts := map[string]count{"few": {3, 1000}, "many": {4, 1000}, "short": {5, minWords - 1}}
 	if n := report(counts, 3); n != 1 {
 		t.Errorf("%d texts are above the limit, want 1", n)

@@ -26,8 +26,8 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// TestReadsAreAnsweredFromMemory: the server works, and the byte path answers GET, LIST and WATCH.
-func TestReadsAreAnsweredFromMemory(t *testing.T) {
+// TestServer_Reads_AreServedFromMemory: the server works, and the byte path answers GET, LIST and WATCH.
+func TestServer_Reads_AreServedFromMemory(t *testing.T) {
 	url := start(t, startEtcd(t))
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
 	for i := range 3 {
@@ -108,11 +108,11 @@ func eventTypes(stream []byte) (types []string) {
 	}
 }
 
-// TestShutdownEndsWatchesInOrder: each watch gets its pending events, then a bookmark if it
+// TestServer_Shutdown_EndsWatchesInOrder: each watch gets its pending events, then a bookmark if it
 // requested those, then its end without an error; and the server stops soon. This is true for the
 // byte path and for upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients
 // that do not read.
-func TestShutdownEndsWatchesInOrder(t *testing.T) {
+func TestServer_Shutdown_EndsWatchesInOrder(t *testing.T) {
 	url, stop := startUntil(t, startEtcd(t))
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
 	create := func(name string, filler int) {

@@ -53,9 +53,9 @@ func (c *Cache) requireCheck(t interface{ Fatal(...any) }, outside int64) {
 	}
 }
 
-// TestCache_CountersEqualBlocks calls all methods at random. After each, the counters agree with
+// TestCache_RandomCalls_CountersEqualBlocks calls all methods at random. After each, the counters agree with
 // the blocks, and only charges may exceed the limit.
-func TestCache_CountersEqualBlocks(t *testing.T) {
+func TestCache_RandomCalls_CountersEqualBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit, objectLimit = 50_000, 20_000
 		c := New(limit, objectLimit)
@@ -117,9 +117,9 @@ func TestCache_CountersEqualBlocks(t *testing.T) {
 	})
 }
 
-// TestCache_CountersEqualBlocksAfterConcurrentUse adds, reads and releases blocks on some
+// TestCache_ConcurrentUse_CountersEqualBlocks adds, reads and releases blocks on some
 // goroutines while others flush.
-func TestCache_CountersEqualBlocksAfterConcurrentUse(t *testing.T) {
+func TestCache_ConcurrentUse_CountersEqualBlocks(t *testing.T) {
 	c := New(100_000, 40_000)
 	memoKey := &memo.Key{}
 	var wg sync.WaitGroup
@@ -210,7 +210,7 @@ func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 	c.requireCheck(t, 0)
 }
 
-func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
+func TestCache_LargeBlock_EvictsManySmallOnes(t *testing.T) {
 	const large = 1 << 20
 	c := New(large+Overhead, 0)
 	memoKey := &memo.Key{}
@@ -223,7 +223,7 @@ func TestCache_ManySmallBlocksMakeRoomForALargeOne(t *testing.T) {
 	c.requireCheck(t, 0)
 }
 
-func TestCache_ReleaseClosed(t *testing.T) {
+func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 	c := New(1<<20, 1<<20)
 	open, closed := &memo.Key{}, &memo.Key{}
 	kept := c.Add(Payload{}, 1000, open)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestGroup_WaitersShareTheResult(t *testing.T) {
+func TestGroup_Waiters_ShareResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group[string, int]
 		var computed, led atomic.Int32
@@ -34,7 +34,7 @@ func TestGroup_WaitersShareTheResult(t *testing.T) {
 	})
 }
 
-func TestGroup_FailureIsNotShared(t *testing.T) {
+func TestGroup_Failure_IsNotShared(t *testing.T) {
 	for name, fail := range map[string]func() (int, error){
 		"error": func() (int, error) { return 0, errors.New("of the first caller") },
 		"panic": func() (int, error) { panic("of the first caller") },
@@ -62,7 +62,7 @@ func TestGroup_FailureIsNotShared(t *testing.T) {
 	}
 }
 
-func TestGroup_WaiterEndsWithItsContext(t *testing.T) {
+func TestGroup_ContextDone_WaiterReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g Group[string, int]
 		go func() {

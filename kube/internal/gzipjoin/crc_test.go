@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestCombineIsTheChecksumOfTheConcatenation(t *testing.T) {
+func TestCombine_EqualsChecksumOfConcatenation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := rapid.SliceOf(rapid.Byte()).Draw(t, "first")
 		second := drawBytes(t, "second")
@@ -21,7 +21,7 @@ func TestCombineIsTheChecksumOfTheConcatenation(t *testing.T) {
 }
 
 // Lengths that are too large to hash in a test must be consistent with each other.
-func TestCombineIsAssociativeForAnyLength(t *testing.T) {
+func TestCombine_AnyLength_IsAssociative(t *testing.T) {
 	length := rapid.Int64Range(0, math.MaxInt64/2)
 	rapid.Check(t, func(t *rapid.T) {
 		a, b, c := rapid.Uint32().Draw(t, "a"), rapid.Uint32().Draw(t, "b"), rapid.Uint32().Draw(t, "c")

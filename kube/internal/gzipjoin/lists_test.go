@@ -253,7 +253,7 @@ func joined(leaves [][]byte) func(io.Writer) error {
 }
 
 // A leaf of the tree has 21 to 64 objects; leaves filled with ascending keys have 32.
-func TestSizeOfLists(t *testing.T) {
+func TestCompress_JoinedLeaves_AreNearStandardSize(t *testing.T) {
 	encoded(t, func(l list) {
 		want := sizeOf(t, standard(bytes.Join(l.items, nil)))
 		for _, items := range []int{21, 32, 64} {
@@ -269,7 +269,7 @@ func TestSizeOfLists(t *testing.T) {
 }
 
 // Text without repetitions must be Huffman-coded, not stored.
-func TestBlocksWithoutRepetitionAreCoded(t *testing.T) {
+func TestCompress_TextWithoutRepetition_IsHuffmanCoded(t *testing.T) {
 	content := base64.StdEncoding.AppendEncode(nil, randomBytes(300_000, 1))
 	if run := Compress(nil, content); len(run.Deflated) > len(content)*77/100 {
 		t.Errorf("%d bytes of base64 became %d, want 76%% (6 of 8 bits, and a code)", len(content), len(run.Deflated))

@@ -17,7 +17,7 @@ type Run struct {
 
 const (
 	// minApart: a shorter run would be up to 10% larger on its own than among its neighbours
-	// (measured with TestSizeOfLists).
+	// (measured with TestCompress_JoinedLeaves_AreNearStandardSize).
 	minApart = 12 << 10
 	// maxApart: the compression of a run takes up to three times its size, that of a Writer 130 KB.
 	// A leaf of 64 objects may have 64 KB each.

@@ -100,7 +100,7 @@ func write(t interface {
 	}
 }
 
-func TestAnyRunsAndLooseBytesMakeOneMember(t *testing.T) {
+func TestWriter_RunsAndBytes_MakeOneMember(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// A few runs, each of several pieces, written in any order and number.
 		var runs []Run
@@ -141,7 +141,7 @@ func TestAnyRunsAndLooseBytesMakeOneMember(t *testing.T) {
 	})
 }
 
-func FuzzRunsAndLooseBytesMakeOneMember(f *testing.F) {
+func FuzzWriter(f *testing.F) {
 	f.Add([]byte{}, []byte{})
 	f.Add([]byte(`{"items":[{"metadata":{}},{"metadata":{}}]}`), []byte{10, 14, 14})
 	f.Add(base64.StdEncoding.AppendEncode(nil, randomBytes(1<<10, 1)), []byte{3, 255, 0, 255})
@@ -165,7 +165,7 @@ func FuzzRunsAndLooseBytesMakeOneMember(f *testing.F) {
 	})
 }
 
-func TestEmptyMember(t *testing.T) {
+func TestWriter_NoContent_WritesEmptyMember(t *testing.T) {
 	for name, fill := range map[string]func(*Writer){
 		"nothing": func(*Writer) {},
 		"empty run": func(z *Writer) {
@@ -188,7 +188,7 @@ func TestEmptyMember(t *testing.T) {
 }
 
 // The header and the end of the last block are visible to a client.
-func TestFramingIsThatOfTheStandardLibrary(t *testing.T) {
+func TestWriter_Framing_EqualsStandardLibrary(t *testing.T) {
 	var want, got bytes.Buffer
 	std, err := stdgzip.NewWriterLevel(&want, stdgzip.BestSpeed)
 	if err != nil {
@@ -222,7 +222,7 @@ func (l *lastBytes) Write(p []byte) (int, error) {
 
 // The length in the trailer is modulo 2^32. Decoding so many bytes takes too long with the race
 // detector, so the trailer is compared with that of the standard library for the same bytes.
-func TestTrailerOfBodyBeyond4GiB(t *testing.T) {
+func TestWriter_BodyBeyond4GiB_HasStandardTrailer(t *testing.T) {
 	content := bytes.Repeat([]byte(`{"metadata":{}},`), 1<<16)
 	run := Compress(nil, content)
 	if run.Len != 1<<20 {
@@ -250,7 +250,7 @@ func TestTrailerOfBodyBeyond4GiB(t *testing.T) {
 	}
 }
 
-func TestCompressAppends(t *testing.T) {
+func TestCompress_AppendsToSlice(t *testing.T) {
 	content := randomBytes(1000, 1)
 	own := Compress(nil, content)
 	if len(own.Deflated) != cap(own.Deflated) {
@@ -274,7 +274,7 @@ func TestCompressAppends(t *testing.T) {
 }
 
 // Neither Compress nor a Writer shares state between calls.
-func TestConcurrentUse(t *testing.T) {
+func TestWriter_ConcurrentUse_SharesNoState(t *testing.T) {
 	shared := bytes.Repeat([]byte("shared by all,"), 5000)
 	run := Compress(nil, shared)
 	var group sync.WaitGroup
@@ -312,7 +312,7 @@ func (f *failAfter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestErrorsOfTheUnderlyingWriterStay(t *testing.T) {
+func TestWriter_UnderlyingError_IsPermanent(t *testing.T) {
 	run := Compress(nil, randomBytes(1000, 1))
 	for _, n := range []int{0, len(header), 500, len(header) + len(run.Deflated), 2000} {
 		z := NewWriter(&failAfter{n})
@@ -332,7 +332,7 @@ func TestErrorsOfTheUnderlyingWriterStay(t *testing.T) {
 	}
 }
 
-func TestClosedWriterTakesNothing(t *testing.T) {
+func TestWriter_Closed_ReturnsErrClosed(t *testing.T) {
 	var body bytes.Buffer
 	z := NewWriter(&body)
 	write(t, z, []byte("x"))
@@ -349,7 +349,7 @@ func TestClosedWriterTakesNothing(t *testing.T) {
 }
 
 // Other decoders, if they are installed.
-func TestOtherDecoders(t *testing.T) {
+func TestWriter_OtherDecoders_DecodeBody(t *testing.T) {
 	var body bytes.Buffer
 	var want []byte
 	z := NewWriter(&body)

@@ -16,9 +16,9 @@ import (
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
-// TestABodyHasToComeInTime: a body that never ends is read until the request timeout; only a long-running request may read
+// TestChain_BodyNeverEnds_TimesOut: a body that never ends is read until the request timeout; only a long-running request may read
 // longer.
-func TestABodyHasToComeInTime(t *testing.T) {
+func TestChain_BodyNeverEnds_TimesOut(t *testing.T) {
 	read := make(chan error, 1)
 	h := &Chain{
 		full: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -80,9 +80,9 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// TestTheDeadlineOfABodyEndsWithItsRequest: the read deadline of a request does not apply to the
+// TestChain_BodyDeadline_EndsWithRequest: the read deadline of a request does not apply to the
 // next one on the same connection.
-func TestTheDeadlineOfABodyEndsWithItsRequest(t *testing.T) {
+func TestChain_BodyDeadline_EndsWithRequest(t *testing.T) {
 	h := &Chain{
 		full:           http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _, _ = io.Copy(w, req.Body) }),
 		requestInfo:    &request.RequestInfoFactory{APIPrefixes: sets.NewString("api"), GrouplessAPIPrefixes: sets.NewString("api")},

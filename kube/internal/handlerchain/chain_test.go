@@ -154,8 +154,8 @@ func fastChain(c *genericapiserver.Config, handler http.HandlerFunc) *Chain {
 	return h
 }
 
-// TestChainOfARequest checks which requests take the fast chain.
-func TestChainOfARequest(t *testing.T) {
+// TestChain_Request_SelectsFastOrFullChain checks which requests take the fast chain.
+func TestChain_Request_SelectsFastOrFullChain(t *testing.T) {
 	const configmaps = "/api/v1/namespaces/ns/configmaps"
 	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
 	with := func(req *http.Request, name, value string) *http.Request {
@@ -227,9 +227,9 @@ func TestChainOfARequest(t *testing.T) {
 	}
 }
 
-// TestWhenThereIsNoFastChain: there is no fast chain for configurations whose decisions it could
+// TestChain_UnsupportedConfig_HasNoFastChain: there is no fast chain for configurations whose decisions it could
 // not repeat.
-func TestWhenThereIsNoFastChain(t *testing.T) {
+func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
 	own := func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(apiHandler, c)
 	}
@@ -269,9 +269,9 @@ func TestWhenThereIsNoFastChain(t *testing.T) {
 	})
 }
 
-// TestMaxInFlight: without priority and fairness, reads are limited by upstream's filter, and not
+// TestFastChain_WithoutFlowControl_LimitsInFlight: without priority and fairness, reads are limited by upstream's filter, and not
 // above the limit.
-func TestMaxInFlight(t *testing.T) {
+func TestFastChain_WithoutFlowControl_LimitsInFlight(t *testing.T) {
 	c, _ := chainConfig()
 	c.FlowControl = nil
 	c.MaxRequestsInFlight = 1

@@ -9,9 +9,9 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// TestWorkEstimator: seats follow the bytes, within upstream's bounds; upstream's estimate is used
+// TestWorkEstimator_Bytes_DetermineSeats: seats follow the bytes, within upstream's bounds; upstream's estimate is used
 // if the bytes are unknown.
-func TestWorkEstimator(t *testing.T) {
+func TestWorkEstimator_Bytes_DetermineSeats(t *testing.T) {
 	const unknown, upstreams = -1, 77
 	for name, test := range map[string]struct {
 		verb    string
@@ -59,8 +59,8 @@ func TestWorkEstimator(t *testing.T) {
 	}
 }
 
-// TestCostReachesFlowControl: the cost reaches the priority and fairness filter of the fast chain.
-func TestCostReachesFlowControl(t *testing.T) {
+// TestFastChain_Cost_ReachesFlowControl: the cost reaches the priority and fairness filter of the fast chain.
+func TestFastChain_Cost_ReachesFlowControl(t *testing.T) {
 	c, seats := chainConfig()
 	h := New(nil, c, Options{
 		Mount: func(http.Handler) http.Handler { return http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}) },

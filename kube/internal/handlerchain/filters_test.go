@@ -431,9 +431,9 @@ func checkImpersonation(_ *testing.T, _ *genericapiserver.Config, h http.Handler
 		wantHeader(h, as("reader", "deputy"), 403, "User", ""))
 }
 
-// TestEveryFilterActs: each check passes in the fast chain and in upstream's chain, because the
+// TestFastChain_EveryFilter_Acts: each check passes in the fast chain and in upstream's chain, because the
 // filters are upstream's, and fails in the fast chain without the filter.
-func TestEveryFilterActs(t *testing.T) {
+func TestFastChain_EveryFilter_Acts(t *testing.T) {
 	for _, test := range filterChecks {
 		t.Run(test.name, func(t *testing.T) {
 			run := func(build func(*genericapiserver.Config, http.Handler) http.Handler) error {
@@ -476,9 +476,9 @@ func TestEveryFilterActs(t *testing.T) {
 	}
 }
 
-// TestEveryFilterHasACheck: each filter of the fast chain, in every configuration above, is checked
-// by TestEveryFilterActs.
-func TestEveryFilterHasACheck(t *testing.T) {
+// TestFastChain_EveryFilter_HasCheck: each filter of the fast chain, in every configuration above, is checked
+// by TestFastChain_EveryFilter_Acts.
+func TestFastChain_EveryFilter_HasCheck(t *testing.T) {
 	checked := map[string]bool{}
 	for _, test := range filterChecks {
 		checked[test.filter] = true

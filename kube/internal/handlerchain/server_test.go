@@ -146,9 +146,9 @@ func eventually(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-// TestMuxIncomplete: an unknown path is answered with 503 until all paths are installed, then with
+// TestChain_MuxIncomplete_Returns503: an unknown path is answered with 503 until all paths are installed, then with
 // 404; a request through the full chain detects the change.
-func TestMuxIncomplete(t *testing.T) {
+func TestChain_MuxIncomplete_Returns503(t *testing.T) {
 	s := newChainServer(t, nil, func(next http.Handler) http.Handler { return next })
 	for range 2 {
 		before := send(s.server.Handler, readBy("reader", ""))
@@ -163,9 +163,9 @@ func TestMuxIncomplete(t *testing.T) {
 	}
 }
 
-// TestShutdown: once shutdown has begun, requests take the full chain, which sets Retry-After; an
+// TestChain_Shutdown_UsesFullChain: once shutdown has begun, requests take the full chain, which sets Retry-After; an
 // in-flight list in the fast chain is waited for.
-func TestShutdown(t *testing.T) {
+func TestChain_Shutdown_UsesFullChain(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	s := newChainServer(t, func(c *genericapiserver.Config) { c.ShutdownSendRetryAfter = true },
 		func(http.Handler) http.Handler {
@@ -259,9 +259,9 @@ func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool
 	return local
 }
 
-// TestStalledReader: a client that does not read loses its seat at the deadline, and cannot mistake
+// TestFastChain_StalledReader_LosesSeatAtDeadline: a client that does not read loses its seat at the deadline, and cannot mistake
 // the partial response for a complete one.
-func TestStalledReader(t *testing.T) {
+func TestFastChain_StalledReader_LosesSeatAtDeadline(t *testing.T) {
 	for name, test := range map[string]struct {
 		http2 bool
 		// deaf means that the client reads nothing from its connection, so that a stream reset
@@ -352,9 +352,9 @@ func (c *deafConn) Close() error {
 	return c.Conn.Close()
 }
 
-// TestConnectionAfterDeadline: a connection whose response was in time carries the next one after
+// TestFastChain_PastDeadline_ConnectionIsReused: a connection whose response was in time carries the next one after
 // the deadline of the first.
-func TestConnectionAfterDeadline(t *testing.T) {
+func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		http2 bool
@@ -391,9 +391,9 @@ func TestConnectionAfterDeadline(t *testing.T) {
 	}
 }
 
-// TestPassedOnHoldsItsSeat: a request that upstream's handlers answer within the fast chain holds
+// TestFastChain_PassedOnRequest_HoldsSeat: a request that upstream's handlers answer within the fast chain holds
 // its seat of priority and fairness until they return, even if its timeout is earlier.
-func TestPassedOnHoldsItsSeat(t *testing.T) {
+func TestFastChain_PassedOnRequest_HoldsSeat(t *testing.T) {
 	entered, leave := make(chan context.Context, 1), make(chan struct{})
 	slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
 		entered <- req.Context()

@@ -19,9 +19,9 @@ const (
 	namespaceField = "object.metadata.namespace"
 )
 
-// TestShardSet_Matches_IsUpstreams compares sets with upstream's selectors, for hashes at and around
+// TestShardSet_Matches_EqualsUpstream compares sets with upstream's selectors, for hashes at and around
 // the ends of ranges.
-func TestShardSet_Matches_IsUpstreams(t *testing.T) {
+func TestShardSet_Matches_EqualsUpstream(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	rapid.Check(t, func(t *rapid.T) {
 		hash := rapid.Custom(func(t *rapid.T) string {
@@ -73,9 +73,9 @@ func TestShardSet_Matches_IsUpstreams(t *testing.T) {
 	})
 }
 
-// TestShardSet_OfOddSelectors_IsLeftToThem: selectors that no request has are evaluated by
+// TestShardSet_UnusualSelector_UsesUpstream: selectors that no request has are evaluated by
 // upstream's code.
-func TestShardSet_OfOddSelectors_IsLeftToThem(t *testing.T) {
+func TestShardSet_UnusualSelector_UsesUpstream(t *testing.T) {
 	for _, reqs := range [][]sharding.ShardRangeRequirement{
 		{{Key: "object.metadata.name", Start: "0x0000000000000000", End: endOfHashes}},
 		{{Key: uidField, Start: "0x0", End: endOfHashes}},

@@ -15,9 +15,9 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// TestSharedObjectVariesCBOR: JSON is encoded once for all watches, CBOR for each, with keys in an
+// TestShared_CBOR_VariesPerWatch: JSON is encoded once for all watches, CBOR for each, with keys in an
 // order that varies.
-func TestSharedObjectVariesCBOR(t *testing.T) {
+func TestShared_CBOR_VariesPerWatch(t *testing.T) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(example.AddToScheme(scheme))
 	utilruntime.Must(examplev1.AddToScheme(scheme))

@@ -6,8 +6,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/objects"
 )
 
-// TestIdleShardsAreDropped with their timer.
-func TestIdleShardsAreDropped(t *testing.T) {
+// TestSelections_IdleShards_AreDropped with their timer.
+func TestSelections_IdleShards_AreDropped(t *testing.T) {
 	s := New(Config{})
 	for _, name := range []string{"a", "b"} {
 		s.Shard(&objects.ShardSet{Key: objects.ByUID, Name: name})

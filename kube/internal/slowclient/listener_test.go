@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestTrackedConnections: a connection is found by a request received on it, closed, and removed
+// TestListener_CloseConnection_ClosesAndRemoves: a connection is found by a request received on it, closed, and removed
 // from the index.
-func TestTrackedConnections(t *testing.T) {
+func TestListener_CloseConnection_ClosesAndRemoves(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -27,8 +27,8 @@ func (s *slowReader) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestPaceEndsWhoReadsTooSlowly: only the response of a client that reads too slowly is ended.
-func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
+// TestPace_ClientReadsTooSlowly_IsEnded: only the response of a client that reads too slowly is ended.
+func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 	const chunk = 64 << 10
 	for _, tt := range []struct {
 		name  string
@@ -73,8 +73,8 @@ func TestPaceEndsWhoReadsTooSlowly(t *testing.T) {
 	}
 }
 
-// TestPaceSeesProgressWithinAWrite: a long write to a client that reads fast enough does not count as a stall.
-func TestPaceSeesProgressWithinAWrite(t *testing.T) {
+// TestPace_LongWriteToFastClient_IsNotEnded: a long write to a client that reads fast enough does not count as a stall.
+func TestPace_LongWriteToFastClient_IsNotEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := new(Connections).Begin(httptest.NewRequest("GET", "/", nil))
 		response := &slowReader{ResponseRecorder: httptest.NewRecorder(), each: 900 * time.Millisecond}
@@ -89,8 +89,8 @@ func TestPaceSeesProgressWithinAWrite(t *testing.T) {
 	})
 }
 
-// TestPaceIsOfAConnection: responses on one connection share its rate.
-func TestPaceIsOfAConnection(t *testing.T) {
+// TestPace_ResponsesOfOneConnection_ShareRate: responses on one connection share its rate.
+func TestPace_ResponsesOfOneConnection_ShareRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, req := new(Connections), httptest.NewRequest("GET", "/", nil)
 		var conns []*Conn

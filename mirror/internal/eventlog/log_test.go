@@ -11,8 +11,8 @@ type ev struct{ rev, id int64 }
 
 func (e *ev) Revision() int64 { return e.rev }
 
-// TestLogIsSliceWithFloor compares appends, drops and searches with a slice.
-func TestLogIsSliceWithFloor(t *testing.T) {
+// TestLog_RandomSteps_EqualsSliceWithFloor compares appends, drops and searches with a slice.
+func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New[ev](10)
 		var model []*ev // all events ever, dropped ones nil
@@ -74,8 +74,8 @@ func TestLogIsSliceWithFloor(t *testing.T) {
 	})
 }
 
-// TestReadersSeeEveryEventOnceOrLearnOfTheGap runs readers against a writer that drops old events.
-func TestReadersSeeEveryEventOnceOrLearnOfTheGap(t *testing.T) {
+// TestLog_ConcurrentReaders_SeeEachEventOnceOrGap runs readers against a writer that drops old events.
+func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 	const total = 50_000
 	l := New[ev](0)
 	var wg sync.WaitGroup

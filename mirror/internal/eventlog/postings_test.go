@@ -8,10 +8,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPostingsAreASliceThatForgets compares appends, trims and reads with a slice: a reader gets
+// TestPostings_RandomSteps_EqualsSlice compares appends, trims and reads with a slice: a reader gets
 // every number from its position on, or false if one was dropped, which happens only below the
 // log's first event.
-func TestPostingsAreASliceThatForgets(t *testing.T) {
+func TestPostings_RandomSteps_EqualsSlice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var p Postings
 		var model []uint64
@@ -47,8 +47,8 @@ func TestPostingsAreASliceThatForgets(t *testing.T) {
 	})
 }
 
-// TestPostingsAmongReaders: readers see a consistent list while the writer appends and trims.
-func TestPostingsAmongReaders(t *testing.T) {
+// TestPostings_ConcurrentReaders_SeeConsistentList: readers see a consistent list while the writer appends and trims.
+func TestPostings_ConcurrentReaders_SeeConsistentList(t *testing.T) {
 	const total = 100_000
 	var p Postings
 	var wg sync.WaitGroup

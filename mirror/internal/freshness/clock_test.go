@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// TestNoWakeupIsLost moves the published revision to a revision at the moment at which waits for it
+// TestPublished_PublishDuringWait_LosesNoWakeup moves the published revision to a revision at the moment at which waits for it
 // begin. The published revision does not move again before they have ended, so a waiter without a
 // wake-up sleeps until the test's timeout.
-func TestNoWakeupIsLost(t *testing.T) {
+func TestPublished_PublishDuringWait_LosesNoWakeup(t *testing.T) {
 	const waiters, revisions = 2, 10_000
 	c, publisher := NewPublished(nil, nil)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a busy machine takes a time slice for each step
@@ -54,8 +54,8 @@ func TestNoWakeupIsLost(t *testing.T) {
 	}
 }
 
-// TestWaitersWakeByRevision: each wait ends as soon as the published revision has reached its revision.
-func TestWaitersWakeByRevision(t *testing.T) {
+// TestPublished_Waits_EndAtTheirRevision: each wait ends as soon as the published revision has reached its revision.
+func TestPublished_Waits_EndAtTheirRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, publisher := NewPublished(nil, nil)
 		publisher.Publish(1, true)
@@ -99,7 +99,7 @@ func TestWaitersWakeByRevision(t *testing.T) {
 	})
 }
 
-func TestCheckFindsWaitThatPublishDidNotEnd(t *testing.T) {
+func TestPublishedCheck_WaitNotEnded_ReturnsError(t *testing.T) {
 	c, _ := NewPublished(nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)

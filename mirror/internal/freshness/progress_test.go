@@ -31,9 +31,9 @@ func (r *requests) take() []int64 {
 	return ms
 }
 
-// TestProgressIntervalsDoubleWhileClockHasWaits: no wait, no request. The intervals of a wait begin
+// TestProgress_WhileReadersWait_IntervalsDouble: no wait, no request. The intervals of a wait begin
 // at progressFirst, and a request goes out at once if progress has ended the last wait.
-func TestProgressIntervalsDoubleWhileClockHasWaits(t *testing.T) {
+func TestProgress_WhileReadersWait_IntervalsDouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
@@ -61,9 +61,9 @@ func TestProgressIntervalsDoubleWhileClockHasWaits(t *testing.T) {
 	})
 }
 
-// TestProgressInIdleIntervalsNeedsWant: requests in idle intervals are sent for callers of Want, unless
+// TestProgress_IdleIntervals_NeedWant: requests in idle intervals are sent for callers of Want, unless
 // events have moved the published revision.
-func TestProgressInIdleIntervalsNeedsWant(t *testing.T) {
+func TestProgress_IdleIntervals_NeedWant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()

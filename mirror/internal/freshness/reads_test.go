@@ -97,10 +97,10 @@ func (s *sharedReads) requireResults(n int, rev int64) {
 	}
 }
 
-// TestConsistentReadsShareRevisionReads: a lone call starts a read at once. Calls that arrive while
+// TestReads_ConcurrentCalls_ShareNextRead: a lone call starts a read at once. Calls that arrive while
 // one is in flight share the next read, never that one, because etcd may have answered it before
 // they began (I6).
-func TestConsistentReadsShareRevisionReads(t *testing.T) {
+func TestReads_ConcurrentCalls_ShareNextRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
 		s.call(1)
@@ -127,9 +127,9 @@ func TestConsistentReadsShareRevisionReads(t *testing.T) {
 	})
 }
 
-// TestReads_OneCallerCancels_OthersGetTheirRead: a read continues for the other callers after one
+// TestReads_OneCallerCancels_OthersGetResult: a read continues for the other callers after one
 // cancels.
-func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
+func TestReads_OneCallerCancels_OthersGetResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
 		s.call(1)
@@ -150,8 +150,8 @@ func TestReads_OneCallerCancels_OthersGetTheirRead(t *testing.T) {
 	})
 }
 
-// TestReads_WithoutAnswer_EndWithTheirAttempts: later calls are answered again.
-func TestReads_WithoutAnswer_EndWithTheirAttempts(t *testing.T) {
+// TestReads_EtcdDoesNotAnswer_FailAfterAttempts: later calls are answered again.
+func TestReads_EtcdDoesNotAnswer_FailAfterAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
 		s.call(1)
@@ -174,9 +174,9 @@ func TestReads_WithoutAnswer_EndWithTheirAttempts(t *testing.T) {
 	})
 }
 
-// TestAnOverdueReadHoldsUpNobody: a member that does not answer delays readers for 100 ms; then
+// TestReads_OverdueRead_StartsAnotherAttempt: a member that does not answer delays readers for 100 ms; then
 // another attempt also answers the callers of earlier attempts, which are canceled.
-func TestAnOverdueReadHoldsUpNobody(t *testing.T) {
+func TestReads_OverdueRead_StartsAnotherAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var newest atomic.Int64
 		var mu sync.Mutex

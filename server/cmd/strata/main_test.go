@@ -57,7 +57,7 @@ func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) 
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-func TestMisuseIsOneLineAndExitCode1(t *testing.T) {
+func TestCommand_Misuse_PrintsOneLineAndExits1(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string // expected in the line
@@ -93,7 +93,7 @@ func TestMisuseIsOneLineAndExitCode1(t *testing.T) {
 }
 
 // Errors of flag combinations are reported after the first log messages of the server.
-func TestMissingFlagsEndWithOneLine(t *testing.T) {
+func TestAPIServer_MissingFlag_EndsWithOneLine(t *testing.T) {
 	_, stderr, code := strata(t, "apiserver", "--cert-dir="+t.TempDir())
 	if code != 1 {
 		t.Errorf("exit code %d, want 1", code)
@@ -104,7 +104,7 @@ func TestMissingFlagsEndWithOneLine(t *testing.T) {
 	}
 }
 
-func TestVersionNamesAllParts(t *testing.T) {
+func TestVersion_NamesAllComponents(t *testing.T) {
 	for _, args := range [][]string{{"version"}, {"--version"}} {
 		stdout, stderr, code := strata(t, args...)
 		if code != 0 || stderr != "" {
@@ -118,14 +118,14 @@ func TestVersionNamesAllParts(t *testing.T) {
 	}
 }
 
-func TestApiserverVersionIsThatOfKubernetes(t *testing.T) {
+func TestAPIServer_Version_IsKubernetesRelease(t *testing.T) {
 	stdout, _, code := strata(t, "apiserver", "--version")
 	if code != 0 || !strings.HasPrefix(stdout, "Kubernetes v1.37.1+strata.") {
 		t.Errorf("exit code %d, output %q, want 0 and Kubernetes v1.37.1+strata.*", code, stdout)
 	}
 }
 
-func TestHelp(t *testing.T) {
+func TestHelp_ListsCommandsAndFlags(t *testing.T) {
 	stdout, _, code := strata(t, "--help")
 	if code != 0 {
 		t.Errorf("exit code %d", code)
@@ -149,7 +149,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestFirstSignalStopsSecondEnds(t *testing.T) {
+func TestSignals_FirstCancelsContext_SecondKills(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), runEnv+"="+runStubborn)
 	stdout, err := cmd.StdoutPipe()

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 )
 
-func TestAttachmentFromEnvironment_PicksTheEngine(t *testing.T) {
+func TestAttachmentFromEnvironment_SelectsEngine(t *testing.T) {
 	for value, want := range map[string]engineKind{"": engineUpstream, "upstream": engineUpstream, "strata": engineStrata} {
 		t.Setenv(EngineVariable, value)
 		a, err := AttachmentFromEnvironment()

@@ -10,8 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane"
 )
 
-// TestServicesAreCompletedByTheServersFamilies: the address families of a Service without families depend on the flags.
-func TestServicesAreCompletedByTheServersFamilies(t *testing.T) {
+// TestReadDecorators_Service_GetsServerIPFamilies: the address families of a Service without families depend on the flags.
+func TestReadDecorators_Service_GetsServerIPFamilies(t *testing.T) {
 	for cidr, want := range map[string][]api.IPFamily{
 		"10.0.0.0/24": {api.IPv4Protocol},
 		"fd00::/112":  {api.IPv6Protocol},

@@ -24,11 +24,11 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// TestEnginesTakeOverFromEachOther runs upstream's engine, Strata's, and upstream's again on the same data, with the
+// TestEngineSwitch_NextEngineServesSameData runs upstream's engine, Strata's, and upstream's again on the same data, with the
 // flags that determine the location and format of stored data: TLS with client certificates, a prefix, a second etcd
 // for a cached and an uncached resource, and encryption of secrets. Each engine must serve the data of the previous
 // one.
-func TestEnginesTakeOverFromEachOther(t *testing.T) {
+func TestEngineSwitch_NextEngineServesSameData(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	dir := t.TempDir()
@@ -77,7 +77,7 @@ func TestEnginesTakeOverFromEachOther(t *testing.T) {
 }
 
 // A server without a watch cache reads everything from etcd, with either engine.
-func TestWithoutWatchCache(t *testing.T) {
+func TestServer_WatchCacheDisabled_ServesResources(t *testing.T) {
 	s := startServer(t, startEtcd(t), "--watch-cache=false")
 	t.Run("serves built-in resources", func(t *testing.T) { checkConfigMaps(t, s) })
 	t.Run("serves custom resources", func(t *testing.T) { checkCustomResources(t, s) })

@@ -29,9 +29,9 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// TestEngines runs the same checks on both engines. Where the two differ, upstream's result shows that the check can
+// TestEngines_PassSameServerChecks runs the same checks on both engines. Where the two differ, upstream's result shows that the check can
 // fail.
-func TestEngines(t *testing.T) {
+func TestEngines_PassSameServerChecks(t *testing.T) {
 	for _, engine := range []engineKind{engineStrata, engineUpstream} {
 		t.Run(string(engine), func(t *testing.T) {
 			proxy := startCountingProxy(t, startEtcd(t))
@@ -344,7 +344,7 @@ func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	return listed
 }
 
-func TestWatchCacheFlagsChooseWhatIsUncached(t *testing.T) {
+func TestUncachedResources_FollowWatchCacheFlags(t *testing.T) {
 	pods, leases := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
 	for name, tc := range map[string]struct {
 		enabled  bool

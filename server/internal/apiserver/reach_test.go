@@ -21,7 +21,7 @@ func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
 // deadURL returns a URL whose port refuses connections.
 func deadURL(t *testing.T) string { return "http://" + reservePort(t).Address() }
 
-func TestEtcdThatAnswersIsEnough(t *testing.T) {
+func TestAwaitEtcd_OneLiveEndpoint_Succeeds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	live := startEtcd(t)
@@ -33,7 +33,7 @@ func TestEtcdThatAnswersIsEnough(t *testing.T) {
 	}
 }
 
-func TestEtcdThatIsAwayIsNamedWithTheReason(t *testing.T) {
+func TestAwaitEtcd_Unreachable_NamesEndpointAndReason(t *testing.T) {
 	dead := deadURL(t)
 	withOverride := etcdOptions(startEtcd(t))
 	withOverride.EtcdServersOverrides = []string{"/events#" + dead}
@@ -57,7 +57,7 @@ func TestEtcdThatIsAwayIsNamedWithTheReason(t *testing.T) {
 	}
 }
 
-func TestUnreadableEtcdCertificateIsAnError(t *testing.T) {
+func TestAwaitEtcd_UnreadableCertificate_ReturnsError(t *testing.T) {
 	options := etcdOptions("https://127.0.0.1:1")
 	options.StorageConfig.Transport.TrustedCAFile = "testdata/there-is-no-such-file"
 	if err := awaitEtcd(context.Background(), options); err == nil || !strings.Contains(err.Error(), "there-is-no-such-file") {
@@ -65,8 +65,8 @@ func TestUnreadableEtcdCertificateIsAnError(t *testing.T) {
 	}
 }
 
-// TestPortInUse: if the port is in use, the process ends with one line before any write to etcd.
-func TestPortInUse(t *testing.T) {
+// TestServer_PortInUse_ExitsWithOneLine: if the port is in use, the process ends with one line before any write to etcd.
+func TestServer_PortInUse_ExitsWithOneLine(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

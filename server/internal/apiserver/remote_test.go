@@ -34,7 +34,7 @@ func syncedVersions() *remoteVersions {
 	return r
 }
 
-func TestNothingIsLocalBeforeAllAPIServicesAreKnown(t *testing.T) {
+func TestAPIService_BeforeInformerSync_NoVersionIsLocal(t *testing.T) {
 	r := newRemoteVersions()
 	synced := false
 	r.hasSynced = func() bool { return synced }
@@ -51,9 +51,9 @@ func TestNothingIsLocalBeforeAllAPIServicesAreKnown(t *testing.T) {
 	}
 }
 
-// TestLateWordDoesNotCount: an object that the informer receives takes precedence over later notifications of
+// TestAPIService_StaleEvent_IsIgnored: an object that the informer receives takes precedence over later notifications of
 // earlier changes.
-func TestLateWordDoesNotCount(t *testing.T) {
+func TestAPIService_StaleEvent_IsIgnored(t *testing.T) {
 	receive := func(revision int, remote bool) func(*remoteVersions) {
 		return func(r *remoteVersions) {
 			if obj, err := r.received(registered(revision, remote)); err != nil || obj == nil {
@@ -98,9 +98,9 @@ func TestLateWordDoesNotCount(t *testing.T) {
 	}
 }
 
-// TestAnInformerTellsOfRemoteVersions: a version is remote as soon as the informer's cache contains it, independent of
+// TestAPIService_CachedAsRemote_VersionIsNotLocal: a version is remote as soon as the informer's cache contains it, independent of
 // notifications.
-func TestAnInformerTellsOfRemoteVersions(t *testing.T) {
+func TestAPIService_CachedAsRemote_VersionIsNotLocal(t *testing.T) {
 	source := fakesource.NewFakeControllerSource() // it assigns resource versions
 	source.Add(registered(0, false))
 	informer := cache.NewSharedIndexInformer(source, &apiregistrationv1.APIService{}, 0, cache.Indexers{})

@@ -8,7 +8,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-func TestTokenFlags(t *testing.T) {
+func TestTokenSettings_InvalidFlag_IsRejected(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*tokenSettings)
 		seal   bool

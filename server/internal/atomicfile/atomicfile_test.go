@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWriteReplacesWhole(t *testing.T) {
+func TestWrite_ReplacesWholeFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := os.WriteFile(path, []byte("a longer text than the next"), 0o644); err != nil {
@@ -24,7 +24,7 @@ func TestWriteReplacesWhole(t *testing.T) {
 	}
 }
 
-func TestFailedWriteLeavesNothing(t *testing.T) {
+func TestWrite_Failed_LeavesNoTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := os.Mkdir(path, 0o700); err != nil { // a file cannot replace a directory

@@ -26,7 +26,7 @@ func sorted(list []string, more ...string) []string {
 	return all
 }
 
-func TestResolve(t *testing.T) {
+func TestResolve_EnablesListedControllers(t *testing.T) {
 	everything := enabled([]string{"*"})
 	withoutQuota := slices.DeleteFunc(sorted(Default), func(name string) bool { return name == names.ResourceQuotaController })
 	for name, test := range map[string]struct{ list, want []string }{
@@ -53,7 +53,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-func TestResolveRefusesUnknownNames(t *testing.T) {
+func TestResolve_UnknownName_ReturnsError(t *testing.T) {
 	for _, list := range [][]string{{"bogus"}, {"default", "-bogus"}, {""}, {"-default"}, {"-*"}, {"none", "namespace"}} {
 		if got, err := Resolve(list); err == nil {
 			t.Errorf("Resolve(%q) = %q", list, got)
@@ -61,7 +61,7 @@ func TestResolveRefusesUnknownNames(t *testing.T) {
 	}
 }
 
-func TestDefaultAndOthersAreAllThereAre(t *testing.T) {
+func TestDefaultAndOthers_AreAllControllers(t *testing.T) {
 	all := sorted(Default, Others()...)
 	known := app.KnownControllers()
 	slices.Sort(known)

@@ -18,7 +18,7 @@ func open(t *testing.T, path string) *Dir {
 	return d
 }
 
-func TestOnlyTheFirstOpenIsNew(t *testing.T) {
+func TestOpen_MissingDirectory_IsNewOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "below", "data")
 	for i, wantNew := range []bool{true, false, false} {
 		d := open(t, path)
@@ -34,7 +34,7 @@ func TestOnlyTheFirstOpenIsNew(t *testing.T) {
 	}
 }
 
-func TestEmptyDirectoryIsNew(t *testing.T) {
+func TestOpen_EmptyDirectory_IsNew(t *testing.T) {
 	d := open(t, t.TempDir())
 	defer d.Close()
 	if !d.New {
@@ -42,7 +42,7 @@ func TestEmptyDirectoryIsNew(t *testing.T) {
 	}
 }
 
-func TestWhatOthersReachedIsClosed(t *testing.T) {
+func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data")
 	d := open(t, path)
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -80,7 +80,7 @@ func TestWhatOthersReachedIsClosed(t *testing.T) {
 	}
 }
 
-func TestSecondOpenNamesTheFirst(t *testing.T) {
+func TestOpen_InUse_NamesProcess(t *testing.T) {
 	path := t.TempDir()
 	first := open(t, path)
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("in use by another strata up (process %d)", os.Getpid())) {
@@ -98,7 +98,7 @@ func TestSecondOpenNamesTheFirst(t *testing.T) {
 	open(t, path).Close()
 }
 
-func TestForeignDirectoryIsLeftAlone(t *testing.T) {
+func TestOpen_ForeignDirectory_IsRejectedUnchanged(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o755); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestForeignDirectoryIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestCheckFreeMakesNothing(t *testing.T) {
+func TestCheckFree_MissingDirectory_CreatesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data")
 	if err := CheckFree(path); err != nil {
 		t.Error(err)
@@ -127,7 +127,7 @@ func TestCheckFreeMakesNothing(t *testing.T) {
 	}
 }
 
-func TestDefault(t *testing.T) {
+func TestDefault_UsesEnvironmentVariable(t *testing.T) {
 	if got := Default(func(string) string { return "" }); got != "strata-data" {
 		t.Errorf("without a variable: %q", got)
 	}

@@ -64,7 +64,7 @@ func requireValue(t *testing.T, s *Server, key, want string) {
 	}
 }
 
-func TestDataSurvivesRestart(t *testing.T) {
+func TestStart_AfterClose_ServesSameData(t *testing.T) {
 	for name, clientURL := range map[string]string{"unix socket": "", "free port": "http://127.0.0.1:0"} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{Dir: filepath.Join(t.TempDir(), "etcd"), ClientURL: clientURL}
@@ -76,7 +76,7 @@ func TestDataSurvivesRestart(t *testing.T) {
 	}
 }
 
-func TestNobodyElseReachesTheSocket(t *testing.T) {
+func TestStart_SocketDir_IsPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etcd")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestNobodyElseReachesTheSocket(t *testing.T) {
 	}
 }
 
-func TestPathThatIsNoSocketAddress(t *testing.T) {
+func TestStart_PathUnfitForSocket_UsesTemporaryDir(t *testing.T) {
 	for name, base := range map[string]string{
 		"long":  strings.Repeat("long-directory-name/", 8),
 		"comma": "with,comma",
@@ -109,7 +109,7 @@ func TestPathThatIsNoSocketAddress(t *testing.T) {
 	}
 }
 
-func TestSecondServerOnTheSameDirectory(t *testing.T) {
+func TestStart_DirectoryInUse_ReturnsErrLocked(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
 	first := start(t, cfg)
 	put(t, first, "k", "v")
@@ -120,7 +120,7 @@ func TestSecondServerOnTheSameDirectory(t *testing.T) {
 	requireValue(t, first, "k", "v")
 }
 
-func TestDatabaseHeldByForeignEtcd(t *testing.T) {
+func TestStart_DatabaseLockedByEtcd_ReturnsErrLocked(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
 	first := start(t, cfg)
 	put(t, first, "k", "v")
@@ -134,7 +134,7 @@ func TestDatabaseHeldByForeignEtcd(t *testing.T) {
 	requireValue(t, first, "k", "v")
 }
 
-func TestPortInUse(t *testing.T) {
+func TestStart_PortInUse_ReturnsErrorAndUnlocks(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestPortInUse(t *testing.T) {
 	start(t, cfg) // the lock was released
 }
 
-func TestClientURLThatCannotBeServed(t *testing.T) {
+func TestStart_InvalidClientURL_ReturnsError(t *testing.T) {
 	for _, u := range []string{"foo", "http://127.0.0.1", "http://example.com:2379", "ftp://127.0.0.1:1", "unix://", "://"} {
 		t.Run(u, func(t *testing.T) {
 			if _, err := Start(t.Context(), Config{Dir: t.TempDir(), ClientURL: u}); err == nil || !strings.Contains(err.Error(), "etcd client URL") {
@@ -158,7 +158,7 @@ func TestClientURLThatCannotBeServed(t *testing.T) {
 	}
 }
 
-func TestUnusableDirectory(t *testing.T) {
+func TestStart_UnusableDirectory_ReturnsError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -172,7 +172,7 @@ func TestUnusableDirectory(t *testing.T) {
 	}
 }
 
-func TestCorruptDatabaseIsAnError(t *testing.T) {
+func TestStart_CorruptDatabase_ReturnsError(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
 	s := start(t, cfg)
 	put(t, s, "k", "v")
@@ -186,7 +186,7 @@ func TestCorruptDatabaseIsAnError(t *testing.T) {
 	}
 }
 
-func TestCorruptLogIsAnError(t *testing.T) {
+func TestStart_CorruptWAL_ReturnsError(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
 	s := start(t, cfg)
 	put(t, s, "k", "v")
@@ -203,8 +203,8 @@ func TestCorruptLogIsAnError(t *testing.T) {
 	}
 }
 
-// TestCloseCutsWatches: a watch does not end by itself; Close must not wait for it as long as etcd would.
-func TestCloseCutsWatches(t *testing.T) {
+// TestClose_OpenWatch_DoesNotBlock: a watch does not end by itself; Close must not wait for it as long as etcd would.
+func TestClose_OpenWatch_DoesNotBlock(t *testing.T) {
 	s := start(t, Config{Dir: t.TempDir()})
 	w := dial(t, s).Watch(t.Context(), "k", clientv3.WithCreatedNotify())
 	select {

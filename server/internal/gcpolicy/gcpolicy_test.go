@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
+func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 	for _, c := range []struct {
 		live, scanned uint64
 		want          int
@@ -23,7 +23,7 @@ func TestPercentKeepsSmallHeapsLazyAndLargeOnesTight(t *testing.T) {
 	}
 }
 
-func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
+func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 	var i idleness
 	start := time.Now()
 	for _, c := range []struct {
@@ -47,7 +47,7 @@ func TestFreeMemoryIsReturnedWhenIdle(t *testing.T) {
 	}
 }
 
-func TestABusyServerGetsMoreRoom(t *testing.T) {
+func TestLoad_FrequentCollections_IncreaseHeapRoom(t *testing.T) {
 	var l load
 	for i, c := range []struct {
 		cycles uint64

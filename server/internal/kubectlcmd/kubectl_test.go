@@ -11,7 +11,7 @@ import (
 	"github.com/stratakube/strata/server/internal/testbin"
 )
 
-func TestKubeconfigOfUpIsTheLastChoice(t *testing.T) {
+func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	ours := filepath.Join("strata-data", "kubeconfig")
 	elsewhere := t.TempDir()
@@ -64,7 +64,7 @@ func call(t *testing.T, dir string, args ...string) (stdout, stderr string, code
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-func TestItIsKubectl(t *testing.T) {
+func TestKubectl_OutputAndExitCodes_AreUpstreams(t *testing.T) {
 	for name, test := range map[string]struct {
 		args       string
 		wantOut    string
@@ -88,7 +88,7 @@ func TestItIsKubectl(t *testing.T) {
 	}
 }
 
-func TestPluginsRunWithTheKubeconfigOfUp(t *testing.T) {
+func TestKubectl_Plugin_GetsKubeconfigOfUp(t *testing.T) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\necho \"$KUBECONFIG $*\"\nexit 7\n"
 	if err := os.WriteFile(filepath.Join(dir, "kubectl-greet"), []byte(script), 0o700); err != nil {

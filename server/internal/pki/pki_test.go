@@ -70,7 +70,7 @@ func verifyAll(t *testing.T, f *Files, now time.Time) {
 	verify(t, f.FrontProxyCA, f.FrontProxyClient, client)
 }
 
-func TestPeersAcceptWhatIsMade(t *testing.T) {
+func TestEnsure_Certificates_VerifyAndArePrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	f := ensure(t, dir, hosts, start)
 	verifyAll(t, f, start)
@@ -83,7 +83,7 @@ func TestPeersAcceptWhatIsMade(t *testing.T) {
 	}
 }
 
-func TestAuthoritiesDoNotVouchForEachOther(t *testing.T) {
+func TestEnsure_FrontProxyClient_IsNotTrustedByAPICA(t *testing.T) {
 	f := ensure(t, t.TempDir(), hosts, start)
 	roots := x509.NewCertPool()
 	pem, err := os.ReadFile(f.CA)
@@ -99,7 +99,7 @@ func TestAuthoritiesDoNotVouchForEachOther(t *testing.T) {
 	}
 }
 
-func TestSecondStartChangesNothing(t *testing.T) {
+func TestEnsure_SecondStart_ChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, hosts, start)
 	before := contents(t, dir)
@@ -114,7 +114,7 @@ func TestSecondStartChangesNothing(t *testing.T) {
 	}
 }
 
-func TestLeavesAreRenewedBeforeTheyEnd(t *testing.T) {
+func TestEnsure_LeafNearExpiry_IsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, hosts, start)
 	before := contents(t, dir)
@@ -132,7 +132,7 @@ func TestLeavesAreRenewedBeforeTheyEnd(t *testing.T) {
 	verifyAll(t, f, now.Add(leafLifetime-time.Hour))
 }
 
-func TestRenewedAuthorityVouchesForOldCertificates(t *testing.T) {
+func TestEnsure_RenewedCA_VerifiesOldCertificates(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, hosts, start)
 	late := start.Add(authorityLifetime - renewBefore - 24*time.Hour)
@@ -155,7 +155,7 @@ func TestRenewedAuthorityVouchesForOldCertificates(t *testing.T) {
 	verifyAll(t, renewed, afterOldEnd)
 }
 
-func TestNewHostReplacesServingCertificate(t *testing.T) {
+func TestEnsure_NewHost_ReplacesServingCertificate(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, hosts, start)
 	for _, host := range []string{"example.test", "192.0.2.1"} {
@@ -168,7 +168,7 @@ func TestNewHostReplacesServingCertificate(t *testing.T) {
 	}
 }
 
-func TestDamagedFileIsAnErrorAndKept(t *testing.T) {
+func TestEnsure_DamagedFile_ReturnsErrorAndKeepsFile(t *testing.T) {
 	for _, name := range []string{"ca.pem", "front-proxy-ca.pem", "apiserver.pem", "service-account.key"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -189,7 +189,7 @@ func TestDamagedFileIsAnErrorAndKept(t *testing.T) {
 	}
 }
 
-func TestKeyOfAnotherCertificateIsAnError(t *testing.T) {
+func TestEnsure_MismatchedKey_ReturnsError(t *testing.T) {
 	dir := t.TempDir()
 	f := ensure(t, dir, hosts, start)
 	cert, err := os.ReadFile(f.CA)
@@ -208,8 +208,8 @@ func TestKeyOfAnotherCertificateIsAnError(t *testing.T) {
 	}
 }
 
-// TestMissingCertificateOfTheAuthorityIsWrittenAgain: a derived file is restored from its source.
-func TestMissingCertificateOfTheAuthorityIsWrittenAgain(t *testing.T) {
+// TestEnsure_MissingCACertificate_IsRestored: a derived file is restored from its source.
+func TestEnsure_MissingCACertificate_IsRestored(t *testing.T) {
 	dir := t.TempDir()
 	f := ensure(t, dir, hosts, start)
 	before := contents(t, dir)
@@ -222,7 +222,7 @@ func TestMissingCertificateOfTheAuthorityIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestSplitPartsWorkTogether(t *testing.T) {
+func TestSplit_ReturnsMatchingCertAndKey(t *testing.T) {
 	f := ensure(t, t.TempDir(), hosts, start)
 	certs, key, err := Split(f.Admin)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-func TestServerFlagsOfTheUserWin(t *testing.T) {
+func TestServerFlags_UserFlags_TakePrecedence(t *testing.T) {
 	addr := address{net.IPv4(127, 0, 0, 1), 6443}
 	args := serverFlags("unix:///etcd.sock", addr, &pki.Files{}, "upstream", []string{"--anonymous_auth=true", "--authorization-mode", "AlwaysAllow"})
 	for _, want := range []string{"--etcd-servers=unix:///etcd.sock", "--secure-port=6443", "--engine=upstream", "--endpoint-reconciler-type=none"} {
@@ -24,7 +24,7 @@ func TestServerFlagsOfTheUserWin(t *testing.T) {
 	}
 }
 
-func TestContinueTokensAreSealed(t *testing.T) {
+func TestServerFlags_SealContinueTokensByDefault(t *testing.T) {
 	const gate = "--strata-feature-gates=SealedContinueTokens="
 	addr := address{net.IPv4(127, 0, 0, 1), 6443}
 	extra := []string{"--strata-feature-gates=WatchBookmark=false", gate + "false"}
@@ -35,7 +35,7 @@ func TestContinueTokensAreSealed(t *testing.T) {
 	}
 }
 
-func TestOnlyReachableServersAreAdvertised(t *testing.T) {
+func TestServerFlags_LoopbackAddress_IsNotAdvertised(t *testing.T) {
 	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "0.0.0.0": true, "192.0.2.1": true} {
 		args := serverFlags("", address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)
 		if got := !slices.Contains(args, "--endpoint-reconciler-type=none"); got != want {
@@ -44,7 +44,7 @@ func TestOnlyReachableServersAreAdvertised(t *testing.T) {
 	}
 }
 
-func TestHostsOfTheCertificate(t *testing.T) {
+func TestAddressHosts_IncludeReachableNames(t *testing.T) {
 	for ip, extra := range map[string][]string{"127.0.0.1": nil, "192.0.2.1": {"api.example.test"}, "0.0.0.0": {"192.0.2.7"}} {
 		hosts := address{net.ParseIP(ip), 1}.hosts(extra)
 		want := append([]string{"localhost", "127.0.0.1", "::1", "kubernetes.default.svc", "10.0.0.1"}, extra...)
@@ -62,7 +62,7 @@ func TestHostsOfTheCertificate(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
+func TestQuote_EscapesForShell(t *testing.T) {
 	for path, want := range map[string]string{
 		"/home/me/strata-data": "/home/me/strata-data",
 		"/with space":          "'/with space'",

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-func TestEveryLoggerWritesToTheFile(t *testing.T) {
+func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	before := os.Stderr
 	l, err := openLog(path)
@@ -43,11 +43,11 @@ func TestEveryLoggerWritesToTheFile(t *testing.T) {
 	}
 }
 
-// fatalLogVar makes TestFatalMessageSaysWhereItIs run as the process that logs a fatal message, to the file named by the
+// fatalLogVar makes TestOpenLog_FatalMessage_NamesLogFile run as the process that logs a fatal message, to the file named by the
 // variable.
 const fatalLogVar = "STRATA_TEST_FATAL_LOG"
 
-func TestFatalMessageSaysWhereItIs(t *testing.T) {
+func TestOpenLog_FatalMessage_NamesLogFile(t *testing.T) {
 	if path := os.Getenv(fatalLogVar); path != "" {
 		if _, err := openLog(path); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestFatalMessageSaysWhereItIs(t *testing.T) {
 		klog.Fatal("the reason")
 	}
 	path := filepath.Join(t.TempDir(), "log")
-	cmd := exec.Command(os.Args[0], "-test.run=^TestFatalMessageSaysWhereItIs$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestOpenLog_FatalMessage_NamesLogFile$")
 	cmd.Env = append(os.Environ(), fatalLogVar+"="+path)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -71,7 +71,7 @@ func TestFatalMessageSaysWhereItIs(t *testing.T) {
 	}
 }
 
-func TestLogThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestOpenLog_UnwritablePath_ReturnsError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

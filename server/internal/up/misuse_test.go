@@ -43,7 +43,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-func TestMisuseIsOneLineAndTouchesNothing(t *testing.T) {
+func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestMisuseIsOneLineAndTouchesNothing(t *testing.T) {
 	}
 }
 
-func TestSecondUpOnTheSameData(t *testing.T) {
+func TestUp_DataDirInUse_IsRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
@@ -113,7 +113,7 @@ func TestSecondUpOnTheSameData(t *testing.T) {
 }
 
 // Permissions do not apply to root, so the command runs as another user if this test runs as root.
-func TestDataDirectoryOfAnotherUser(t *testing.T) {
+func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "strata-data")
 	if err := os.Mkdir(data, 0o700); err != nil {
@@ -137,7 +137,7 @@ func TestDataDirectoryOfAnotherUser(t *testing.T) {
 	requireOneLine(t, stderr, code, "permission denied")
 }
 
-func TestDamagedDataIsOneLine(t *testing.T) {
+func TestUp_DamagedData_PrintsOneLine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir, "--controllers=none")

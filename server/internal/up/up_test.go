@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-func TestEverythingIsFoundAgain(t *testing.T) {
+func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
@@ -111,7 +111,7 @@ func requirePrivate(t *testing.T, dir string) {
 	}
 }
 
-func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
+func TestUp_Killed_KeepsAcknowledgedWrites(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
@@ -127,7 +127,7 @@ func TestKilledProcessLosesNothingAcknowledged(t *testing.T) {
 	second.requireStop(t, terminate)
 }
 
-func TestFirstMinutesOfANewUser(t *testing.T) {
+func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 	t.Parallel()
 	p := start(t, t.TempDir())
 	p.requireUp(t)
@@ -259,7 +259,7 @@ func (p *upProcess) apply(t *testing.T, manifest string) {
 	}
 }
 
-func TestStopDoesNotWaitForWatchers(t *testing.T) {
+func TestUp_OpenWatch_DoesNotDelayStop(t *testing.T) {
 	t.Parallel()
 	p := start(t, t.TempDir())
 	p.requireUp(t)
@@ -279,7 +279,7 @@ func TestStopDoesNotWaitForWatchers(t *testing.T) {
 	watch.Wait() // kubectl may report an error for the end of its watch
 }
 
-func TestSignalDuringTheStart(t *testing.T) {
+func TestUp_SignalDuringStart_StopsAndRestarts(t *testing.T) {
 	for _, step := range []string{"data directory:", "etcd: ready", "API server: starting", "controllers: starting"} {
 		t.Run(strings.NewReplacer(":", "", " ", "-").Replace(step), func(t *testing.T) {
 			t.Parallel()
@@ -295,7 +295,7 @@ func TestSignalDuringTheStart(t *testing.T) {
 	}
 }
 
-func TestKubeconfigElsewhere(t *testing.T) {
+func TestUp_ExistingKubeconfig_KeepsUserContexts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config")
@@ -326,7 +326,7 @@ func TestKubeconfigElsewhere(t *testing.T) {
 	second.requireStop(t, terminate)
 }
 
-func TestUpstreamEngineAndServerFlags(t *testing.T) {
+func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	t.Parallel()
 	p := start(t, t.TempDir(), "--engine=upstream", "--controllers=none", "--", "--anonymous-auth=true", "--v=1")
 	p.requireUp(t)

@@ -16,7 +16,7 @@ import (
 )
 
 // A test binary is an unstamped build, so it reports the same version as `go build` without flags.
-func TestKubernetesReportsItsReleaseWithOurSuffix(t *testing.T) {
+func TestKubernetesVersion_HasStrataSuffix(t *testing.T) {
 	own := version.Get()
 	got := componentversion.Get()
 	if want := own.Kubernetes + "+strata." + strings.TrimPrefix(own.Strata, "v"); got.GitVersion != want {
@@ -38,20 +38,20 @@ func TestKubernetesReportsItsReleaseWithOurSuffix(t *testing.T) {
 }
 
 // The effective version is computed during package initialisation, so it shows whether the stamp was set early enough.
-func TestStampPrecedesInitialisationOfReaders(t *testing.T) {
+func TestVersionStamp_IsSetBeforePackageInit(t *testing.T) {
 	effective := compatibility.DefaultComponentGlobalsRegistry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent)
 	if got := "v" + effective.BinaryVersion().String(); got != version.GitVersion() {
 		t.Errorf("binary version = %q, want %q", got, version.GitVersion())
 	}
 }
 
-func TestUserAgentCarriesTheRelease(t *testing.T) {
+func TestUserAgent_ContainsKubernetesRelease(t *testing.T) {
 	if ua, want := rest.DefaultKubernetesUserAgent(), "/"+version.Get().Kubernetes; !strings.Contains(ua, want) {
 		t.Errorf("user agent %q does not contain %q", ua, want)
 	}
 }
 
-func TestKubernetesVersionMatchesModule(t *testing.T) {
+func TestKubernetesVersion_MatchesGoMod(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestKubernetesVersionMatchesModule(t *testing.T) {
 	}
 }
 
-func TestSupportedLibrariesMatchModules(t *testing.T) {
+func TestSupportedLibraries_MatchGoMod(t *testing.T) {
 	minor := func(path string) string {
 		mod, err := os.ReadFile(path)
 		if err != nil {

@@ -27,7 +27,7 @@ func decode(t *testing.T, value []byte) runtime.Object {
 	return obj
 }
 
-func TestStoredConfigMapDecodesBack(t *testing.T) {
+func TestEncode_ConfigMap_RoundTrips(t *testing.T) {
 	want := ConfigMap(123, 0)
 	value, err := Encode(want)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestStoredConfigMapDecodesBack(t *testing.T) {
 }
 
 // The released client's scheme must read it too, because other components read protobuf with it.
-func TestStoredConfigMapIsTheVersionedProtobuf(t *testing.T) {
+func TestEncode_ConfigMap_IsVersionedProtobuf(t *testing.T) {
 	want := ConfigMap(7, 0)
 	value, err := Encode(want)
 	if err != nil {
@@ -64,7 +64,7 @@ func TestStoredConfigMapIsTheVersionedProtobuf(t *testing.T) {
 	}
 }
 
-func TestStoredPodIsDefaulted(t *testing.T) {
+func TestEncode_Pod_AppliesDefaults(t *testing.T) {
 	value, err := Encode(Pod(5, 2, 1))
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestStoredPodIsDefaulted(t *testing.T) {
 	}
 }
 
-func TestVariantsShareTheIdentityOnly(t *testing.T) {
+func TestConfigMap_Variants_ShareIdentityOnly(t *testing.T) {
 	first, again, second := ConfigMap(1, 0), ConfigMap(1, 0), ConfigMap(1, 1)
 	if first.Data["data"] != again.Data["data"] {
 		t.Error("the same variant has other data")
@@ -94,14 +94,14 @@ func TestVariantsShareTheIdentityOnly(t *testing.T) {
 	}
 }
 
-func TestStampedConfigMapCarriesItsTime(t *testing.T) {
+func TestStampedConfigMap_ContainsSendTime(t *testing.T) {
 	sent := time.Unix(1, 5)
 	if got := StampedConfigMap(1, 0, sent).Data[SentKey]; got != fmt.Sprint(sent.UnixNano()) {
 		t.Fatalf("got %q", got)
 	}
 }
 
-func TestBuildersYieldEveryObjectOnce(t *testing.T) {
+func TestBuilders_YieldEveryObjectOnce(t *testing.T) {
 	s := Spec{ConfigMaps: 30, Pods: 20, Nodes: 5, Namespaces: 4}
 	keys := map[string]bool{}
 	perResource := map[string]int{}

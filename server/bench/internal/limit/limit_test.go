@@ -47,7 +47,7 @@ func do(t *testing.T, method, url, body string, header http.Header) (*http.Respo
 	return response, string(answer)
 }
 
-func TestAnswersAreTheOriginsAndAskedForOnce(t *testing.T) {
+func TestLimit_RepeatedRequest_ReadsOriginOnce(t *testing.T) {
 	url, asked := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/"+r.Header.Get("Accept"))
 		if encoding := r.Header.Get("Accept-Encoding"); encoding != "" {
@@ -72,7 +72,7 @@ func TestAnswersAreTheOriginsAndAskedForOnce(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreNotRemembered(t *testing.T) {
+func TestLimit_OriginRefusal_IsNotCached(t *testing.T) {
 	refuse := true
 	url, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		if refuse {
@@ -88,7 +88,7 @@ func TestRefusalsAreNotRemembered(t *testing.T) {
 	}
 }
 
-func TestInitialEventsAreRememberedAndTheWatchStaysOpen(t *testing.T) {
+func TestLimit_InitialEvents_AreCachedAndWatchStaysOpen(t *testing.T) {
 	const events = `{"type":"ADDED"}` + "\n" + `{"type":"BOOKMARK","annotations":{"k8s.io/initial-events-end":"true"}}` + "\n"
 	url, asked := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, events+`{"type":"MODIFIED"`)
@@ -111,7 +111,7 @@ func TestInitialEventsAreRememberedAndTheWatchStaysOpen(t *testing.T) {
 	}
 }
 
-func TestFramesReachEveryWatch(t *testing.T) {
+func TestLimit_Frame_ReachesEveryWatch(t *testing.T) {
 	url, asked := serve(t, http.NotFound)
 	var watches []*bufio.Reader
 	for range 3 {

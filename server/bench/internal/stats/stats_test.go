@@ -14,7 +14,7 @@ func upTo(n int) []time.Duration {
 	return d
 }
 
-func TestPercentileIsTheNearestRank(t *testing.T) {
+func TestPercentile_ReturnsNearestRank(t *testing.T) {
 	for _, c := range []struct {
 		n    int
 		p    float64
@@ -34,14 +34,14 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 	}
 }
 
-func TestPercentilesOfFewObservationsArePooled(t *testing.T) {
+func TestPercentiles_FewObservations_ArePooled(t *testing.T) {
 	runs := [][]time.Duration{{5}, {1}, {3}, {2}, {4}}
 	if got, want := Percentiles(runs, 100, 0.5, 0.99), []time.Duration{3, 5}; !slices.Equal(got, want) {
 		t.Fatalf("got %v, want %v", got, want)
 	}
 }
 
-func TestOneDisturbedRunDoesNotDecideTheTail(t *testing.T) {
+func TestPercentiles_OneDisturbedRun_KeepsTail(t *testing.T) {
 	disturbed := upTo(100)
 	for i := range disturbed {
 		disturbed[i] *= 1000
@@ -52,7 +52,7 @@ func TestOneDisturbedRunDoesNotDecideTheTail(t *testing.T) {
 	}
 }
 
-func TestPercentilesOfNothing(t *testing.T) {
+func TestPercentiles_NoRuns_ReturnsZero(t *testing.T) {
 	if got := Percentiles(nil, 100, 0.5); got[0] != 0 {
 		t.Fatalf("got %v, want 0", got)
 	}

@@ -21,7 +21,7 @@ grpc_server_msg_received_total{grpc_method="Watch",grpc_service="etcdserverpb.Wa
 etcd_network_client_grpc_sent_bytes_total 1.5e+06
 `
 
-func TestRequestsAreCountedByMethod(t *testing.T) {
+func TestParseUsage_CountsRequestsByMethod(t *testing.T) {
 	usage, err := parseUsage(strings.NewReader(exposition))
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestRequestsAreCountedByMethod(t *testing.T) {
 	}
 }
 
-func TestMetricsOfSomethingElseAreAnError(t *testing.T) {
+func TestParseUsage_ForeignMetrics_ReturnsError(t *testing.T) {
 	for _, body := range []string{"", "<html>", "# TYPE up gauge\nup 1\n"} {
 		if got, err := parseUsage(strings.NewReader(body)); err == nil {
 			t.Errorf("%q counts as %v", body, got)

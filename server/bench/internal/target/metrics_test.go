@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestSeries(t *testing.T) {
+func TestParseSeries_ReturnsSelectedMetrics(t *testing.T) {
 	const exposition = `# HELP etcd_requests_total Requests.
 # TYPE etcd_requests_total counter
 etcd_requests_total{group="",operation="list",resource="configmaps"} 3

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPassedOn(t *testing.T) {
+func TestParsePassedOn_SumsByReason(t *testing.T) {
 	const help = "# HELP strata_readpath_passed_total Reads.\n# TYPE strata_readpath_passed_total counter\n"
 	for name, c := range map[string]struct {
 		exposition string

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestStateIsReadFromWhatTheRuntimeWrites(t *testing.T) {
+func TestParseHeap_ReadsRuntimeProfile(t *testing.T) {
 	var profile bytes.Buffer
 	if err := pprof.Lookup("heap").WriteTo(&profile, 1); err != nil {
 		t.Fatal(err)

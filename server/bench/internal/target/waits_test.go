@@ -20,7 +20,7 @@ func exposed(within5, within25, total int) string {
 	return b.String()
 }
 
-func TestWaits(t *testing.T) {
+func TestWaits_AtMost_ReturnsBucketBound(t *testing.T) {
 	parse := func(exposition string) Waits {
 		t.Helper()
 		w, err := parseWaits(strings.NewReader(exposition), "podtemplates")

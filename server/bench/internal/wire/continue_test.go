@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestContinue(t *testing.T) {
+func TestContinue_ReturnsTokenOfListMetadata(t *testing.T) {
 	long := strings.Repeat("x", 2*continueWithin)
 	for page, want := range map[string]string{
 		"": "",

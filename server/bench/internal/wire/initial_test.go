@@ -42,7 +42,7 @@ func initialProtobuf(n int) (stream string, wantBytes int64) {
 	return b.String() + frameOf("later"), wantBytes
 }
 
-func TestInitialEventsEndAtTheirBookmark(t *testing.T) {
+func TestReadInitialEvents_EndsAtBookmark(t *testing.T) {
 	formats := map[string]struct {
 		stream   func(int) (string, int64)
 		read     func(io.Reader) (List, error)

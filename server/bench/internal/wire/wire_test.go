@@ -50,7 +50,7 @@ var formats = map[string]struct {
 	"protobuf": {runtime.ContentTypeProtobuf, ReadProtobufList},
 }
 
-func TestListIsCountedHoweverItArrives(t *testing.T) {
+func TestReadList_AnyReadSize_CountsObjectsAndBytes(t *testing.T) {
 	readers := map[string]func(io.Reader) io.Reader{
 		"whole":      func(r io.Reader) io.Reader { return r },
 		"bytewise":   iotest.OneByteReader,
@@ -75,7 +75,7 @@ func TestListIsCountedHoweverItArrives(t *testing.T) {
 	}
 }
 
-func TestListThatBreaksOffIsAnError(t *testing.T) {
+func TestReadList_Truncated_ReturnsError(t *testing.T) {
 	failure := errors.New("connection lost")
 	for format, f := range formats {
 		body := encodeList(t, 20, f.mediaType)
@@ -91,7 +91,7 @@ func TestListThatBreaksOffIsAnError(t *testing.T) {
 	}
 }
 
-func TestNoProtobufListIsAnError(t *testing.T) {
+func TestReadProtobufList_InvalidBody_ReturnsError(t *testing.T) {
 	for name, body := range map[string]string{
 		"JSON":             `{"kind":"ConfigMapList"}`,
 		"absurd length":    "k8s\x00\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
@@ -110,7 +110,7 @@ const (
 	failed   = `{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410}}` + "\n"
 )
 
-func TestEventsAreReadInOrder(t *testing.T) {
+func TestReadJSONEvents_ReturnsEventsInOrder(t *testing.T) {
 	for name, reader := range map[string]io.Reader{
 		"whole":    strings.NewReader(modified + bookmark),
 		"bytewise": iotest.OneByteReader(strings.NewReader(modified + bookmark)),
@@ -126,7 +126,7 @@ func TestEventsAreReadInOrder(t *testing.T) {
 	}
 }
 
-func TestBrokenWatchIsAnError(t *testing.T) {
+func TestReadJSONEvents_BrokenStream_ReturnsError(t *testing.T) {
 	lost := errors.New("connection lost")
 	for name, c := range map[string]struct {
 		body   io.Reader
@@ -147,7 +147,7 @@ func TestBrokenWatchIsAnError(t *testing.T) {
 	}
 }
 
-func TestReaderOfEventsCanStop(t *testing.T) {
+func TestReadJSONEvents_CallbackError_Stops(t *testing.T) {
 	enough := errors.New("enough")
 	events := 0
 	err := ReadJSONEvents(strings.NewReader(modified+modified), "sent", func(Event) error { events++; return enough })

@@ -14,7 +14,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// churn is the load of TestHistoryUnderChurn.
+// churn is the load of TestHistory_ContinuousWrites_StaysReadable.
 type churn struct {
 	objects, namespaces int
 	writes              int // per second; 0 for as many as possible
@@ -34,9 +34,9 @@ func digest(items []string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(strings.Join(items, "\n")))
 }
 
-// TestHistoryUnderChurn writes continuously and repeats earlier lists at exactly their revisions: whole and in pages. All of them
+// TestHistory_ContinuousWrites_StaysReadable writes continuously and repeats earlier lists at exactly their revisions: whole and in pages. All of them
 // can still be read, from memory, and the process grows by no more than the history requires.
-func TestHistoryUnderChurn(t *testing.T) {
+func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	harness.OnlyStrata(t)
 	c := churn{objects: 5000, namespaces: 50, duration: 8 * time.Second, writers: 4}
 	if harness.Long() {

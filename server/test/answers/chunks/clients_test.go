@@ -21,9 +21,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPagersOfClients reads pages with client-go's pager and the typed, the dynamic and the metadata client, and compacts etcd
+// TestClientGoPager_ReturnsCompleteLists reads pages with client-go's pager and the typed, the dynamic and the metadata client, and compacts etcd
 // under a pager that falls back to a full list.
-func TestPagersOfClients(t *testing.T) {
+func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
@@ -107,8 +107,8 @@ func TestPagersOfClients(t *testing.T) {
 	})
 }
 
-// TestKubectlInChunks checks kubectl's requests and output.
-func TestKubectlInChunks(t *testing.T) {
+// TestKubectlGet_ChunkSize_ReturnsEveryObject checks kubectl's requests and output.
+func TestKubectlGet_ChunkSize_ReturnsEveryObject(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)

@@ -226,9 +226,9 @@ func always(r *replica) func(int) *replica { return func(int) *replica { return 
 // inTurn returns one server after the other.
 func (s *scene) inTurn(i int) *replica { return s.replicas[i%len(s.replicas)] }
 
-// TestWalksInEveryForm lists built-in and custom resources in pages in every form, each page from another server, under writes. The
+// TestPagedList_EveryMediaType_IsOneSnapshot lists built-in and custom resources in pages in every form, each page from another server, under writes. The
 // pages have the objects as of their revision.
-func TestWalksInEveryForm(t *testing.T) {
+func TestPagedList_EveryMediaType_IsOneSnapshot(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)

@@ -43,9 +43,9 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 	return names
 }
 
-// TestFourHundredInPagesOfSeventeen repeats Kubernetes' conformance test of chunking: 400 pod templates, three times in pages of a
+// TestPagedList_AnyLimit_ReturnsEveryItem repeats Kubernetes' conformance test of chunking: 400 pod templates, three times in pages of a
 // random limit and of 17, then as a whole.
-func TestFourHundredInPagesOfSeventeen(t *testing.T) {
+func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const total = 400
 	namespace := harness.NewName("ns")
@@ -89,8 +89,8 @@ func TestFourHundredInPagesOfSeventeen(t *testing.T) {
 	requireEqual(t, "all at once", list.Names(), names)
 }
 
-// TestAWalkOutlivesItsServers kills all servers in the middle of paged lists. Those continue at their revision, from memory.
-func TestAWalkOutlivesItsServers(t *testing.T) {
+// TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists. Those continue at their revision, from memory.
+func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -150,9 +150,9 @@ func TestAWalkOutlivesItsServers(t *testing.T) {
 	}
 }
 
-// TestExactRevisionsOutliveServers lists at revisions from before all servers were killed: with resourceVersionMatch=Exact, and in
+// TestExactList_ServersKilled_ReturnsSameItems lists at revisions from before all servers were killed: with resourceVersionMatch=Exact, and in
 // the older form of a limit and a resource version.
-func TestExactRevisionsOutliveServers(t *testing.T) {
+func TestExactList_ServersKilled_ReturnsSameItems(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -198,9 +198,9 @@ func TestExactRevisionsOutliveServers(t *testing.T) {
 	s.requireNoObjectReads(t, things)
 }
 
-// TestRevisionsOlderThanMemory lists at revisions that a server does not have in memory. It reads them from etcd: the same objects,
+// TestExactList_OlderThanMemory_ReadsEtcd lists at revisions that a server does not have in memory. It reads them from etcd: the same objects,
 // in pages, with a few concurrent lists.
-func TestRevisionsOlderThanMemory(t *testing.T) {
+func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := shared
@@ -340,9 +340,9 @@ func requirePaged(t *testing.T, r *replica) {
 	}
 }
 
-// TestAnOvertakenWalk compacts etcd during a paged list. All servers soon refuse the token, and return another one that continues
+// TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers soon refuse the token, and return another one that continues
 // from there: its pages share one revision again, on any server, and after a restart.
-func TestAnOvertakenWalk(t *testing.T) {
+func TestPagedList_Compacted_Returns410WithNewToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
@@ -403,9 +403,9 @@ func TestAnOvertakenWalk(t *testing.T) {
 	}
 }
 
-// TestTheSelectorMayChange continues paged lists with another selector, limit or namespace, on this engine and on upstream's, on
+// TestContinueToken_OtherSelector_MatchesUpstream continues paged lists with another selector, limit or namespace, on this engine and on upstream's, on
 // the same etcd. Tokens of either engine give the same result.
-func TestTheSelectorMayChange(t *testing.T) {
+func TestContinueToken_OtherSelector_MatchesUpstream(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := shared

@@ -38,9 +38,9 @@ const (
 	inNamespace = 8   // namespaces
 )
 
-// TestTenThousandObjectsComeAndGo runs informers and a manager over the lifetime of 10,000 objects. In the end every cache equals a
+// TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of 10,000 objects. In the end every cache equals a
 // fresh list, every reconciler has seen the last state of every object, and no informer has relisted.
-func TestTenThousandObjectsComeAndGo(t *testing.T) {
+func TestInformers_ObjectChurn_CachesEqualFreshList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	api := cluster.API()
 	createGizmos(t, ctx, api)

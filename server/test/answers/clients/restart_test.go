@@ -12,9 +12,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestInformersCatchUpAfterARestart restarts an API server while another one writes to the same etcd. Informers of the first
+// TestInformers_ServerRestart_ReceiveEveryWrite restarts an API server while another one writes to the same etcd. Informers of the first
 // receive all these writes, and relist at most once: a server that has just started need not have earlier history.
-func TestInformersCatchUpAfterARestart(t *testing.T) {
+func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()

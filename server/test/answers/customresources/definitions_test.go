@@ -101,8 +101,8 @@ func (d definition) await(t *testing.T, ctx context.Context) {
 
 const anySpec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 
-// TestVersionsFollowTheDefinition serves, stops serving and adds versions while objects exist.
-func TestVersionsFollowTheDefinition(t *testing.T) {
+// TestCRD_VersionsChanged_AreServedAccordingly serves, stops serving and adds versions while objects exist.
+func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "versions")
 	d := definition{"gadgets", []version{
@@ -154,9 +154,9 @@ func TestVersionsFollowTheDefinition(t *testing.T) {
 	}
 }
 
-// TestDefaultsAppearInStoredObjects adds a default to a schema after objects were stored without that field: the objects do not
+// TestCRD_NewDefault_AppearsInStoredObjects adds a default to a schema after objects were stored without that field: the objects do not
 // change in etcd, but all reads return it.
-func TestDefaultsAppearInStoredObjects(t *testing.T) {
+func TestCRD_NewDefault_AppearsInStoredObjects(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "defaults")
 	d := definition{"lamps", []version{{name: "v1", served: true, storage: true,
@@ -195,8 +195,8 @@ func TestDefaultsAppearInStoredObjects(t *testing.T) {
 	}))
 }
 
-// TestSelectableFields lists and watches by a selectable field of the definition.
-func TestSelectableFields(t *testing.T) {
+// TestCRD_SelectableField_SelectsInListAndWatch lists and watches by a selectable field of the definition.
+func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "fields")
 	d := definition{"paints", []version{{name: "v1", served: true, storage: true,
@@ -245,9 +245,9 @@ func TestSelectableFields(t *testing.T) {
 	}
 }
 
-// TestManyDefinitionsComeAndGo creates and deletes definitions of the same name, each with objects, and looks for objects of the
+// TestCRD_Recreated_HasNoPreviousObjects creates and deletes definitions of the same name, each with objects, and looks for objects of the
 // previous one.
-func TestManyDefinitionsComeAndGo(t *testing.T) {
+func TestCRD_Recreated_HasNoPreviousObjects(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "rounds")
 	d := definition{"ghosts", []version{{name: "v1", served: true, storage: true, spec: anySpec}}}

@@ -100,9 +100,9 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestProjects installs the definitions of a project, fills a resource with 1,000 objects, reads and watches it in each served
+// TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a resource with 1,000 objects, reads and watches it in each served
 // version, deletes the definition and creates it again.
-func TestProjects(t *testing.T) {
+func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 	for _, p := range projects {
 		t.Run(p.group, func(t *testing.T) { p.test(t) })
 	}

@@ -27,9 +27,9 @@ const (
 	figuresRounds = 3 // of each server, alternating: a minute each
 )
 
-// TestFigures measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
+// TestKine_LatencyComparedToStock measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
 // ConfigMaps of 1 KB (docs/benchmarks/kine.md).
-func TestFigures(t *testing.T) {
+func TestKine_LatencyComparedToStock(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("set STRATA_TEST_LONG=1")
 	}

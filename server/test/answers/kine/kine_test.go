@@ -37,8 +37,8 @@ type fixture struct {
 	apis             [2]*harness.API // Strata's and upstream's
 }
 
-// TestKine is a single test, because starting a kine and two servers dominates its time.
-func TestKine(t *testing.T) {
+// TestKine_ReadsAndWatches_MatchUpstream is a single test, because starting a kine and two servers dominates its time.
+func TestKine_ReadsAndWatches_MatchUpstream(t *testing.T) {
 	env := harness.New(t)
 	f := &fixture{T: t, kine: env.Kine(t)}
 	f.proxy = env.Proxy(f.kine)

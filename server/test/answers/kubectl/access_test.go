@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestNamespaceEnds deletes a namespace with objects of several kinds, one of which a finalizer blocks for a while.
-func TestNamespaceEnds(t *testing.T) {
+// TestKubectlDelete_Namespace_WaitsForFinalizer deletes a namespace with objects of several kinds, one of which a finalizer blocks for a while.
+func TestKubectlDelete_Namespace_WaitsForFinalizer(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
 	u.okWith(greeting+"---\n"+deployment, "create", "-f", "-")
@@ -44,8 +44,8 @@ func TestNamespaceEnds(t *testing.T) {
 	admin.ok("delete", "namespace", u.namespace)
 }
 
-// TestOwnersTakeTheirDependentsAlong relies on the garbage collector, which reads the metadata of all objects.
-func TestOwnersTakeTheirDependentsAlong(t *testing.T) {
+// TestGarbageCollector_OwnerDeleted_DeletesDependents relies on the garbage collector, which reads the metadata of all objects.
+func TestGarbageCollector_OwnerDeleted_DeletesDependents(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
@@ -56,8 +56,8 @@ func TestOwnersTakeTheirDependentsAlong(t *testing.T) {
 	u.fails([]string{"NotFound"}, "get", "cm", "child")
 }
 
-// TestAccess tests the answers to users without rights, with some rights, and to anonymous users.
-func TestAccess(t *testing.T) {
+// TestRBAC_KubectlUsers_SeePermittedObjectsOnly tests the answers to users without rights, with some rights, and to anonymous users.
+func TestRBAC_KubectlUsers_SeePermittedObjectsOnly(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")

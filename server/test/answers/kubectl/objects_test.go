@@ -43,7 +43,7 @@ spec:
       - {name: sidecar, image: "proxy:1"}
 `
 
-func TestCreateGetDescribeDelete(t *testing.T) {
+func TestKubectl_CreateGetDescribeDelete(t *testing.T) {
 	u := newUser(t)
 	file := u.path("greeting.yaml", greeting)
 	u.ok("create", "-f", file).prints("configmap/greeting created")
@@ -69,7 +69,7 @@ func TestCreateGetDescribeDelete(t *testing.T) {
 	u.ok("delete", "configmap", "greeting", "--ignore-not-found").prints("")
 }
 
-func TestApply(t *testing.T) {
+func TestKubectlApply_ChangesOwnedFieldsOnly(t *testing.T) {
 	u := newUser(t)
 	file := u.path("greeting.yaml", greeting)
 	u.ok("apply", "-f", file).prints("configmap/greeting created")
@@ -97,7 +97,7 @@ func TestApply(t *testing.T) {
 	u.okWith(deployment+"---\n"+greeting, "delete", "-f", "-").shows(`deployment.apps "web" deleted`, `configmap "greeting" deleted`)
 }
 
-func TestPatch(t *testing.T) {
+func TestKubectlPatch_EveryPatchType_IsApplied(t *testing.T) {
 	u := newUser(t)
 	u.okWith(deployment, "create", "-f", "-").prints("deployment.apps/web created")
 	images := func() output {
@@ -124,7 +124,7 @@ func TestPatch(t *testing.T) {
 	u.fails([]string{`Deployment "web" is invalid`, "spec.replicas"}, "patch", "deployment", "web", "-p", `{"spec":{"replicas":-1}}`)
 }
 
-func TestReplace(t *testing.T) {
+func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
 	stored := u.ok("get", "cm", "greeting", "-o", "yaml").Stdout
@@ -143,8 +143,8 @@ func TestReplace(t *testing.T) {
 	u.failsWith(strings.Replace(greeting, "name: greeting", "name: nobody", 1), []string{"NotFound"}, "replace", "-f", "-")
 }
 
-// TestWatch follows objects with get --watch during concurrent changes.
-func TestWatch(t *testing.T) {
+// TestKubectlGet_Watch_FollowsChanges follows objects with get --watch during concurrent changes.
+func TestKubectlGet_Watch_FollowsChanges(t *testing.T) {
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
 	p := cluster.StartKubectl("--namespace="+u.namespace, "get", "configmaps", "--field-selector=metadata.name!=kube-root-ca.crt", "--watch", "--output-watch-events")
@@ -191,8 +191,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestGetEverywhereInChunks lists several hundred objects in chunks of 50.
-func TestGetEverywhereInChunks(t *testing.T) {
+// TestKubectlGet_ChunksOfAllNamespaces_AreComplete lists several hundred objects in chunks of 50.
+func TestKubectlGet_ChunksOfAllNamespaces_AreComplete(t *testing.T) {
 	u := newUser(t)
 	const count = 230
 	api := cluster.API()
@@ -232,7 +232,7 @@ func TestGetEverywhereInChunks(t *testing.T) {
 	u.ok("get", "configmaps", "-l", "test=chunks", "-o", "name").prints("")
 }
 
-func TestDeleteAll(t *testing.T) {
+func TestKubectlDelete_All_DeletesEveryObject(t *testing.T) {
 	u := newUser(t)
 	for i := range 5 {
 		u.ok("create", "secret", "generic", fmt.Sprintf("secret-%d", i), "--from-literal=a=b")
@@ -247,7 +247,7 @@ func TestDeleteAll(t *testing.T) {
 	u.ok("get", "all", "-o", "name").prints("")
 }
 
-func TestDiscovery(t *testing.T) {
+func TestKubectl_Discovery_ListsResourcesAndVersions(t *testing.T) {
 	u := newUser(t)
 	u.ok("api-resources").shows("NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND",
 		"configmaps", "cm", "v1", "true", "ConfigMap", "deployments", "deploy", "apps/v1", "true", "Deployment")

@@ -16,9 +16,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAudit: at every audit level, equal requests leave equal events in both engines' audit logs: stages, user, verb, object, code,
+// TestAudit_EveryLevel_EqualsUpstream: at every audit level, equal requests leave equal events in both engines' audit logs: stages, user, verb, object, code,
 // annotations, and the objects that the level includes.
-func TestAudit(t *testing.T) {
+func TestAudit_EveryLevel_EqualsUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	api := both.strata.API()

@@ -33,8 +33,8 @@ for (const { target, accept } of lists) {
 await fetch('/readings', { method: 'POST', body: JSON.stringify(readings) });
 </script>`
 
-// TestGzipReadByChromium: a page of another origin reads lists from the API server directly, as CORS permits.
-func TestGzipReadByChromium(t *testing.T) {
+// TestGzip_ChromiumCrossOrigin_DecodesLists: a page of another origin reads lists from the API server directly, as CORS permits.
+func TestGzip_ChromiumCrossOrigin_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	chromium := program(t, "chromium", "chromium-browser", "google-chrome")

@@ -30,9 +30,9 @@ var cacheMetrics = []string{
 	"apiserver_storage_list_returned_objects_total",
 }
 
-// TestCacheMetrics: the same requests increase the same time series of the watch cache in both engines, for a built-in and a custom
+// TestCacheMetrics_EqualUpstream: the same requests increase the same time series of the watch cache in both engines, for a built-in and a custom
 // resource that are listed, watched and written. Event counters increase by the number of events.
-func TestCacheMetrics(t *testing.T) {
+func TestCacheMetrics_EqualUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())

@@ -10,9 +10,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestClients runs one client library after the other against a control plane, whose controllers are clients too. The byte path
+// TestClientLibraries_ReadsUseBytePath runs one client library after the other against a control plane, whose controllers are clients too. The byte path
 // passes none of their reads to upstream's handlers, except tables, and events, which are not cached.
-func TestClients(t *testing.T) {
+func TestClientLibraries_ReadsUseBytePath(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, cluster.API())
 	for _, client := range []struct {

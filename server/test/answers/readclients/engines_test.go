@@ -25,7 +25,7 @@ const (
 	adminToken   = "admin-token"
 	readerToken  = "reader-token"  // may read all objects
 	nobodyToken  = "nobody-token"  // has no rights
-	oneNameToken = "onename-token" // TestOneName grants its rights
+	oneNameToken = "onename-token" // TestRBAC_SingleName_ReadsThatObjectOnly grants its rights
 
 	tokens = adminToken + ",admin,admin,system:masters\n" +
 		readerToken + ",reader,reader,readers\n" +

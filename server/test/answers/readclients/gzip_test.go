@@ -151,7 +151,7 @@ func expectReadings(t *testing.T, lists []compressed, ways []string, readings []
 	}
 }
 
-func TestGzipReadByGo(t *testing.T) {
+func TestGzip_GoClient_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	lists := compressedLists(t, ctx)
@@ -179,7 +179,7 @@ func TestGzipReadByGo(t *testing.T) {
 	}
 }
 
-func TestGzipReadByCurl(t *testing.T) {
+func TestGzip_Curl_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	curl := program(t, "curl")
@@ -215,8 +215,8 @@ func TestGzipReadByCurl(t *testing.T) {
 	expectReadings(t, lists, ways, readings)
 }
 
-// TestGzipReadByCurlIndented: the default request of curl, which gets indented JSON.
-func TestGzipReadByCurlIndented(t *testing.T) {
+// TestGzip_CurlIndentedJSON_DecodesLists: the default request of curl, which gets indented JSON.
+func TestGzip_CurlIndentedJSON_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	curl := program(t, "curl")
@@ -235,8 +235,8 @@ func TestGzipReadByCurlIndented(t *testing.T) {
 	}
 }
 
-// TestGzipReadByNode: fetch decompresses by itself; with https and http2 the test uses zlib.
-func TestGzipReadByNode(t *testing.T) {
+// TestGzip_NodeClient_DecodesLists: fetch decompresses by itself; with https and http2 the test uses zlib.
+func TestGzip_NodeClient_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	node := program(t, "node")

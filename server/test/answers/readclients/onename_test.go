@@ -10,9 +10,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestOneName: a user who may read only one name lists and watches it with a field selector for that name. No other form of
+// TestRBAC_SingleName_ReadsThatObjectOnly: a user who may read only one name lists and watches it with a field selector for that name. No other form of
 // selector or path shows another object.
-func TestOneName(t *testing.T) {
+func TestRBAC_SingleName_ReadsThatObjectOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "onename")

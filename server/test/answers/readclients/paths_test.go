@@ -33,8 +33,8 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 	return namespace
 }
 
-// TestPathsAndMethods: requests other than simple reads of canonical paths get upstream's answer, with equal headers.
-func TestPathsAndMethods(t *testing.T) {
+// TestUnusualPathsAndMethods_MatchUpstream: requests other than simple reads of canonical paths get upstream's answer, with equal headers.
+func TestUnusualPathsAndMethods_MatchUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "paths")
@@ -159,8 +159,8 @@ func TestPathsAndMethods(t *testing.T) {
 	both.sameAnswers(t, ctx, requests)
 }
 
-// TestPretty: browsers, curl and Wget get indented JSON, and so do requests with ?pretty. A watch always has one line per event.
-func TestPretty(t *testing.T) {
+// TestPretty_IndentsJSONExceptWatchEvents: browsers, curl and Wget get indented JSON, and so do requests with ?pretty. A watch always has one line per event.
+func TestPretty_IndentsJSONExceptWatchEvents(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "pretty")

@@ -26,9 +26,9 @@ var requestMetrics = []string{
 	"apiserver_requested_deprecated_apis",
 }
 
-// TestRequestMetrics sends the same requests to both engines and compares the increase of each time series. No other test reads
+// TestRequestMetrics_EqualUpstream sends the same requests to both engines and compares the increase of each time series. No other test reads
 // their resources.
-func TestRequestMetrics(t *testing.T) {
+func TestRequestMetrics_EqualUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
 	createGizmos(t, ctx, api, both.upstream.API())
@@ -148,8 +148,8 @@ func TestRequestMetrics(t *testing.T) {
 	}
 }
 
-// TestLongRunningGauge: an open watch counts as one long-running request until it ends.
-func TestLongRunningGauge(t *testing.T) {
+// TestWatch_Open_CountsAsLongRunning: an open watch counts as one long-running request until it ends.
+func TestWatch_Open_CountsAsLongRunning(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, both.strata.API(), both.upstream.API())

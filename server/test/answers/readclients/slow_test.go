@@ -25,9 +25,9 @@ const (
 	bigListBytes = bigObjects * bigObjectBytes
 )
 
-// TestSlowReaders: the request timeout ends clients that read a big list at one byte a second, and releases their seats; meanwhile
+// TestSlowReader_IsEndedAtRequestTimeout: the request timeout ends clients that read a big list at one byte a second, and releases their seats; meanwhile
 // memory does not grow by their unread bytes.
-func TestSlowReaders(t *testing.T) {
+func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

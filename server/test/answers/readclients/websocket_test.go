@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestWatchOverWebSocket: each event is one message, with both engines.
-func TestWatchOverWebSocket(t *testing.T) {
+// TestWatch_WebSocket_SendsMessagePerEvent: each event is one message, with both engines.
+func TestWatch_WebSocket_SendsMessagePerEvent(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	namespace := fillPaths(t, ctx, "websocket")

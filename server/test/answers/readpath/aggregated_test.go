@@ -56,8 +56,8 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 	}
 }
 
-// TestGroupsThatMoveToOtherServers: the aggregated server's answers are returned, also for resources that are stored here.
-func TestGroupsThatMoveToOtherServers(t *testing.T) {
+// TestAPIService_MovedToOtherServer_IsProxied: the aggregated server's answers are returned, also for resources that are stored here.
+func TestAPIService_MovedToOtherServer_IsProxied(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "moves")
 	d := definition{plural: "nomads", kind: "Nomad", versions: []version{{name: "v1", spec: anySpec}}}

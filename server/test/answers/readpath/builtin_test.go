@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestDeprecatedVersionsWarn clients, and are counted.
-func TestDeprecatedVersionsWarn(t *testing.T) {
+// TestDeprecatedVersion_SendsWarningAndIsCounted clients, and are counted.
+func TestDeprecatedVersion_SendsWarningAndIsCounted(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "warned")
 	const base = "/api/v1/namespaces/warned/endpoints"
@@ -30,8 +30,8 @@ func TestDeprecatedVersionsWarn(t *testing.T) {
 	}
 }
 
-// TestPathsThatOnlyLookRight get upstream's answers.
-func TestPathsThatOnlyLookRight(t *testing.T) {
+// TestInvalidResourcePath_MatchesUpstream get upstream's answers.
+func TestInvalidResourcePath_MatchesUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "paths")
 	same(t, ctx, "/api/v1/nodes", "")
@@ -56,8 +56,8 @@ func TestPathsThatOnlyLookRight(t *testing.T) {
 	}
 }
 
-// TestEveryBuiltInResourceIsReadFromMemory except excluded resources and resources that are not stored.
-func TestEveryBuiltInResourceIsReadFromMemory(t *testing.T) {
+// TestBuiltInResources_AreReadFromMemory except excluded resources and resources that are not stored.
+func TestBuiltInResources_AreReadFromMemory(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	r := get(t, ctx, api, "/api/v1", "")
 	for _, path := range listable(t, r, "/api/v1") {

@@ -23,8 +23,8 @@ var old = []struct{ key, path, spec, shows string }{
 		`"dataSourceRef":{"apiGroup":null,"kind":"PersistentVolumeClaim","name":"other"}`},
 }
 
-// TestOldObjectsAreCompletedWhenTheyAreRead: Services and PersistentVolumeClaims are changed above the storage layer.
-func TestOldObjectsAreCompletedWhenTheyAreRead(t *testing.T) {
+// TestOldStoredObject_IsDecoratedOnRead: Services and PersistentVolumeClaims are changed above the storage layer.
+func TestOldStoredObject_IsDecoratedOnRead(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "old")
 	kinds := map[string]string{"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}

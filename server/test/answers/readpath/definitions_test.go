@@ -127,8 +127,8 @@ func (d definition) reads(version, namespace string) [][2]string {
 	}
 }
 
-// TestADefinitionDecidesWhatIsRead: changes of a definition's versions and schemas take effect in reads.
-func TestADefinitionDecidesWhatIsRead(t *testing.T) {
+// TestCRD_Changed_ReadsFollowDefinition: changes of a definition's versions and schemas take effect in reads.
+func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "decides")
 	d := definition{plural: "gadgets", kind: "Gadget", versions: []version{{name: "v1", spec: anySpec}, {name: "v2", spec: anySpec}}}
@@ -234,10 +234,10 @@ func settled(t *testing.T, ctx context.Context, paths ...string) {
 	}))
 }
 
-// TestADefinitionThatChangesOften is read while it changes, so that some readers use it before the handler of custom resources has
+// TestCRD_FrequentChanges_ReadsUseNewStorage is read while it changes, so that some readers use it before the handler of custom resources has
 // replaced its storage. No reader may continue with the old storage. Concurrent changes and reads of other definitions add load to
 // that handler.
-func TestADefinitionThatChangesOften(t *testing.T) {
+func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "often")
 	definitions := []definition{
@@ -286,8 +286,8 @@ func TestADefinitionThatChangesOften(t *testing.T) {
 	}
 }
 
-// TestWatchesOfTheOldFormEnd when the definition changes, and not before their storage is released.
-func TestWatchesOfTheOldFormEnd(t *testing.T) {
+// TestCRD_Changed_EndsOpenWatches when the definition changes, and not before their storage is released.
+func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "watches")
 	d := definition{plural: "clocks", kind: "Clock", versions: []version{{name: "v1", spec: anySpec}}}
@@ -318,8 +318,8 @@ func TestWatchesOfTheOldFormEnd(t *testing.T) {
 	untilBody(t, ctx, d.path("v1", "watches"), "", `"size":1`)
 }
 
-// TestADefinitionIsDeletedAndMadeAnew with the same name, with another schema and other versions.
-func TestADefinitionIsDeletedAndMadeAnew(t *testing.T) {
+// TestCRD_Recreated_ServesNewSchema with the same name, with another schema and other versions.
+func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "anew")
 	d := definition{plural: "ghosts", kind: "Ghost", versions: []version{{name: "v1", spec: anySpec}}}
@@ -344,8 +344,8 @@ func TestADefinitionIsDeletedAndMadeAnew(t *testing.T) {
 	}
 }
 
-// TestATerminatingDefinitionIsRead until its last object is gone.
-func TestATerminatingDefinitionIsRead(t *testing.T) {
+// TestCRD_Terminating_IsReadable until its last object is gone.
+func TestCRD_Terminating_IsReadable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "ends")
 	d := definition{plural: "anchors", kind: "Anchor", versions: []version{{name: "v1", spec: anySpec}}}
@@ -367,8 +367,8 @@ func TestATerminatingDefinitionIsRead(t *testing.T) {
 	}
 }
 
-// TestADefinitionWithoutItsNamesIsNotServed: another definition has the names.
-func TestADefinitionWithoutItsNamesIsNotServed(t *testing.T) {
+// TestCRD_NamesNotAccepted_IsNotServed: another definition has the names.
+func TestCRD_NamesNotAccepted_IsNotServed(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	first := definition{plural: "firsts", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
 	first.create(t, ctx)

@@ -6,9 +6,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReadsTakeTheFastChain: the filters of plain reads are not measured individually, which distinguishes the fast chain from
+// TestFastChain_ServesPlainReads: the filters of plain reads are not measured individually, which distinguishes the fast chain from
 // upstream's; those of all other requests are.
-func TestReadsTakeTheFastChain(t *testing.T) {
+func TestFastChain_ServesPlainReads(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream has one chain")
 	}

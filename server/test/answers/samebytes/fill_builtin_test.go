@@ -28,7 +28,7 @@ func createStubs(ctx context.Context, api *harness.API, resources []resource) er
 	for _, r := range resources {
 		stub, ok := stubs[r.gvr]
 		if !ok {
-			continue // objects of this version are created through another one; TestEveryResource detects a missing one
+			continue // objects of this version are created through another one; TestList_EveryResource_MatchesUpstream detects a missing one
 		}
 		o := object{}
 		if err := json.Unmarshal([]byte(stub.Stub), &o); err != nil {

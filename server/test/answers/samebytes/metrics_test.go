@@ -14,9 +14,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestBytePathAnswers: the byte path itself answers GET, LIST and WATCH of every cached resource, in JSON and protobuf, and passes
+// TestBytePath_AnswersReadsOfEveryCachedResource: the byte path itself answers GET, LIST and WATCH of every cached resource, in JSON and protobuf, and passes
 // none of them to upstream's handlers. Otherwise the comparisons of this package would not cover it.
-func TestBytePathAnswers(t *testing.T) {
+func TestBytePath_AnswersReadsOfEveryCachedResource(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	stored := slices.DeleteFunc(slices.Clone(w.resources), func(r resource) bool {

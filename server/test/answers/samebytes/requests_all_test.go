@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestEveryResource lists all objects of every resource, in every version, in its media types, over every wire.
-func TestEveryResource(t *testing.T) {
+// TestList_EveryResource_MatchesUpstream lists all objects of every resource, in every version, in its media types, over every wire.
+func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, r := range w.resources {

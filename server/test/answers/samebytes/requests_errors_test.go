@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestErrors sends requests for missing objects, forbidden requests and invalid requests.
-func TestErrors(t *testing.T) {
+// TestErrors_MatchUpstream sends requests for missing objects, forbidden requests and invalid requests.
+func TestErrors_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	w.settle(t, ctx, "/api/v1/configmaps")

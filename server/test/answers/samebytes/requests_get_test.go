@@ -36,8 +36,8 @@ var getOptions = map[string]string{
 	"invalid-escape":  "pretty=%zz",
 }
 
-// TestGetOptions tries every option of a GET, with valid and invalid values.
-func TestGetOptions(t *testing.T) {
+// TestGET_EveryOption_MatchesUpstream tries every option of a GET, with valid and invalid values.
+func TestGET_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {

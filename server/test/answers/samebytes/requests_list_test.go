@@ -196,8 +196,8 @@ func continueToken(revision int64, start string) string {
 	return base64.RawURLEncoding.EncodeToString(token)
 }
 
-// TestListOptions tries every option of a LIST, with valid and invalid values.
-func TestListOptions(t *testing.T) {
+// TestList_EveryOption_MatchesUpstream tries every option of a LIST, with valid and invalid values.
+func TestList_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
@@ -242,8 +242,8 @@ func TestListOptions(t *testing.T) {
 // agents are user agents that get indented responses, and similar ones that do not.
 var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.1 (linux/amd64)", "Mozilla/4.0"}
 
-// TestListRevisions combines resourceVersion, resourceVersionMatch and limit, valid or not.
-func TestListRevisions(t *testing.T) {
+// TestList_ResourceVersionAndLimit_MatchUpstream combines resourceVersion, resourceVersionMatch and limit, valid or not.
+func TestList_ResourceVersionAndLimit_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
@@ -290,8 +290,8 @@ func set(values url.Values, name, value string) {
 	}
 }
 
-// TestPages reads lists in pages; both servers get a request for each page, with upstream's token and with Strata's token.
-func TestPages(t *testing.T) {
+// TestPagedList_MatchesUpstream reads lists in pages; both servers get a request for each page, with upstream's token and with Strata's token.
+func TestPagedList_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {

@@ -7,9 +7,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestListsOlderThanMemory lists a revision that a server does not have in memory, because it restores no history and was started
+// TestList_OlderThanMemory_MatchesUpstream lists a revision that a server does not have in memory, because it restores no history and was started
 // later: the server reads etcd, and answers with the same bytes as upstream. Large objects are among them.
-func TestListsOlderThanMemory(t *testing.T) {
+func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)

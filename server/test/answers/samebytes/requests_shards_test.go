@@ -51,8 +51,8 @@ var shardSelectors = map[string]string{
 	"unclosed":         "shardRange(object.metadata.uid",
 }
 
-// TestShards lists and watches shards of resources, combined with all other selectors of a request.
-func TestShards(t *testing.T) {
+// TestShards_ListAndWatch_MatchUpstream lists and watches shards of resources, combined with all other selectors of a request.
+func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
@@ -90,8 +90,8 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestPagesOfShards reads shards in pages.
-func TestPagesOfShards(t *testing.T) {
+// TestShards_PagedList_MatchesUpstream reads shards in pages.
+func TestShards_PagedList_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	for _, s := range subjects {
 		for where, path := range s.paths() {
@@ -108,9 +108,9 @@ func TestPagesOfShards(t *testing.T) {
 	}
 }
 
-// TestWatchShardsLive compares watches of shards while objects are created, changed and deleted. All shards together contain every
+// TestShards_LiveWatch_MatchesUpstream compares watches of shards while objects are created, changed and deleted. All shards together contain every
 // object once. No other test compares the history of ServiceAccounts, whose oldest events upstream drops here.
-func TestWatchShardsLive(t *testing.T) {
+func TestShards_LiveWatch_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	accounts := live{resource: core("serviceaccounts"), namespace: liveNamespace}

@@ -17,9 +17,9 @@ import (
 // initialEvents asks for all objects and then a bookmark.
 const initialEvents = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 
-// TestWatchEveryResource watches every resource, in every version and its media types, over every wire, until all initial events
+// TestWatch_EveryResource_MatchesUpstream watches every resource, in every version and its media types, over every wire, until all initial events
 // have arrived.
-func TestWatchEveryResource(t *testing.T) {
+func TestWatch_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, r := range w.resources {
@@ -87,8 +87,8 @@ var watchOptions = map[string]string{
 	"unknown":                  "watch=true&unknown=1",
 }
 
-// TestWatchOptions tries every option of a WATCH, with valid and invalid values, from its first event on.
-func TestWatchOptions(t *testing.T) {
+// TestWatch_EveryOption_MatchesUpstream tries every option of a WATCH, with valid and invalid values, from its first event on.
+func TestWatch_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
@@ -291,9 +291,9 @@ func (l live) name(name string) string {
 // apiServices are served by the aggregator.
 var apiServices = subjects[len(subjects)-1]
 
-// TestWatchLive compares watches while objects are created, changed so that selectors start and stop selecting them, and deleted;
+// TestWatch_LiveChanges_MatchUpstream compares watches while objects are created, changed so that selectors start and stop selecting them, and deleted;
 // then it compares watches that begin at a revision before these changes, or between them.
-func TestWatchLive(t *testing.T) {
+func TestWatch_LiveChanges_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, l := range lives {

@@ -22,9 +22,9 @@ func compact(t *testing.T, ctx context.Context, at int64) {
 	harness.Check(t, err)
 }
 
-// TestExpiredToken compacts the revision of a continue token. The answer is 410 with a token that continues at the current
+// TestContinueToken_Compacted_Returns410WithNewToken compacts the revision of a continue token. The answer is 410 with a token that continues at the current
 // revision.
-func TestExpiredToken(t *testing.T) {
+func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(12)...)
@@ -84,8 +84,8 @@ func TestExpiredToken(t *testing.T) {
 	}
 }
 
-// TestWatchOfAnExpiredRevision watches from the first revision of a compacted etcd: 410, as an error event or as the answer.
-func TestWatchOfAnExpiredRevision(t *testing.T) {
+// TestWatch_CompactedRevision_Returns410 watches from the first revision of a compacted etcd: 410, as an error event or as the answer.
+func TestWatch_CompactedRevision_Returns410(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	latest := createMaps(t, ctx, ns, "a")[0]

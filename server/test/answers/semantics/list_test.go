@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestFutureResourceVersion requests a resource version that is not reached.
-func TestFutureResourceVersion(t *testing.T) {
+// TestRead_FutureResourceVersion_TimesOut requests a resource version that is not reached.
+func TestRead_FutureResourceVersion_TimesOut(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a")
@@ -72,8 +72,8 @@ func TestFutureResourceVersion(t *testing.T) {
 	}
 }
 
-// TestNearFutureResourceVersionWaits requests a resource version that is reached while the request waits.
-func TestNearFutureResourceVersionWaits(t *testing.T) {
+// TestRead_NearFutureResourceVersion_Waits requests a resource version that is reached while the request waits.
+func TestRead_NearFutureResourceVersion_Waits(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")
@@ -104,8 +104,8 @@ func TestNearFutureResourceVersionWaits(t *testing.T) {
 	}
 }
 
-// TestUnparsableResourceVersion sends invalid resource versions.
-func TestUnparsableResourceVersion(t *testing.T) {
+// TestRead_InvalidResourceVersion_Returns400 sends invalid resource versions.
+func TestRead_InvalidResourceVersion_Returns400(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a")
@@ -130,9 +130,9 @@ func TestUnparsableResourceVersion(t *testing.T) {
 	}
 }
 
-// TestReadsSeeAcknowledgedWrites writes and reads with several concurrent clients: a read that starts after a write was
+// TestRead_AfterAcknowledgedWrite_SeesWrite writes and reads with several concurrent clients: a read that starts after a write was
 // acknowledged sees it (I6).
-func TestReadsSeeAcknowledgedWrites(t *testing.T) {
+func TestRead_AfterAcknowledgedWrite_SeesWrite(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const writers, rounds = 4, 50
 	var writing sync.WaitGroup
@@ -178,8 +178,8 @@ func TestReadsSeeAcknowledgedWrites(t *testing.T) {
 	writing.Wait()
 }
 
-// TestExactListRepeatsAList lists at the resource version of an earlier list, in all shapes, while objects change.
-func TestExactListRepeatsAList(t *testing.T) {
+// TestExactList_EqualsEarlierList lists at the resource version of an earlier list, in all shapes, while objects change.
+func TestExactList_EqualsEarlierList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(20)...)
@@ -229,8 +229,8 @@ func versions(objects []harness.Object) []string {
 	return keys
 }
 
-// TestFieldSelectorsList lists by the selectable fields.
-func TestFieldSelectorsList(t *testing.T) {
+// TestList_FieldSelector_ReturnsMatches lists by the selectable fields.
+func TestList_FieldSelector_ReturnsMatches(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a", "b", "c")

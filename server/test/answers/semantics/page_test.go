@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPagesAreOneSnapshot reads a list in pages and changes objects of earlier and of later pages.
-func TestPagesAreOneSnapshot(t *testing.T) {
+// TestPagedList_ConcurrentWrites_IsOneSnapshot reads a list in pages and changes objects of earlier and of later pages.
+func TestPagedList_ConcurrentWrites_IsOneSnapshot(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const count, limit = 100, 9
 	for _, scope := range []string{"namespace", "everywhere"} {
@@ -61,8 +61,8 @@ func show(n *int64) string {
 	return fmt.Sprint(*n)
 }
 
-// TestPagesWithASelector reads lists with a selector that matches some, the first, the last or no items.
-func TestPagesWithASelector(t *testing.T) {
+// TestPagedList_Selector_ReturnsEveryMatch reads lists with a selector that matches some, the first, the last or no items.
+func TestPagedList_Selector_ReturnsEveryMatch(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	const count = 40
@@ -90,8 +90,8 @@ func TestPagesWithASelector(t *testing.T) {
 	}
 }
 
-// TestTokensAreChecked sends continue tokens of other lists, and garbage.
-func TestTokensAreChecked(t *testing.T) {
+// TestContinueToken_InvalidOrForeign_IsRejected sends continue tokens of other lists, and garbage.
+func TestContinueToken_InvalidOrForeign_IsRejected(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, "a", "b", "c")
@@ -117,8 +117,8 @@ func TestTokensAreChecked(t *testing.T) {
 	}
 }
 
-// TestUncachedResourceInPages reads events in pages, which are served from etcd by default.
-func TestUncachedResourceInPages(t *testing.T) {
+// TestPagedList_UncachedResource_IsComplete reads events in pages, which are served from etcd by default.
+func TestPagedList_UncachedResource_IsComplete(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	path := "/api/v1/namespaces/" + ns + "/events"
@@ -137,8 +137,8 @@ func TestUncachedResourceInPages(t *testing.T) {
 	expectEvent(t, ctx, w, "DELETED", "map-0003")
 }
 
-// TestMetadataAndTables requests the other forms of a list.
-func TestMetadataAndTables(t *testing.T) {
+// TestList_MetadataAndTable_ReturnEveryItem requests the other forms of a list.
+func TestList_MetadataAndTable_ReturnEveryItem(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, ns, numbered(5)...)

@@ -19,8 +19,8 @@ func initialEventsEnd(e harness.Event) bool {
 	return e.Type == "BOOKMARK" && e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true"
 }
 
-// TestInitialEventsEndWithABookmark watches with selectors and across namespaces.
-func TestInitialEventsEndWithABookmark(t *testing.T) {
+// TestWatch_InitialEvents_EndWithBookmark watches with selectors and across namespaces.
+func TestWatch_InitialEvents_EndWithBookmark(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	for i, name := range numbered(30) {
@@ -64,8 +64,8 @@ func TestInitialEventsEndWithABookmark(t *testing.T) {
 	}
 }
 
-// TestSelectorsTurnChangesIntoAddedAndDeleted changes labels so that an object starts and stops matching.
-func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
+// TestWatch_LabelChange_SendsAddedAndDeleted changes labels so that an object starts and stops matching.
+func TestWatch_LabelChange_SendsAddedAndDeleted(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
@@ -112,8 +112,8 @@ func TestSelectorsTurnChangesIntoAddedAndDeleted(t *testing.T) {
 	}
 }
 
-// TestFieldSelectorsTurnBindingIntoAdded binds pods to nodes, like a scheduler, and watches like kubelets.
-func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
+// TestWatch_PodBinding_SendsAddedForNode binds pods to nodes, like a scheduler, and watches like kubelets.
+func TestWatch_PodBinding_SendsAddedForNode(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	pods := "/api/v1/namespaces/" + ns + "/pods"
@@ -160,8 +160,8 @@ func TestFieldSelectorsTurnBindingIntoAdded(t *testing.T) {
 	expectEvent(t, ctx, scheduler, "ADDED", "fence")
 }
 
-// TestDeletedCarriesTheDeletionsResourceVersion resumes directly before and directly after a deletion.
-func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
+// TestWatch_Deleted_CarriesDeletionRevision resumes directly before and directly after a deletion.
+func TestWatch_Deleted_CarriesDeletionRevision(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
@@ -190,8 +190,8 @@ func TestDeletedCarriesTheDeletionsResourceVersion(t *testing.T) {
 	equalNames(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
 }
 
-// TestPlainWatchOfTheFutureStarts watches from a resource version that is reached later.
-func TestPlainWatchOfTheFutureStarts(t *testing.T) {
+// TestWatch_FutureRevision_DeliversLaterEvents watches from a resource version that is reached later.
+func TestWatch_FutureRevision_DeliversLaterEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
@@ -211,9 +211,9 @@ func TestPlainWatchOfTheFutureStarts(t *testing.T) {
 	}
 }
 
-// TestBookmarks watches until the server ends the watch: with allowWatchBookmarks there is a bookmark before the end, otherwise
+// TestBookmarks_Requested_PrecedeWatchTimeout watches until the server ends the watch: with allowWatchBookmarks there is a bookmark before the end, otherwise
 // none.
-func TestBookmarks(t *testing.T) {
+func TestBookmarks_Requested_PrecedeWatchTimeout(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
@@ -261,8 +261,8 @@ func TestBookmarks(t *testing.T) {
 	}
 }
 
-// TestWatchResumesAtEveryRevision watches from each revision of a history and receives exactly the later events (I3).
-func TestWatchResumesAtEveryRevision(t *testing.T) {
+// TestWatch_FromEachRevision_DeliversLaterEvents watches from each revision of a history and receives exactly the later events (I3).
+func TestWatch_FromEachRevision_DeliversLaterEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, other, "x")
@@ -306,9 +306,9 @@ func TestWatchResumesAtEveryRevision(t *testing.T) {
 	}
 }
 
-// TestWatchersAgree runs many watchers with different selections against concurrent writers: each receives every selected event
+// TestWatch_ManyWatchers_ReceiveEveryEventInOrder runs many watchers with different selections against concurrent writers: each receives every selected event
 // once, in revision order.
-func TestWatchersAgree(t *testing.T) {
+func TestWatch_ManyWatchers_ReceiveEveryEventInOrder(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const watchers, writers, rounds = 24, 4, 40
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))

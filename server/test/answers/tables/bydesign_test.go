@@ -84,8 +84,8 @@ func designed(r request, s *server, about aspect) *difference {
 	return nil
 }
 
-// TestDifferencesAreDocumented requires an entry for each difference in docs/keps.md.
-func TestDifferencesAreDocumented(t *testing.T) {
+// TestDifferences_AreDocumented requires an entry for each difference in docs/keps.md.
+func TestDifferences_AreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../../../docs/keps.md")
 	harness.Check(t, err)
 	ids := slices.Clone(fromTheKEP)

@@ -42,8 +42,8 @@ func (h *history) get(r request, memory bool) expectation {
 	return expectation{row: row, reads: asked, aspects: aspects{code: strconv.Itoa(http.StatusOK), items: found[0]}}
 }
 
-// TestGetTable sends every GET.
-func TestGetTable(t *testing.T) {
+// TestGET_EveryCombination_MatchesTable sends every GET.
+func TestGET_EveryCombination_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	want := func(r request, s *server) expectation { return w.get(r, s.memory) }

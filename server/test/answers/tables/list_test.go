@@ -174,8 +174,8 @@ func (h *history) listed(row string, s *scope, at int64, after string, limit int
 	}}
 }
 
-// TestListTable sends every LIST.
-func TestListTable(t *testing.T) {
+// TestList_EveryCombination_MatchesTable sends every LIST.
+func TestList_EveryCombination_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	want := func(r request, s *server) expectation { return w.list(r, s.memory) }

@@ -129,8 +129,8 @@ func compareLooked(t *testing.T, servers []*server, requests []request, want exp
 	}
 }
 
-// TestListTableEdges sends tokens that no server has returned, tokens of other lists, and invalid limits.
-func TestListTableEdges(t *testing.T) {
+// TestList_UnusualTokensAndLimits_MatchTable sends tokens that no server has returned, tokens of other lists, and invalid limits.
+func TestList_UnusualTokensAndLimits_MatchTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	w.craft()
@@ -174,8 +174,8 @@ func (h *history) uncached(r request) expectation {
 	return e
 }
 
-// TestListTableUncached sends LISTs of a resource that neither engine caches.
-func TestListTableUncached(t *testing.T) {
+// TestList_UncachedResource_MatchesTable sends LISTs of a resource that neither engine caches.
+func TestList_UncachedResource_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const off = "--watch-cache-sizes=secrets#0"
 	servers := []*server{
@@ -205,8 +205,8 @@ func (h *history) whole(r request, memory bool) expectation {
 	return h.list(all, memory)
 }
 
-// TestListTableWithoutChunking sends LISTs to servers whose gate APIListChunking is off. No answer has a token.
-func TestListTableWithoutChunking(t *testing.T) {
+// TestList_ChunkingGateOff_MatchesTable sends LISTs to servers whose gate APIListChunking is off. No answer has a token.
+func TestList_ChunkingGateOff_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const off = "APIListChunking=false"
 	servers := []*server{

@@ -313,8 +313,8 @@ func (w *world) expectWatch(r request, s *server) expectation {
 	return want.expectation
 }
 
-// TestWatchTable sends every WATCH.
-func TestWatchTable(t *testing.T) {
+// TestWatch_EveryCombination_MatchesTable sends every WATCH.
+func TestWatch_EveryCombination_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
 	requests := watchRequests()
@@ -323,9 +323,9 @@ func TestWatchTable(t *testing.T) {
 	compare(t, w.servers, requests, w.expectWatch, got)
 }
 
-// TestWatchTableWithoutInitialEvents sends every WATCH to servers whose API does not support sendInitialEvents, the API for which
+// TestWatch_NoInitialEventsSupport_MatchesTable sends every WATCH to servers whose API does not support sendInitialEvents, the API for which
 // KEP-2340's table was written.
-func TestWatchTableWithoutInitialEvents(t *testing.T) {
+func TestWatch_NoInitialEventsSupport_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const off = "--feature-gates=WatchList=false"
 	servers := []*server{

@@ -11,9 +11,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAClockThatIsAhead: a server whose clock is ahead by more than the history retention restores history like any other: watches
+// TestHistory_ServerClockAhead_IsRestored: a server whose clock is ahead by more than the history retention restores history like any other: watches
 // at revisions from before its start continue.
-func TestAClockThatIsAhead(t *testing.T) {
+func TestHistory_ServerClockAhead_IsRestored(t *testing.T) {
 	if err := faulty.ClockError(); err != nil {
 		t.Skip(err)
 	}

@@ -26,13 +26,13 @@ var allowed = map[string]string{
 	"kube/internal/slowclient/cutoff.go time.Unix": "a moment that has passed, for a deadline",
 }
 
-// TestNothingDependsOnTheTimeOfDay reads the source code between etcd and the clients. TestFaults covers the behaviour: a server
+// TestSourceCode_DoesNotReadTimeOfDay reads the source code between etcd and the clients. TestFaults_ConcurrentClients_HistoriesAreValid covers the behaviour: a server
 // whose clock is days ahead, and is set forward and back, answers like the others.
 //
 // Sealed continue tokens are the exception, and their package is not checked: their keys carry their creation time, for all
 // replicas. With a wrong clock the keys are rotated too early or too late; a token that can no longer be opened is answered with
 // 410.
-func TestNothingDependsOnTheTimeOfDay(t *testing.T) {
+func TestSourceCode_DoesNotReadTimeOfDay(t *testing.T) {
 	root := filepath.Join("..", "..", "..", "..")
 	files, met := 0, map[string]bool{}
 	for _, dir := range []string{"mirror", "etcdsource", "btree", "kube/kubestorage", "kube/internal", "kube/consistency", "kube/listadmission", "kube/readpath"} {

@@ -20,9 +20,9 @@ var seeds = []uint64{
 	1146471152, // a bookmark below the revision of an earlier event
 }
 
-// TestFaults plays every fault while clients read and write through three servers, and judges the answers. The short form plays the
+// TestFaults_ConcurrentClients_HistoriesAreValid plays every fault while clients read and write through three servers, and judges the answers. The short form plays the
 // fixed seeds and a new one. Then it plants bugs, which the same judges have to find.
-func TestFaults(t *testing.T) {
+func TestFaults_ConcurrentClients_HistoriesAreValid(t *testing.T) {
 	ctx := newContext(t)
 	s := newScene(t, ctx)
 	s.playRounds(t, ctx)

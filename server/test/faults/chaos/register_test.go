@@ -7,8 +7,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// TestRegisters: possible and impossible histories of one key.
-func TestRegisters(t *testing.T) {
+// TestRegisterModel_RejectsImpossibleHistories: possible and impossible histories of one key.
+func TestRegisterModel_RejectsImpossibleHistories(t *testing.T) {
 	first, second := state{uid: "x", revision: 2, value: "first"}, state{uid: "x", revision: 4, value: "second"}
 	other := state{uid: "y", revision: 8, value: "other"}
 	at := func(call, ret time.Duration) origin { return origin{call: call, ret: ret} }

@@ -56,8 +56,8 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	}
 }
 
-// TestCompactionIsNoAlarm compacts etcd during a comparison of keys, before the first page and between two pages.
-func TestCompactionIsNoAlarm(t *testing.T) {
+// TestConsistencyCheck_Compaction_ReportsNoDifference compacts etcd during a comparison of keys, before the first page and between two pages.
+func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for i := range 12 { // two pages, by the size of the values
 		commit(t, ctx, routes.put(fmt.Sprintf("page-%02d", i), strings.Repeat("v", 1<<20)))
@@ -91,8 +91,8 @@ func TestCompactionIsNoAlarm(t *testing.T) {
 	}
 }
 
-// TestRestartsAreNoAlarm stops and starts etcd, and both servers, during comparisons.
-func TestRestartsAreNoAlarm(t *testing.T) {
+// TestConsistencyCheck_Restarts_ReportNoDifference stops and starts etcd, and both servers, during comparisons.
+func TestConsistencyCheck_Restarts_ReportNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	before := requireStatus(t, ctx, lossy, maps, "success")
 	verify := noAlarm(t, ctx)
@@ -135,8 +135,8 @@ func TestRestartsAreNoAlarm(t *testing.T) {
 	}
 }
 
-// TestGarbageIsNoAlarm writes values that cannot be decoded: their keys are compared like others.
-func TestGarbageIsNoAlarm(t *testing.T) {
+// TestConsistencyCheck_UndecodableValue_IsCompared writes values that cannot be decoded: their keys are compared like others.
+func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for _, k := range []kind{maps, leases, things, routes} {
 		revision := commit(t, ctx, clientv3.OpPut(k.key("garbage"), "garbage"), k.put("beside", ""))
@@ -162,8 +162,8 @@ func TestGarbageIsNoAlarm(t *testing.T) {
 	}
 }
 
-// TestTooLargeAPageIsNoAlarm fails the first request for keys like a client whose limit the answer exceeds.
-func TestTooLargeAPageIsNoAlarm(t *testing.T) {
+// TestConsistencyCheck_PageTooLarge_ReportsNoDifference fails the first request for keys like a client whose limit the answer exceeds.
+func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for i := range 20 {
 		commit(t, ctx, things.put(fmt.Sprintf("large-%d", i), ""))
@@ -189,8 +189,8 @@ func TestTooLargeAPageIsNoAlarm(t *testing.T) {
 	verify()
 }
 
-// TestWritesAreNoAlarm compares continuously on both servers while all kinds are written at full speed.
-func TestWritesAreNoAlarm(t *testing.T) {
+// TestConsistencyCheck_WritesMeanwhile_ReportNoDifference compares continuously on both servers while all kinds are written at full speed.
+func TestConsistencyCheck_WritesMeanwhile_ReportNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, things, routes}
 	verify := noAlarm(t, ctx)

@@ -15,9 +15,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReplicasHaveEqualHashes compares the hashes of two servers, at the current and at an older revision, with the hash of their
+// TestConsistencyCheck_Replicas_HaveEqualHashes compares the hashes of two servers, at the current and at an older revision, with the hash of their
 // lists and of etcd's objects.
-func TestReplicasHaveEqualHashes(t *testing.T) {
+func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, namespaces, leases, things, routes}
 	var ops []clientv3.Op
@@ -63,8 +63,8 @@ func TestReplicasHaveEqualHashes(t *testing.T) {
 	}
 }
 
-// TestAsksForKeysOnly: a check reads from etcd keys in pages, at the revision of memory, and nothing else.
-func TestAsksForKeysOnly(t *testing.T) {
+// TestConsistencyCheck_ReadsOnlyKeysFromEtcd: a check reads from etcd keys in pages, at the revision of memory, and nothing else.
+func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const objects, big, bigBytes = 2000, 24, 1 << 20
 	small, large := strings.Repeat("v", 1024), strings.Repeat("v", bigBytes)
@@ -118,8 +118,8 @@ func TestAsksForKeysOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyForThoseWhoMay: the answer contains names, so it requires permission.
-func TestOnlyForThoseWhoMay(t *testing.T) {
+// TestConsistencyCheck_WithoutPermission_IsRefused: the answer contains names, so it requires permission.
+func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -136,9 +136,9 @@ func TestOnlyForThoseWhoMay(t *testing.T) {
 	}
 }
 
-// TestOnSchedule: each resource is compared once per interval, also without requests; with interval 0 there are no periodic checks;
+// TestConsistencyCheck_RunsOncePerInterval: each resource is compared once per interval, also without requests; with interval 0 there are no periodic checks;
 // with the gate off there are no checks at all.
-func TestOnSchedule(t *testing.T) {
+func TestConsistencyCheck_RunsOncePerInterval(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	without := env.Proxy(etcd)

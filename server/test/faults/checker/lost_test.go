@@ -79,9 +79,9 @@ func valuesRead(k kind) (keys []string) {
 	return keys
 }
 
-// TestLostEvents drops events of ConfigMaps on their way to the lossy server: creations, updates, deletions, and some of each, in
+// TestConsistencyCheck_LostEvents_AreDetectedAndRepaired drops events of ConfigMaps on their way to the lossy server: creations, updates, deletions, and some of each, in
 // turn. A check detects and repairs the difference.
-func TestLostEvents(t *testing.T) {
+func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const value = "this is nobody's business"
 	mistakes, err := lossy.API().Checks(ctx, "", "error")
@@ -264,9 +264,9 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 	}
 }
 
-// TestLostEventIsNoticedByTheNext drops one update: the next update of the same object does not continue the cached version, which
+// TestLostEvent_NextUpdate_DetectsGap drops one update: the next update of the same object does not continue the cached version, which
 // detects the gap without a check.
-func TestLostEventIsNoticedByTheNext(t *testing.T) {
+func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	start := commit(t, ctx, maps.put("twice", "0"))
 	list(t, ctx, lossy, maps, exactly(start))
@@ -296,9 +296,9 @@ func TestLostEventIsNoticedByTheNext(t *testing.T) {
 	}
 }
 
-// TestProgressAheadOfItsEvent sends the lossy server a progress notification before an event that it covers, which etcd never does:
+// TestConsistencyCheck_EarlyProgress_FindsMissingEvent sends the lossy server a progress notification before an event that it covers, which etcd never does:
 // a check detects the missing event, and its late arrival has no effect.
-func TestProgressAheadOfItsEvent(t *testing.T) {
+func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const name = "overtaken"
 	list(t, ctx, lossy, maps, exactly(commit(t, ctx, maps.put("fence", "before"))))
@@ -335,9 +335,9 @@ func TestProgressAheadOfItsEvent(t *testing.T) {
 	}
 }
 
-// TestLostEventIsMendedOnSchedule drops an event and waits: the server detects and repairs the difference, and answers lists at
+// TestConsistencyCheck_OnSchedule_RepairsLostEvent drops an event and waits: the server detects and repairs the difference, and answers lists at
 // past revisions from memory again.
-func TestLostEventIsMendedOnSchedule(t *testing.T) {
+func TestConsistencyCheck_OnSchedule_RepairsLostEvent(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	proxy := env.Proxy(etcd)
@@ -374,8 +374,8 @@ func TestLostEventIsMendedOnSchedule(t *testing.T) {
 	harness.Check(t, s.Stop())
 }
 
-// TestDifferencePanics drops an event of a custom resource on the way to a server that panics at differences.
-func TestDifferencePanics(t *testing.T) {
+// TestConsistencyCheck_PanicEnabled_DifferencePanics drops an event of a custom resource on the way to a server that panics at differences.
+func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	const lost, value = "lost-before-the-panic", "this is nobody's business"

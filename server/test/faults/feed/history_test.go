@@ -252,9 +252,9 @@ func (p *past) objectReads() (keys []string) {
 	return keys
 }
 
-// TestHistorySurvivesAKill kills a server and starts it again. The server still serves revisions from before the kill: watches,
+// TestHistory_ServerKilled_IsRestored kills a server and starts it again. The server still serves revisions from before the kill: watches,
 // exact lists and paged lists continue, all from memory.
-func TestHistorySurvivesAKill(t *testing.T) {
+func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -324,8 +324,8 @@ func TestHistorySurvivesAKill(t *testing.T) {
 	})
 }
 
-// TestRequestsWaitForHistory sends watches and exact lists to a server that is still reading its history.
-func TestRequestsWaitForHistory(t *testing.T) {
+// TestHistory_DuringRestore_RequestsWait sends watches and exact lists to a server that is still reading its history.
+func TestHistory_DuringRestore_RequestsWait(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -388,9 +388,9 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestHistoryIsCompactedWhileItIsRead compacts etcd while a starting server reads its history. The server restarts the read at the
+// TestHistory_CompactedDuringRestore_RestartsRead compacts etcd while a starting server reads its history. The server restarts the read at the
 // compacted revision.
-func TestHistoryIsCompactedWhileItIsRead(t *testing.T) {
+func TestHistory_CompactedDuringRestore_RestartsRead(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

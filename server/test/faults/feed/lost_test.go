@@ -35,9 +35,9 @@ func newSingle(t *testing.T, flags ...string) *single {
 	return s
 }
 
-// TestTheFeedIsResumed breaks the connections of a server to etcd, and stops, kills and starts etcd, under writes. No watch ends,
+// TestFeed_ConnectionLost_ResumesWithoutLoss breaks the connections of a server to etcd, and stops, kills and starts etcd, under writes. No watch ends,
 // and each delivers every event once.
-func TestTheFeedIsResumed(t *testing.T) {
+func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -125,9 +125,9 @@ func TestTheFeedIsResumed(t *testing.T) {
 	}
 }
 
-// TestTheFeedIsCompactedMeanwhile cuts a server off until etcd has compacted revisions that the server has not received. Watches
+// TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410 cuts a server off until etcd has compacted revisions that the server has not received. Watches
 // below the new floor end with 410. A watch that began above the floor, at a revision from another server, continues.
-func TestTheFeedIsCompactedMeanwhile(t *testing.T) {
+func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

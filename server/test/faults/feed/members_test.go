@@ -163,10 +163,10 @@ func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestTheFeedsMemberFails: the etcd member that serves the feed is paused, or all its packets are dropped, or it has lost its
+// TestFeed_MemberFails_UsesOtherMember: the etcd member that serves the feed is paused, or all its packets are dropped, or it has lost its
 // peers and still answers clients. Watches deliver writes through the other members within 5 s; no watch ends, and none delivers an
 // event twice.
-func TestTheFeedsMemberFails(t *testing.T) {
+func TestFeed_MemberFails_UsesOtherMember(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -270,9 +270,9 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 }
 
-// TestNoMemberAnswers: with all members paused the feed has no other member. Memory still answers requests for any resource
+// TestFeed_NoMemberAnswers_ServesReadsFromMemory: with all members paused the feed has no other member. Memory still answers requests for any resource
 // version; when the members continue, so do the watches.
-func TestNoMemberAnswers(t *testing.T) {
+func TestFeed_NoMemberAnswers_ServesReadsFromMemory(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

@@ -25,9 +25,9 @@ import (
 // The value of an object, or its name, if it was written after the backup and before the restore, and is therefore lost.
 const lost = "lost"
 
-// TestEtcdIsRestored restores etcd to an earlier state under a running server, which has to detect that. It then serves the
+// TestEtcd_RestoredFromBackup_ServesRestoredState restores etcd to an earlier state under a running server, which has to detect that. It then serves the
 // restored state, and nothing written between backup and restore.
-func TestEtcdIsRestored(t *testing.T) {
+func TestEtcd_RestoredFromBackup_ServesRestoredState(t *testing.T) {
 	t.Run("in place", func(t *testing.T) {
 		t.Parallel()
 		// The same cluster at an older revision, by restoring its files.

@@ -14,9 +14,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestThreeServersStartAtOnce starts three servers on one etcd with a long history, which all of them read at the same time, under
+// TestHistory_ConcurrentStarts_AreRestored starts three servers on one etcd with a long history, which all of them read at the same time, under
 // writes. It logs the cost; it requires that each server has restored the history.
-func TestThreeServersStartAtOnce(t *testing.T) {
+func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
 	harness.OnlyStrata(t)
 	revisions, size := harness.Pick(20_000, 200_000), 1<<10
 	ctx := harness.Context(t, testTimeout)
@@ -105,9 +105,9 @@ func TestThreeServersStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestALoadThatTakesLong starts a server on an etcd whose content arrives slowly: the load takes longer than admission's wait for
+// TestInitialLoad_SlowEtcd_ServerBecomesReady starts a server on an etcd whose content arrives slowly: the load takes longer than admission's wait for
 // its informers, and the post-start hooks that write must not end the process.
-func TestALoadThatTakesLong(t *testing.T) {
+func TestInitialLoad_SlowEtcd_ServerBecomesReady(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

@@ -11,7 +11,7 @@ import (
 
 // Reads of one object that memory cannot answer are read from etcd, with a limit on concurrent reads: requests above it are refused
 // at once, to be retried.
-func TestReadsOfOneObjectAreBounded(t *testing.T) {
+func TestGET_StalledFeed_LimitsEtcdReads(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads each from etcd")
 	}

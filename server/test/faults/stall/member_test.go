@@ -15,7 +15,7 @@ import (
 
 // One of three members of etcd accepts connections and does not answer. Consistent reads continue through the others; only if the
 // feed itself uses that member they are refused until it answers again.
-func TestAMemberThatHangs(t *testing.T) {
+func TestEtcdMember_Hanging_ReadsUseOtherMembers(t *testing.T) {
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream reads etcd for each request")
 	}

@@ -29,7 +29,7 @@ const (
 // While etcd delivers no events, LISTs are refused in time and cost etcd only a shared read of its revision; memory stays flat in
 // both processes; reads of one object, writes and reads without consistency continue; and all requests succeed again when the
 // events arrive.
-func TestStalledFeed(t *testing.T) {
+func TestFeed_Stalled_RefusesListsInTime(t *testing.T) {
 	strata := harness.Engine() == harness.Strata
 	perSecond, stalled := perSecond, stallTime(t)
 	if !strata { // for comparison: it reads all objects from etcd, so a small load suffices

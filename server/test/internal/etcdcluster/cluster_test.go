@@ -21,7 +21,7 @@ func put(ctx context.Context, m *Member, value string) error {
 	return err
 }
 
-func TestMembersComeAndGo(t *testing.T) {
+func TestCluster_MemberFaults_ClusterRecovers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c := Start(t, harness.New(t), 3)

@@ -25,7 +25,7 @@ func proxied(t *testing.T) (p *harness.Proxy, direct, through *clientv3.Client, 
 	return p, etcd.Client(), p.Etcd().Client(), ctx
 }
 
-func TestProxyPassesAndCounts(t *testing.T) {
+func TestProxy_PassesAndCountsRequests(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	rev := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "a", "1")).Header.Revision
 	if got := harness.Must[*clientv3.GetResponse](t)(direct.Get(ctx, "a")); got.Header.Revision != rev || string(got.Kvs[0].Value) != "1" {
@@ -61,7 +61,7 @@ func TestProxyPassesAndCounts(t *testing.T) {
 	}
 }
 
-func TestProxyReportsVersion(t *testing.T) {
+func TestProxy_SetVersion_ChangesStatus(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	status := func(c *clientv3.Client) *clientv3.StatusResponse {
 		return harness.Must[*clientv3.StatusResponse](t)(c.Status(ctx, c.Endpoints()[0]))
@@ -77,7 +77,7 @@ func TestProxyReportsVersion(t *testing.T) {
 	}
 }
 
-func TestProxyStalls(t *testing.T) {
+func TestProxy_Stall_DelaysWatchResponsesOnly(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	seen, held := direct.Watch(ctx, "k"), client.Watch(ctx, "k", clientv3.WithCreatedNotify())
 	if r := <-held; !r.Created {
@@ -137,7 +137,7 @@ func TestProxyStalls(t *testing.T) {
 	}
 }
 
-func TestProxyHoldsReadsOfValues(t *testing.T) {
+func TestProxy_Hold_DelaysReadsOfValuesOnly(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "k", "1"))
 	p.Reset()
@@ -166,7 +166,7 @@ func TestProxyHoldsReadsOfValues(t *testing.T) {
 }
 
 // Disconnecting clients, and the end of the environment, do not wait for the end of a stall.
-func TestProxyStalledClientsMayLeave(t *testing.T) {
+func TestProxy_Stalled_ClientsCanDisconnect(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	p.Stall(true)
 	start := func(ctx context.Context) (done chan struct{}) {

@@ -51,7 +51,7 @@ func begin(t *testing.T, ctx context.Context, client *clientv3.Client, prefix st
 	return watch, ctx
 }
 
-func TestDropsEvents(t *testing.T) {
+func TestDropEvents_DropsMatchingEvents(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	watch, _ := begin(t, ctx, client, "k/")
 	put := func(keys ...string) int64 {
@@ -90,7 +90,7 @@ func TestDropsEvents(t *testing.T) {
 }
 
 // Rules treat a response that etcd sends in fragments as one response.
-func TestDropsEventsOfFragments(t *testing.T) {
+func TestDropEvents_FragmentedResponse_IsOneResponse(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	const keys = 60
 	value := strings.Repeat("v", 100_000)
@@ -140,7 +140,7 @@ func TestDropsEventsOfFragments(t *testing.T) {
 	}
 }
 
-func TestHoldsEventsWhileProgressPasses(t *testing.T) {
+func TestHoldEvents_PassesProgress(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	watch, stream := begin(t, ctx, client, "k/")
 	other, _ := begin(t, ctx, client, "other/")
@@ -171,7 +171,7 @@ func TestHoldsEventsWhileProgressPasses(t *testing.T) {
 	}
 }
 
-func TestSendsProgress(t *testing.T) {
+func TestSendProgress_ReachesWatchesOfKey(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	watch, _ := begin(t, ctx, client, "k/")
 	other, _ := begin(t, ctx, client, "other/")
@@ -190,7 +190,7 @@ func TestSendsProgress(t *testing.T) {
 	}
 }
 
-func TestChangesAnswers(t *testing.T) {
+func TestChangeRanges_ChangesMatchingResponses(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	get := func(key string, opts ...clientv3.OpOption) *clientv3.GetResponse {
 		t.Helper()
@@ -214,7 +214,7 @@ func TestChangesAnswers(t *testing.T) {
 	}
 }
 
-func TestHoldsAndFailsRequests(t *testing.T) {
+func TestHoldAndFailRequests_AffectMatchingRequests(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	rule := p.FailRequests(etcdproxy.KeysOf("k/"), 1, rpctypes.ErrGRPCCompacted)
 	for i, want := range []error{rpctypes.ErrCompacted, nil} {
@@ -262,7 +262,7 @@ func TestHoldsAndFailsRequests(t *testing.T) {
 	}
 }
 
-func TestTrafficByKind(t *testing.T) {
+func TestTraffic_CountsRequestsAndBytesByKind(t *testing.T) {
 	p, _, client, ctx := proxied(t)
 	const keys, size = 20, 10_000
 	for i := range keys {

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestAClockIsSet sets the clock of a running process forward and back. The durations that it measures stay right.
-func TestAClockIsSet(t *testing.T) {
+// TestClock_Shift_ChangesWallClockOnly sets the clock of a running process forward and back. The durations that it measures stay right.
+func TestClock_Shift_ChangesWallClockOnly(t *testing.T) {
 	if err := ClockError(); err != nil {
 		harness.Missing(t, "ptrace", err.Error())
 	}

@@ -123,10 +123,10 @@ func requireAsBefore(t *testing.T, during, before map[string]time.Duration) {
 	}
 }
 
-// TestAKeyServiceThatIsAwayHoldsUpNobodyElse makes another server, whose plugin works, write Secrets that the server under test
+// TestKMS_PluginUnavailable_OtherResourcesAreServed makes another server, whose plugin works, write Secrets that the server under test
 // cannot decrypt because its plugin hangs; then that server starts while its plugin is unavailable. All other resources are served
 // as before, and Secrets are complete once the plugin answers.
-func TestAKeyServiceThatIsAwayHoldsUpNobodyElse(t *testing.T) {
+func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
 	defer cancel()
 	ours, theirs := newPlugin(t), newPlugin(t)

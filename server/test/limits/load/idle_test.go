@@ -12,7 +12,7 @@ import (
 )
 
 // Thousands of watches without events cost little memory each, and none after their end.
-func TestIdleWatchersHoldLittle(t *testing.T) {
+func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
 	const (
 		perConnection = 200
 		bytesEach     = 45e3

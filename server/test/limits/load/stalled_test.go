@@ -14,7 +14,7 @@ import (
 
 // Clients request all objects as initial events, and read nothing. The server's memory for each of them is bounded by its write
 // buffers, for any number of objects; a concurrent watcher receives every event; and after their end the memory is released.
-func TestStalledClientsHoldLittle(t *testing.T) {
+func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
 		clients = harness.Pick(60, 1_000)

@@ -137,7 +137,7 @@ func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64
 	t.Helper()
 	described, err := json.Marshal(greedyScene{s.server.URL, s.server.CAFile, s.old})
 	harness.Check(t, err)
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestGreedyClientsOfThreeLevels$", "-test.count=1")
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestPriorityLevels_GreedyClients_OtherLevelIsServed$", "-test.count=1")
 	cmd.Env = append(os.Environ(), greedyEnv+"="+string(described))
 	in, err := cmd.StdinPipe()
 	harness.Check(t, err)
@@ -229,10 +229,10 @@ func (s *scene) behaved(ctx context.Context, token string) (took map[string]late
 	return took, failed, last
 }
 
-// TestGreedyClientsOfThreeLevels: many kinds of slow or greedy client, at three priority levels, beside a well-behaved one at
+// TestPriorityLevels_GreedyClients_OtherLevelIsServed: many kinds of slow or greedy client, at three priority levels, beside a well-behaved one at
 // another level. Strata refuses none of its requests. The latencies with each engine are logged: the goal is a p99 below twice that
 // without the others. STRATA_TEST_LONG=1.
-func TestGreedyClientsOfThreeLevels(t *testing.T) {
+func TestPriorityLevels_GreedyClients_OtherLevelIsServed(t *testing.T) {
 	if described := os.Getenv(greedyEnv); described != "" {
 		runGreedy(t, described)
 		return

@@ -65,9 +65,9 @@ func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop fun
 	}
 }
 
-// TestStalledInitialEventsGiveTheirSeatsBack: clients of a priority level that do not read the initial events of their watches, for
+// TestWatch_StalledInitialEvents_ReleaseSeats: clients of a priority level that do not read the initial events of their watches, for
 // a day, occupy its seats for seconds only; other requests of the level are served, including writes.
-func TestStalledInitialEventsGiveTheirSeatsBack(t *testing.T) {
+func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream's watch cache does not bound how long a watch keeps its seat")
@@ -177,9 +177,9 @@ func lastStatus(body io.Reader) (code int, err error) {
 	return code, lines.Err()
 }
 
-// TestSlowListsOfTwoLevels: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
+// TestPriorityLevels_SlowLists_OtherLevelsAreServed: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
 // nor exempt ones, and are disconnected when they read too slowly.
-func TestSlowListsOfTwoLevels(t *testing.T) {
+func TestPriorityLevels_SlowLists_OtherLevelsAreServed(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() != harness.Strata {
 		t.Skip("upstream has no bound of lists under way")
@@ -273,9 +273,9 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 	}
 }
 
-// TestAuditedListsAreNeverTooLarge: an informer can list a collection whose audit events contain the response, however small the
+// TestList_AuditedAboveMemoryLimit_IsServed: an informer can list a collection whose audit events contain the response, however small the
 // memory limit of lists is.
-func TestAuditedListsAreNeverTooLarge(t *testing.T) {
+func TestList_AuditedAboveMemoryLimit_IsServed(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, 4*time.Minute)
 	policy := harness.New(t).WriteFile("policy.yaml", []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n"+

@@ -99,10 +99,10 @@ const (
 	broken = "broken off" // after the response header
 )
 
-// TestEverybodyListsEverything: hundreds of clients list all objects at the same moment, in every form. The server's memory stays
+// TestList_ManyConcurrentClients_MemoryIsBounded: hundreds of clients list all objects at the same moment, in every form. The server's memory stays
 // below a bound, health checks are answered, excess requests are refused with 429 and Retry-After, and afterwards memory and
 // goroutines are as before.
-func TestEverybodyListsEverything(t *testing.T) {
+func TestList_ManyConcurrentClients_MemoryIsBounded(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
 		clients = harness.Pick(66, 500)

@@ -69,10 +69,10 @@ var idleAttacks = []attack{
 	})},
 }
 
-// TestClientsThatHoldTheServerUp: clients that do not read, that read or send a byte a second, that do not start or do not end a
+// TestSlowClients_AreEndedAtLimits: clients that do not read, that read or send a byte a second, that do not start or do not end a
 // request. The server ends each of them at a limit; meanwhile it answers others with little memory for each attack; and after their
 // end none of it remains.
-func TestClientsThatHoldTheServerUp(t *testing.T) {
+func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	t.Parallel()
 	var (
 		each    = harness.Pick(6, 100) // clients of each kind
@@ -162,9 +162,9 @@ func (l *longest) String() string {
 	return b.String()
 }
 
-// TestWatchersThatVanish: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with
+// TestWatch_ClientsVanish_ResourcesAreReleased: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with
 // a reset. The server releases all their resources.
-func TestWatchersThatVanish(t *testing.T) {
+func TestWatch_ClientsVanish_ResourcesAreReleased(t *testing.T) {
 	t.Parallel()
 	const perConnection = 100 // the server's limit
 	var (

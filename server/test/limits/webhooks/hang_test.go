@@ -84,9 +84,9 @@ func (l *load) run(ctx context.Context, n int) (string, error) {
 	return line[:len(line)-1], nil
 }
 
-// TestAConversionWebhookThatHangsHoldsUpNobodyElse reads a version whose webhook does not answer, concurrently with all other
+// TestConversionWebhook_Hanging_OtherRequestsAreServed reads a version whose webhook does not answer, concurrently with all other
 // requests.
-func TestAConversionWebhookThatHangsHoldsUpNobodyElse(t *testing.T) {
+func TestConversionWebhook_Hanging_OtherRequestsAreServed(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		warm bool // v2 is read before the webhook hangs

@@ -9,9 +9,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAWebhookThatReadsThroughTheServer uses a webhook that, before each answer, gets a ConfigMap and lists the stored version of
+// TestConversionWebhook_ReadsFromServer_Succeeds uses a webhook that, before each answer, gets a ConfigMap and lists the stored version of
 // the very objects to convert.
-func TestAWebhookThatReadsThroughTheServer(t *testing.T) {
+func TestConversionWebhook_ReadsFromServer_Succeeds(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const n = 20
 	var d routes // set before the first read of v2

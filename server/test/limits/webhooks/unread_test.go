@@ -8,9 +8,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAVersionThatNobodyReadsIsNeverConverted does all writes and reads through the stored version, and only then reads the other
+// TestConversionWebhook_UnreadVersion_IsNotCalled does all writes and reads through the stored version, and only then reads the other
 // one.
-func TestAVersionThatNobodyReadsIsNeverConverted(t *testing.T) {
+func TestConversionWebhook_UnreadVersion_IsNotCalled(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	hook := newWebhook(t, nil)
 	d := newRoutes(t, ctx, "unread", hook)

@@ -11,9 +11,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestKeyIsWrittenByHand: the key is deleted, and set to invalid values. Servers keep running, ignore these values, keep their
+// TestCompactRevKey_DeletedOrInvalid_IsIgnored: the key is deleted, and set to invalid values. Servers keep running, ignore these values, keep their
 // history, and continue to compact.
-func TestKeyIsWrittenByHand(t *testing.T) {
+func TestCompactRevKey_DeletedOrInvalid_IsIgnored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

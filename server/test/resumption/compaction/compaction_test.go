@@ -12,9 +12,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestCompactionIsFollowed by a server that compacts nothing, within a second of the key's write, and by the one that compacts:
+// TestCompaction_ByOtherServer_IsFollowed by a server that compacts nothing, within a second of the key's write, and by the one that compacts:
 // below the revision the answer is 410, at the revision it is 200, and watches lose no events.
-func TestCompactionIsFollowed(t *testing.T) {
+func TestCompaction_ByOtherServer_IsFollowed(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -78,9 +78,9 @@ func TestCompactionIsFollowed(t *testing.T) {
 	}
 }
 
-// TestServersCompactTogether with different intervals. Each revision is announced once, the revisions rise, and both servers agree
+// TestCompaction_TwoServers_AnnounceRisingRevisions with different intervals. Each revision is announced once, the revisions rise, and both servers agree
 // with etcd.
-func TestServersCompactTogether(t *testing.T) {
+func TestCompaction_TwoServers_AnnounceRisingRevisions(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -106,8 +106,8 @@ func TestServersCompactTogether(t *testing.T) {
 	}
 }
 
-// TestValueAboveEtcdIsNotBelieved by a server that does not compact, not even once etcd has reached that revision.
-func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
+// TestCompactRevKey_AboveEtcdRevision_IsIgnored by a server that does not compact, not even once etcd has reached that revision.
+func TestCompactRevKey_AboveEtcdRevision_IsIgnored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -137,8 +137,8 @@ func TestValueAboveEtcdIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestUnannouncedCompaction: by hand, or by etcd itself. A server's next poll, every 10 s, detects it.
-func TestUnannouncedCompaction(t *testing.T) {
+// TestCompaction_Unannounced_IsDetectedByPoll: by hand, or by etcd itself. A server's next poll, every 10 s, detects it.
+func TestCompaction_Unannounced_IsDetectedByPoll(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -159,8 +159,8 @@ func TestUnannouncedCompaction(t *testing.T) {
 	}
 }
 
-// TestIntervalChanges between starts of a server, to no compaction and back.
-func TestIntervalChanges(t *testing.T) {
+// TestCompaction_IntervalChanged_AppliesAfterRestart between starts of a server, to no compaction and back.
+func TestCompaction_IntervalChanged_AppliesAfterRestart(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -209,9 +209,9 @@ func keyVersion(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	return r.Kvs[0].Version
 }
 
-// TestCompactionBesideAStockServer: upstream's engine and Strata follow each other's compactions, and each continues without the
+// TestCompaction_StrataAndUpstream_FollowEachOther: upstream's engine and Strata follow each other's compactions, and each continues without the
 // other.
-func TestCompactionBesideAStockServer(t *testing.T) {
+func TestCompaction_StrataAndUpstream_FollowEachOther(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

@@ -116,9 +116,9 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 	}
 }
 
-// TestEncryptionAtRest turns encryption on, rotates the key with restarts, and turns it off, following the documentation of
+// TestEncryptionAtRest_KeyRotation_ObjectsStayReadable turns encryption on, rotates the key with restarts, and turns it off, following the documentation of
 // Kubernetes; then upstream reads the result.
-func TestEncryptionAtRest(t *testing.T) {
+func TestEncryptionAtRest_KeyRotation_ObjectsStayReadable(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -186,9 +186,9 @@ func restart(t *testing.T, ctx context.Context, s *harness.Server) {
 	createThings(t, ctx, s.API()) // returns when they are served
 }
 
-// TestKeysThatComeBack starts a server that lacks the key of one Secret. The other Secrets are served. After the key is added to
+// TestEncryptionAtRest_KeyAdded_SecretIsServedAgain starts a server that lacks the key of one Secret. The other Secrets are served. After the key is added to
 // the configuration, which the server reads once a minute, this Secret is served, too.
-func TestKeysThatComeBack(t *testing.T) {
+func TestEncryptionAtRest_KeyAdded_SecretIsServedAgain(t *testing.T) {
 	t.Parallel() // it waits for the server to read the file
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -235,10 +235,10 @@ func TestKeysThatComeBack(t *testing.T) {
 	}
 }
 
-// TestReloadWithoutKey removes the key of objects that were read before, without a restart. Once the server reports the reload, no
+// TestEncryptionAtRest_KeyRemoved_ReadsFail removes the key of objects that were read before, without a restart. Once the server reports the reload, no
 // read may be answered from values that were decrypted before it; when the key is added again, all reads succeed. Upstream answers
 // GETs in the same way, LISTs and watches from its cache until that is rebuilt.
-func TestReloadWithoutKey(t *testing.T) {
+func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
 	t.Parallel() // it waits for the server to read the file, once a minute
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

@@ -83,8 +83,8 @@ func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix st
 	return resp.Count
 }
 
-// TestOtherPrefixes runs two clusters on one etcd with different prefixes.
-func TestOtherPrefixes(t *testing.T) {
+// TestEtcdPrefix_TwoClusters_AreSeparate runs two clusters on one etcd with different prefixes.
+func TestEtcdPrefix_TwoClusters_AreSeparate(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -116,8 +116,8 @@ func TestOtherPrefixes(t *testing.T) {
 	}
 }
 
-// TestClientCertificates runs on an etcd that requires a client certificate, and checks for a clear error without one.
-func TestClientCertificates(t *testing.T) {
+// TestEtcdTLS_ClientCertificateMissing_NamesEndpoint runs on an etcd that requires a client certificate, and checks for a clear error without one.
+func TestEtcdTLS_ClientCertificateMissing_NamesEndpoint(t *testing.T) {
 	t.Parallel() // it waits for an etcd that refuses its connections
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -133,9 +133,9 @@ func TestClientCertificates(t *testing.T) {
 	}
 }
 
-// TestOverrides stores ConfigMaps in a second etcd, whose revisions are far from those of the first. (TestSplitEtcd tests that the
+// TestEtcdOverrides_ResourceIsInSecondEtcd stores ConfigMaps in a second etcd, whose revisions are far from those of the first. (TestSplitEtcd_RevisionsAreNotMixed tests that the
 // revisions are not mixed.)
-func TestOverrides(t *testing.T) {
+func TestEtcdOverrides_ResourceIsInSecondEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -195,9 +195,9 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 	}
 }
 
-// TestTransactionsBecomeVisibleAtOnce repeatedly writes several objects in one etcd transaction: no list, paged list or watch may
+// TestTransaction_BecomesVisibleAtomically repeatedly writes several objects in one etcd transaction: no list, paged list or watch may
 // show some of them without the others (I5).
-func TestTransactionsBecomeVisibleAtOnce(t *testing.T) {
+func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -268,9 +268,9 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 	}
 }
 
-// TestEtcdStopsAndReturns stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
+// TestEtcd_StoppedAndStarted_WatchesContinue stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
 // same watches continue.
-func TestEtcdStopsAndReturns(t *testing.T) {
+func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
 	t.Parallel() // it waits for reads to time out
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

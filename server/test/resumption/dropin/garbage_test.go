@@ -27,9 +27,9 @@ var corruptions = []corrupt{
 	{"custom, not decodable", thingsPath, thingsPrefix, "garbage", func(name string) object { return thing(name, "") }},
 }
 
-// TestGarbage writes such values to etcd, for a running server and for a starting one. LIST returns an error; all other requests
+// TestUndecodableValue_FailsListOnly writes such values to etcd, for a running server and for a starting one. LIST returns an error; all other requests
 // for the same resource succeed; after the value is deleted, LIST succeeds again.
-func TestGarbage(t *testing.T) {
+func TestUndecodableValue_FailsListOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

@@ -77,9 +77,9 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 	}
 }
 
-// TestOldEtcd uses an etcd whose progress notifications may overtake events. Requests that depend on the progress of the feed read
+// TestOldEtcd_ProgressDependentReads_UseEtcd uses an etcd whose progress notifications may overtake events. Requests that depend on the progress of the feed read
 // that etcd; all others are served from memory, whose revision advances with events.
-func TestOldEtcd(t *testing.T) {
+func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	t.Parallel() // it waits for bookmarks, and for reads that time out
 	path, version := harness.OldEtcd(t)
 	ctx := harness.Context(t, testTimeout)
@@ -255,8 +255,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	awaitBookmark(t, ctx, api, quietPath, harness.Revision(t, present), next)
 }
 
-// TestOldEtcdAndExplicitGates starts servers whose flags turn the gates that need a newer etcd on or off.
-func TestOldEtcdAndExplicitGates(t *testing.T) {
+// TestOldEtcd_GateEnabled_ServerRefusesToStart starts servers whose flags turn the gates that need a newer etcd on or off.
+func TestOldEtcd_GateEnabled_ServerRefusesToStart(t *testing.T) {
 	t.Parallel()
 	path, version := harness.OldEtcd(t)
 	ctx := harness.Context(t, testTimeout)
@@ -274,9 +274,9 @@ func TestOldEtcdAndExplicitGates(t *testing.T) {
 	exercise(t, ctx, off.API())
 }
 
-// TestVersionsOfEtcd has one server with many etcds, which are one etcd behind proxies that report different versions. The reads
+// TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted has one server with many etcds, which are one etcd behind proxies that report different versions. The reads
 // that reach each proxy show whether the server trusts its version.
-func TestVersionsOfEtcd(t *testing.T) {
+func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -370,9 +370,9 @@ func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.P
 	}
 }
 
-// TestEtcdWithoutProgress puts etcd's own gRPC proxy, which does not answer progress requests, in front of an etcd: one log line
+// TestEtcd_WithoutProgress_ReadsAreServedFromMemory puts etcd's own gRPC proxy, which does not answer progress requests, in front of an etcd: one log line
 // reports it, and memory answers consistent reads, also after writes outside the resources.
-func TestEtcdWithoutProgress(t *testing.T) {
+func TestEtcd_WithoutProgress_ReadsAreServedFromMemory(t *testing.T) {
 	t.Parallel() // it waits for an answer that is never sent
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

@@ -8,9 +8,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestReplicasStayTogether starts two servers on one etcd, at different revisions, and reads a resource without writes: both reach
+// TestReplicas_QuietResource_ReachEtcdRevision starts two servers on one etcd, at different revisions, and reads a resource without writes: both reach
 // the revision of etcd, for every kind of write (KEP-1904, the second scenario).
-func TestReplicasStayTogether(t *testing.T) {
+func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

@@ -23,9 +23,9 @@ type side struct {
 // uncachedPath is a resource that is read from etcd.
 const uncachedPath = "/api/v1/namespaces/default/events"
 
-// TestSplitEtcd is the test required by KEP-1904, on two etcds whose revisions are far apart: no resource of one etcd shows a
+// TestSplitEtcd_RevisionsAreNotMixed is the test required by KEP-1904, on two etcds whose revisions are far apart: no resource of one etcd shows a
 // revision of the other, and each resource follows all writes to its own etcd, including keys that are not of a resource.
-func TestSplitEtcd(t *testing.T) {
+func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

@@ -11,10 +11,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestAnEtcdThatUpstreamFilledAndBack fills an etcd through the upstream cacher, as a stock kube-apiserver does, serves it with the
+// TestEngineSwitch_UpstreamDataAndBack_IsPreserved fills an etcd through the upstream cacher, as a stock kube-apiserver does, serves it with the
 // engine, changes objects, serves it with both at once, and switches back: each server returns the same content as the previous
 // one.
-func TestAnEtcdThatUpstreamFilledAndBack(t *testing.T) {
+func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -115,9 +115,9 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 	}))
 }
 
-// TestLeasesOfEventsRunOut stores events with a lease in etcd, through one engine, and watches their expiry through the other,
+// TestEventLease_Expired_WatchSendsDeleted stores events with a lease in etcd, through one engine, and watches their expiry through the other,
 // served from etcd, which is the default, and from memory.
-func TestLeasesOfEventsRunOut(t *testing.T) {
+func TestEventLease_Expired_WatchSendsDeleted(t *testing.T) {
 	t.Parallel() // it waits for the leases
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)

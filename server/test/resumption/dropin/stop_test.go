@@ -8,9 +8,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestOrderlyStopLogsNoReflectorErrors: the server's own clients are stopped before their watches end, so no reflector logs a
+// TestShutdown_LogsNoReflectorErrors: the server's own clients are stopped before their watches end, so no reflector logs a
 // failed watch.
-func TestOrderlyStopLogsNoReflectorErrors(t *testing.T) {
+func TestShutdown_LogsNoReflectorErrors(t *testing.T) {
 	t.Parallel()
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream logs such errors when it is stopped soon after its start, or ends watches in a grace period")

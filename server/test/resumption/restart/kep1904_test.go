@@ -120,7 +120,7 @@ func expectX(t *testing.T, ctx context.Context, w *watcher, revision int64) {
 
 // The first example of KEP-1904's motivation: the only server is restarted while W, a watch for X, is synced to 100 and etcd is at
 // 101. W resumes at 100.
-func TestKEP1904OneServer(t *testing.T) {
+func TestKEP1904_OneServerRestarted_WatchResumes(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestKEP1904OneServer(t *testing.T) {
 
 // The second example: two servers are restarted, one when etcd is at 101 and one when it is at 102, and X is not changed. A watch
 // resumes on either server from a resource version of the other.
-func TestKEP1904TwoServers(t *testing.T) {
+func TestKEP1904_TwoServersRestarted_WatchResumesOnEither(t *testing.T) {
 	t.Parallel()
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {

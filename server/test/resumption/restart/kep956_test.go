@@ -17,7 +17,7 @@ import (
 // KEP-956's scenario: a selector matches 1 change in 1,000, and the watch is restarted 100 times, as 20 watches of 5 restarts each.
 // The measure is the number of changes that the server has to process for that: those since the revision at which a watch resumes.
 // The same changes are made to two resources; only the watches of one have bookmarks.
-func TestKEP956(t *testing.T) {
+func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
 	t.Parallel()
 	const (
 		watches, restarts = 20, 5

@@ -14,7 +14,7 @@ import (
 
 // 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
 // of etcd.
-func TestOneTotalOrder(t *testing.T) {
+func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 	t.Parallel()
 	const (
 		watchers   = 200

@@ -15,7 +15,7 @@ import (
 
 // There are no changes for three compactions with a restart in between. Watches with bookmarks are ended by their timeouts and by
 // the restart, and resume without a 410. A watch without bookmarks could not: its start revision is compacted.
-func TestQuietRegistry(t *testing.T) {
+func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 	t.Parallel()
 	interval := 5 * time.Second
 	if harness.Long() {

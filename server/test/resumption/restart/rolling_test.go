@@ -248,9 +248,9 @@ func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 	}
 }
 
-// TestRollingRestart restarts three servers one after the other, all at once, and all at once by SIGKILL, while 300 informers and
+// TestRollingRestart_InformersDoNotRelist restarts three servers one after the other, all at once, and all at once by SIGKILL, while 300 informers and
 // several writers run. No informer relists, gets a 410 or misses an event.
-func TestRollingRestart(t *testing.T) {
+func TestRollingRestart_InformersDoNotRelist(t *testing.T) {
 	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx)
 	o := s.rollingRestart(t, ctx, informerCount, true)
@@ -265,8 +265,8 @@ func TestRollingRestart(t *testing.T) {
 	}
 }
 
-// TestRollingRestartWithGatesOff shows that the test above can fail.
-func TestRollingRestartWithGatesOff(t *testing.T) {
+// TestRollingRestart_GatesOff_InformersRelist shows that the test above can fail.
+func TestRollingRestart_GatesOff_InformersRelist(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx, noGates)

@@ -10,7 +10,7 @@ import (
 
 // A bookmark of one server is valid on another one that is behind: the watch starts there, and delivers no event that the client
 // has received.
-func TestBookmarkOfANewerServer(t *testing.T) {
+func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
 	ctx := harness.Context(t, 2*time.Minute)

@@ -19,10 +19,10 @@ import (
 // compactKey is the key with which the compactors of API servers coordinate their turns.
 const compactKey = "compact_rev_key"
 
-// TestCompactors makes the compactors of Strata and of a peer share an etcd: both, either alone, and the peer's with a Strata that
+// TestCompactors_OfStrataAndPeer_AreFollowed makes the compactors of Strata and of a peer share an etcd: both, either alone, and the peer's with a Strata that
 // compacts nothing. (A kube-apiserver that compacts nothing does not follow other compactors: it continues to answer from its watch
 // cache.) Both servers refuse compacted revisions of either compactor and return a token to continue.
-func TestCompactors(t *testing.T) {
+func TestCompactors_OfStrataAndPeer_AreFollowed(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
 		p := c.start(t, ctx, "--etcd-compaction-interval=1s")

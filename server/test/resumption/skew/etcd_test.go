@@ -17,9 +17,9 @@ import (
 // etcdVersions are the tested minor versions of etcd, in order.
 var etcdVersions = []string{"3.6", "3.7"}
 
-// TestEtcdServers runs Strata on each etcd: progress advances lists and bookmarks of resources without writes, history is restored
+// TestEtcdVersions_StrataWorksOnEach runs Strata on each etcd: progress advances lists and bookmarks of resources without writes, history is restored
 // after a restart, a compaction takes effect, and a range that etcd sends in many parts is complete.
-func TestEtcdServers(t *testing.T) {
+func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 	t.Parallel()
 	for _, version := range etcdVersions {
 		t.Run("etcd="+version, func(t *testing.T) {
@@ -130,9 +130,9 @@ func rawConfigMap(namespace, name, text string) string {
 		name, namespace, namespace+"-"+name, text)
 }
 
-// TestEtcdUpgrade replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both continue, and a watch of
+// TestEtcdUpgrade_WatchDeliversEveryEvent replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both continue, and a watch of
 // Strata delivers all events.
-func TestEtcdUpgrade(t *testing.T) {
+func TestEtcdUpgrade_WatchDeliversEveryEvent(t *testing.T) {
 	t.Parallel()
 	for _, peer := range []string{upstream, older, newer} {
 		t.Run("peer="+peer, func(t *testing.T) {

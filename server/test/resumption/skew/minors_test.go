@@ -45,10 +45,10 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	return s
 }
 
-// TestStoredByEitherMinor fills an etcd through kube-apiserver 1.36. Strata's answers equal those of kube-apiserver 1.37, byte by
+// TestMinorVersions_StoredObjects_AreInterchangeable fills an etcd through kube-apiserver 1.36. Strata's answers equal those of kube-apiserver 1.37, byte by
 // byte. Then either of these two updates all objects: both store them in the same versions, of which several differ from those of
 // 1.36, and kube-apiserver 1.36 reads all of them.
-func TestStoredByEitherMinor(t *testing.T) {
+func TestMinorVersions_StoredObjects_AreInterchangeable(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx)
@@ -362,9 +362,9 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
-// TestFieldsOfTheNewerMinor writes a field that exists in 1.37 only, through Strata and through kube-apiserver 1.37. A
+// TestMinorVersions_NewField_IsDroppedByOlder writes a field that exists in 1.37 only, through Strata and through kube-apiserver 1.37. A
 // kube-apiserver 1.36 does not return it and drops it at the next update; then no server returns it.
-func TestFieldsOfTheNewerMinor(t *testing.T) {
+func TestMinorVersions_NewField_IsDroppedByOlder(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx)
@@ -410,9 +410,9 @@ func TestFieldsOfTheNewerMinor(t *testing.T) {
 	}
 }
 
-// TestEmulatedMinor compares Strata that emulates 1.36 with a kube-apiserver 1.37 that emulates 1.36: they serve the same
+// TestEmulatedVersion_MatchesUpstream compares Strata that emulates 1.36 with a kube-apiserver 1.37 that emulates 1.36: they serve the same
 // resources, have the same features, and store objects in the same versions.
-func TestEmulatedMinor(t *testing.T) {
+func TestEmulatedVersion_MatchesUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	s := startThree(t, ctx, "--emulated-version="+older)

@@ -13,9 +13,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestSideBySide runs Strata and a peer on one etcd: each returns the writes of the other, and resource versions, continue tokens,
+// TestSideBySide_PeerAcceptsWritesAndTokens runs Strata and a peer on one etcd: each returns the writes of the other, and resource versions, continue tokens,
 // definitions of resources, encrypted objects and leases of one are valid on the other.
-func TestSideBySide(t *testing.T) {
+func TestSideBySide_PeerAcceptsWritesAndTokens(t *testing.T) {
 	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.6"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
 		keys := newEncryption(t, "one", "two")

@@ -27,10 +27,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestTakeOverAndBack serves one etcd with a peer, then with Strata, then with the peer again, and so on, one server at a time,
+// TestTakeOver_AlternatingServers_InformersEqualEtcd serves one etcd with a peer, then with Strata, then with the peer again, and so on, one server at a time,
 // under continuous informers and under writes to etcd while no server runs. After each change the informers' stores equal etcd.
 // When Strata takes over, it refuses no resuming watch, and informers do not relist, unless their revisions are compacted.
-func TestTakeOverAndBack(t *testing.T) {
+func TestTakeOver_AlternatingServers_InformersEqualEtcd(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
 		peerProgram := program(t, c.peer)

@@ -66,8 +66,8 @@ func (n needle) in(data []byte) string {
 	return ""
 }
 
-// TestNeedle: a needle is found in each encoding.
-func TestNeedle(t *testing.T) {
+// TestNeedle_IsFoundInEveryEncoding: a needle is found in each encoding.
+func TestNeedle_IsFoundInEveryEncoding(t *testing.T) {
 	t.Parallel()
 	text, n := newNeedle("it")
 	for _, data := range []string{
@@ -84,10 +84,10 @@ func TestNeedle(t *testing.T) {
 	}
 }
 
-// TestSecretsStaySecret: the content of Secrets, the bearer tokens of requests and the server's own keys appear in no output of a
+// TestSecrets_AppearInNoOutput: the content of Secrets, the bearer tokens of requests and the server's own keys appear in no output of a
 // control plane: log, audit log, metrics, debug pages, errors for unreadable objects. With encryption at rest they do not appear in
 // etcd's files either, nor do the keys of continue tokens.
-func TestSecretsStaySecret(t *testing.T) {
+func TestSecrets_AppearInNoOutput(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	dir := env.Dir("canary")

@@ -43,9 +43,9 @@ func matches(patterns []string, path string) bool {
 	})
 }
 
-// TestDebugPages: users without permission can neither read the pages that a server serves beside the API, including those that
+// TestDebugPages_WithoutPermission_AreRefused: users without permission can neither read the pages that a server serves beside the API, including those that
 // Strata adds, nor use their actions.
-func TestDebugPages(t *testing.T) {
+func TestDebugPages_WithoutPermission_AreRefused(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)

@@ -33,10 +33,10 @@ var (
 		"verbs": []string{"impersonate-on:user-info:get", "impersonate-on:user-info:list"}}}
 )
 
-// TestImpersonation: a user with the right to impersonate another reads the objects that the other may read, and only by the
+// TestImpersonation_GrantsRightsOfImpersonatedUser: a user with the right to impersonate another reads the objects that the other may read, and only by the
 // requests for which impersonation is allowed. Other users are refused. Both engines record the impersonated user and the kind of
 // impersonation in the audit log.
-func TestImpersonation(t *testing.T) {
+func TestImpersonation_GrantsRightsOfImpersonatedUser(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)

@@ -153,10 +153,10 @@ func (w *world) variants(verb string) (few, many []variant) {
 	return few, many
 }
 
-// TestMatrix: users, times verbs, resources and scopes, times all options of a read and the forms of its answer. Unauthorized users
+// TestRBAC_EveryUserVerbAndOption_MatchesRoles: users, times verbs, resources and scopes, times all options of a read and the forms of its answer. Unauthorized users
 // are refused with 401 or 403; authorized users see exactly the objects that the roles allow; and both engines answer and audit the
 // same.
-func TestMatrix(t *testing.T) {
+func TestRBAC_EveryUserVerbAndOption_MatchesRoles(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
@@ -209,8 +209,8 @@ func TestMatrix(t *testing.T) {
 	w.same(t, ctx, "matrix", requests)
 }
 
-// TestSubresources: a subresource is authorized separately from its object.
-func TestSubresources(t *testing.T) {
+// TestRBAC_Subresource_IsAuthorizedSeparately: a subresource is authorized separately from its object.
+func TestRBAC_Subresource_IsAuthorizedSeparately(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)

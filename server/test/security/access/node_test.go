@@ -40,9 +40,9 @@ var podSelectors = []string{
 	"metadata.name=ME-x", "metadata.name=OTHER-x", "metadata.name=ME-x,spec.nodeName=OTHER", "spec.nodename=ME", "spec.nodeName=ME,x=y",
 }
 
-// TestNodes: a node lists and watches the pods bound to it, if its selector asks for exactly those, and reads the Secrets and
+// TestNodeAuthorizer_ReadsObjectsOfNodeOnly: a node lists and watches the pods bound to it, if its selector asks for exactly those, and reads the Secrets and
 // ConfigMaps that they mount. With any other selector it sees no other objects.
-func TestNodes(t *testing.T) {
+func TestNodeAuthorizer_ReadsObjectsOfNodeOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
@@ -147,8 +147,8 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestNodesWatchOnlyTheirPods: no watch that a node may open delivers events of other nodes' pods.
-func TestNodesWatchOnlyTheirPods(t *testing.T) { // not in parallel: others count pods
+// TestNodeAuthorizer_Watch_DeliversOwnPodsOnly: no watch that a node may open delivers events of other nodes' pods.
+func TestNodeAuthorizer_Watch_DeliversOwnPodsOnly(t *testing.T) { // not in parallel: others count pods
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	list, err := w.strata.API().List(ctx, pods.path(""), "")

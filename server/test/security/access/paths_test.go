@@ -9,9 +9,9 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestPaths: no form of path, method or query lets a user read an object without permission. Authorization parses the path once; a
+// TestRBAC_UnusualPaths_GrantNoAccess: no form of path, method or query lets a user read an object without permission. Authorization parses the path once; a
 // handler that parsed it again with another result would be a hole.
-func TestPaths(t *testing.T) {
+func TestRBAC_UnusualPaths_GrantNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)

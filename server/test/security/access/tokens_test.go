@@ -88,9 +88,9 @@ func (w *world) forgedRequests() []asked {
 	return requests
 }
 
-// TestTokens: a continue token sets the start position, not the permissions. With another user's token a user lists only permitted
+// TestContinueToken_OfOtherUser_GrantsNoAccess: a continue token sets the start position, not the permissions. With another user's token a user lists only permitted
 // objects. A forged token does not give access to other objects.
-func TestTokens(t *testing.T) {
+func TestContinueToken_OfOtherUser_GrantsNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
@@ -99,9 +99,9 @@ func TestTokens(t *testing.T) {
 	w.same(t, ctx, "forged", w.forgedRequests())
 }
 
-// TestSealedTokens: the same holds for sealed tokens and for plain tokens that are accepted beside them. A sealed token of another
+// TestSealedToken_OfOtherUserOrServer_GrantsNoAccess: the same holds for sealed tokens and for plain tokens that are accepted beside them. A sealed token of another
 // server is refused, and the refusal does not show its content.
-func TestSealedTokens(t *testing.T) {
+func TestSealedToken_OfOtherUserOrServer_GrantsNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)

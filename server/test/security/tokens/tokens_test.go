@@ -31,9 +31,9 @@ const (
 	metadata = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 )
 
-// TestSealedTokensOfAFleet: every replica opens the sealed tokens of the others, also after a replica was killed; forged tokens are
+// TestSealedToken_OtherReplica_OpensIt: every replica opens the sealed tokens of the others, also after a replica was killed; forged tokens are
 // refused.
-func TestSealedTokensOfAFleet(t *testing.T) {
+func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 	requireStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
@@ -296,8 +296,8 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 	}
 }
 
-// TestTheRingFollowsTheEncryptionConfiguration of a running server: the file gets a new key, then the old key is removed.
-func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
+// TestKeyRing_EncryptionConfigReloaded_IsReencrypted of a running server: the file gets a new key, then the old key is removed.
+func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
 	if !harness.Long() {
@@ -332,8 +332,8 @@ func TestTheRingFollowsTheEncryptionConfiguration(t *testing.T) {
 	readPage(t, ctx, s.API(), maps, token, 3, "")
 }
 
-// TestUpSeals: the tokens of strata up are sealed, with any other gates, and can be plain.
-func TestUpSeals(t *testing.T) {
+// TestUp_SealsContinueTokens: the tokens of strata up are sealed, with any other gates, and can be plain.
+func TestUp_SealsContinueTokens(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
 	ctx := harness.Context(t, testTimeout)
