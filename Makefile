@@ -43,7 +43,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs vulncheck clean
+        suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs check-commits prose vulncheck clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -93,7 +93,7 @@ FUZZ ?= ^Fuzz
 fuzz: ## run every fuzz target, one after another: make fuzz FUZZTIME=10m FUZZ='FuzzStored|FuzzItems'
 	.ci/fuzz '$(FUZZTIME)' '$(FUZZ)'
 
-lint: gofmt boundaries tidy check-docs prose vet staticcheck ## all static checks
+lint: gofmt boundaries tidy check-docs check-commits prose vet staticcheck ## all static checks
 
 gofmt: ## fail if a file is not formatted
 	@files=$$(find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -l) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
@@ -121,6 +121,9 @@ tidy: ## fail if a go.mod is not what go mod tidy would write
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
+
+check-commits: ## fail if the message of a commit is not "package: imperative phrase" and a body
+	.ci/check-commits
 
 prose: ## fail if comments or documents have many pronouns that name nothing (tools/prose)
 	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
