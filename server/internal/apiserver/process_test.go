@@ -71,39 +71,47 @@ func startEtcd(t *testing.T) string {
 	return etcd.Endpoint()
 }
 
-// minimalFlags returns what a server on etcd cannot do without, but for the port. Files go to dir.
+// minimalFlags returns the flags that a server on etcd requires, except the port. Files go to dir.
 func minimalFlags(t *testing.T, dir, etcdURL string) []string {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	flags, err := kubeAPIServerFlags(dir, etcdURL)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return flags
+}
+
+// kubeAPIServerFlags returns flags of kube-apiserver for a server on etcd, except the port, and writes the files that they
+// name to dir.
+func kubeAPIServerFlags(dir, etcdURL string) ([]string, error) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return nil, err
 	}
 	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	write := func(name string, content []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
+	for name, content := range map[string][]byte{
+		"sa.key":     pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}),
+		"sa.pub":     pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
+		"tokens.csv": []byte(adminToken + ",admin,admin,system:masters\n"),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			return nil, err
 		}
-		return path
 	}
-	privateFile := write("sa.key", pem.EncodeToMemory(&pem.Block{
-		Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
-	publicFile := write("sa.pub", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}))
-	tokenFile := write("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n"))
 	return []string{
 		"--etcd-servers=" + etcdURL,
 		"--bind-address=127.0.0.1",
 		"--cert-dir=" + dir,
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + publicFile,
-		"--service-account-signing-key-file=" + privateFile,
+		"--service-account-key-file=" + filepath.Join(dir, "sa.pub"),
+		"--service-account-signing-key-file=" + filepath.Join(dir, "sa.key"),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--authorization-mode=RBAC",
-		"--token-auth-file=" + tokenFile,
-	}
+		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
+	}, nil
 }
 
 // server is a running `strata apiserver`.
