@@ -39,7 +39,7 @@ func attempts[T any](ctx context.Context, timeout time.Duration, n int, f func(c
 			return answer, err
 		}
 		if n == 0 {
-			return answer, fmt.Errorf("no answer within %s: %w", timeout, context.DeadlineExceeded)
+			return answer, fmt.Errorf("no response within %s: %w", timeout, context.DeadlineExceeded)
 		}
 		timeout *= 2
 	}

@@ -18,9 +18,9 @@ import (
 var (
 	// ErrProgressBug: the server may send progress ahead of events, so progress is unreliable.
 	// Permanent for this server; see mirror.Options.EventsOnly.
-	ErrProgressBug = errors.New("progress of this etcd cannot be trusted")
+	ErrProgressBug = errors.New("progress notifications of etcd are unreliable")
 	// ErrVersionUnknown: a server did not report its version, or reported an invalid one.
-	ErrVersionUnknown = errors.New("version of etcd unknown")
+	ErrVersionUnknown = errors.New("unknown etcd version")
 )
 
 // versionTimeout bounds the wait for an answer to a request for a version. Servers answer
@@ -52,7 +52,7 @@ func CheckVersions(ctx context.Context, client *clientv3.Client) error {
 	}
 	unknown := map[string]error{}
 	for _, endpoint := range endpoints {
-		unknown[endpoint] = errors.New("no answer")
+		unknown[endpoint] = errors.New("no response")
 	}
 	for range endpoints {
 		var a answer
@@ -155,7 +155,7 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness,
 			return ByProgress, err
 		}
 		if !created {
-			return ByProgress, fmt.Errorf("probe etcd: no watch within %s", probeProgress)
+			return ByProgress, fmt.Errorf("probe etcd: watch not created within %s", probeProgress)
 		}
 	}
 	created, _, err = probeWatch(ctx, client, probeAnswer, "probe all keys", false, allKeys, clientv3.WithFromKey(), clientv3.WithRev(resp.Header.Revision+1))
@@ -165,7 +165,7 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness,
 	case err != nil:
 		return Unproven, nil
 	case !created:
-		return ByProgress, fmt.Errorf("probe etcd: no watch of all keys within %s", probeAnswer)
+		return ByProgress, fmt.Errorf("probe etcd: watch on all keys not created within %s", probeAnswer)
 	}
 	return ByEvents, nil
 }
@@ -199,7 +199,7 @@ func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duratio
 			case r.Err() != nil && ctx.Err() == nil:
 				return created, false, fmt.Errorf("probe etcd: %w", r.Err())
 			case !ok && ctx.Err() == nil:
-				return created, false, errors.New("probe etcd: the watch ended")
+				return created, false, errors.New("probe etcd: watch closed by the server")
 			case !ok:
 				return created, false, caller.Err()
 			case r.IsProgressNotify():
@@ -229,13 +229,13 @@ func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duratio
 func checkVersion(version string) error {
 	v, err := semver.NewVersion(strings.TrimPrefix(version, "v"))
 	if err != nil {
-		return fmt.Errorf("it says %q", version)
+		return fmt.Errorf("invalid version %q", version)
 	}
 	v.PreRelease = ""
 	bad := v.LessThan(semver.Version{Major: 3, Minor: 4, Patch: 31}) ||
 		v.Major == 3 && v.Minor == 5 && v.LessThan(semver.Version{Major: 3, Minor: 5, Patch: 13})
 	if bad {
-		return fmt.Errorf("%w: version %s may send progress ahead of events (etcd#15220, etcd#17507); 3.4.31, 3.5.13 or later is needed", ErrProgressBug, version)
+		return fmt.Errorf("%w: version %s may send progress ahead of events (etcd#15220, etcd#17507); 3.4.31, 3.5.13 or later is required", ErrProgressBug, version)
 	}
 	return nil
 }

@@ -175,11 +175,11 @@ func (c *Compactor) takeTurns(ctx context.Context) {
 		if err := c.turn(ctx, &l); err != nil && ctx.Err() == nil {
 			c.failures.Add(1)
 			if errors.Is(err, rpctypes.ErrNoSpace) {
-				c.opts.Logger.Error("etcd has no space left and takes no writes, so compactions cannot be announced and are not made; "+
-					"compact and defragment it by hand, then disarm its alarm", "err", err)
+				c.opts.Logger.Error("etcd database space exceeded, skipping compaction; "+
+					"compact and defragment etcd manually, then disarm its alarm", "err", err)
 				continue
 			}
-			c.opts.Logger.Error("etcd was not compacted; the next try is at the next turn", "interval", c.opts.Interval, "err", err)
+			c.opts.Logger.Error("failed to compact etcd; retrying after the interval", "interval", c.opts.Interval, "err", err)
 		}
 	}
 }
@@ -192,8 +192,8 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 	}
 	header, key := now.Header, only(now.Kvs)
 	if l.cluster != 0 && (header.ClusterId != l.cluster || header.Revision < l.rev) {
-		c.opts.Logger.Warn("etcd was restored or replaced; the revision to compact it to is found anew",
-			"revision", header.Revision, "was", l.rev)
+		c.opts.Logger.Warn("etcd was restored or replaced; restarting the compaction schedule",
+			"revision", header.Revision, "previousRevision", l.rev)
 		*l = ledger{}
 	}
 	l.cluster = header.ClusterId
@@ -221,11 +221,11 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 		Commit()
 	if err != nil {
 		l.tried = due
-		return fmt.Errorf("announce a compaction to %d: %w", due, err)
+		return fmt.Errorf("record compaction to %d in %s: %w", due, CompactionKey, err)
 	}
 	if resp.Header.ClusterId != l.cluster || resp.Header.Revision < due {
 		*l = ledger{}
-		return fmt.Errorf("etcd was restored while a compaction was announced: it is at %d, was at %d", resp.Header.Revision, due)
+		return fmt.Errorf("etcd was restored during a compaction: revision is %d, was %d", resp.Header.Revision, due)
 	}
 	l.rev = resp.Header.Revision
 	if !resp.Succeeded { // another process was faster
@@ -281,7 +281,7 @@ func (c *Compactor) follow(ctx context.Context) {
 			pause = followFirst
 			if lost {
 				lost = false
-				c.opts.Logger.Info("compactions of etcd are followed again", "key", CompactionKey)
+				c.opts.Logger.Info("watch on the compaction key resumed", "key", CompactionKey)
 			}
 		})
 		was := c.following.Swap(false)
@@ -293,7 +293,7 @@ func (c *Compactor) follow(ctx context.Context) {
 		}
 		if !lost && !was { // a loss that is repaired at once is not logged
 			lost = true
-			c.opts.Logger.Warn("compactions of etcd cannot be followed; trying again", "key", CompactionKey, "err", err)
+			c.opts.Logger.Warn("failed to watch the compaction key; retrying", "key", CompactionKey, "err", err)
 		}
 		if !sleep(ctx, pause) {
 			return
@@ -327,7 +327,7 @@ func (c *Compactor) watch(ctx context.Context, began func()) error {
 			return fmt.Errorf("watch %s: %w", CompactionKey, err)
 		}
 		if resp.Header.ClusterId != cluster {
-			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, cluster)
+			return fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, resp.Header.ClusterId, cluster)
 		}
 		if resp.Created {
 			c.following.Store(true)
@@ -356,7 +356,7 @@ func compactionStream(ctx context.Context) context.Context {
 func (c *Compactor) keepChecking(ctx context.Context) {
 	for sleep(ctx, c.opts.CheckInterval) {
 		if err := c.check(ctx); err != nil && ctx.Err() == nil {
-			c.opts.Logger.Debug("etcd did not tell what it is compacted to", "err", err)
+			c.opts.Logger.Debug("failed to read the compact revision of etcd", "err", err)
 		}
 	}
 }
@@ -380,14 +380,14 @@ func (c *Compactor) check(ctx context.Context) error {
 	}
 	floor, err := c.floor(ctx, oldest)
 	if err != nil {
-		return fmt.Errorf("%d is compacted; the oldest revision: %w", oldest, err)
+		return fmt.Errorf("revision %d is compacted, but the oldest revision is unknown: %w", oldest, err)
 	}
 	if _, err := c.read(ctx, compactionReadTries); err != nil { // the compaction may have been announced meanwhile
 		return err
 	}
 	if floor > c.CompactRevision() {
 		c.unannounced.Add(1)
-		c.opts.Logger.Info("etcd was compacted by somebody who has not announced it", "key", CompactionKey, "revision", floor)
+		c.opts.Logger.Info("detected a compaction that was not recorded in the compaction key", "key", CompactionKey, "revision", floor)
 		c.noteCompacted(floor)
 	}
 	return nil
@@ -406,7 +406,7 @@ func (c *Compactor) floor(ctx context.Context, gone mirror.Revision) (mirror.Rev
 			return 0, err
 		}
 	}
-	return 0, fmt.Errorf("etcd does not tell: %w", context.Cause(ctx))
+	return 0, fmt.Errorf("etcd did not report its compact revision: %w", context.Cause(ctx))
 }
 
 // read reads the key, linearizably, and applies the answer.
@@ -449,8 +449,8 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	c.mu.Unlock()
 	if !known {
 		c.doubts.Add(1)
-		c.opts.Logger.Warn("what announces compactions of etcd holds no revision from before it was written; it is not believed",
-			"key", CompactionKey, "value", fmt.Sprintf("%.40q", kv.Value), "written", kv.ModRevision)
+		c.opts.Logger.Warn("ignoring invalid compaction key: value is not a revision below its own mod revision",
+			"key", CompactionKey, "value", fmt.Sprintf("%.40q", kv.Value), "modRevision", kv.ModRevision)
 	}
 }
 

@@ -231,7 +231,7 @@ func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 				time.Sleep(testInterval / 2) // checks read it again
 				e.cut()                      // and a new watch
 				time.Sleep(testInterval / 4)
-				if n := log.count("not believed"); n != 1 || c.Stats().Doubts != 1 {
+				if n := log.count("ignoring invalid compaction key"); n != 1 || c.Stats().Doubts != 1 {
 					t.Errorf("%d lines, %d doubts", n, c.Stats().Doubts)
 				}
 				if len(f.told()) != 0 || c.CompactRevision() != 0 {
@@ -337,7 +337,7 @@ func TestCompactor_EtcdWithoutSpace_LogsAndContinues(t *testing.T) {
 		turns(e, 2)
 		makeRoom := e.failing("txn", rpctypes.ErrNoSpace)
 		turns(e, 2)
-		if log.count("no space left") != 2 || c.Stats().Failures != 2 {
+		if log.count("skipping compaction") != 2 || c.Stats().Failures != 2 {
 			t.Errorf("%+v\n%s", c.Stats(), &log.b)
 		}
 		makeRoom()
@@ -438,7 +438,7 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 		time.Sleep(followLast)
 		synctest.Wait()
 		equal(t, "after an outage", f.told(), []mirror.Revision{100, 200})
-		if log.count("cannot be followed") != 1 || log.count("followed again") != 1 {
+		if log.count("failed to watch the compaction key") != 1 || log.count("compaction key resumed") != 1 {
 			t.Errorf("want one line each:\n%s", &log.b)
 		}
 		if s := c.Stats(); s.Losses != 2 || !s.Following {
@@ -488,7 +488,7 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 				time.Sleep(10 * DefaultCheckInterval)
 				synctest.Wait()
 				equal(t, "forgotten", f.told(), want)
-				if n := int64(len(want)); c.Stats().Unannounced != n || log.count("not announced it") != len(want) {
+				if n := int64(len(want)); c.Stats().Unannounced != n || log.count("not recorded in the compaction key") != len(want) {
 					t.Errorf("%+v\n%s", c.Stats(), &log.b)
 				}
 			})

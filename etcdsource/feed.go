@@ -90,7 +90,7 @@ func (s *Source) Watch(ctx context.Context, prefix string, after driver.Header, 
 			return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, translate(err))
 		}
 		if id := clusterOf(resp.Header); id != after.ClusterID {
-			return fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, id, after.ClusterID)
+			return fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, id, after.ClusterID)
 		}
 		b := driver.Batch{Through: after.Revision}
 		switch {
@@ -170,7 +170,7 @@ func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clien
 			return nil, errors.New("etcd closed the watch")
 		case <-timer.C:
 			cancel()
-			return nil, fmt.Errorf("no member has begun it within %s: %w", timeout, context.DeadlineExceeded)
+			return nil, fmt.Errorf("watch not created within %s: %w", timeout, context.DeadlineExceeded)
 		case <-ctx.Done():
 			cancel()
 			return nil, context.Cause(ctx)
@@ -247,7 +247,7 @@ func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endp
 		}
 	}
 	if spare == nil {
-		return nil, fmt.Errorf("no member begins it: %w", last)
+		return nil, fmt.Errorf("no member created the watch: %w", last)
 	}
 	return spare, nil
 }

@@ -53,7 +53,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 				return false, err
 			}
 			if floor > now.Revision {
-				return false, fmt.Errorf("%w: %d, oldest is %d", mirror.ErrCompacted, now.Revision, floor)
+				return false, fmt.Errorf("%w: requested %d, oldest available %d", mirror.ErrCompacted, now.Revision, floor)
 			}
 			oldest = max(floor, now.Revision-bounds.Revisions)
 			if oldest == now.Revision || p.everythingFits(ctx, bounds.Bytes) {
@@ -66,7 +66,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 		}
 	})
 	if err != nil {
-		return 0, fmt.Errorf("oldest revision of %s: %w", prefix, err)
+		return 0, fmt.Errorf("find oldest revision of %s: %w", prefix, err)
 	}
 	return oldest, nil
 }
@@ -124,7 +124,7 @@ func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 		return c.floor, nil
 	}
 	if err == nil {
-		err = errors.New("etcd delivers what it has said is compacted")
+		err = errors.New("etcd accepted a watch from a revision that it reported as compacted")
 	}
 	return 0, err
 }

@@ -120,7 +120,7 @@ func (p *Pager) checkOrder(kvs []*mvccpb.KeyValue) error {
 	for i, kv := range kvs {
 		if string(kv.Key) < p.key || i > 0 && string(kv.Key) <= string(kvs[i-1].Key) ||
 			p.end != "" && p.end != "\x00" && string(kv.Key) >= p.end {
-			return fmt.Errorf("etcd lists %q among the keys from %q to %q, out of order or not asked for", kv.Key, p.key, p.end)
+			return fmt.Errorf("etcd returned key %q out of order or outside the requested range [%q, %q)", kv.Key, p.key, p.end)
 		}
 	}
 	return nil

@@ -139,7 +139,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 			return context.Cause(ctx)
 		case now := <-silence.C:
 			if now.Sub(waiting) > r.plan.patience && time.Duration(driver.Now()-heard.Load()) > r.plan.patience {
-				return fmt.Errorf("etcd says nothing for %s", r.plan.patience)
+				return fmt.Errorf("no response from etcd for %s", r.plan.patience)
 			}
 			continue
 		}

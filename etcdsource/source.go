@@ -167,7 +167,7 @@ func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, mo
 			err = page(p.KVs)
 		}
 		if err != nil {
-			return driver.Header{}, fmt.Errorf("keys of %s: %w", prefix, err)
+			return driver.Header{}, fmt.Errorf("list keys of %s: %w", prefix, err)
 		}
 		header = p.Header
 	}
@@ -191,7 +191,7 @@ func (s *Source) verify(ctx context.Context, after driver.Header) error {
 		return fmt.Errorf("verify revision %d: %w", after.Revision, err)
 	}
 	if now.ClusterID != after.ClusterID || now.Revision < after.Revision {
-		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, now.ClusterID, now.Revision, after.ClusterID, after.Revision)
+		return fmt.Errorf("%w: cluster ID %x at revision %d, was %x at revision %d", mirror.ErrRestored, now.ClusterID, now.Revision, after.ClusterID, after.Revision)
 	}
 	return nil
 }

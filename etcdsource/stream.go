@@ -39,7 +39,7 @@ func (s *streams) refuse() {
 var errStreamCut = errors.New("stream ended before the end of the range")
 
 // errStreamSilent: a member has left a stream without an answer for pageTimeout.
-var errStreamSilent = errors.New("stream brought nothing for too long")
+var errStreamSilent = errors.New("no response on the stream within the timeout")
 
 // stream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
 // with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
@@ -121,7 +121,7 @@ func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]drive
 	case status.Code(failed) == codes.Unimplemented:
 		s.streams.refuse()
 	case failed == nil && header.ClusterID != 0 && got.ClusterID != header.ClusterID:
-		return header, fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, got.ClusterID, header.ClusterID)
+		return header, fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, got.ClusterID, header.ClusterID)
 	case failed == nil:
 		header = got
 	}

@@ -71,7 +71,7 @@ const triesPerMember = 2
 func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.ClientConn) (moved bool, err error)) error {
 	endpoints := s.client.Endpoints()
 	if len(endpoints) == 0 {
-		return errors.New("a client inside the server's process has no connection")
+		return errors.New("client has no endpoints: in-process clients are not supported")
 	}
 	backoff := 50 * time.Millisecond
 	for i, tries := rand.IntN(len(endpoints)), 0; ; i++ {
@@ -197,7 +197,7 @@ func (l *watchStream) receive(maxBytes int) (*pb.WatchResponse, error) {
 type compactedError struct{ floor mirror.Revision }
 
 func (e *compactedError) Error() string {
-	return fmt.Sprintf("%v: oldest is %d", mirror.ErrCompacted, e.floor)
+	return fmt.Sprintf("%v: oldest available %d", mirror.ErrCompacted, e.floor)
 }
 func (e *compactedError) Unwrap() error { return mirror.ErrCompacted }
 
@@ -213,11 +213,11 @@ func (l *watchStream) part() (*pb.WatchResponse, error) {
 	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):
 		return nil, errors.New("etcd sent a watch response without a header, or an event without a key")
 	case clusterOf(r.Header) != l.cluster:
-		return nil, fmt.Errorf("%w: cluster %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
+		return nil, fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
 	case r.CompactRevision != 0:
 		return nil, &compactedError{floor: r.CompactRevision}
 	case r.Canceled:
-		return nil, fmt.Errorf("etcd ended a watch: %s", r.CancelReason)
+		return nil, fmt.Errorf("etcd canceled the watch: %s", r.CancelReason)
 	}
 	return r, nil
 }

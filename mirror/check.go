@@ -34,7 +34,7 @@ func (w *writer) checkClock() error {
 	before := w.checked
 	w.checked = now
 	if now.rev < before.rev && now.restores == before.restores {
-		return broken("I1", "the clock went from %d back to %d without a restore", before.rev, now.rev)
+		return broken("I1", "published revision decreased from %d to %d without a restore", before.rev, now.rev)
 	}
 	if err := w.published.Check(); err != nil {
 		return broken("I6", "%w", err)
@@ -53,11 +53,11 @@ func (w *writer) checkBudget() error {
 		versions += t.versionBytes.Load()
 	}
 	if h, v := w.stats.HistoryBytes.Load(), w.stats.VersionBytes.Load(); h != history || v != versions || history+versions > w.opts.Window.MaxBytes {
-		return broken("I7", "counts %d bytes of history and %d of versions, holds %d and %d, limit %d",
+		return broken("I7", "recorded %d bytes of history and %d of versions, actual %d and %d, limit %d",
 			h, v, history, versions, w.opts.Window.MaxBytes)
 	}
 	if unclaimed != w.unclaimed || unclaimed > w.opts.UnclaimedBytes {
-		return broken("I7", "counts %d bytes without a claim, holds %d, limit %d", w.unclaimed, unclaimed, w.opts.UnclaimedBytes)
+		return broken("I7", "recorded %d unclaimed bytes, actual %d, limit %d", w.unclaimed, unclaimed, w.opts.UnclaimedBytes)
 	}
 	return nil
 }

@@ -16,12 +16,12 @@ func (t *table) check(now Revision) error {
 	}
 	if lin == nil {
 		if t.history.bytes != 0 {
-			return broken("I7", "counts %d bytes of history, holds none", t.history.bytes)
+			return broken("I7", "recorded %d bytes of history, actual none", t.history.bytes)
 		}
 		return nil
 	}
 	if head := lin.head.Load(); head.rev > now {
-		return broken("I5", "version %d is newer than the clock %d", head.rev, now)
+		return broken("I5", "version %d is newer than the published revision %d", head.rev, now)
 	}
 	if err := lin.head.Load().tree.Check(); err != nil {
 		return broken("I2", "%w", err)
@@ -42,7 +42,7 @@ func (t *table) check(now Revision) error {
 func (h *history) check(now Revision) error {
 	for i, m := range h.marks {
 		if m.rev > now || i > 0 && m.rev < h.marks[i-1].rev {
-			return broken("I7", "mark %d is at %d, clock %d, marks %v", i, m.rev, now, h.marks)
+			return broken("I7", "mark %d is at %d, published revision %d, marks %v", i, m.rev, now, h.marks)
 		}
 	}
 	return nil
@@ -55,10 +55,10 @@ func (l *lineage) checkEvents(now Revision) error {
 	for seq := l.log.First(); seq < l.log.End(); seq++ {
 		e := l.log.At(seq)
 		if e == nil {
-			return broken("I3", "event number %d is missing, the log has %d to %d", seq, l.log.First(), l.log.End())
+			return broken("I3", "event %d is missing, the log has events %d to %d", seq, l.log.First(), l.log.End())
 		}
 		if e.Rev < last || e.Rev == l.log.Floor() || e.Rev > now {
-			return broken("I3", "event of %d after %d, floor %d, clock %d", e.Rev, last, l.log.Floor(), now)
+			return broken("I3", "event at revision %d after revision %d, floor %d, published revision %d", e.Rev, last, l.log.Floor(), now)
 		}
 		last = e.Rev
 	}
@@ -75,10 +75,10 @@ func (t *table) checkCounts(lin *lineage) error {
 	missing, head := 0, lin.head.Load()
 	for e := range head.tree.All("", "") {
 		if t.w.route(e.Key()) != t {
-			return broken("I8", "holds %q of another resource", e.Key())
+			return broken("I8", "contains key %q of another resource", e.Key())
 		}
 		if e.mod > head.rev {
-			return broken("I5", "version %d holds %q of %d", head.rev, e.Key(), e.mod)
+			return broken("I5", "version %d contains key %q with mod revision %d", head.rev, e.Key(), e.mod)
 		}
 		if e.hasValue() {
 			bytes += e.Size()
@@ -94,7 +94,7 @@ func (t *table) checkCounts(lin *lineage) error {
 		}
 	}
 	if bytes != t.bytes || missing != t.missing || history != t.history.bytes {
-		return broken("I7", "counts %d bytes, %d without value, %d of history; holds %d, %d, %d", t.bytes, t.missing, t.history.bytes, bytes, missing, history)
+		return broken("I7", "recorded %d bytes, %d entries without value, %d bytes of history; actual %d, %d, %d", t.bytes, t.missing, t.history.bytes, bytes, missing, history)
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (t *table) checkCounts(lin *lineage) error {
 func (l *lineage) checkVersions() error {
 	made, checkpoints := *l.cachedVersions.Load(), *l.checkpoints.Load()
 	if len(made) > maxCachedVersions {
-		return broken("I7", "%d versions are kept for readers", len(made))
+		return broken("I7", "%d versions are cached for readers", len(made))
 	}
 	if !slices.IsSortedFunc(checkpoints, func(a, b *version) int { return cmp.Compare(a.seq, b.seq) }) {
 		return broken("I3", "checkpoints do not ascend")
@@ -115,7 +115,7 @@ func (l *lineage) checkVersions() error {
 	made = slices.DeleteFunc(slices.Clone(made), func(v *version) bool { return v.seq < seq })
 	t, ok := l.replayLog(head, seq)
 	if !ok {
-		return broken("I3", "cannot roll from %d back to %d", head.rev, l.oldest())
+		return broken("I3", "cannot roll back from revision %d to %d", head.rev, l.oldest())
 	}
 	first := &version{tree: t, seq: seq}
 	for _, v := range append(slices.Concat(checkpoints, made), head) {

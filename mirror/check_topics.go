@@ -25,7 +25,7 @@ func (c *changes) check(prefix string, lin *lineage) error {
 	}
 	// A cursor that joins is counted before it has a topic.
 	if n := c.subscribed.Load(); n < int64(cursors) {
-		return broken("I4", "counts %d cursors on topics, has %d", n, cursors)
+		return broken("I4", "recorded %d cursors on topics, actual %d", n, cursors)
 	}
 	return nil
 }
@@ -46,10 +46,10 @@ func (ts *topics) checkLocked() error {
 		cursors += t.cursors
 	}
 	if cursors != ts.cursors {
-		return broken("I7", "counts %d cursors of topics, has %d", ts.cursors, cursors)
+		return broken("I7", "recorded %d cursors of topics, actual %d", ts.cursors, cursors)
 	}
 	if n := ts.waiting.Load(); n != int64(len(ts.awaited)) {
-		return broken("I4", "counts %d topics to wake, has %d", n, len(ts.awaited))
+		return broken("I4", "recorded %d topics to wake, actual %d", n, len(ts.awaited))
 	}
 	if len(ts.due) > 0 {
 		return broken("I4", "%d topics were not woken", len(ts.due))

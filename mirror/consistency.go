@@ -68,13 +68,13 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	header, err := r.m.opts.Source.Keys(ctx, r.prefix, snap.Rev, c.page, c.compare)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("check %s at %d: %w", r.prefix, snap.Rev, err)
+		return nil, fmt.Errorf("check %s at revision %d: %w", r.prefix, snap.Rev, err)
 	case header.ClusterID != r.m.cluster.Load():
-		return nil, fmt.Errorf("check %s at %d: %w: cluster %x", r.prefix, snap.Rev, ErrRestored, header.ClusterID)
+		return nil, fmt.Errorf("check %s at revision %d: %w: cluster ID %x", r.prefix, snap.Rev, ErrRestored, header.ClusterID)
 	}
 	c.rest()
 	if r.cur.Load() != snap.lin {
-		return nil, fmt.Errorf("check %s at %d: %w", r.prefix, snap.Rev, ErrSuperseded)
+		return nil, fmt.Errorf("check %s at revision %d: %w", r.prefix, snap.Rev, ErrSuperseded)
 	}
 	check := &Check{Snapshot: snap, Differences: c.found, Count: c.count}
 	if c.count == 0 {
@@ -190,7 +190,7 @@ func (c *comparison) repair(check *Check) (bool, error) {
 	var keys []repairedKey
 	var err error
 	if check.Count > len(check.Differences) {
-		err = fmt.Errorf("%d keys", check.Count)
+		err = fmt.Errorf("%d keys differ", check.Count)
 	}
 	bytes := int64(0)
 	for _, d := range check.Differences {
@@ -202,7 +202,7 @@ func (c *comparison) repair(check *Check) (bool, error) {
 			bytes += fix.entry.footprint()
 		}
 		if err == nil && bytes > repairBytes {
-			err = fmt.Errorf("more than %d MiB", repairBytes>>20)
+			err = fmt.Errorf("differing objects exceed %d MiB", repairBytes>>20)
 		}
 		keys = append(keys, fix)
 	}
@@ -226,7 +226,7 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 	}
 	kv, ok, err := c.r.m.opts.Source.Get(ctx, d.Key, at)
 	if err == nil && (!ok || kv.ModRevision != d.Etcd) {
-		err = fmt.Errorf("%w: etcd has %q of %d at %d, told of %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
+		err = fmt.Errorf("%w: key %q has mod revision %d at revision %d, was listed with mod revision %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
 	}
 	if err != nil {
 		return repairedKey{}, err
@@ -252,7 +252,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 		was, held := snap.Get(k.key)
 		now, _ := head.tree.Get(k.key)
 		if was != now {
-			err = fmt.Errorf("%q has changed since", k.key)
+			err = fmt.Errorf("key %q has changed since the check", k.key)
 			break
 		}
 		if held {
@@ -261,7 +261,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 		replace(edit, was, k.entry)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: a check has found it different from etcd: %w", ErrDiverged, err)
+		err = fmt.Errorf("%w: consistency check found differences that cannot be repaired in place: %w", ErrDiverged, err)
 		w.onDivergence(t, err)
 		t.suspect = true // when it is loaded
 		return err

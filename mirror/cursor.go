@@ -48,7 +48,7 @@ func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error)
 func (c *Cursor) bind(lin *lineage) error {
 	seq := lin.log.After(c.pos)
 	if floor := lin.log.Floor(); c.pos < floor {
-		return fmt.Errorf("%w: asked %d, floor %d", ErrCompacted, c.pos, floor)
+		return fmt.Errorf("%w: requested %d, oldest available %d", ErrCompacted, c.pos, floor)
 	}
 	t, by := c.topic, c.by
 	c.Close()
@@ -76,7 +76,7 @@ func (c *Cursor) succeed() error {
 		lin = lin.successor.Load()
 	}
 	if lin == nil || lin.private {
-		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
+		return fmt.Errorf("%w: resource was relisted after revision %d", ErrCompacted, c.pos)
 	}
 	return c.bind(lin)
 }
@@ -85,7 +85,7 @@ func (c *Cursor) succeed() error {
 // read together with the cursor's position may then differ from later reads.
 func (c *Cursor) Err() error {
 	if c.lin.log.Dead() {
-		return fmt.Errorf("%w: the resource was listed anew after %d", ErrCompacted, c.pos)
+		return fmt.Errorf("%w: resource was relisted after revision %d", ErrCompacted, c.pos)
 	}
 	return nil
 }
@@ -261,7 +261,7 @@ func (r *reading) postings(end uint64) outcome {
 func (r *reading) stop(o outcome) ([]*Event, error) {
 	switch o {
 	case dropped:
-		return r.buf, fmt.Errorf("%w: at %d, floor %d", ErrCompacted, r.pos, r.lin.log.Floor())
+		return r.buf, fmt.Errorf("%w: watch is at %d, oldest available %d", ErrCompacted, r.pos, r.lin.log.Floor())
 	case noRoom:
 		if first := r.lin.log.After(r.pos); first < r.seq {
 			r.inside = r.seq - first

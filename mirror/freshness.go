@@ -18,7 +18,7 @@ func (s *shared) requestProgress(ctx context.Context) {
 	defer cancel()
 	s.stats.ProgressRequests.Add(1)
 	if err := s.opts.Source.RequestProgress(ctx); err != nil && s.ctx.Err() == nil {
-		s.opts.Logger.Debug("progress request failed", "error", err)
+		s.opts.Logger.Debug("progress request failed", "err", err)
 	}
 }
 
@@ -29,7 +29,7 @@ func (s *shared) readRevision(ctx context.Context) (Revision, error) {
 	answer, err := s.opts.Source.ReadRevision(ctx)
 	if err == nil && known.ReplacedBy(answer) && (s.installedLists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
 		// The writer has not detected it meanwhile.
-		err = fmt.Errorf("%w: it is at %d, was at %d", ErrRestored, answer.Revision, known.Revision)
+		err = fmt.Errorf("%w: revision is %d, was %d", ErrRestored, answer.Revision, known.Revision)
 		s.restart(lists, err)
 	}
 	if err != nil {

@@ -41,11 +41,11 @@ func (l *load) lacks(prefix string) bool {
 }
 
 // errStart is the reason for the first list.
-var errStart = errors.New("start")
+var errStart = errors.New("initial list")
 
 // errOvertaken: etcd was compacted past the published revision, which does not advance without progress. The
 // whole prefix has to be listed.
-var errOvertaken = fmt.Errorf("%w: the clock", ErrCompacted)
+var errOvertaken = fmt.Errorf("%w: etcd was compacted past the published revision", ErrCompacted)
 
 // omit reports whether key is under an excluded prefix, and records that prefix in left.
 func omit(key []byte, excluded []string, left *[]string) bool {
@@ -86,7 +86,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 		for i := range page {
 			kv := &page[i]
 			if last != nil && bytes.Compare(last, kv.Key) >= 0 {
-				return fmt.Errorf("%w: %q is listed after %q", ErrDiverged, kv.Key, last)
+				return fmt.Errorf("%w: list out of order: key %q after key %q", ErrDiverged, kv.Key, last)
 			}
 			last, newest = kv.Key, max(newest, kv.ModRevision)
 			if !omit(kv.Key, excluded, &l.left) {
@@ -100,7 +100,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 		return ctx.Err()
 	})
 	if l.err == nil && newest > l.header.Revision {
-		l.err = fmt.Errorf("%w: a list at %d has a key of %d", ErrDiverged, l.header.Revision, newest)
+		l.err = fmt.Errorf("%w: list at revision %d contains mod revision %d", ErrDiverged, l.header.Revision, newest)
 	}
 	l.through = l.header.Revision
 	return l
@@ -117,7 +117,7 @@ func (o *loader) replay(ctx context.Context, l *load, prefix string, after drive
 		for i := range b.Changes {
 			c := &b.Changes[i]
 			if c.ModRevision <= begin || c.ModRevision < last || c.ModRevision > min(b.Through, through) {
-				return fmt.Errorf("%w: history has %d at %q after %d, up to %d", ErrDiverged, c.ModRevision, c.Key, last, through)
+				return fmt.Errorf("%w: history out of order: revision %d of key %q after revision %d, last requested revision %d", ErrDiverged, c.ModRevision, c.Key, last, through)
 			}
 			last = c.ModRevision
 			if omit(c.Key, excluded, &l.left) {
@@ -228,7 +228,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 		if !errors.Is(err, ErrCompacted) {
 			break
 		}
-		o.opts.Logger.Info("compaction has overtaken the history that was being read; once more", "prefix", prefix, "revision", now.Revision)
+		o.opts.Logger.Info("history was compacted while it was read; retrying", "prefix", prefix, "revision", now.Revision)
 		if again == nil {
 			continue
 		}
@@ -239,8 +239,8 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 			break
 		}
 	}
-	o.opts.Logger.Warn("history could not be restored; watches of revisions before this one are refused",
-		"prefix", prefix, "revision", now.Revision, "error", err)
+	o.opts.Logger.Warn("history could not be restored; rejecting watches from earlier revisions",
+		"prefix", prefix, "revision", now.Revision, "err", err)
 	return nil
 }
 
@@ -252,7 +252,7 @@ func (o *loader) loadSince(ctx context.Context, prefix string, after driver.Head
 		return nil, l.err
 	}
 	if l.header.ClusterID != after.ClusterID {
-		return nil, fmt.Errorf("%w: cluster %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
+		return nil, fmt.Errorf("%w: cluster ID %x, was %x", ErrRestored, l.header.ClusterID, after.ClusterID)
 	}
 	listed := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
@@ -285,7 +285,7 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 		l = o.listAhead(ctx, prefix)
 	}
 	if l.err == nil && l.header.ClusterID != o.known().ClusterID {
-		l.err = fmt.Errorf("%w: cluster %x", ErrRestored, l.header.ClusterID)
+		l.err = fmt.Errorf("%w: cluster ID %x", ErrRestored, l.header.ClusterID)
 	}
 	return l
 }
@@ -295,7 +295,7 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 // reached it; the wait requests progress. Error, if there is no progress: errOvertaken.
 func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	if o.opts.EventsOnly {
-		return &load{err: fmt.Errorf("%w, at %d", errOvertaken, o.known().Revision)}
+		return &load{err: fmt.Errorf("%w %d", errOvertaken, o.known().Revision)}
 	}
 	l := o.list(ctx, prefix, 0)
 	if l.err == nil {

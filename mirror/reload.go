@@ -23,8 +23,8 @@ func (w *writer) installAll(l *load) {
 	now := driver.Header{ClusterID: l.header.ClusterID, Revision: l.through}
 	restored := w.known().ReplacedBy(now)
 	if restored {
-		w.opts.Logger.Warn("etcd was restored or replaced; everything starts anew", "prefix", w.opts.Prefix,
-			"revision", l.through, "was", w.published.Revision())
+		w.opts.Logger.Warn("etcd was restored or replaced; discarding all cached state", "prefix", w.opts.Prefix,
+			"revision", l.through, "previousRevision", w.published.Revision())
 		w.stats.Restores.Add(1)
 		w.compacted.Store(0)
 		w.stats.Compacted.Store(0)
@@ -145,7 +145,7 @@ func (t *table) grow(l *load) (*lineage, error) {
 // first time, with growing delays if the contradictions continue.
 func (w *writer) onDivergence(t *table, err error) {
 	delay := t.divergenceBackoff.next(time.Now())
-	w.opts.Logger.Error("memory contradicts etcd: an event was lost or came twice; the resource is listed anew", "prefix", t.prefix, "in", delay, "error", err)
+	w.opts.Logger.Error("event does not match the cached state (lost or duplicated event); relisting resource", "prefix", t.prefix, "delay", delay, "err", err)
 	w.stats.Divergences.Add(1)
 	// A restored history must not reach back to events that clients have received differently.
 	w.trustedSince.Store(max(w.published.Revision(), w.trustedSince.Load()))
@@ -159,7 +159,7 @@ func (w *writer) noteDivergence(t *table) {
 		// One lost event concerns one resource. If two resources contradict the feed, the feed does
 		// not continue the cached state, for example because etcd was restored and written to
 		// since; then the whole cached state is in doubt.
-		w.contradiction = fmt.Errorf("%w: of %s and of %s", ErrDiverged, w.divergedTable.prefix, t.prefix)
+		w.contradiction = fmt.Errorf("%w: %s and %s", ErrDiverged, w.divergedTable.prefix, t.prefix)
 	} else {
 		w.divergedTable, w.divergedAt = t, now
 	}
@@ -238,7 +238,7 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 			return
 		}
 		r.resource.counts.loadFailures.Add(1)
-		r.opts.Logger.Warn("listing a resource failed", "prefix", r.resource.prefix, "error", l.err)
+		r.opts.Logger.Warn("failed to list resource; retrying", "prefix", r.resource.prefix, "err", l.err)
 		delay = next
 	}
 }

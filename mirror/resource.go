@@ -110,9 +110,9 @@ func latestCovering(r *Resource, rev Revision) (Snapshot, error) {
 	}
 	switch oldest := now.lin.oldest(); {
 	case rev > now.Rev:
-		return Snapshot{}, fmt.Errorf("%w: asked %d, clock %d", ErrFutureRevision, rev, now.Rev)
+		return Snapshot{}, fmt.Errorf("%w: requested %d, latest published %d", ErrFutureRevision, rev, now.Rev)
 	case rev < oldest:
-		return Snapshot{}, fmt.Errorf("%w: asked %d, oldest %d", ErrCompacted, rev, oldest)
+		return Snapshot{}, fmt.Errorf("%w: requested %d, oldest available %d", ErrCompacted, rev, oldest)
 	}
 	return now, nil
 }
@@ -159,7 +159,7 @@ func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry,
 		return nil
 	})
 	if err == nil && header.ClusterID != r.m.cluster.Load() {
-		err = fmt.Errorf("%w: cluster %x", ErrNotReady, header.ClusterID)
+		err = fmt.Errorf("%w: response from cluster ID %x", ErrNotReady, header.ClusterID)
 	}
 	return entries, header.Revision, err
 }

@@ -23,11 +23,11 @@ func (x *txn) add(key string, rev Revision, e *Entry) error {
 	prev, held := x.edit.Get(key)
 	switch {
 	case e == nil && !held:
-		return fmt.Errorf("%w: deletion of %q at %d, which is not held", ErrDiverged, key, rev)
+		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", ErrDiverged, key, rev)
 	case e == nil:
 		x.edit.Delete(key)
 	case e.version != 0 && (held && (e.version != prev.version+1 || e.create != prev.create) || !held && e.version != 1):
-		return fmt.Errorf("%w: write %d of %q at %d does not follow what is held", ErrDiverged, e.version, key, rev)
+		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.version)
 	default:
 		if e.version == 0 {
 			x.t.w.stats.uncounted.Store(true)

@@ -276,7 +276,7 @@ func (s *sorted) checkEventLocked(e *sortedEvent) error {
 			return nil
 		}
 		if seqs, ok := t.postings.From(e.seq); !ok || len(seqs) == 0 || seqs[0] != e.seq {
-			return fmt.Errorf("topic %q lacks it", name)
+			return fmt.Errorf("event is missing in topic %q", name)
 		}
 		return nil
 	}
@@ -284,7 +284,7 @@ func (s *sorted) checkEventLocked(e *sortedEvent) error {
 		for _, v := range e.values() {
 			t := s.byName[v]
 			if t == nil && e.seq >= s.oldestLocked() {
-				return fmt.Errorf("its value %q has no topic", v)
+				return fmt.Errorf("value %q has no topic", v)
 			}
 			if t != nil {
 				if err := has(v, t); err != nil {

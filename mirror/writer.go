@@ -60,7 +60,7 @@ func (w *writer) run(ctx context.Context) {
 			why = err // it was loaded, and err is the reason to load it again
 		}
 		w.stats.Relists.Add(1)
-		w.opts.Logger.Warn("mirror lists anew", "prefix", w.opts.Prefix, "error", err)
+		w.opts.Logger.Warn("relisting all resources", "prefix", w.opts.Prefix, "err", err)
 		if time.Since(began) > retryLast {
 			backoff = retryFirst
 		}
@@ -122,7 +122,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 			return err
 		}
 		w.stats.Reconnects.Add(1)
-		w.opts.Logger.Warn("feed lost, resuming", "prefix", w.opts.Prefix, "revision", w.published.Revision(), "error", err)
+		w.opts.Logger.Warn("watch on etcd ended; resuming", "prefix", w.opts.Prefix, "revision", w.published.Revision(), "err", err)
 		if w.published.Revision() > before {
 			backoff = retryFirst
 		}
@@ -194,7 +194,7 @@ func (w *writer) apply(b driver.Batch) error {
 		b.Through = b.Changes[len(b.Changes)-1].ModRevision
 	}
 	if len(b.Changes) == 0 && b.Through < now {
-		return fmt.Errorf("%w: etcd is at %d, was at %d", ErrRestored, b.Through, now)
+		return fmt.Errorf("%w: revision is %d, was %d", ErrRestored, b.Through, now)
 	}
 	w.touched = w.touched[:0]
 	last, arrived := now, driver.Now()
@@ -202,7 +202,7 @@ func (w *writer) apply(b driver.Batch) error {
 		c := &b.Changes[i]
 		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
 			// Progress has overtaken an event (etcd#15220), or an event was repeated.
-			return fmt.Errorf("%w: event of %d at %q after %d", ErrDiverged, c.ModRevision, c.Key, max(last, now))
+			return fmt.Errorf("%w: event for key %q at revision %d received after revision %d", ErrDiverged, c.Key, c.ModRevision, max(last, now))
 		}
 		last = c.ModRevision
 		t := w.route(string(c.Key))

@@ -87,7 +87,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	stop()
 	if killErr := syscall.Kill(group, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
-		return errors.Join(err, fmt.Errorf("kill what %s left behind: %w", cmd.Path, killErr))
+		return errors.Join(err, fmt.Errorf("kill processes left by %s: %w", cmd.Path, killErr))
 	}
 	return errors.Join(err, ctx.Err())
 }

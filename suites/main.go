@@ -43,9 +43,9 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "run only the subset that every change must pass, and write nothing")
 	flag.BoolVar(&o.write, "write", true, "write suites/results.json and docs/conformance.md")
 	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from suites/results.json")
-	flag.BoolVar(&o.missing, "missing", false, "run only the units that suites/results.json does not have for this version: goes on after an interrupted run")
+	flag.BoolVar(&o.missing, "missing", false, "run only the units that suites/results.json does not have for this version: continues an interrupted run")
 	flag.IntVar(&o.jobs, "jobs", 2, "how many units run at once; builds run one by one beside them")
-	flag.DurationVar(&o.period, "for", 0, "start no unit after this `time`; with -missing another run goes on from there")
+	flag.DurationVar(&o.period, "for", 0, "start no unit after this `time`; with -missing another run continues from there")
 	flag.BoolVar(&o.keep, "keep", false, "keep the test binaries in bin/suites")
 	flag.StringVar(&env.Root, "root", "..", "the `directory` of the repository")
 	flag.IntVar(&env.Parallel, "parallel", 2, "how many parallel tests of a binary run at once (-test.parallel)")
@@ -242,7 +242,7 @@ func (s *session) verdict() error {
 		return fmt.Errorf("%d problems in %d units", len(s.problems), s.ran)
 	}
 	if s.left > 0 {
-		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: go on with -missing", s.ran, s.left)
+		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: continue with -missing", s.ran, s.left)
 	}
 	fmt.Printf("%d units, no unexplained difference, %.0f s\n", s.ran, time.Since(s.started).Seconds())
 	return nil

@@ -61,7 +61,7 @@ func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) 
 		if len(again) == 0 {
 			break
 		}
-		fmt.Printf("%s %s: again: %s\n", suite.Name, unit.Name, strings.Join(again, " "))
+		fmt.Printf("%s %s: retrying: %s\n", suite.Name, unit.Name, strings.Join(again, " "))
 		for _, test := range again {
 			u.retried[test] = true
 		}

@@ -197,7 +197,7 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 		}
 		if at > s.rev {
 			defer s.mu.Unlock()
-			return driver.Header{}, fmt.Errorf("%w: list at %d, newest %d", mirror.ErrRestored, at, s.rev)
+			return driver.Header{}, fmt.Errorf("%w: list at %d, latest %d", mirror.ErrRestored, at, s.rev)
 		}
 		header.Revision = at
 		state = map[string]driver.KV{}
@@ -307,7 +307,7 @@ func (s *Store) Replay(ctx context.Context, prefix string, after driver.Header, 
 // state.
 func (s *Store) sameLocked(h driver.Header) error {
 	if h.ClusterID != s.cluster || h.Revision > s.rev {
-		return fmt.Errorf("%w: cluster %x at %d, was %x at %d", mirror.ErrRestored, s.cluster, s.rev, h.ClusterID, h.Revision)
+		return fmt.Errorf("%w: cluster ID %x at revision %d, was %x at revision %d", mirror.ErrRestored, s.cluster, s.rev, h.ClusterID, h.Revision)
 	}
 	return nil
 }

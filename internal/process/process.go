@@ -214,7 +214,7 @@ func (c *Child) WaitLine(ctx context.Context, after int, text string) (line stri
 		case <-changed:
 		case <-c.done:
 		case <-ctx.Done():
-			return "", 0, fmt.Errorf("%s has not printed %q: %w; %s", c.name, text, context.Cause(ctx), c.logEnd())
+			return "", 0, fmt.Errorf("%s did not print %q: %w; %s", c.name, text, context.Cause(ctx), c.logEnd())
 		}
 	}
 }

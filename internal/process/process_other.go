@@ -14,7 +14,7 @@ func tieToParent(*exec.Cmd) {}
 // startPrepared starts a process. It can be prepared on Linux only.
 func startPrepared(cmd *exec.Cmd, prepare func(pid int) error) error {
 	if prepare != nil {
-		return errors.New("processes can be prepared on Linux only")
+		return errors.New("preparing a process is supported on Linux only")
 	}
 	return cmd.Start()
 }

@@ -74,9 +74,9 @@ func (v *View) Unique(sessions []Session) error {
 			}
 			c := change{e.Key, e.Revision}
 			if e.Revision <= s.After {
-				f.add(i, "%v, which began after %d", e, s.After)
+				f.add(i, "%v is not after the start revision %d", e, s.After)
 			} else if seen[c] {
-				f.add(i, "%v a second time", e)
+				f.add(i, "%v was delivered twice", e)
 			}
 			seen[c] = true
 		}
@@ -90,7 +90,7 @@ func (v *View) Reliable(sessions []Session) error {
 	f := faults{guarantee: "Reliable"}
 	for i, s := range sessions {
 		if s.After < v.history.From {
-			f.add(i, "it began after %d, and the history begins after %d", s.After, v.history.From)
+			f.add(i, "the session starts after %d, before the history, which starts after %d", s.After, v.history.From)
 			continue
 		}
 		v.checkInitial(&f, i, s)
@@ -106,7 +106,7 @@ func (v *View) Reliable(sessions []Session) error {
 		}
 		through := s.vouched()
 		if through > v.history.Through {
-			f.add(i, "it vouches for %d, and the history ends at %d", through, v.history.Through)
+			f.add(i, "the session claims completeness through %d, but the history ends at %d", through, v.history.Through)
 			through = v.history.Through
 		}
 		for _, want := range v.between(s.After, v.history.Through) {
@@ -115,14 +115,14 @@ func (v *View) Reliable(sessions []Session) error {
 			case !ok && want.Revision <= through:
 				f.add(i, "%v is missing; the session is from %d through %d", want, s.After, through)
 			case ok && kind != want.Kind:
-				f.add(i, "%v came as %v", want, kind)
+				f.add(i, "%v was delivered as %v", want, kind)
 			}
 			delete(got[want.Key], want.Revision)
 		}
 		for key, events := range got {
 			for revision, kind := range events {
 				if revision > s.After { // otherwise Unique reports it
-					f.add(i, "%v has not happened", Event{Kind: kind, Key: key, Revision: revision})
+					f.add(i, "%v is not in the history", Event{Kind: kind, Key: key, Revision: revision})
 				}
 			}
 		}
@@ -145,7 +145,7 @@ func (v *View) checkInitial(f *faults, i int, s Session) {
 	}
 	for key := range s.Initial {
 		if _, ok := want[key]; !ok {
-			f.add(i, "%s is in the state at %d, and is not selected", key, s.After)
+			f.add(i, "%s is in the state at %d, but is not selected", key, s.After)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func (v *View) Atomic(sessions []Session) error {
 		}
 		if i+1 < len(sessions) && sessions[i+1].After == open && open > known {
 			for key := range missing {
-				f.add(i, "it ended within revision %d, before the event of %s, and the next one began after it", open, key)
+				f.add(i, "the session ended within revision %d before the event of %s, and the next session started after that revision", open, key)
 			}
 		}
 		known = max(known, s.vouched())
@@ -196,11 +196,11 @@ func (v *View) Resumable(sessions []Session) error {
 				continue
 			}
 			if n == len(want) {
-				f.add(i, "begun after %d, it delivers %v when everything has been", s.After, e)
+				f.add(i, "the session from %d delivered %v after all events of the history", s.After, e)
 				break
 			}
 			if e.Revision != want[n].Revision {
-				f.add(i, "begun after %d, it delivers %v when %v is next", s.After, e, want[n])
+				f.add(i, "the session from %d delivered %v, want %v next", s.After, e, want[n])
 				break
 			}
 			n++

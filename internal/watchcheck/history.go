@@ -69,7 +69,7 @@ func (h *History) Check() error {
 	seen := map[string]int64{}
 	for _, c := range h.Changes {
 		if c.Revision < last || c.Revision <= h.From || c.Revision > h.Through {
-			return fmt.Errorf("a change of %s at %d after one at %d, in a history from %d through %d", c.Key, c.Revision, last, h.From, h.Through)
+			return fmt.Errorf("change of %s at %d after change at %d in a history from %d through %d", c.Key, c.Revision, last, h.From, h.Through)
 		}
 		if seen[c.Key] == c.Revision {
 			return fmt.Errorf("two changes of %s at %d", c.Key, c.Revision)

@@ -33,7 +33,7 @@ func KindOf(name string) (Kind, error) {
 			return k, nil
 		}
 	}
-	return 0, fmt.Errorf("no kind of event is called %q", name)
+	return 0, fmt.Errorf("unknown event type %q", name)
 }
 
 // Event is one event as received by a client.

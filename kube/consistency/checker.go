@@ -49,7 +49,7 @@ const reportedKeys = 20
 var (
 	checkSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
 		Name: "strata_consistency_check_seconds", StabilityLevel: metrics.ALPHA,
-		Help:    "How long it took to compare a resource with etcd (apiserver_storage_consistency_checks_total), whatever came of it.",
+		Help:    "Duration in seconds of the comparison of a cached resource with etcd, for all results (see apiserver_storage_consistency_checks_total).",
 		Buckets: []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 60},
 	})
 	registerMetrics = sync.OnceFunc(func() {
@@ -248,11 +248,11 @@ func (k *Checker) report(r *Result) {
 	log := k.opts.Logger.With("group", r.Group, "resource", r.Resource, "revision", r.Revision, "objects", r.Keys)
 	switch r.Status {
 	case Success:
-		log.Debug("memory was compared with etcd", "hash", r.Hash)
+		log.Debug("memory matches etcd", "hash", r.Hash)
 	case Error:
-		log.Warn("memory could not be compared with etcd", "err", r.Error)
+		log.Warn("failed to compare memory with etcd", "err", r.Error)
 	case Failure:
-		log.Error("memory differs from etcd; watches of the resource start over, and lists of the past go to etcd until a check finds no difference",
+		log.Error("memory differs from etcd; ending the resource's watches, and reading lists at old revisions from etcd until a check finds no difference",
 			"differences", r.Differences, "missing", r.Missing, "extra", r.Extra, "differing", r.Differing,
 			"mended", r.Mended, "hash", r.Hash, "etcdHash", r.EtcdHash, "err", r.Error)
 		if k.opts.OnFailure != nil {
@@ -275,9 +275,9 @@ func (k *Checker) selected(only *schema.GroupResource) (all []*checked) {
 
 var (
 	// ErrOff: Options.Off.
-	ErrOff = errors.New("the feature gate DetectCacheInconsistency is off")
+	ErrOff = errors.New("feature gate DetectCacheInconsistency is disabled")
 	// ErrLate: ctx has ended, or is about to.
-	ErrLate = errors.New("checks take longer than the request may; those that have ended were counted")
+	ErrLate = errors.New("checks did not complete before the request deadline; results of completed checks are recorded")
 )
 
 // Check compares all resources now, or the one given by only, if it is not nil. Errors: ErrOff, ErrLate.

@@ -31,7 +31,7 @@ func Handler(checkers func() Checkers) http.Handler {
 		if name := q.Get("resource"); name != "" {
 			resource := schema.ParseGroupResource(name)
 			if only = &resource; !all.serves(resource) {
-				http.Error(w, fmt.Sprintf("no resource %q is served from memory", name), http.StatusNotFound)
+				http.Error(w, fmt.Sprintf("resource %q is not served from memory", name), http.StatusNotFound)
 				return
 			}
 		}
@@ -40,7 +40,7 @@ func Handler(checkers func() Checkers) http.Handler {
 		}
 		switch {
 		case r.Method == http.MethodPost && q.Has("revision"):
-			http.Error(w, "a check is of the present: POST without revision, or GET with it", http.StatusBadRequest)
+			http.Error(w, "POST checks the latest revision and does not accept the parameter revision; use GET for the hash at a revision", http.StatusBadRequest)
 			return
 		case r.Method == http.MethodPost:
 			var err error
@@ -58,12 +58,12 @@ func Handler(checkers func() Checkers) http.Handler {
 			}
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD, POST")
-			http.Error(w, "want GET or POST", http.StatusMethodNotAllowed)
+			http.Error(w, "method not allowed: use GET, HEAD or POST", http.StatusMethodNotAllowed)
 			return
 		case q.Has("revision"):
 			rev, err := strconv.ParseInt(q.Get("revision"), 10, 64)
 			if err != nil || rev < 1 {
-				http.Error(w, fmt.Sprintf("%q is not a revision", q.Get("revision")), http.StatusBadRequest)
+				http.Error(w, fmt.Sprintf("invalid revision %q: must be a positive integer", q.Get("revision")), http.StatusBadRequest)
 				return
 			}
 			answer.Items = all.Hashes(rev, only)
@@ -80,7 +80,7 @@ func Handler(checkers func() Checkers) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		if _, err := w.Write(append(body, '\n')); err != nil {
-			klog.FromContext(r.Context()).V(4).Info("Cannot write the results of consistency checks", "err", err)
+			klog.FromContext(r.Context()).V(4).Info("Failed to write the results of consistency checks", "err", err)
 		}
 	})
 }

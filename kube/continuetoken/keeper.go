@@ -169,9 +169,9 @@ func (k *Keeper) Open(ctx context.Context, scope Scope, token string) (Token, er
 	}
 	switch {
 	case gone:
-		return Token{}, fmt.Errorf("%w: the key that it was sealed with is not kept any more", ErrExpired)
+		return Token{}, fmt.Errorf("%w: the key that sealed it has been removed", ErrExpired)
 	case key == nil:
-		return Token{}, fmt.Errorf("%w: it was not sealed by this cluster", ErrInvalid)
+		return Token{}, fmt.Errorf("%w: token was not sealed by this cluster", ErrInvalid)
 	}
 	return key.open(scope, sealed)
 }
@@ -254,11 +254,12 @@ func (k *Keeper) note(err error) {
 	case k.ctx.Err() != nil: // it fails because the Keeper is closed
 	case err != nil && !k.failing:
 		k.failing = true
-		k.opts.Logger.Error("The keys of continue tokens cannot be read from etcd. If they never can be again, delete the etcd key: new ones are made, and lists in pages start over",
+		k.opts.Logger.Error("Failed to read the continue token keys; if they are permanently unreadable, delete the etcd key: "+
+			"the server then creates new keys, and clients restart paginated lists",
 			"key", k.opts.Key, "err", err.Error())
 	case err == nil && k.failing:
 		k.failing = false
-		k.opts.Logger.Info("The keys of continue tokens can be read again", "key", k.opts.Key)
+		k.opts.Logger.Info("Continue token keys are readable again", "key", k.opts.Key)
 	}
 }
 
@@ -306,14 +307,14 @@ func (k *Keeper) read(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.New("other replicas change the ring all the time")
+	return errors.New("too many conflicting updates of the key ring by other replicas")
 }
 
 // tryRead is read; done is false if another replica has changed the ring meanwhile.
 func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	stored, mod, err := k.stored.get(ctx)
 	if err != nil {
-		return false, fmt.Errorf("read: %w", err)
+		return false, fmt.Errorf("read key ring: %w", err)
 	}
 	now := time.Now()
 	before := k.held.Load()
@@ -336,7 +337,7 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	default:
 		var data []byte
 		if data, stale, err = k.opts.Transformer.TransformFromStorage(ctx, stored, k.context()); err != nil {
-			return false, fmt.Errorf("decrypt: %w", err)
+			return false, fmt.Errorf("decrypt key ring: %w", err)
 		}
 		if current, err = decodeRing(data); err != nil {
 			return false, err
@@ -365,7 +366,7 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 		k.held.Store(present)
 		if !k.stuck && k.ctx.Err() == nil {
 			k.stuck = true
-			k.opts.Logger.Warn("The keys of continue tokens cannot be replaced now, the present ones go on", "key", k.opts.Key, "err", err.Error())
+			k.opts.Logger.Warn("Failed to update the continue token keys; the current keys stay in use", "key", k.opts.Key, "err", err.Error())
 		}
 		return true, nil
 	case err != nil:
@@ -386,11 +387,11 @@ func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*held, error) {
 		return nil, err
 	}
 	if data, err = k.opts.Transformer.TransformToStorage(ctx, data, k.context()); err != nil {
-		return nil, fmt.Errorf("encrypt: %w", err)
+		return nil, fmt.Errorf("encrypt key ring: %w", err)
 	}
 	written, ok, err := k.stored.put(ctx, data, mod)
 	if err != nil {
-		return nil, fmt.Errorf("write: %w", err)
+		return nil, fmt.Errorf("write key ring: %w", err)
 	}
 	if !ok {
 		return nil, nil

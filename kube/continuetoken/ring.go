@@ -172,7 +172,7 @@ func (r *ring) encode() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-var errNoRing = errors.New("the value is no ring of keys")
+var errNoRing = errors.New("stored value is not a key ring")
 
 // decodeRing decodes the output of encode. Its errors contain nothing of the value.
 func decodeRing(data []byte) (*ring, error) {
@@ -183,7 +183,7 @@ func decodeRing(data []byte) (*ring, error) {
 		return nil, errNoRing
 	}
 	if head.Version != ringVersion {
-		return nil, fmt.Errorf("%w that this release knows: version %d", errNoRing, head.Version)
+		return nil, fmt.Errorf("%w: unsupported version %d", errNoRing, head.Version)
 	}
 	var s storedRing
 	if json.Unmarshal(data, &s) != nil || len(s.Keys) == 0 {

@@ -36,7 +36,7 @@ var (
 	// the list.
 	ErrExpired = errors.New("continue key is too old")
 	// ErrUnavailable: the keys are not available now. The same request may succeed later.
-	ErrUnavailable = errors.New("the keys of continue tokens are not available")
+	ErrUnavailable = errors.New("continue token keys are not available")
 )
 
 // Token is the position at which a list continues.
@@ -107,18 +107,18 @@ func (k *key) sealWith(nonce [nonceSize]byte, scope Scope, t Token) string {
 func parse(token string) (id keyID, rest []byte, err error) {
 	v, body, ok := strings.Cut(token, separator)
 	if !ok {
-		return id, nil, fmt.Errorf("%w: it is not sealed", ErrInvalid)
+		return id, nil, fmt.Errorf("%w: token is not sealed", ErrInvalid)
 	}
 	if v != version {
-		return id, nil, fmt.Errorf("%w: this server does not know its version", ErrInvalid)
+		return id, nil, fmt.Errorf("%w: unsupported token version", ErrInvalid)
 	}
 	// The decoder would skip line breaks.
 	data, err := encoding.DecodeString(body)
 	if err != nil || strings.ContainsAny(body, "\r\n") {
-		return id, nil, fmt.Errorf("%w: it is no base64", ErrInvalid)
+		return id, nil, fmt.Errorf("%w: invalid base64", ErrInvalid)
 	}
 	if len(data) < idSize+nonceSize+headSize+tagSize {
-		return id, nil, fmt.Errorf("%w: it is cut off", ErrInvalid)
+		return id, nil, fmt.Errorf("%w: token is truncated", ErrInvalid)
 	}
 	copy(id[:], data)
 	return id, data[idSize:], nil
@@ -128,14 +128,14 @@ func parse(token string) (id keyID, rest []byte, err error) {
 func (k *key) open(scope Scope, sealed []byte) (Token, error) {
 	plain, err := k.aead.Open(nil, sealed[:nonceSize], sealed[nonceSize:], scope.associated(k.id))
 	if err != nil {
-		return Token{}, fmt.Errorf("%w: it was not made for this list, or has been changed", ErrInvalid)
+		return Token{}, fmt.Errorf("%w: token was issued for another list or has been modified", ErrInvalid)
 	}
 	length := uint64(0)
 	if len(plain) >= headSize {
 		length = uint64(binary.BigEndian.Uint32(plain[8:]))
 	}
 	if uint64(len(plain)) < headSize+length {
-		return Token{}, fmt.Errorf("%w: its content is cut off", ErrInvalid) // the sealer had the key
+		return Token{}, fmt.Errorf("%w: token content is truncated", ErrInvalid) // the sealer had the key
 	}
 	return Token{
 		Revision: int64(binary.BigEndian.Uint64(plain)),

@@ -138,10 +138,10 @@ func TestToken_OpenErrors_HideContents(t *testing.T) {
 		token string
 		says  string
 	}{
-		"another list":    {Scope{Resource: "pods", Prefix: "pods/ns"}, token, "not made for this list"},
+		"another list":    {Scope{Resource: "pods", Prefix: "pods/ns"}, token, "issued for another list"},
 		"another version": {widgets, "s2" + token[2:], "version"},
 		"plain":           {widgets, "eyJ2IjoibWV0YS5rOHMuaW8vdjEifQ", "not sealed"},
-		"cut off":         {widgets, token[:23], "cut off"},
+		"cut off":         {widgets, token[:23], "truncated"},
 		"no base64":       {widgets, token[:20] + "!" + token[21:], "base64"},
 	} {
 		_, err := k.openText(test.scope, test.token)

@@ -187,7 +187,7 @@ func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 	}
 	corrupt := ev.Entry == nil && st.store.unsafeDelete
 	if st.lost(ev) {
-		return apierrors.NewResourceExpired(fmt.Sprintf("the event of revision %d cannot be decoded any more: %v", ev.Rev, objects.Cause(err)))
+		return apierrors.NewResourceExpired(fmt.Sprintf("event at revision %d can no longer be decoded: %v", ev.Rev, objects.Cause(err)))
 	}
 	giveUp := time.Now().Add(st.store.retryFor)
 	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
@@ -195,7 +195,7 @@ func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 			if corrupt {
 				err = corruptDeletion(err)
 			}
-			klog.FromContext(st.ctx).Error(err, "Watch ends at an object that cannot be decoded", "key", ev.Key(), "revision", ev.Rev)
+			klog.FromContext(st.ctx).Error(err, "Failed to decode object; closing the watch", "key", ev.Key(), "revision", ev.Rev)
 			return err
 		}
 		select {

@@ -110,8 +110,8 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 }
 
 var (
-	errLoadStalled = errors.New("nothing has arrived from etcd")
-	errLoadFailed  = errors.New("a list of etcd has failed")
+	errLoadStalled = errors.New("no data received from etcd")
+	errLoadFailed  = errors.New("list from etcd failed")
 )
 
 // Checkers returns the consistency checkers of all clusters.
@@ -284,7 +284,7 @@ func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 		err = c.mirror.Wait(ctx, rev)
 	}
 	if err != nil {
-		c.opts.Logger.Warn("watches end at a revision that may be behind etcd's", "prefix", c.prefix,
-			"revision", c.mirror.Revision(), "error", err)
+		c.opts.Logger.Warn("ending watches at a revision that may be behind etcd", "prefix", c.prefix,
+			"revision", c.mirror.Revision(), "err", err)
 	}
 }

@@ -224,7 +224,7 @@ func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exac
 			}
 		}
 		if rev := s.mirror.Compacted(); exact < rev {
-			return mirror.Snapshot{}, fmt.Errorf("%w: asked %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
+			return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
 		}
 		return s.resource.At(exact)
 	}

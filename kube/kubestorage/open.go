@@ -147,7 +147,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	transformer := cfg.Transformer
 	keys, err := rekey.KeysOf(transformer, cfg.GroupResource)
 	if err != nil {
-		c.opts.Logger.Error("Reloads of the encryption configuration cannot be observed, so the resource is served from etcd",
+		c.opts.Logger.Error("Cannot detect reloads of the encryption configuration; serving the resource from etcd",
 			"resource", cfg.GroupResource.String(), "err", err)
 		cfg.Uncached = true
 	}
@@ -163,7 +163,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
 		cfg.GroupResource, transformer, cfg.Leases, decoder, versioner)
 	if err != nil {
-		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+		return nil, nil, fmt.Errorf("create storage of %s: %w", cfg.GroupResource, err)
 	}
 	var raw storage.Interface = etcd
 	if unsafeDelete {
@@ -176,7 +176,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	resource, err := c.claim(cfg)
 	if err != nil {
 		etcd.Close()
-		return nil, nil, fmt.Errorf("storage of %s: %w", cfg.GroupResource, err)
+		return nil, nil, fmt.Errorf("create storage of %s: %w", cfg.GroupResource, err)
 	}
 	if cfg.Uncached {
 		return c.newDirect(raw, cfg), func() { once.Do(func() { resource.Release(); etcd.Close() }) }, nil

@@ -104,7 +104,7 @@ func (r *ListRead) pastError(ctx context.Context, err error) error {
 		if told := r.compacted(ctx); told != nil {
 			return told
 		}
-		return apierrors.NewResourceExpired(fmt.Sprintf("the resource version %d is compacted", r.request.exact))
+		return apierrors.NewResourceExpired(fmt.Sprintf("resource version %d is compacted", r.request.exact))
 	case errors.Is(err, mirror.ErrRestored):
 		return r.store.notReady()
 	case apierrors.IsTimeout(err):

@@ -45,16 +45,16 @@ func detectSource(client *kubernetes.Client, prefix string, opts Options) (detec
 	}
 	freshness, err := etcdsource.Probe(ctx, client.Client, probe)
 	if err != nil {
-		log.Warn("could not find out what etcd can do; going on as if it were able", "endpoints", endpoints, "reason", err.Error())
+		log.Warn("etcd capability probe failed; assuming that progress notifications work", "endpoints", endpoints, "reason", err.Error())
 	}
 	var versions error
 	switch freshness {
 	case etcdsource.ByProgress:
 		versions = etcdsource.CheckVersions(ctx, client.Client)
 	case etcdsource.ByEvents:
-		log.Info("the store answers no progress requests, or is no etcd: the feed watches all keys, and memory is as new as the last event", "endpoints", endpoints)
+		log.Info("server is not etcd or does not answer progress requests; the feed watches all keys", "endpoints", endpoints)
 	case etcdsource.Unproven:
-		versions = fmt.Errorf("%w: it answers no progress requests, and grants no watch of all keys", etcdsource.ErrProgressBug)
+		versions = fmt.Errorf("%w: server does not answer progress requests and rejects a watch on all keys", etcdsource.ErrProgressBug)
 	}
 	f := detectedSource{source: source, freshness: freshness}
 	if f.latestReads, f.eventsOnly, err = opts.safeguard(versions, endpoints); err != nil {
@@ -90,22 +90,22 @@ func (o *Options) safeguard(versions error, endpoints []string) (p latestReads, 
 	case !o.enabled(EfficientWatchResumption):
 		for _, gate := range relying {
 			if o.enabled(gate) && o.demanded(gate) {
-				return p, true, fmt.Errorf("feature gate %s cannot be on while %s is off: it needs to know how far etcd has come", gate, EfficientWatchResumption)
+				return p, true, fmt.Errorf("feature gate %s cannot be enabled while %s is disabled: it depends on etcd's progress notifications", gate, EfficientWatchResumption)
 			}
 		}
 		return latestReads{}, true, nil
 	case versions == nil:
 		return p, false, nil
 	case !errors.Is(versions, etcdsource.ErrProgressBug):
-		o.Logger.Warn("going on as if etcd sent progress in order", "endpoints", endpoints, "reason", versions.Error())
+		o.Logger.Warn("etcd version check failed; assuming that progress notifications are reliable", "endpoints", endpoints, "reason", versions.Error())
 		return p, false, nil
 	}
 	for _, gate := range relying {
 		if o.enabled(gate) && o.demanded(gate) {
-			return p, true, fmt.Errorf("feature gate %s cannot be on: %w", gate, versions)
+			return p, true, fmt.Errorf("feature gate %s cannot be enabled: %w", gate, versions)
 		}
 	}
-	o.Logger.Warn("reads of the present go to etcd; the rest is served from memory, which learns of revisions by events only",
+	o.Logger.Warn("consistent reads are served from etcd: its progress notifications are unreliable",
 		"endpoints", endpoints, "disabled", relying, "reason", versions.Error())
 	return latestReads{}, true, nil
 }

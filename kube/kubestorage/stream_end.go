@@ -64,7 +64,7 @@ func (st *Stream) EndSlow() {
 
 // SlowClient is the status with which a watch ends after EndSlow.
 func SlowClient() *metav1.Status {
-	st := apierrors.NewTooManyRequests("the initial events were not read in time; the watch has ended", tooHighRetrySeconds).Status()
+	st := apierrors.NewTooManyRequests("client did not read the initial events in time; watch closed", tooHighRetrySeconds).Status()
 	return &st
 }
 

@@ -151,7 +151,7 @@ func (st *Stream) nextInitial() batch {
 func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 	oldest, _, err := st.store.resource.Oldest()
 	if err == nil && oldest > st.at {
-		err = fmt.Errorf("%w: the list is of %d, oldest %d", mirror.ErrCompacted, st.at, oldest)
+		err = fmt.Errorf("%w: initial events are at %d, oldest available %d", mirror.ErrCompacted, st.at, oldest)
 	}
 	if err != nil {
 		return nil, err

@@ -134,7 +134,7 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const other = "not made for this list"
+	const other = "issued for another list"
 	for what, test := range map[string]struct {
 		tokens   *pages.Tokens
 		resource schema.GroupResource
@@ -148,9 +148,9 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 		"another group":      {a, schema.GroupResource{Group: "example.com", Resource: "pods"}, prefix, sealed, other},
 		"another etcd":       {startTokens(t, elsewhere.KV), podsGroup, prefix, sealed, "not sealed by this cluster"},
 		"changed":            {a, podsGroup, prefix, sealed[:len(sealed)-3] + "AAA", other},
-		"cut off":            {a, podsGroup, prefix, sealed[:47], "cut off"},
+		"cut off":            {a, podsGroup, prefix, sealed[:47], "truncated"},
 		"another version":    {a, podsGroup, prefix, "s9" + sealed[2:], "version"},
-		"plain, and refused": {startTokens(t, client.KV, withoutPlain), podsGroup, prefix, plain, "sealed ones only"},
+		"plain, and refused": {startTokens(t, client.KV, withoutPlain), podsGroup, prefix, plain, "accepts only sealed tokens"},
 	} {
 		got, err := test.tokens.Open(ctx, test.resource, test.prefix, test.token)
 		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "continue key is not valid: ")
@@ -285,7 +285,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 	_, err = k.Open(ctx, podsGroup, prefix, made)
 	requireStatus(t, "made up", err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "not sealed by this cluster")
 	_, err = k.Open(ctx, podsGroup, prefix, sealed)
-	requireStatus(t, "of before", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
+	requireStatus(t, "of before", err, http.StatusGone, metav1.StatusReasonExpired, "restart the list")
 	fresh, err := k.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
@@ -295,7 +295,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	_, err = another.Open(ctx, podsGroup, prefix, sealed)
-	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "start the list over")
+	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "restart the list")
 }
 
 // FuzzTokens opens any text: the result is an error for the client, or a token for upstream's

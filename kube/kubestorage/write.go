@@ -48,7 +48,7 @@ func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	}
 	obj, err := s.view.Now().Decode(ctx, e, e.ModRevision())
 	if err != nil {
-		klog.FromContext(ctx).V(4).Info("Object in memory cannot be decoded, reading etcd", "key", key, "err", err)
+		klog.FromContext(ctx).V(4).Info("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
 		return nil
 	}
 	return obj

@@ -287,7 +287,7 @@ func (a *Admission) tryAcquire(l *levelLists, bytes int64, decoded, begun bool) 
 
 func (a *Admission) refuseLocked(l *levelLists) error {
 	l.refused[refusedBusy]++
-	return apierrors.NewTooManyRequests("other lists of this priority level are under way, as many bytes as the server can send or hold", listRetrySeconds)
+	return apierrors.NewTooManyRequests("too many bytes of lists in flight for this priority level, please try again later", listRetrySeconds)
 }
 
 func (a *Admission) release(l *levelLists, bytes int64) {
@@ -335,12 +335,12 @@ func (a *Admission) nextLocked(l *levelLists) *list.Element {
 // Metrics of the lists of this process.
 var (
 	descListBytes = metrics.NewDesc("strata_lists_in_flight_bytes",
-		"Bytes of lists that are encoded and sent from memory, and memory of those that are made of decoded objects, as far as they were admitted, by priority level.",
+		"Number of bytes of admitted lists in flight: encoded bytes of lists sent from memory, and estimated memory of lists of decoded objects, by priority level.",
 		[]string{"priority_level"}, nil, metrics.ALPHA, "")
-	descListLimit   = metrics.NewDesc("strata_lists_in_flight_limit_bytes", "Bound of strata_lists_in_flight_bytes, of all levels but exempt ones.", nil, nil, metrics.ALPHA, "")
-	descListWaiting = metrics.NewDesc("strata_lists_waiting", "Lists that wait to be admitted, by priority level.", []string{"priority_level"}, nil, metrics.ALPHA, "")
+	descListLimit   = metrics.NewDesc("strata_lists_in_flight_limit_bytes", "Limit of strata_lists_in_flight_bytes for all priority levels together, except exempt ones.", nil, nil, metrics.ALPHA, "")
+	descListWaiting = metrics.NewDesc("strata_lists_waiting", "Number of lists waiting for admission, by priority level.", []string{"priority_level"}, nil, metrics.ALPHA, "")
 	descListRefused = metrics.NewDesc("strata_lists_refused_total",
-		"Lists that were refused or ended, by priority level and reason: busy (429: no room in time), too_large (413: the form that was asked for would not fit alone), slow_client (broken off).",
+		"Number of lists rejected or aborted, by priority level and reason: busy (429, not admitted in time), too_large (413, exceeds the limit alone in the requested encoding), slow_client (aborted because the client read too slowly).",
 		[]string{"priority_level", "reason"}, nil, metrics.ALPHA, "")
 
 	admissions        = &admissionCollector{}

@@ -111,8 +111,8 @@ func (d *Decoded) more(objects int, storedBytes int64) (int64, error) {
 	d.lists.mu.Lock()
 	defer d.lists.mu.Unlock()
 	d.level.refused[refusedTooLarge]++
-	return 0, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("this list would take about %d MiB of the server's memory in the form that was asked for, "+
-		"of which it may take %d; ask for it in pages (limit), or as plain JSON or protobuf", d.needed>>20, largest>>20))
+	return 0, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("list needs about %d MiB of server memory in the requested encoding, the limit is %d MiB; "+
+		"use pagination (limit), or request plain JSON or protobuf", d.needed>>20, largest>>20))
 }
 
 func (d *Decoded) refuse() error {

@@ -139,7 +139,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if len(e.head) > 0 {
 		rest, ok := bytes.CutPrefix(data, e.head)
 		if !ok {
-			return dst, fmt.Errorf("%s is encoded in an unexpected form", e.resource.Kind) // data omitted: may be a Secret
+			return dst, fmt.Errorf("unexpected encoding of %s", e.resource.Kind) // data omitted: may be a Secret
 		}
 		dst = append(dst, '{')
 		data = rest
@@ -268,7 +268,7 @@ func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail
 	const items = `"items":[`
 	i := bytes.Index(data, []byte(items+"]"))
 	if i < 0 {
-		return nil, nil, fmt.Errorf("list of %s is encoded in an unexpected form: %.200q", e.resource.Kind, data)
+		return nil, nil, fmt.Errorf("unexpected encoding of a list of %s: %.200q", e.resource.Kind, data)
 	}
 	return data[:i+len(items)], data[i+len(items):], nil
 }

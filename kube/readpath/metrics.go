@@ -12,16 +12,16 @@ const namespace, subsystem = "strata", "readpath"
 var (
 	answered = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "requests_total", StabilityLevel: metrics.ALPHA,
-		Help: "Reads that were answered with bytes from memory, errors included, by verb.",
+		Help: "Number of reads answered from memory by the byte read path, including errors, by verb.",
 	}, []string{"verb"})
 	passed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "passed_total", StabilityLevel: metrics.ALPHA,
-		Help: "Reads that were passed on to the API server's own handlers, by reason.",
+		Help: "Number of reads passed on to the API server's own handlers, by reason.",
 	}, []string{"reason"})
 	probes = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "probes_total", StabilityLevel: metrics.ALPHA,
-		Help: "Questions to the API server's own handlers which storage a read leads to: a few for each resource, " +
-			"and one before each read of a custom resource for some seconds after its definition was seen in a new form.",
+		Help: "Number of probes of the API server's own handlers for the storage that serves a read: a few for each resource, " +
+			"and one before each read of a custom resource for some seconds after a change of its definition.",
 	})
 )
 

@@ -51,7 +51,7 @@ func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key stri
 	}
 	flusher, ok := r.w.(http.Flusher)
 	if !ok {
-		return apierrors.NewInternalError(fmt.Errorf("the response cannot be flushed: %T", r.w))
+		return apierrors.NewInternalError(fmt.Errorf("response writer does not support flushing: %T", r.w))
 	}
 	timeout := r.server.watchTimeout(opts)
 	if logger := klog.V(3); logger.Enabled() {
@@ -165,7 +165,7 @@ func (s *watchServer) serve() {
 		_ = s.status(kubestorage.SlowClient()) // the client may be gone
 	} else if err != nil {
 		if err := s.status(kubestorage.ErrorStatus(err)); err != nil {
-			klog.FromContext(s.read.req.Context()).Error(err, "Watch ends with an error that cannot be sent")
+			klog.FromContext(s.read.req.Context()).Error(err, "Failed to send the error that ended the watch")
 		}
 	}
 	_ = s.out.flush() // the client may be gone

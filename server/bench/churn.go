@@ -191,7 +191,7 @@ func (c *churn) verify() error {
 		}
 		switch {
 		case n == 0 && seen.version > c.began, n > 0 && seen.version != revisions[n-1]:
-			return fmt.Errorf("at revision %d %s was read as of %d; it was written at %v", seen.at, seen.name, seen.version, revisions)
+			return fmt.Errorf("list at revision %d returned %s with resource version %d; it was written at %v", seen.at, seen.name, seen.version, revisions)
 		}
 	}
 	return nil

@@ -65,10 +65,10 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // the error is returned and printed once
-	fs.BoolVar(&c.Quick, "quick", false, "a tenth of the sizes: to see that all works, not to quote")
+	fs.BoolVar(&c.Quick, "quick", false, "run with a tenth of the sizes: a check that all workloads work, not for published results")
 	fs.IntVar(&objects, "objects", 0, "number of ConfigMaps; there are a third as many pods (default 300000, with -quick 30000)")
 	fs.StringVar(&workloadPatterns, "workloads", "", "comma-separated names or regular expressions of workloads (default all)")
-	fs.BoolVar(&c.List, "list", false, "list the workloads and do nothing else")
+	fs.BoolVar(&c.List, "list", false, "list the workloads and exit")
 	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
 	fs.StringVar(&engines, "engines", "strata,upstream,limit",
 		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; limit is a plain Go HTTPS server that writes the same bytes")
@@ -81,7 +81,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		return nil
 	})
 	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
-	fs.StringVar(&c.DataDir, "data", filepath.Join(root, "bench-data"), "directory of filled etcds, logs and what runs need")
+	fs.StringVar(&c.DataDir, "data", filepath.Join(root, "bench-data"), "directory for filled etcds, logs and temporary data")
 	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, otherwise text; may be repeated", func(v string) error {
 		c.Out = append(c.Out, v)
 		return nil
@@ -90,7 +90,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	fs.StringVar(&profiled, "profile-engines", "", "comma-separated labels of the engines that -profile is for (default the first)")
 	fs.StringVar(&c.ProfileMD, "profile-md", "", "Markdown file for the first functions of each CPU profile; needs -profile")
 	fs.StringVar(&memoryLimit, "memory-limit", "", "kill an engine that has more resident memory than this, for example 12Gi (default no limit)")
-	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "end after this time")
+	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "stop after this time")
 	if err := fs.Parse(args); err != nil {
 		if err == flag.ErrHelp {
 			fmt.Fprint(stdout, usage)
@@ -112,7 +112,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	}
 	// Updates of one sample go to different objects.
 	if least := 2 * c.Sizes.Writes; c.Sizes.Objects < least {
-		return c, fmt.Errorf("-objects: %d are too few, the least is %d", c.Sizes.Objects, least)
+		return c, fmt.Errorf("-objects: %d is less than the minimum of %d", c.Sizes.Objects, least)
 	}
 	if c.Runs < 1 {
 		return c, fmt.Errorf("-runs: %d is less than 1", c.Runs)
@@ -149,7 +149,7 @@ func selectProfiled(list string, engines []target.EngineSpec) ([]string, error) 
 	labels := strings.Split(list, ",")
 	for _, label := range labels {
 		if !slices.ContainsFunc(engines, func(e target.EngineSpec) bool { return e.Label == label && !e.IsLimit() }) {
-			return nil, fmt.Errorf("-profile-engines: there is no engine %q", label)
+			return nil, fmt.Errorf("-profile-engines: unknown engine %q", label)
 		}
 	}
 	return labels, nil
@@ -174,17 +174,17 @@ func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, e
 			return nil, fmt.Errorf("-engines: %q is not label[=engine][@binary]", item)
 		}
 		if seen[label] {
-			return nil, fmt.Errorf("-engines: %q stands there twice", label)
+			return nil, fmt.Errorf("-engines: duplicate label %q", label)
 		}
 		if engine == target.LimitEngine && len(specs) == 0 {
-			return nil, fmt.Errorf("-engines: the limit cannot be the first, which it takes its answers from")
+			return nil, fmt.Errorf("-engines: limit cannot be the first engine, because it replays the responses of that one")
 		}
 		seen[label] = true
 		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})
 	}
 	for label := range args {
 		if !seen[label] {
-			return nil, fmt.Errorf("-engine-arg: there is no engine %q", label)
+			return nil, fmt.Errorf("-engine-arg: unknown engine %q", label)
 		}
 	}
 	return specs, nil

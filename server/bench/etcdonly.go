@@ -188,10 +188,10 @@ func (f *feed) phase(ctx context.Context, s *Sample, ask bool) (progressPhase, e
 	default:
 	}
 	if ask && f.progress.Load() == progress {
-		return progressPhase{}, errors.New("etcd answered no request for progress")
+		return progressPhase{}, errors.New("etcd answered no progress request")
 	}
 	if !ask && f.progress.Load() > progress+1 { // one may have been on its way
-		return progressPhase{}, errors.New("etcd told of progress that nobody asked for")
+		return progressPhase{}, errors.New("etcd sent a progress notification that was not requested")
 	}
 	slices.Sort(took)
 	return progressPhase{cores: cores[0], writeP99: stats.Percentile(took, 0.99), rate: float64(len(took)) / s.Sizes.Beside.Seconds()}, nil

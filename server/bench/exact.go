@@ -213,7 +213,7 @@ func (s *Sample) gaveUp(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case s.Engine.Ended() != nil:
-		s.Broken("%v: the process ended, which is killed beyond %s", firstLine(err), Bytes.Format(exactMemory))
+		s.Broken("%v: the process exceeded its memory limit of %s and was killed", firstLine(err), Bytes.Format(exactMemory))
 	case errors.Is(err, context.DeadlineExceeded):
 		s.Broken("%v: not within %v", firstLine(err), exactLimit)
 	default:
@@ -327,7 +327,7 @@ func (l exactList) do(ctx context.Context, conn *target.Conn) error {
 		return fmt.Errorf("LIST %s has %d objects, want %d", l.path, list.Objects, l.want)
 	}
 	if l.revision != 0 && !slices.ContainsFunc(revisionMarks(l.revision), func(mark string) bool { return bytes.Contains(head.head, []byte(mark)) }) {
-		return fmt.Errorf("LIST %s is not of revision %d: it begins with %q", l.path, l.revision, head.head)
+		return fmt.Errorf("LIST %s does not have revision %d: it begins with %q", l.path, l.revision, head.head)
 	}
 	return nil
 }

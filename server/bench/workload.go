@@ -125,7 +125,7 @@ func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("-workloads: no workload is called %q (-list shows them)", pattern)
+			return nil, fmt.Errorf("-workloads: unknown workload %q (-list shows them)", pattern)
 		}
 	}
 	for _, w := range all {

@@ -23,8 +23,8 @@ import (
 )
 
 func main() {
-	etcd := flag.String("etcd-servers", "http://127.0.0.1:2379", "etcd's endpoints, separated by commas")
-	port := flag.Int("secure-port", 8443, "where to serve HTTPS, on loopback")
+	etcd := flag.String("etcd-servers", "http://127.0.0.1:2379", "comma-separated etcd endpoints")
+	port := flag.Int("secure-port", 8443, "loopback address to serve HTTPS on")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -66,7 +66,7 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 	serving.Listener, serving.BindPort = listener, listener.Addr().(*net.TCPAddr).Port
 	serving.ServerCert.CertDirectory = "" // in memory
 	if err := serving.MaybeDefaultWithSelfSignedCerts("localhost", nil, []net.IP{net.IPv4(127, 0, 0, 1)}); err != nil {
-		return nil, fmt.Errorf("make a certificate: %w", err)
+		return nil, fmt.Errorf("create certificate: %w", err)
 	}
 	if err := serving.ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func newPods(options generic.RESTOptionsGetter) (podStorage, error) {
 	}
 	err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: options, AttrFunc: storage.DefaultNamespaceScopedAttr})
 	if err != nil {
-		return nil, fmt.Errorf("make the registry of %s: %w", gr, err)
+		return nil, fmt.Errorf("create registry of %s: %w", gr, err)
 	}
 	return store, nil
 }

@@ -42,7 +42,7 @@ func OpenUnknown(data []byte) (raw, before, after []byte, err error) {
 		}
 		rest = rest[n+m+len(field):]
 	}
-	return nil, nil, nil, errors.New("not a protobuf message of Kubernetes") // data omitted: may be a Secret
+	return nil, nil, nil, errors.New("not a Kubernetes protobuf message") // data omitted: may be a Secret
 }
 
 // Tags of the fields that contain the resource version, in the messages of all kinds.

@@ -39,7 +39,7 @@ func (p Places) Get(ctx context.Context, etcd storage.Interface, key string, opt
 			requests = 2
 		}
 	default:
-		return apierrors.NewTooManyRequests("too many reads wait for etcd", retrySeconds)
+		return apierrors.NewTooManyRequests("too many reads are waiting for etcd", retrySeconds)
 	}
 }
 

@@ -86,7 +86,7 @@ func (p *Range) fetch(pager *etcdsource.Pager, most int64) (etcdsource.Page, err
 	case p.source.Places <- struct{}{}:
 		defer func() { <-p.source.Places }()
 	case <-p.ctx.Done():
-		return etcdsource.Page{}, apierrors.NewTimeoutError("too many lists wait for etcd", retrySeconds)
+		return etcdsource.Page{}, apierrors.NewTimeoutError("too many lists are waiting for etcd", retrySeconds)
 	}
 	began := time.Now()
 	page, err := pager.Next(p.ctx, most)

@@ -16,21 +16,21 @@ import (
 var (
 	WatchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
-		Help: "Events between the revision that a watch was started at and the present of that moment, before label and field selectors.",
+		Help: "Number of events between the start revision of a watch and the latest revision when the watch was opened, before label and field selectors.",
 	}, []string{"group", "resource"})
 	WatchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
-		Help: "Bookmarks sent, those that close initial events included.",
+		Help: "Number of bookmarks sent, including those that end initial events.",
 	}, []string{"group", "resource"})
 	WatchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
-		Help: "Watches that have ended, by reason: timeout, client (which went away or asked for the end), shutdown of the server, " +
-			"storage (destroyed, because a definition changed or the server ends), expired (410: the watch was older than memory, or the resource was listed anew), error.",
+		Help: "Number of ended watches, by reason: timeout, client (disconnected or canceled), shutdown (of the server), " +
+			"storage (destroyed because a definition changed or the server stopped), expired (410: history in memory no longer had the next event, or the resource was relisted), error.",
 	}, []string{"group", "resource", "reason"})
 	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
-		Help: "From the arrival of an event from etcd to after it was written to the socket of a watch, of the oldest event of each write. " +
-			"Of watches that the byte path serves; events of before the server's start have not arrived.",
+		Help: "Latency in seconds from the arrival of an event from etcd until it was written to the socket of a watch, for the oldest event of each write. " +
+			"Only watches served by the byte read path; events from before the server's start are not counted.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	}, []string{"group", "resource"})
 

@@ -82,7 +82,7 @@ func (t *Tokens) Open(ctx context.Context, resource schema.GroupResource, prefix
 		return "", nil
 	case !continuetoken.Sealed(token):
 		if t.opts.RefusePlain {
-			return "", apierrors.NewBadRequest("continue key is not valid: this server takes sealed ones only; start the list over")
+			return "", apierrors.NewBadRequest("continue key is not valid: this server accepts only sealed tokens; restart the list")
 		}
 		return token, nil
 	}
@@ -102,7 +102,7 @@ func (t *Tokens) Seal(ctx context.Context, resource schema.GroupResource, prefix
 	}
 	c, err := decodePlain(plain)
 	if err != nil {
-		return "", fmt.Errorf("seal a continue token: %w", err)
+		return "", fmt.Errorf("seal continue token: %w", err)
 	}
 	token, err := t.keeper.Seal(ctx, t.Scope(resource, prefix), c)
 	if err != nil {
@@ -138,7 +138,7 @@ func Rebase(plain, prefix, scope string) (string, error) {
 	}
 	c, err := decodePlain(plain)
 	if err != nil {
-		return "", fmt.Errorf("rebase a continue token: %w", err)
+		return "", fmt.Errorf("rebase continue token: %w", err)
 	}
 	return storage.EncodeContinue(prefix+strings.TrimPrefix(c.Start, "/"), scope, c.Revision)
 }
@@ -149,7 +149,7 @@ func tokenError(ctx context.Context, err error) error {
 	case errors.Is(err, continuetoken.ErrInvalid):
 		return apierrors.NewBadRequest(err.Error())
 	case errors.Is(err, continuetoken.ErrExpired):
-		return apierrors.NewResourceExpired(err.Error() + "; start the list over without it")
+		return apierrors.NewResourceExpired(err.Error() + "; restart the list without it")
 	case errors.Is(err, continuetoken.ErrUnavailable) && ctx.Err() == nil:
 		return apierrors.NewTooManyRequests(err.Error(), retrySeconds)
 	}

@@ -110,7 +110,7 @@ func (l dynamicLayout) tracker(t value.Transformer) *atomic.Value {
 var dynamicFields = sync.OnceValues(func() (l dynamicLayout, err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			err = fmt.Errorf("unexpected form of %v: %v", dynamicType, x)
+			err = fmt.Errorf("unexpected layout of %v: %v", dynamicType, x)
 		}
 	}()
 	secrets := schema.GroupResource{Resource: "secrets"}
@@ -131,7 +131,7 @@ var dynamicFields = sync.OnceValues(func() (l dynamicLayout, err error) {
 	second := keys.current()
 	dynamic.Set(nil, func() {}, nil, 0)
 	if before != any(plain{}) || first == before || second == first || second == before || keys.current() != before {
-		return l, errors.New("a reload of upstream's encryption configuration cannot be observed")
+		return l, errors.New("a reload of the encryption configuration does not replace the transformers of this k8s.io/apiserver version")
 	}
 	return l, nil
 })

@@ -128,5 +128,5 @@ func (r *Watches) Drain(ctx context.Context) error {
 		w.Abort(ByShutdown)
 		left++
 	})
-	return fmt.Errorf("%d watches were broken off: %w", left, ctx.Err())
+	return fmt.Errorf("%d watches were aborted: %w", left, ctx.Err())
 }

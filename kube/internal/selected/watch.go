@@ -58,7 +58,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 		return nil
 	})
 	if err != nil {
-		klog.FromContext(ctx).V(4).Info("An object cannot be decoded, so its event goes to the watches of every "+readers, "key", ev.Key(), "revision", ev.Rev, "err", err)
+		klog.FromContext(ctx).V(4).Info("Failed to decode object; sending its event to the watches of every "+readers, "key", ev.Key(), "revision", ev.Rev, "err", err)
 	}
 	return before, now, err == nil
 }

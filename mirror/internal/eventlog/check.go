@@ -11,7 +11,7 @@ func (p *Postings) Check(end uint64) error {
 	}
 	for i, seq := range cur.seqs[:cur.n.Load()] {
 		if seq < cur.lost || seq >= end || i > 0 && seq <= cur.seqs[i-1] {
-			return fmt.Errorf("posting %d is number %d, outside %d to %d or not above the one before", i, seq, cur.lost, end)
+			return fmt.Errorf("posting %d has sequence number %d, which is outside %d to %d or not ascending", i, seq, cur.lost, end)
 		}
 	}
 	return nil

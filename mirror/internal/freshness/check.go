@@ -14,7 +14,7 @@ func (c *Published) Check() error {
 	now, lowest := c.rev.Load(), int64(math.MaxInt64)
 	for i, w := range c.waiters {
 		if w.rev <= now {
-			return fmt.Errorf("a wait for %d goes on, the clock is at %d", w.rev, now)
+			return fmt.Errorf("wait for revision %d is pending at published revision %d", w.rev, now)
 		}
 		if w.index != i {
 			return fmt.Errorf("wait %d has the index %d", i, w.index)
@@ -22,7 +22,7 @@ func (c *Published) Check() error {
 		lowest = min(lowest, w.rev)
 	}
 	if m := c.min.Load(); m != lowest {
-		return fmt.Errorf("the lowest wait is for %d, recorded is %d", lowest, m)
+		return fmt.Errorf("lowest awaited revision is %d, recorded %d", lowest, m)
 	}
 	occupied := len(c.waiters) > 0
 	if c.occupied != occupied || closed(c.waiting) != occupied || closed(c.resting) == occupied {

@@ -32,9 +32,9 @@ func newRootCommand() *cobra.Command {
 		Short: "A Kubernetes control plane whose reads are served from memory",
 		Long: `Strata is a Kubernetes control plane on etcd. It answers every read and watch from
 memory, with the same guarantees as etcd.`,
-		Example: `  strata up                     a control plane with an etcd inside, in this directory
+		Example: `  strata up                     a control plane with an embedded etcd, data in this directory
   strata kubectl get pods -A    kubectl, connected to it
-  strata apiserver --help       run in place of kube-apiserver, on an etcd of your own`,
+  strata apiserver --help       run in place of kube-apiserver, on an existing etcd`,
 		// A failure is one line, which main prints.
 		SilenceUsage:  true,
 		SilenceErrors: true,

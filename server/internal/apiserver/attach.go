@@ -151,7 +151,7 @@ func (a *Attachment) AwaitMemory(ctx context.Context) {
 		return
 	}
 	if err := a.engine.WaitLoaded(ctx, loadPatience); err != nil {
-		klog.InfoS("Memory is not loaded yet; serving meanwhile", "err", err)
+		klog.InfoS("Starting to serve before the cache is loaded", "err", err)
 	}
 }
 

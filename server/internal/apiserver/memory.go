@@ -33,7 +33,7 @@ func followMemoryLimit() int64 {
 	group := cgroupLimit(cgroupFiles)
 	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(group / 10 * runtimeShare)
-		klog.InfoS("The Go runtime stays below the memory limit of the control group", "limit", group)
+		klog.InfoS("Set the memory limit of the Go runtime from the control group", "limit", group)
 	}
 	return memoryLimit()
 }

@@ -43,7 +43,7 @@ func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 		t := etcd.StorageConfig.Transport
 		t.ServerList = servers
 		if err := awaitServers(ctx, t); err != nil {
-			return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(servers, ","), err)
+			return fmt.Errorf("etcd at %s is not responding: %w", strings.Join(servers, ","), err)
 		}
 	}
 	return nil

@@ -45,7 +45,7 @@ func newRemoteVersions() *remoteVersions {
 // follow registers with an informer of APIServices, which must not have been started.
 func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(r.received); err != nil {
-		return fmt.Errorf("follow APIServices: %w", err)
+		return fmt.Errorf("watch APIServices: %w", err)
 	}
 	r.hasSynced = informer.HasSynced
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -54,7 +54,7 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 		DeleteFunc: r.deleted,
 	})
 	if err != nil {
-		return fmt.Errorf("follow APIServices: %w", err)
+		return fmt.Errorf("watch APIServices: %w", err)
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func Resolve(list []string) ([]string, error) {
 			name = full
 		}
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("no controller is called %q", name)
+			return nil, fmt.Errorf("unknown controller %q", name)
 		}
 		if leaveOut {
 			// Upstream takes the first entry that names a controller, and "default" may name this one already.

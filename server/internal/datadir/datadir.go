@@ -69,7 +69,7 @@ func Open(path string) (*Dir, error) {
 		d.New = true
 	default:
 		if _, err := os.Stat(d.join(lockName)); errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("data directory %s holds other files and was not made by strata up; choose a new or an empty one with --data-dir", abs)
+			return nil, fmt.Errorf("data directory %s contains other files and was not created by strata up; choose a new or empty directory with --data-dir", abs)
 		} else if err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}

@@ -106,7 +106,7 @@ func TestOpen_ForeignDirectory_IsRejectedUnchanged(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "something"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "was not made by strata up") {
+	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "was not created by strata up") {
 		t.Errorf("open: %v", err)
 	}
 	if entries, err := os.ReadDir(path); err != nil || len(entries) != 1 {

@@ -51,15 +51,15 @@ func NewCommand() *cobra.Command {
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&cfg.Dir, "data-dir", "", "directory of the data")
+	fs.StringVar(&cfg.Dir, "data-dir", "", "data directory")
 	fs.StringVar(&cfg.ClientURL, "listen-client-url", "http://127.0.0.1:0", "URL to serve clients on; port 0 picks a free one, \"\" a unix socket in the data directory")
 	fs.StringVar(&cfg.CertFile, "cert-file", "", "serving certificate for an https URL")
-	fs.StringVar(&cfg.KeyFile, "key-file", "", "key of the serving certificate")
-	fs.StringVar(&cfg.TrustedCAFile, "trusted-ca-file", "", "demand client certificates signed by this CA")
-	fs.BoolVar(&cfg.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: faster, and a crash of the machine loses data")
-	fs.Int64Var(&cfg.QuotaBytes, "quota-backend-bytes", 0, "size of the database at which writes are refused (default 8 GiB)")
-	fs.DurationVar(&cfg.ProgressNotifyInterval, "progress-notify-interval", 0, "how often watches are told their progress (default 10m)")
-	fs.BoolVar(&verbose, "verbose", false, "log everything, not errors only")
+	fs.StringVar(&cfg.KeyFile, "key-file", "", "private key of the serving certificate")
+	fs.StringVar(&cfg.TrustedCAFile, "trusted-ca-file", "", "require client certificates signed by this CA")
+	fs.BoolVar(&cfg.UnsafeNoFsync, "unsafe-no-fsync", false, "do not sync writes to disk: faster, but a crash of the machine loses data")
+	fs.Int64Var(&cfg.QuotaBytes, "quota-backend-bytes", 0, "database size in bytes beyond which writes are rejected (default 8 GiB)")
+	fs.DurationVar(&cfg.ProgressNotifyInterval, "progress-notify-interval", 0, "interval of progress notifications for watches (default 10m)")
+	fs.BoolVar(&verbose, "verbose", false, "log all messages, not only errors")
 	if err := cmd.MarkFlagRequired("data-dir"); err != nil {
 		panic(err) // the flag is declared above
 	}

@@ -26,7 +26,7 @@ import (
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl ...",
-		Short: "Run kubectl against the control plane of strata up, or any other",
+		Short: "Run kubectl, by default against the control plane of strata up",
 		// kubectl parses its flags, --help among them.
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

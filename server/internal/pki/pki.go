@@ -122,7 +122,7 @@ func Split(path string) (certs, key []byte, err error) {
 		}
 	}
 	if certs == nil || key == nil {
-		return nil, nil, fmt.Errorf("%s does not hold a certificate and a key", path)
+		return nil, nil, fmt.Errorf("%s does not contain a certificate and a key", path)
 	}
 	return certs, key, nil
 }
@@ -334,7 +334,7 @@ func readPair(path string) (*pair, error) {
 	}
 	public, ok := certs[0].PublicKey.(interface{ Equal(crypto.PublicKey) bool })
 	if !ok || !public.Equal(key.Public()) {
-		return nil, fmt.Errorf("%s: the key does not belong to the certificate", path)
+		return nil, fmt.Errorf("%s: the key does not match the certificate", path)
 	}
 	return &pair{cert: certs[0], key: key}, nil
 }

@@ -136,10 +136,10 @@ type flag struct{ name, value string }
 
 // ownFlags are flags of the API server for which up has its own flag, or which do not apply to an embedded etcd.
 var ownFlags = map[string]string{
-	"bind-address": "give --bind-address before the --",
-	"secure-port":  "give --secure-port before the --",
-	"engine":       "give --engine before the --",
-	"etcd-servers": "to serve an etcd of your own use strata apiserver",
+	"bind-address": "set --bind-address before the --",
+	"secure-port":  "set --secure-port before the --",
+	"engine":       "set --engine before the --",
+	"etcd-servers": "for an existing etcd, use strata apiserver",
 }
 
 // checkServerFlags detects mistakes in --engine and in the flags after the -- before any change is made. Invalid combinations
@@ -147,7 +147,7 @@ var ownFlags = map[string]string{
 func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
 		if setsFlag(extra, name) {
-			return fmt.Errorf("--%s cannot be passed on to the API server: %s", name, advice)
+			return fmt.Errorf("--%s cannot be passed to the API server: %s", name, advice)
 		}
 	}
 	args := extra
@@ -159,9 +159,9 @@ func checkServerFlags(engine string, extra []string) error {
 	case err != nil && !errors.Is(err, pflag.ErrHelp):
 		return fmt.Errorf("%w (see strata apiserver --help)", err)
 	case err != nil || probe.Flags().Changed("help") || probe.Flags().Changed("version"):
-		return errors.New("help and version of the API server are shown by strata apiserver, not by strata up --")
+		return errors.New("use strata apiserver for the help and version of the API server")
 	case probe.Flags().NArg() > 0:
-		return fmt.Errorf("the API server takes flags only, not %q", probe.Flags().Args())
+		return fmt.Errorf("the API server takes flags only, got %q", probe.Flags().Args())
 	}
 	return nil
 }

@@ -20,26 +20,26 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up [flags] [-- flags of the API server]",
 		Short: "Start a control plane with an embedded etcd",
-		Long: fmt.Sprintf(`Start a Kubernetes control plane in one process: an etcd, the API server on it, and a
-few controllers. Nothing else need be installed; strata kubectl talks to it.
+		Long: fmt.Sprintf(`Start a Kubernetes control plane in one process: etcd, the API server and a few
+controllers. No other program is required; strata kubectl connects to it.
 
-Everything is kept in the data directory: the data of etcd (every write is on disk before
-it is acknowledged), a certificate authority with the certificates and keys it signed, the
-administrator's kubeconfig, and the log. Starting again with the same directory finds
-everything as it was. Certificates last a year, and a start in the last three months of one
-renews it.
+The data directory contains the data of etcd (every write is on disk before it is
+acknowledged), a certificate authority with its certificates and keys, the administrator's
+kubeconfig, and the log. A restart with the same directory restores the same state.
+Certificates are valid for a year; a start in the last three months of one renews it.
 
-Clients need a certificate or a token: anonymous access is off, RBAC is on, and the
-kubeconfig is the administrator's. Other users of this machine reach neither etcd nor the
-files.
+Clients need a certificate or a token: anonymous access is disabled, RBAC is enabled, and
+the kubeconfig has the rights of an administrator. Other users of this machine can access
+neither etcd nor the files.
 
-The terminal shows the steps; what the parts log goes to strata.log in the data directory.
+The terminal shows the steps; the components log to strata.log in the data directory.
 
-Controllers that run by default (without any, deleted namespaces would never go):
+Controllers that run by default (without them, deleted namespaces are never removed):
 %s
 
---controllers adds some of the others (short names work: default,deployment,replicaset), or
-leaves out some of these (default,-resourcequota). Nothing runs pods:
+--controllers enables other controllers (short names work: default,deployment,replicaset),
+or disables some of the default ones (default,-resourcequota). There is no scheduler and no
+kubelet, so pods do not run. Other controllers:
 %s`, wrapped(controllers.Default), wrapped(controllers.Others())),
 		Example: `  strata up
   strata up --data-dir /var/lib/strata --controllers default,deployment,replicaset
@@ -60,22 +60,22 @@ leaves out some of these (default,-resourcequota). Nothing runs pods:
 				return fmt.Errorf("--data-dir is empty")
 			}
 			if s.securePort < 0 || s.securePort > 65535 {
-				return fmt.Errorf("--secure-port %d is not a port", s.securePort)
+				return fmt.Errorf("--secure-port %d is not a valid port", s.securePort)
 			}
 			return run(cmd.Context(), s)
 		},
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "directory for everything that is kept; $"+datadir.EnvVar+" sets the default, also for strata kubectl")
-	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "address to serve on; 0.0.0.0 for all of this machine's")
+	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "data directory; $"+datadir.EnvVar+" sets the default, also for strata kubectl")
+	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "address to serve on; 0.0.0.0 for all addresses of this machine")
 	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port to serve on; 0 picks a free one")
-	fs.StringSliceVar(&s.tlsSANs, "tls-san", nil, "more names or addresses under which clients reach the API server, for its certificate")
-	fs.StringVar(&s.kubeconfig, "kubeconfig", "", "write the administrator's kubeconfig to this path too; a file that strata up did not write is left alone")
+	fs.StringSliceVar(&s.tlsSANs, "tls-san", nil, "additional names or addresses of the API server for its certificate")
+	fs.StringVar(&s.kubeconfig, "kubeconfig", "", "additional path for the administrator's kubeconfig; a file that strata up did not write is not overwritten")
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
-		"controllers to run, as for kube-controller-manager: name, -name to leave one out, * for all; default for those listed above, none for none")
-	fs.StringVar(&s.engine, "engine", "", "what answers reads and watches, strata or upstream (default strata)")
-	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "how often etcd tells idle watches how far they are")
+		"controllers to run, as for kube-controller-manager: name, -name to disable one, * for all, default for those listed above, none for none")
+	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches, strata or upstream (default strata)")
+	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to idle watches")
 	return cmd
 }
 

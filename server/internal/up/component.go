@@ -45,4 +45,4 @@ func (c *component) ended() error {
 	return fmt.Errorf("%s: %w", c.name, errEnded)
 }
 
-var errEnded = errors.New("ended by itself")
+var errEnded = errors.New("exited unexpectedly")

@@ -60,7 +60,7 @@ func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	}
 	config, err := clientcmd.Load(data)
 	if err != nil || config.Clusters[clusterName] == nil || config.AuthInfos[adminName] == nil {
-		return nil, fmt.Errorf("kubeconfig %s was not written by strata up, which does not change it", path)
+		return nil, fmt.Errorf("kubeconfig %s was not written by strata up and is not overwritten", path)
 	}
 	return config, nil
 }

@@ -70,7 +70,7 @@ func (l *logFile) exit(int) {
 	case <-l.copied:
 	case <-time.After(time.Second): // writing the file may have failed, too
 	}
-	fmt.Fprintf(l.stderr, "strata: a part of the control plane cannot go on; the end of %s says why\n", l.file.Filename)
+	fmt.Fprintf(l.stderr, "strata: a component of the control plane failed; see the end of %s\n", l.file.Filename)
 	os.Exit(1)
 }
 

@@ -112,9 +112,9 @@ func (p *plane) prepare() (err error) {
 		return fmt.Errorf("certificates: %w", err)
 	}
 	if len(p.files.Made) > 0 {
-		p.show.step("certificates: made %s", strings.Join(p.files.Made, ", "))
+		p.show.step("certificates: created %s", strings.Join(p.files.Made, ", "))
 	} else {
-		p.show.step("certificates: found")
+		p.show.step("certificates: using the existing ones")
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func (p *plane) openDir() (err error) {
 		p.show.step("data directory: %s", p.dir.Path)
 	}
 	if n := len(p.dir.Closed); n > 0 {
-		p.show.step("data directory: other users might have reached %s (%d such files and directories in all); closed to them", p.dir.Closed[0], n)
+		p.show.step("data directory: %s was accessible to other users (%d such files and directories in total); access removed", p.dir.Closed[0], n)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (p *plane) stop(err error) error {
 	if p.etcd != nil {
 		p.etcd.Close()
 		if err == nil {
-			p.show.step("stopped; the data stays in %s", p.dir.Path)
+			p.show.step("stopped; the data remains in %s", p.dir.Path)
 		}
 	}
 	if p.log != nil {
@@ -244,7 +244,7 @@ func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *co
 		case err := <-etcd.Err():
 			return apiserver.Info{}, fmt.Errorf("etcd: %w", err)
 		case <-signalled:
-			show.step("stopping as soon as the API server has started; another signal ends it now")
+			show.step("stopping as soon as the API server has started; send another signal to exit now")
 			signalled = nil
 			giveUp = time.After(stopTimeout)
 		case <-giveUp:
@@ -281,7 +281,7 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 	if err := waitForServiceAccount(ctx, manager, url, files); ctx.Err() != nil {
 		return manager, nil
 	} else if err != nil {
-		show.step("controllers: nothing done yet (%v); see %s", err, dir.Log())
+		show.step("controllers: not ready yet (%v); see %s", err, dir.Log())
 	} else {
 		show.step("controllers: ready")
 	}
@@ -318,11 +318,11 @@ func (s settings) printNext(dir *datadir.Dir) {
 		kubectl += " --kubeconfig=" + quote(dir.Kubeconfig())
 	}
 	fmt.Fprintf(s.out, `
-Strata is up; Ctrl-C stops it. Its log is %s. In another terminal, type next:
+Strata is up; press Ctrl-C to stop it. The log is %s. In another terminal, run:
 
   %s get namespaces
   %s create configmap greeting --from-literal=hello=world
-  export KUBECONFIG=%s    # for other clients of Kubernetes
+  export KUBECONFIG=%s    # for other Kubernetes clients
 
 `, dir.Log(), kubectl, kubectl, quote(dir.Kubeconfig()))
 }

@@ -32,7 +32,7 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.requireStop(t, terminate)
-	if !strings.Contains(first.printed(), "stopped; the data stays in") {
+	if !strings.Contains(first.printed(), "stopped; the data remains in") {
 		t.Error("the end was not shown")
 	}
 
@@ -58,13 +58,13 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	second := start(t, dir)
 	second.requireUp(t)
 	requirePrivate(t, data)
-	if want := fmt.Sprintf("(%d such files and directories in all); closed to them", open-1); !strings.Contains(second.printed(), want) {
+	if want := fmt.Sprintf("(%d such files and directories in total); access removed", open-1); !strings.Contains(second.printed(), want) {
 		t.Errorf("nothing says %q", want) // for all but the data directory itself
 	}
 	if got := second.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid} {.data.k}"); got != uid+" v" {
 		t.Errorf("the object is %q, want %q", got, uid+" v")
 	}
-	if !strings.Contains(second.printed(), "certificates: found") {
+	if !strings.Contains(second.printed(), "certificates: using the existing ones") {
 		t.Error("the certificates were made again")
 	}
 	// Credentials of clients remain valid: tokens, and the kubeconfig except for the port, which is random in this
@@ -161,7 +161,7 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 }
 
 func (p *upProcess) checkNextLines(t *testing.T) {
-	_, next, found := strings.Cut(p.printed(), "type next:\n")
+	_, next, found := strings.Cut(p.printed(), "In another terminal, run:\n")
 	if !found {
 		t.Fatal("nothing says what to type next")
 	}

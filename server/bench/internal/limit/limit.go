@@ -45,8 +45,8 @@ const (
 // Run serves until ctx is done. The arguments are flags: the address, and the certificate.
 func Run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet(Command, flag.ContinueOnError)
-	address := fs.String("address", "127.0.0.1:0", "where to listen")
-	certFile := fs.String("cert", "", "serving certificate, and what the origin's is verified by")
+	address := fs.String("address", "127.0.0.1:0", "address to listen on")
+	certFile := fs.String("cert", "", "serving certificate, also used to verify the certificate of the origin")
 	keyFile := fs.String("key", "", "key of the serving certificate")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (h *Handler) answer(r *http.Request) (*answer, error) {
 	}
 	a, err := h.ask(r)
 	if err != nil {
-		return nil, fmt.Errorf("ask the origin: %w", err)
+		return nil, fmt.Errorf("request to the origin: %w", err)
 	}
 	h.answers[q] = a
 	return a, nil

@@ -24,7 +24,7 @@ type Credentials struct {
 func NewCredentials(dir string) (*Credentials, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("make a serving certificate: %w", err)
+		return nil, fmt.Errorf("create serving certificate: %w", err)
 	}
 	c := &Credentials{
 		certFile:  filepath.Join(dir, "serving.crt"),
@@ -34,7 +34,7 @@ func NewCredentials(dir string) (*Credentials, error) {
 		roots:     x509.NewCertPool(),
 	}
 	if !c.roots.AppendCertsFromPEM(certificate) {
-		return nil, errors.New("make a serving certificate: it cannot be read back")
+		return nil, errors.New("create serving certificate: it contains no certificate")
 	}
 	for path, data := range map[string][]byte{
 		c.certFile:  certificate,

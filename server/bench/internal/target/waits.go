@@ -98,5 +98,5 @@ func (w Waits) AtMost(p float64) (float64, error) {
 			return w.bounds[i], nil
 		}
 	}
-	return 0, fmt.Errorf("of %d waits, less than %g are within the bounds that are counted", w.Total(), p)
+	return 0, fmt.Errorf("less than %g %% of %d waits are within the finite bounds of the histogram", 100*p, w.Total())
 }

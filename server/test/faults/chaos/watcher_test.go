@@ -247,7 +247,7 @@ func (r *replica) historyLost(res resource, after int64) bool {
 	return slices.ContainsFunc(r.server.Outputs(), func(output string) bool {
 		without := false // the next list comes without history
 		for line := range strings.Lines(output) {
-			if strings.Contains(line, "memory contradicts etcd") {
+			if strings.Contains(line, "event does not match the cached state") {
 				return true
 			}
 			m := unrestored.FindStringSubmatch(line)

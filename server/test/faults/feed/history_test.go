@@ -447,7 +447,7 @@ func TestHistory_CompactedDuringRestore_RestartsRead(t *testing.T) {
 func logHistory(t *testing.T, s *harness.Server) {
 	t.Helper()
 	for line := range strings.Lines(s.Output()) {
-		if strings.Contains(line, `"history `) || strings.Contains(line, "history that was") || strings.Contains(line, "mirror listed") {
+		if strings.Contains(line, `"history `) || strings.Contains(line, "mirror listed") {
 			t.Log(strings.TrimSpace(line))
 		}
 	}

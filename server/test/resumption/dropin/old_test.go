@@ -382,7 +382,7 @@ func TestEtcd_WithoutProgress_ReadsAreServedFromMemory(t *testing.T) {
 	s := env.APIServer(proxy.Etcd(), engine(harness.Strata))
 	api := s.API()
 	exercise(t, ctx, api)
-	requireSaid(t, s, "answers no progress requests", proxy.Etcd().URL)
+	requireSaid(t, s, "does not answer progress requests", proxy.Etcd().URL)
 	create(t, ctx, api, defaultMaps, configMap("present"))
 	client := etcd.Client()
 	for i := range 10 {

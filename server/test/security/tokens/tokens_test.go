@@ -129,7 +129,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 		s := start(sealing, refusePlain)
 		harness.Check(t, s.Await(ctx, "/readyz"))
 		for _, path := range []string{maps, events} {
-			requireRefused(t, path, get(t, ctx, s.API(), path, query(limit, plain), ""), http.StatusBadRequest, "sealed ones only")
+			requireRefused(t, path, get(t, ctx, s.API(), path, query(limit, plain), ""), http.StatusBadRequest, "accepts only sealed tokens")
 		}
 		requireSealed(t, readPage(t, ctx, s.API(), maps, token, limit, "").Metadata.Continue)
 		harness.Check(t, s.Stop())
