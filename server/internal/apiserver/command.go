@@ -115,8 +115,8 @@ Kubernetes ships: to compare the two, and as the way back.`,
 	verflag.AddFlags(sets.FlagSet("global"))
 	globalflag.AddGlobalFlags(sets.FlagSet("global"), cmd.Name(), logs.SkipLoggingConfigurationFlags())
 	own := sets.FlagSet("strata")
-	own.Var(&s.engine, "engine", "What answers reads and watches: strata (from memory, this program's own engine) or "+
-		"upstream (the watch cache that Kubernetes ships).")
+	own.Var(&s.engine, "engine", "Cache that serves reads and watches: strata (the engine of this program) or "+
+		"upstream (the watch cache of kube-apiserver).")
 	own.Var(s.gates, "strata-feature-gates", gatesUsage(s.gates))
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)

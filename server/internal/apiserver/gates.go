@@ -25,7 +25,7 @@ func newGates() gateSet {
 }
 
 func gatesUsage(gates featuregate.FeatureGate) string {
-	return "Comma-separated key=value pairs that turn behaviour of the engine on or off; " +
-		"with all of them off the server is correct, only slower. Options are:\n" +
+	return "Comma-separated Name=true|false pairs that turn behaviour of the engine on or off. " +
+		"Responses are correct with any gate off, and cost more. Options are:\n" +
 		strings.Join(gates.KnownFeatures(), "\n")
 }

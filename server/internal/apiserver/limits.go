@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/readpath"
@@ -15,21 +16,21 @@ import (
 // minProgressInterval is the minimum interval of progress requests while reads wait.
 const minProgressInterval = 100 * time.Millisecond
 
-// engineLimits are the engine's bounds: the memory used in addition to the current state (history and unclaimed values per
-// etcd cluster, representations per process), the history replayed at startup, the interval of progress requests to an idle
-// etcd, and the wait for etcd's progress at shutdown.
+// engineLimits are the engine's bounds: of the memory used in addition to the current state (history and unclaimed values per
+// etcd cluster, representations and lists per process), of the history restored at the start, and of two intervals.
 type engineLimits struct {
-	historyAge     time.Duration
-	historyBytes   resource.QuantityValue
-	unclaimedBytes resource.QuantityValue
-	keptBytes      resource.QuantityValue
-	listBytes      resource.QuantityValue // 0: a share of the memory
+	historyAge   time.Duration
+	historyBytes resource.QuantityValue
+	keptBytes    resource.QuantityValue
+	listBytes    resource.QuantityValue // 0: a share of the memory
 
-	replayRevisions int64 // 0: no replay
-	replayBytes     resource.QuantityValue
+	// The values below have deprecated flags only.
 
-	progressInterval time.Duration // 0: never
-	progressTimeout  time.Duration // at shutdown; 0: no wait
+	unclaimedBytes   resource.QuantityValue
+	replayRevisions  int64                  // 0: no replay
+	replayBytes      resource.QuantityValue // fit sets it to historyBytes if its flag is not set
+	progressInterval time.Duration          // 0: never
+	progressTimeout  time.Duration          // at shutdown; 0: no wait
 }
 
 func defaultEngineLimits() engineLimits {
@@ -37,46 +38,68 @@ func defaultEngineLimits() engineLimits {
 		return resource.QuantityValue{Quantity: *resource.NewQuantity(n, resource.BinarySI)}
 	}
 	return engineLimits{
-		historyAge:     mirror.DefaultWindow.MaxAge,
-		historyBytes:   bytes(mirror.DefaultWindow.MaxBytes),
-		unclaimedBytes: bytes(mirror.DefaultUnclaimedBytes),
-		keptBytes:      bytes(kubestorage.DefaultRepresentationBytes),
-		listBytes:      bytes(0),
+		historyAge:   mirror.DefaultWindow.MaxAge,
+		historyBytes: bytes(mirror.DefaultWindow.MaxBytes),
+		keptBytes:    bytes(kubestorage.DefaultRepresentationBytes),
+		listBytes:    bytes(0),
 
-		replayRevisions: mirror.DefaultReplay.Revisions,
-		replayBytes:     bytes(mirror.DefaultReplay.Bytes),
-
+		unclaimedBytes:   bytes(mirror.DefaultUnclaimedBytes),
+		replayRevisions:  mirror.DefaultReplay.Revisions,
+		replayBytes:      bytes(mirror.DefaultReplay.Bytes),
 		progressInterval: mirror.DefaultIdleProgress,
 		progressTimeout:  readpath.DefaultProgressTimeout,
 	}
 }
 
 func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&l.historyAge, "strata-history-age", l.historyAge, "How long a change stays in memory for watches "+
-		"that resume and lists of the past; what is older is read from etcd, or gone (metric strata_mirror_history_floor_revision).")
-	fs.Var(&l.historyBytes, "strata-history-bytes", "Bound of what is kept for those beside the present, "+
-		"for each etcd cluster: replaced and deleted values, and versions of the past (metrics strata_mirror_history_bytes, strata_mirror_version_bytes). "+
-		"Whichever bound is reached first holds.")
-	fs.Var(&l.unclaimedBytes, "strata-unclaimed-bytes", "Bound of the values kept for resources that nobody has asked for, "+
-		"such as custom resources that are not served yet, for each etcd cluster (metric strata_mirror_unclaimed_bytes); "+
-		"what is beyond is read from etcd when it is asked for.")
-	fs.Var(&l.keptBytes, "strata-representation-bytes", "Bound of what is kept of objects in the forms that clients ask for "+
-		"(JSON, protobuf, metadata only, compressed, decoded), of all resources together (metric strata_representation_bytes); "+
-		"what is beyond is encoded at each use. Unless it is set it is no more than an eighth of the memory, as for --strata-list-bytes-in-flight.")
-	fs.Var(&l.listBytes, "strata-list-bytes-in-flight", "Bound of the bytes of lists that are under way at the same time (metric strata_lists_in_flight_bytes): "+
-		"encoded and sent from memory, or, of tables, YAML and indented JSON, held as decoded objects, by an estimate. Others wait within their priority level, "+
-		"for half of the time that they have left and at most 30 s, and are then answered with 429. 0 is an eighth of the memory: of GOMEMLIMIT, of the control group, or of the machine, whichever is least.")
-	fs.Int64Var(&l.replayRevisions, "strata-replay-revisions", l.replayRevisions, "How many of etcd's last revisions are read again when the server "+
-		"starts, so that watches and lists of revisions from before are answered (metrics strata_mirror_replayed_events_total, "+
-		"strata_mirror_replay_floor_revision, strata_mirror_replay_seconds); what etcd has compacted is left out, 0 restores nothing.")
-	fs.Var(&l.replayBytes, "strata-replay-bytes", "Bound of the keys and values that are read then, estimated from samples, for each etcd cluster: "+
-		"etcd holds as much in memory meanwhile. What is restored counts against --strata-history-bytes.")
-	fs.DurationVar(&l.progressInterval, "strata-progress-interval", l.progressInterval, "How often etcd is asked how far it has come "+
-		"while no events come and there are watches that want bookmarks (metric strata_mirror_progress_requests_total); at least 100ms, 0 turns it off. "+
-		"etcd's own notifications come every 10 minutes, unless it is configured otherwise.")
-	fs.DurationVar(&l.progressTimeout, "strata-shutdown-progress-timeout", l.progressTimeout, "How long a server that shuts down waits until it has seen all that etcd has, "+
-		"before each watch gets what is due to it, then a bookmark if its client wants those, and ends (metric strata_watches_ended_total); 0 does not wait. "+
-		"It begins after --shutdown-delay-duration.")
+	fs.DurationVar(&l.historyAge, flagHistoryAge, l.historyAge, "How long changes stay in memory, for watches that resume and lists at old revisions. "+
+		"A watch from an older revision gets 410, a list at an older revision is read from etcd. Must be positive; a longer history window of kube-apiserver takes precedence. "+
+		"History ends earlier if --strata-history-bytes is reached (metric strata_mirror_history_floor_revision).")
+	fs.Var(&l.historyBytes, flagHistoryBytes, "Maximum size of the history in memory, in bytes, for each etcd cluster: replaced and deleted values, and old versions "+
+		"(metrics strata_mirror_history_bytes, strata_mirror_version_bytes). At the start, at most as many bytes of history are read from etcd, "+
+		"which holds them in memory meanwhile. Must be positive. If the flag is not set, the maximum is the default or an eighth of the available memory, whichever is less; "+
+		"see --strata-list-bytes-in-flight.")
+	fs.Var(&l.keptBytes, flagRepresentationBytes, "Maximum size of cached encodings of objects (JSON, protobuf, metadata only, compressed, decoded), in bytes, "+
+		"of all resources together (metric strata_representation_bytes). Objects that do not fit are encoded at each use. Must be positive. "+
+		"If the flag is not set, the maximum is the default or an eighth of the available memory, whichever is less.")
+	fs.Var(&l.listBytes, flagListBytes, "Maximum size of all lists in flight, in bytes (metric strata_lists_in_flight_bytes): encoded bytes of lists that are sent from memory, "+
+		"and estimated memory of lists that are made from decoded objects (tables, YAML, indented JSON). Further lists wait within their priority level "+
+		"for half of their remaining time, at most 30s, then get 429. 0 means an eighth of the available memory, which is GOMEMLIMIT, the limit of the control group, "+
+		"or the memory of the machine, whichever is least.")
+
+	fs.Var(&l.unclaimedBytes, flagUnclaimedBytes, "Maximum size of the cached values of resources without a storage, in bytes, for each etcd cluster.")
+	fs.Int64Var(&l.replayRevisions, flagReplayRevisions, l.replayRevisions, "Number of etcd's last revisions that are restored at the start; 0 disables the restore.")
+	fs.Var(&l.replayBytes, flagReplayBytes, "Maximum size of the keys and values that are read from etcd when history is restored, in bytes, estimated from samples.")
+	fs.DurationVar(&l.progressInterval, flagProgressInterval, l.progressInterval, "Interval of progress requests to etcd while no events arrive and "+
+		"watches request bookmarks; at least 100ms, 0 disables the requests.")
+	fs.DurationVar(&l.progressTimeout, flagShutdownProgressTimeout, l.progressTimeout, "Maximum wait for etcd's progress at shutdown, before watches end; 0 disables the wait.")
+	for name, replacement := range deprecatedLimits {
+		utilruntime.Must(fs.MarkDeprecated(name, replacement+"; the flag will be removed in the next release"))
+	}
+}
+
+const (
+	flagHistoryAge          = "strata-history-age"
+	flagHistoryBytes        = "strata-history-bytes"
+	flagRepresentationBytes = "strata-representation-bytes"
+	flagListBytes           = "strata-list-bytes-in-flight"
+
+	flagUnclaimedBytes          = "strata-unclaimed-bytes"
+	flagReplayRevisions         = "strata-replay-revisions"
+	flagReplayBytes             = "strata-replay-bytes"
+	flagProgressInterval        = "strata-progress-interval"
+	flagShutdownProgressTimeout = "strata-shutdown-progress-timeout"
+)
+
+// deprecatedLimits has, for each deprecated flag, the setting that replaces it. The flags are accepted for one release and
+// hidden from --help.
+var deprecatedLimits = map[string]string{
+	flagUnclaimedBytes: "it has no replacement: the bound is 64Mi",
+	flagReplayRevisions: "in place of 0 use --strata-feature-gates=" + string(kubestorage.WatchHistoryRestore) +
+		"=false; the number is otherwise 200000",
+	flagReplayBytes:             "use --" + flagHistoryBytes,
+	flagProgressInterval:        "it has no replacement: the interval is 5s",
+	flagShutdownProgressTimeout: "it has no replacement: the timeout is 2s",
 }
 
 // validate returns an error that names the flag.

@@ -15,8 +15,8 @@ import (
 
 const (
 	// listShare is the divisor of the memory limit that yields the default bound of in-flight lists, and the maximum of the
-	// default bound of representations. Including the objects themselves and garbage, a server with 300,000 objects of 1 KB
-	// then stays below 1.5 GiB.
+	// default bounds of representations and of history. Including the objects themselves and garbage, a server with 300,000
+	// objects of 1 KB then stays below 1.5 GiB.
 	listShare = 8
 	// runtimeShare is the share, in tenths, of a control group's memory limit that is set as the Go runtime's memory limit. The
 	// rest is for memory that the runtime does not count, mainly the pages of the executable.
@@ -70,13 +70,18 @@ func machineMemory() int64 {
 	return int64(*info.MemTotalBytes)
 }
 
-// fit sets the bounds that depend on the available memory, except for those set by flags.
+// fit sets the bounds that depend on the available memory or on another bound, except for those set by flags.
 func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	share := memory / listShare
 	if l.listBytes.Value() == 0 {
 		l.listBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
-	if !flags.Changed("strata-representation-bytes") && share < l.keptBytes.Value() {
-		l.keptBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
+	for name, bound := range map[string]*resource.QuantityValue{flagHistoryBytes: &l.historyBytes, flagRepresentationBytes: &l.keptBytes} {
+		if !flags.Changed(name) && share < bound.Value() {
+			bound.Quantity = *resource.NewQuantity(share, resource.BinarySI)
+		}
+	}
+	if !flags.Changed(flagReplayBytes) {
+		l.replayBytes = l.historyBytes // history that was restored beyond the bound would be dropped at once
 	}
 }

@@ -29,11 +29,11 @@ type tokenSettings struct {
 func defaultTokenSettings() tokenSettings { return tokenSettings{keyRotation: 7 * 24 * time.Hour} }
 
 func (s *tokenSettings) addFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&s.keyRotation, "strata-continue-token-key-rotation", s.keyRotation, "How long a key seals continue tokens before another one is made, "+
-		"if the feature gate SealedContinueTokens is on; at least 1m, 0 means that no key is replaced. A key that has been replaced still opens tokens for twice --strata-history-age, "+
-		"at least for 10 minutes. The keys are in etcd, encrypted like secrets.")
-	fs.BoolVar(&s.refusePlain, "strata-refuse-plain-continue-tokens", s.refusePlain, "Refuse continue tokens that are not sealed, with 400. "+
-		"Only when all servers of the cluster seal theirs; needs the feature gate SealedContinueTokens.")
+	fs.DurationVar(&s.keyRotation, "strata-continue-token-key-rotation", s.keyRotation, "How long a key seals continue tokens before a new key replaces it; "+
+		"at least 1m, 0 disables rotation. Requires the feature gate "+string(kubestorage.SealedContinueTokens)+". A replaced key opens tokens for twice --strata-history-age, "+
+		"at least for 10m. The keys are stored in etcd, encrypted like secrets.")
+	fs.BoolVar(&s.refusePlain, "strata-refuse-plain-continue-tokens", s.refusePlain, "Reject continue tokens that are not sealed, with 400. "+
+		"Set it only after all servers of the cluster seal their tokens. Requires the feature gate "+string(kubestorage.SealedContinueTokens)+".")
 }
 
 // validate returns an error that names the flag.
