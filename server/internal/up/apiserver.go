@@ -3,6 +3,7 @@ package up
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -138,11 +139,10 @@ type flag struct{ name, value string }
 var ownFlags = map[string]string{
 	"bind-address": "set --bind-address before the --",
 	"secure-port":  "set --secure-port before the --",
-	"engine":       "set --engine before the --",
 	"etcd-servers": "for an existing etcd, use strata apiserver",
 }
 
-// checkServerFlags detects mistakes in --engine and in the flags after the -- before any change is made. Invalid combinations
+// checkServerFlags detects mistakes in the deprecated --engine and in the flags after the -- before any change is made. Invalid combinations
 // of flags are detected by the API server at startup.
 func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
@@ -155,6 +155,7 @@ func checkServerFlags(engine string, extra []string) error {
 		args = append([]string{"--engine=" + engine}, extra...)
 	}
 	probe := apiserver.NewCommand()
+	probe.SetOut(io.Discard) // the API server itself prints the warnings of deprecated flags
 	switch err := probe.ParseFlags(args); {
 	case err != nil && !errors.Is(err, pflag.ErrHelp):
 		return fmt.Errorf("%w (see strata apiserver --help)", err)

@@ -24,6 +24,25 @@ func TestServerFlags_UserFlags_TakePrecedence(t *testing.T) {
 	}
 }
 
+func TestCheckServerFlags_Engine(t *testing.T) {
+	for name, test := range map[string]struct {
+		deprecated string
+		extra      []string
+		want       string // in the error, "" for none
+	}{
+		"none":               {"", nil, ""},
+		"after --":           {"", []string{"--engine=upstream"}, ""},
+		"unknown after --":   {"", []string{"--engine=bogus"}, "must be strata or upstream"},
+		"deprecated":         {"upstream", nil, ""},
+		"unknown deprecated": {"bogus", nil, "must be strata or upstream"},
+	} {
+		err := checkServerFlags(test.deprecated, test.extra)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", name, err, test.want)
+		}
+	}
+}
+
 func TestServerFlags_SealContinueTokensByDefault(t *testing.T) {
 	const gate = "--strata-feature-gates=SealedContinueTokens="
 	addr := address{net.IPv4(127, 0, 0, 1), 6443}

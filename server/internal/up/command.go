@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/stratakube/strata/server/internal/controllers"
 	"github.com/stratakube/strata/server/internal/datadir"
@@ -67,15 +68,16 @@ kubelet, so pods do not run. Other controllers:
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "data directory; $"+datadir.EnvVar+" sets the default, also for strata kubectl")
-	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "address to serve on; 0.0.0.0 for all addresses of this machine")
-	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port to serve on; 0 picks a free one")
-	fs.StringSliceVar(&s.tlsSANs, "tls-san", nil, "additional names or addresses of the API server for its certificate")
-	fs.StringVar(&s.kubeconfig, "kubeconfig", "", "additional path for the administrator's kubeconfig; a file that strata up did not write is not overwritten")
+	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "directory of all files of the control plane; the environment variable "+datadir.EnvVar+" sets the default, also for strata kubectl")
+	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "IP address on which the API server listens; 0.0.0.0 means all addresses of the machine")
+	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port on which the API server listens; 0 selects a free port")
+	fs.StringSliceVar(&s.tlsSANs, "tls-san", nil, "comma-separated names and IP addresses to add to the certificate of the API server")
+	fs.StringVar(&s.kubeconfig, "kubeconfig", "", "path to which the administrator's kubeconfig is also written; an existing file that strata up did not write is an error")
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
-		"controllers to run, as for kube-controller-manager: name, -name to disable one, * for all, default for those listed above, none for none")
-	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches, strata or upstream (default strata)")
-	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to idle watches")
+		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
+	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
+	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
+	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
 	return cmd
 }
 

@@ -65,7 +65,7 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 		"no address":            {[]string{"--bind-address=localhost"}, "--bind-address"},
 		"foreign address":       {[]string{"--bind-address=192.0.2.1"}, "cannot serve on 192.0.2.1:"},
 		"unknown controller":    {[]string{"--controllers=default,bogus"}, `unknown controller "bogus"`},
-		"unknown engine":        {[]string{"--engine=bogus"}, "must be strata or upstream"},
+		"unknown engine":        {[]string{"--", "--engine=bogus"}, "must be strata or upstream"},
 		"server's flag":         {[]string{"--", "--bogus"}, "unknown flag: --bogus (see strata apiserver --help)"},
 		"server's argument":     {[]string{"--", "now"}, "takes flags only"},
 		"server's help":         {[]string{"--", "--help"}, "use strata apiserver for the help and version"},

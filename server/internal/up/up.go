@@ -49,7 +49,7 @@ type settings struct {
 	tlsSANs          []string
 	kubeconfig       string // "" for only the one in the data directory
 	controllers      []string
-	engine           string // "" for the API server's default
+	engine           string // deprecated; "" for the API server's default
 	progressInterval time.Duration
 	serverFlags      []string // after --
 

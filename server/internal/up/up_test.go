@@ -328,7 +328,7 @@ func TestUp_ExistingKubeconfig_KeepsUserContexts(t *testing.T) {
 
 func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	t.Parallel()
-	p := start(t, t.TempDir(), "--engine=upstream", "--controllers=none", "--", "--anonymous-auth=true", "--v=1")
+	p := start(t, t.TempDir(), "--controllers=none", "--", "--engine=upstream", "--anonymous-auth=true", "--v=1")
 	p.requireUp(t)
 	config := p.config(t)
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
