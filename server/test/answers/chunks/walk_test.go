@@ -226,7 +226,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 		moments = append(moments, m)
 	}
 	s.commit(t, ctx, maps.put(namespace, "object-000001", "last"))
-	young := s.start("--strata-replay-revisions=0")
+	young := s.start("--strata-feature-gates=WatchHistoryRestore=false")
 	defer func() { harness.Check(t, young.Stop()) }()
 	path := maps.path(namespace)
 	t.Run("in every form", func(t *testing.T) {
@@ -304,7 +304,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 	})
 	t.Run("the window is small", func(t *testing.T) {
 		young.Kill()
-		young.StartAgain("--strata-replay-revisions=100000", "--strata-history-bytes=100Ki")
+		young.StartAgain("--strata-feature-gates=WatchHistoryRestore=true", "--strata-history-bytes=100Ki")
 		harness.Check(t, young.Await(ctx, "/readyz"))
 		list, err := young.fetch(ctx, plainJSON, path, "")
 		harness.Check(t, err)

@@ -14,7 +14,7 @@ func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
 	// It does not register as a member of the cluster: the end of its lease would advance the revision during other tests.
-	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-replay-revisions=0",
+	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-feature-gates=WatchHistoryRestore=false",
 		"--endpoint-reconciler-type=none")...))
 	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}
 	t.Run("lists", func(t *testing.T) {

@@ -51,7 +51,7 @@ func (s *server) start(etcd *harness.Etcd) {
 // about a revision that etcd has and memory does not.
 func quiet() []string {
 	return []string{
-		"--strata-replay-revisions=0",
+		"--strata-feature-gates=WatchHistoryRestore=false",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
 		"--etcd-compaction-interval=0",
 		"--disable-admission-plugins=ServiceAccount",

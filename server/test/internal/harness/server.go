@@ -43,11 +43,11 @@ func (e *Env) Up(args ...string) *Server {
 	ctx, cancel := ready()
 	defer cancel()
 	dataDir := filepath.Join(e.Dir("up"), "data")
-	args = append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0", "--engine=" + Engine()}, args...)
+	args = append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0"}, args...)
 	if !slices.Contains(args, "--") {
 		args = append(args, "--")
 	}
-	args = append(args, checkFlags(args, false)...)
+	args = append(append(args, "--engine="+Engine()), checkFlags(args, false)...)
 	p := e.startServer("up", "", false, nil, args)
 	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
 		e.fail(fmt.Errorf("%w\n%s", err, process.Tail(filepath.Join(dataDir, "strata.log"))))

@@ -76,7 +76,7 @@ func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64,
 		"--token-auth-file=" + env.WriteFile("tokens.csv", []byte(tokens)),
 	}
 	if harness.Engine() == harness.Strata && !slices.Contains(flags, "--engine="+harness.Upstream) {
-		all = append(all, "--strata-replay-revisions=0")
+		all = append(all, "--strata-feature-gates=WatchHistoryRestore=false")
 	}
 	s.server = env.APIServer(etcd, append(all, flags...)...)
 	s.api = s.server.API()
