@@ -12,16 +12,16 @@ const namespace, subsystem = "strata", "readpath"
 var (
 	answered = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "requests_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of reads answered from memory by the byte read path, including errors, by verb.",
+		Help: "Reads answered with bytes from memory, errors included, by verb (get, list, watch).",
 	}, []string{"verb"})
 	passed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "passed_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of reads passed on to the API server's own handlers, by reason.",
+		Help: "Reads passed on to the handlers of the API server, by reason.",
 	}, []string{"reason"})
 	probes = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "probes_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of probes of the API server's own handlers for the storage that serves a read: a few for each resource, " +
-			"and one before each read of a custom resource for some seconds after a change of its definition.",
+		Help: "Probes of the API server's handlers for the storage of a read: a few for each resource, " +
+			"and one before each read of a custom resource for 10 s after its definition changed.",
 	})
 )
 

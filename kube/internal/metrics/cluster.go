@@ -88,106 +88,106 @@ type clusterStats struct {
 
 // Metrics of a mirrored cluster.
 var clusterMetrics = families[clusterStats]{
-	gauge(ofCluster, "ready", "Whether the initial list from etcd has completed (1) or not (0).", func(s clusterStats) int { return oneIf(s.Ready) }),
-	gauge(ofCluster, "revision", "Latest revision visible to readers.", func(s clusterStats) int64 { return s.Revision }),
-	gauge(ofCluster, "history_bytes", "Stored bytes of replaced and deleted objects held in memory for history.", func(s clusterStats) int64 { return s.HistoryBytes }),
-	gauge(ofCluster, "version_bytes", "Bytes of retained old versions that are not shared with the latest version, excluding objects, which strata_mirror_history_bytes counts.",
+	gauge(ofCluster, "ready", "1 when the first list of etcd is in place, otherwise 0.", func(s clusterStats) int { return oneIf(s.Ready) }),
+	gauge(ofCluster, "revision", "Published revision, which readers see.", func(s clusterStats) int64 { return s.Revision }),
+	gauge(ofCluster, "history_bytes", "Stored bytes that only history references.", func(s clusterStats) int64 { return s.HistoryBytes }),
+	gauge(ofCluster, "version_bytes", "Bytes of old versions that the newest version does not share; their objects are in strata_mirror_history_bytes.",
 		func(s clusterStats) int64 { return s.VersionBytes }),
 	gauge(ofCluster, "history_limit_bytes", "Limit of the sum of strata_mirror_history_bytes and strata_mirror_version_bytes.",
 		func(s clusterStats) int64 { return s.HistoryLimit }),
-	gauge(ofCluster, "history_floor_revision", "Oldest revision from which history in memory is complete.", func(s clusterStats) int64 { return s.HistoryFloor }),
-	gauge(ofCluster, "compacted_revision", "Revision below which old versions were dropped because etcd was compacted.",
+	gauge(ofCluster, "history_floor_revision", "Revision that history reaches back to, for every resource.", func(s clusterStats) int64 { return s.HistoryFloor }),
+	gauge(ofCluster, "compacted_revision", "Revision below which versions were dropped because etcd was compacted.",
 		func(s clusterStats) int64 { return s.Compacted }),
-	gauge(ofCluster, "etcd_lists", "Number of list pages at revisions older than memory that are being read from etcd.", func(s clusterStats) int { return s.lists }),
-	gauge(ofCluster, "etcd_lists_limit", "Limit of strata_mirror_etcd_lists, beyond which list pages wait.", func(s clusterStats) int { return s.listLimit }),
+	gauge(ofCluster, "etcd_lists", "Pages of lists at revisions older than memory that are being read from etcd.", func(s clusterStats) int { return s.lists }),
+	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; further pages wait.", func(s clusterStats) int { return s.listLimit }),
 	gauge(ofCluster, "unclaimed_bytes", "Bytes of cached values of resources that no client has requested.", func(s clusterStats) int64 { return s.UnclaimedBytes }),
-	gauge(ofCluster, "unclaimed_limit_bytes", "Limit of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
-	counter(ofCluster, "events_total", "Number of events applied.", func(s clusterStats) int64 { return s.Events }),
-	counter(ofCluster, "dropped_events_total", "Number of events dropped because their resource is not cached.", func(s clusterStats) int64 { return s.Dropped }),
-	counter(ofCluster, "listed_keys_total", "Number of keys listed from etcd.", func(s clusterStats) int64 { return s.ListedKeys }),
-	counter(ofCluster, "relists_total", "Number of relists of the whole prefix, including failed attempts.", func(s clusterStats) int64 { return s.Relists }),
-	counter(ofCluster, "reconnects_total", "Number of times the watch on etcd was reopened after it ended.", func(s clusterStats) int64 { return s.Reconnects }),
-	counter(ofCluster, "silent_feeds_total", "Number of reconnects (strata_mirror_reconnects_total) caused by a stalled watch on etcd: no response while etcd's revision advanced.",
+	gauge(ofCluster, "unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
+	counter(ofCluster, "events_total", "Events applied.", func(s clusterStats) int64 { return s.Events }),
+	counter(ofCluster, "dropped_events_total", "Events of resources that are not cached.", func(s clusterStats) int64 { return s.Dropped }),
+	counter(ofCluster, "listed_keys_total", "Keys listed from etcd.", func(s clusterStats) int64 { return s.ListedKeys }),
+	counter(ofCluster, "relists_total", "Relists of the whole prefix, including failed ones.", func(s clusterStats) int64 { return s.Relists }),
+	counter(ofCluster, "reconnects_total", "Times the watch on etcd was resumed after a loss.", func(s clusterStats) int64 { return s.Reconnects }),
+	counter(ofCluster, "silent_feeds_total", "Times, of strata_mirror_reconnects_total, that the watch on etcd was restarted on another member because nothing arrived while etcd's revision advanced.",
 		func(s clusterStats) int64 { return s.SilentFeeds }),
-	counter(ofCluster, "divergences_total", "Number of resources relisted because an event did not match the cached state.", func(s clusterStats) int64 { return s.Divergences }),
-	counter(ofCluster, "repairs_total", "Number of times that keys were read again because a consistency check found that memory differs from etcd.",
+	counter(ofCluster, "divergences_total", "Resources relisted because an event was lost or duplicated.", func(s clusterStats) int64 { return s.Divergences }),
+	counter(ofCluster, "repairs_total", "Times keys were read again because a consistency check had found a difference between memory and etcd.",
 		func(s clusterStats) int64 { return s.Repairs }),
-	gauge(ofCluster, "etcd_revision", "Latest known revision of etcd, from a revision read or from the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
-	gauge(ofCluster, "revision_lag", "Number of revisions by which strata_mirror_revision is behind strata_mirror_etcd_revision.",
+	gauge(ofCluster, "etcd_revision", "Last known revision of etcd, from a revision read or the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
+	gauge(ofCluster, "revision_lag", "Distance of strata_mirror_revision behind strata_mirror_etcd_revision. A small lag without reads is harmless: a client read etcd's revision and did not wait for it, or etcd's progress is not used.",
 		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.Revision) }),
-	counter(ofCluster, "revision_read_waiters_total", "Number of requests that waited for a read of etcd's revision (strata_mirror_revision_reads_total).",
+	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for the reads of strata_mirror_revision_reads_total. Divided by the reads: requests per read.",
 		func(s clusterStats) int64 { return s.RevisionReadWaiters }),
-	counter(ofCluster, "etcd_restores_total", "Number of times that all cached state was discarded because etcd was restored to an older state or replaced by another cluster.",
+	counter(ofCluster, "etcd_restores_total", "Times etcd was found to be another cluster, or an older state of itself: a backup was restored.",
 		func(s clusterStats) int64 { return s.Restores }),
-	counter(ofCluster, "replays_total", "Number of times that history was restored from etcd, for the whole prefix or for one resource.",
+	counter(ofCluster, "replays_total", "Times history was read from etcd: at the start, after a gap, or for a resource whose values were not cached.",
 		func(s clusterStats) int64 { return s.Replays }),
-	counter(ofCluster, "replayed_events_total", "Number of past events read from etcd to restore history.", func(s clusterStats) int64 { return s.ReplayedEvents }),
-	gauge(ofCluster, "replay_floor_revision", "Revision after which the most recently restored history begins.", func(s clusterStats) int64 { return s.ReplayFloor }),
-	gauge(ofCluster, "replay_seconds", "Duration in seconds of the most recent restore of history, excluding its list.",
+	counter(ofCluster, "replayed_events_total", "Events of history that were read from etcd.", func(s clusterStats) int64 { return s.ReplayedEvents }),
+	gauge(ofCluster, "replay_floor_revision", "Revision after which the history of the last replay begins.", func(s clusterStats) int64 { return s.ReplayFloor }),
+	gauge(ofCluster, "replay_seconds", "Duration of the last replay, after its list.",
 		func(s clusterStats) float64 { return s.ReplayTime.Seconds() }),
-	counter(ofCluster, "revision_reads_total", "Number of linearizable reads of etcd's revision, each shared by all requests that wait for it.",
+	counter(ofCluster, "revision_reads_total", "Linearizable reads of etcd's revision, each shared by all requests that waited for it.",
 		func(s clusterStats) int64 { return s.RevisionReads }),
-	counter(ofCluster, "progress_requests_total", "Number of progress requests sent to etcd.", func(s clusterStats) int64 { return s.ProgressRequests }),
+	counter(ofCluster, "progress_requests_total", "Progress requests to etcd, including requests that could not be sent within a second.", func(s clusterStats) int64 { return s.ProgressRequests }),
 }
 
 // Metrics of a resource in memory.
 var resourceMetrics = families[mirror.ResourceStats]{
-	gauge(ofResource, "resource_objects", "Number of objects in memory.", func(s mirror.ResourceStats) int { return s.Entries }),
-	gauge(ofResource, "resource_stored_bytes", "Stored size of the objects in memory in bytes.", func(s mirror.ResourceStats) int64 { return s.Bytes }),
-	gauge(ofResource, "resource_ready", "Whether the resource can be read from memory (1) or not (0).", func(s mirror.ResourceStats) int { return oneIf(s.Ready) }),
-	gauge(ofResource, "resource_log_events", "Number of events in memory from which watches can resume.", func(s mirror.ResourceStats) int { return s.Events }),
-	gauge(ofResource, "resource_versions", "Number of retained old versions, including those cached for readers; revisions between two of them are reconstructed from events.",
+	gauge(ofResource, "resource_objects", "Objects in memory.", func(s mirror.ResourceStats) int { return s.Entries }),
+	gauge(ofResource, "resource_stored_bytes", "Stored size of the objects in memory.", func(s mirror.ResourceStats) int64 { return s.Bytes }),
+	gauge(ofResource, "resource_ready", "1 when the resource is readable from memory, otherwise 0.", func(s mirror.ResourceStats) int { return oneIf(s.Ready) }),
+	gauge(ofResource, "resource_log_events", "Events in memory over which a watch can resume.", func(s mirror.ResourceStats) int { return s.Events }),
+	gauge(ofResource, "resource_versions", "Retained old versions, including versions made for readers. Revisions between two of them are reconstructed from events.",
 		func(s mirror.ResourceStats) int { return s.Versions }),
-	gauge(ofResource, "resource_version_bytes", "Bytes of the retained old versions (strata_mirror_resource_versions) that are not shared with the latest version.",
+	gauge(ofResource, "resource_version_bytes", "Bytes of strata_mirror_resource_versions that the newest version does not share.",
 		func(s mirror.ResourceStats) int64 { return s.VersionBytes }),
-	gauge(ofResource, "resource_suspect", "Whether the last completed consistency check found that memory differs from etcd (1) or not (0). While it is 1, lists at old revisions are read from etcd.",
+	gauge(ofResource, "resource_suspect", "1 from a difference found by a consistency check until a check finds none, otherwise 0. While it is 1, lists at old revisions are read from etcd.",
 		func(s mirror.ResourceStats) int { return oneIf(s.Inconsistent) }),
-	gauge(ofResource, "resource_oldest_revision", "Oldest revision at which memory can serve a list.",
+	gauge(ofResource, "resource_oldest_revision", "Oldest revision at which memory can answer a list.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRevision }),
-	gauge(ofResource, "resource_past_readers", "Number of lists at old revisions that are being read from memory, each of which retains its version.",
+	gauge(ofResource, "resource_past_readers", "Lists at old revisions that are being read from memory. Each keeps its version in memory.",
 		func(s mirror.ResourceStats) int { return s.Readers }),
-	gauge(ofResource, "resource_past_readers_oldest_revision", "Oldest revision read by a list that strata_mirror_resource_past_readers counts, 0 if there is none.",
+	gauge(ofResource, "resource_past_readers_oldest_revision", "Oldest revision of strata_mirror_resource_past_readers, 0 without readers.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRead }),
 }
 
 // Metrics of the compactions of a cluster.
 var compactionMetrics = families[etcdsource.CompactionStats]{
-	gauge(ofCompaction, "revision", "Latest known compact revision of etcd, including a compaction that has been recorded and is about to run.", func(s etcdsource.CompactionStats) int64 { return s.Revision }),
-	gauge(ofCompaction, "kept_revisions", "Number of revisions of history retained by etcd: the difference between its revision and strata_compaction_revision.",
+	gauge(ofCompaction, "revision", "Revision to which etcd is compacted, or is about to be compacted.", func(s etcdsource.CompactionStats) int64 { return s.Revision }),
+	gauge(ofCompaction, "kept_revisions", "Distance of etcd's revision from strata_compaction_revision: the revisions of history in etcd.",
 		func(s etcdsource.CompactionStats) float64 {
 			if s.Revision == 0 {
 				return math.NaN()
 			}
 			return float64(max(0, s.EtcdRevision-s.Revision))
 		}),
-	gauge(ofCompaction, "following", "Whether the watch on compact_rev_key, which announces compactions, is open (1) or not (0).", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
-	counter(ofCompaction, "compactions_total", "Number of compactions made by this server.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
-	counter(ofCompaction, "failures_total", "Number of failed attempts of this server to compact etcd, at most one for each compaction interval.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
-	counter(ofCompaction, "watch_losses_total", "Number of times that the watch on compact_rev_key was lost.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
-	counter(ofCompaction, "doubted_writes_total", "Number of writes to compact_rev_key that were ignored because their value is invalid.", func(s etcdsource.CompactionStats) int64 { return s.Doubts }),
-	counter(ofCompaction, "unannounced_total", "Number of detected compactions that were not recorded in compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
+	gauge(ofCompaction, "following", "1 while compactions are followed by a watch of compact_rev_key, otherwise 0.", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
+	counter(ofCompaction, "compactions_total", "Compactions by this server.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
+	counter(ofCompaction, "failures_total", "Failed turns of this server to compact etcd.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
+	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
+	counter(ofCompaction, "doubted_writes_total", "Rejected writes to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Doubts }),
+	counter(ofCompaction, "unannounced_total", "Compactions found without a write to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
 }
 
 // Metrics of cached representations.
 var blockMetrics = families[blockcache.Stats]{
-	gauge(ofBlocks, "bytes", "Bytes of cached encodings of objects (JSON, protobuf, metadata only, compressed, decoded).", func(s blockcache.Stats) int64 { return s.Used }),
-	gauge(ofBlocks, "limit_bytes", "Limit of strata_representation_bytes.", func(s blockcache.Stats) int64 { return s.Limit }),
-	counter(ofBlocks, "evictions_total", "Number of blocks of cached encodings that were evicted because they had not been read recently.",
+	gauge(ofBlocks, "bytes", "Bytes of cached encodings of objects.", func(s blockcache.Stats) int64 { return s.Used }),
+	gauge(ofBlocks, "limit_bytes", "Bound of strata_representation_bytes.", func(s blockcache.Stats) int64 { return s.Limit }),
+	counter(ofBlocks, "evictions_total", "Idle blocks (of about 64 KiB, or a compressed or decoded object) that were evicted.",
 		func(s blockcache.Stats) int64 { return s.Evictions }),
-	counter(ofBlocks, "refusals_total", "Number of blocks of encodings that were not cached because all cached blocks are in use.",
+	counter(ofBlocks, "refusals_total", "Blocks that were not cached for lack of room.",
 		func(s blockcache.Stats) int64 { return s.Refusals }),
 }
 
 // Metrics of the running watches of a resource.
 var lagMetrics = families[int]{
-	gauge(ofWatches, "lag_events", "Number of events of the resource that the slowest running watch has not read yet. A watch that is waiting for an event counts as 0.",
+	gauge(ofWatches, "lag_events", "Events that the watch furthest behind has not examined yet. A watch that waits for an event counts as 0.",
 		func(events int) int { return events }),
 }
 
 // feedInfo describes the feed of a cluster.
-var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "Mode of the watch on etcd, always 1. freshness is the source of the latest revision: progress (etcd answers progress requests), "+
-	"events (the watch is on all keys: kine, etcd's gRPC proxy) or unproven (none, consistent reads are served from etcd). "+
-	"arrival_check is off if the store does not count the writes to a key, so that only consistency checks detect a lost event.",
+var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "1. The label freshness is how the mirror learns the position of the feed: progress (etcd answers progress requests), "+
+	"events (the feed watches all keys: kine, etcd's gRPC proxy) or unproven (reads of the latest state go to etcd). "+
+	"The label arrival_check is off if the store does not count the writes to a key, so that only consistency checks find a lost event.",
 	[]string{"endpoints", "prefix", "freshness", "arrival_check"}, nil, metrics.ALPHA, "")
 
 // Cluster is a mirrored cluster whose metrics are collected.

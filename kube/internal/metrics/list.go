@@ -41,17 +41,18 @@ const (
 var (
 	ListsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of lists and pages of lists, by source (memory_present, memory_past, etcd) and reason: consistent (no resource version), any (resource version 0), " +
-			"not_older_than, exact, limit (a resource version with a limit), continue, inconsistent (a token that continues at the latest revision). From etcd: " +
-			"older_than_memory, suspect (a consistency check found a difference), gate (a feature gate is disabled), not_loaded, no_progress (etcd's progress notifications are unreliable), uncached.",
+		Help: "Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason. Reasons of memory: consistent (no resource version), any (resource version 0), " +
+			"not_older_than, exact, limit (a resource version and a limit), continue, inconsistent (a token that continues at the latest revision). Reasons of etcd: " +
+			"older_than_memory, gate (one is off), not_loaded (a small page, before memory is ready), no_progress (etcd's progress is unreliable), " +
+			"suspect (a consistency check has found a difference), uncached.",
 	}, []string{"group", "resource", "source", "reason"})
 	ListPages = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of lists (strata_lists_total) with a limit or a continue token.",
+		Help: "Lists, of strata_lists_total, with a limit or a continue token; continued is true for those with a token.",
 	}, []string{"group", "resource", "continued"})
 	ListsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of lists answered with 410 because etcd has compacted their revision or the key of their continue token has been removed.",
+		Help: "Lists answered with 410, because etcd has compacted their revision or the key of their token was deleted.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {

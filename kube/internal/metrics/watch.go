@@ -16,21 +16,22 @@ import (
 var (
 	WatchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of events between the start revision of a watch and the latest revision when the watch was opened, before label and field selectors.",
+		Help: "Events, of apiserver_init_events_total, between the revision at which a watch began and the published revision at that moment, before selectors.",
 	}, []string{"group", "resource"})
 	WatchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of bookmarks sent, including those that end initial events.",
+		Help: "Bookmarks sent, including those that end initial events.",
 	}, []string{"group", "resource"})
 	WatchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
-		Help: "Number of ended watches, by reason: timeout, client (disconnected or canceled), shutdown (of the server), " +
-			"storage (destroyed because a definition changed or the server stopped), expired (410: history in memory no longer had the next event, or the resource was relisted), error.",
+		Help: "Watches that have ended, by reason: timeout, client (it disconnected or cancelled the watch), shutdown of the server, " +
+			"storage (a definition changed or was deleted, or the server ended), expired (410: the watch was older than memory, or the resource was relisted), " +
+			"slow_client (its client did not read the initial events in time), error.",
 	}, []string{"group", "resource", "reason"})
 	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
-		Help: "Latency in seconds from the arrival of an event from etcd until it was written to the socket of a watch, for the oldest event of each write. " +
-			"Only watches served by the byte read path; events from before the server's start are not counted.",
+		Help: "Time from the arrival of a batch from etcd to the end of the write to the client, for the oldest event of each write. " +
+			"Only watches served by the byte read path and events since the server's start count.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	}, []string{"group", "resource"})
 
