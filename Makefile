@@ -43,7 +43,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick lint gofmt vet staticcheck boundaries tidy check-docs check-commits prose vulncheck clean
+        suites suites-quick lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -118,6 +118,9 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, or
 # Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
 	@set -e; for module in . kube server server/bench tools suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+
+generate: ## write the tables of flags and metrics in docs/reference.md; a test fails when they are stale
+	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,7 +49,25 @@ func TestEngines_PassSameServerChecks(t *testing.T) {
 					t.Errorf("none of the metrics that both engines record is there: %v", cacheSample)
 				}
 			})
+			t.Run("documents its metrics", func(t *testing.T) { checkDocumented(t, s, engine) })
 		})
+	}
+}
+
+// checkDocumented compares the metrics of Strata and their types with docs/reference.md.
+func checkDocumented(t *testing.T, s *server, engine engineKind) {
+	reference, err := os.ReadFile("../../../docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^# TYPE (strata_\w+) (\w+)$`).FindAllStringSubmatch(s.get(t, "/metrics"), -1)
+	if (len(found) > 0) != (engine == engineStrata) {
+		t.Errorf("%d metrics with --engine=%s", len(found), engine)
+	}
+	for _, metric := range found {
+		if row := fmt.Sprintf("\n| `%s` | %s |", metric[1], metric[2]); !strings.Contains(string(reference), row) {
+			t.Errorf("docs/reference.md has no row %q", strings.TrimSpace(row))
+		}
 	}
 }
 
