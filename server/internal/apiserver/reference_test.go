@@ -188,7 +188,7 @@ func registeredMetrics(t *testing.T) (found []metric) {
 }
 
 // kindOf returns the type of a metric: that of its collector or, if the collector has several metrics, by the rule that counters,
-// and only they, end in _total. TestEngines compares the result with /metrics.
+// and only they, end in _total. TestEngines_PassSameServerChecks compares the result with /metrics.
 func kindOf(t *testing.T, registry prometheus.Registerer, d *prometheus.Desc, name string) string {
 	var known prometheus.AlreadyRegisteredError
 	if err := registry.Register(described{d}); err == nil {
