@@ -398,7 +398,7 @@ func Build[T Item](items []T) Tree[T] {
 	return Tree[T]{root: level[0]}
 }
 
-// watch index divides n elements into parts of about size each, none below half of size unless there
+// partition divides n elements into parts of about size each, none below half of size unless there
 // is only one part.
 func partition(n, size int) [][2]int {
 	parts := (n + size - 1) / size

@@ -48,7 +48,7 @@ type feed struct {
 	close     func()
 }
 
-// Watch implements mirror.Source. It requests no previous values: the mirror has them (k/k#130939).
+// Watch implements driver.Source. It requests no previous values: the mirror has them (k/k#130939).
 // etcd splits a revision over several responses only by fragmentation, and the client joins
 // fragments; so each response is a batch of complete revisions.
 //
@@ -293,7 +293,7 @@ func waitDisconnected(ctx context.Context, conn *grpc.ClientConn) bool {
 	}
 }
 
-// RequestProgress implements mirror.Source. It does nothing after WithoutProgress or OfAllKeys.
+// RequestProgress implements driver.Source. It does nothing after WithoutProgress or OfAllKeys.
 func (s *Source) RequestProgress(ctx context.Context) error {
 	f := s.feeds.current.Load()
 	if s.eventsOnly || f == nil {

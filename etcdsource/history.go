@@ -26,7 +26,7 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 	return n
 }
 
-// Oldest implements mirror.Source. If etcd's whole database fits the bound, it costs three small
+// Oldest implements driver.Source. If etcd's whole database fits the bound, it costs three small
 // requests and, if etcd was ever compacted, one round of its synchronization, which is 100 ms;
 // otherwise up to maxProbes such rounds (see sampler).
 //
@@ -102,8 +102,9 @@ type sampler struct {
 
 // floor returns the oldest revision that the member can list.
 //
-// A watch from below the floor returns it at once. On an etcd that was never compacted, such a
-// watch would load its whole history, so a range at revision 1 checks for that first.
+// etcd cancels a watch below its compact revision at once, and reports that revision. On an etcd
+// that was never compacted, such a watch would load its whole history, so a range at revision 1
+// checks for that first.
 func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()

@@ -37,7 +37,7 @@ type replayPlan struct {
 
 var defaultPlan = replayPlan{segment: 4999, watches: 24, held: 128 << 20, patience: 5 * time.Second}
 
-// Replay implements mirror.Source. It reads from one member over a separate connection, and
+// Replay implements driver.Source. It reads from one member over a separate connection, and
 // continues over another one when that connection fails or is silent.
 func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 	if after.Revision >= through {

@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// Source implements mirror.Source on an etcd client, which it does not own. It may be used
+// Source implements driver.Source on an etcd client, which it does not own. It may be used
 // concurrently. Its one Watch has its own gRPC stream, so that progress requests neither reach nor
 // wait for other watches of the client.
 type Source struct {
@@ -100,7 +100,7 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.stream))
 }
 
-// List implements mirror.Source. It reads one stream if the server offers RangeStream, and
+// List implements driver.Source. It reads one stream if the server offers RangeStream, and
 // continues with pages if the stream fails. The next part is fetched while page processes the
 // previous one.
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
@@ -159,7 +159,7 @@ func listPages(ctx context.Context, prefix string, pager *Pager, header driver.H
 	return header, ctx.Err()
 }
 
-// Keys implements mirror.Source.
+// Keys implements driver.Source.
 func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (header driver.Header, err error) {
 	for pager := newKeysPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
 		p, err := pager.Next(ctx, int64(most(pager.key)))
@@ -174,7 +174,7 @@ func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, mo
 	return header, nil
 }
 
-// Get implements mirror.Source.
+// Get implements driver.Source.
 func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
 	page, err := NewPager(s.client, key, key+"\x00", at).Next(ctx, 1)
 	if err != nil || len(page.KVs) == 0 {
@@ -196,7 +196,7 @@ func (s *Source) verify(ctx context.Context, after driver.Header) error {
 	return nil
 }
 
-// ReadRevision implements mirror.Source.
+// ReadRevision implements driver.Source.
 func (s *Source) ReadRevision(ctx context.Context) (driver.Header, error) {
 	resp, err := s.client.Get(ctx, s.probe, clientv3.WithCountOnly())
 	if err != nil {

@@ -43,8 +43,8 @@ var errStreamSilent = errors.New("no response on the stream within the timeout")
 
 // stream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
 // with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
-// configured); at most three are in memory at once. The error of chunk ends the stream and is
-// returned as err. Any other failure is returned as failed, and leaves the pager after the last
+// configured); at most three are in memory at once. err is permanent: the error of chunk, or keys
+// that are out of order. failed is a failure of the stream, and leaves the pager after the last
 // part, not Done: Next continues there, on another member if needed, and reports the errors of a
 // list by pages.
 func (p *Pager) stream(ctx context.Context, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {

@@ -10,7 +10,7 @@ import "fmt"
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
 //	I4      changes.check, topics.checkLocked, sorted.check
 //	I5      table.check: no version is newer than the published revision
-//	I6      freshness.Clock.Check
+//	I6      freshness.Published.Check
 //	I7      writer.checkBudget, table.checkCounts, lineage.checkVersions
 //	I8      table.checkCounts: each entry is in the resource that its key belongs to
 

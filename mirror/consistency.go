@@ -16,7 +16,7 @@ type Check struct {
 	// Snapshot is the compared snapshot, at its revision.
 	Snapshot Snapshot
 	// Differences are the keys whose mod revision differs between the snapshot and etcd, ascending;
-	// empty if the cache is correct. It has at most maxDifferences elements; Count is the number of
+	// empty if the cache is correct. It has at most 1,000 elements; Count is the number of
 	// all differences.
 	Differences []Difference
 	Count       int

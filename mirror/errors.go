@@ -18,7 +18,7 @@ var (
 	ErrFutureRevision = errors.New("revision not reached yet")
 	// ErrNotReady: the resource is being loaded, for the first time or again. The caller retries.
 	ErrNotReady = errors.New("mirror is not ready")
-	// ErrClosed: the mirror or the resource was closed.
+	// ErrClosed: the mirror was closed. Releasing a resource does not cause it.
 	ErrClosed = errors.New("mirror closed")
 
 	// ErrRestored: etcd is another cluster than the mirrored one, or an older state of it. The

@@ -51,11 +51,11 @@ type Options struct {
 	IdleProgress time.Duration
 	// FeedPatience is how long a feed may leave progress requests unanswered, and deliver nothing
 	// else, while etcd is ahead of it. Then the feed is restarted, on another member if there is
-	// one. Default: defaultFeedPatience; a negative value disables the limit.
+	// one. Default: 1.5 s; a negative value disables the limit.
 	FeedPatience time.Duration
 	// EventsOnly: progress is neither requested nor applied, because the server may send it ahead
 	// of events (etcd#15220, etcd#17507). The published revision is then at the last event of the prefix, even
-	// if etcd's revision is higher: a wait for a revision returned by Current may not end.
+	// if etcd's revision is higher: a wait for a revision returned by ReadRevision may not end.
 	EventsOnly bool
 	// EveryRevision: the source delivers a batch for every revision. The published revision follows the batches
 	// alone, so no progress is requested and IdleProgress has no effect.

@@ -55,7 +55,7 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 	return s.tree.Measure(start, end, of, measure)
 }
 
-// Detached returns a run of keys that were read from the source at another revision, in ascending
+// Foreign returns a run of keys that were read from the source at another revision, in ascending
 // order, for readers of runs. A key with the same mod revision in the snapshot is represented by
 // the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
 // n) for k keys.

@@ -40,7 +40,7 @@ type shared struct {
 
 // restart is a request to the writer to leave a feed whose etcd cluster does not exist any more.
 type restart struct {
-	lists int64 // the value of shared.lists when the request was made
+	lists int64 // the value of shared.installedLists when the request was made
 	err   error
 }
 

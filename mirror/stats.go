@@ -69,7 +69,7 @@ type ResourceStats struct {
 	Versions       int      // retained past versions, those made for readers included
 	VersionBytes   int64    // bytes of their trees that the latest version does not share, measured about once a second
 	OldestRevision Revision // the oldest revision that At serves
-	Readers        int      // snapshots of the past registered now, see Hold
+	Readers        int      // registered reads of past versions, see Resource.TrackReader
 	OldestRead     Revision // the oldest revision of those, 0 if there is none
 
 	// Counters, which continue when the resource is claimed again.

@@ -13,7 +13,7 @@ import (
 
 // stepped is an etcd that makes no step by itself. The test determines which revisions the watch
 // delivers and reports as progress, when a revision read is executed, and when its reply arrives.
-// Lists are answered at once. The methods that are not part of mirror.Source are for the test,
+// Lists are answered at once. The methods that are not part of driver.Source are for the test,
 // which calls them when all goroutines are idle (synctest.Wait).
 type stepped struct {
 	*memory.Store
@@ -53,7 +53,7 @@ type revisionCall struct {
 	reply chan error
 }
 
-// Watch implements mirror.Source.
+// Watch implements driver.Source.
 func (s *stepped) Watch(ctx context.Context, _ string, after driver.Header, deliver func(driver.Batch) error) error {
 	st := &stream{after: after.Revision, sent: after.Revision, told: after.Revision,
 		feed: make(chan driver.Batch), broken: make(chan struct{})}
@@ -73,7 +73,7 @@ func (s *stepped) Watch(ctx context.Context, _ string, after driver.Header, deli
 	}
 }
 
-// ReadRevision implements mirror.Source.
+// ReadRevision implements driver.Source.
 func (s *stepped) ReadRevision(ctx context.Context) (driver.Header, error) {
 	call := &revisionCall{reply: make(chan error)}
 	s.set(func() { s.call = call })
@@ -86,7 +86,7 @@ func (s *stepped) ReadRevision(ctx context.Context) (driver.Header, error) {
 	}
 }
 
-// RequestProgress implements mirror.Source. The test sends the answer.
+// RequestProgress implements driver.Source. The test sends the answer.
 func (s *stepped) RequestProgress(ctx context.Context) error {
 	var hang chan struct{}
 	s.set(func() {

@@ -54,7 +54,7 @@ func (x *txn) commit() {
 	v.prev.Store(prev)
 	x.lin.head.Store(v)
 	if x.lin.private {
-		return // table.show adds checkpoints when the resource is claimed
+		return // table.publishUnclaimed adds checkpoints when the resource is claimed
 	}
 	x.t.checkpoint(x.lin, v, len(x.events))
 }

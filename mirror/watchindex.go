@@ -12,7 +12,7 @@ import (
 // indexFunc is a parameter of NewWatchIndex.
 type indexFunc = func(*Event) (before, now string, known bool)
 
-// WatchIndex sorts the events of a resource by a value that its readers derive, such as a field of
+// WatchIndex groups the events of a resource by a value that its readers derive, such as a field of
 // the object. The mirror itself never decodes values. Cursors that follow a value
 // (Cursor.FollowIndex) read, and are woken by, only the events of that value. While there are such
 // cursors, one goroutine follows the log for all of them; the writer is not involved. All methods
@@ -246,8 +246,8 @@ func (s *sorted) verify() {
 }
 
 // check returns an error if an event of the last posted revision is missing in a topic that it
-// concerns, or if the topics contradict each other. Cost is O(topics) for sets, otherwise O(topics)
-// in some of the calls (pace).
+// concerns, or if the topics contradict each other. With sets, each call costs O(topics). With
+// single values only some calls visit all topics (pace).
 func (s *sorted) check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package memory is an etcd-like key-value store in memory that implements mirror.Source, for
+// Package memory is an etcd-like key-value store in memory that implements driver.Source, for
 // tests, in place of package etcdsource. It has one revision per transaction, compaction, and
 // switches for faults between etcd and a client.
 package memory
@@ -181,7 +181,7 @@ func (s *Store) set(f func()) {
 	s.changeLocked()
 }
 
-// List implements mirror.Source.
+// List implements driver.Source.
 func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	s.mu.Lock()
 	if s.listErr != nil {
@@ -229,7 +229,7 @@ func (s *Store) List(ctx context.Context, prefix string, at mirror.Revision, pag
 	return header, ctx.Err()
 }
 
-// Keys implements mirror.Source.
+// Keys implements driver.Source.
 func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (driver.Header, error) {
 	var all []driver.KV
 	header, err := s.List(ctx, prefix, at, func(kvs []driver.KV) error {
@@ -247,7 +247,7 @@ func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, mos
 	return header, err
 }
 
-// Get implements mirror.Source.
+// Get implements driver.Source.
 func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found driver.KV, ok bool, err error) {
 	_, err = s.List(ctx, key, at, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
@@ -260,7 +260,7 @@ func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found 
 	return found, ok, err
 }
 
-// Oldest implements mirror.Source.
+// Oldest implements driver.Source.
 func (s *Store) Oldest(_ context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +282,7 @@ func (s *Store) Oldest(_ context.Context, prefix string, now driver.Header, boun
 	return min(oldest, now.Revision), nil
 }
 
-// Replay implements mirror.Source.
+// Replay implements driver.Source.
 func (s *Store) Replay(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 	for at := after.Revision; at < through; {
 		s.mu.Lock()
@@ -315,7 +315,7 @@ func (s *Store) sameLocked(h driver.Header) error {
 // ErrBroken is the error of a watch that Break or Restore has ended.
 var ErrBroken = errors.New("connection broken")
 
-// Watch implements mirror.Source. A batch contains up to a few revisions. Like etcd it reports no
+// Watch implements driver.Source. A batch contains up to a few revisions. Like etcd it reports no
 // revisions without changes in the prefix unless progress is requested.
 func (s *Store) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	s.mu.Lock()
@@ -380,7 +380,7 @@ func (s *Store) batchLocked(prefix string, at, last mirror.Revision) (*driver.Ba
 	return b, through
 }
 
-// RequestProgress implements mirror.Source.
+// RequestProgress implements driver.Source.
 func (s *Store) RequestProgress(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +389,7 @@ func (s *Store) RequestProgress(context.Context) error {
 	return nil
 }
 
-// ReadRevision implements mirror.Source.
+// ReadRevision implements driver.Source.
 func (s *Store) ReadRevision(context.Context) (driver.Header, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 )
 
 // compactor compacts the etcd of a cluster and follows compactions by others. It forwards the
-// compacted revision to the mirror once tell has set one.
+// compacted revision to the mirror once add has set one.
 type compactor struct {
 	*etcdsource.Compactor
 	mirror atomic.Pointer[mirror.Mirror]
@@ -42,7 +42,7 @@ func (c *compactor) add(m *mirror.Mirror) {
 }
 
 func (c *compactor) drop(rev mirror.Revision) {
-	// This precedes c.mirror.Load: tell stores the mirror before it reads c.early, so no revision
+	// This precedes c.mirror.Load: add stores the mirror before it reads c.early, so no revision
 	// is lost.
 	for old := c.early.Load(); rev > old && !c.early.CompareAndSwap(old, rev); old = c.early.Load() {
 	}

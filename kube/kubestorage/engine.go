@@ -1,6 +1,6 @@
-// Package kubestorage implements storage.Interface of k8s.io/apiserver on the
-// engine (package mirror): writes go to upstream's etcd3 store, every read and
-// watch is answered from memory.
+// Package kubestorage implements storage.Interface of k8s.io/apiserver on the engine (package
+// mirror): writes go to upstream's etcd3 store; reads and watches are answered from memory, except
+// those that memory cannot answer (ErrReadEtcd, ListRead.FromEtcd), which go to etcd.
 //
 // An API server uses it by wrapping the getter that gives its registries their
 // storage:

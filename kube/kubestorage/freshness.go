@@ -202,7 +202,7 @@ func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, erro
 // snapshot returns the state of the cache that a list reads:
 //
 //	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
-//	no resource version, or a token for the present:                 the present, linearizably
+//	no resource version, or a token with revision -1:                the latest revision, linearizably
 //	0:                                                               the latest cached revision
 //	any other:                                                       that revision or later
 func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {

@@ -25,8 +25,8 @@ func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 	}
 }
 
-// eventsAfter returns the number of events of the log after rev, all of them if rev is older. Cost
-// is a walk over them.
+// eventsAfter returns the number of events in the log after rev; now is the published revision. If
+// rev is below the log's floor, all events count. Cost is a walk over them.
 func eventsAfter(r *mirror.Resource, now, rev mirror.Revision) int {
 	if rev >= now {
 		return 0

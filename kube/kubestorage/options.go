@@ -145,8 +145,8 @@ func (o *Options) replay() driver.ReplayBounds {
 	return o.Replay
 }
 
-// latestReads selects the reads of the latestReads that are served from memory. They depend on the published revision
-// following etcd.
+// latestReads are the linearizable reads (no resource version) that are served from memory: LISTs with watches'
+// initial events, and GETs. They require that the published revision follows etcd.
 type latestReads struct{ lists, gets bool }
 
 // latestReads reads the gates.

@@ -71,9 +71,9 @@ type ListRead struct {
 	release  func()                 // nil: no place is held
 }
 
-// FromEtcd reports whether the revision is older than memory, and is read from etcd during the
-// walk. Runs can then fail (see Err), entries that memory does not have are new objects, and a
-// second walk may read etcd again.
+// FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,
+// or the history in memory is inconsistent (Resource.Inconsistent). Runs can then fail (see Err),
+// entries that memory does not have are new objects, and a second walk may read etcd again.
 func (r *ListRead) FromEtcd() bool { return r.past != nil }
 
 // Runs yields the entries of the range in key order, leaf by leaf, before selection. For a request

@@ -147,7 +147,7 @@ func (st *Stream) ending(err error) error {
 // runningStream is a Stream as a running.Watch.
 type runningStream Stream
 
-// Drain implements running.Watch: it wakes the stream, which then checks leaving.
+// Drain implements running.Watch: it wakes the stream, which then checks draining.
 func (st *runningStream) Drain() { (*Stream)(st).nudge() }
 
 // Abort implements running.Watch.

@@ -94,7 +94,9 @@ func (d *Decoded) Grow(storedBytes int64) error {
 	return nil
 }
 
-// more returns the number of bytes to take.
+// more adds a list of so many objects to d.needed, and returns the number of bytes that must be
+// acquired in addition to those held: 0 if they suffice or the list is small. Error: 413, counted,
+// if the list can never fit and its form is not Plain.
 func (d *Decoded) more(objects int, storedBytes int64) (int64, error) {
 	d.needed += DecodedBytes(objects, storedBytes, d.form.Factor)
 	held := d.held.Load()

@@ -375,8 +375,8 @@ func (s *watchServer) status(status *metav1.Status) error {
 	return s.out.object(watch.Error, object)
 }
 
-// encode encodes an object that does not belong to an event (a bookmark's object or a Status), as
-// upstream's handlers do.
+// encode encodes a bookmark's object or a Status as upstream's handlers do: the object as
+// PartialObjectMetadata if the client requested that. The result is not framed.
 func (s *watchServer) encode(obj runtime.Object) ([]byte, error) {
 	enc := s.read.enc
 	if _, status := obj.(*metav1.Status); !status && !enc.target.Empty() {

@@ -1,5 +1,6 @@
-// Package encoded caches objects in encoded form: items of lists, from which single objects, watch events and compressed runs are
-// assembled. It depends on leaves and entries, not on a store.
+// Package encoded caches objects in encoded form: items of lists, from which single objects, watch events and
+// compressed runs are assembled. It caches on the leaves of btree and the entries of mirror, and does not import
+// kubestorage.
 package encoded
 
 import (

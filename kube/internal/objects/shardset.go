@@ -30,8 +30,8 @@ type ShardSet struct {
 	Name string
 }
 
-// ParseShardSet returns the set of a selector, or reports that the selector is not of the form that requests have: it has to
-// be evaluated on objects.
+// ParseShardSet returns the set of a selector, or false if the selector has another key than metadata.uid or
+// metadata.namespace, both of them, or a malformed hash: it then has to be evaluated on objects.
 func ParseShardSet(sel sharding.Selector) (*ShardSet, bool) {
 	s := &ShardSet{}
 	for i, req := range sel.Requirements() {

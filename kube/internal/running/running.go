@@ -24,7 +24,7 @@ type Watches struct {
 
 // Watch is a running watch. Its methods do not wait.
 type Watch interface {
-	Drain()           // Watches.Leaving has become true: deliver pending events, and end
+	Drain()           // Watches.Draining has become true: deliver pending events, and end
 	Abort(why Reason) // end now
 }
 
@@ -34,7 +34,7 @@ func (r *Watches) Refuse() { r.refused.Store(true) }
 // Refused reports whether Add rejects watches.
 func (r *Watches) Refused() bool { return r.refused.Load() }
 
-// SetDraining makes Leaving return true from now on. It does not notify the watches.
+// SetDraining makes Draining return true from now on. It does not notify the watches.
 func (r *Watches) SetDraining() { r.last.Store(true) }
 
 // Draining reports whether watches must deliver their pending events, and end.

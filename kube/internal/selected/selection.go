@@ -1,6 +1,6 @@
-// Package selected caches selected parts of a resource: its entries by the value of a field or label (Index), and the entries of a
-// shard (Shard). A part is made on its first read, follows the log from then on, and is dropped when it has no readers. The package
-// also limits the events that a watch reads to those of its part.
+// Package selected caches secondary indexes of a resource, as trees of their own: its entries by the value of a field
+// or label (Index), and the entries of a shard (Shard). A part is made on its first read, follows the log from then on,
+// and is dropped when it has no readers. The package also limits the events that a watch reads to those of its part.
 package selected
 
 import (

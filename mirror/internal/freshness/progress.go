@@ -17,7 +17,7 @@ const (
 // Progress requests progress from etcd:
 //
 //   - while there are waits for the published revision: at once if progress is expected to end them
-//     (Clock.byProgress), otherwise after progressFirst, because a write inside the prefix moves the
+//     (Published.byProgress), otherwise after progressFirst, because a write inside the prefix moves the
 //     clock by its own event and needs no progress. Then at intervals that double up to progressLast.
 //     The intervals restart when progress has ended a wait, and with a wait for a lower revision than
 //     all others: no wait depends on the interval of others, and a wait for a distant revision does

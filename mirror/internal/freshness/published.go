@@ -36,7 +36,7 @@ type Published struct {
 	lowered  chan struct{} // a new wait is for a lower revision than all others
 }
 
-// NewPublished returns a clock at 0 and its publisher. Waits end with err when closed is closed.
+// NewPublished returns a published revision of 0 and its publisher. Waits end with err when closed is closed.
 func NewPublished(closed <-chan struct{}, err error) (*Published, Publisher) {
 	c := &Published{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
 	close(c.resting)
@@ -53,8 +53,8 @@ type waiter struct {
 	index int
 }
 
-// Publisher moves a clock. It belongs to one goroutine, the only one that may publish; readers have
-// access to the Clock only.
+// Publisher advances a Published. It belongs to one goroutine, the only one that may publish;
+// readers have access to the Published only.
 type Publisher struct{ c *Published }
 
 // Publish moves the published revision to rev and ends the waits for rev and lower revisions. byProgress reports
@@ -98,8 +98,8 @@ func (c *Published) setMinLocked() {
 	}
 }
 
-// Wait returns when the published revision has reached rev, with ctx's error, or with the error given to NewClock
-// when the mirror is closed.
+// Wait returns when the published revision has reached rev, with ctx's error, or with the error given to
+// NewPublished when the mirror is closed.
 func (c *Published) Wait(ctx context.Context, rev int64) error {
 	if c.rev.Load() >= rev {
 		return nil

@@ -36,7 +36,7 @@ type Reads struct {
 	closed  bool
 }
 
-// NewReads returns the reads for a clock. They end with ctx; Close waits for their end.
+// NewReads returns the Reads for a published revision. They end with ctx; Close waits for their end.
 func NewReads(ctx context.Context, c *Published, env Env) *Reads {
 	return &Reads{ctx: ctx, clock: c, env: env}
 }
