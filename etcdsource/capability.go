@@ -82,23 +82,23 @@ func firstUnknown(errs map[string]error) error {
 	return nil
 }
 
-// Freshness is the way in which a mirror learns the progress of its feed, which it needs to answer
+// ProgressMode is the way in which a mirror learns the progress of its feed, which it needs to answer
 // consistent reads from memory (docs/architecture.md, D6).
-type Freshness int
+type ProgressMode int
 
 const (
 	// ByProgress: the server answers progress requests. Any Source.
-	ByProgress Freshness = iota
+	ByProgress ProgressMode = iota
 	// ByEvents: the watch is on all keys, so that every revision arrives as an event.
 	// Source.OfAllKeys.
 	ByEvents
-	// Unproven: neither. The published revision is at the last event of the prefix, even if the server's
+	// NoProgress: neither. The published revision is at the last event of the prefix, even if the server's
 	// revision is higher. Source.WithoutProgress and mirror.Options.EventsOnly.
-	Unproven
+	NoProgress
 )
 
 // String returns the value for metrics and the log.
-func (f Freshness) String() string {
+func (f ProgressMode) String() string {
 	switch f {
 	case ByProgress:
 		return "progress"
@@ -141,7 +141,7 @@ var (
 //
 // Cost: one read and one or two short watches, a few round trips, and 0.7 s if a server that
 // identifies its cluster does not answer the progress request.
-func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness, error) {
+func Probe(ctx context.Context, client *clientv3.Client, key string) (ProgressMode, error) {
 	first, cancel := context.WithTimeout(ctx, probeAnswer)
 	defer cancel()
 	resp, err := client.Get(first, key, clientv3.WithCountOnly())
@@ -163,7 +163,7 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (Freshness,
 	case ctx.Err() != nil:
 		return ByProgress, fmt.Errorf("probe etcd: %w", ctx.Err())
 	case err != nil:
-		return Unproven, nil
+		return NoProgress, nil
 	case !created:
 		return ByProgress, fmt.Errorf("probe etcd: watch on all keys not created within %s", probeAnswer)
 	}

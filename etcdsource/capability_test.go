@@ -210,7 +210,7 @@ func (f *fake) Watch(stream pb.Watch_WatchServer) error {
 }
 
 // probe runs Probe against the server.
-func (f *fake) probe(t *testing.T, ctx context.Context) (Freshness, error) {
+func (f *fake) probe(t *testing.T, ctx context.Context) (ProgressMode, error) {
 	t.Helper()
 	return Probe(ctx, f.serve(t), "/registry/probe")
 }
@@ -303,7 +303,7 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 		name   string
 		server *fake
 		wait   time.Duration
-		want   Freshness
+		want   ProgressMode
 		fails  bool
 	}{
 		{name: "etcd", server: &fake{version: "3.6.8"}, wait: long, want: ByProgress},
@@ -313,8 +313,8 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 		{name: "gRPC proxy", server: &fake{version: "3.6.8", noProgress: true}, wait: short, want: ByEvents},
 		{name: "kine", server: &fake{version: "3.6.8", anonymous: true}, wait: long, want: ByEvents},
 		{name: "kine without progress", server: &fake{version: "3.6.8", anonymous: true, noProgress: true}, wait: long, want: ByEvents},
-		{name: "no progress and no watch of all keys", server: &fake{version: "3.6.8", noProgress: true, denies: true}, wait: short, want: Unproven},
-		{name: "no cluster and no watch of all keys", server: &fake{version: "3.6.8", anonymous: true, denies: true}, wait: long, want: Unproven},
+		{name: "no progress and no watch of all keys", server: &fake{version: "3.6.8", noProgress: true, denies: true}, wait: short, want: NoProgress},
+		{name: "no cluster and no watch of all keys", server: &fake{version: "3.6.8", anonymous: true, denies: true}, wait: long, want: NoProgress},
 		{name: "no range", server: &fake{version: "3.6.8", noRange: true}, wait: long, fails: true},
 		{name: "no watch", server: &fake{version: "3.6.8", noWatch: true}, wait: short, fails: true},
 	} {

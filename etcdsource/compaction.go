@@ -47,10 +47,10 @@ type CompactorOptions struct {
 	// twice that, remains. 0: this compactor compacts nothing, and only follows the compactions of
 	// others.
 	Interval time.Duration
-	// Forget, unless nil, is called with a revision to which etcd is or will soon be compacted. It
+	// OnCompaction, unless nil, is called with a revision to which etcd is or will soon be compacted. It
 	// is called from several goroutines and must not block. It must be idempotent, because calls
 	// may repeat, also after etcd was restored.
-	Forget func(mirror.Revision)
+	OnCompaction func(mirror.Revision)
 	// Oldest, unless nil, returns the oldest revision that the cache can serve, 0 if it serves only
 	// the latest. With it, the compactor detects unannounced compactions: see CheckInterval.
 	Oldest func() mirror.Revision
@@ -92,25 +92,25 @@ type Compactor struct {
 		at         time.Time       // when compacted was last raised
 		doubted    mirror.Revision // mod revision of the last invalid write to the key
 	}
-	following   atomic.Bool
-	compactions atomic.Int64
-	failures    atomic.Int64
-	doubts      atomic.Int64
-	losses      atomic.Int64
-	unannounced atomic.Int64
+	following            atomic.Bool
+	compactions          atomic.Int64
+	failures             atomic.Int64
+	invalidAnnouncements atomic.Int64
+	losses               atomic.Int64
+	unannounced          atomic.Int64
 }
 
 // CompactionStats is a reading of a Compactor's counters.
 type CompactionStats struct {
-	Revision     mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
-	Learned      time.Time       // when Revision was recorded; zero: never
-	EtcdRevision mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
-	Following    bool            // the key is being watched
-	Compactions  int64           // made by this compactor
-	Failures     int64           // failed turns of this compactor
-	Losses       int64           // times the watch of the key was lost
-	Doubts       int64           // invalid writes to the key
-	Unannounced  int64           // detected compactions without an announcement
+	Revision             mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
+	Learned              time.Time       // when Revision was recorded; zero: never
+	EtcdRevision         mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
+	Following            bool            // the key is being watched
+	Compactions          int64           // made by this compactor
+	Failures             int64           // failed turns of this compactor
+	Losses               int64           // times the watch of the key was lost
+	InvalidAnnouncements int64           // invalid writes to the key
+	Unannounced          int64           // detected compactions without an announcement
 }
 
 // NewCompactor starts a compactor on the client, which it does not own. It runs until Stop.
@@ -155,22 +155,22 @@ func (c *Compactor) Stats() CompactionStats {
 		Revision: c.mu.compacted, Learned: c.mu.at, EtcdRevision: c.mu.revision,
 		Following:   c.following.Load(),
 		Compactions: c.compactions.Load(), Failures: c.failures.Load(),
-		Losses: c.losses.Load(), Doubts: c.doubts.Load(), Unannounced: c.unannounced.Load(),
+		Losses: c.losses.Load(), InvalidAnnouncements: c.invalidAnnouncements.Load(), Unannounced: c.unannounced.Load(),
 	}
 }
 
-// ledger is the state of a compactor after its last turn. The zero value: no turn yet.
-type ledger struct {
-	cluster uint64
-	version int64           // of the key; 0: the key does not exist
-	rev     mirror.Revision // etcd's revision at the last turn
-	tried   mirror.Revision // announced then without an answer; 0: none
+// turnState is the state of a compactor after its last turn. The zero value: no turn yet.
+type turnState struct {
+	cluster     uint64
+	version     int64           // of the key; 0: the key does not exist
+	rev         mirror.Revision // etcd's revision at the last turn
+	unconfirmed mirror.Revision // announced then without an answer; 0: none
 }
 
 // takeTurns takes a turn after each interval. The duration of a turn is not part of the interval,
 // so history is not compacted early.
 func (c *Compactor) takeTurns(ctx context.Context) {
-	var l ledger
+	var l turnState
 	for sleep(ctx, c.opts.Interval) {
 		if err := c.turn(ctx, &l); err != nil && ctx.Err() == nil {
 			c.failures.Add(1)
@@ -185,7 +185,7 @@ func (c *Compactor) takeTurns(ctx context.Context) {
 }
 
 // turn compacts etcd if the turn belongs to this compactor.
-func (c *Compactor) turn(ctx context.Context, l *ledger) error {
+func (c *Compactor) turn(ctx context.Context, l *turnState) error {
 	now, err := c.read(ctx, compactionReadTries)
 	if err != nil {
 		return err
@@ -194,11 +194,11 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 	if l.cluster != 0 && (header.ClusterId != l.cluster || header.Revision < l.rev) {
 		c.opts.Logger.Warn("etcd was restored or replaced; restarting the compaction schedule",
 			"revision", header.Revision, "previousRevision", l.rev)
-		*l = ledger{}
+		*l = turnState{}
 	}
 	l.cluster = header.ClusterId
-	tried := l.tried
-	l.tried = 0
+	tried := l.unconfirmed
+	l.unconfirmed = 0
 	switch {
 	case tried > 0 && key.Version == l.version+1 && string(key.Value) == decimal(tried):
 		// The write succeeded, although the answer was lost.
@@ -220,11 +220,11 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 		Else(clientv3.OpGet(CompactionKey)).
 		Commit()
 	if err != nil {
-		l.tried = due
+		l.unconfirmed = due
 		return fmt.Errorf("record compaction to %d in %s: %w", due, CompactionKey, err)
 	}
 	if resp.Header.ClusterId != l.cluster || resp.Header.Revision < due {
-		*l = ledger{}
+		*l = turnState{}
 		return fmt.Errorf("etcd was restored during a compaction: revision is %d, was %d", resp.Header.Revision, due)
 	}
 	l.rev = resp.Header.Revision
@@ -245,7 +245,7 @@ func (c *Compactor) turn(ctx context.Context, l *ledger) error {
 
 // compact compacts etcd to an announced revision. It retries for a while: the followers of the key
 // have already dropped the revisions below.
-func (c *Compactor) compact(ctx context.Context, l *ledger, rev mirror.Revision) error {
+func (c *Compactor) compact(ctx context.Context, l *turnState, rev mirror.Revision) error {
 	pause := compactFirst
 	for try := 1; ; try++ {
 		attempt, cancel := context.WithTimeout(ctx, compactionWriteWait)
@@ -260,7 +260,7 @@ func (c *Compactor) compact(ctx context.Context, l *ledger, rev mirror.Revision)
 			c.noteCompacted(rev)
 			return nil
 		case errors.Is(err, rpctypes.ErrFutureRev):
-			*l = ledger{}
+			*l = turnState{}
 			return fmt.Errorf("compact to %d: etcd was restored to an older state: %w", rev, err)
 		case try == compactTries:
 			return fmt.Errorf("compact to %d: %w", rev, err)
@@ -378,7 +378,7 @@ func (c *Compactor) check(ctx context.Context) error {
 	if !errors.Is(err, rpctypes.ErrCompacted) {
 		return err
 	}
-	floor, err := c.floor(ctx, oldest)
+	floor, err := c.oldestRevision(ctx, oldest)
 	if err != nil {
 		return fmt.Errorf("revision %d is compacted, but the oldest revision is unknown: %w", oldest, err)
 	}
@@ -393,9 +393,9 @@ func (c *Compactor) check(ctx context.Context) error {
 	return nil
 }
 
-// floor returns etcd's oldest revision. etcd must have compacted the revision gone, so that it
+// oldestRevision returns etcd's oldest revision. etcd must have compacted the revision gone, so that it
 // refuses a watch from there.
-func (c *Compactor) floor(ctx context.Context, gone mirror.Revision) (mirror.Revision, error) {
+func (c *Compactor) oldestRevision(ctx context.Context, gone mirror.Revision) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	for resp := range c.client.Watch(compactionStream(ctx), CompactionKey, clientv3.WithRev(gone)) {
@@ -448,7 +448,7 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	c.mu.doubted = kv.ModRevision
 	c.mu.Unlock()
 	if !known {
-		c.doubts.Add(1)
+		c.invalidAnnouncements.Add(1)
 		c.opts.Logger.Warn("ignoring invalid compaction key: value is not a revision below its own mod revision",
 			"key", CompactionKey, "value", fmt.Sprintf("%.40q", kv.Value), "modRevision", kv.ModRevision)
 	}
@@ -458,8 +458,8 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 // before it updates CompactRevision, so a reader that observes the revision there also observes the
 // effect of Forget.
 func (c *Compactor) noteCompacted(rev mirror.Revision) {
-	if c.opts.Forget != nil {
-		c.opts.Forget(rev)
+	if c.opts.OnCompaction != nil {
+		c.opts.OnCompaction(rev)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -94,7 +94,7 @@ func equal[T comparable](t *testing.T, what string, got, want []T) {
 func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
-		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
 		turns(e, 4)
 		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102", "put 203", "compact 203", "put 304", "compact 304"})
 		equal(t, "forgotten", f.told(), []mirror.Revision{102, 203, 304})
@@ -114,7 +114,7 @@ func TestCompactor_WithoutInterval_OnlyFollows(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(50)
 		e.put("20") // before it begins
-		compacting(t, e, CompactorOptions{Forget: f.forget})
+		compacting(t, e, CompactorOptions{OnCompaction: f.forget})
 		equal(t, "at the start", f.told(), []mirror.Revision{20})
 		e.put("40")
 		synctest.Wait() // no time passes
@@ -186,7 +186,7 @@ func TestCompactor_KeyDeleted_Continues(t *testing.T) {
 		t.Run(moment, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e, f := newOneKey(), &forgetful{}
-				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget, CheckInterval: -1})
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget, CheckInterval: -1})
 				turns(e, 3)
 				known := c.CompactRevision()
 				if moment == "between turns" {
@@ -227,12 +227,12 @@ func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 				e, f := newOneKey(), &forgetful{}
 				e.write(100)
 				e.put(value) // at revision 102
-				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
 				time.Sleep(testInterval / 2) // checks read it again
 				e.cut()                      // and a new watch
 				time.Sleep(testInterval / 4)
-				if n := log.count("ignoring invalid compaction key"); n != 1 || c.Stats().Doubts != 1 {
-					t.Errorf("%d lines, %d doubts", n, c.Stats().Doubts)
+				if n := log.count("ignoring invalid compaction key"); n != 1 || c.Stats().InvalidAnnouncements != 1 {
+					t.Errorf("%d lines, %d doubts", n, c.Stats().InvalidAnnouncements)
 				}
 				if len(f.told()) != 0 || c.CompactRevision() != 0 {
 					t.Errorf("believed: %v", f.told())
@@ -358,7 +358,7 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						e, f := newOneKey(), &forgetful{}
 						e.write(10_000)
-						c, log := compacting(t, e, CompactorOptions{Interval: testInterval, Forget: f.forget})
+						c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
 						turns(e, 3)
 						restore := sync.OnceFunc(func() {
 							e.mu.Lock()
@@ -420,7 +420,7 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
-		c, log := compacting(t, e, CompactorOptions{Forget: f.forget, CheckInterval: -1})
+		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.forget, CheckInterval: -1})
 		e.cut()
 		e.put("100")
 		time.Sleep(followFirst)
@@ -458,7 +458,7 @@ func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
-		compacting(t, e, CompactorOptions{Forget: f.forget})
+		compacting(t, e, CompactorOptions{OnCompaction: f.forget})
 		e.hang()
 		e.put("500")
 		synctest.Wait()
@@ -479,7 +479,7 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e, f := newOneKey(), &forgetful{}
 				e.write(1000)
-				c, log := compacting(t, e, CompactorOptions{Forget: f.forget, Oldest: func() mirror.Revision { return oldest }})
+				c, log := compacting(t, e, CompactorOptions{OnCompaction: f.forget, Oldest: func() mirror.Revision { return oldest }})
 				e.mu.Lock()
 				if err := e.compactTo(500); err != nil {
 					t.Fatal(err)
@@ -501,7 +501,7 @@ func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &forgetful{}
 		e.write(1000)
-		c, _ := compacting(t, e, CompactorOptions{Forget: f.forget, Oldest: func() mirror.Revision { return 10 }})
+		c, _ := compacting(t, e, CompactorOptions{OnCompaction: f.forget, Oldest: func() mirror.Revision { return 10 }})
 		e.hang()
 		gets := 0
 		e.intercept(&e.before, func(kind string) error {

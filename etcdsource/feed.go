@@ -65,7 +65,7 @@ func (s *Source) Watch(ctx context.Context, prefix string, after driver.Header, 
 	if err := s.verify(ctx, after); err != nil {
 		return err
 	}
-	f, err := s.open(ctx, &wg, prefix, after.Revision+1)
+	f, err := s.openFeed(ctx, &wg, prefix, after.Revision+1)
 	if err != nil {
 		return fmt.Errorf("watch %s after %d: %w", prefix, after.Revision, err)
 	}
@@ -124,22 +124,22 @@ func (s *Source) Watch(ctx context.Context, prefix string, after driver.Header, 
 	return errors.New("etcd closed the watch")
 }
 
-// open creates the watch, beginning at the revision start.
-func (s *Source) open(ctx context.Context, wg *sync.WaitGroup, prefix string, start mirror.Revision) (*feed, error) {
+// openFeed creates the watch, beginning at the revision start.
+func (s *Source) openFeed(ctx context.Context, wg *sync.WaitGroup, prefix string, start mirror.Revision) (*feed, error) {
 	endpoints := s.client.Endpoints()
 	if s.feeds.silent.Load() && len(endpoints) > 0 {
 		return s.openOnOtherMember(ctx, wg, endpoints, s.feeds.member.Load(), prefix, start)
 	}
-	f, err := s.begin(ctx, createTimeout, s.client, s.client.ActiveConnection(), prefix, start)
+	f, err := s.createWatch(ctx, createTimeout, s.client, s.client.ActiveConnection(), prefix, start)
 	if err != nil && ctx.Err() == nil && outOfTime(err) && len(endpoints) > 0 {
 		return s.openOnOtherMember(ctx, wg, endpoints, 0, prefix, start)
 	}
 	return f, err
 }
 
-// begin creates the watch and returns when a member has confirmed it. Error, if that takes longer
+// createWatch creates the watch and returns when a member has confirmed it. Error, if that takes longer
 // than the timeout.
-func (s *Source) begin(ctx context.Context, timeout time.Duration, watcher clientv3.Watcher, conn *grpc.ClientConn, prefix string, start mirror.Revision) (*feed, error) {
+func (s *Source) createWatch(ctx context.Context, timeout time.Duration, watcher clientv3.Watcher, conn *grpc.ClientConn, prefix string, start mirror.Revision) (*feed, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	key, end := s.watched(prefix)
 	opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithRev(start), clientv3.WithFragment(), clientv3.WithCreatedNotify()}
@@ -193,7 +193,7 @@ func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endp
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(ctx)
 			stop := context.AfterFunc(search, cancel)
-			f, err := s.beginAt(ctx, endpoint, prefix, start)
+			f, err := s.createWatchAt(ctx, endpoint, prefix, start)
 			if err != nil {
 				cancel()
 			} else {
@@ -252,14 +252,14 @@ func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endp
 	return spare, nil
 }
 
-// beginAt is begin over a separate connection, which is closed with the feed.
-func (s *Source) beginAt(ctx context.Context, endpoint, prefix string, start mirror.Revision) (*feed, error) {
+// createWatchAt is begin over a separate connection, which is closed with the feed.
+func (s *Source) createWatchAt(ctx context.Context, endpoint, prefix string, start mirror.Revision) (*feed, error) {
 	conn, err := s.dial(ctx, endpoint)
 	if err != nil {
 		return nil, err
 	}
 	watcher := clientv3.NewWatchFromWatchClient(pb.NewWatchClient(conn), s.client)
-	f, err := s.begin(ctx, otherMemberTimeout, watcher, conn, prefix, start)
+	f, err := s.createWatch(ctx, otherMemberTimeout, watcher, conn, prefix, start)
 	if err != nil {
 		_ = watcher.Close()
 		_ = conn.Close()

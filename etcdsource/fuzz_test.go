@@ -32,8 +32,8 @@ func FuzzCompactionKey(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value []byte, written int64, earlier []byte) {
 		var forgotten []mirror.Revision
 		c := &Compactor{opts: CompactorOptions{
-			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-			Forget: func(rev mirror.Revision) { forgotten = append(forgotten, rev) },
+			Logger:       slog.New(slog.NewTextHandler(io.Discard, nil)),
+			OnCompaction: func(rev mirror.Revision) { forgotten = append(forgotten, rev) },
 		}}
 		var want []mirror.Revision
 		highest, doubts := mirror.Revision(0), int64(0)
@@ -51,7 +51,7 @@ func FuzzCompactionKey(f *testing.F) {
 		if !slices.Equal(forgotten, want) || c.CompactRevision() != highest {
 			t.Fatalf("%q, then %q of %d: learned %d, forgot %d; want %d", earlier, value, written, c.CompactRevision(), forgotten, want)
 		}
-		if got := c.Stats().Doubts; got != doubts && written != 0 { // revision 0 does not exist
+		if got := c.Stats().InvalidAnnouncements; got != doubts && written != 0 { // revision 0 does not exist
 			t.Fatalf("%q, then %q of %d: %d doubts, want %d", earlier, value, written, got, doubts)
 		}
 	})
@@ -153,7 +153,7 @@ func FuzzWatchResponses(f *testing.F) {
 	f.Add([]byte{0, 1, 0xff, 2, 0x5a, 0}, int64(0), 1)
 	f.Fuzz(func(t *testing.T, input []byte, through int64, maxBytes int) {
 		s := &saying{messages: cut(input)}
-		l := &watchStream{stream: s, cluster: 1, heard: new(atomic.Int64), ask: make(chan struct{}, 1)}
+		l := &watchStream{stream: s, cluster: 1, lastResponse: new(atomic.Int64), progressRequested: make(chan struct{}, 1)}
 		for {
 			before := len(s.heard)
 			r, err := l.receive(max(0, maxBytes))

@@ -35,7 +35,7 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 // a prefix is complete. A server other than etcd keeps the whole result of a watch from the past in
 // memory, so the bounds are lower for it.
 func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
-	if s.unproven() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
+	if s.hasNoProgress() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
 		return now.Revision, nil
 	}
 	if err := s.verify(ctx, now); err != nil {
@@ -48,7 +48,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
 		p := &sampler{source: s, conn: conn, prefix: prefix, now: now}
 		for {
-			floor, err := p.floor(ctx)
+			floor, err := p.oldestRevision(ctx)
 			if err != nil {
 				return false, err
 			}
@@ -100,12 +100,12 @@ type sampler struct {
 	now    driver.Header
 }
 
-// floor returns the oldest revision that the member can list.
+// oldestRevision returns the oldest revision that the member can list.
 //
 // etcd cancels a watch below its compact revision at once, and reports that revision. On an etcd
 // that was never compacted, such a watch would load its whole history, so a range at revision 1
 // checks for that first.
-func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
+func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	_, err := pb.NewKVClient(p.conn).Range(ctx, &pb.RangeRequest{Key: []byte(p.source.probe), Revision: 1, CountOnly: true, Limit: 1})
@@ -122,7 +122,7 @@ func (p *sampler) floor(ctx context.Context) (mirror.Revision, error) {
 	defer l.close()
 	_, err = l.receive(0)
 	if c := (*compactedError)(nil); errors.As(err, &c) {
-		return c.floor, nil
+		return c.oldestRevision, nil
 	}
 	if err == nil {
 		err = errors.New("etcd accepted a watch from a revision that it reported as compacted")

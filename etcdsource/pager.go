@@ -71,11 +71,11 @@ func (p *Pager) HintValueBytes(bytes int64) {
 // Next reads the next page, of at most most keys if most is positive. It retries on another member
 // if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd has not
 // reached the revision; other errors may be retried.
-func (p *Pager) Next(ctx context.Context, most int64) (Page, error) {
+func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 	for {
 		limit := p.limit
-		if most > 0 {
-			limit = min(limit, most)
+		if maxKeys > 0 {
+			limit = min(limit, maxKeys)
 		}
 		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
 			opts := append(slices.Clip(p.opts), clientv3.WithRev(p.rev))

@@ -23,19 +23,19 @@ import (
 //
 // Measured: TestReplayFigures in kube/enginetest.
 type replayPlan struct {
-	// segment is the number of revisions of one watch. It is one less than a multiple of 1,000, so
-	// that etcd's last response for a segment also contains the first revision of the next one,
+	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of 1,000, so
+	// that etcd's last response for a segmentRevisions also contains the first revision of the next one,
 	// which ends it.
-	segment int64
+	segmentRevisions int64
 	// watches is the maximum number of concurrent watches.
 	watches int
-	// held bounds the bytes queued for delivery: beyond it, no more watches are created.
-	held int64
+	// maxQueuedBytes bounds the bytes queued for delivery: beyond it, no more watches are created.
+	maxQueuedBytes int64
 	// patience bounds the wait for a silent member; it grows with each attempt.
 	patience time.Duration
 }
 
-var defaultPlan = replayPlan{segment: 4999, watches: 24, held: 128 << 20, patience: 5 * time.Second}
+var defaultPlan = replayPlan{segmentRevisions: 4999, watches: 24, maxQueuedBytes: 128 << 20, patience: 5 * time.Second}
 
 // Replay implements driver.Source. It reads from one member over a separate connection, and
 // continues over another one when that connection fails or is silent.
@@ -43,13 +43,13 @@ func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header,
 	if after.Revision >= through {
 		return nil
 	}
-	if s.unproven() {
+	if s.hasNoProgress() {
 		return fmt.Errorf("replay %s: %w", prefix, ErrProgressBug)
 	}
 	plan := s.plan
 	if after.ClusterID == unidentified {
 		// kine reads its whole history for each watch.
-		plan.segment, plan.watches = through-after.Revision, 1
+		plan.segmentRevisions, plan.watches = through-after.Revision, 1
 	}
 	r := &replay{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
@@ -98,15 +98,15 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	defer wg.Wait()
 	defer cancel()
 	var (
-		heard    atomic.Int64 // see watchStream
-		running  atomic.Int64 // segments
-		held     atomic.Int64 // bytes of all segments in the queue
-		finished = make(chan struct{}, 1)
-		queue    []*segment // ascending; the first is the next to deliver
-		next     = r.after.Revision + 1
+		heard       atomic.Int64 // see watchStream
+		running     atomic.Int64 // segments
+		queuedBytes atomic.Int64 // bytes of all segments in the queue
+		finished    = make(chan struct{}, 1)
+		queue       []*segment // ascending; the first is the next to deliver
+		next        = r.after.Revision + 1
 	)
 	begin := func() {
-		s := &segment{start: next, end: min(next+r.plan.segment, r.through+1), done: make(chan struct{})}
+		s := &segment{start: next, end: min(next+r.plan.segmentRevisions, r.through+1), done: make(chan struct{})}
 		next = s.end
 		queue = append(queue, s)
 		var ctxOfSegment context.Context
@@ -114,7 +114,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		running.Add(1)
 		wg.Go(func() {
 			defer s.cancel()
-			s.err = r.read(ctxOfSegment, conn, s, &heard, &held)
+			s.err = r.read(ctxOfSegment, conn, s, &heard, &queuedBytes)
 			running.Add(-1)
 			close(s.done)
 			select {
@@ -127,7 +127,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 	defer silence.Stop()
 	waiting := time.Now()
 	for r.after.Revision < r.through {
-		for next <= r.through && (len(queue) == 0 || running.Load() < int64(r.plan.watches) && held.Load() < r.plan.held) {
+		for next <= r.through && (len(queue) == 0 || running.Load() < int64(r.plan.watches) && queuedBytes.Load() < r.plan.maxQueuedBytes) {
 			begin()
 		}
 		first := queue[0]
@@ -153,7 +153,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 		for len(queue) > 0 && queue[0].end-1 <= r.after.Revision {
 			queue[0].cancel()
 			<-queue[0].done
-			held.Add(-queue[0].bytes)
+			queuedBytes.Add(-queue[0].bytes)
 			queue[0] = nil // the caller of Replay owns its batches now
 			queue = queue[1:]
 		}
@@ -187,7 +187,7 @@ func (r *replay) pass(ctx context.Context, s *segment) error {
 // read fills the segment. Each response of etcd is a batch of complete revisions. The segment is
 // complete when a later event or progress has arrived: an event at the next segment's start or
 // above, or progress; with a watch on all keys, the event of its last revision.
-func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, held *atomic.Int64) error {
+func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, queuedBytes *atomic.Int64) error {
 	key, end := r.source.watched(r.prefix)
 	l, err := r.source.openWatchStream(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
 	if err != nil {
@@ -211,7 +211,7 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 			s.batches = append(s.batches, b)
 			size := eventBytes(resp.Events)
 			s.bytes += size
-			held.Add(size)
+			queuedBytes.Add(size)
 		}
 		last := resp.Events[len(resp.Events)-1].Kv.ModRevision
 		if s.through = last - 1; last >= s.end || r.source.allKeys && last == s.end-1 {
@@ -219,7 +219,7 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 			return nil
 		}
 		if last == s.end-1 {
-			l.askNow() // there may be no later event
+			l.requestProgress() // there may be no later event
 		}
 	}
 }

@@ -20,14 +20,14 @@ import (
 // concurrently. Its one Watch has its own gRPC stream, so that progress requests neither reach nor
 // wait for other watches of the client.
 type Source struct {
-	client     *clientv3.Client
-	stream     metadata.MD
-	probe      string
-	eventsOnly bool // progress is neither requested nor used
-	allKeys    bool // watches are on all keys
-	plan       replayPlan
-	feeds      *feeds
-	streams    *streams // nil: lists are read in pages
+	client         *clientv3.Client
+	streamMetadata metadata.MD
+	probe          string
+	eventsOnly     bool // progress is neither requested nor used
+	allKeys        bool // watches are on all keys
+	plan           replayPlan
+	feeds          *feeds
+	rangeStream    *rangeStreamSupport // nil: lists are read in pages
 }
 
 var _ driver.Source = (*Source)(nil)
@@ -36,13 +36,13 @@ var _ driver.Source = (*Source)(nil)
 // client; etcd shares a stream among watches with equal metadata (KEP-2340). Revisions are read
 // with a Get of probe, a key that need not exist.
 func New(client *clientv3.Client, name, probe string) *Source {
-	return &Source{client: client, stream: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, streams: &streams{}}
+	return &Source{client: client, streamMetadata: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, rangeStream: &rangeStreamSupport{}}
 }
 
 // InPages returns a source like s whose lists are read in pages, even if the server offers streams.
 func (s *Source) InPages() *Source {
 	other := *s
-	other.streams, other.feeds = nil, &feeds{}
+	other.rangeStream, other.feeds = nil, &feeds{}
 	return &other
 }
 
@@ -69,8 +69,8 @@ func (s *Source) OfAllKeys() *Source {
 // allKeys, as both start and end of a range, selects all keys.
 const allKeys = "\x00"
 
-// unproven reports whether a watch of the source has no reliable report of its progress.
-func (s *Source) unproven() bool { return s.eventsOnly && !s.allKeys }
+// hasNoProgress reports whether a watch of the source has no reliable report of its progress.
+func (s *Source) hasNoProgress() bool { return s.eventsOnly && !s.allKeys }
 
 // outside reports whether a received event is of a key without the prefix.
 func (s *Source) outside(prefix string, key []byte) bool {
@@ -90,14 +90,14 @@ func (s *Source) watched(prefix string) (key, end string) {
 // use small numbers.
 func (s *Source) WithSegments(revisions int64, watches int) *Source {
 	other := *s
-	other.plan.segment, other.plan.watches, other.feeds = revisions, watches, &feeds{}
+	other.plan.segmentRevisions, other.plan.watches, other.feeds = revisions, watches, &feeds{}
 	return &other
 }
 
 // streamContext marks the calls of the feed's gRPC stream. A member that has lost its leader ends
 // the stream instead of leaving it silent.
 func (s *Source) streamContext(ctx context.Context) context.Context {
-	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.stream))
+	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.streamMetadata))
 }
 
 // List implements driver.Source. It reads one stream if the server offers RangeStream, and
@@ -105,7 +105,7 @@ func (s *Source) streamContext(ctx context.Context) context.Context {
 // previous one.
 func (s *Source) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	pager := NewPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at)
-	if s.streams == nil || !s.streams.offered() {
+	if s.rangeStream == nil || !s.rangeStream.offered() {
 		return listPages(ctx, prefix, pager, driver.Header{}, page)
 	}
 	header, err := s.listStream(ctx, pager, page)
@@ -160,9 +160,9 @@ func listPages(ctx context.Context, prefix string, pager *Pager, header driver.H
 }
 
 // Keys implements driver.Source.
-func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, most func(string) int, page func([]driver.KV) error) (header driver.Header, err error) {
+func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, maxKeys func(string) int, page func([]driver.KV) error) (header driver.Header, err error) {
 	for pager := newKeysPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
-		p, err := pager.Next(ctx, int64(most(pager.key)))
+		p, err := pager.Next(ctx, int64(maxKeys(pager.key)))
 		if err == nil {
 			err = page(p.KVs)
 		}

@@ -19,18 +19,18 @@ import (
 // RangeStream: members are upgraded one by one. It is the interval of kube-apiserver.
 const streamsRecheck = 10 * time.Minute
 
-// streams records whether the servers implement RangeStream, which etcd does since 3.7. The zero
+// rangeStreamSupport records whether the servers implement RangeStream, which etcd does since 3.7. The zero
 // value assumes that they do.
-type streams struct {
+type rangeStreamSupport struct {
 	refused atomic.Pointer[time.Time] // when a member last answered that it does not implement it
 }
 
-func (s *streams) offered() bool {
+func (s *rangeStreamSupport) offered() bool {
 	at := s.refused.Load()
 	return at == nil || time.Since(*at) >= streamsRecheck
 }
 
-func (s *streams) refuse() {
+func (s *rangeStreamSupport) refuse() {
 	now := time.Now()
 	s.refused.Store(&now)
 }
@@ -41,13 +41,13 @@ var errStreamCut = errors.New("stream ended before the end of the range")
 // errStreamSilent: a member has left a stream without an answer for pageTimeout.
 var errStreamSilent = errors.New("no response on the stream within the timeout")
 
-// stream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
+// readStream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
 // with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
 // configured); at most three are in memory at once. err is permanent: the error of chunk, or keys
 // that are out of order. failed is a failure of the stream, and leaves the pager after the last
 // part, not Done: Next continues there, on another member if needed, and reports the errors of a
 // list by pages.
-func (p *Pager) stream(ctx context.Context, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
+func (p *Pager) readStream(ctx context.Context, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	parts, failed := p.client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))
 	if failed != nil {
@@ -114,12 +114,12 @@ func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]drive
 		}
 		header, pager.rev = now, now.Revision
 	}
-	got, failed, err := pager.stream(ctx, page)
+	got, failed, err := pager.readStream(ctx, page)
 	switch {
 	case err != nil:
 		return header, err
 	case status.Code(failed) == codes.Unimplemented:
-		s.streams.refuse()
+		s.rangeStream.refuse()
 	case failed == nil && header.ClusterID != 0 && got.ClusterID != header.ClusterID:
 		return header, fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, got.ClusterID, header.ClusterID)
 	case failed == nil:

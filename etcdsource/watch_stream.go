@@ -111,13 +111,13 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 // progress only when all are synced, and a watch that is added to it could mistake earlier progress
 // for its own.
 type watchStream struct {
-	stream  pb.Watch_WatchClient
-	cluster uint64
-	heard   *atomic.Int64 // time of the last response, as driver.Now counts; may be shared
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	told    atomic.Bool   // a response arrived since the last progress request
-	ask     chan struct{} // requests progress now
+	stream            pb.Watch_WatchClient
+	cluster           uint64
+	lastResponse      *atomic.Int64 // time of the last response, as driver.Now counts; may be shared
+	cancel            context.CancelFunc
+	wg                sync.WaitGroup
+	responded         atomic.Bool   // a response arrived since the last progress request
+	progressRequested chan struct{} // requests progress now
 }
 
 // openWatchStream watches the keys from key up to end, beginning at the revision start. It requests
@@ -125,7 +125,7 @@ type watchStream struct {
 // means the key alone. The caller has to close the stream.
 func (s *Source) openWatchStream(ctx context.Context, conn *grpc.ClientConn, key, end string, start mirror.Revision, cluster uint64, heard *atomic.Int64) (*watchStream, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	l := &watchStream{cluster: cluster, heard: heard, cancel: cancel, ask: make(chan struct{}, 1)}
+	l := &watchStream{cluster: cluster, lastResponse: heard, cancel: cancel, progressRequested: make(chan struct{}, 1)}
 	var err error
 	l.stream, err = pb.NewWatchClient(conn).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
 	if err == nil {
@@ -140,7 +140,7 @@ func (s *Source) openWatchStream(ctx context.Context, conn *grpc.ClientConn, key
 		return nil, rpctypes.Error(err)
 	}
 	if !s.eventsOnly {
-		l.wg.Go(func() { l.askForProgress(ctx) })
+		l.wg.Go(func() { l.requestProgressLoop(ctx) })
 	}
 	return l, nil
 }
@@ -150,7 +150,7 @@ func (l *watchStream) close() {
 	l.wg.Wait()
 }
 
-func (l *watchStream) askForProgress(ctx context.Context) {
+func (l *watchStream) requestProgressLoop(ctx context.Context) {
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	for {
@@ -158,10 +158,10 @@ func (l *watchStream) askForProgress(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if l.told.Swap(false) {
+			if l.responded.Swap(false) {
 				continue
 			}
-		case <-l.ask:
+		case <-l.progressRequested:
 		}
 		if l.stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}) != nil {
 			return // receive fails too
@@ -194,10 +194,10 @@ func (l *watchStream) receive(maxBytes int) (*pb.WatchResponse, error) {
 }
 
 // compactedError is ErrCompacted with the oldest available revision.
-type compactedError struct{ floor mirror.Revision }
+type compactedError struct{ oldestRevision mirror.Revision }
 
 func (e *compactedError) Error() string {
-	return fmt.Sprintf("%v: oldest available %d", mirror.ErrCompacted, e.floor)
+	return fmt.Sprintf("%v: oldest available %d", mirror.ErrCompacted, e.oldestRevision)
 }
 func (e *compactedError) Unwrap() error { return mirror.ErrCompacted }
 
@@ -207,25 +207,25 @@ func (l *watchStream) part() (*pb.WatchResponse, error) {
 	if err != nil {
 		return nil, translate(rpctypes.Error(err))
 	}
-	l.heard.Store(driver.Now())
-	l.told.Store(true)
+	l.lastResponse.Store(driver.Now())
+	l.responded.Store(true)
 	switch {
 	case r.Header == nil || slices.ContainsFunc(r.Events, func(e *mvccpb.Event) bool { return e == nil || e.Kv == nil }):
 		return nil, errors.New("etcd sent a watch response without a header, or an event without a key")
 	case clusterOf(r.Header) != l.cluster:
 		return nil, fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, r.Header.ClusterId, l.cluster)
 	case r.CompactRevision != 0:
-		return nil, &compactedError{floor: r.CompactRevision}
+		return nil, &compactedError{oldestRevision: r.CompactRevision}
 	case r.Canceled:
 		return nil, fmt.Errorf("etcd canceled the watch: %s", r.CancelReason)
 	}
 	return r, nil
 }
 
-// askNow requests progress without delay.
-func (l *watchStream) askNow() {
+// requestProgress requests progress without delay.
+func (l *watchStream) requestProgress() {
 	select {
-	case l.ask <- struct{}{}:
+	case l.progressRequested <- struct{}{}:
 	default:
 	}
 }

@@ -167,7 +167,7 @@ func BenchmarkApply(b *testing.B) {
 				for b.Loop() { // includes building the batch, concurrently with the writer
 					s.feed <- s.batch(n, func() int { return rnd.IntN(len(s.keys)) })
 				}
-				for m.Revision() < s.rev {
+				for m.PublishedRevision() < s.rev {
 					runtime.Gosched()
 				}
 				b.ReportMetric(float64(b.N*n)/b.Elapsed().Seconds(), "events/s")
@@ -272,7 +272,7 @@ func BenchmarkCursorNext(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				s.feed <- s.batch(1, func() int { return i % len(s.keys) })
-				for m.Revision() < s.rev {
+				for m.PublishedRevision() < s.rev {
 					runtime.Gosched()
 				}
 				for _, c := range cursors {

@@ -3,7 +3,7 @@ package mirror
 import "fmt"
 
 // The invariants, the structures that show them, and their checks. Checks of I8 and I9 are partial:
-// the arrival check of each event (txn.add) covers lost events, and a delay is not visible in the
+// the arrival check of each event (tableUpdate.add) covers lost events, and a delay is not visible in the
 // state.
 //
 //	I1      writer.checkClock
@@ -30,7 +30,7 @@ func (w *writer) check() error {
 
 // checkClock checks I1 against the previous check, and the waits for the published revision.
 func (w *writer) checkClock() error {
-	now := publishedReading{w.published.Revision(), w.stats.Restores.Load()}
+	now := publishedReading{w.published.Revision(), w.stats.EtcdRestores.Load()}
 	before := w.checked
 	w.checked = now
 	if now.rev < before.rev && now.restores == before.restores {

@@ -19,11 +19,11 @@ func newCheckedWriter(t *testing.T) (*writer, *table) {
 	w := newWriter(s, publisher, root)
 	tb := w.tables[root.prefix]
 	tb.own(true)
-	tb.begin(newLineage(tb.found(nil, 1), nil, nil, false), history{})
+	tb.setLineage(newLineage(tb.firstVersion(nil, 1), nil, nil, false), history{})
 	for version := range int64(2) {
 		rev := version + 2
 		kv := &driver.KV{Key: []byte("/registry/a/key"), Value: []byte("value"), CreateRevision: 2, ModRevision: rev, Version: version + 1}
-		if err := w.txn(tb, 0).change(&driver.Change{KV: *kv}); err != nil {
+		if err := w.update(tb, 0).change(&driver.Change{KV: *kv}); err != nil {
 			t.Fatal(err)
 		}
 		w.commit(rev, false)

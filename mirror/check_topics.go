@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// check checks the topics of keys and directories of a resource with the prefix, whose feeder is
+// check checks the topics of keys and directories of a resource with the prefix, whose poster is
 // the writer; lin is the current lineage, nil if there is none.
 func (c *changes) check(prefix string, lin *lineage) error {
 	c.mu.Lock()
@@ -30,11 +30,11 @@ func (c *changes) check(prefix string, lin *lineage) error {
 	return nil
 }
 
-// checkLocked checks the properties of all kinds of topics. The caller is the feeder and holds mu.
+// checkLocked checks the properties of all kinds of topics. The caller is the poster and holds mu.
 func (ts *topics) checkLocked() error {
 	cursors := 0
 	for name, t := range ts.byName {
-		if t.name != name || t.of != ts {
+		if t.name != name || t.owner != ts {
 			return broken("I4", "topic %q has the name %q", name, t.name)
 		}
 		if t.cursors < 0 || t.cursors == 0 && !ts.keep {

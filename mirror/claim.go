@@ -62,9 +62,9 @@ func (w *writer) onClaim(r *Resource, exclude bool) {
 	fetch := t.excluded // nothing is cached
 	t.own(true)
 	t.excluded = exclude
-	t.awaited = time.Time{}
+	t.unreadableSince = time.Time{}
 	if t.cur.readable() == nil {
-		t.await()
+		t.startLoadTimer()
 	}
 	parent := w.route(r.prefix)
 	w.tables[r.prefix] = t
@@ -130,7 +130,7 @@ func (w *writer) onRelease(r *Resource) {
 		entries = append(entries, e)
 	}
 	rev := w.published.Revision()
-	t.begin(newLineage(t.found(entries, rev), nil, nil, true), history{})
+	t.setLineage(newLineage(t.firstVersion(entries, rev), nil, nil, true), history{})
 }
 
 // splitOut moves the keys of t, with their history, out of the parent, which has contained them so
@@ -146,9 +146,9 @@ func (w *writer) splitOut(parent, t *table) {
 	}
 	was := parent.history
 
-	var own, rest logPart
-	own.begin(floor, since.rev, between(since.tree, start, end))
-	rest.begin(from.log.Floor(), oldest.rev, without(oldest.tree, start, end))
+	var own, rest logBuilder
+	own.setBase(floor, since.rev, between(since.tree, start, end))
+	rest.setBase(from.log.Floor(), oldest.rev, without(oldest.tree, start, end))
 	for seq := from.log.First(); seq < from.log.End(); seq++ {
 		e := from.log.At(seq)
 		if k := e.Key(); k < start || k >= end {
@@ -165,17 +165,17 @@ func (w *writer) splitOut(parent, t *table) {
 			t.missing += missing
 		}
 	}
-	ownLin := own.end(between(present.tree, start, end), true) // published when no value is missing
-	restLin := rest.end(without(present.tree, start, end), !parent.owned)
+	ownLin := own.build(between(present.tree, start, end), true) // published when no value is missing
+	restLin := rest.build(without(present.tree, start, end), !parent.owned)
 	ownLin.inconsistent.Store(from.inconsistent.Load())
 	restLin.inconsistent.Store(from.inconsistent.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {
 		parent.count(e, -1)
 		t.count(e, 1)
 	}
-	parent.begin(restLin, history{marks: was.marks, bytes: rest.bytes, fresh: was.fresh})
+	parent.setLineage(restLin, history{marks: was.marks, bytes: rest.bytes, fresh: was.fresh})
 	t.loading = false
-	t.begin(ownLin, history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes})
+	t.setLineage(ownLin, history{marks: slices.Clone(was.marks), bytes: own.bytes, fresh: own.bytes})
 }
 
 // between returns the part of t with start <= key < end.
@@ -192,22 +192,22 @@ func without(t tree, start, end string) tree {
 	return edit.Tree()
 }
 
-// logPart builds a lineage from some of the keys of another one.
-type logPart struct {
+// logBuilder builds a lineage from some of the keys of another one.
+type logBuilder struct {
 	base  *version // the oldest
 	log   *eventLog
 	last  Revision // of the events after base, 0 if there are none
 	bytes int64    // of history
 }
 
-// begin sets the keys at the oldest revision, and the floor of the log: there are no events at or
+// setBase sets the keys at the oldest revision, and the floor of the log: there are no events at or
 // below it.
-func (p *logPart) begin(floor, oldest Revision, base tree) {
+func (p *logBuilder) setBase(floor, oldest Revision, base tree) {
 	p.base = &version{rev: oldest, tree: base}
 	p.log = eventlog.New[Event](floor)
 }
 
-func (p *logPart) add(e *Event) {
+func (p *logBuilder) add(e *Event) {
 	p.log.Append(e)
 	p.bytes += e.historyBytes()
 	if e.Rev <= p.base.rev {
@@ -217,8 +217,8 @@ func (p *logPart) add(e *Event) {
 	}
 }
 
-// end returns the lineage; present is its newest tree.
-func (p *logPart) end(present tree, private bool) *lineage {
+// build returns the lineage; present is its newest tree.
+func (p *logBuilder) build(present tree, private bool) *lineage {
 	var newest *version
 	if p.last > 0 {
 		newest = &version{rev: p.last, tree: present, seq: p.log.End()}

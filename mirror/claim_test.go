@@ -46,7 +46,7 @@ func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mi
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := m.Wait(ctx, rev); err != nil {
-		t.Fatalf("the clock stays at %d, want %d: %v", m.Revision(), rev, err)
+		t.Fatalf("the clock stays at %d, want %d: %v", m.PublishedRevision(), rev, err)
 	}
 	for _, r := range resources {
 		if err := r.WaitReady(ctx); err != nil {

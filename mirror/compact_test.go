@@ -89,8 +89,8 @@ func TestCompact_AbovePublishedRevision_WaitsForIt(t *testing.T) {
 		m.Compact(now + 3)
 		synctest.Wait()
 		requireGone(t, r, md, now) // up to the published revision
-		if m.Compacted() != now+3 || m.Stats().Compacted != now {
-			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.Compacted())
+		if m.CompactRevision() != now+3 || m.Stats().Compacted != now {
+			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.CompactRevision())
 		}
 		for range 5 {
 			md.txn(memory.Op{Key: elsewhere + "x", Value: "1"})
@@ -115,12 +115,12 @@ func TestCompact_EtcdRestored_StartsOver(t *testing.T) {
 		requireGone(t, r, md, 15)
 
 		md.store.Restore(9, map[string]string{"/registry/a/x": "restored"})
-		for m.Revision() > 9 {
+		for m.PublishedRevision() > 9 {
 			time.Sleep(time.Millisecond)
 		}
 		reach(t, m, 9, r)
-		if m.Compacted() != 0 || m.Stats().Compacted != 0 {
-			t.Errorf("compacted to %d, told %d, by an etcd that is no more", m.Stats().Compacted, m.Compacted())
+		if m.CompactRevision() != 0 || m.Stats().Compacted != 0 {
+			t.Errorf("compacted to %d, told %d, by an etcd that is no more", m.Stats().Compacted, m.CompactRevision())
 		}
 		for i := range 20 {
 			md.store.Put("/registry/a/x", fmt.Sprint(i))

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// Check is the result of comparing a resource with etcd.
-type Check struct {
+// CheckResult is the result of comparing a resource with etcd.
+type CheckResult struct {
 	// Snapshot is the compared snapshot, at its revision.
 	Snapshot Snapshot
 	// Differences are the keys whose mod revision differs between the snapshot and etcd, ascending;
@@ -20,17 +20,17 @@ type Check struct {
 	// all differences.
 	Differences []Difference
 	Count       int
-	// Mended: the keys of Differences were read again, and the cache is now correct. If it is false
+	// Repaired: the keys of Differences were read again, and the cache is now correct. If it is false
 	// although there are differences, the resource is being relisted.
-	Mended bool
+	Repaired bool
 }
 
 // Difference is a key that differs between the cache and etcd.
 type Difference struct {
 	Key string
-	// Held and Etcd are the mod revisions in the cache and in etcd, 0 if the key does not exist
+	// Cached and Etcd are the mod revisions in the cache and in etcd, 0 if the key does not exist
 	// there.
-	Held, Etcd Revision
+	Cached, Etcd Revision
 }
 
 const (
@@ -59,7 +59,7 @@ const (
 // a restart or a relist never counts as a difference: each ends the check with an error. Errors:
 // ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile, ErrRestored,
 // ErrSuperseded, those of Source.Keys.
-func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision)) (*Check, error) {
+func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision)) (*CheckResult, error) {
 	snap, err := r.Latest()
 	if err != nil {
 		return nil, err
@@ -76,12 +76,12 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	if r.cur.Load() != snap.lin {
 		return nil, fmt.Errorf("check %s at revision %d: %w", r.prefix, snap.Rev, ErrSuperseded)
 	}
-	check := &Check{Snapshot: snap, Differences: c.found, Count: c.count}
+	check := &CheckResult{Snapshot: snap, Differences: c.found, Count: c.count}
 	if c.count == 0 {
 		snap.lin.inconsistent.Store(false)
 		return check, nil
 	}
-	check.Mended, err = c.repair(check)
+	check.Repaired, err = c.repair(check)
 	return check, err
 }
 
@@ -140,11 +140,11 @@ func (c *comparison) compare(page []driver.KV) error {
 		switch {
 		case len(page) > 0 && string(page[0].Key) == key:
 			if etcd := page[0].ModRevision; e.mod != etcd {
-				c.differ(Difference{Key: key, Held: e.mod, Etcd: etcd})
+				c.differ(Difference{Key: key, Cached: e.mod, Etcd: etcd})
 			}
 			page = page[1:]
 		case !c.isNested(key):
-			c.differ(Difference{Key: key, Held: e.mod})
+			c.differ(Difference{Key: key, Cached: e.mod})
 		}
 	}
 	for i := range page {
@@ -158,7 +158,7 @@ func (c *comparison) compare(page []driver.KV) error {
 func (c *comparison) rest() {
 	for e := range c.snap.All(c.next, c.end) {
 		if !c.isNested(e.Key()) {
-			c.differ(Difference{Key: e.Key(), Held: e.mod})
+			c.differ(Difference{Key: e.Key(), Cached: e.mod})
 		}
 	}
 }
@@ -183,7 +183,7 @@ type repairedKey struct {
 // repair replaces the differing keys of the resource in a new lineage that begins at the published revision, and
 // reports whether it did; otherwise the resource is relisted. The context of the check does not
 // cancel it: known differences are always repaired. Errors: ErrSuperseded, ErrClosed.
-func (c *comparison) repair(check *Check) (bool, error) {
+func (c *comparison) repair(check *CheckResult) (bool, error) {
 	m := c.r.m
 	ctx, cancel := context.WithTimeout(m.ctx, repairTimeout)
 	defer cancel()
@@ -244,18 +244,18 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 	}
 	head := snap.lin.head.Load()
 	edit := head.tree.Edit()
-	x := &txn{t: t} // only to supersede
+	x := &tableUpdate{t: t} // only to supersede
 	for _, k := range keys {
 		if err != nil {
 			break
 		}
-		was, held := snap.Get(k.key)
+		was, exists := snap.Get(k.key)
 		now, _ := head.tree.Get(k.key)
 		if was != now {
 			err = fmt.Errorf("key %q has changed since the check", k.key)
 			break
 		}
-		if held {
+		if exists {
 			x.events = append(x.events, &Event{Prev: was})
 		}
 		replace(edit, was, k.entry)
@@ -267,7 +267,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 		return err
 	}
 	for _, k := range keys {
-		if was, held := snap.Get(k.key); held {
+		if was, exists := snap.Get(k.key); exists {
 			t.count(was, -1)
 		}
 		if k.entry != nil {
@@ -277,7 +277,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 	rev := w.published.Revision()
 	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
 	lin.inconsistent.Store(true)
-	t.begin(lin, history{})
+	t.setLineage(lin, history{})
 	// A restored history must not reach back to events that clients have received differently.
 	w.trustedSince.Store(max(rev, w.trustedSince.Load()))
 	w.stats.Repairs.Add(1)

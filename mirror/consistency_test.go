@@ -58,10 +58,10 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	}
 	var keys []string
 	for _, d := range c.Differences {
-		keys = append(keys, fmt.Sprintf("%s %d %d", d.Key, d.Held, d.Etcd))
+		keys = append(keys, fmt.Sprintf("%s %d %d", d.Key, d.Cached, d.Etcd))
 	}
-	if c.Count != len(keys) || len(keys) > 0 && !c.Mended {
-		t.Fatalf("%d differences, of which are told: %v; mended: %t", c.Count, keys, c.Mended)
+	if c.Count != len(keys) || len(keys) > 0 && !c.Repaired {
+		t.Fatalf("%d differences, of which are told: %v; mended: %t", c.Count, keys, c.Repaired)
 	}
 	return keys
 }
@@ -80,8 +80,8 @@ func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {
 			m := start(t, store, nil)
 			a := claim(t, m, "/registry/a/")
 			reach(t, m, store.Revision(), a)
-			if m.ChecksArrival() == listed {
-				t.Errorf("arrival is checked: %t, with a key listed: %t", m.ChecksArrival(), listed)
+			if m.VerifiesVersions() == listed {
+				t.Errorf("arrival is checked: %t, with a key listed: %t", m.VerifiesVersions(), listed)
 			}
 			for i := range 3 {
 				store.Put("/registry/a/x", fmt.Sprint(i))
@@ -94,8 +94,8 @@ func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {
 			lost := store.Revision()
 			store.Put("/registry/a/z", "seen")
 			reach(t, m, store.Revision())
-			if st := m.Stats(); st.Divergences != 0 || m.ChecksArrival() {
-				t.Errorf("%d divergences, arrival is checked: %t", st.Divergences, m.ChecksArrival())
+			if st := m.Stats(); st.Divergences != 0 || m.VerifiesVersions() {
+				t.Errorf("%d divergences, arrival is checked: %t", st.Divergences, m.VerifiesVersions())
 			}
 			if got := check(t, a); len(got) != 1 || !strings.HasSuffix(got[0], fmt.Sprintf(" %d", lost)) {
 				t.Errorf("differ: %v, want the key that was not written again", got)
@@ -156,8 +156,8 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 		if !a.Inconsistent() || b.Inconsistent() || m.Stats().Repairs != 1 || m.Stats().Divergences != 0 {
 			t.Errorf("suspect: %t and %t, %+v", a.Inconsistent(), b.Inconsistent(), m.Stats())
 		}
-		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.Revision() || floor != m.Revision() {
-			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.Revision())
+		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.PublishedRevision() || floor != m.PublishedRevision() {
+			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.PublishedRevision())
 		}
 		if _, err := followers[a].Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("a cursor on what was wrong goes on: %v", err)
@@ -359,8 +359,8 @@ func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 				}
 				lose(t, m, store, ops...)
 				c, err := r.Check(context.Background(), nil)
-				if err != nil || c.Count != len(ops) || len(c.Differences) != min(1000, len(ops)) || c.Mended {
-					t.Fatalf("%d of %d differences, mended %t, %v", len(c.Differences), c.Count, c.Mended, err)
+				if err != nil || c.Count != len(ops) || len(c.Differences) != min(1000, len(ops)) || c.Repaired {
+					t.Fatalf("%d of %d differences, mended %t, %v", len(c.Differences), c.Count, c.Repaired, err)
 				}
 				reach(t, m, store.Revision(), r)
 				requirePresent(t, store, r)

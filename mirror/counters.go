@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"reflect"
 	"sync/atomic"
 	"time"
 )
@@ -24,7 +23,7 @@ type counters struct {
 	Divergences      atomic.Int64
 	Repairs          atomic.Int64
 	ProgressRequests atomic.Int64
-	Restores         atomic.Int64
+	EtcdRestores     atomic.Int64
 	Replays          atomic.Int64
 	ReplayedEvents   atomic.Int64
 	ReplayFloor      atomic.Int64
@@ -32,24 +31,7 @@ type counters struct {
 
 	EtcdRevision    atomic.Int64 // without the published revision, which may be newer
 	replayedRecords atomic.Int64 // changes read from etcd's history, including failed replays
-	uncounted       atomic.Bool  // see Mirror.ChecksArrival
-}
-
-// copyTo sets the fields of s that have a counter.
-func (c *counters) copyTo(s *Stats) {
-	counts, stats := reflect.ValueOf(c).Elem(), reflect.ValueOf(s).Elem()
-	for i := range counts.NumField() {
-		field := stats.FieldByName(counts.Type().Field(i).Name)
-		if !field.IsValid() {
-			continue // not part of Stats
-		}
-		switch n := counts.Field(i).Addr().Interface().(type) {
-		case *atomic.Int64:
-			field.SetInt(n.Load())
-		case *atomic.Bool:
-			field.SetBool(n.Load())
-		}
-	}
+	uncounted       atomic.Bool  // see Mirror.VerifiesVersions
 }
 
 // resourceCounters count for one resource since its first claim; see ResourceStats.

@@ -9,13 +9,13 @@ import "fmt"
 // By default a cursor reads the whole log and is woken by any change. Follow and FollowIndex limit
 // it to the events of its keys or of one value; the owner then has to call Close.
 type Cursor struct {
-	res        *Resource
-	lin        *lineage
-	seq        uint64   // number of the next event to visit
-	after      Revision // the start position; no event at or below it is returned
-	pos        Revision // all selected events up to here were returned
-	inside     uint64   // events of the log after pos that were visited
-	start, end string
+	res               *Resource
+	lin               *lineage
+	seq               uint64   // number of the next event to visit
+	after             Revision // the start position; no event at or below it is returned
+	pos               Revision // all selected events up to here were returned
+	visitedInRevision uint64   // events of the log after pos that were visited
+	start, end        string
 
 	topic  *topic      // nil: the cursor reads the whole log
 	by     *WatchIndex // of the topic, nil if it is of a key or a directory
@@ -51,8 +51,8 @@ func (c *Cursor) bind(lin *lineage) error {
 		return fmt.Errorf("%w: requested %d, oldest available %d", ErrCompacted, c.pos, floor)
 	}
 	t, by := c.topic, c.by
-	c.Close()
-	c.lin, c.seq = lin, seq+c.inside
+	c.Unfollow()
+	c.lin, c.seq = lin, seq+c.visitedInRevision
 	if t != nil {
 		t.changed.wake() // the channel that Changed returned before belongs to this topic
 	}
@@ -65,17 +65,17 @@ func (c *Cursor) bind(lin *lineage) error {
 	return nil
 }
 
-// succeed moves the cursor of an ended lineage to the lineage that succeeded it, if that one has
+// moveToSuccessor moves the cursor of an ended lineage to the lineage that succeeded it, if that one has
 // all events after the cursor's position. Error: ErrCompacted.
 //
-// In a lineage that has not ended, it subscribes the cursor again, because its topic's feeder has
+// In a lineage that has not ended, it subscribes the cursor again, because its topic's poster has
 // ended.
-func (c *Cursor) succeed() error {
+func (c *Cursor) moveToSuccessor() error {
 	lin := c.lin
 	for lin != nil && lin.log.Dead() {
 		lin = lin.successor.Load()
 	}
-	if lin == nil || lin.private {
+	if lin == nil || lin.hasNoClaim {
 		return fmt.Errorf("%w: resource was relisted after revision %d", ErrCompacted, c.pos)
 	}
 	return c.bind(lin)
@@ -94,7 +94,7 @@ func (c *Cursor) Err() error {
 // the resource: only those wake it and are read by it. The cost of an event then depends on the
 // cursors that follow its key, not on the number of cursors or events.
 func (c *Cursor) Follow() {
-	c.Close()
+	c.Unfollow()
 	c.topic = c.res.changed.subscribe(c.res.prefix, c.lin, c.start, c.end)
 }
 
@@ -102,14 +102,14 @@ func (c *Cursor) Follow() {
 // wake it and are read by it. Events that p has not sorted when the cursor joins may be returned
 // whichever value they concern, so the caller still has to filter. It has no effect if p has ended.
 func (c *Cursor) FollowIndex(p *WatchIndex, value string) {
-	c.Close()
+	c.Unfollow()
 	if c.topic = p.subscribe(c.lin, value); c.topic != nil {
 		c.by = p
 	}
 }
 
-// Close ends Follow and FollowIndex. The cursor then reads the whole log.
-func (c *Cursor) Close() {
+// Unfollow ends Follow and FollowIndex. The cursor then reads the whole log.
+func (c *Cursor) Unfollow() {
 	if c.topic != nil {
 		// The events since the topic's last event need no visit.
 		if seq := c.lin.log.After(c.pos); c.pos >= c.lin.log.Floor() {
@@ -145,7 +145,7 @@ func (c *Cursor) Changed() <-chan struct{} {
 func (c *Cursor) Await(rev Revision) {
 	if c.topic != nil && c.pos < rev && c.awaits != rev {
 		c.awaits = rev
-		c.topic.of.await(c.topic, c.lin.log.After(rev))
+		c.topic.owner.await(c.topic, c.lin.log.After(rev))
 	}
 }
 
@@ -158,12 +158,12 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	for had := len(buf); ; buf = buf[:had] {
 		// Load the published revision before the log's end: all events up to the published revision are in the log.
 		now := c.res.m.published.Revision()
-		if c.lin.log.Dead() || c.topic != nil && c.topic.of.ended.Load() {
-			if err := c.succeed(); err != nil {
+		if c.lin.log.Dead() || c.topic != nil && c.topic.owner.ended.Load() {
+			if err := c.moveToSuccessor(); err != nil {
 				return buf, err
 			}
 		}
-		seq, pos, inside := c.seq, c.pos, c.inside
+		seq, pos, inside := c.seq, c.pos, c.visitedInRevision
 		end := c.lin.log.End()
 		r := reading{Cursor: c, buf: buf, room: limit, now: now}
 		var o outcome
@@ -177,7 +177,7 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 			return buf, err
 		}
 		// The lineage may have been released during the read: continue in its successor.
-		c.seq, c.pos, c.inside = seq, pos, inside
+		c.seq, c.pos, c.visitedInRevision = seq, pos, inside
 	}
 }
 
@@ -236,12 +236,12 @@ func (r *reading) log(end uint64) outcome {
 // postings reads the events of the topic in the same way; end is the log's end.
 func (r *reading) postings(end uint64) outcome {
 	t := r.topic
-	if posted := max(t.of.posted.Load(), t.from); posted < end {
-		// Events that the feeder has not posted yet may concern the cursor.
+	if posted := max(t.owner.posted.Load(), t.from); posted < end {
+		// Events that the poster has not posted yet may concern the cursor.
 		if e := r.lin.log.At(posted); e != nil {
 			r.now = min(r.now, e.Rev-1)
 		} else {
-			r.now = 0 // the log has dropped it, and the feeder will end
+			r.now = 0 // the log has dropped it, and the poster will end
 		}
 	}
 	seqs, whole := t.postings.From(r.seq)
@@ -264,12 +264,12 @@ func (r *reading) stop(o outcome) ([]*Event, error) {
 		return r.buf, fmt.Errorf("%w: watch is at %d, oldest available %d", ErrCompacted, r.pos, r.lin.log.Floor())
 	case noRoom:
 		if first := r.lin.log.After(r.pos); first < r.seq {
-			r.inside = r.seq - first
+			r.visitedInRevision = r.seq - first
 		} else {
-			r.inside = 0
+			r.visitedInRevision = 0
 		}
 	default:
-		r.pos, r.inside = max(r.pos, r.now), 0
+		r.pos, r.visitedInRevision = max(r.pos, r.now), 0
 	}
 	return r.buf, nil
 }

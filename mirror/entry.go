@@ -29,7 +29,7 @@ const entryOverhead = 80
 // Flags in keyLen.
 const (
 	noValue    = 1 << 31 // the value was not stored
-	isDetached = 1 << 30 // it was read from the source for one reader, see Snapshot.Foreign
+	isDetached = 1 << 30 // it was read from the source for one reader, see Snapshot.DetachedRun
 
 	keyLenMask = isDetached - 1
 )

@@ -46,7 +46,7 @@ func ExampleSnapshot_Cursor() {
 		fmt.Printf("listed %s %s\n", entry.Key(), entry.Value())
 	}
 	cursor := snapshot.Cursor("/registry/pods/", "")
-	defer cursor.Close()
+	defer cursor.Unfollow()
 
 	store.Put("/registry/pods/a", "changed")
 	store.Delete("/registry/pods/a")
@@ -135,7 +135,7 @@ func ExampleResource_CursorAfter() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer cursor.Close()
+	defer cursor.Unfollow()
 	events, err := cursor.Next(nil, 100)
 	if err != nil {
 		log.Fatal(err) // ErrCompacted: list again

@@ -35,12 +35,12 @@ func (m *Mirror) Weigh() {
 	for {
 		begun := make(chan bool)
 		m.registry.enqueue(func(w *writer) {
-			busy := w.weighs
+			busy := w.measuring
 			if !busy {
 				w.weighAgain = time.Time{}
 				w.weigh(time.Now())
 			}
-			begun <- !busy && !w.weighs // no versions to weigh
+			begun <- !busy && !w.measuring // no versions to weigh
 		})
 		if <-begun {
 			return

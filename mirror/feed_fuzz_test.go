@@ -348,7 +348,7 @@ func (f *fuzzedFeed) settle(t *testing.T) {
 	synctest.Wait()
 	reach(t, f.m, f.rev, f.resources...)
 	barrier(t, f.m)
-	if clock := f.m.Revision(); clock != f.rev {
+	if clock := f.m.PublishedRevision(); clock != f.rev {
 		t.Fatalf("the clock is at %d, want %d", clock, f.rev)
 	}
 	for _, r := range f.resources {

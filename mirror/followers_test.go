@@ -80,7 +80,7 @@ func (s selection) held(in mirror.Snapshot) state {
 // follow reads up to 200 times from the snapshot on, and compares the applied events with the snapshot at each position.
 func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) {
 	p := &pair{selection: sel, keyed: s.Cursor(sel.start, sel.end)}
-	defer p.keyed.Close()
+	defer p.keyed.Unfollow()
 	p.follow(f.part, f.sets)
 	mine := sel.held(s)
 	for range f.rnd.IntN(200) {

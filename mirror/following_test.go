@@ -237,7 +237,7 @@ func (f *followedMirror) joinAgain(t *rapid.T) {
 func (f *followedMirror) leave(t *rapid.T) {
 	if len(f.pairs) > 0 {
 		i := rapid.IntRange(0, len(f.pairs)-1).Draw(t, "pair")
-		f.pairs[i].keyed.Close()
+		f.pairs[i].keyed.Unfollow()
 		f.pairs = slices.Delete(f.pairs, i, i+1)
 	}
 }
@@ -286,7 +286,7 @@ func (f *followedMirror) check(t *rapid.T) {
 					t.Fatalf("%s: %v, at %d, floor %d", p, err, p.pos, floor)
 				}
 			}
-			p.keyed.Close()
+			p.keyed.Unfollow()
 		} else if err != nil {
 			t.Fatal(err)
 		} else {
@@ -332,7 +332,7 @@ func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 				"":             f.check,
 			})
 			for _, p := range f.pairs {
-				p.keyed.Close()
+				p.keyed.Unfollow()
 			}
 			synctest.Wait()
 			if n := mirror.Topics(f.r); n != 0 {
@@ -404,7 +404,7 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 			} else {
 				c.Follow()
 			}
-			defer c.Close()
+			defer c.Unfollow()
 			cursors[name] = c
 		}
 		store.Stall(true)

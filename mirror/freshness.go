@@ -25,7 +25,7 @@ func (s *shared) requestProgress(ctx context.Context) {
 // readRevision reads etcd's revision. If the answer is from another cluster or an older state, it
 // requests a list of the whole prefix. Errors: ErrRestored, those of Source.ReadRevision.
 func (s *shared) readRevision(ctx context.Context) (Revision, error) {
-	lists, known := s.installedLists.Load(), s.known()
+	lists, known := s.installedLists.Load(), s.mirroredState()
 	answer, err := s.opts.Source.ReadRevision(ctx)
 	if err == nil && known.ReplacedBy(answer) && (s.installedLists.Load() == lists || answer.ClusterID != s.cluster.Load()) {
 		// The writer has not detected it meanwhile.

@@ -102,7 +102,7 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 		}
 	}
 	c.whole = max(c.whole, cur.Position())
-	cur.Close()
+	cur.Unfollow()
 	c.sessions = append(c.sessions, s)
 }
 

@@ -43,16 +43,16 @@ type lineage struct {
 	// successor continues this lineage after its end, except for a gap between its last event and
 	// the successor's floor; nil if there is none.
 	successor atomic.Pointer[lineage]
-	// private: the resource has no claim. Values may be missing, and readers do not see the
+	// hasNoClaim: the resource has no claim. Values may be missing, and readers do not see the
 	// lineage; see current.readable.
-	private bool
-	log     *eventLog
-	head    atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
+	hasNoClaim bool
+	log        *eventLog
+	head       atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
 	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no later
 	// check has found this lineage equal to etcd.
 	inconsistent atomic.Bool
-	// readable is the oldest revision that can be read. The log reaches back to it.
-	readable atomic.Int64
+	// oldestReadable is the oldest revision that can be read. The log reaches back to it.
+	oldestReadable atomic.Int64
 	// checkpoints are retained versions, ascending by revision; there may be none. Reads of the
 	// past start from one of them or from the head and apply the log. Replaced by the writer.
 	checkpoints atomic.Pointer[[]*version]
@@ -71,9 +71,9 @@ func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
 	if log == nil {
 		log = eventlog.New[Event](oldest.rev)
 	}
-	lin := &lineage{log: log, private: private}
+	lin := &lineage{log: log, hasNoClaim: private}
 	lin.head.Store(newest)
-	lin.readable.Store(oldest.rev)
+	lin.oldestReadable.Store(oldest.rev)
 	lin.checkpoints.Store(&[]*version{oldest})
 	lin.cachedVersions.Store(&[]*version{})
 	return lin
@@ -83,7 +83,7 @@ func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
 func (l *lineage) versions() int { return len(*l.checkpoints.Load()) + len(*l.cachedVersions.Load()) }
 
 // oldest returns the oldest revision that can be read.
-func (l *lineage) oldest() Revision { return l.readable.Load() }
+func (l *lineage) oldest() Revision { return l.oldestReadable.Load() }
 
 // at returns the version that is current at rev: a retained one if one matches, otherwise one
 // materialized from the log, which is then cached. All readers of revisions between the same two

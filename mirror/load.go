@@ -17,27 +17,27 @@ import (
 type load struct {
 	header  driver.Header // of the list
 	entries []*Entry
-	changes []replayed // after the list and up to through, whole revisions in order
+	changes []replayedChange // after the list and up to through, whole revisions in order
 	through Revision
 	began   time.Time
 	took    time.Duration // to read the changes
-	left    []string      // excluded prefixes whose keys were left out
+	omitted []string      // excluded prefixes whose keys were left out
 	gap     bool          // ended lineages get a successor, with a gap of events in between
 	anew    bool          // the cached state, or events sent to clients, may be wrong
 	err     error
 }
 
-// replayed is a change that was read from etcd's history: a write, or a deletion if it has no
+// replayedChange is a change that was read from etcd's history: a write, or a deletion if it has no
 // entry.
-type replayed struct {
+type replayedChange struct {
 	key   string
 	rev   Revision
 	entry *Entry
 }
 
-// lacks reports whether keys with the prefix may have been left out.
-func (l *load) lacks(prefix string) bool {
-	return slices.ContainsFunc(l.left, func(p string) bool { return strings.HasPrefix(prefix, p) })
+// omits reports whether keys with the prefix may have been left out.
+func (l *load) omits(prefix string) bool {
+	return slices.ContainsFunc(l.omitted, func(p string) bool { return strings.HasPrefix(prefix, p) })
 }
 
 // errStart is the reason for the first list.
@@ -66,10 +66,10 @@ type loader struct {
 	opts  *Options
 	count *counters
 
-	known    func() driver.Header                               // the mirrored cluster and the published revision
-	excluded func() []string                                    // prefixes whose keys can be left out
-	since    func() Revision                                    // history before it must not be restored
-	wait     func(ctx context.Context, revision Revision) error // until the revision is published
+	mirroredState func() driver.Header                               // the mirrored cluster and the published revision
+	excluded      func() []string                                    // prefixes whose keys can be left out
+	since         func() Revision                                    // history before it must not be restored
+	wait          func(ctx context.Context, revision Revision) error // until the revision is published
 
 	replaying chan struct{} // contains a value while the history of a resource is being read
 }
@@ -89,7 +89,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 				return fmt.Errorf("%w: list out of order: key %q after key %q", ErrDiverged, kv.Key, last)
 			}
 			last, newest = kv.Key, max(newest, kv.ModRevision)
-			if !omit(kv.Key, excluded, &l.left) {
+			if !omit(kv.Key, excluded, &l.omitted) {
 				l.entries = append(l.entries, newEntry(kv, true))
 			}
 		}
@@ -120,10 +120,10 @@ func (o *loader) replay(ctx context.Context, l *load, prefix string, after drive
 				return fmt.Errorf("%w: history out of order: revision %d of key %q after revision %d, last requested revision %d", ErrDiverged, c.ModRevision, c.Key, last, through)
 			}
 			last = c.ModRevision
-			if omit(c.Key, excluded, &l.left) {
+			if omit(c.Key, excluded, &l.omitted) {
 				continue
 			}
-			r := replayed{rev: c.ModRevision}
+			r := replayedChange{rev: c.ModRevision}
 			if c.Deleted {
 				r.key = string(c.Key)
 			} else {
@@ -150,9 +150,9 @@ const (
 	replayAttempts = 5
 )
 
-// restores reports whether history is restored at all: a source without reliable progress cannot
+// replaysHistory reports whether history is restored at all: a source without reliable progress cannot
 // report that a part of it is complete.
-func (o *loader) restores() bool {
+func (o *loader) replaysHistory() bool {
 	return o.opts.Replay.Revisions > 0 && o.opts.Replay.Bytes > 0 && !o.opts.EventsOnly
 }
 
@@ -163,12 +163,12 @@ func (o *loader) restores() bool {
 func (o *loader) loadAll(ctx context.Context, why error) *load {
 	began := time.Now()
 	var l *load
-	if o.restores() && (errors.Is(why, errStart) || errors.Is(why, ErrCompacted)) {
+	if o.replaysHistory() && (errors.Is(why, errStart) || errors.Is(why, ErrCompacted)) {
 		now, err := o.now(ctx)
 		if err != nil {
 			return &load{err: fmt.Errorf("read current revision: %w", err)}
 		}
-		if !o.known().ReplacedBy(now) {
+		if !o.mirroredState().ReplacedBy(now) {
 			l = o.loadHistory(ctx, o.opts.Prefix, now, o.now)
 		}
 	}
@@ -219,7 +219,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 		}
 		if err == nil {
 			if oldest < now.Revision {
-				o.count.replayed(l)
+				o.count.countReplay(l)
 				o.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
 					"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond), "replay", l.took.Round(time.Millisecond))
 			}
@@ -232,7 +232,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 		if again == nil {
 			continue
 		}
-		if now, err = again(ctx); err == nil && o.known().ReplacedBy(now) {
+		if now, err = again(ctx); err == nil && o.mirroredState().ReplacedBy(now) {
 			err = ErrRestored
 		}
 		if err != nil {
@@ -265,26 +265,26 @@ func (o *loader) loadSince(ctx context.Context, prefix string, after driver.Head
 }
 
 // loadOne loads a prefix at the published revision.
-func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, history bool) (l *load) {
-	cluster := o.known().ClusterID
-	if history && o.restores() && clock > 0 {
+func (o *loader) loadOne(ctx context.Context, prefix string, published Revision, history bool) (l *load) {
+	cluster := o.mirroredState().ClusterID
+	if history && o.replaysHistory() && published > 0 {
 		// One at a time, because each replay makes etcd read the history of all keys. After
 		// replayQueue a resource is loaded without history.
 		select {
 		case o.replaying <- struct{}{}:
-			l = o.loadHistory(ctx, prefix, driver.Header{ClusterID: cluster, Revision: clock}, nil)
+			l = o.loadHistory(ctx, prefix, driver.Header{ClusterID: cluster, Revision: published}, nil)
 			<-o.replaying
 		case <-time.After(replayQueue):
 		case <-ctx.Done():
 		}
 	}
 	if l == nil {
-		l = o.list(ctx, prefix, clock)
+		l = o.list(ctx, prefix, published)
 	}
 	if errors.Is(l.err, ErrCompacted) {
 		l = o.listAhead(ctx, prefix)
 	}
-	if l.err == nil && l.header.ClusterID != o.known().ClusterID {
+	if l.err == nil && l.header.ClusterID != o.mirroredState().ClusterID {
 		l.err = fmt.Errorf("%w: cluster ID %x", ErrRestored, l.header.ClusterID)
 	}
 	return l
@@ -295,7 +295,7 @@ func (o *loader) loadOne(ctx context.Context, prefix string, clock Revision, his
 // reached it; the wait requests progress. Error, if there is no progress: errOvertaken.
 func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	if o.opts.EventsOnly {
-		return &load{err: fmt.Errorf("%w %d", errOvertaken, o.known().Revision)}
+		return &load{err: fmt.Errorf("%w %d", errOvertaken, o.mirroredState().Revision)}
 	}
 	l := o.list(ctx, prefix, 0)
 	if l.err == nil {
@@ -304,8 +304,8 @@ func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	return l
 }
 
-// replayed counts a history that was read from etcd.
-func (c *counters) replayed(l *load) {
+// countReplay counts a history that was read from etcd.
+func (c *counters) countReplay(l *load) {
 	c.Replays.Add(1)
 	c.ReplayedEvents.Add(int64(len(l.changes)))
 	c.ReplayFloor.Store(l.header.Revision)

@@ -152,7 +152,7 @@ func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	}
 	<-x.turn
 	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
-		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.Revision(), x.model.store.Revision(), err)
+		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.PublishedRevision(), x.model.store.Revision(), err)
 	}
 	x.turn <- struct{}{}
 	for range rapid.IntRange(1, 3).Draw(x.t, "late claims") {
@@ -225,7 +225,7 @@ func TestLoad_RestoredHistory_EqualsModel(t *testing.T) {
 				CheckpointEvents: rapid.IntRange(1, 9).Draw(t, "checkpoint")})
 			x.settle(ctx)
 			for _, r := range x.claims {
-				floor := requireHistory(t, r, x.m.Revision(), x.want)
+				floor := requireHistory(t, r, x.m.PublishedRevision(), x.want)
 				if wanted := max(1, x.compacted, began-bounds.Revisions); window > 1<<19 && unclaimed > 1<<19 && x.compacted <= wanted && wanted < began && floor > wanted {
 					t.Fatalf("%s: history reaches back to %d, want %d", r.Prefix(), floor, wanted)
 				}
@@ -315,14 +315,14 @@ func TestLoad_CompactedMeanwhile_RetriesFromNewFloor(t *testing.T) {
 				}
 				m := start(t, source, nil)
 				r := claim(t, m, "/registry/a/")
-				if !m.Restoring() {
+				if !m.Loading() {
 					t.Error("history is not being restored")
 				}
 				close(begin)
 				reach(t, m, store.Revision(), r)
 				requireFloor(t, r, 30)
 				synctest.Wait()
-				if m.Restoring() {
+				if m.Loading() {
 					t.Error("history is still being restored")
 				}
 				if st := m.Stats(); st.Replays != 1 || st.ReplayFloor != 30 || st.Relists != 0 {
@@ -374,8 +374,8 @@ func TestLoad_RestoredEtcd_HasNoHistory(t *testing.T) {
 		if _, err := cursor.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("a cursor of the time before: %v", err)
 		}
-		if st := m.Stats(); st.Restores != 1 {
-			t.Errorf("%d restores of etcd, want 1", st.Restores)
+		if st := m.Stats(); st.EtcdRestores != 1 {
+			t.Errorf("%d restores of etcd, want 1", st.EtcdRestores)
 		}
 		barrier(t, m)
 	})
@@ -432,7 +432,7 @@ func TestLateClaim_HasHistoryBeforeStart(t *testing.T) {
 		put(md, "/registry/a/", "after the claim", 2)
 		reach(t, m, store.Revision(), a)
 		requireFloor(t, a, 8)
-		for rev := mirror.Revision(8); rev <= m.Revision(); rev++ {
+		for rev := mirror.Revision(8); rev <= m.PublishedRevision(); rev++ {
 			s, err := a.At(rev)
 			if err != nil {
 				t.Fatal(err)
@@ -522,7 +522,7 @@ func TestLateClaim_AfterEtcdRestore_HasNoOlderHistory(t *testing.T) {
 				}
 				all("lost", 20)
 				reach(t, m, store.Revision(), a, b)
-				lost := m.Revision()
+				lost := m.PublishedRevision()
 				if how == "restored" {
 					store.Restore(5, map[string]string{"/registry/late/k": "backup"})
 					synctest.Wait()

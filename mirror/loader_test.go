@@ -41,13 +41,13 @@ func (s *scriptedSource) Replay(_ context.Context, _ string, _ driver.Header, _ 
 
 func (s *scriptedSource) loader(excluded ...string) *loader {
 	return &loader{
-		opts:      &Options{Source: s},
-		count:     &counters{},
-		known:     func() driver.Header { return driver.Header{} },
-		excluded:  func() []string { return excluded },
-		since:     func() Revision { return 0 },
-		wait:      func(context.Context, Revision) error { return nil },
-		replaying: make(chan struct{}, 1),
+		opts:          &Options{Source: s},
+		count:         &counters{},
+		mirroredState: func() driver.Header { return driver.Header{} },
+		excluded:      func() []string { return excluded },
+		since:         func() Revision { return 0 },
+		wait:          func(context.Context, Revision) error { return nil },
+		replaying:     make(chan struct{}, 1),
 	}
 }
 
@@ -66,8 +66,8 @@ func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
 	if l.err != nil || !slices.Equal(keys, []string{"/a/1", "/c/1"}) || l.through != 9 {
 		t.Errorf("got %q through %d, %v; want /a/1 and /c/1 through 9", keys, l.through, l.err)
 	}
-	if !l.lacks("/b/") || l.lacks("/a/") {
-		t.Errorf("prefixes left out: %q, want /b/ alone", l.left)
+	if !l.omits("/b/") || l.omits("/a/") {
+		t.Errorf("prefixes left out: %q, want /b/ alone", l.omitted)
 	}
 	if n := o.count.ListedKeys.Load(); n != 3 {
 		t.Errorf("%d keys are counted, want 3", n)

@@ -30,8 +30,8 @@ func New(opts Options) (*Mirror, error) {
 	opts.setDefaults()
 	s := &shared{opts: opts, feed: freshness.NewFeed(), restarts: make(chan restart, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	clock, publisher := freshness.NewPublished(s.ctx.Done(), ErrClosed)
-	s.published = clock
+	published, publisher := freshness.NewPublished(s.ctx.Done(), ErrClosed)
+	s.published = published
 	s.excluded.Store(&[]string{})
 	s.loading.Store(true)
 	// The root resource contains every key whose prefix is not claimed.
@@ -55,10 +55,10 @@ func (m *Mirror) Close() {
 // Cluster returns the ID of the etcd cluster that is mirrored, 0 before the first list.
 func (m *Mirror) Cluster() uint64 { return m.cluster.Load() }
 
-// ChecksArrival reports whether each write is checked on arrival against the cached entry. It is
+// VerifiesVersions reports whether each write is checked on arrival against the cached entry. It is
 // false once the source has delivered a key whose Version is 0: that store does not count writes
 // (kine), so only Resource.Check finds a lost write.
-func (m *Mirror) ChecksArrival() bool { return !m.stats.uncounted.Load() }
+func (m *Mirror) VerifiesVersions() bool { return !m.stats.uncounted.Load() }
 
 // Done returns a channel that is closed when the mirror is closed.
 func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
@@ -73,9 +73,9 @@ func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix
 // without decoding, until the last Release and a later claim. The resource never becomes ready.
 func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
 
-// Restoring reports whether the whole prefix is being listed and its history restored. A read that
+// Loading reports whether the whole prefix is being listed and its history restored. A read that
 // fails during this time can probably be served soon.
-func (m *Mirror) Restoring() bool { return m.loading.Load() }
+func (m *Mirror) Loading() bool { return m.loading.Load() }
 
 // LoadProgress returns the number of keys and changes read so far, over all lists and replays, and
 // the number of times the whole prefix had to be relisted or could not be listed. Cost is a few
@@ -101,15 +101,15 @@ func (m *Mirror) Compact(rev Revision) {
 	m.registry.enqueue((*writer).applyCompaction)
 }
 
-// Compacted returns the highest revision given to Compact.
-func (m *Mirror) Compacted() Revision { return m.compacted.Load() }
+// CompactRevision returns the highest revision given to Compact.
+func (m *Mirror) CompactRevision() Revision { return m.compacted.Load() }
 
 // Resources returns the resources that are currently claimed or excluded, in no order.
 func (m *Mirror) Resources() []*Resource { return m.registry.claimed() }
 
-// Revision returns the published revision. Every ready resource can be read at it. It is 0 before the
+// PublishedRevision returns the published revision. Every ready resource can be read at it. It is 0 before the
 // first list.
-func (m *Mirror) Revision() Revision { return m.published.Revision() }
+func (m *Mirror) PublishedRevision() Revision { return m.published.Revision() }
 
 // Wait returns when the published revision has reached rev, or with ctx's error. It requests progress from etcd
 // while it waits. With Options.EventsOnly the published revision may never reach a revision that etcd has.
@@ -142,7 +142,7 @@ func (m *Mirror) startFreshness() {
 		m.wg.Go(func() { m.progress.Run(m.ctx) })
 	}
 	if m.opts.FeedPatience > 0 {
-		watchdog := freshness.Watchdog{Feed: m.feed, Clock: m.published, Reads: m.reads,
+		watchdog := freshness.Watchdog{Feed: m.feed, Published: m.published, Reads: m.reads,
 			Patience: m.opts.FeedPatience, Request: m.requestProgress}
 		m.wg.Go(func() { watchdog.Run(m.ctx) })
 	}

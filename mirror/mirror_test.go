@@ -194,7 +194,7 @@ func (w *randomWalk) settle(t *rapid.T) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := w.m.Wait(ctx, w.store.Revision()); err != nil {
-		t.Fatalf("the mirror stays at %d, etcd is at %d", w.m.Revision(), w.store.Revision())
+		t.Fatalf("the mirror stays at %d, etcd is at %d", w.m.PublishedRevision(), w.store.Revision())
 	}
 	for p, r := range w.claimed {
 		if err := r.WaitReady(ctx); err != nil {
@@ -354,7 +354,7 @@ func (w *randomWalk) readThePast(t *rapid.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.Revision()), 1, 25).Draw(t, "revisions")
+		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.PublishedRevision()), 1, 25).Draw(t, "revisions")
 		for _, rev := range append(revs, revs...) {
 			if s, ok := w.requireAt(t, p, r, rev); ok {
 				w.freeze(s)

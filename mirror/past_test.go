@@ -142,7 +142,7 @@ func TestCachedVersions_LeastRecentlyUsed_IsEvicted(t *testing.T) {
 			t.Fatalf("at %d, one that was just read is gone", rev)
 		}
 	}
-	l.readable.Store(200)
+	l.oldestReadable.Store(200)
 	if _, ok := l.at(199); ok {
 		t.Error("a revision below the oldest is served")
 	}

@@ -91,7 +91,7 @@ func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 					if _, err := c.Next(nil, 10); err == nil {
 						t.Error("a cursor goes on over a gap")
 					}
-					c.Close()
+					c.Unfollow()
 				}
 				runtime.KeepAlive(cursors)
 			})

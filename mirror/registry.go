@@ -84,6 +84,6 @@ func (g *registry) remove(r *Resource) bool {
 		return false
 	}
 	delete(g.resources, r.prefix)
-	r.forgotten.Store(true)
+	r.removed.Store(true)
 	return true
 }

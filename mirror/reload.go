@@ -21,24 +21,24 @@ type draft struct {
 func (w *writer) installAll(l *load) {
 	w.divergedTable, w.contradiction = nil, nil
 	now := driver.Header{ClusterID: l.header.ClusterID, Revision: l.through}
-	restored := w.known().ReplacedBy(now)
+	restored := w.mirroredState().ReplacedBy(now)
 	if restored {
 		w.opts.Logger.Warn("etcd was restored or replaced; discarding all cached state", "prefix", w.opts.Prefix,
 			"revision", l.through, "previousRevision", w.published.Revision())
-		w.stats.Restores.Add(1)
+		w.stats.EtcdRestores.Add(1)
 		w.compacted.Store(0)
 		w.stats.Compacted.Store(0)
 	}
 	// Build all lineages, then publish them, then move the published revision: readers wait for the last two
 	// steps only.
 	parts := w.divide(l)
-	drafts, again := w.growAll(l, parts)
+	drafts, again := w.buildLineages(l, parts)
 	w.cluster.Store(l.header.ClusterID)
 	if l.through < w.published.Revision() {
 		// The revision decreases only if etcd was restored. Its revisions are unrelated to the
 		// cached ones, so nothing is readable while the published revision is set back.
 		for t := range drafts {
-			t.end()
+			t.endLineage()
 		}
 		w.publisher.Publish(l.through, false)
 	}
@@ -46,7 +46,7 @@ func (w *writer) installAll(l *load) {
 		if old := t.cur.Load(); old != nil && l.gap && !restored {
 			old.successor.Store(d.lin)
 		}
-		t.begin(d.lin, d.history)
+		t.setLineage(d.lin, d.history)
 	}
 	w.publisher.Publish(l.through, false)
 	w.stats.EtcdRevision.Store(l.through)
@@ -89,20 +89,20 @@ func (w *writer) divide(l *load) map[*table]*load {
 	return parts
 }
 
-// growAll builds the lineages of all tables from their parts of the load. A table without one is
+// buildLineages builds the lineages of all tables from their parts of the load. A table without one is
 // emptied: its part has an error, or the load lacks its keys and the table is returned in again.
-func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
+func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
 	drafts = make(map[*table]draft, len(parts))
 	for t, p := range parts {
 		t.suspect = false
 		switch {
 		case t.excluded:
 			t.drop()
-		case l.lacks(t.prefix): // it, or a prefix around it, was excluded during the load
+		case l.omits(t.prefix): // it, or a prefix around it, was excluded during the load
 			t.drop()
 			again = append(again, t)
 		default:
-			lin, err := t.grow(p)
+			lin, err := t.buildLineage(p)
 			if err != nil {
 				p.err = err
 				t.drop()
@@ -114,18 +114,18 @@ func (w *writer) growAll(l *load, parts map[*table]*load) (drafts map[*table]dra
 	return drafts, again
 }
 
-// grow returns a new lineage of the resource from the listed entries and the changes after them. It
+// buildLineage returns a new lineage of the resource from the listed entries and the changes after them. It
 // returns an error if a change does not follow the list.
-func (t *table) grow(l *load) (*lineage, error) {
-	v := t.found(l.entries, l.header.Revision)
+func (t *table) buildLineage(l *load) (*lineage, error) {
+	v := t.firstVersion(l.entries, l.header.Revision)
 	lin := newLineage(v, nil, nil, !t.owned)
 	t.sinceCheckpoint, t.absorbed = 0, 0
-	x := &txn{t: t, lin: lin, edit: v.tree.Edit()}
+	x := &tableUpdate{t: t, lin: lin, edit: v.tree.Edit()}
 	for i := range l.changes {
 		c := &l.changes[i]
 		if n := len(x.events); n >= distance(uint64(len(l.changes)-i), t.w.opts.CheckpointEvents) && c.rev != x.events[n-1].Rev {
 			x.commitUnpublished()
-			x = &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
+			x = &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
 		}
 		e := c.entry
 		if e != nil && !t.keeps(int64(len(e.data))) {
@@ -176,7 +176,7 @@ func (w *writer) invalidateAll() {
 	for _, t := range w.tables {
 		if !t.excluded {
 			t.drop()
-			t.await()
+			t.startLoadTimer()
 			t.loading = true
 		}
 	}
@@ -187,7 +187,7 @@ func (w *writer) invalidateAll() {
 // With history, the load is one of loadHistory. Cursors on the resource are woken.
 func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.drop()
-	t.await()
+	t.startLoadTimer()
 	t.loading = true
 	ctx, cancel := context.WithCancel(w.ctx)
 	t.stopLoading = cancel
@@ -246,11 +246,11 @@ func (r *reload) run(ctx context.Context, delay time.Duration) {
 // install begins a lineage with a load and applies the changes that arrived since.
 func (w *writer) install(t *table, l *load) {
 	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
-	l.changes = slices.DeleteFunc(l.changes, func(c replayed) bool { return w.route(c.key) != t })
+	l.changes = slices.DeleteFunc(l.changes, func(c replayedChange) bool { return w.route(c.key) != t })
 	// Resources that were claimed during the load load their own keys.
 	pending := slices.DeleteFunc(t.pending, func(c driver.Change) bool { return w.route(string(c.Key)) != t })
-	lin, err := t.grow(l)
-	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
+	lin, err := t.buildLineage(l)
+	x := &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
 	for i := range pending {
 		if c := &pending[i]; err == nil && c.ModRevision > l.through {
 			err = x.change(c)
@@ -268,7 +268,7 @@ func (w *writer) install(t *table, l *load) {
 	t.suspect = false
 	// Publish after the pending changes: a reader assumes that a lineage is complete up to the
 	// published revision (I8).
-	t.begin(lin, historyOf(lin.log))
+	t.setLineage(lin, historyOf(lin.log))
 	t.loaded(time.Time{})
 	w.bound()
 	w.age(time.Now())

@@ -11,9 +11,9 @@ import (
 // Prefix returns the key prefix, which ends with a slash.
 func (r *Resource) Prefix() string { return r.prefix }
 
-// Forgotten reports whether the mirror has removed the resource, which had no claims and no keys.
+// Removed reports whether the mirror has removed the resource, which had no claims and no keys.
 // The next claim of its prefix creates another Resource.
-func (r *Resource) Forgotten() bool { return r.forgotten.Load() }
+func (r *Resource) Removed() bool { return r.removed.Load() }
 
 // Ready reports whether the resource can be read.
 func (r *Resource) Ready() bool { return r.cur.readable() != nil }
@@ -136,13 +136,13 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	return lin.oldest(), lin.log.Floor(), nil
 }
 
-// ListSource returns the entries with start <= key < end as listed from etcd now, in key order, and
+// ListFromEtcd returns the entries with start <= key < end as listed from etcd now, in key order, and
 // the revision of the list. Use it when the published revision must not be trusted. Entries that
 // are also cached are shared with the cache. start begins with the resource's prefix. Cost is a
 // list of the keys that begin with start. Errors: those of Source.List; ErrNotReady if the answer
 // is from another etcd cluster.
-func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
-	held, _ := r.Latest() // empty if the resource is not ready
+func (r *Resource) ListFromEtcd(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
+	cached, _ := r.Latest() // empty if the resource is not ready
 	var entries []*Entry
 	header, err := r.m.opts.Source.List(ctx, start, 0, func(page []driver.KV) error {
 		for i := range page {
@@ -150,7 +150,7 @@ func (r *Resource) ListSource(ctx context.Context, start, end string) ([]*Entry,
 			if string(kv.Key) >= end {
 				continue
 			}
-			e, ok := held.Get(string(kv.Key))
+			e, ok := cached.Get(string(kv.Key))
 			if !ok || e.mod != kv.ModRevision || !e.hasValue() {
 				e = newEntry(kv, true)
 			}

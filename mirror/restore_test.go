@@ -123,7 +123,7 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 	defer cancel()
 	for i := 1; i <= x.restores && !x.done.Load(); i++ {
 		x.restore(i)
-		for m.Revision() >= x.base(i)+incarnationRevisions {
+		for m.PublishedRevision() >= x.base(i)+incarnationRevisions {
 			if _, err := m.ReadRevision(ctx); err != nil && !errors.Is(err, mirror.ErrRestored) {
 				t.Fatal(err)
 			}

@@ -47,7 +47,7 @@ func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 }
 
 // BenchmarkPublish measures the publication of a batch with one event: by the pointer of its
-// resource and the published revision, as txn.commit and writer.commit publish, and by one root.
+// resource and the published revision, as tableUpdate.commit and writer.commit publish, and by one root.
 func BenchmarkPublish(b *testing.B) {
 	resources, versions, publisher := newRootModel()
 	b.Run("resource", func(b *testing.B) {

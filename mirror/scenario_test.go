@@ -84,9 +84,9 @@ func (o *overtaken) overtake(t *testing.T) {
 	synctest.Wait()
 	put(o.model, "/registry/a/", "third", 20)
 	o.store.Compact(o.store.Revision() - 2)
-	lowest := o.m.Revision()
+	lowest := o.m.PublishedRevision()
 	for range 100 { // while the mirror notices and relists
-		if now := o.m.Revision(); now < lowest {
+		if now := o.m.PublishedRevision(); now < lowest {
 			t.Fatalf("the clock went from %d to %d", lowest, now)
 		} else {
 			lowest = now
@@ -143,7 +143,7 @@ func (o *overtaken) requireFloor(t *testing.T) {
 func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOvertaken(t)
-		defer o.ahead["key"].Close()
+		defer o.ahead["key"].Unfollow()
 		told := o.ahead["key"].Changed()
 		o.overtake(t)
 		s := latest(t, o.r)
@@ -200,7 +200,7 @@ func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 					hang.Store(false)
 				}
 				<-changed
-				for m.Revision() > 9 {
+				for m.PublishedRevision() > 9 {
 					time.Sleep(time.Millisecond)
 				}
 				reach(t, m, 9, r)

@@ -55,11 +55,11 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 	return s.tree.Measure(start, end, of, measure)
 }
 
-// Foreign returns a run of keys that were read from the source at another revision, in ascending
+// DetachedRun returns a run of keys that were read from the source at another revision, in ascending
 // order, for readers of runs. A key with the same mod revision in the snapshot is represented by
 // the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
 // n) for k keys.
-func (s Snapshot) Foreign(kvs []driver.KV) (run Run, bytes int64) {
+func (s Snapshot) DetachedRun(kvs []driver.KV) (run Run, bytes int64) {
 	entries := make([]*Entry, len(kvs))
 	for i := range kvs {
 		kv := &kvs[i]

@@ -111,7 +111,7 @@ func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Reso
 	if err := m.Wait(ctx, rev); err != nil {
 		return err
 	}
-	rd.clock = m.Revision()
+	rd.clock = m.PublishedRevision()
 	for _, r := range res {
 		s, err := r.Latest()
 		for ; errors.Is(err, mirror.ErrNotReady); s, err = r.Latest() {
@@ -245,7 +245,7 @@ func (g *stage) revisionReads() []step {
 // to early, and returns all other violations as an error.
 func (g *stage) check() error {
 	synctest.Wait()
-	now := g.m.Revision()
+	now := g.m.PublishedRevision()
 	if now < g.clock {
 		return fmt.Errorf("the clock went from %d to %d", g.clock, now) // I1
 	}

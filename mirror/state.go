@@ -53,8 +53,8 @@ func (s *shared) restart(lists int64, err error) {
 	}
 }
 
-// known returns the mirrored cluster and the published revision.
-func (s *shared) known() driver.Header {
+// mirroredState returns the mirrored cluster and the published revision.
+func (s *shared) mirroredState() driver.Header {
 	return driver.Header{ClusterID: s.cluster.Load(), Revision: s.published.Revision()}
 }
 
@@ -69,7 +69,7 @@ type Resource struct {
 	readers readerCounts
 
 	versionBytes atomic.Int64 // see ResourceStats
-	forgotten    atomic.Bool  // see Forgotten
+	removed      atomic.Bool  // see Forgotten
 	counts       resourceCounters
 
 	// Guarded by registry.mu.
@@ -83,7 +83,7 @@ type current struct{ atomic.Pointer[lineage] }
 
 // readable returns the lineage that readers may see, nil if there is none.
 func (c *current) readable() *lineage {
-	if lin := c.Load(); lin != nil && !lin.private {
+	if lin := c.Load(); lin != nil && !lin.hasNoClaim {
 		return lin
 	}
 	return nil
@@ -101,26 +101,26 @@ type table struct {
 	stopLoading       context.CancelFunc // set while loading
 	pending           []driver.Change    // arrived while loading
 	divergenceBackoff backoff            // between relists after divergences
-	awaited           time.Time          // since when the resource is unreadable, zero if it can be read
+	unreadableSince   time.Time          // since when the resource is unreadable, zero if it can be read
 	suspect           bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
 
 	bytes           int64 // of entries with value
 	missing         int   // entries and events whose value was not stored
 	sinceCheckpoint int   // events
 	history         history
-	weighed         weighed
+	lastMeasured    measuredVersions
 	absorbed        Revision // the log lacks events up to here of absorbed resources (writer.absorb)
 }
 
-// weighed is the state of a resource's versions at the last weighing. It keeps them alive until the
+// measuredVersions is the state of a resource's versions at the last weighing. It keeps them alive until the
 // next weighing or until the window drops some.
-type weighed struct {
+type measuredVersions struct {
 	head              *version
 	checkpoints, made *[]*version
 }
 
-// txn is the effect of one batch, or of a part of a restored history, on one table.
-type txn struct {
+// tableUpdate is the effect of one batch, or of a part of a restored history, on one table.
+type tableUpdate struct {
 	t      *table
 	lin    *lineage
 	edit   *btree.Edit[*Entry]
@@ -139,10 +139,10 @@ type writer struct {
 	loader    *loader
 	tables    map[string]*table // by prefix
 
-	touched   []*txn // of the current batch
-	unclaimed int64  // bytes of the values in tables without a claim
+	updates   []*tableUpdate // of the current batch
+	unclaimed int64          // bytes of the values in tables without a claim
 
-	weighs     bool // versions are being weighed
+	measuring  bool // versions are being weighed
 	weighAgain time.Time
 
 	divergedTable *table // the last one with a divergence, since the last list

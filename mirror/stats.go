@@ -1,6 +1,8 @@
 package mirror
 
 import (
+	"reflect"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,7 +17,7 @@ type publications [len(publicationBounds) + 1]struct {
 // Stats is a reading of a mirror's counters.
 type Stats struct {
 	Ready               bool     // the first list is in place
-	Revision            Revision // the published revision
+	PublishedRevision   Revision // the published revision
 	EtcdRevision        Revision // the newest revision reported by etcd, at least the published revision; see ReadRevision
 	Compacted           Revision // versions below were dropped because etcd was compacted
 	HistoryFloor        Revision // every history reaches back to here
@@ -36,7 +38,7 @@ type Stats struct {
 	RevisionReads       int64    // linearizable reads of etcd's revision
 	RevisionReadWaiters int64    // calls of ReadRevision that shared those reads
 	ProgressRequests    int64    // progress requests sent
-	Restores            int64    // times etcd was another cluster, or an older state of the same
+	EtcdRestores        int64    // times etcd was another cluster, or an older state of the same
 	// History read from etcd when the whole prefix or a resource was listed.
 	Replays        int64         // times
 	ReplayedEvents int64         // events, all times together
@@ -47,15 +49,32 @@ type Stats struct {
 // Stats returns the counters. Cost is O(resources); the counters are not read at one instant.
 func (m *Mirror) Stats() Stats {
 	s := Stats{
-		Revision:       m.Revision(),
-		Versions:       m.registry.countVersions(),
-		HistoryLimit:   m.opts.Window.MaxBytes,
-		UnclaimedLimit: m.opts.UnclaimedBytes,
+		PublishedRevision: m.PublishedRevision(),
+		Versions:          m.registry.countVersions(),
+		HistoryLimit:      m.opts.Window.MaxBytes,
+		UnclaimedLimit:    m.opts.UnclaimedBytes,
 	}
 	s.RevisionReads, s.RevisionReadWaiters = m.reads.Counts()
 	m.stats.copyTo(&s)
-	s.EtcdRevision = max(s.EtcdRevision, s.Revision)
+	s.EtcdRevision = max(s.EtcdRevision, s.PublishedRevision)
 	return s
+}
+
+// copyTo sets the fields of s that have a counter.
+func (c *counters) copyTo(s *Stats) {
+	counts, stats := reflect.ValueOf(c).Elem(), reflect.ValueOf(s).Elem()
+	for i := range counts.NumField() {
+		field := stats.FieldByName(counts.Type().Field(i).Name)
+		if !field.IsValid() {
+			continue // not part of Stats
+		}
+		switch n := counts.Field(i).Addr().Interface().(type) {
+		case *atomic.Int64:
+			field.SetInt(n.Load())
+		case *atomic.Bool:
+			field.SetBool(n.Load())
+		}
+	}
 }
 
 // ResourceStats is a reading of one resource.

@@ -112,7 +112,7 @@ func (x *race) gone(err error) bool {
 // number. The published revision and Latest never decrease. One reader calls it.
 func (x *race) compare(rnd *rand.Rand) {
 	i, j := rnd.IntN(raceResources), rnd.IntN(raceResources)
-	clock := x.m.Revision()
+	clock := x.m.PublishedRevision()
 	s, err := x.all[i].Latest()
 	if x.gone(err) {
 		return
@@ -148,7 +148,7 @@ func (x *race) compare(rnd *rand.Rand) {
 func (x *race) page(rnd *rand.Rand) {
 	r := x.all[rnd.IntN(raceResources)]
 	rev := mirror.Revision(x.paged.Load())
-	if now := x.m.Revision(); rev == 0 || now-rev > 300 || rnd.IntN(10) == 0 {
+	if now := x.m.PublishedRevision(); rev == 0 || now-rev > 300 || rnd.IntN(10) == 0 {
 		rev = now - mirror.Revision(rnd.IntN(200))
 		x.paged.Store(int64(rev))
 	}

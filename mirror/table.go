@@ -49,8 +49,8 @@ func (t *table) postpone(c *driver.Change) {
 	t.counts.received.Add(1)
 }
 
-// found returns the first version of a new lineage: the entries listed at rev.
-func (t *table) found(entries []*Entry, rev Revision) *version {
+// firstVersion returns the first version of a new lineage: the entries listed at rev.
+func (t *table) firstVersion(entries []*Entry, rev Revision) *version {
 	t.reset()
 	for i, e := range entries {
 		if e.hasValue() && !t.keeps(e.Size()) {
@@ -62,9 +62,9 @@ func (t *table) found(entries []*Entry, rev Revision) *version {
 	return &version{rev: rev, tree: btree.Build(entries)}
 }
 
-// begin replaces the resource's lineage and history; cursors on the old lineage are woken. The
+// setLineage replaces the resource's lineage and history; cursors on the old lineage are woken. The
 // caller has counted the entries of the new one.
-func (t *table) begin(lin *lineage, h history) {
+func (t *table) setLineage(lin *lineage, h history) {
 	t.sinceCheckpoint = 0
 	old := t.cur.Load()
 	if old != nil {
@@ -85,7 +85,7 @@ func (t *table) begin(lin *lineage, h history) {
 // publishUnclaimed makes the lineage of a resource that was not claimed readable.
 func (t *table) publishUnclaimed() {
 	lin := t.cur.Load()
-	if lin == nil || !lin.private {
+	if lin == nil || !lin.hasNoClaim {
 		return
 	}
 	shown := newLineage(lin.versionAt(lin.oldest()), lin.head.Load(), lin.log, false)
@@ -98,12 +98,12 @@ func (t *table) publishUnclaimed() {
 
 // drop empties the resource.
 func (t *table) drop() {
-	t.end()
+	t.endLineage()
 	t.reset()
 }
 
-// end removes the resource's lineage; cursors on it are woken.
-func (t *table) end() {
+// endLineage removes the resource's lineage; cursors on it are woken.
+func (t *table) endLineage() {
 	if old := t.cur.Swap(nil); old != nil {
 		old.log.Abandon()
 		old.release()
@@ -126,14 +126,14 @@ func (t *table) reset() {
 // forget drops the history counts of a resource whose log has been abandoned.
 func (t *table) forget() {
 	t.w.stats.HistoryBytes.Add(-t.history.bytes)
-	t.history, t.weighed = history{}, weighed{}
+	t.history, t.lastMeasured = history{}, measuredVersions{}
 	t.countVersionBytes(nil)
 }
 
-// await starts the timing of the next load, if the resource is claimed.
-func (t *table) await() {
-	if t.owned && !t.excluded && t.awaited.IsZero() {
-		t.awaited = time.Now()
+// startLoadTimer starts the timing of the next load, if the resource is claimed.
+func (t *table) startLoadTimer() {
+	if t.owned && !t.excluded && t.unreadableSince.IsZero() {
+		t.unreadableSince = time.Now()
 	}
 }
 
@@ -143,11 +143,11 @@ func (t *table) loaded(listed time.Time) {
 	if !t.owned || t.excluded {
 		return
 	}
-	began := t.awaited
+	began := t.unreadableSince
 	if began.IsZero() {
 		began = listed
 	}
-	t.awaited = time.Time{}
+	t.unreadableSince = time.Time{}
 	t.counts.loads.Add(1)
 	if !began.IsZero() {
 		t.counts.loadTime.Add(int64(time.Since(began)))
@@ -167,8 +167,8 @@ func (t *table) countPublication(events int, took time.Duration) {
 	c.publications[i].time.Add(int64(took))
 }
 
-// publish wakes the cursors of the newest events of the log, which the published revision has reached.
-func (t *table) publish(lin *lineage, events []*Event) {
+// notifyCursors wakes the cursors of the newest events of the log, which the published revision has reached.
+func (t *table) notifyCursors(lin *lineage, events []*Event) {
 	c := &t.changed
 	c.notifier.wake()
 	if c.subscribed.Load() == 0 {
@@ -195,7 +195,7 @@ func (t *table) raise(lin *lineage, rev Revision) {
 	if rev <= lin.oldest() {
 		return
 	}
-	lin.readable.Store(rev) // before the versions are dropped, see lineage.at
+	lin.oldestReadable.Store(rev) // before the versions are dropped, see lineage.at
 	seq := lin.log.After(rev)
 	cps := *lin.checkpoints.Load()
 	if i, _ := slices.BinarySearchFunc(cps, seq, bySeq); i > 0 {
@@ -203,7 +203,7 @@ func (t *table) raise(lin *lineage, rev Revision) {
 		lin.checkpoints.Store(&left)
 	}
 	lin.dropCached(func(v *version) bool { return v.seq < seq })
-	t.weighed = weighed{}
+	t.lastMeasured = measuredVersions{}
 	t.countVersionBytes(lin)
 }
 

@@ -14,27 +14,27 @@ import (
 // event. Topics exist while cursors follow them. An event therefore costs one lookup, and work only
 // for the cursors of its topics.
 type topic struct {
-	of       *topics
+	owner    *topics
 	name     string
 	from     uint64 // every posted event from this number on is in postings
 	postings eventlog.Postings
-	changed  notifier // after each event of the topic, and when the feeder has ended
+	changed  notifier // after each event of the topic, and when the poster has ended
 	cursors  int      // guarded by topics.mu
-	due      bool     // owned by the feeder: the topic is in topics.due
+	due      bool     // owned by the poster: the topic is in topics.due
 }
 
-// topics contains the topics of one lineage that have the same feeder. The feeder posts events into
-// them after the published revision has reached the events and in the log's order. The writer is the feeder of
-// keys and directories, the goroutine of a WatchIndex is the feeder of values.
+// topics contains the topics of one lineage that have the same poster. The poster posts events into
+// them after the published revision has reached the events and in the log's order. The writer is the poster of
+// keys and directories, the goroutine of a WatchIndex is the poster of values.
 //
 // Guarantee for readers: every event numbered from topic.from up to posted is in the topics that it
-// concerns. So a cursor that joins needs no agreement with the feeder, and its position is never
+// concerns. So a cursor that joins needs no agreement with the poster, and its position is never
 // ahead of the events returned to it (I4).
 type topics struct {
 	log    *eventLog
 	posted atomic.Uint64
-	ended  atomic.Bool   // the feeder has ended: no more events are posted
-	idle   chan struct{} // closed when the last cursor has left, for feeders that end then
+	ended  atomic.Bool   // the poster has ended: no more events are posted
+	idle   chan struct{} // closed when the last cursor has left, for posters that end then
 	keep   bool          // keep topics without a cursor, while the log has events of theirs
 
 	mu      sync.Mutex // leaf but for notifiers; held for lookups
@@ -43,7 +43,7 @@ type topics struct {
 	awaited []awaited // in no order
 	waiting atomic.Int64
 
-	// Owned by the feeder.
+	// Owned by the poster.
 	due     []*topic // to be woken when the current events are posted
 	trimmed uint64   // the oldest event in the log, when the postings were last trimmed
 }
@@ -55,7 +55,7 @@ func (ts *topics) join(name string, from func() uint64) *topic {
 	defer ts.mu.Unlock()
 	t := ts.byName[name]
 	if t == nil {
-		t = &topic{of: ts, name: name, from: from()}
+		t = &topic{owner: ts, name: name, from: from()}
 		ts.add(t)
 	}
 	t.cursors++
@@ -134,7 +134,7 @@ func (ts *topics) await(t *topic, seq uint64) {
 	defer ts.mu.Unlock()
 	ts.awaited = append(ts.awaited, awaited{t, seq})
 	ts.waiting.Store(int64(len(ts.awaited)))
-	if ts.posted.Load() >= seq { // the feeder may have missed the new element
+	if ts.posted.Load() >= seq { // the poster may have missed the new element
 		t.changed.wake()
 	}
 }
@@ -207,7 +207,7 @@ func (c *changes) unsubscribe(lin *lineage, t *topic) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.subscribed.Add(-1)
-	if t.of.leave(t) == 0 {
+	if t.owner.leave(t) == 0 {
 		delete(c.keys, lin)
 	}
 }

@@ -48,7 +48,7 @@ func (f *benchFollowers) newCursor(snap mirror.Snapshot, how, key string, i int)
 
 // read reads all events of the cursor, and waits for more, until the context ends.
 func (f *benchFollowers) read(ctx context.Context, c *mirror.Cursor) {
-	defer c.Close()
+	defer c.Unfollow()
 	var buf []*mirror.Event
 	for {
 		changed := c.Changed()
@@ -73,7 +73,7 @@ func (f *benchFollowers) read(ctx context.Context, c *mirror.Cursor) {
 
 // settle returns when the mirror is at rev and every cursor waits.
 func (f *benchFollowers) settle(m *mirror.Mirror, rev mirror.Revision) {
-	for m.Revision() < rev || f.waiting.Load() < int64(len(f.cursors)) {
+	for m.PublishedRevision() < rev || f.waiting.Load() < int64(len(f.cursors)) {
 		runtime.Gosched()
 	}
 }

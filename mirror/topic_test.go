@@ -102,7 +102,7 @@ func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
 		if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
 			t.Fatalf("cursor %d of before the restore: %v", i, err)
 		}
-		c.Close()
+		c.Unfollow()
 	}
 }
 
@@ -189,8 +189,8 @@ func TestCursor_WithoutOwnEvents_OutlivesWindow(t *testing.T) {
 		}
 		for name, c := range map[string]*mirror.Cursor{"key": key, "value": value} {
 			evs, err := c.Next(nil, 10)
-			if len(evs) != 0 || err != nil || c.Position() != m.Revision() {
-				t.Errorf("%s: %s, %v, position %d of %d", name, story(evs), err, c.Position(), m.Revision())
+			if len(evs) != 0 || err != nil || c.Position() != m.PublishedRevision() {
+				t.Errorf("%s: %s, %v, position %d of %d", name, story(evs), err, c.Position(), m.PublishedRevision())
 			}
 		}
 		// An event that the cursors read, and one that is dropped before they read it.
@@ -211,9 +211,9 @@ func TestCursor_WithoutOwnEvents_OutlivesWindow(t *testing.T) {
 		if _, err := late.Next(nil, 10); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("an event was dropped before it was read: %v", err)
 		}
-		key.Close()
-		value.Close()
-		late.Close()
+		key.Unfollow()
+		value.Unfollow()
+		late.Unfollow()
 	})
 }
 
@@ -271,7 +271,7 @@ func TestWatchIndex_BusyWithEvent_HoldsPositionsBack(t *testing.T) {
 			if evs, err := c.Next(nil, 10); len(evs) != 0 || err != nil || c.Position() != elsewhere {
 				t.Errorf("%s: %s, %v, position %d, want %d", name, story(evs), err, c.Position(), elsewhere)
 			}
-			c.Close()
+			c.Unfollow()
 		}
 	})
 }
@@ -292,7 +292,7 @@ func TestWatchIndex_ValuesWithoutCursor_AreBounded(t *testing.T) {
 		began := latest(t, r)
 		first := began.Cursor("", "")
 		first.FollowIndex(part, "nobody's")
-		defer first.Close()
+		defer first.Unfollow()
 		key := func(i int) string { return fmt.Sprintf("/registry/a/%05d", i) }
 		most := 0
 		const values = 25_000
@@ -320,10 +320,10 @@ func TestWatchIndex_ValuesWithoutCursor_AreBounded(t *testing.T) {
 					break
 				}
 			}
-			c.Close()
+			c.Unfollow()
 			found := slices.ContainsFunc(got, func(ev *mirror.Event) bool { return ev.Key() == key(i) })
-			if !found || c.Position() != m.Revision() {
-				t.Errorf("value %d: found %t among %d events, position %d of %d", i, found, len(got), c.Position(), m.Revision())
+			if !found || c.Position() != m.PublishedRevision() {
+				t.Errorf("value %d: found %t among %d events, position %d of %d", i, found, len(got), c.Position(), m.PublishedRevision())
 			}
 		}
 	})
@@ -359,8 +359,8 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 		fresh := latest(t, r).Cursor("", "")
 		behind.FollowIndex(part, "x")
 		fresh.FollowIndex(part, "q")
-		defer behind.Close()
-		defer fresh.Close()
+		defer behind.Unfollow()
+		defer fresh.Unfollow()
 		store.Put("/registry/a/q", "q")
 		for waited := time.Now(); ; noise() {
 			evs, err := fresh.Next(nil, 10)
@@ -378,7 +378,7 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 			noise()
 			if _, err := fresh.Next(nil, 10); err != nil {
 				_, floor, _ := r.Oldest()
-				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.Revision())
+				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.PublishedRevision())
 			}
 		}
 	})
@@ -401,7 +401,7 @@ func TestWatchIndex_FallsBehindWindow_CursorsReadLog(t *testing.T) {
 		}, nil)
 		c := latest(t, r).Cursor("", "")
 		c.FollowIndex(part, "q")
-		defer func() { c.Close() }()
+		defer func() { c.Unfollow() }()
 		for i := range 100 {
 			store.Put(fmt.Sprintf("/registry/a/busy-%d", i%7), fmt.Sprint("busy", i))
 			time.Sleep(200 * time.Millisecond)
@@ -412,7 +412,7 @@ func TestWatchIndex_FallsBehindWindow_CursorsReadLog(t *testing.T) {
 		if _, err := c.Next(nil, 10); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("position %d: %v", c.Position(), err)
 		}
-		c.Close()
+		c.Unfollow()
 		c = latest(t, r).Cursor("", "")
 		c.FollowIndex(part, "q")
 		rev := store.Put("/registry/a/q", "q")

@@ -288,8 +288,8 @@ func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
 					t.Errorf("asked %d times in a minute, want %d", got, tt.want)
 				}
-				if followed := m.Revision() == rev; followed != (tt.want > 0) {
-					t.Errorf("the clock is at %d, etcd at %d", m.Revision(), rev)
+				if followed := m.PublishedRevision() == rev; followed != (tt.want > 0) {
+					t.Errorf("the clock is at %d, etcd at %d", m.PublishedRevision(), rev)
 				}
 				// Answers that move the published revision do not delay the next request.
 				a.since(time.Now())
@@ -336,8 +336,8 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Wait: %v, want it to wait for an event", err)
 		}
-		if got := a.since(time.Now()); len(got) != 0 || m.Revision() != at {
-			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.Revision(), at)
+		if got := a.since(time.Now()); len(got) != 0 || m.PublishedRevision() != at {
+			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.PublishedRevision(), at)
 		}
 		r := claim(t, m, "/registry/a/") // its value was not stored
 		if err := r.WaitReady(context.Background()); err != nil {

@@ -92,8 +92,8 @@ func TestWatchdog_SlowFeed_IsKept(t *testing.T) {
 			store.Put("/registry/a/x", "v")
 			time.Sleep(100 * time.Millisecond)
 		}
-		if st := m.Stats(); st.SilentFeeds != 0 || st.Revision == st.EtcdRevision {
-			t.Errorf("left %d times; it is at %d, etcd at %d", st.SilentFeeds, st.Revision, st.EtcdRevision)
+		if st := m.Stats(); st.SilentFeeds != 0 || st.PublishedRevision == st.EtcdRevision {
+			t.Errorf("left %d times; it is at %d, etcd at %d", st.SilentFeeds, st.PublishedRevision, st.EtcdRevision)
 		}
 	})
 }

@@ -18,15 +18,15 @@ type indexFunc = func(*Event) (before, now string, known bool)
 // cursors, one goroutine follows the log for all of them; the writer is not involved. All methods
 // may be called concurrently.
 type WatchIndex struct {
-	res   *Resource
-	ctx   context.Context
-	start func(run func()) bool
-	of    indexFunc
+	res      *Resource
+	ctx      context.Context
+	start    func(run func()) bool
+	valuesOf indexFunc
 	// covers, if set, reports whether a set of values that cursors follow contains a value.
 	covers func(set, value string) bool
 
-	mu  sync.Mutex // before topics.mu, and before the locks that start takes
-	cur *sorted    // nil while no cursor follows a value
+	mu  sync.Mutex     // before topics.mu, and before the locks that start takes
+	cur *indexedEvents // nil while no cursor follows a value
 }
 
 // NewWatchIndex returns an index of the events of a resource. Its goroutine calls of once for each event and
@@ -40,9 +40,9 @@ type WatchIndex struct {
 // With covers, cursors follow sets of values. Sets have names and may overlap: FollowIndex takes a name, and covers reports
 // whether the named set contains a value. An event costs a call of covers for each followed set and each of its values. A nil
 // covers means that cursors follow single values.
-func NewWatchIndex(ctx context.Context, r *Resource, start func(run func()) bool, of func(*Event) (before, now string, known bool),
+func NewWatchIndex(ctx context.Context, r *Resource, startGoroutine func(run func()) bool, valuesOf func(*Event) (before, now string, known bool),
 	covers func(set, value string) bool) *WatchIndex {
-	return &WatchIndex{res: r, ctx: ctx, start: start, of: of, covers: covers}
+	return &WatchIndex{res: r, ctx: ctx, start: startGoroutine, valuesOf: valuesOf, covers: covers}
 }
 
 // subscribe returns the topic of the value for a cursor, nil if the watch index has ended.
@@ -54,7 +54,7 @@ func (p *WatchIndex) subscribe(lin *lineage, value string) *topic {
 		// the log's end. A cursor that is behind reads the log up to there by itself, so that no
 		// cursor waits for the backlog of another.
 		end := lin.log.End()
-		s := &sorted{lin: lin, res: p.res, of: p.of, covers: p.covers, from: end, next: end}
+		s := &indexedEvents{lin: lin, res: p.res, valuesOf: p.valuesOf, covers: p.covers, from: end, next: end}
 		s.log, s.idle, s.keep = lin.log, make(chan struct{}), p.covers == nil
 		if lin.log.Dead() || !p.start(func() { s.run(p.ctx) }) {
 			return nil
@@ -68,25 +68,25 @@ func (p *WatchIndex) subscribe(lin *lineage, value string) *topic {
 func (p *WatchIndex) unsubscribe(t *topic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t.of.leave(t) > 0 {
+	if t.owner.leave(t) > 0 {
 		return
 	}
-	close(t.of.idle)
-	if p.cur != nil && &p.cur.topics == t.of {
+	close(t.owner.idle)
+	if p.cur != nil && &p.cur.topics == t.owner {
 		p.cur = nil
 	}
 }
 
-// sorted contains the sorted events of one lineage from the moment at which the first cursor
+// indexedEvents contains the sorted events of one lineage from the moment at which the first cursor
 // joined. Values without a cursor also have topics, as long as the log has events of theirs: a
 // cursor that joins later at an older position does not visit every event again. This is the case
 // when a server's clients reconnect after a restart.
-type sorted struct {
+type indexedEvents struct {
 	topics
-	lin    *lineage
-	res    *Resource
-	of     indexFunc
-	covers func(set, value string) bool // nil: topics are of single values
+	lin      *lineage
+	res      *Resource
+	valuesOf indexFunc
+	covers   func(set, value string) bool // nil: topics are of single values
 
 	// from is where new topics begin. Topics of sets exist only while they have a cursor, so a new
 	// one begins after all posted events. Guarded by topics.mu.
@@ -94,21 +94,21 @@ type sorted struct {
 
 	// Owned by the goroutine.
 	next     uint64
-	revision []sortedEvent
+	revision []indexedEvent
 	pace     pace // of the invariant checks
 }
 
-type sortedEvent struct {
+type indexedEvent struct {
 	ev          *Event
 	seq         uint64
 	before, now string
-	known       bool
+	decodable   bool
 }
 
 // oldestLocked returns the number of the event at which a new topic begins to be complete.
-func (s *sorted) oldestLocked() uint64 { return max(s.from, s.trimmed) }
+func (s *indexedEvents) oldestLocked() uint64 { return max(s.from, s.trimmed) }
 
-func (s *sorted) run(ctx context.Context) {
+func (s *indexedEvents) run(ctx context.Context) {
 	defer func() {
 		s.ended.Store(true)
 		s.wakeAll()
@@ -130,11 +130,11 @@ func (s *sorted) run(ctx context.Context) {
 
 // advance posts the new events, revision by revision. It reports false if the goroutine must end:
 // the lineage is dead, the log has dropped the next event, no cursor is left, or ctx has ended.
-func (s *sorted) advance(ctx context.Context) bool {
+func (s *indexedEvents) advance(ctx context.Context) bool {
 	now := s.res.m.published.Revision() // before the log's end: the log then contains all events up to the published revision
 	for end := s.log.End(); s.next < end; {
 		ev := s.log.At(s.next)
-		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.left() {
+		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.unused() {
 			return false
 		}
 		if ev.Rev > now {
@@ -143,8 +143,8 @@ func (s *sorted) advance(ctx context.Context) bool {
 		clear(s.revision)
 		s.revision = s.revision[:0]
 		for rev := ev.Rev; ev != nil && ev.Rev == rev; ev = s.log.At(s.next) {
-			e := sortedEvent{ev: ev, seq: s.next}
-			e.before, e.now, e.known = s.of(ev)
+			e := indexedEvent{ev: ev, seq: s.next}
+			e.before, e.now, e.decodable = s.valuesOf(ev)
 			s.revision = append(s.revision, e)
 			s.next++
 		}
@@ -153,8 +153,8 @@ func (s *sorted) advance(ctx context.Context) bool {
 	return !s.log.Dead()
 }
 
-// left reports whether all cursors have left.
-func (s *sorted) left() bool {
+// unused reports whether all cursors have left.
+func (s *indexedEvents) unused() bool {
 	select {
 	case <-s.idle:
 		return true
@@ -164,11 +164,11 @@ func (s *sorted) left() bool {
 }
 
 // post adds the events of a revision to the topics that they concern.
-func (s *sorted) post() {
+func (s *indexedEvents) post() {
 	first := s.log.First()
 	s.mu.Lock()
 	for _, e := range s.revision {
-		if !e.known {
+		if !e.decodable {
 			s.postToAllLocked(e.seq, first)
 			continue
 		}
@@ -200,10 +200,10 @@ func (s *sorted) post() {
 const maxOthers = 10_000
 
 // topicLocked returns the topic of a value.
-func (s *sorted) topicLocked(value string) *topic {
+func (s *indexedEvents) topicLocked(value string) *topic {
 	t := s.byName[value]
 	if t == nil {
-		t = &topic{of: &s.topics, name: strings.Clone(value), from: s.oldestLocked()}
+		t = &topic{owner: &s.topics, name: strings.Clone(value), from: s.oldestLocked()}
 		s.add(t)
 	}
 	return t
@@ -211,7 +211,7 @@ func (s *sorted) topicLocked(value string) *topic {
 
 // postToAllLocked adds an event to every topic that has a cursor; it drops the others, and new
 // topics begin after the event.
-func (s *sorted) postToAllLocked(seq, first uint64) {
+func (s *indexedEvents) postToAllLocked(seq, first uint64) {
 	s.forgetOthersLocked(seq + 1)
 	for _, t := range s.byName {
 		s.postLocked(t, seq, first)
@@ -219,7 +219,7 @@ func (s *sorted) postToAllLocked(seq, first uint64) {
 }
 
 // postToSetsLocked adds an event to the topics of the sets that contain one of its values.
-func (s *sorted) postToSetsLocked(e *sortedEvent, first uint64) {
+func (s *indexedEvents) postToSetsLocked(e *indexedEvent, first uint64) {
 	for name, t := range s.byName {
 		if e.ev.Prev != nil && s.covers(name, e.before) || e.ev.Entry != nil && s.covers(name, e.now) {
 			s.postLocked(t, e.seq, first)
@@ -228,15 +228,15 @@ func (s *sorted) postToSetsLocked(e *sortedEvent, first uint64) {
 }
 
 // forgetOthersLocked drops the topics without a cursor; new ones begin at the number from.
-func (s *sorted) forgetOthersLocked(from uint64) {
+func (s *indexedEvents) forgetOthersLocked(from uint64) {
 	maps.DeleteFunc(s.byName, func(_ string, t *topic) bool { return t.cursors == 0 })
 	s.from = from
 }
 
 // verify panics if an invariant of the watch index's topics is broken. The watch index's goroutine,
-// which is the feeder, calls it after the events of a revision were posted. Without the build tag
+// which is the poster, calls it after the events of a revision were posted. Without the build tag
 // strata_invariants it does nothing.
-func (s *sorted) verify() {
+func (s *indexedEvents) verify() {
 	if !checkInvariants {
 		return
 	}
@@ -248,7 +248,7 @@ func (s *sorted) verify() {
 // check returns an error if an event of the last posted revision is missing in a topic that it
 // concerns, or if the topics contradict each other. With sets, each call costs O(topics). With
 // single values only some calls visit all topics (pace).
-func (s *sorted) check() error {
+func (s *indexedEvents) check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.posted.Load() != s.next {
@@ -267,7 +267,7 @@ func (s *sorted) check() error {
 
 // checkEventLocked returns an error if a topic lacks an event that concerns it. The caller holds
 // mu.
-func (s *sorted) checkEventLocked(e *sortedEvent) error {
+func (s *indexedEvents) checkEventLocked(e *indexedEvent) error {
 	if e.seq < s.log.First() {
 		return nil // dropped meanwhile
 	}
@@ -280,7 +280,7 @@ func (s *sorted) checkEventLocked(e *sortedEvent) error {
 		}
 		return nil
 	}
-	if e.known && s.covers == nil {
+	if e.decodable && s.covers == nil {
 		for _, v := range e.values() {
 			t := s.byName[v]
 			if t == nil && e.seq >= s.oldestLocked() {
@@ -295,7 +295,7 @@ func (s *sorted) checkEventLocked(e *sortedEvent) error {
 		return nil
 	}
 	for name, t := range s.byName {
-		if !e.known || slices.ContainsFunc(e.values(), func(v string) bool { return s.covers(name, v) }) {
+		if !e.decodable || slices.ContainsFunc(e.values(), func(v string) bool { return s.covers(name, v) }) {
 			if err := has(name, t); err != nil {
 				return err
 			}
@@ -305,7 +305,7 @@ func (s *sorted) checkEventLocked(e *sortedEvent) error {
 }
 
 // values returns the values of the object before and after the event.
-func (e *sortedEvent) values() (values []string) {
+func (e *indexedEvent) values() (values []string) {
 	if e.ev.Prev != nil {
 		values = append(values, e.before)
 	}

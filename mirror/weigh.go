@@ -6,8 +6,8 @@ import (
 	"github.com/stratakube/strata/btree"
 )
 
-// weighing contains the versions of a resource, newest first.
-type weighing struct {
+// measurement contains the versions of a resource, newest first.
+type measurement struct {
 	t        *table
 	versions []*version
 	trees    []tree
@@ -19,19 +19,19 @@ type weighing struct {
 // less often, so that it takes at most a hundredth of a core. Versions made since are not counted
 // yet; this is the precision of the window's bound.
 func (w *writer) weigh(now time.Time) {
-	if w.weighs || now.Before(w.weighAgain) {
+	if w.measuring || now.Before(w.weighAgain) {
 		return
 	}
-	var all []*weighing
+	var all []*measurement
 	for _, t := range w.tables {
-		if g := t.weighing(); g != nil {
+		if g := t.versionsToMeasure(); g != nil {
 			all = append(all, g)
 		}
 	}
 	if len(all) == 0 {
 		return
 	}
-	w.weighs = true
+	w.measuring = true
 	s := w.shared
 	s.wg.Go(func() {
 		began := time.Now()
@@ -39,23 +39,23 @@ func (w *writer) weigh(now time.Time) {
 			g.bytes = btree.Weigh(g.trees)
 		}
 		took := time.Since(began)
-		s.registry.enqueue(func(w *writer) { w.weighed(all, took) })
+		s.registry.enqueue(func(w *writer) { w.applyMeasurement(all, took) })
 	})
 }
 
-// weighing returns the versions of the table to be weighed, nil if they have not changed since the
+// versionsToMeasure returns the versions of the table to be weighed, nil if they have not changed since the
 // last time or the latest version is the only one.
-func (t *table) weighing() *weighing {
+func (t *table) versionsToMeasure() *measurement {
 	lin := t.cur.Load()
 	if lin == nil {
 		return nil
 	}
-	is := weighed{lin.head.Load(), lin.checkpoints.Load(), lin.cachedVersions.Load()}
-	if is == t.weighed {
+	is := measuredVersions{lin.head.Load(), lin.checkpoints.Load(), lin.cachedVersions.Load()}
+	if is == t.lastMeasured {
 		return nil
 	}
-	t.weighed = is
-	g := &weighing{t: t}
+	t.lastMeasured = is
+	g := &measurement{t: t}
 	for _, v := range append([]*version{is.head}, lin.pastVersions()...) {
 		g.versions = append(g.versions, v)
 		g.trees = append(g.trees, v.tree)
@@ -67,9 +67,9 @@ func (t *table) weighing() *weighing {
 	return g
 }
 
-// weighed applies the result of weigh.
-func (w *writer) weighed(all []*weighing, took time.Duration) {
-	w.weighs, w.weighAgain = false, time.Now().Add(99*took)
+// applyMeasurement applies the result of weigh.
+func (w *writer) applyMeasurement(all []*measurement, took time.Duration) {
+	w.measuring, w.weighAgain = false, time.Now().Add(99*took)
 	for _, g := range all {
 		for i, v := range g.versions[1:] {
 			v.bytes = g.bytes[i+1]

@@ -18,8 +18,10 @@ func (w *writer) remember(t *table, through Revision, events []*Event) {
 	w.bound()
 }
 
-// held returns the bytes that the window bounds.
-func (w *writer) held() int64 { return w.stats.HistoryBytes.Load() + w.stats.VersionBytes.Load() }
+// totalHistoryBytes returns the bytes that the window bounds.
+func (w *writer) totalHistoryBytes() int64 {
+	return w.stats.HistoryBytes.Load() + w.stats.VersionBytes.Load()
+}
 
 // dropMade drops the least recently used version made for readers, over all resources, and reports
 // whether there was one. Such a version can be rebuilt in milliseconds; events cannot.
@@ -46,7 +48,7 @@ func (w *writer) dropMade() bool {
 
 // bound drops history in excess of the window.
 func (w *writer) bound() {
-	for w.held() > w.opts.Window.MaxBytes && (w.dropMade() || w.shed()) {
+	for w.totalHistoryBytes() > w.opts.Window.MaxBytes && (w.dropMade() || w.shed()) {
 	}
 }
 
@@ -62,12 +64,12 @@ func (w *writer) shed() bool {
 	if most.cur.Load() == nil {
 		return false
 	}
-	rev, before, marks := w.published.Revision(), w.held(), most.history.marks
+	rev, before, marks := w.published.Revision(), w.totalHistoryBytes(), most.history.marks
 	if len(marks) > 0 {
 		rev = marks[0].rev
 	}
 	most.trim(rev)
-	return len(marks) > 0 || w.held() < before
+	return len(marks) > 0 || w.totalHistoryBytes() < before
 }
 
 // historyBytes is the memory of the resource's history: superseded values and past versions.

@@ -23,11 +23,11 @@ func newWriter(s *shared, p freshness.Publisher, root *Resource) *writer {
 func newLoader(s *shared) *loader {
 	return &loader{
 		opts: &s.opts, count: &s.stats,
-		known:     s.known,
-		excluded:  func() []string { return *s.excluded.Load() },
-		since:     s.trustedSince.Load,
-		wait:      s.published.Wait,
-		replaying: make(chan struct{}, 1),
+		mirroredState: s.mirroredState,
+		excluded:      func() []string { return *s.excluded.Load() },
+		since:         s.trustedSince.Load,
+		wait:          s.published.Wait,
+		replaying:     make(chan struct{}, 1),
 	}
 }
 
@@ -136,7 +136,7 @@ func (w *writer) follow(ctx context.Context) error {
 	defer cancel(nil)
 	batches := make(chan driver.Batch)
 	ended := make(chan error, 1)
-	after := w.known()
+	after := w.mirroredState()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
@@ -196,7 +196,7 @@ func (w *writer) apply(b driver.Batch) error {
 	if len(b.Changes) == 0 && b.Through < now {
 		return fmt.Errorf("%w: revision is %d, was %d", ErrRestored, b.Through, now)
 	}
-	w.touched = w.touched[:0]
+	w.updates = w.updates[:0]
 	last, arrived := now, driver.Now()
 	for i := range b.Changes {
 		c := &b.Changes[i]
@@ -212,10 +212,10 @@ func (w *writer) apply(b driver.Batch) error {
 		case t.loading:
 			t.postpone(c)
 		default:
-			x := w.txn(t, arrived)
+			x := w.update(t, arrived)
 			if err := x.change(c); err != nil {
 				// Only this resource diverged; the others continue.
-				w.touched = slices.DeleteFunc(w.touched, func(o *txn) bool { return o == x })
+				w.updates = slices.DeleteFunc(w.updates, func(o *tableUpdate) bool { return o == x })
 				w.onDivergence(t, err)
 				// The earlier changes of the batch to the resource are pending as well: its list
 				// may be at the published revision, which the batch has not advanced yet.
@@ -231,39 +231,39 @@ func (w *writer) apply(b driver.Batch) error {
 	return w.contradiction
 }
 
-// txn returns the transaction of the current batch on t.
-func (w *writer) txn(t *table, arrived int64) *txn {
-	for _, x := range w.touched {
+// update returns the transaction of the current batch on t.
+func (w *writer) update(t *table, arrived int64) *tableUpdate {
+	for _, x := range w.updates {
 		if x.t == t {
 			return x
 		}
 	}
 	lin := t.cur.Load()
-	x := &txn{t: t, lin: lin, edit: lin.head.Load().tree.Edit(), arrived: arrived}
-	w.touched = append(w.touched, x)
+	x := &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit(), arrived: arrived}
+	w.updates = append(w.updates, x)
 	return x
 }
 
 // commit publishes the transactions of the current batch, and advances the published revision to through.
 func (w *writer) commit(through Revision, progress bool) {
-	for _, x := range w.touched {
+	for _, x := range w.updates {
 		x.commit()
 	}
 	if through > w.published.Revision() {
 		w.publisher.Publish(through, progress)
 	}
 	var took time.Duration
-	if len(w.touched) > 0 {
-		took = time.Duration(driver.Now() - w.touched[0].arrived)
+	if len(w.updates) > 0 {
+		took = time.Duration(driver.Now() - w.updates[0].arrived)
 	}
-	for _, x := range w.touched {
+	for _, x := range w.updates {
 		x.lin.head.Load().prev.Store(nil)
-		x.t.publish(x.lin, x.events)
+		x.t.notifyCursors(x.lin, x.events)
 		w.stats.Events.Add(int64(len(x.events)))
 		x.t.countPublication(len(x.events), took)
 		w.remember(x.t, through, x.events)
 		x.supersede()
 	}
-	clear(w.touched)
-	w.touched = w.touched[:0]
+	clear(w.updates)
+	w.updates = w.updates[:0]
 }

@@ -150,12 +150,12 @@ func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func
 // revision are one answer, as in etcd: Cursor.Position shows that a revision is complete (I4).
 func (w *watching) next(limit int, progress bool) error {
 	if w.defect.is(announcesClock) {
-		w.answer(w.mirror.Revision(), nil)
+		w.answer(w.mirror.PublishedRevision(), nil)
 	}
 	events, err := w.cursor.Next(nil, limit)
 	complete := w.cursor.Position()
 	if w.defect.is(splitsRevisions) {
-		complete = max(complete, w.mirror.Revision())
+		complete = max(complete, w.mirror.PublishedRevision())
 	}
 	for _, e := range events {
 		if w.only == "" || w.only == e.Key() {
@@ -200,7 +200,7 @@ func (w *watching) answer(rev mirror.Revision, events []*clientv3.Event) {
 
 // close ends the watch.
 func (w *watching) close() {
-	w.cursor.Close()
+	w.cursor.Unfollow()
 	w.watches = append(w.watches, w.operation)
 }
 

@@ -383,7 +383,7 @@ func (r *run) read(ctx context.Context, reader *reader) error {
 	}
 	r.compacting.RLock()
 	defer r.compacting.RUnlock()
-	latest := r.mirror.Revision()
+	latest := r.mirror.PublishedRevision()
 	oldest := max(2, r.compacted.Load())
 	if latest < oldest {
 		return nil
@@ -419,7 +419,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 		})
 	case 1: // one that follows a value: here, the key
 		key := keys[rand.IntN(len(keys)-2)]
-		w, err = reader.watch(key, false, r.mirror.Revision(), func(after mirror.Revision) (*mirror.Cursor, error) {
+		w, err = reader.watch(key, false, r.mirror.PublishedRevision(), func(after mirror.Revision) (*mirror.Cursor, error) {
 			c, err := r.resource.CursorAfter(after, prefix, ranges[0].end)
 			if err == nil {
 				c.FollowIndex(r.byKey, key)
@@ -430,7 +430,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 			w.only = key
 		}
 	default: // one that resumes at a revision of the past, or will begin at one of the future
-		after := max(1, r.mirror.Revision()+50-rand.Int64N(400))
+		after := max(1, r.mirror.PublishedRevision()+50-rand.Int64N(400))
 		w, err = reader.watch(of.start, of.end != "", after, func(after mirror.Revision) (*mirror.Cursor, error) {
 			c, err := r.resource.CursorAfter(after, of.start, end)
 			if err == nil && rand.IntN(2) == 0 {
@@ -461,7 +461,7 @@ func (r *run) watch(ctx context.Context, reader *reader) error {
 		switch {
 		case final > 0 && w.cursor.Position() >= final, final == 0 && answers <= 0:
 			return nil
-		case len(w.pending) > 0, w.cursor.Position() < r.mirror.Revision() && w.cursor.Err() == nil:
+		case len(w.pending) > 0, w.cursor.Position() < r.mirror.PublishedRevision() && w.cursor.Err() == nil:
 			continue // more is due
 		}
 		drain := r.drain

@@ -91,8 +91,8 @@ type Options struct {
 	Interval time.Duration
 	// Off disables comparisons, on demand as well.
 	Off bool
-	// ChecksArrival reports whether events are checked when they arrive; otherwise comparisons are more frequent.
-	ChecksArrival func() bool
+	// VerifiesVersions reports whether events are checked when they arrive; otherwise comparisons are more frequent.
+	VerifiesVersions func() bool
 	// OnFailure, if set, is called with each result of status Failure after it was logged.
 	OnFailure func(Result)
 	Logger    *slog.Logger
@@ -150,7 +150,7 @@ func (k *Checker) schedule(x *checked) {
 	}
 	for {
 		select {
-		case <-time.After(checkWait(k.opts.Interval, k.opts.ChecksArrival(), x.resource.Inconsistent())):
+		case <-time.After(checkWait(k.opts.Interval, k.opts.VerifiesVersions(), x.resource.Inconsistent())):
 			k.check(x.ctx, x)
 		case <-x.failed: // by a check on demand
 		case <-x.ctx.Done():
@@ -221,11 +221,11 @@ func (k *Checker) compare(ctx context.Context, x *checked) *Result {
 	if c != nil {
 		r.hash(prefix, c.Snapshot)
 		if c.Count > 0 {
-			r.Status, r.EtcdHash, r.Differences, r.Mended = Failure, etcd.sum(), c.Count, c.Mended
+			r.Status, r.EtcdHash, r.Differences, r.Mended = Failure, etcd.sum(), c.Count, c.Repaired
 			for _, d := range c.Differences[:min(reportedKeys, len(c.Differences))] {
 				to := &r.Differing
 				switch {
-				case d.Held == 0:
+				case d.Cached == 0:
 					to = &r.Missing
 				case d.Etcd == 0:
 					to = &r.Extra

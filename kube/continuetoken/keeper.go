@@ -240,7 +240,7 @@ func (k *Keeper) readAll() {
 
 		k.began = time.Now()
 		ctx, cancel := context.WithTimeout(k.ctx, readTimeout)
-		r.err = k.read(ctx)
+		r.err = k.readRing(ctx)
 		cancel()
 		k.note(r.err)
 		close(r.done)
@@ -299,8 +299,8 @@ func (k *Keeper) maintain() {
 	}
 }
 
-// read updates held and, if sealing is on, the stored ring.
-func (k *Keeper) read(ctx context.Context) error {
+// readRing updates held and, if sealing is on, the stored ring.
+func (k *Keeper) readRing(ctx context.Context) error {
 	for range maxConflicts {
 		done, err := k.tryRead(ctx)
 		if done || err != nil {

@@ -125,7 +125,7 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	if n := m.Stats().ProgressRequests; n != 0 {
 		t.Errorf("progress was asked for %d times", n)
 	}
-	if !m.ChecksArrival() {
+	if !m.VerifiesVersions() {
 		t.Error("etcd counts the writes to a key, and arrival is not checked")
 	}
 }

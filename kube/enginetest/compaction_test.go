@@ -44,7 +44,7 @@ func replicate(t *testing.T, client *clientv3.Client, prefix string, interval, c
 	}
 	r.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
 		Interval:      interval,
-		Forget:        r.mirror.Compact,
+		OnCompaction:  r.mirror.Compact,
 		Oldest:        r.oldest,
 		CheckInterval: check,
 		Logger:        quiet(),
@@ -225,7 +225,7 @@ func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 		put(t, client, "/r/things/a", "1")
 		rev := put(t, client, "/r/things/a", "2")
 		last := put(t, client, "/r/things/a", "3")
-		until(t, "memory has it all", func() bool { return r.mirror.Revision() >= last }) // otherwise its feed gets ErrCompacted
+		until(t, "memory has it all", func() bool { return r.mirror.PublishedRevision() >= last }) // otherwise its feed gets ErrCompacted
 		if _, err := client.Compact(contextFor(t), rev); err != nil {
 			t.Fatal(err)
 		}
@@ -294,7 +294,7 @@ func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	until(t, "compactions go on, and the mirror follows", func() bool {
 		known := r.CompactRevision()
 		return known > after && known < lost && r.Stats().Compactions > done &&
-			r.mirror.Compacted() == known && r.oldest() == known && compactedTo(t, client, known)
+			r.mirror.CompactRevision() == known && r.oldest() == known && compactedTo(t, client, known)
 	})
 	r.Stop()
 	now := put(t, client, "/r/things/a", "after")

@@ -26,19 +26,19 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
 	return d.Take(ctx, n, bytes)
 }
 
-// pastKeep is etcdread.Source.Keep. A variable for tests.
-var pastKeep int64 = 16 << 20
+// etcdKeepBytes is etcdread.Source.Keep. A variable for tests.
+var etcdKeepBytes int64 = 16 << 20
 
-// admitPast admits a list that is read from etcd before the read starts, sized by the cached
+// admitFromEtcd admits a list that is read from etcd before the read starts, sized by the cached
 // objects now in its range.
-func admitPast(ctx context.Context, s *Store, r *ListRead) error {
-	held, err := s.resource.Latest()
+func admitFromEtcd(ctx context.Context, s *Store, r *ListRead) error {
+	latest, err := s.resource.Latest()
 	if err != nil {
 		return s.notReady()
 	}
-	n, bytes := held.Count(r.Start, r.End)
+	n, bytes := latest.Count(r.Start, r.End)
 	if r.Selective() {
-		bytes = min(bytes, 2*pastKeep) // upper bound of the memory that such a list holds
+		bytes = min(bytes, 2*etcdKeepBytes) // upper bound of the memory that such a list holds
 	} else {
 		n, bytes = pageShare(n, bytes, r.Limit)
 	}

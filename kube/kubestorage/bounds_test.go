@@ -36,7 +36,7 @@ func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 		t.Fatalf("first event %v, want ADDED", first)
 	}
 	s := f.engine(t)
-	at := s.mirror.Revision()
+	at := s.mirror.PublishedRevision()
 	for i := 0; ; i++ {
 		if oldest, _, err := s.resource.Oldest(); err == nil && oldest > at {
 			break

@@ -15,31 +15,31 @@ import (
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/rekey"
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
 // cluster is the state shared by all storages of one etcd cluster and prefix.
 type cluster struct {
-	opts      Options
-	prefix    string // of every key, with a slash at both ends
-	client    *kubernetes.Client
-	mirror    *mirror.Mirror       // nil: every storage reads from etcd
-	compactor *compactor           // nil: compactions are not followed
-	checker   *consistency.Checker // nil without a mirror
-	cache     *metrics.Cache
-	scraped   *metrics.Cluster
-	stop      context.CancelFunc // stops the goroutines that wg counts
-	wg        sync.WaitGroup
-	blocks    *blockcache.Cache // of the engine
-	tokens    *pages.Tokens
-	watches   running.Watches
-	reloads   rekey.Reloads
-	present   latestReads
-	freshness etcdsource.Freshness
+	opts         Options
+	prefix       string // of every key, with a slash at both ends
+	client       *kubernetes.Client
+	mirror       *mirror.Mirror       // nil: every storage reads from etcd
+	compactor    *compactor           // nil: compactions are not followed
+	checker      *consistency.Checker // nil without a mirror
+	cache        *metrics.Cache
+	scraped      *metrics.Cluster
+	stop         context.CancelFunc // stops the goroutines that wg counts
+	wg           sync.WaitGroup
+	blocks       *blockcache.Cache // of the engine
+	tokens       *pages.Tokens
+	watches      watchset.Watches
+	reloads      keyrotation.Reloads
+	latestReads  latestReads
+	progressMode etcdsource.ProgressMode
 	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision then go to
 	// etcd, because the mirror may not reach that revision soon.
 	eventsOnly bool

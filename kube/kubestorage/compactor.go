@@ -27,10 +27,10 @@ var _ etcd3.Compactor = (*compactor)(nil)
 func startCompactor(client *clientv3.Client, interval time.Duration, logger *slog.Logger) *compactor {
 	c := &compactor{}
 	c.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
-		Interval: interval,
-		Forget:   c.drop,
-		Oldest:   c.oldest,
-		Logger:   logger,
+		Interval:     interval,
+		OnCompaction: c.drop,
+		Oldest:       c.oldest,
+		Logger:       logger,
 	})
 	return c
 }
@@ -58,13 +58,13 @@ func (c *compactor) oldest() mirror.Revision {
 	if m == nil {
 		return 0
 	}
-	oldest := m.Revision()
+	oldest := m.PublishedRevision()
 	for _, r := range m.Resources() {
 		if rev, _, err := r.Oldest(); err == nil {
 			oldest = min(oldest, rev)
 		}
 	}
-	if oldest == m.Revision() {
+	if oldest == m.PublishedRevision() {
 		return 0
 	}
 	return oldest

@@ -380,7 +380,7 @@ func TestConsistencyCheck_FailureWithEnvironmentSet_Panics(t *testing.T) {
 	s := f.engine(t)
 	l.lose(t, f, func() { f.create(t, newPod("lost")) })
 	var failures []consistency.Result
-	k := consistency.New(consistency.Options{Interval: -1, ChecksArrival: f.cluster.mirror.ChecksArrival,
+	k := consistency.New(consistency.Options{Interval: -1, VerifiesVersions: f.cluster.mirror.VerifiesVersions,
 		OnFailure: func(r consistency.Result) { failures = append(failures, r) }, Logger: slog.New(slog.DiscardHandler)})
 	defer k.Close()
 	defer k.Add(s.resource, s.group)()

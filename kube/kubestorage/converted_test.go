@@ -58,7 +58,7 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 		// The writer moves the published revision before it removes the memo of the previous entry.
 		eventually(t, fmt.Sprintf("after %d updates what is kept is of one object", i), func() bool { return w.cluster.blocks.Stats().Used == one })
 	}
-	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.Revision()), Recursive: true, Predicate: storage.Everything})
+	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.PublishedRevision()), Recursive: true, Predicate: storage.Everything})
 	w.etcd.Delete(key)
 	w.catchUp(t)
 	if used := w.cluster.blocks.Stats().Used; used != one {
@@ -68,7 +68,7 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	if what, err := stream.translate(b.events[0]); err != nil || what != watch.Deleted {
 		t.Errorf("the event is %s, %v", what, err)
 	}
-	if prev := b.events[0].Prev; !slices.ContainsFunc(w.view.Now().MemoKeys(), func(memoKey *memo.Key) bool { return prev.Memo(memoKey) != nil }) {
+	if prev := b.events[0].Prev; !slices.ContainsFunc(w.view.CurrentGeneration().MemoKeys(), func(memoKey *memo.Key) bool { return prev.Memo(memoKey) != nil }) {
 		t.Error("the event needs another conversion")
 	}
 	for i := range 100 { // more history than the window holds

@@ -318,9 +318,9 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 			t.Errorf("%s: %v, shared %v, of another type %v", use.t, err, again == first, seen[first])
 		}
 		seen[first] = true
-		item := rep.Current
+		item := rep.ItemAfter
 		if use.t == watch.Deleted {
-			item = rep.Deleted
+			item = rep.ItemBefore
 		}
 		data, err := item(events[use.event])
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 )
 
 // direct is a storage that reads from etcd. It answers probes without a read. Its lists and
@@ -20,7 +20,7 @@ type direct struct {
 	listMetrics metrics.Lists
 
 	keys    pages.Keys
-	running *running.Watches
+	running *watchset.Watches
 }
 
 func (c *cluster) newDirect(etcd storage.Interface, cfg storeConfig) direct {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -278,15 +278,15 @@ func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.Revision() >= rev })
+	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.PublishedRevision() >= rev })
 	if _, err := f.client.Put(contextFor(t), "/elsewhere/b", ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := podNames(f.list(t, everything())); got != "a" {
 		t.Errorf("list has %q", got)
 	}
-	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.Revision != rev {
-		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.Revision, pod.ResourceVersion)
+	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.PublishedRevision != rev {
+		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.PublishedRevision, pod.ResourceVersion)
 	}
 	for _, gate := range []string{"ConsistentListFromCache", "ConsistentGetFromCache"} {
 		opts := Options{Gates: gates(t, Gates(), "EfficientWatchResumption=false,"+gate+"=true"), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
@@ -319,7 +319,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 				t.Errorf("%s: %d initial events of which %d are replayed, %d bookmarks; want %d, %d, %d", what, i, r, m, initial, replayed, marks)
 			}
 		}
-		requireEnded := func(why running.Reason) {
+		requireEnded := func(why watchset.Reason) {
 			t.Helper()
 			if n := value(enginemetrics.WatchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
 				t.Errorf("%d watches have ended by %s, want 1", n, why)
@@ -341,7 +341,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		requireCounts("a list", 1, 0, 0)
 		st.Close()
 		st.Close()
-		requireEnded(running.ByClient)
+		requireEnded(watchset.ByClient)
 
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -359,7 +359,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		requireCounts("a watch that resumes", 4, 3, 2)
-		requireEnded(running.ByTimeout)
+		requireEnded(watchset.ByTimeout)
 		if got := lag(); got != 0 {
 			t.Errorf("no watch is %d events behind", got)
 		}
@@ -372,6 +372,6 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 			}
 		}
 		st.Close()
-		requireEnded(running.Expired)
+		requireEnded(watchset.Expired)
 	})
 }

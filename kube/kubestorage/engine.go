@@ -94,7 +94,7 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 			if c.mirror != nil {
 				n, failed := c.mirror.LoadProgress()
 				received += n
-				if loaded = loaded && !c.mirror.Restoring(); failed > 0 && !loaded {
+				if loaded = loaded && !c.mirror.Loading(); failed > 0 && !loaded {
 					return false, errLoadFailed
 				}
 			}
@@ -285,6 +285,6 @@ func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 	}
 	if err != nil {
 		c.opts.Logger.Warn("ending watches at a revision that may be behind etcd", "prefix", c.prefix,
-			"revision", c.mirror.Revision(), "err", err)
+			"revision", c.mirror.PublishedRevision(), "err", err)
 	}
 }

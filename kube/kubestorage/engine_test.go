@@ -170,8 +170,8 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 		o.watcher = func(w clientv3.Watcher) clientv3.Watcher { return mute{Watcher: w} }
 		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
-	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.freshness != etcdsource.ByEvents {
-		t.Errorf("freshness is by %s, %d lines say so in\n%s", f.cluster.freshness, n, log.String())
+	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.progressMode != etcdsource.ByEvents {
+		t.Errorf("freshness is by %s, %d lines say so in\n%s", f.cluster.progressMode, n, log.String())
 	}
 	ctx := contextFor(t)
 	for i := range 5 {
@@ -210,7 +210,7 @@ func TestEngine_FreshnessUnproven_ReadsFromEtcd(t *testing.T) {
 	client := startEtcd(t, nil)
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	if got, err := detectSource(client, testPrefix, opts); err != nil || got.freshness != etcdsource.Unproven || !got.eventsOnly || got.latestReads != (latestReads{}) {
+	if got, err := detectSource(client, testPrefix, opts); err != nil || got.progressMode != etcdsource.NoProgress || !got.eventsOnly || got.latestReads != (latestReads{}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	opts.Gates = gates(t, Gates(), "ConsistentListFromCache=true")

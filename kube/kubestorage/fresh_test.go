@@ -202,7 +202,7 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 		t.Error("a watch from the present began")
 	}
 	etcd.FailLists(nil)
-	eventually(t, "the restored state is listed", func() bool { return f.engine(t).mirror.Revision() < was })
+	eventually(t, "the restored state is listed", func() bool { return f.engine(t).mirror.PublishedRevision() < was })
 	eventually(t, "the resource is ready", func() bool { return f.ReadinessCheck() == nil })
 
 	if status := nextStatus(t, w); status.Code != 410 {

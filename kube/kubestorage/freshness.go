@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// freshness makes reads wait until memory has reached their revision. Safe for concurrent use.
-type freshness struct {
+// revisionWaiter makes reads wait until memory has reached their revision. Safe for concurrent use.
+type revisionWaiter struct {
 	mirror    *mirror.Mirror
 	resource  *mirror.Resource
 	versioner storage.Versioner
@@ -28,7 +28,7 @@ type freshness struct {
 
 // notReady returns the error of a read before the resource is loaded (KEP-4568): 429 with
 // Retry-After.
-func (s *freshness) notReady() error {
+func (s *revisionWaiter) notReady() error {
 	pause := s.unready.refuse(time.Now())
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
 }
@@ -37,7 +37,7 @@ func (s *freshness) notReady() error {
 // a custom resource, mostly takes seconds, so a reader waits for it, for at most freshWait. Once
 // such a wait has failed, the load takes long: later readers are refused immediately (KEP-4568).
 // Error: 429.
-func (s *freshness) ready(ctx context.Context) error {
+func (s *revisionWaiter) ready(ctx context.Context) error {
 	if s.resource.Ready() {
 		return nil
 	}
@@ -107,8 +107,8 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 
 // waitFor returns when rev can be read. It returns 504 "Too large resource version" after
 // freshWait.
-func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
-	if s.mirror.Revision() >= rev {
+func (s *revisionWaiter) waitFor(ctx context.Context, rev mirror.Revision) error {
+	if s.mirror.PublishedRevision() >= rev {
 		if rev > 0 { // otherwise the request has no revision
 			s.metrics.Waited(0)
 		}
@@ -118,14 +118,14 @@ func (s *freshness) waitFor(ctx context.Context, rev mirror.Revision) error {
 	defer cancel()
 	err := s.await(waitCtx, rev)
 	if err != nil && ctx.Err() == nil {
-		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.Revision()), tooHighRetrySeconds)
+		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.PublishedRevision()), tooHighRetrySeconds)
 	}
 	return err
 }
 
 // await returns when rev can be read, or with ctx's error, and records the wait in the metrics.
-func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
-	if s.mirror.Revision() >= rev {
+func (s *revisionWaiter) await(ctx context.Context, rev mirror.Revision) error {
+	if s.mirror.PublishedRevision() >= rev {
 		s.metrics.Waited(0)
 		return nil
 	}
@@ -137,7 +137,7 @@ func (s *freshness) await(ctx context.Context, rev mirror.Revision) error {
 
 // readRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd, until
 // everything is relisted.
-func (s *freshness) readRevision(ctx context.Context) (mirror.Revision, error) {
+func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, error) {
 	rev, err := s.mirror.ReadRevision(ctx)
 	if errors.Is(err, mirror.ErrRestored) {
 		return 0, fmt.Errorf("%w: %w", mirror.ErrNotReady, err)
@@ -148,7 +148,7 @@ func (s *freshness) readRevision(ctx context.Context) (mirror.Revision, error) {
 // consistent returns when the mirror has seen every write that was acknowledged before the call
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
-func (s *freshness) consistent(ctx context.Context) error {
+func (s *revisionWaiter) consistent(ctx context.Context) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	rev, err := s.readRevision(waitCtx)
@@ -179,7 +179,7 @@ func SkipCacheWait(ctx context.Context) context.Context {
 }
 
 // soonConsistent is consistent with a wait of at most getWait.
-func (s *freshness) soonConsistent(ctx context.Context) error {
+func (s *revisionWaiter) soonConsistent(ctx context.Context) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
 	rev, err := s.mirror.ReadRevision(ctx)
@@ -191,7 +191,7 @@ func (s *freshness) soonConsistent(ctx context.Context) error {
 
 // parseRevision returns the revision of a client's resourceVersion, 0 for "" and "0". A number
 // above the int64 range becomes the highest revision, which is always in the future. Error: 400.
-func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, error) {
+func (s *revisionWaiter) parseRevision(resourceVersion string) (mirror.Revision, error) {
 	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
 		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
@@ -205,9 +205,9 @@ func (s *freshness) parseRevision(resourceVersion string) (mirror.Revision, erro
 //	no resource version, or a token with revision -1:                the latest revision, linearizably
 //	0:                                                               the latest cached revision
 //	any other:                                                       that revision or later
-func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
+func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
 	if exact > 0 {
-		if exact > s.mirror.Revision() {
+		if exact > s.mirror.PublishedRevision() {
 			// Only etcd can say whether the revision exists.
 			current, err := s.readRevision(ctx)
 			if err != nil {
@@ -223,7 +223,7 @@ func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exac
 				return mirror.Snapshot{}, err
 			}
 		}
-		if rev := s.mirror.Compacted(); exact < rev {
+		if rev := s.mirror.CompactRevision(); exact < rev {
 			return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
 		}
 		return s.resource.At(exact)
@@ -248,6 +248,6 @@ func (s *freshness) snapshot(ctx context.Context, opts storage.ListOptions, exac
 }
 
 // outOfReach reports whether only etcd can answer for a revision, see cluster.eventsOnly.
-func (s *freshness) outOfReach(rev mirror.Revision) bool {
-	return s.eventsOnly && rev > s.mirror.Revision()
+func (s *revisionWaiter) outOfReach(rev mirror.Revision) bool {
+	return s.eventsOnly && rev > s.mirror.PublishedRevision()
 }

@@ -11,7 +11,7 @@ import (
 // held.
 func dropReplaced(s *Store) {
 	s.selections.KeysReplaced()
-	s.running.Start(func() {
+	s.goroutines.Start(func() {
 		s.selections.DropEnded()
 		dropClosed(s.ctx, s.resource)
 	})
@@ -43,7 +43,7 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 	if err != nil {
 		return
 	}
-	defer cursor.Close()
+	defer cursor.Unfollow()
 	for events := make([]*mirror.Event, 0, readAtOnce); ctx.Err() == nil; {
 		if events, err = cursor.Next(events[:0], readAtOnce); err != nil || len(events) == 0 {
 			return // the rest has left the window

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/rekey"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
@@ -50,7 +50,7 @@ func TestKeysOf_DynamicTransformer_ChangesWithReload(t *testing.T) {
 	r := newReloaded(encryption(t, "1"))
 	keys := func(gr schema.GroupResource) func() any {
 		t.Helper()
-		current, err := rekey.KeysOf(r.TransformerForResource(gr), gr)
+		current, err := keyrotation.KeysOf(r.TransformerForResource(gr), gr)
 		if err != nil || current == nil {
 			t.Fatalf("keys of %s: %v, want a function", gr, err)
 		}
@@ -85,7 +85,7 @@ func TestKeysOf_DynamicTransformer_ChangesWithReload(t *testing.T) {
 
 	static := encryptionconfig.StaticTransformers(overrides(encryption(t, "1"))).TransformerForResource(podsResource)
 	for _, constant := range []value.Transformer{static, encryption(t, "1"), nil} {
-		if current, err := rekey.KeysOf(constant, podsResource); current != nil || err != nil {
+		if current, err := keyrotation.KeysOf(constant, podsResource); current != nil || err != nil {
 			t.Errorf("%T has keys that change: %v", constant, err)
 		}
 	}
@@ -165,7 +165,7 @@ func (d *derivedReads) item(t *testing.T) error {
 
 func (d *derivedReads) attributes(t *testing.T) error {
 	e, _ := mustLatest(t, d.s).Get(etcdKey(d.pod))
-	_, err := d.s.view.Now().Attributes(contextFor(t), e)
+	_, err := d.s.view.CurrentGeneration().Attributes(contextFor(t), e)
 	return err
 }
 
@@ -197,11 +197,11 @@ func (d *derivedReads) events(t *testing.T) error {
 		t.Fatalf("%d events, %v", len(events), err)
 	}
 	for _, ev := range events {
-		if _, err = d.representation().Current(ev); err == nil && ev.Prev != nil {
-			_, err = d.representation().Deleted(ev)
+		if _, err = d.representation().ItemAfter(ev); err == nil && ev.Prev != nil {
+			_, err = d.representation().ItemBefore(ev)
 		}
 		if err == nil {
-			_, err = d.s.view.Now().Added(ev)
+			_, err = d.s.view.CurrentGeneration().ObjectAfter(ev)
 		}
 		if err != nil {
 			return err
@@ -242,7 +242,7 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	reads["events"] = func() error { return d.events(t) }
 	requireReadable(t, reads, true)
 	open := f.watchPods(t, afterRevision(s.currentRevision(t)))
-	old := s.view.Now()
+	old := s.view.CurrentGeneration()
 	if s.cluster.blocks.Stats().Used == 0 {
 		t.Fatal("nothing is cached")
 	}
@@ -284,7 +284,7 @@ func boolInt(b bool) int {
 func (s *Store) currentRevision(t testing.TB) string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{}}
-	if err := s.versioner.UpdateObject(u, uint64(s.mirror.Revision())); err != nil {
+	if err := s.versioner.UpdateObject(u, uint64(s.mirror.PublishedRevision())); err != nil {
 		t.Fatal(err)
 	}
 	return u.GetResourceVersion()
@@ -404,8 +404,8 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 			}
 			return err
 		},
-		"object":     func(ctx context.Context) error { _, err := s.view.Now().Object(ctx, e); return err },
-		"attributes": func(ctx context.Context) error { _, err := s.view.Now().Attributes(ctx, e); return err },
+		"object":     func(ctx context.Context) error { _, err := s.view.CurrentGeneration().Object(ctx, e); return err },
+		"attributes": func(ctx context.Context) error { _, err := s.view.CurrentGeneration().Attributes(ctx, e); return err },
 		"index":      func(ctx context.Context) error { _, err := s.indexOf(t).At(ctx, 0); return err },
 		"shard":      func(ctx context.Context) error { _, err := s.selections.Shard(set).At(ctx, 0); return err },
 	}
@@ -477,7 +477,7 @@ func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 // BenchmarkGenerationNow is the cost per read of detecting reloads.
 func BenchmarkGenerationNow(b *testing.B) {
 	r := newReloaded(nil)
-	current, err := rekey.KeysOf(r.pods(), podsResource)
+	current, err := keyrotation.KeysOf(r.pods(), podsResource)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -486,7 +486,7 @@ func BenchmarkGenerationNow(b *testing.B) {
 			v := objects.New(objects.Config{Keys: keys, Blocks: newBlocks(1)}, nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				v.Now()
+				v.CurrentGeneration()
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
 	endProbe(ctx, s, key, nil)
-	if opts.ResourceVersion == "" && !s.present.gets {
+	if opts.ResourceVersion == "" && !s.latestReads.gets {
 		return s.etcd.Get(ctx, key, opts, out)
 	}
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
@@ -30,7 +30,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case err != nil:
 		return err
 	}
-	if err := s.view.Now().DecodeInto(ctx, e, out); err != nil {
+	if err := s.view.CurrentGeneration().DecodeInto(ctx, e, out); err != nil {
 		// Upstream's store formats the error, and its read may succeed.
 		return s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
 	}
@@ -53,7 +53,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		return nil, ErrReadEtcd
 	}
 	if resourceVersion == "" {
-		if !s.present.gets || ctx.Value(skipCacheWaitKey{}) != nil {
+		if !s.latestReads.gets || ctx.Value(skipCacheWaitKey{}) != nil {
 			return nil, ErrReadEtcd
 		}
 		if err := s.soonConsistent(ctx); err != nil {

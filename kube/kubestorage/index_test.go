@@ -185,7 +185,7 @@ func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 	s := f.engine(t)
 	eventually(t, "the restore is noticed", func() bool {
 		_ = s.consistent(contextFor(t))
-		return s.resource.Ready() && s.mirror.Revision() < was
+		return s.resource.Ready() && s.mirror.PublishedRevision() < was
 	})
 	for etcd.Revision() <= was {
 		if got := list(); !slices.Equal(got, []string{"ns/new"}) {

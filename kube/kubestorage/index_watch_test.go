@@ -119,7 +119,7 @@ func TestIndexedWatch_EqualsWatchWithoutIndex(t *testing.T) {
 	for i := range 200 {
 		node := nodes[i%len(nodes)]
 		rev := begin
-		if clock := s.mirror.Revision(); i%3 > 0 && clock > begin {
+		if clock := s.mirror.PublishedRevision(); i%3 > 0 && clock > begin {
 			rev = begin + rand.Int64N(clock-begin)
 		}
 		wg.Go(func() {
@@ -180,7 +180,7 @@ func TestIndexedWatch_PodMoves_IsDeletedAndAdded(t *testing.T) {
 	}
 	for i, st := range streams {
 		select {
-		case <-st.changed:
+		case <-st.logChanged:
 			t.Errorf("the watch of node other-%d was woken", i)
 		default:
 		}
@@ -331,7 +331,7 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 				})
 			}
 			settle := func() {
-				for s.mirror.Revision() < etcd.Revision() || waiting.Load() < n {
+				for s.mirror.PublishedRevision() < etcd.Revision() || waiting.Load() < n {
 					runtime.Gosched()
 				}
 			}

@@ -3,25 +3,25 @@ package kubestorage
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
 // addLag adds, by resource, the number of events of the log that the slowest watch has not read.
 func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 	behind := map[*Store]mirror.Revision{}
-	c.watches.Each(func(w running.Watch) {
+	c.watches.EachDrainable(func(w watchset.Watch) {
 		st, ok := w.(*runningStream)
 		if !ok {
 			return
 		}
-		at := st.reading.Load()
+		at := st.logPosition.Load()
 		if least, known := behind[st.store]; !known || at < least {
 			behind[st.store] = at
 		}
 	})
 	for s, at := range behind {
-		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.Revision(), at))
+		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.PublishedRevision(), at))
 	}
 }
 

@@ -38,19 +38,19 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 		return err
 	}
 	defer r.Close()
-	held := listadmission.DecodedOf(ctx)
-	if err := admit(ctx, held, r); err != nil {
+	decoded := listadmission.DecodedOf(ctx)
+	if err := admit(ctx, decoded, r); err != nil {
 		return s.listMetrics.Failed(err)
 	}
-	if err := r.fill(ctx, held, listObj); err != nil {
+	if err := r.fill(ctx, decoded, listObj); err != nil {
 		return err
 	}
 	r.Close() // before the wait for the turn, which does not need the snapshot
-	return held.TakeTurn(ctx)
+	return decoded.TakeTurn(ctx)
 }
 
 // fill decodes the selected entries into listObj. held accounts for them.
-func (r *ListRead) fill(ctx context.Context, held *listadmission.Decoded, listObj runtime.Object) error {
+func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, listObj runtime.Object) error {
 	s := r.store
 	itemsPtr, err := meta.GetItemsPtr(listObj)
 	if err != nil {
@@ -82,7 +82,7 @@ func (r *ListRead) fill(ctx context.Context, held *listadmission.Decoded, listOb
 		walked++
 		ok, err := r.Matches(ctx, e)
 		if err == nil && ok && r.Selective() {
-			if err := held.Grow(e.Size()); err != nil {
+			if err := decoded.Grow(e.Size()); err != nil {
 				return s.listMetrics.Failed(err)
 			}
 		}

@@ -72,12 +72,12 @@ func TestReadMetrics_CountConsistentReadsByOutcome(t *testing.T) {
 	during("list while memory is behind", outcomes{refused: 1, waits: 1}, func() {
 		requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
 	})
-	if st := f.cluster.mirror.Stats(); st.EtcdRevision <= st.Revision {
-		t.Errorf("etcd is at %d, memory at %d, by the metrics", st.EtcdRevision, st.Revision)
+	if st := f.cluster.mirror.Stats(); st.EtcdRevision <= st.PublishedRevision {
+		t.Errorf("etcd is at %d, memory at %d, by the metrics", st.EtcdRevision, st.PublishedRevision)
 	}
 	s.feed.open()
 	f.catchUp(t)
-	if st := f.cluster.mirror.Stats(); st.EtcdRevision != st.Revision {
-		t.Errorf("etcd is at %d, memory at %d, by the metrics, after it has caught up", st.EtcdRevision, st.Revision)
+	if st := f.cluster.mirror.Stats(); st.EtcdRevision != st.PublishedRevision {
+		t.Errorf("etcd is at %d, memory at %d, by the metrics, after it has caught up", st.EtcdRevision, st.PublishedRevision)
 	}
 }

@@ -24,12 +24,12 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/rekey"
-	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -53,7 +53,7 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 // client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSource, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
-		present: f.latestReads, freshness: f.freshness, eventsOnly: f.eventsOnly,
+		latestReads: f.latestReads, progressMode: f.progressMode, eventsOnly: f.eventsOnly,
 		getPlaces: make(etcdread.Places, maxEtcdGets), listPlaces: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
@@ -74,7 +74,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
-		EveryRevision:  f.freshness == etcdsource.ByEvents,
+		EveryRevision:  f.progressMode == etcdsource.ByEvents,
 		Logger:         opts.Logger,
 	})
 	if err != nil {
@@ -83,11 +83,11 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	}
 	c.mirror = m
 	c.checker = consistency.New(consistency.Options{
-		Interval:      opts.ConsistencyCheckInterval,
-		Off:           !opts.enabled(DetectCacheInconsistency),
-		ChecksArrival: m.ChecksArrival,
-		OnFailure:     onInconsistency,
-		Logger:        opts.Logger,
+		Interval:         opts.ConsistencyCheckInterval,
+		Off:              !opts.enabled(DetectCacheInconsistency),
+		VerifiesVersions: m.VerifiesVersions,
+		OnFailure:        onInconsistency,
+		Logger:           opts.Logger,
 	})
 	c.cache = metrics.NewCache(m)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -100,7 +100,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Mirror:    m,
 		Blocks:    c.blocks,
 		Prefix:    c.prefix,
-		Freshness: c.freshness,
+		Freshness: c.progressMode,
 		Endpoints: c.endpoints,
 		Lists:     func() (reading, limit int) { return len(c.listPlaces), cap(c.listPlaces) },
 		AddLag:    c.addLag,
@@ -145,7 +145,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	versioner := storage.APIObjectVersioner{}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
 	transformer := cfg.Transformer
-	keys, err := rekey.KeysOf(transformer, cfg.GroupResource)
+	keys, err := keyrotation.KeysOf(transformer, cfg.GroupResource)
 	if err != nil {
 		c.opts.Logger.Error("Cannot detect reloads of the encryption configuration; serving the resource from etcd",
 			"resource", cfg.GroupResource.String(), "err", err)
@@ -206,28 +206,28 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 	s := &Store{
 		cluster: c,
 		etcd:    etcd,
-		freshness: freshness{
+		revisionWaiter: revisionWaiter{
 			mirror:     c.mirror,
 			resource:   r,
 			versioner:  storage.APIObjectVersioner{},
 			metrics:    metrics.NewReads(cfg.GroupResource),
 			eventsOnly: c.eventsOnly,
 		},
-		unsafeDelete: unsafeDelete,
-		retryFor:     undecodableFor,
-		keys:         pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
-		newFunc:      cfg.NewFunc,
-		newListFunc:  cfg.NewListFunc,
-		group:        cfg.GroupResource,
-		present:      c.present,
-		pastLists:    c.opts.enabled(ListFromCacheSnapshot),
-		bookmarks:    c.opts.enabled(WatchBookmark),
-		shards:       utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
-		sizes:        utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
-		watchList:    utilfeature.DefaultFeatureGate.Enabled(features.WatchList),
-		pages:        c.pages(cfg.GroupResource),
-		listMetrics:  metrics.NewLists(cfg.GroupResource),
-		watchMetrics: metrics.NewWatches(cfg.GroupResource),
+		unsafeDelete:    unsafeDelete,
+		retryFor:        undecodableFor,
+		keys:            pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
+		newFunc:         cfg.NewFunc,
+		newListFunc:     cfg.NewListFunc,
+		group:           cfg.GroupResource,
+		latestReads:     c.latestReads,
+		listsAtRevision: c.opts.enabled(ListFromCacheSnapshot),
+		bookmarks:       c.opts.enabled(WatchBookmark),
+		shards:          utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
+		sizes:           utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
+		watchList:       utilfeature.DefaultFeatureGate.Enabled(features.WatchList),
+		pages:           c.pages(cfg.GroupResource),
+		listMetrics:     metrics.NewLists(cfg.GroupResource),
+		watchMetrics:    metrics.NewWatches(cfg.GroupResource),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
@@ -237,7 +237,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		View:     s.view,
 		Blocks:   c.blocks,
 		Context:  s.ctx,
-		Start:    s.running.Start,
+		Start:    s.goroutines.Start,
 		Filtered: s.watchMetrics.Filtered,
 	})
 	return s
@@ -245,9 +245,9 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 
 // endStreams ends the streams of a store that is being destroyed.
 func (c *cluster) endStreams(s *Store) {
-	c.watches.Every(func(w running.Watch) {
+	c.watches.Every(func(w watchset.Watch) {
 		if st, ok := w.(*runningStream); ok && st.store == s {
-			st.Abort(running.ByStorage)
+			st.Abort(watchset.ByStorage)
 		}
 	})
 }

@@ -28,10 +28,10 @@ import (
 func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
 	t.Helper()
 	f.catchUp(t)
-	rev := f.cluster.mirror.Revision()
+	rev := f.cluster.mirror.PublishedRevision()
 	f.create(t, newPod("later"))
 	f.catchUp(t)
-	f.cluster.mirror.Compact(f.cluster.mirror.Revision())
+	f.cluster.mirror.Compact(f.cluster.mirror.PublishedRevision())
 	eventually(t, "memory forgets", func() bool { return f.cluster.mirror.Stats().Compacted > rev })
 	opts := everything()
 	opts.ResourceVersion, opts.ResourceVersionMatch = fmt.Sprint(rev), metav1.ResourceVersionMatchExact
@@ -180,8 +180,8 @@ func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 	if passes[0] != passes[1] || strings.Count(passes[0], "\n") != p.n {
 		t.Errorf("the passes differ, or have not %d items: %d, %d", p.n, strings.Count(passes[0], "\n"), strings.Count(passes[1], "\n"))
 	}
-	kept, own := r.past.Kept()
-	if over := own > pastKeep; over != readTwice || over != (kept == 0) {
+	kept, own := r.etcdRange.Kept()
+	if over := own > etcdKeepBytes; over != readTwice || over != (kept == 0) {
 		t.Errorf("%d bytes of its own, %d runs kept", own, kept)
 	}
 }
@@ -189,7 +189,7 @@ func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 // TestPastList_OlderThanMemory_IsReadFromEtcd reads a revision that is in etcd but not in memory: completely, in
 // pages, with selectors, encoded. Unchanged objects are not decoded again.
 func TestPastList_OlderThanMemory_IsReadFromEtcd(t *testing.T) {
-	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 16 << 10} {
+	for name, keep := range map[string]int64{"kept": etcdKeepBytes, "read twice": 16 << 10} {
 		t.Run(name, func(t *testing.T) {
 			keepPast(t, keep)
 			p := &pastList{f: setup(t), n: 150, pad: "0123456789012345678901234567890123456789"}
@@ -207,9 +207,9 @@ func TestPastList_OlderThanMemory_IsReadFromEtcd(t *testing.T) {
 
 // keepPast sets the memory of lists from etcd until the test has ended.
 func keepPast(t *testing.T, bytes int64) {
-	before := pastKeep
-	pastKeep = bytes
-	t.Cleanup(func() { pastKeep = before })
+	before := etcdKeepBytes
+	etcdKeepBytes = bytes
+	t.Cleanup(func() { etcdKeepBytes = before })
 }
 
 // nameEncoder encodes an object as a line with its name and resource version.
@@ -242,7 +242,7 @@ func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.Revision()))
+	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.PublishedRevision()))
 	for range r.Runs() {
 	}
 	before, err := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods"))
@@ -327,7 +327,7 @@ func TestIndex_PastList_EqualsCompleteWalk(t *testing.T) {
 			}
 		}
 		f.catchUp(t)
-		revs = append(revs, f.cluster.mirror.Revision())
+		revs = append(revs, f.cluster.mirror.PublishedRevision())
 	}
 	for _, rev := range revs {
 		for _, node := range nodes {
@@ -351,7 +351,7 @@ func TestIndex_PastList_EqualsCompleteWalk(t *testing.T) {
 			for range r.Candidates() {
 				walked++
 			}
-			if most := len(r.changed) + len(want.Items); walked > most || len(r.changed) < 5 && walked >= all {
+			if most := len(r.changedKeys) + len(want.Items); walked > most || len(r.changedKeys) < 5 && walked >= all {
 				t.Errorf("%d of %d looked at, want %d at most", walked, all, most)
 			}
 			r.Close()
@@ -435,7 +435,7 @@ func TestListMetrics_CountBySourceAndReason(t *testing.T) {
 		}
 		return list
 	}
-	present := f.cluster.mirror.Revision()
+	present := f.cluster.mirror.PublishedRevision()
 	exactly := func(o *storage.ListOptions) {
 		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(present), metav1.ResourceVersionMatchExact
 	}
@@ -552,7 +552,7 @@ func TestPages_OfLargeValues_AreBounded(t *testing.T) {
 
 // TestPastList_ObjectsFromEtcd_AreNotCached: later reads could not find it.
 func TestPastList_ObjectsFromEtcd_AreNotCached(t *testing.T) {
-	for name, keep := range map[string]int64{"kept": pastKeep, "read twice": 64 << 10} {
+	for name, keep := range map[string]int64{"kept": etcdKeepBytes, "read twice": 64 << 10} {
 		t.Run(name, func(t *testing.T) {
 			keepPast(t, keep)
 			pad := strings.Repeat("x", 2000)
@@ -582,7 +582,7 @@ func TestPastList_ObjectsFromEtcd_AreNotCached(t *testing.T) {
 						if _, err := rep.ItemIn(ctx, e, &buf); err != nil {
 							t.Fatal(err)
 						}
-						if _, err := s.view.Now().Object(ctx, e); err != nil {
+						if _, err := s.view.CurrentGeneration().Object(ctx, e); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -29,7 +29,7 @@ func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) 
 // read resolves the request; see Store.Read.
 func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	pred := &q.opts.Predicate
-	if !s.resource.Ready() && pred.Limit > 0 && pred.Empty() && (q.exact == 0 || !s.mirror.Restoring()) {
+	if !s.resource.Ready() && pred.Limit > 0 && pred.Empty() && (q.exact == 0 || !s.mirror.Loading()) {
 		return nil, errNotLoaded // a small page is cheap for etcd (KEP-4568)
 	}
 	if err := s.ready(ctx); err != nil {
@@ -38,7 +38,7 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	if !q.fromMemory(s) {
 		return nil, errGate
 	}
-	r := &ListRead{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.Now().Selector(*pred)}
+	r := &ListRead{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.CurrentGeneration().Selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
 	if r.suspect = q.exact > 0 && s.resource.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
@@ -46,7 +46,7 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	}
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		err = r.readPast(ctx) // etcd has the revision, or reports it compacted
+		err = r.readFromEtcd(ctx) // etcd has the revision, or reports it compacted
 	case errors.Is(err, mirror.ErrNotReady):
 		err = s.notReady()
 	case err == nil:
@@ -67,41 +67,41 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 // the present meanwhile.
 const longReading = 1000
 
-// readPast makes the reading one from etcd.
-func (r *ListRead) readPast(ctx context.Context) error {
+// readFromEtcd makes the reading one from etcd.
+func (r *ListRead) readFromEtcd(ctx context.Context) error {
 	s := r.store
-	if r.Rev < s.mirror.Compacted() {
+	if r.Rev < s.mirror.CompactRevision() {
 		// Reading one object shows whether the revision is compacted, and is too cheap to queue for
 		// a place.
-		if err := r.compacted(ctx); err != nil {
+		if err := r.compactedError(ctx); err != nil {
 			return err
 		}
 	}
-	if err := admitPast(ctx, s, r); err != nil {
+	if err := admitFromEtcd(ctx, s, r); err != nil {
 		return err
 	}
 	most := r.Limit
 	if r.Selective() {
 		most = 0
 	}
-	held, err := s.resource.Latest()
+	latest, err := s.resource.Latest()
 	if err != nil {
-		return r.pastError(ctx, s.notReady())
+		return r.etcdError(ctx, s.notReady())
 	}
-	source := etcdread.Source{Places: s.cluster.listPlaces, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: pastKeep}
-	if r.past, err = source.Open(ctx, held, r.Start, r.End, r.Rev, most); err != nil {
-		return r.pastError(ctx, err)
+	source := etcdread.Source{Places: s.cluster.listPlaces, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: etcdKeepBytes}
+	if r.etcdRange, err = source.Open(ctx, latest, r.Start, r.End, r.Rev, most); err != nil {
+		return r.etcdError(ctx, err)
 	}
 	return nil
 }
 
-// pastError translates an error of etcd at a past revision for the client. If the revision is
+// etcdError translates an error of etcd at a past revision for the client. If the revision is
 // compacted, it returns the error of upstream's store, with the token that continues in the
 // present.
-func (r *ListRead) pastError(ctx context.Context, err error) error {
+func (r *ListRead) etcdError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		if told := r.compacted(ctx); told != nil {
+		if told := r.compactedError(ctx); told != nil {
 			return told
 		}
 		return apierrors.NewResourceExpired(fmt.Sprintf("resource version %d is compacted", r.request.exact))
@@ -115,9 +115,9 @@ func (r *ListRead) pastError(ctx context.Context, err error) error {
 	return err
 }
 
-// compacted reads one object at the revision through upstream's store, regardless of the list's
+// compactedError reads one object at the revision through upstream's store, regardless of the list's
 // selector, and returns the error.
-func (r *ListRead) compacted(ctx context.Context) error {
+func (r *ListRead) compactedError(ctx context.Context) error {
 	s, q := r.store, r.request
 	token := q.opts.Predicate.Continue
 	q.opts.Predicate = storage.Everything
@@ -131,11 +131,11 @@ func (r *ListRead) compacted(ctx context.Context) error {
 // Err returns the error that ended Runs or Candidates early, nil if there was none. The error is
 // for the client.
 func (r *ListRead) Err() error {
-	if r.past == nil || r.past.Err() == nil {
+	if r.etcdRange == nil || r.etcdRange.Err() == nil {
 		return nil
 	}
 	if r.err == nil {
-		r.err = r.store.listMetrics.Failed(r.pastError(r.past.Context(), r.past.Err()))
+		r.err = r.store.listMetrics.Failed(r.etcdError(r.etcdRange.Context(), r.etcdRange.Err()))
 	}
 	return r.err
 }

@@ -33,7 +33,7 @@ func (r *ListRead) useIndex(ctx context.Context) {
 		return
 	}
 	if changed, ok := changedSince(r.Snapshot.Cursor(r.Start, r.End)); ok {
-		r.index, r.name, r.value, r.changed = cur, x.Name(), value, changed
+		r.index, r.name, r.value, r.changedKeys = cur, x.Name(), value, changed
 	}
 }
 
@@ -44,7 +44,7 @@ func (r *ListRead) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)
 	if r.request.exact > 0 {
-		if past, ok := x.Past(s.view.Now(), r.Rev); ok {
+		if past, ok := x.Past(s.view.CurrentGeneration(), r.Rev); ok {
 			r.shard = past
 			return
 		}

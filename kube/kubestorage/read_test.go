@@ -167,7 +167,7 @@ func newRepresentation(s interface{ generation() *objects.Generation }, encode e
 	return encoded.New(s.generation(), encode, splice)
 }
 
-func (s *Store) generation() *objects.Generation { return s.view.Now() }
+func (s *Store) generation() *objects.Generation { return s.view.CurrentGeneration() }
 
 // podItem is an ItemEncoder.
 func podItem(dst []byte, obj runtime.Object) ([]byte, error) {

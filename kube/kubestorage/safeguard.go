@@ -17,8 +17,8 @@ import (
 type detectedSource struct {
 	// source is nil if no resource is served from memory.
 	source driver.Source
-	// freshness is the method by which the mirror finds the source's current revision.
-	freshness etcdsource.Freshness
+	// progressMode is the method by which the mirror finds the source's current revision.
+	progressMode etcdsource.ProgressMode
 	// eventsOnly: see mirror.Options.
 	eventsOnly  bool
 	latestReads latestReads
@@ -53,16 +53,16 @@ func detectSource(client *kubernetes.Client, prefix string, opts Options) (detec
 		versions = etcdsource.CheckVersions(ctx, client.Client)
 	case etcdsource.ByEvents:
 		log.Info("server is not etcd or does not answer progress requests; the feed watches all keys", "endpoints", endpoints)
-	case etcdsource.Unproven:
+	case etcdsource.NoProgress:
 		versions = fmt.Errorf("%w: server does not answer progress requests and rejects a watch on all keys", etcdsource.ErrProgressBug)
 	}
-	f := detectedSource{source: source, freshness: freshness}
+	f := detectedSource{source: source, progressMode: freshness}
 	if f.latestReads, f.eventsOnly, err = opts.safeguard(versions, endpoints); err != nil {
 		return detectedSource{}, err
 	}
 	switch {
 	case f.eventsOnly:
-		f.source, f.freshness = source.WithoutProgress(), etcdsource.Unproven
+		f.source, f.progressMode = source.WithoutProgress(), etcdsource.NoProgress
 	case freshness == etcdsource.ByEvents:
 		f.source = source.OfAllKeys()
 	}
@@ -78,7 +78,7 @@ func detectSource(client *kubernetes.Client, prefix string, opts Options) (detec
 //	too old, gate set to true      error
 //	too old, gate locked to true   error
 //
-// An etcd without any source of its current revision (etcdsource.Unproven) counts as too old.
+// An etcd without any source of its current revision (etcdsource.NoProgress) counts as too old.
 //
 // On an etcd that is too old the published revision advances by events only, regardless of the gates. Without
 // the gate EfficientWatchResumption it does so too: the gates that depend on progress are then off,

@@ -157,7 +157,7 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
 	ctx := contextFor(t)
-	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.Revision() >= parseRevision(t, pod.ResourceVersion) })
+	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.PublishedRevision() >= parseRevision(t, pod.ResourceVersion) })
 	resp, err := f.client.Put(ctx, "/elsewhere", "1")
 	if err != nil {
 		t.Fatal(err)

@@ -11,12 +11,12 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/rekey"
-	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/internal/watchset"
 )
 
 // storeConfig describes one storage: one resource in one served version.
@@ -40,7 +40,7 @@ type Store struct {
 	cluster *cluster
 	etcd    storage.Interface // upstream's store: writes, and reads that memory cannot answer
 
-	freshness
+	revisionWaiter
 	view *objects.View
 	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead of the first.
 	unsafeDelete bool
@@ -51,10 +51,10 @@ type Store struct {
 	newListFunc func() runtime.Object
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
-	// present and pastLists (the gate ListFromCacheSnapshot) select the reads served from memory.
-	present   latestReads
-	pastLists bool
-	bookmarks bool // the gate WatchBookmark
+	// latestReads and pastLists (the gate ListFromCacheSnapshot) select the reads served from memory.
+	latestReads     latestReads
+	listsAtRevision bool
+	bookmarks       bool // the gate WatchBookmark
 	// Gates of Kubernetes, read when the store is made.
 	shards       bool // ShardedListAndWatch
 	sizes        bool // SizeBasedListCostEstimate
@@ -65,9 +65,9 @@ type Store struct {
 
 	selections *selected.Selections // indexes and shards
 
-	ctx     context.Context // ends when the store is destroyed
-	cancel  context.CancelFunc
-	running running.Group // watches, and goroutines that build indexes
+	ctx        context.Context // ends when the store is destroyed
+	cancel     context.CancelFunc
+	goroutines watchset.Group // watches, and goroutines that build indexes
 }
 
 var _ storage.Interface = (*Store)(nil)
@@ -75,7 +75,7 @@ var _ storage.Interface = (*Store)(nil)
 // stop ends all watches and releases the resource.
 func (s *Store) stop() {
 	s.cancel()
-	s.running.End()
+	s.goroutines.End()
 	s.selections.EndShards()
 	s.view.Close()
 	s.selections.DropIndexes()
@@ -88,7 +88,7 @@ func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 // Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice on the
 // first call, and again when the keys that decrypt values change (Representation.Fresh).
 func (s *Store) Representation(name any, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
-	return encoded.Of(s.view.Now(), name, encode, splice)
+	return encoded.Of(s.view.CurrentGeneration(), name, encode, splice)
 }
 
 // NewFunc returns an empty object of the store's kind, in the registry's version: the internal
@@ -146,4 +146,4 @@ func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
 // Rekeyed is implemented by a transformer whose keys change while it is in use. Derived data is
 // dropped when they change. The transformers of an automatically reloaded EncryptionConfiguration
 // need not implement it.
-type Rekeyed = rekey.Transformer
+type Rekeyed = keyrotation.Transformer

@@ -8,8 +8,8 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/running"
 	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -35,17 +35,17 @@ type Stream struct {
 	withoutDrain bool
 
 	failed error // returned by next, after the batches before it are delivered
-	reason running.Ended
+	reason watchset.Ended
 
-	satisfied func()       // withdraws the request for progress; nil if there is none
-	sharded   func()       // counts the end of a watch with a shard selector; nil if there is none
-	unfollow  func()       // stops following a shard; nil if the stream does not follow one
-	reading   atomic.Int64 // the revision of its position in the log; idle while the stream waits
+	releaseProgress func()       // withdraws the request for progress; nil if there is none
+	countShardEnd   func()       // counts the end of a watch with a shard selector; nil if there is none
+	unfollow        func()       // stops following a shard; nil if the stream does not follow one
+	logPosition     atomic.Int64 // the revision of its position in the log; idle while the stream waits
 
-	lastRev mirror.Revision // the watch ends at this revision; 0: not known yet
-	marked  bool            // the bookmark before the end was delivered
+	lastRev           mirror.Revision // the watch ends at this revision; 0: not known yet
+	finalBookmarkSent bool            // the bookmark before the end was delivered
 
-	began mirror.Revision // the published revision at the start; events up to here are history
+	publishedAtStart mirror.Revision // the published revision at the start; events up to here are history
 
 	// For the metric of the cost of a start.
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were
@@ -64,16 +64,16 @@ type Stream struct {
 	runs      []mirror.Run
 	endOfList bool // a bookmark closes the initial events
 
-	cursor  *mirror.Cursor
-	changed <-chan struct{} // closed at the first change after the last delivered event
-	due     []*mirror.Event
-	batches int             // delivered, including the current one
-	behind  bool            // events were delivered since the last check of the schedule
-	handed  mirror.Revision // revision of the last delivered event
+	cursor        *mirror.Cursor
+	logChanged    <-chan struct{} // closed at the first change after the last delivered event
+	due           []*mirror.Event
+	batches       int             // delivered, including the current one
+	behind        bool            // events were delivered since the last check of the schedule
+	lastDelivered mirror.Revision // revision of the last delivered event
 
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if there is none
-	nextMark      time.Time     // time of the next bookmark, zero if there is none
+	nextBookmark  time.Time     // time of the next bookmark, zero if there is none
 	timer         *time.Timer   // wakes wait at nextMark; nil without bookmarks
 	wake          chan struct{} // an event is not the only reason for a wake-up
 }

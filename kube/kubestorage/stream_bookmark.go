@@ -37,7 +37,7 @@ func bookmarkEvery(opts *storage.ListOptions) time.Duration {
 // scheduleBookmark sets the time of the next bookmark: after bookmarkEvery, or shortly before the
 // server ends the watch, whichever comes first.
 func (st *Stream) scheduleBookmark() {
-	st.nextMark = time.Time{}
+	st.nextBookmark = time.Time{}
 	if st.bookmarkEvery == 0 {
 		return
 	}
@@ -51,7 +51,7 @@ func (st *Stream) scheduleBookmark() {
 			}
 		}
 	}
-	st.nextMark = next
+	st.nextBookmark = next
 	if st.timer != nil {
 		st.timer.Reset(next.Sub(now))
 		return
@@ -61,12 +61,12 @@ func (st *Stream) scheduleBookmark() {
 
 // bookmarkDue reports whether a bookmark is due, and sets the time of the next.
 func (st *Stream) bookmarkDue() bool {
-	if st.nextMark.IsZero() || time.Now().Before(st.nextMark) {
+	if st.nextBookmark.IsZero() || time.Now().Before(st.nextBookmark) {
 		return false
 	}
 	st.scheduleBookmark()
 	// A watch at a future revision gets no bookmark below that revision.
-	return st.cursor.Position() <= st.store.mirror.Revision()
+	return st.cursor.Position() <= st.store.mirror.PublishedRevision()
 }
 
 // BookmarkObject returns the object of a bookmark event: of the storage's type, with only a

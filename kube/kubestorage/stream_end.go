@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -31,14 +31,14 @@ func (st *Stream) Close() {
 		return
 	}
 	st.closed = true
-	st.store.watchMetrics.Ended(st.why().String())
+	st.store.watchMetrics.Ended(st.endReason().String())
 	st.countReplayed()
 	st.cancel()
 	st.store.cluster.watches.Remove((*runningStream)(st))
 	if st.cursor != nil {
-		st.cursor.Close()
+		st.cursor.Unfollow()
 	}
-	for _, end := range [...]func(){st.satisfied, st.sharded, st.unfollow} {
+	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow} {
 		if end != nil {
 			end()
 		}
@@ -59,7 +59,7 @@ func (st *Stream) stopTimers() {
 // SlowClient if the client starts to read.
 func (st *Stream) EndSlow() {
 	utilflowcontrol.WatchInitialized(st.ctx)
-	st.abort(running.BySlowness)
+	st.abort(watchset.BySlowness)
 }
 
 // SlowClient is the status with which a watch ends after EndSlow.
@@ -68,22 +68,22 @@ func SlowClient() *metav1.Status {
 	return &st
 }
 
-// why returns the reason of the stream's end, when its owner closes it.
-func (st *Stream) why() running.Reason {
-	if why := st.reason.Get(); why != running.NotEnded {
+// endReason returns the reason of the stream's end, when its owner closes it.
+func (st *Stream) endReason() watchset.Reason {
+	if why := st.reason.Get(); why != watchset.NotEnded {
 		return why
 	}
 	switch {
 	case apierrors.IsResourceExpired(st.failed) || apierrors.IsGone(st.failed):
-		return running.Expired
+		return watchset.Expired
 	case errors.Is(st.failed, ErrStreamEnded) && st.ctx.Err() == nil:
-		return running.ByStorage
+		return watchset.ByStorage
 	case st.failed != nil && !errors.Is(st.failed, ErrStreamEnded):
-		return running.ByError
+		return watchset.ByError
 	case !st.deadline.IsZero() && !time.Now().Before(st.deadline):
-		return running.ByTimeout
+		return watchset.ByTimeout
 	}
-	return running.ByClient
+	return watchset.ByClient
 }
 
 // nudge wakes wait, so that next checks for pending work.
@@ -95,8 +95,8 @@ func (st *Stream) nudge() {
 }
 
 // abort ends the stream now. Safe for concurrent use.
-func (st *Stream) abort(why running.Reason) {
-	st.reason.Set(why)
+func (st *Stream) abort(reason watchset.Reason) {
+	st.reason.Set(reason)
 	st.cancel()
 }
 
@@ -106,7 +106,7 @@ func (st *Stream) draining() bool {
 		return false
 	}
 	if st.lastRev == 0 {
-		st.lastRev = max(1, st.store.mirror.Revision())
+		st.lastRev = max(1, st.store.mirror.PublishedRevision())
 	}
 	return true
 }
@@ -115,8 +115,8 @@ func (st *Stream) draining() bool {
 // bookmark, and then the end.
 func (st *Stream) drain() (batch, error) {
 	// A watch at a future revision gets no bookmark below that revision.
-	if at := st.cursor.Position(); !st.marked && st.bookmarkEvery > 0 && at <= st.store.mirror.Revision() {
-		st.marked = true
+	if at := st.cursor.Position(); !st.finalBookmarkSent && st.bookmarkEvery > 0 && at <= st.store.mirror.PublishedRevision() {
+		st.finalBookmarkSent = true
 		return st.bookmark(), nil
 	}
 	return batch{}, st.drained()
@@ -125,7 +125,7 @@ func (st *Stream) drain() (batch, error) {
 // drained records that the stream ends because the server does. Its context stays open: Drain cancels
 // it if the owner takes too long to deliver the rest.
 func (st *Stream) drained() error {
-	st.reason.Set(running.ByShutdown)
+	st.reason.Set(watchset.ByShutdown)
 	return ErrStreamEnded
 }
 
@@ -144,11 +144,11 @@ func (st *Stream) ending(err error) error {
 	return ErrStreamEnded
 }
 
-// runningStream is a Stream as a running.Watch.
+// runningStream is a Stream as a watchset.Watch.
 type runningStream Stream
 
-// Drain implements running.Watch: it wakes the stream, which then checks draining.
+// Drain implements watchset.Watch: it wakes the stream, which then checks draining.
 func (st *runningStream) Drain() { (*Stream)(st).nudge() }
 
-// Abort implements running.Watch.
-func (st *runningStream) Abort(why running.Reason) { (*Stream)(st).abort(why) }
+// Abort implements watchset.Watch.
+func (st *runningStream) Abort(reason watchset.Reason) { (*Stream)(st).abort(reason) }

@@ -16,14 +16,14 @@ import (
 // was removed, the event stays unreadable, and a client that relists does not need it. If the present cannot be decoded either,
 // decryption or conversion may be temporarily down.
 func (st *Stream) lost(ev *mirror.Event) bool {
-	if ev.Rev > st.began {
+	if ev.Rev > st.publishedAtStart {
 		return false
 	}
 	snap, err := st.store.resource.Latest()
 	if err != nil {
 		return false
 	}
-	gen, lost := st.store.view.Now(), false
+	gen, lost := st.store.view.CurrentGeneration(), false
 	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
 		if e == nil {
 			continue

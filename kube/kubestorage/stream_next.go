@@ -20,7 +20,7 @@ func (st *Stream) next() (batch, error) {
 	if st.failed != nil {
 		return batch{}, st.failed
 	}
-	st.selector.Generation = st.store.view.Now()
+	st.selector.Generation = st.store.view.CurrentGeneration()
 	leaving := st.draining()
 	if st.listing || st.announce && st.endOfList {
 		// The list and the events must be of one lineage: etcd may have been restored meanwhile.
@@ -48,7 +48,7 @@ func (st *Stream) next() (batch, error) {
 	}
 	// Within a revision a bookmark would be below the delivered events, and ending there would omit
 	// the rest of the revision.
-	whole := st.handed <= st.cursor.Position()
+	whole := st.lastDelivered <= st.cursor.Position()
 	if leaving && whole && st.cursor.Position() >= st.lastRev {
 		return st.drain()
 	}
@@ -62,7 +62,7 @@ func (st *Stream) next() (batch, error) {
 	if leaving {
 		st.cursor.Await(st.lastRev)
 	}
-	st.changed = st.cursor.Changed()
+	st.logChanged = st.cursor.Changed()
 	var err error
 	st.due, err = st.cursor.Next(st.due[:0], readAhead)
 	if err != nil {
@@ -77,8 +77,8 @@ func (st *Stream) next() (batch, error) {
 	switch {
 	case len(st.due) > 0:
 		st.behind = true
-		st.handed = st.due[len(st.due)-1].Rev
-		st.reading.Store(st.cursor.Position())
+		st.lastDelivered = st.due[len(st.due)-1].Rev
+		st.logPosition.Store(st.cursor.Position())
 		return batch{events: st.due}, nil
 	case err != nil:
 		return batch{}, st.failed
@@ -170,9 +170,9 @@ func (st *Stream) snapshot() (*mirror.Snapshot, error) {
 // wait returns when there may be a pending batch. It returns ErrStreamEnded when the stream has
 // ended or stop, which may be nil, is closed. Call it after next returned an empty batch.
 func (st *Stream) wait(stop <-chan struct{}) error {
-	st.reading.Store(idle)
+	st.logPosition.Store(idle)
 	select {
-	case <-st.changed:
+	case <-st.logChanged:
 	case <-st.wake:
 	case <-st.ctx.Done():
 		return ErrStreamEnded

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
-	"github.com/stratakube/strata/kube/internal/running"
+	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -34,7 +34,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	withoutDrain := isWithoutDrain(ctx)
 	if s.cluster.watches.Refused() && !withoutDrain {
-		return nil, running.ErrShuttingDown()
+		return nil, watchset.ErrShuttingDown()
 	}
 	if s.ctx.Err() != nil {
 		return nil, s.notReady()
@@ -46,7 +46,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		store:        s,
 		start:        prefix,
 		end:          after(prefix),
-		selector:     s.view.Now().Selector(opts.Predicate),
+		selector:     s.view.CurrentGeneration().Selector(opts.Predicate),
 		withoutDrain: withoutDrain,
 	}
 	if !opts.Recursive {
@@ -75,27 +75,27 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	}
 	st.deadline, _ = ctx.Deadline()
 	st.wake = make(chan struct{}, 1)
-	st.began = s.mirror.Revision()
+	st.publishedAtStart = s.mirror.PublishedRevision()
 	if st.cursor != nil {
-		st.startRev = st.began
-		st.reading.Store(st.cursor.Position())
+		st.startRev = st.publishedAtStart
+		st.logPosition.Store(st.cursor.Position())
 	}
 	if !s.cluster.watches.Add((*runningStream)(st), withoutDrain) {
 		st.cancel()
 		st.stopTimers()
-		return nil, running.ErrShuttingDown()
+		return nil, watchset.ErrShuttingDown()
 	}
 	if st.cursor != nil {
 		st.follow()
 	}
 	if s.ctx.Err() != nil {
-		st.abort(running.ByStorage) // endStreams may have run before
+		st.abort(watchset.ByStorage) // endStreams may have run before
 	}
 	if st.bookmarkEvery > 0 {
-		st.satisfied = s.mirror.WantProgress()
+		st.releaseProgress = s.mirror.WantProgress()
 	}
 	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
-		st.sharded = s.watchMetrics.Sharded()
+		st.countShardEnd = s.watchMetrics.Sharded()
 	}
 	st.scheduleBookmark()
 	return st, nil
@@ -113,7 +113,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		if rev, err = s.readRevision(ctx); err != nil {
 			return err
 		}
-	case opts.ResourceVersion == "" && !s.present.lists, list && s.outOfReach(rev):
+	case opts.ResourceVersion == "" && !s.latestReads.lists, list && s.outOfReach(rev):
 		return st.beginInEtcd(ctx, rev, opts)
 	case opts.ResourceVersion == "":
 		if err := s.consistent(ctx); err != nil {
@@ -165,7 +165,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 // are shared with the cache.
 func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {
 	s := st.store
-	entries, rev, err := s.resource.ListSource(ctx, st.start, st.end)
+	entries, rev, err := s.resource.ListFromEtcd(ctx, st.start, st.end)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	if err := r.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), present: latestReads{lists: true, gets: true}}
+	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), latestReads: latestReads{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: identity.NewEncryptCheckTransformer(), Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
@@ -295,7 +295,7 @@ func TestStream_InitialEvents_ComeInParts(t *testing.T) {
 		w.put(t, newPod(fmt.Sprintf("pod-%05d", i)))
 	}
 	w.catchUp(t)
-	at := w.mirror.Revision()
+	at := w.mirror.PublishedRevision()
 	yes := true
 	opts := withBookmarks(everything())
 	opts.SendInitialEvents = &yes
@@ -429,7 +429,7 @@ func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 				t.Fatal(err)
 			}
 			if typ != "" {
-				item, err := rep.Current(ev)
+				item, err := rep.ItemAfter(ev)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -484,7 +484,7 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 	t.Run("too slow", func(t *testing.T) {
 		w := newTwin(t, mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20})
 		st := w.open(t, contextFor(t), w.fromNow())
-		from := w.mirror.Revision()
+		from := w.mirror.PublishedRevision()
 		filler := make([]byte, 64<<10)
 		for floor := mirror.Revision(0); floor <= from; _, floor, _ = w.resource.Oldest() {
 			w.put(t, withLabel(newPod("a"), "filler", string(filler)))
@@ -540,10 +540,10 @@ func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 			for i := range 1500 {
 				w.put(t, newPod(fmt.Sprintf("new-%04d", i)))
 			}
-			for w.mirror.Revision() != w.etcd.Revision() {
+			for w.mirror.PublishedRevision() != w.etcd.Revision() {
 				w.catchUp(t)
 			}
-			if w.mirror.Stats().Restores != 1 {
+			if w.mirror.Stats().EtcdRestores != 1 {
 				t.Fatal("etcd was not restored")
 			}
 			if b, err := st.next(); !apierrors.IsResourceExpired(err) || !b.empty() {

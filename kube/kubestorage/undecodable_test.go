@@ -132,7 +132,7 @@ func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 	ctx := contextFor(t)
 	for _, pod := range []*example.Pod{undecryptable, undecodable} {
 		f.catchUp(t)
-		opts := afterRevision(fmt.Sprint(f.engine(t).mirror.Revision()))
+		opts := afterRevision(fmt.Sprint(f.engine(t).mirror.PublishedRevision()))
 		all := f.watchPods(t, opts)
 		opts.Recursive = false
 		one, err := f.Watch(ctx, podKey(pod), opts)

@@ -55,7 +55,7 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		return watch.NewProxyWatcher(events), nil
 	}
 	w := &watcher{stream: stream, ctx: ctx, cancel: cancel, result: make(chan watch.Event, resultBuffer)}
-	if !s.running.Start(w.run) {
+	if !s.goroutines.Start(w.run) {
 		stream.Close()
 		cancel()
 		return nil, s.notReady()
@@ -185,9 +185,9 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 // object returns the object of an event that the watch sends as the type.
 func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Object, err error) {
 	if t == watch.Deleted {
-		obj, err = w.stream.selector.Generation.Deleted(ev)
+		obj, err = w.stream.selector.Generation.ObjectBefore(ev)
 	} else {
-		obj, err = w.stream.selector.Generation.Added(ev)
+		obj, err = w.stream.selector.Generation.ObjectAfter(ev)
 	}
 	if shared, ok := obj.(*objects.Shared); ok && w.stream.store.decorated {
 		obj = shared.GetObject()

@@ -219,7 +219,7 @@ func TestWatch_ManyWatchers_DecodeEventOnce(t *testing.T) {
 	for name, opts := range map[string]storage.ListOptions{"everything": everything(), "selected": selecting} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t)
-			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.Revision())
+			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.PublishedRevision())
 			watches := make([]watch.Interface, watchers)
 			for i := range watches {
 				watches[i] = f.watchPods(t, opts)

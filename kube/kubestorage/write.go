@@ -46,7 +46,7 @@ func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	if !ok {
 		return nil
 	}
-	obj, err := s.view.Now().Decode(ctx, e, e.ModRevision())
+	obj, err := s.view.CurrentGeneration().Decode(ctx, e, e.ModRevision())
 	if err != nil {
 		klog.FromContext(ctx).V(4).Info("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
 		return nil

@@ -55,9 +55,9 @@ type Level struct {
 type Admission struct {
 	limit int64
 
-	mu     sync.Mutex // leaf
-	levels []*levelLists
-	turn   int // of levels: next to have lists admitted
+	mu        sync.Mutex // leaf
+	levels    []*levelLists
+	nextLevel int // of levels: next to have lists admitted
 
 	freeTurns int // see TakeTurn
 	nextTurn  int // of levels: next to have a list encoded
@@ -69,7 +69,7 @@ type levelLists struct {
 	used     int64     // bytes
 	waiting  list.List // of *waitingList
 	encoding list.List // of chan struct{}, closed when the list may be encoded
-	held     int       // by lists that may have no bytes: the level is not dropped
+	pins     int       // by lists that may have no bytes: the level is not dropped
 	refused  map[string]int64
 }
 
@@ -105,12 +105,12 @@ func (a *Admission) Enter(ctx context.Context, level Level, bytes int64) (*Share
 	s := &Share{admission: a}
 	a.mu.Lock()
 	s.level = a.levelLocked(level)
-	s.level.held++
+	s.level.pins++
 	s.bytes = min(bytes, a.levelMaxLocked()/2)
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock()
-		s.level.held--
+		s.level.pins--
 		a.mu.Unlock()
 	}()
 	if err := a.acquire(ctx, s.level, s.bytes, false); err != nil {
@@ -193,7 +193,7 @@ func (a *Admission) levelLocked(level Level) *levelLists {
 	}
 	if len(a.levels) >= knownLevels {
 		a.levels = slices.DeleteFunc(a.levels, func(l *levelLists) bool {
-			return l.used == 0 && l.held == 0 && l.waiting.Len() == 0
+			return l.used == 0 && l.pins == 0 && l.waiting.Len() == 0
 		})
 	}
 	l := &levelLists{Level: level, refused: map[string]int64{}}
@@ -302,8 +302,8 @@ func (a *Admission) release(l *levelLists, bytes int64) {
 
 // admitLocked admits waiting lists that fit, one of each level in turn.
 func (a *Admission) admitLocked() {
-	for none := 0; none < len(a.levels); a.turn++ {
-		l := a.levels[a.turn%len(a.levels)]
+	for none := 0; none < len(a.levels); a.nextLevel++ {
+		l := a.levels[a.nextLevel%len(a.levels)]
 		next := a.nextLocked(l)
 		if next == nil {
 			none++

@@ -29,7 +29,7 @@ type Form struct {
 func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.Context, *Decoded) {
 	a.mu.Lock()
 	d := &Decoded{lists: a, level: a.levelLocked(level), form: form}
-	d.level.held++
+	d.level.pins++
 	a.mu.Unlock()
 	return context.WithValue(ctx, decodedKey{}, d), d
 }
@@ -44,13 +44,13 @@ type decodedKey struct{}
 // Decoded is a list of decoded objects in flight; a nil one is unbounded. Its methods except Held are called by one goroutine, that
 // of the request's handler.
 type Decoded struct {
-	lists  *Admission
-	level  *levelLists
-	form   Form
-	held   atomic.Int64 // taken; read by others
-	needed int64        // so far
-	turn   bool         // see TakeTurn
-	begun  bool         // has passed a turn on
+	lists    *Admission
+	level    *levelLists
+	form     Form
+	acquired atomic.Int64 // taken; read by others
+	needed   int64        // so far
+	hasTurn  bool         // see TakeTurn
+	begun    bool         // has passed a turn on
 }
 
 // DecodedOf returns the list that Begin has put into a context, nil if there is none.
@@ -72,7 +72,7 @@ func (d *Decoded) Take(ctx context.Context, objects int, storedBytes int64) erro
 	if err := d.lists.acquire(ctx, d.level, more, true); err != nil {
 		return err
 	}
-	d.held.Add(more)
+	d.acquired.Add(more)
 	return nil
 }
 
@@ -86,11 +86,11 @@ func (d *Decoded) Grow(storedBytes int64) error {
 	if more == 0 || err != nil {
 		return err
 	}
-	more = max(more, min(freeListBytes, d.lists.largest()-d.held.Load())) // in steps, not per object
+	more = max(more, min(freeListBytes, d.lists.largest()-d.acquired.Load())) // in steps, not per object
 	if !d.lists.tryAcquire(d.level, more, true, true) {
 		return d.refuse()
 	}
-	d.held.Add(more)
+	d.acquired.Add(more)
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (d *Decoded) Grow(storedBytes int64) error {
 // if the list can never fit and its form is not Plain.
 func (d *Decoded) more(objects int, storedBytes int64) (int64, error) {
 	d.needed += DecodedBytes(objects, storedBytes, d.form.Factor)
-	held := d.held.Load()
+	held := d.acquired.Load()
 	if d.needed <= freeListBytes || d.needed <= held {
 		return 0, nil
 	}
@@ -124,13 +124,13 @@ func (d *Decoded) refuse() error {
 }
 
 // Held returns the bytes that the list holds now. It may be called concurrently.
-func (d *Decoded) Held() int64 { return d.held.Load() }
+func (d *Decoded) Held() int64 { return d.acquired.Load() }
 
 // End releases the bytes and the turn of the list. It is called once.
 func (d *Decoded) End() {
 	d.endTurn()
-	d.lists.release(d.level, d.held.Swap(0))
+	d.lists.release(d.level, d.acquired.Swap(0))
 	d.lists.mu.Lock()
-	d.level.held--
+	d.level.pins--
 	d.lists.mu.Unlock()
 }

@@ -153,9 +153,9 @@ func TestDecoded_RandomTakeAndGrow_StaysWithinBound(t *testing.T) {
 			"": func(t *rapid.T) {
 				var held int64
 				for _, d := range lists {
-					held += d.held.Load()
-					if granted[d] > freeListBytes && granted[d] > d.held.Load() {
-						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.held.Load())
+					held += d.acquired.Load()
+					if granted[d] > freeListBytes && granted[d] > d.acquired.Load() {
+						t.Fatalf("a list needs %d bytes and holds %d", granted[d], d.acquired.Load())
 					}
 				}
 				if held > decodedLimit || held != l.InFlight() {
@@ -217,7 +217,7 @@ func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		synctest.Wait()
-		if left.turn || len(order) != 0 {
+		if left.hasTurn || len(order) != 0 {
 			t.Fatalf("encoded beside the first list: %v", order)
 		}
 		first.Yield(t.Context(), func() { time.Sleep(yieldAfter / 2) })
@@ -229,7 +229,7 @@ func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 		if fmt.Sprint(order) != "[b1 a1 a2]" && fmt.Sprint(order) != "[a1 b1 a2]" {
 			t.Errorf("encoded in the order %v, want levels in turn", order)
 		}
-		if !first.turn {
+		if !first.hasTurn {
 			t.Error("the first list is encoded further without a turn")
 		}
 		first.End()

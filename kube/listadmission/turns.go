@@ -13,7 +13,7 @@ var computing atomic.Int32
 
 const (
 	walkAtOnce = 256                   // objects, in about 0.1 ms
-	rest       = 50 * time.Microsecond // up to 1 ms on an otherwise idle processor
+	yieldSleep = 50 * time.Microsecond // up to 1 ms on an otherwise idle processor
 )
 
 // Interruptible yields the elements of all, to a loop that does not wait for clients. If all processors encode or select, and there
@@ -27,7 +27,7 @@ func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 		for v := range all {
 			if n++; n%walkAtOnce == 0 && int(computing.Load()) >= max(2, goruntime.GOMAXPROCS(0)) {
 				computing.Add(-1) // other loops need not sleep meanwhile
-				time.Sleep(rest)
+				time.Sleep(yieldSleep)
 				computing.Add(1)
 			}
 			if !yield(v) {
@@ -45,7 +45,7 @@ func encodingTurns() int { return max(1, goruntime.GOMAXPROCS(0)-1) }
 // TakeTurn waits until the list may be encoded. Levels take turns; lists of a level are served in order of arrival, lists that have
 // begun first. Exempt levels and small lists never wait. Error: that of ctx.
 func (d *Decoded) TakeTurn(ctx context.Context) error {
-	if d == nil || d.turn || d.needed <= freeListBytes || d.level.Exempt {
+	if d == nil || d.hasTurn || d.needed <= freeListBytes || d.level.Exempt {
 		return nil
 	}
 	a := d.lists
@@ -81,16 +81,16 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 }
 
 func (d *Decoded) takeTurn() {
-	d.turn = true
+	d.hasTurn = true
 	computing.Add(1)
 }
 
 // endTurn passes the turn on.
 func (d *Decoded) endTurn() {
-	if !d.turn {
+	if !d.hasTurn {
 		return
 	}
-	d.turn = false
+	d.hasTurn = false
 	computing.Add(-1)
 	a := d.lists
 	a.mu.Lock()
@@ -113,7 +113,7 @@ const yieldAfter = 5 * time.Millisecond
 // Yield calls f, which may wait for a client, and passes the turn of the list on if that takes longer than yieldAfter.
 // Afterwards it has the turn again, unless ctx has ended.
 func (d *Decoded) Yield(ctx context.Context, f func()) {
-	if !d.turn {
+	if !d.hasTurn {
 		f()
 		return
 	}

@@ -207,7 +207,7 @@ func auditsResponse(ctx context.Context) bool {
 // negotiated is the result of negotiating an Accept header.
 type negotiated struct {
 	format
-	why reason // why to pass the request on; empty if format is valid
+	reason reason // why to pass the request on; empty if format is valid
 }
 
 // negotiate selects the format of the response as upstream's handlers do. Results that depend only
@@ -218,7 +218,7 @@ func (r *readRequest) negotiate() (format, reason) { return r.negotiateAs(true) 
 func (r *readRequest) negotiateAs(remember bool) (format, reason) {
 	if asksForPretty(r.req) {
 		n := r.negotiateUncached()
-		return n.format, n.why
+		return n.format, n.reason
 	}
 	accept := r.req.Header.Get("Accept")
 	var cache *acceptCache
@@ -231,13 +231,13 @@ func (r *readRequest) negotiateAs(remember bool) (format, reason) {
 		cache = &r.resource.accepted.watch
 	}
 	if n, ok := cache.load(accept); ok {
-		return n.format, n.why
+		return n.format, n.reason
 	}
 	n := r.negotiateUncached()
 	if remember && len(r.req.Header["Accept"]) <= 1 {
 		cache.store(accept, n)
 	}
-	return n.format, n.why
+	return n.format, n.reason
 }
 
 // asksForPretty reports whether the query or the user agent may request indented JSON.
@@ -253,27 +253,27 @@ func asksForPretty(req *http.Request) bool {
 func (r *readRequest) negotiateUncached() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
-		return negotiated{why: reasonMediaType}
+		return negotiated{reason: reasonMediaType}
 	}
 	f := format{media: media(info.MediaType)}
 	if f.media != mediaJSON && f.media != mediaProtobuf {
-		return negotiated{why: reasonMediaType}
+		return negotiated{reason: reasonMediaType}
 	}
 	if target := opts.Convert; target != nil {
 		switch {
 		case target.Kind == "Table":
-			return negotiated{why: reasonTable}
+			return negotiated{reason: reasonTable}
 		case target.Kind != r.partialKind():
-			return negotiated{why: reasonMediaType} // upstream words the error
+			return negotiated{reason: reasonMediaType} // upstream words the error
 		}
 		f.target = target.GroupVersion()
 		if f.target != metav1.SchemeGroupVersion && f.target != metav1beta1.SchemeGroupVersion {
-			return negotiated{why: reasonMediaType}
+			return negotiated{reason: reasonMediaType}
 		}
 	}
 	// Watches are not indented.
 	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
-		return negotiated{why: reasonPretty}
+		return negotiated{reason: reasonPretty}
 	}
 	return negotiated{format: f}
 }

@@ -285,9 +285,9 @@ func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
 	case s.out.gzip:
 		e.frame, err = rep.DeflatedEvent(ev, t, s.out.Frame)
 	case t == watch.Deleted:
-		e.item, err = rep.Deleted(ev)
+		e.item, err = rep.ItemBefore(ev)
 	default:
-		e.item, err = rep.Current(ev)
+		e.item, err = rep.ItemAfter(ev)
 	}
 	if err != nil {
 		return err

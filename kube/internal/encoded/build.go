@@ -27,7 +27,7 @@ func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, 
 }
 
 // buildLeaf is build for a caller that uses the items one by one.
-func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *run, error) {
+func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *leafItems, error) {
 	l := r.Leaf
 	b := &builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.blocks.Now()
@@ -43,7 +43,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 		}
 	}
 	if splices && missing > 0 && !(keep && p.blocks.HasRoom(missing)) {
-		kept := b.run()
+		kept := b.leafItems()
 		p.setRun(l, kept)
 		return b, kept, nil
 	}
@@ -51,13 +51,13 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 	if err != nil {
 		return nil, nil, err
 	}
-	kept := b.run()
+	kept := b.leafItems()
 	// The items of a leaf of a shard stay in the blocks of the leaves of the resource's own tree.
 	if n := len(kept.parts); !r.Selected && n > 8 && kept.bytes/int64(n) < partBytes {
 		if err := b.encode(ctx, func(*builtItem) bool { return true }); err != nil {
 			return nil, nil, err
 		}
-		kept = b.run()
+		kept = b.leafItems()
 	}
 	p.setRun(l, kept)
 	return b, kept, nil
@@ -191,9 +191,9 @@ func (b *builder) kept(i int, it *item) {
 	b.items[i].old = it
 }
 
-// run describes the leaf: its size, and its position if all of it is cached.
-func (b *builder) run() *run {
-	r := &run{memoKey: b.p.memoKey}
+// leafItems describes the leaf: its size, and its position if all of it is cached.
+func (b *builder) leafItems() *leafItems {
+	r := &leafItems{memoKey: b.p.memoKey}
 	kept := true
 	for i := range b.items {
 		it := &b.items[i]

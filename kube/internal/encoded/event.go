@@ -44,12 +44,12 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 	return data, err
 }
 
-// Current returns the item of the object after the event, made once for all watchers and cached
+// ItemAfter returns the item of the object after the event, made once for all watchers and cached
 // while the event is among the newest. The bytes are shared: do not write to them. Errors are those
 // of Item.
-func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
+func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
-		obj, err := p.gen.AddedIfWanted(ev)
+		obj, err := p.gen.ObjectAfterIfWanted(ev)
 		if err != nil {
 			return nil, err
 		}
@@ -61,10 +61,10 @@ func (p *Representation) Current(ev *mirror.Event) ([]byte, error) {
 	})
 }
 
-// Deleted returns the item of the object before the event with the revision of the event, for a
+// ItemBefore returns the item of the object before the event with the revision of the event, for a
 // DELETED event. Otherwise it is like Current.
-func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
-	return p.lazy(p.eventItem(p.gone, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
+func (p *Representation) ItemBefore(ev *mirror.Event) ([]byte, error) {
+	return p.lazy(p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
 		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
 		return slices.Clip(data), err
 	})
@@ -73,9 +73,9 @@ func (p *Representation) Deleted(ev *mirror.Event) ([]byte, error) {
 // DeflatedEvent returns the compressed frame of an event with the type t, made once for all
 // watchers and cached as long as its item. Errors are those of Item.
 func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
-	memoKey, e, item := p.memoKey, ev.Entry, p.Current
+	memoKey, e, item := p.memoKey, ev.Entry, p.ItemAfter
 	if t == watch.Deleted {
-		memoKey, e, item = p.gone, ev.Prev, p.Deleted
+		memoKey, e, item = p.deletedItemKey, ev.Prev, p.ItemBefore
 	}
 	kept := p.eventItem(memoKey, ev, e)
 	made := &kept.other

@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// run is the memo of a leaf: the positions of the items of all its entries.
-type run struct {
+// leafItems is the memo of a leaf: the positions of the items of all its entries.
+type leafItems struct {
 	memoKey *memo.Key
 	bytes   int64 // of all items
 	// parts are the positions of the items; empty if there was no room for all of them.
@@ -26,9 +26,9 @@ type part struct {
 }
 
 // runs are the runs of a leaf in several representations; immutable.
-type runs []*run
+type runs []*leafItems
 
-func (r runs) find(s *memo.Key) *run {
+func (r runs) find(s *memo.Key) *leafItems {
 	for _, run := range r {
 		if run.memoKey == s {
 			return run
@@ -59,7 +59,7 @@ func leafRuns(l *leaf) runs {
 }
 
 // setRun sets r on the leaf in place of an older run of the representation.
-func (p *Representation) setRun(l *leaf, r *run) {
+func (p *Representation) setRun(l *leaf, r *leafItems) {
 	for {
 		cur := l.Memo.Load()
 		var old runs
@@ -67,7 +67,7 @@ func (p *Representation) setRun(l *leaf, r *run) {
 			old = (*cur).(runs)
 		}
 		next := make(runs, 0, len(old)+1)
-		var replaced *run
+		var replaced *leafItems
 		for _, o := range old {
 			if o.memoKey == r.memoKey {
 				replaced = o
@@ -94,7 +94,7 @@ func (p *Representation) setRun(l *leaf, r *run) {
 }
 
 // load appends the bytes of the run to spans, and reports whether all of them are cached.
-func (r *run) load(spans [][]byte, now uint32) ([][]byte, bool) {
+func (r *leafItems) load(spans [][]byte, now uint32) ([][]byte, bool) {
 	if len(r.parts) == 0 {
 		return spans, false // only its size is known
 	}

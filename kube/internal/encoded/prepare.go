@@ -27,7 +27,7 @@ func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x := &preparation{rep: p, ctx: ctx, cancel: cancel, deflated: deflated, appendRun: appendRun}
-	x.all(all)
+	x.prepareAll(all)
 	x.helpers.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
@@ -49,9 +49,9 @@ type preparation struct {
 	helpers sync.WaitGroup
 }
 
-// all prepares the runs until the first error. It returns when there are no more runs; helpers may
+// prepareAll prepares the runs until the first error. It returns when there are no more runs; helpers may
 // still be running.
-func (x *preparation) all(all iter.Seq[mirror.Run]) {
+func (x *preparation) prepareAll(prepareAll iter.Seq[mirror.Run]) {
 	var work chan mirror.Run // to helpers, once there are items to make
 	defer func() {           // after a panic as well
 		if work != nil {
@@ -59,7 +59,7 @@ func (x *preparation) all(all iter.Seq[mirror.Run]) {
 		}
 	}()
 	var own Spans
-	for r := range all {
+	for r := range prepareAll {
 		if x.ctx.Err() != nil {
 			break
 		}
@@ -74,7 +74,7 @@ func (x *preparation) all(all iter.Seq[mirror.Run]) {
 		select {
 		case work <- r:
 		default:
-			x.run(r, &own)
+			x.prepareRun(r, &own)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 			defer func() { <-encoders }()
 			var spans Spans
 			for r := range runs {
-				if err := guard.RecoverPanic(func() error { x.run(r, &spans); return nil }); err != nil {
+				if err := guard.RecoverPanic(func() error { x.prepareRun(r, &spans); return nil }); err != nil {
 					x.cancel(err)
 				}
 			}
@@ -100,17 +100,17 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 	}
 }
 
-// run prepares one run. An error ends the preparation. It may be called concurrently.
-func (x *preparation) run(r mirror.Run, spans *Spans) {
-	n, err := x.make(r, spans)
+// prepareRun prepares one run. An error ends the preparation. It may be called concurrently.
+func (x *preparation) prepareRun(r mirror.Run, spans *Spans) {
+	n, err := x.encodeRun(r, spans)
 	if err != nil {
 		x.cancel(err)
 	}
 	x.total.Add(n)
 }
 
-// make makes the missing items of a run, compressed or not, and returns their size.
-func (x *preparation) make(r mirror.Run, spans *Spans) (n int64, err error) {
+// encodeRun makes the missing items of a run, compressed or not, and returns their size.
+func (x *preparation) encodeRun(r mirror.Run, spans *Spans) (n int64, err error) {
 	p := x.rep
 	if x.deflated && p.worthApart(r) && !x.full.Load() {
 		run, err := p.Deflated(x.ctx, r)
@@ -145,7 +145,7 @@ func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *
 		n += int64(len(item))
 	}
 	if r.Whole() {
-		p.setRun(r.Leaf, &run{memoKey: p.memoKey, bytes: n})
+		p.setRun(r.Leaf, &leafItems{memoKey: p.memoKey, bytes: n})
 	}
 	return n, nil
 }

@@ -29,13 +29,13 @@ type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 // representations of an engine share one block cache. An item that does not fit is encoded at each use, or spliced from the stored
 // value if that is known to give the same bytes. Methods may be called concurrently.
 type Representation struct {
-	gen     *objects.Generation
-	encode  ItemEncoder
-	splice  Splicer // nil: never
-	blocks  *blockcache.Cache
-	memoKey *memo.Key // memo key of items, on entries and on events after them
-	gone    *memo.Key // memo key of items that events have deleted
-	events  objects.EventCache
+	gen            *objects.Generation
+	encode         ItemEncoder
+	splice         Splicer // nil: never
+	blocks         *blockcache.Cache
+	memoKey        *memo.Key // memo key of items, on entries and on events after them
+	deletedItemKey *memo.Key // memo key of items that events have deleted
+	events         objects.EventCache
 	// varies: a leaf was encoded again with another size, which is possible for custom resources converted by a webhook. Sums of
 	// sizes are then not used.
 	varies atomic.Bool
@@ -50,7 +50,7 @@ type Representation struct {
 
 // New returns a representation of objects decoded by a generation; splice may be nil. Close it after use.
 func New(g *objects.Generation, encode ItemEncoder, splice Splicer) *Representation {
-	return &Representation{gen: g, encode: encode, splice: splice, blocks: g.Blocks(), memoKey: &memo.Key{}, gone: &memo.Key{}}
+	return &Representation{gen: g, encode: encode, splice: splice, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
 }
 
 // Of returns the generation's representation of a name, which must be comparable. It is made with encode and splice on the first
@@ -63,11 +63,11 @@ func Of(g *objects.Generation, name any, encode ItemEncoder, splice Splicer) *Re
 func (p *Representation) Close() {
 	p.events.End()
 	p.memoKey.Close()
-	p.gone.Close()
+	p.deletedItemKey.Close()
 }
 
 // MemoKeys implements objects.Derived.
-func (p *Representation) MemoKeys() []*memo.Key { return []*memo.Key{p.memoKey, p.gone} }
+func (p *Representation) MemoKeys() []*memo.Key { return []*memo.Key{p.memoKey, p.deletedItemKey} }
 
 // Fresh reports whether values are still decrypted with the keys of the representation's generation. Cost is a few loads.
 func (p *Representation) Fresh() bool { return p.gen.Current() }

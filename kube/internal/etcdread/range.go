@@ -32,11 +32,11 @@ type Source struct {
 // page by page (D7, I7). It holds at most one page and Source.Keep, for a range of any length. Not
 // safe for concurrent use.
 type Range struct {
-	source Source
-	ctx    context.Context
-	held   mirror.Snapshot // for sharing entries
-	most   int64           // keys wanted, 0 for all
-	count  int64           // keys in the range
+	source  Source
+	ctx     context.Context
+	held    mirror.Snapshot // for sharing entries
+	maxKeys int64           // keys wanted, 0 for all
+	count   int64           // keys in the range
 
 	first *etcdsource.Pager // at the first page
 	next  *etcdsource.Pager // continues after kept
@@ -49,15 +49,15 @@ type Range struct {
 // Open reads the first page of the keys with start <= key < end at rev; most is the number of keys to read, 0 for all. Entries that
 // are in held are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted, mirror.ErrRestored,
 // and those of the client of etcd.
-func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, most int64) (*Range, error) {
+func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, maxKeys int64) (*Range, error) {
 	pager := etcdsource.NewPager(s.Ranges, start, end, rev)
 	if n, bytes := held.Count(start, end); n > 0 {
 		pager.HintValueBytes(bytes / int64(n)) // as large as the current values
 	}
-	p := &Range{source: s, ctx: ctx, held: held, most: most, next: pager}
+	p := &Range{source: s, ctx: ctx, held: held, maxKeys: maxKeys, next: pager}
 	again := *pager
 	p.first = &again
-	page, err := p.fetch(p.next, most)
+	page, err := p.fetch(p.next, maxKeys)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ const runEntries = 64
 // cut makes runs of a page; own is the number of bytes that are not shared with the cache.
 func (p *Range) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 	for kvs := range slices.Chunk(page.KVs, runEntries) {
-		run, bytes := p.held.Foreign(kvs)
+		run, bytes := p.held.DetachedRun(kvs)
 		runs = append(runs, run)
 		own += bytes
 	}
@@ -136,8 +136,8 @@ func (p *Range) Runs() iter.Seq[mirror.Run] {
 			again := *p.first
 			pager, seen = &again, 0
 		}
-		for !pager.Done() && (p.most == 0 || seen < p.most) && p.err == nil {
-			page, err := p.fetch(pager, max(0, p.most-seen))
+		for !pager.Done() && (p.maxKeys == 0 || seen < p.maxKeys) && p.err == nil {
+			page, err := p.fetch(pager, max(0, p.maxKeys-seen))
 			if err != nil {
 				p.err = err
 				return

@@ -114,9 +114,9 @@ func (c *Cache) Run(ctx context.Context) {
 func (c *Cache) Report() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clock := c.mirror.Revision()
+	clock := c.mirror.PublishedRevision()
 	for r, m := range c.resources {
-		if r.Forgotten() {
+		if r.Removed() {
 			delete(c.resources, r)
 			continue
 		}

@@ -89,7 +89,7 @@ type clusterStats struct {
 // Metrics of a mirrored cluster.
 var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "ready", "1 when the first list of etcd is in place, otherwise 0.", func(s clusterStats) int { return oneIf(s.Ready) }),
-	gauge(ofCluster, "revision", "Published revision, which readers see.", func(s clusterStats) int64 { return s.Revision }),
+	gauge(ofCluster, "revision", "Published revision, which readers see.", func(s clusterStats) int64 { return s.PublishedRevision }),
 	gauge(ofCluster, "history_bytes", "Stored bytes that only history references.", func(s clusterStats) int64 { return s.HistoryBytes }),
 	gauge(ofCluster, "version_bytes", "Bytes of old versions that the newest version does not share; their objects are in strata_mirror_history_bytes.",
 		func(s clusterStats) int64 { return s.VersionBytes }),
@@ -114,11 +114,11 @@ var clusterMetrics = families[clusterStats]{
 		func(s clusterStats) int64 { return s.Repairs }),
 	gauge(ofCluster, "etcd_revision", "Last known revision of etcd, from a revision read or the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
 	gauge(ofCluster, "revision_lag", "Distance of strata_mirror_revision behind strata_mirror_etcd_revision. A small lag without reads is harmless: a client read etcd's revision and did not wait for it, or etcd's progress is not used.",
-		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.Revision) }),
+		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.PublishedRevision) }),
 	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for the reads of strata_mirror_revision_reads_total. Divided by the reads: requests per read.",
 		func(s clusterStats) int64 { return s.RevisionReadWaiters }),
 	counter(ofCluster, "etcd_restores_total", "Times etcd was found to be another cluster, or an older state of itself: a backup was restored.",
-		func(s clusterStats) int64 { return s.Restores }),
+		func(s clusterStats) int64 { return s.EtcdRestores }),
 	counter(ofCluster, "replays_total", "Times history was read from etcd: at the start, after a gap, or for a resource whose values were not cached.",
 		func(s clusterStats) int64 { return s.Replays }),
 	counter(ofCluster, "replayed_events_total", "Events of history that were read from etcd.", func(s clusterStats) int64 { return s.ReplayedEvents }),
@@ -164,7 +164,7 @@ var compactionMetrics = families[etcdsource.CompactionStats]{
 	counter(ofCompaction, "compactions_total", "Compactions by this server.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
 	counter(ofCompaction, "failures_total", "Failed turns of this server to compact etcd.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
 	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
-	counter(ofCompaction, "doubted_writes_total", "Rejected writes to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Doubts }),
+	counter(ofCompaction, "doubted_writes_total", "Rejected writes to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.InvalidAnnouncements }),
 	counter(ofCompaction, "unannounced_total", "Compactions found without a write to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
 }
 
@@ -196,7 +196,7 @@ type Cluster struct {
 	Compactor *etcdsource.Compactor // nil if there is none
 	Blocks    *blockcache.Cache     // counted once if several clusters share it
 	Prefix    string
-	Freshness etcdsource.Freshness
+	Freshness etcdsource.ProgressMode
 	Endpoints func() string
 	// Lists returns the number of pages that are being read from etcd, and its bound.
 	Lists func() (reading, limit int)
@@ -276,7 +276,7 @@ func (c *clusters) CollectWithStability(ch chan<- metrics.Metric) {
 
 func (c *Cluster) collect(ch chan<- metrics.Metric) {
 	endpoints, checked := c.Endpoints(), "off"
-	if c.Mirror.ChecksArrival() {
+	if c.Mirror.VerifiesVersions() {
 		checked = "on"
 	}
 	ch <- metrics.NewLazyConstMetric(feedInfo, metrics.GaugeValue, 1, endpoints, c.Prefix, c.Freshness.String(), checked)

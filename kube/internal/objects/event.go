@@ -44,13 +44,13 @@ func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) 
 	return obj, err
 }
 
-// Added returns the object after the event, shared by all watchers.
-func (g *Generation) Added(ev *mirror.Event) (runtime.Object, error) {
+// ObjectAfter returns the object after the event, shared by all watchers.
+func (g *Generation) ObjectAfter(ev *mirror.Event) (runtime.Object, error) {
 	return g.lazy(&g.eventObjects(ev).current, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
 }
 
-// Deleted returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
-func (g *Generation) Deleted(ev *mirror.Event) (runtime.Object, error) {
+// ObjectBefore returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
+func (g *Generation) ObjectBefore(ev *mirror.Event) (runtime.Object, error) {
 	return g.lazy(&g.eventObjects(ev).deleted, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
 }
 
@@ -65,13 +65,13 @@ func (g *Generation) decodeEvent(e *mirror.Entry, rev mirror.Revision) (runtime.
 	return obj, err
 }
 
-// AddedIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The caller owns the
+// ObjectAfterIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The caller owns the
 // object.
-func (g *Generation) AddedIfWanted(ev *mirror.Event) (runtime.Object, error) {
+func (g *Generation) ObjectAfterIfWanted(ev *mirror.Event) (runtime.Object, error) {
 	if !g.view.selective.Load() {
 		return nil, nil
 	}
-	obj, err := g.Added(ev)
+	obj, err := g.ObjectAfter(ev)
 	if shared, ok := obj.(*Shared); ok {
 		obj = shared.GetObject()
 	}

@@ -49,17 +49,17 @@ func (v *View) newGeneration() *Generation {
 	return g
 }
 
-// Now returns the generation of the keys in use. Cost is a few loads, unless the keys have changed since the last call.
-func (v *View) Now() *Generation {
+// CurrentGeneration returns the generation of the keys in use. Cost is a few loads, unless the keys have changed since the last call.
+func (v *View) CurrentGeneration() *Generation {
 	g := v.cur.Load()
 	if v.cfg.Keys == nil || g.keys == v.cfg.Keys() {
 		return g
 	}
-	return v.replace()
+	return v.rotateGeneration()
 }
 
-// replace ends the generation of keys that are no longer in use and returns the next one.
-func (v *View) replace() *Generation {
+// rotateGeneration ends the generation of keys that are no longer in use and returns the next one.
+func (v *View) rotateGeneration() *Generation {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	old := v.cur.Load()
@@ -69,8 +69,8 @@ func (v *View) replace() *Generation {
 	}
 	v.cur.Store(next)
 	old.end()
-	if v.replaced != nil {
-		v.replaced()
+	if v.onRotate != nil {
+		v.onRotate()
 	}
 	return next
 }
@@ -103,8 +103,8 @@ func (g *Generation) MemoKeys() []*memo.Key {
 // Ended reports whether the keys of the generation are no longer in use. Data derived with them must not be cached.
 func (g *Generation) Ended() bool { return g.ended.Load() }
 
-// Current reports whether the keys of the generation are in use. Cost is that of View.Now.
-func (g *Generation) Current() bool { return g == g.view.Now() }
+// Current reports whether the keys of the generation are in use. Cost is that of View.CurrentGeneration.
+func (g *Generation) Current() bool { return g == g.view.CurrentGeneration() }
 
 // Blocks returns the block cache of the view.
 func (g *Generation) Blocks() *blockcache.Cache { return g.view.cfg.Blocks }

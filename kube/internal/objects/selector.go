@@ -49,10 +49,10 @@ func (s *Selector) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 // MatchesEvent is Matches for the objects before and after an event, each decoded once for all watchers.
 func (s *Selector) MatchesEvent(ev *mirror.Event) (before, now bool, err error) {
 	if ev.Prev != nil {
-		before, err = s.matches(ev.Prev, func() (runtime.Object, error) { return s.Generation.Deleted(ev) })
+		before, err = s.matches(ev.Prev, func() (runtime.Object, error) { return s.Generation.ObjectBefore(ev) })
 	}
 	if ev.Entry != nil && err == nil {
-		now, err = s.matches(ev.Entry, func() (runtime.Object, error) { return s.Generation.Added(ev) })
+		now, err = s.matches(ev.Entry, func() (runtime.Object, error) { return s.Generation.ObjectAfter(ev) })
 	}
 	return before, now, err
 }

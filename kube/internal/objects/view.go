@@ -42,14 +42,14 @@ type View struct {
 	cur    atomic.Pointer[Generation] // see Now
 	mu     sync.Mutex                 // held to replace cur; leaf but for the callback replaced
 	closed bool                       // guarded by mu
-	// replaced, if set, is called after a generation was replaced, with mu held. It must not block.
-	replaced func()
+	// onRotate, if set, is called after a generation was onRotate, with mu held. It must not block.
+	onRotate func()
 }
 
 // New returns a view. If replaced is not nil, it is called after each change of keys and must not block. Close the view
 // after use.
 func New(cfg Config, replaced func()) *View {
-	v := &View{cfg: cfg, replaced: replaced}
+	v := &View{cfg: cfg, onRotate: replaced}
 	v.cur.Store(v.newGeneration())
 	return v
 }

@@ -178,7 +178,7 @@ func (s *Selections) Index(name string, value func(*objects.Attributes) string) 
 	x := t.byName[name]
 	if x == nil {
 		x = &Index{name: name, blocks: s.cfg.Blocks, value: value}
-		x.selection = selection[*IndexItem]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, turn: semaphore.NewWeighted(1)}
+		x.selection = selection[*IndexItem]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, buildLock: semaphore.NewWeighted(1)}
 		x.watched = mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
 			return s.values(ev, value, "value")
 		}, nil)
@@ -207,7 +207,7 @@ func (s *Selections) DropIndexes() {
 	ended, left := s.cfg.Context.Err() != nil, false
 	for _, x := range t.byName {
 		cur, idle := x.cur.Load(), time.Since(x.used) >= IndexIdle
-		if cur != nil && (ended || idle || !cur.Serves(s.cfg.View.Now(), 0)) {
+		if cur != nil && (ended || idle || !cur.Serves(s.cfg.View.CurrentGeneration(), 0)) {
 			x.drop()
 		}
 		left = left || !idle // a reader may be building it

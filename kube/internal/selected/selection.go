@@ -127,8 +127,8 @@ type selection[I btree.Item] struct {
 	view     *objects.View
 	kind     kind[I]
 
-	cur  atomic.Pointer[Version[I]]
-	turn *semaphore.Weighted // of 1: taken by the reader that brings cur up to date
+	cur       atomic.Pointer[Version[I]]
+	buildLock *semaphore.Weighted // of 1: taken by the reader that brings cur up to date
 }
 
 // Built reports whether there is a current version.
@@ -139,14 +139,14 @@ func (s *selection[I]) Built() bool { return s.cur.Load() != nil }
 // and when the log does not reach back to the last one. It waits for a reader that is bringing it
 // up to date.
 func (s *selection[I]) At(ctx context.Context, rev mirror.Revision) (*Version[I], error) {
-	if cur := s.cur.Load(); cur.Serves(s.view.Now(), rev) {
+	if cur := s.cur.Load(); cur.Serves(s.view.CurrentGeneration(), rev) {
 		return cur, nil
 	}
-	if err := s.turn.Acquire(ctx, 1); err != nil {
+	if err := s.buildLock.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	defer s.turn.Release(1)
-	cur, gen := s.cur.Load(), s.view.Now()
+	defer s.buildLock.Release(1)
+	cur, gen := s.cur.Load(), s.view.CurrentGeneration()
 	if cur.Serves(gen, rev) {
 		return cur, nil
 	}

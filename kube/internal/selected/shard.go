@@ -19,8 +19,8 @@ type Shard struct {
 	selection[*mirror.Entry]
 	set *objects.ShardSet
 
-	// past is the last version made for a list of the past, for its next page.
-	past atomic.Pointer[ShardVersion]
+	// lastOldVersion is the last version made for a list of the past, for its next page.
+	lastOldVersion atomic.Pointer[ShardVersion]
 
 	used time.Time // guarded by shards.mu
 }
@@ -83,7 +83,7 @@ func (x *Shard) install(old, next *ShardVersion, edit *btree.Edit[*mirror.Entry]
 
 // Past returns the last version made of the past, if it is of rev and serves gen.
 func (x *Shard) Past(gen *objects.Generation, rev mirror.Revision) (*ShardVersion, bool) {
-	past := x.past.Load()
+	past := x.lastOldVersion.Load()
 	return past, past != nil && past.rev == rev && past.Serves(gen, rev)
 }
 
@@ -106,7 +106,7 @@ func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVe
 		}
 	}
 	past := &ShardVersion{gen: cur.gen, rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
-	if old := x.past.Swap(past); old != nil {
+	if old := x.lastOldVersion.Swap(past); old != nil {
 		retireOthers(old, past, cur)
 	}
 	return past, nil
@@ -125,23 +125,23 @@ func retireOthers(old *ShardVersion, others ...*ShardVersion) {
 
 // drop releases the cached data of the leaves of the shard. It waits for the turn.
 func (x *Shard) drop() {
-	x.wait()
-	defer x.turn.Release(1)
-	for _, v := range []*ShardVersion{x.cur.Swap(nil), x.past.Swap(nil)} {
+	x.lockBuild()
+	defer x.buildLock.Release(1)
+	for _, v := range []*ShardVersion{x.cur.Swap(nil), x.lastOldVersion.Swap(nil)} {
 		if v != nil {
 			retire(v.leaves())
 		}
 	}
 }
 
-// wait takes the turn, without a time limit.
-func (x *Shard) wait() {
-	_ = x.turn.Acquire(context.Background(), 1) // its only error is that of the context
+// lockBuild takes the turn, without a time limit.
+func (x *Shard) lockBuild() {
+	_ = x.buildLock.Acquire(context.Background(), 1) // its only error is that of the context
 }
 
 // dropEnded implements kind.
 func (x *Shard) dropEnded() {
-	for _, p := range []*atomic.Pointer[ShardVersion]{&x.cur, &x.past} {
+	for _, p := range []*atomic.Pointer[ShardVersion]{&x.cur, &x.lastOldVersion} {
 		if v := p.Load(); v != nil && v.gen.Ended() && p.CompareAndSwap(v, nil) {
 			retire(v.leaves())
 		}

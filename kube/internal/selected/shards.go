@@ -40,7 +40,7 @@ func (s *Selections) Shard(set *objects.ShardSet) *Shard {
 	x := t.byKey[set.Key][set.Name]
 	if x == nil {
 		x = &Shard{set: set}
-		x.selection = selection[*mirror.Entry]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, turn: semaphore.NewWeighted(1)}
+		x.selection = selection[*mirror.Entry]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, buildLock: semaphore.NewWeighted(1)}
 		if t.ended {
 			return x
 		}
@@ -164,9 +164,9 @@ func (t *shards) dropIdle() {
 // bring one up to date.
 func (s *Selections) DropEnded() {
 	for _, x := range s.shards.all() {
-		x.wait()
+		x.lockBuild()
 		x.dropEnded()
-		x.turn.Release(1)
+		x.buildLock.Release(1)
 	}
 }
 

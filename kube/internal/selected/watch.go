@@ -33,12 +33,12 @@ func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool)
 func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) string, readers string) (before, now string, known bool) {
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
-	gen := s.cfg.View.Now()
+	gen := s.cfg.View.CurrentGeneration()
 	err := guard.RecoverPanic(func() error {
 		if e := ev.Entry; e != nil {
 			if gen.KnownAttributes(e) == nil {
 				// The woken watches share the object.
-				if _, err := gen.Added(ev); err != nil {
+				if _, err := gen.ObjectAfter(ev); err != nil {
 					return err
 				}
 			}

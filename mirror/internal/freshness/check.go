@@ -25,9 +25,9 @@ func (c *Published) Check() error {
 		return fmt.Errorf("lowest awaited revision is %d, recorded %d", lowest, m)
 	}
 	occupied := len(c.waiters) > 0
-	if c.occupied != occupied || closed(c.waiting) != occupied || closed(c.resting) == occupied {
+	if c.reportedWaits != occupied || closed(c.hasWaits) != occupied || closed(c.noWaits) == occupied {
 		return fmt.Errorf("%d waits, reported: %t, waiting closed %t, resting closed %t",
-			len(c.waiters), c.occupied, closed(c.waiting), closed(c.resting))
+			len(c.waiters), c.reportedWaits, closed(c.hasWaits), closed(c.noWaits))
 	}
 	return nil
 }

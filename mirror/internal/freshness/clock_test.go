@@ -48,7 +48,7 @@ func TestPublished_PublishDuringWait_LosesNoWakeup(t *testing.T) {
 		t.Errorf("%d waiters are left", len(c.waiters))
 	}
 	select {
-	case <-c.occupancy():
+	case <-c.whileWaits():
 		t.Error("the clock reports waits that have ended")
 	default:
 	}
@@ -104,7 +104,7 @@ func TestPublishedCheck_WaitNotEnded_ReturnsError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- c.Wait(ctx, 5) }()
-	<-c.occupancy()
+	<-c.whileWaits()
 	if err := c.Check(); err != nil {
 		t.Error(err)
 	}

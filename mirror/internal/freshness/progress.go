@@ -26,9 +26,9 @@ const (
 //     answers arrive together;
 //   - once in each idle interval without events, while a caller needs the published revision to advance (Want).
 type Progress struct {
-	clock    *Published
-	request  func(context.Context)
-	interval time.Duration
+	published *Published
+	request   func(context.Context)
+	interval  time.Duration
 
 	due    chan struct{} // a request is due with a revision read
 	wanted atomic.Int64  // calls of Want without their release
@@ -37,7 +37,7 @@ type Progress struct {
 // NewProgress returns a Progress for the published revision; Run sends its requests by calling request. idle is
 // the interval of requests for Want; there are none if it is not positive.
 func NewProgress(c *Published, idle time.Duration, request func(context.Context)) *Progress {
-	return &Progress{clock: c, request: request, interval: idle, due: make(chan struct{}, 1)}
+	return &Progress{published: c, request: request, interval: idle, due: make(chan struct{}, 1)}
 }
 
 // Run sends requests until ctx ends.
@@ -78,13 +78,13 @@ func (a *requester) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.clock.occupancy():
+		case <-a.published.whileWaits():
 			a.forWaiters(ctx)
 		case <-a.due:
 			a.along = time.Now()
 			a.request(ctx)
 		case <-idle:
-			now := a.clock.events.Load()
+			now := a.published.events.Load()
 			if now == events && a.wanted.Load() > 0 {
 				a.request(ctx)
 			}
@@ -95,13 +95,13 @@ func (a *requester) run(ctx context.Context) {
 
 // forWaiters sends requests while there are waits for the published revision.
 func (a *requester) forWaiters(ctx context.Context) {
-	c := a.clock
+	c := a.published
 	// atOnce is false if a request was sent together with the revision read.
 	atOnce := func() bool { return c.byProgress.Load() && time.Since(a.along) >= progressFirst }
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for interval, due := progressFirst, atOnce(); ; {
-		served, rest := c.served.Load(), c.rest()
+		served, rest := c.waitsEndedByProgress.Load(), c.whileNoWaits()
 		if due {
 			a.request(ctx)
 		}
@@ -117,7 +117,7 @@ func (a *requester) forWaiters(ctx context.Context) {
 		case <-timer.C:
 		}
 		due = true
-		if c.served.Load() == served {
+		if c.waitsEndedByProgress.Load() == served {
 			interval = min(2*interval, progressLast)
 		} else {
 			interval = progressFirst

@@ -20,9 +20,9 @@ type Published struct {
 
 	// byProgress: progress, not events, moves the published revision to the revisions of the waits. Progress has
 	// ended the last wait, and since then no read has found the published revision at etcd's revision.
-	byProgress atomic.Bool
-	served     atomic.Int64 // times that progress has ended waits
-	events     atomic.Int64 // times that events have moved the published revision
+	byProgress           atomic.Bool
+	waitsEndedByProgress atomic.Int64 // times that progress has ended waits
+	events               atomic.Int64 // times that events have moved the published revision
 
 	closed    <-chan struct{}
 	errClosed error
@@ -30,16 +30,16 @@ type Published struct {
 	mu      sync.Mutex // leaf; guards the fields below
 	waiters waiterHeap
 
-	occupied bool          // there are waits; reported by the channels
-	waiting  chan struct{} // closed while there are waits, replaced when there are none
-	resting  chan struct{} // closed while there are no waits
-	lowered  chan struct{} // a new wait is for a lower revision than all others
+	reportedWaits bool          // there are waits; reported by the channels
+	hasWaits      chan struct{} // closed while there are waits, replaced when there are none
+	noWaits       chan struct{} // closed while there are no waits
+	lowered       chan struct{} // a new wait is for a lower revision than all others
 }
 
 // NewPublished returns a published revision of 0 and its publisher. Waits end with err when closed is closed.
 func NewPublished(closed <-chan struct{}, err error) (*Published, Publisher) {
-	c := &Published{waiting: make(chan struct{}), resting: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
-	close(c.resting)
+	c := &Published{hasWaits: make(chan struct{}), noWaits: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
+	close(c.noWaits)
 	c.min.Store(math.MaxInt64)
 	return c, Publisher{c}
 }
@@ -71,7 +71,7 @@ func (p Publisher) Publish(rev int64, byProgress bool) {
 	}
 	c.byProgress.Store(byProgress)
 	if byProgress {
-		c.served.Add(1)
+		c.waitsEndedByProgress.Add(1)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,13 +88,13 @@ func (c *Published) setMinLocked() {
 	}
 	c.min.Store(lowest)
 	switch occupied := len(c.waiters) > 0; {
-	case occupied == c.occupied:
+	case occupied == c.reportedWaits:
 	case occupied:
-		close(c.waiting)
-		c.occupied, c.resting = true, make(chan struct{})
+		close(c.hasWaits)
+		c.reportedWaits, c.noWaits = true, make(chan struct{})
 	default:
-		close(c.resting)
-		c.occupied, c.waiting = false, make(chan struct{})
+		close(c.noWaits)
+		c.reportedWaits, c.hasWaits = false, make(chan struct{})
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *Published) Wait(ctx context.Context, rev int64) error {
 	w := &waiter{rev: rev, done: make(chan struct{})}
 	c.mu.Lock()
 	heap.Push(&c.waiters, w)
-	if w.index == 0 && c.occupied {
+	if w.index == 0 && c.reportedWaits {
 		select {
 		case c.lowered <- struct{}{}:
 		default:
@@ -142,18 +142,18 @@ func (c *Published) Wait(ctx context.Context, rev int64) error {
 	return err
 }
 
-// occupancy returns a channel that is closed while there are waits.
-func (c *Published) occupancy() <-chan struct{} {
+// whileWaits returns a channel that is closed while there are waits.
+func (c *Published) whileWaits() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.waiting
+	return c.hasWaits
 }
 
-// rest returns a channel that is closed while there are no waits.
-func (c *Published) rest() <-chan struct{} {
+// whileNoWaits returns a channel that is closed while there are no waits.
+func (c *Published) whileNoWaits() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.resting
+	return c.noWaits
 }
 
 type waiterHeap []*waiter

@@ -22,10 +22,10 @@ type Env struct {
 // Reads lets concurrent consistent reads share one read of etcd's revision. All methods may be
 // called concurrently.
 type Reads struct {
-	ctx   context.Context
-	clock *Published
-	env   Env
-	wg    sync.WaitGroup
+	ctx       context.Context
+	published *Published
+	env       Env
+	wg        sync.WaitGroup
 
 	reads, waiters atomic.Int64 // see Counts
 
@@ -38,7 +38,7 @@ type Reads struct {
 
 // NewReads returns the Reads for a published revision. They end with ctx; Close waits for their end.
 func NewReads(ctx context.Context, c *Published, env Env) *Reads {
-	return &Reads{ctx: ctx, clock: c, env: env}
+	return &Reads{ctx: ctx, published: c, env: env}
 }
 
 // sharedRead is the result for a group of callers.
@@ -50,11 +50,11 @@ type sharedRead struct {
 
 // attempt is one request to etcd, for the reads that were waiting when it began.
 type attempt struct {
-	reads  []*sharedRead
-	began  time.Time
-	ctx    context.Context
-	cancel context.CancelFunc
-	clock  int64 // the published revision when it began
+	reads            []*sharedRead
+	began            time.Time
+	ctx              context.Context
+	cancel           context.CancelFunc
+	publishedAtStart int64 // the published revision when it began
 }
 
 const (
@@ -88,7 +88,7 @@ func (r *Reads) ReadRevision(ctx context.Context) (int64, error) {
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	case <-r.ctx.Done():
-		return 0, r.clock.errClosed
+		return 0, r.published.errClosed
 	}
 }
 
@@ -103,7 +103,7 @@ func (r *Reads) nextAttemptLocked() *attempt {
 	if r.closed || n == maxRevisionReads || !waiting {
 		return nil
 	}
-	a := &attempt{began: time.Now(), clock: r.clock.Revision()}
+	a := &attempt{began: time.Now(), publishedAtStart: r.published.Revision()}
 	a.ctx, a.cancel = context.WithTimeout(r.ctx, revisionReadTimeout)
 	if r.next != nil {
 		a.reads, r.next = append(a.reads, r.next), nil
@@ -150,12 +150,12 @@ func (r *Reads) Counts() (reads, calls int64) { return r.reads.Load(), r.waiters
 func (r *Reads) run(a *attempt) {
 	for a != nil {
 		r.reads.Add(1)
-		if r.clock.byProgress.Load() && r.clock.min.Load() > r.env.Known() { // no wait is for a revision known to exist
+		if r.published.byProgress.Load() && r.published.min.Load() > r.env.Known() { // no wait is for a revision known to exist
 			r.env.Progress.withRead()
 		}
 		rev, err := r.env.Read(a.ctx)
-		if err == nil && rev == a.clock {
-			r.clock.byProgress.Store(false) // its callers do not wait for the published revision
+		if err == nil && rev == a.publishedAtStart {
+			r.published.byProgress.Store(false) // its callers do not wait for the published revision
 		}
 		r.mu.Lock()
 		r.answerLocked(a, rev, err)

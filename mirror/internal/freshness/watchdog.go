@@ -47,11 +47,11 @@ func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
 // Watchdog detects a feed that delivers nothing while etcd's revision advances, so that the writer
 // leaves it.
 type Watchdog struct {
-	Feed     *Feed
-	Clock    *Published
-	Reads    *Reads
-	Patience time.Duration         // of the first feed; see Run
-	Request  func(context.Context) // requests progress
+	Feed      *Feed
+	Published *Published
+	Reads     *Reads
+	Patience  time.Duration         // of the first feed; see Run
+	Request   func(context.Context) // requests progress
 }
 
 // Run sends the feed's number to Feed.Silent when the feed delivers nothing while etcd's revision
@@ -110,7 +110,7 @@ func (w *Watchdog) Run(ctx context.Context) {
 // isBehind reports whether etcd is ahead of the published revision. It reads etcd's revision unless a known
 // revision is above the published revision; it returns false if there is no answer.
 func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
-	clock := w.Clock.Revision()
+	clock := w.Published.Revision()
 	if w.Reads.env.Known() > clock {
 		return true
 	}

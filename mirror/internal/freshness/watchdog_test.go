@@ -24,7 +24,7 @@ func TestWatchdog_SilentFeed_IsReported(t *testing.T) {
 			Progress: NewProgress(clock, 0, func(context.Context) {}),
 		})
 		feed := NewFeed()
-		go (&Watchdog{Feed: feed, Clock: clock, Reads: reads, Patience: time.Second,
+		go (&Watchdog{Feed: feed, Published: clock, Reads: reads, Patience: time.Second,
 			Request: func(context.Context) { requested.Add(1) }}).Run(ctx)
 		publisher.Publish(1, true)
 		number := feed.Begin()

@@ -1,4 +1,4 @@
-package running
+package watchset
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 // ends.
 type direct struct {
 	watch.Interface
-	running *Watches
+	watches *Watches
 	cancel  context.CancelFunc
 }
 
@@ -23,14 +23,14 @@ func (w *direct) Abort(Reason) { w.cancel() }
 
 // Stop implements watch.Interface.
 func (w *direct) Stop() {
-	w.running.Remove(w)
+	w.watches.Remove(w)
 	w.cancel()
 	w.Interface.Stop()
 }
 
 // Direct starts a watch that etcd serves and adds it to r. Errors: that of etcd, and ErrShuttingDown if it is rejected.
 func (r *Watches) Direct(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions, undrained bool) (watch.Interface, error) {
-	w := &direct{running: r}
+	w := &direct{watches: r}
 	ctx, w.cancel = context.WithCancel(ctx)
 	if !r.Add(w, undrained) {
 		w.cancel()

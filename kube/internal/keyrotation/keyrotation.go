@@ -1,5 +1,5 @@
-// Package rekey observes when the keys that decrypt a resource are replaced.
-package rekey
+// Package keyrotation observes when the keys that decrypt a resource are replaced.
+package keyrotation
 
 import (
 	"errors"
@@ -205,7 +205,7 @@ func (r *Reloads) run(cancel <-chan struct{}) {
 		}
 		r.mu.Unlock()
 		for _, v := range views {
-			v.Now()
+			v.CurrentGeneration()
 		}
 		clear(views)
 		views = views[:0]

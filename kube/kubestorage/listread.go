@@ -57,30 +57,30 @@ type ListRead struct {
 	// Limit is the requested number of selected objects, 0 for all.
 	Limit int64
 
-	store    *Store
-	request  listRequest
-	selector objects.Selector
-	shard    *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
-	index    *selected.IndexVersion // nil: no index matches
-	name     string                 // of the index
-	value    string                 // to look up in it
-	changed  []string               // keys changed between Rev and the index's revision, ascending
-	past     *etcdread.Range        // nil: memory has the revision
-	suspect  bool                   // memory has the revision too, and may be wrong
-	err      error                  // see Err
-	release  func()                 // nil: no place is held
+	store       *Store
+	request     listRequest
+	selector    objects.Selector
+	shard       *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
+	index       *selected.IndexVersion // nil: no index matches
+	name        string                 // of the index
+	value       string                 // to look up in it
+	changedKeys []string               // keys changed between Rev and the index's revision, ascending
+	etcdRange   *etcdread.Range        // nil: memory has the revision
+	suspect     bool                   // memory has the revision too, and may be wrong
+	err         error                  // see Err
+	release     func()                 // nil: no place is held
 }
 
 // FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,
 // or the history in memory is inconsistent (Resource.Inconsistent). Runs can then fail (see Err),
 // entries that memory does not have are new objects, and a second walk may read etcd again.
-func (r *ListRead) FromEtcd() bool { return r.past != nil }
+func (r *ListRead) FromEtcd() bool { return r.etcdRange != nil }
 
 // Runs yields the entries of the range in key order, leaf by leaf, before selection. For a request
 // with an index see Candidates.
 func (r *ListRead) Runs() iter.Seq[mirror.Run] {
-	if r.past != nil {
-		return r.past.Runs()
+	if r.etcdRange != nil {
+		return r.etcdRange.Runs()
 	}
 	return r.Objects().Runs(r.Start, r.End)
 }
@@ -107,9 +107,9 @@ func (r *ListRead) Close() {
 // index if there is one, else all of Runs.
 func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
-	case r.past != nil:
+	case r.etcdRange != nil:
 		return func(yield func(*mirror.Entry) bool) {
-			for run := range r.past.Runs() {
+			for run := range r.etcdRange.Runs() {
 				for _, e := range run.Items() {
 					if !yield(e) {
 						return
@@ -126,7 +126,7 @@ func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 // indexed yields the entries of the index, except for the keys changed since, for which it yields
 // the entries of the snapshot.
 func (r *ListRead) indexed(yield func(*mirror.Entry) bool) {
-	changed := r.changed
+	changed := r.changedKeys
 	before := func(key string) bool { // yields the entries of changed keys below key
 		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
 			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
@@ -152,7 +152,7 @@ func (r *ListRead) indexed(yield func(*mirror.Entry) bool) {
 // Selecting is Candidates for a loop that selects and does not wait for a client. It yields the processor to short requests
 // periodically while other lists are in flight.
 func (r *ListRead) Selecting() iter.Seq[*mirror.Entry] {
-	if r.past != nil {
+	if r.etcdRange != nil {
 		return r.Candidates() // waits for etcd
 	}
 	return listadmission.Interruptible(r.Candidates())
@@ -161,8 +161,8 @@ func (r *ListRead) Selecting() iter.Seq[*mirror.Entry] {
 // Count returns the number of entries of Runs, which is that of the objects if the request is not
 // Selective. Cost is O(log n).
 func (r *ListRead) Count() int {
-	if r.past != nil {
-		return r.past.Count()
+	if r.etcdRange != nil {
+		return r.etcdRange.Count()
 	}
 	n, _ := r.Objects().Count(r.Start, r.End)
 	return n
@@ -188,7 +188,7 @@ func (r *ListRead) MoreAfter(key string) bool {
 // estimate returns an upper bound of the number of objects, for allocations.
 func (r *ListRead) estimate() int {
 	if r.index != nil {
-		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changed)
+		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changedKeys)
 	}
 	return r.Count()
 }
@@ -275,11 +275,11 @@ func (q *listRequest) fromMemory(s *Store) bool {
 	switch {
 	case q.exact > 0:
 		// Above the published revision only a consistent read shows whether the revision exists.
-		return s.pastLists && (s.present.lists || q.exact <= s.mirror.Revision())
+		return s.listsAtRevision && (s.latestReads.lists || q.exact <= s.mirror.PublishedRevision())
 	case q.opts.Predicate.Continue != "": // a token for the present
-		return s.pastLists && s.present.lists
+		return s.listsAtRevision && s.latestReads.lists
 	case q.opts.ResourceVersion == "":
-		return s.present.lists
+		return s.latestReads.lists
 	}
 	return true
 }

@@ -1,4 +1,4 @@
-package running
+package watchset
 
 import "sync/atomic"
 
@@ -26,7 +26,7 @@ func (e Reason) String() string {
 type Ended struct{ reason atomic.Int32 }
 
 // Set sets the reason if none was set before.
-func (e *Ended) Set(why Reason) { e.reason.CompareAndSwap(int32(NotEnded), int32(why)) }
+func (e *Ended) Set(reason Reason) { e.reason.CompareAndSwap(int32(NotEnded), int32(reason)) }
 
 // Get returns the reason.
 func (e *Ended) Get() Reason { return Reason(e.reason.Load()) }

@@ -32,7 +32,7 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 		snap, err = s.resource.Latest()
 	}
 	x.Objects = snap
-	if sel := s.view.Now().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
+	if sel := s.view.CurrentGeneration().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
 		if known := s.selections.KnownShard(sel.Shard); known != nil {
 			x.Objects = known
 		}

@@ -1,5 +1,5 @@
-// Package running holds the running watches of an etcd cluster, and ends them when the server shuts down.
-package running
+// Package watchset holds the running watches of an etcd cluster, and ends them when the server shuts down.
+package watchset
 
 import (
 	"context"
@@ -13,11 +13,11 @@ import (
 // Watches are the running watches of an etcd cluster. The zero value is empty. Safe for concurrent
 // use.
 type Watches struct {
-	refused atomic.Bool // Add rejects watches
-	last    atomic.Bool // running watches deliver their pending events, and end
+	refused  atomic.Bool // Add rejects watches
+	draining atomic.Bool // running watches deliver their pending events, and end
 
 	mu        sync.Mutex // leaf, but for the locks that the methods of Watch take
-	all       map[Watch]struct{}
+	drainable map[Watch]struct{}
 	undrained map[Watch]struct{} // Drain does not end them
 	none      chan struct{}      // closed when all is empty; nil if Drain does not wait
 }
@@ -35,10 +35,10 @@ func (r *Watches) Refuse() { r.refused.Store(true) }
 func (r *Watches) Refused() bool { return r.refused.Load() }
 
 // SetDraining makes Draining return true from now on. It does not notify the watches.
-func (r *Watches) SetDraining() { r.last.Store(true) }
+func (r *Watches) SetDraining() { r.draining.Store(true) }
 
 // Draining reports whether watches must deliver their pending events, and end.
-func (r *Watches) Draining() bool { return r.last.Load() }
+func (r *Watches) Draining() bool { return r.draining.Load() }
 
 // ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server, without a
 // relist.
@@ -50,7 +50,7 @@ func ErrShuttingDown() error {
 func (r *Watches) Add(w Watch, undrained bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	set := &r.all
+	set := &r.drainable
 	switch {
 	case undrained:
 		set = &r.undrained
@@ -68,9 +68,9 @@ func (r *Watches) Add(w Watch, undrained bool) bool {
 func (r *Watches) Remove(w Watch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.all, w)
+	delete(r.drainable, w)
 	delete(r.undrained, w)
-	if len(r.all) == 0 && r.none != nil {
+	if len(r.drainable) == 0 && r.none != nil {
 		close(r.none)
 		r.none = nil
 	}
@@ -80,21 +80,21 @@ func (r *Watches) Remove(w Watch) {
 func (r *Watches) Len() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.all)
+	return len(r.drainable)
 }
 
-// Each calls f for every watch that Drain ends. f must not call methods of r.
-func (r *Watches) Each(f func(Watch)) {
+// EachDrainable calls f for every watch that Drain ends. f must not call methods of r.
+func (r *Watches) EachDrainable(f func(Watch)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for w := range r.all {
+	for w := range r.drainable {
 		f(w)
 	}
 }
 
 // Every calls f for every running watch. f must not call methods of r.
 func (r *Watches) Every(f func(Watch)) {
-	r.Each(f)
+	r.EachDrainable(f)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for w := range r.undrained {
@@ -107,9 +107,9 @@ func (r *Watches) Every(f func(Watch)) {
 func (r *Watches) Drain(ctx context.Context) error {
 	r.Refuse()
 	r.SetDraining()
-	r.Each(Watch.Drain)
+	r.EachDrainable(Watch.Drain)
 	r.mu.Lock()
-	if len(r.all) == 0 {
+	if len(r.drainable) == 0 {
 		r.mu.Unlock()
 		return nil
 	}
@@ -124,7 +124,7 @@ func (r *Watches) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	left := 0
-	r.Each(func(w Watch) {
+	r.EachDrainable(func(w Watch) {
 		w.Abort(ByShutdown)
 		left++
 	})

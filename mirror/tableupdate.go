@@ -8,7 +8,7 @@ import (
 )
 
 // change adds a change of the feed; see add.
-func (x *txn) change(c *driver.Change) error {
+func (x *tableUpdate) change(c *driver.Change) error {
 	key := string(c.Key)
 	if c.Deleted {
 		return x.add(key, c.ModRevision, nil)
@@ -19,14 +19,14 @@ func (x *txn) change(c *driver.Change) error {
 // add checks a change against the cached entry and adds it. By D1 of the design, etcd's Version is
 // the cached one plus 1, and is 1 exactly when the key is not cached; a store that does not count
 // leaves it 0. The entry is nil for a deletion.
-func (x *txn) add(key string, rev Revision, e *Entry) error {
-	prev, held := x.edit.Get(key)
+func (x *tableUpdate) add(key string, rev Revision, e *Entry) error {
+	prev, exists := x.edit.Get(key)
 	switch {
-	case e == nil && !held:
+	case e == nil && !exists:
 		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", ErrDiverged, key, rev)
 	case e == nil:
 		x.edit.Delete(key)
-	case e.version != 0 && (held && (e.version != prev.version+1 || e.create != prev.create) || !held && e.version != 1):
+	case e.version != 0 && (exists && (e.version != prev.version+1 || e.create != prev.create) || !exists && e.version != 1):
 		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.version)
 	default:
 		if e.version == 0 {
@@ -35,7 +35,7 @@ func (x *txn) add(key string, rev Revision, e *Entry) error {
 		x.edit.Set(e)
 		x.t.count(e, 1)
 	}
-	if held {
+	if exists {
 		x.t.count(prev, -1)
 		if !prev.hasValue() {
 			x.t.missing++ // the event still references it
@@ -46,14 +46,14 @@ func (x *txn) add(key string, rev Revision, e *Entry) error {
 }
 
 // commit publishes the log and the version; the caller advances the published revision afterwards.
-func (x *txn) commit() {
+func (x *tableUpdate) commit() {
 	prev := x.lin.head.Load()
 	x.old = x.edit.Replaced()
 	x.lin.log.Append(x.events...)
 	v := &version{rev: x.events[len(x.events)-1].Rev, tree: x.edit.Tree(), seq: x.lin.log.End()}
 	v.prev.Store(prev)
 	x.lin.head.Store(v)
-	if x.lin.private {
+	if x.lin.hasNoClaim {
 		return // table.publishUnclaimed adds checkpoints when the resource is claimed
 	}
 	x.t.checkpoint(x.lin, v, len(x.events))
@@ -61,14 +61,14 @@ func (x *txn) commit() {
 
 // commitUnpublished is commit for a lineage that readers have not seen. It does not link the
 // versions (version.prev), so that versions dropped later can be collected.
-func (x *txn) commitUnpublished() {
+func (x *tableUpdate) commitUnpublished() {
 	x.commit()
 	x.lin.head.Load().prev.Store(nil)
 }
 
 // supersede drops the memos of replaced entries and leaves that are valid in the newest version
 // only: history is large and has few readers.
-func (x *txn) supersede() {
+func (x *tableUpdate) supersede() {
 	for _, ev := range x.events {
 		if ev.Prev != nil {
 			ev.Prev.memos.Supersede(ev.Entry == nil)
