@@ -520,6 +520,7 @@ func TestWatchMetrics_Delivery_IsMeasuredPerWrite(t *testing.T) {
 	}
 	before := count()
 	w.put(t, w.object("initial", nil))
+	w.catchUp(t) // a watch from resourceVersion=0 begins at the published revision
 	f := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
 	f.until(t, `"initial"`)
 	if n := count(); n != before {
