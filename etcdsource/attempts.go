@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Bounds of requests that a hanging member may leave unanswered. The next attempt goes to another
+// Timeouts of requests to members that may hang. The next attempt goes to another
 // member, because the client's balancer takes them in turn, and has twice the time, because the
 // member may just be slow. Guesses.
 const (

@@ -85,12 +85,12 @@ type Compactor struct {
 	wg     sync.WaitGroup
 
 	mu struct {
-		sync.Mutex // leaf
-		cluster    uint64
-		revision   mirror.Revision // the highest revision reported by this etcd
-		compacted  mirror.Revision // the highest revision to which it is known to be compacted
-		at         time.Time       // when compacted was last raised
-		doubted    mirror.Revision // mod revision of the last invalid write to the key
+		sync.Mutex  // leaf
+		cluster     uint64
+		revision    mirror.Revision // the highest revision reported by this etcd
+		compacted   mirror.Revision // the highest revision to which it is known to be compacted
+		at          time.Time       // when compacted was last raised
+		lastInvalid mirror.Revision // mod revision of the last invalid write to the key
 	}
 	following            atomic.Bool
 	compactions          atomic.Int64
@@ -103,7 +103,7 @@ type Compactor struct {
 // CompactionStats is a reading of a Compactor's counters.
 type CompactionStats struct {
 	Revision             mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
-	Learned              time.Time       // when Revision was recorded; zero: never
+	RecordedAt           time.Time       // when Revision was recorded; zero: never
 	EtcdRevision         mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
 	Following            bool            // the key is being watched
 	Compactions          int64           // made by this compactor
@@ -152,7 +152,7 @@ func (c *Compactor) Stats() CompactionStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return CompactionStats{
-		Revision: c.mu.compacted, Learned: c.mu.at, EtcdRevision: c.mu.revision,
+		Revision: c.mu.compacted, RecordedAt: c.mu.at, EtcdRevision: c.mu.revision,
 		Following:   c.following.Load(),
 		Compactions: c.compactions.Load(), Failures: c.failures.Load(),
 		Losses: c.losses.Load(), InvalidAnnouncements: c.invalidAnnouncements.Load(), Unannounced: c.unannounced.Load(),
@@ -423,7 +423,7 @@ func (c *Compactor) read(ctx context.Context, tries int) (*clientv3.GetResponse,
 	c.mu.Lock()
 	if cluster != 0 && cluster != resp.Header.ClusterId || resp.Header.Revision < before {
 		// Another etcd, or an older state: the recorded state is invalid.
-		c.mu.revision, c.mu.compacted, c.mu.at, c.mu.doubted = 0, 0, time.Time{}, 0
+		c.mu.revision, c.mu.compacted, c.mu.at, c.mu.lastInvalid = 0, 0, time.Time{}, 0
 	}
 	c.mu.cluster, c.mu.revision = resp.Header.ClusterId, max(c.mu.revision, resp.Header.Revision)
 	c.mu.Unlock()
@@ -444,8 +444,8 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 		return
 	}
 	c.mu.Lock()
-	known := c.mu.doubted == kv.ModRevision
-	c.mu.doubted = kv.ModRevision
+	known := c.mu.lastInvalid == kv.ModRevision
+	c.mu.lastInvalid = kv.ModRevision
 	c.mu.Unlock()
 	if !known {
 		c.invalidAnnouncements.Add(1)
@@ -454,9 +454,9 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	}
 }
 
-// noteCompacted records that etcd is or will soon be compacted to the revision. It calls Forget
+// noteCompacted records that etcd is or will soon be compacted to the revision. It calls OnCompaction
 // before it updates CompactRevision, so a reader that observes the revision there also observes the
-// effect of Forget.
+// effect of OnCompaction.
 func (c *Compactor) noteCompacted(rev mirror.Revision) {
 	if c.opts.OnCompaction != nil {
 		c.opts.OnCompaction(rev)

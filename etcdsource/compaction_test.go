@@ -99,7 +99,7 @@ func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102", "put 203", "compact 203", "put 304", "compact 304"})
 		equal(t, "forgotten", f.told(), []mirror.Revision{102, 203, 304})
 		s := c.Stats()
-		if s.Compactions != 3 || s.Failures != 0 || s.Revision != 304 || s.EtcdRevision != 405 || !s.Following || s.Learned != time.Now() {
+		if s.Compactions != 3 || s.Failures != 0 || s.Revision != 304 || s.EtcdRevision != 405 || !s.Following || s.RecordedAt != time.Now() {
 			t.Errorf("%+v", s)
 		}
 		if c.CompactRevision() != 304 {

@@ -252,7 +252,7 @@ func (s *Source) openOnOtherMember(ctx context.Context, wg *sync.WaitGroup, endp
 	return spare, nil
 }
 
-// createWatchAt is begin over a separate connection, which is closed with the feed.
+// createWatchAt is createWatch over a separate connection, which is closed with the feed.
 func (s *Source) createWatchAt(ctx context.Context, endpoint, prefix string, start mirror.Revision) (*feed, error) {
 	conn, err := s.dial(ctx, endpoint)
 	if err != nil {

@@ -177,7 +177,7 @@ func FuzzWatchResponses(f *testing.F) {
 			if !slices.EqualFunc(r.Events, want, func(a, b *mvccpb.Event) bool { return bytes.Equal(must(proto.Marshal(a)), must(proto.Marshal(b))) }) {
 				t.Fatalf("handed on %v, want %v", r.Events, want)
 			}
-			b := (&replay{source: &Source{}, through: through}).batch(r)
+			b := (&historyReader{source: &Source{}, through: through}).batch(r)
 			for i, c := range b.Changes {
 				e := want[i]
 				if c.ModRevision > through || string(c.Key) != string(e.Kv.Key) || c.Deleted != (e.Type == mvccpb.DELETE) || c.ModRevision != e.Kv.ModRevision || c.Version != e.Kv.Version {

@@ -32,7 +32,7 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 //
 // No history is available from a client inside the server's process, which has no connection to
 // read it from, or from a server with unreliable progress, which cannot report that the history of
-// a prefix is complete. A server other than etcd keeps the whole result of a watch from the past in
+// a prefix is complete. A server other than etcd keeps the whole result of a watch from an old revision in
 // memory, so the bounds are lower for it.
 func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
 	if s.hasNoProgress() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {

@@ -68,7 +68,7 @@ func (p *Pager) HintValueBytes(bytes int64) {
 	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
 }
 
-// Next reads the next page, of at most most keys if most is positive. It retries on another member
+// Next reads the next page, of at most maxKeys keys if maxKeys is positive. It retries on another member
 // if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd has not
 // reached the revision; other errors may be retried.
 func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {

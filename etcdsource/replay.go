@@ -24,7 +24,7 @@ import (
 // Measured: TestReplayFigures in kube/enginetest.
 type replayPlan struct {
 	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of 1,000, so
-	// that etcd's last response for a segmentRevisions also contains the first revision of the next one,
+	// that etcd's last response for a segment also contains the first revision of the next one,
 	// which ends it.
 	segmentRevisions int64
 	// watches is the maximum number of concurrent watches.
@@ -51,7 +51,7 @@ func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header,
 		// kine reads its whole history for each watch.
 		plan.segmentRevisions, plan.watches = through-after.Revision, 1
 	}
-	r := &replay{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
+	r := &historyReader{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
 		before := r.after.Revision
 		if err := s.verify(ctx, driver.Header{ClusterID: after.ClusterID, Revision: through}); err != nil {
@@ -70,8 +70,8 @@ func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header,
 	return nil
 }
 
-// replay is one Replay in progress.
-type replay struct {
+// historyReader is one Replay in progress.
+type historyReader struct {
 	source  *Source
 	plan    replayPlan
 	prefix  string
@@ -92,7 +92,7 @@ type segment struct {
 }
 
 // from reads history over the connection until everything was delivered.
-func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
+func (r *historyReader) from(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -164,7 +164,7 @@ func (r *replay) from(ctx context.Context, conn *grpc.ClientConn) error {
 }
 
 // pass delivers the events of a segment that were not delivered yet.
-func (r *replay) pass(ctx context.Context, s *segment) error {
+func (r *historyReader) pass(ctx context.Context, s *segment) error {
 	for _, b := range s.batches {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -187,7 +187,7 @@ func (r *replay) pass(ctx context.Context, s *segment) error {
 // read fills the segment. Each response of etcd is a batch of complete revisions. The segment is
 // complete when a later event or progress has arrived: an event at the next segment's start or
 // above, or progress; with a watch on all keys, the event of its last revision.
-func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, queuedBytes *atomic.Int64) error {
+func (r *historyReader) read(ctx context.Context, conn *grpc.ClientConn, s *segment, heard, queuedBytes *atomic.Int64) error {
 	key, end := r.source.watched(r.prefix)
 	l, err := r.source.openWatchStream(ctx, conn, key, end, s.start, r.after.ClusterID, heard)
 	if err != nil {
@@ -225,7 +225,7 @@ func (r *replay) read(ctx context.Context, conn *grpc.ClientConn, s *segment, he
 }
 
 // batch returns the response's changes of the prefix up to the last requested revision.
-func (r *replay) batch(resp *pb.WatchResponse) driver.Batch {
+func (r *historyReader) batch(resp *pb.WatchResponse) driver.Batch {
 	b := driver.Batch{Changes: make([]driver.Change, 0, len(resp.Events))}
 	for _, e := range resp.Events {
 		if e.Kv.ModRevision > r.through {

@@ -1,4 +1,4 @@
-// Package etcdsource reads etcd for a mirror: lists in pages at one revision, one watch on the
+// Package etcdsource reads etcd for a mirror: lists at one revision, streamed by etcd 3.7 and otherwise in pages, one watch on the
 // whole prefix, progress, and the linearizable revision.
 package etcdsource
 

@@ -8,7 +8,7 @@ import "fmt"
 //
 //	I1      writer.checkClock
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
-//	I4      changes.check, topics.checkLocked, sorted.check
+//	I4      changes.check, topics.checkLocked, indexedEvents.check
 //	I5      table.check: no version is newer than the published revision
 //	I6      freshness.Published.Check
 //	I7      writer.checkBudget, table.checkCounts, lineage.checkVersions
@@ -17,7 +17,7 @@ import "fmt"
 // check returns an error if an invariant is broken. It runs between two batches, concurrently with
 // readers. Cost is O(versions * (entries + events) + topics * events); for tests.
 func (w *writer) check() error {
-	if err := w.checkClock(); err != nil {
+	if err := w.checkPublished(); err != nil {
 		return err
 	}
 	for prefix, t := range w.tables {
@@ -28,8 +28,8 @@ func (w *writer) check() error {
 	return w.checkBudget()
 }
 
-// checkClock checks I1 against the previous check, and the waits for the published revision.
-func (w *writer) checkClock() error {
+// checkPublished checks I1 against the previous check, and the waits for the published revision.
+func (w *writer) checkPublished() error {
 	now := publishedReading{w.published.Revision(), w.stats.EtcdRestores.Load()}
 	before := w.checked
 	w.checked = now
@@ -76,7 +76,7 @@ func (w *writer) verify() {
 // work estimates how many entries and events check visits.
 func (w *writer) work() (n int) {
 	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil {
+		if lin := t.lineage.Load(); lin != nil {
 			topics, events := int(t.changed.subscribed.Load()), lin.log.Len()
 			n += (lin.versions()+1)*2*(lin.head.Load().tree.Len()+events) + topics*events
 		}

@@ -7,7 +7,7 @@ import (
 
 // check returns an error if an invariant of the resource is broken; now is the published revision.
 func (t *table) check(now Revision) error {
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	if err := t.changed.check(t.prefix, lin); err != nil {
 		return err
 	}

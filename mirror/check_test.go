@@ -54,7 +54,7 @@ func TestWriterCheck_BrokenInvariant_IsNamed(t *testing.T) {
 	} {
 		t.Run(invariant, func(t *testing.T) {
 			w, tb := newCheckedWriter(t)
-			breaks(w, tb, tb.cur.Load())
+			breaks(w, tb, tb.lineage.Load())
 			if err := w.check(); err == nil || !strings.Contains(err.Error(), invariant+" is broken: ") {
 				t.Errorf("found %v, want that %s is broken", err, invariant)
 			}

@@ -63,7 +63,7 @@ func (w *writer) onClaim(r *Resource, exclude bool) {
 	t.own(true)
 	t.excluded = exclude
 	t.unreadableSince = time.Time{}
-	if t.cur.readable() == nil {
+	if t.lineage.readable() == nil {
 		t.startLoadTimer()
 	}
 	parent := w.route(r.prefix)
@@ -121,7 +121,7 @@ func (w *writer) onRelease(r *Resource) {
 		return
 	}
 	t.own(false)
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	if lin == nil {
 		return
 	}
@@ -138,8 +138,8 @@ func (w *writer) onRelease(r *Resource) {
 // parent).
 func (w *writer) splitOut(parent, t *table) {
 	start, end := t.prefix, prefixEnd(t.prefix)
-	from := parent.cur.Load()
-	oldest, present := from.versionAt(from.oldest()), from.head.Load()
+	from := parent.lineage.Load()
+	oldest, newest := from.versionAt(from.oldest()), from.head.Load()
 	floor, since := from.log.Floor(), oldest
 	if rev := parent.absorbed; rev > oldest.rev {
 		floor, since = rev, from.versionAt(rev)
@@ -165,8 +165,8 @@ func (w *writer) splitOut(parent, t *table) {
 			t.missing += missing
 		}
 	}
-	ownLin := own.build(between(present.tree, start, end), true) // published when no value is missing
-	restLin := rest.build(without(present.tree, start, end), !parent.owned)
+	ownLin := own.build(between(newest.tree, start, end), true) // published when no value is missing
+	restLin := rest.build(without(newest.tree, start, end), !parent.owned)
 	ownLin.inconsistent.Store(from.inconsistent.Load())
 	restLin.inconsistent.Store(from.inconsistent.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {
@@ -217,11 +217,11 @@ func (p *logBuilder) add(e *Event) {
 	}
 }
 
-// build returns the lineage; present is its newest tree.
-func (p *logBuilder) build(present tree, private bool) *lineage {
+// build returns the lineage; latest is its newest tree.
+func (p *logBuilder) build(latest tree, hasNoClaim bool) *lineage {
 	var newest *version
 	if p.last > 0 {
-		newest = &version{rev: p.last, tree: present, seq: p.log.End()}
+		newest = &version{rev: p.last, tree: latest, seq: p.log.End()}
 	}
-	return newLineage(p.base, newest, p.log, private)
+	return newLineage(p.base, newest, p.log, hasNoClaim)
 }

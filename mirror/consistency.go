@@ -73,7 +73,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 		return nil, fmt.Errorf("check %s at revision %d: %w: cluster ID %x", r.prefix, snap.Rev, ErrRestored, header.ClusterID)
 	}
 	c.rest()
-	if r.cur.Load() != snap.lin {
+	if r.lineage.Load() != snap.lin {
 		return nil, fmt.Errorf("check %s at revision %d: %w", r.prefix, snap.Rev, ErrSuperseded)
 	}
 	check := &CheckResult{Snapshot: snap, Differences: c.found, Count: c.count}
@@ -88,7 +88,7 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 // Inconsistent reports whether the last check found the resource to differ from etcd. Its past revisions
 // may be wrong too, so callers should read them from etcd if they can.
 func (r *Resource) Inconsistent() bool {
-	lin := r.cur.readable()
+	lin := r.lineage.readable()
 	return lin != nil && lin.inconsistent.Load()
 }
 
@@ -239,7 +239,7 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 // resource and returns ErrDiverged. Error: ErrSuperseded.
 func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err error) error {
 	t := w.tables[r.prefix]
-	if t == nil || t.Resource != r || r.cur.Load() != snap.lin || !t.owned {
+	if t == nil || t.Resource != r || r.lineage.Load() != snap.lin || !t.owned {
 		return ErrSuperseded
 	}
 	head := snap.lin.head.Load()
@@ -263,7 +263,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 	if err != nil {
 		err = fmt.Errorf("%w: consistency check found differences that cannot be repaired in place: %w", ErrDiverged, err)
 		w.onDivergence(t, err)
-		t.suspect = true // when it is loaded
+		t.inconsistent = true // when it is loaded
 		return err
 	}
 	for _, k := range keys {

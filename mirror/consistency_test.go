@@ -61,7 +61,7 @@ func check(t *testing.T, r *mirror.Resource) []string {
 		keys = append(keys, fmt.Sprintf("%s %d %d", d.Key, d.Cached, d.Etcd))
 	}
 	if c.Count != len(keys) || len(keys) > 0 && !c.Repaired {
-		t.Fatalf("%d differences, of which are told: %v; mended: %t", c.Count, keys, c.Repaired)
+		t.Fatalf("%d differences, of which are told: %v; repaired: %t", c.Count, keys, c.Repaired)
 	}
 	return keys
 }
@@ -299,7 +299,7 @@ func TestCheck_LineageChanges_ReturnsError(t *testing.T) {
 					t.Errorf("%+v, %v, want %v", check, err, c.want)
 				}
 				if m.Stats().Repairs != 0 {
-					t.Error("something was mended")
+					t.Error("something was repaired")
 				}
 			})
 		})
@@ -360,7 +360,7 @@ func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 				lose(t, m, store, ops...)
 				c, err := r.Check(context.Background(), nil)
 				if err != nil || c.Count != len(ops) || len(c.Differences) != min(1000, len(ops)) || c.Repaired {
-					t.Fatalf("%d of %d differences, mended %t, %v", len(c.Differences), c.Count, c.Repaired, err)
+					t.Fatalf("%d of %d differences, repaired %t, %v", len(c.Differences), c.Count, c.Repaired, err)
 				}
 				reach(t, m, store.Revision(), r)
 				requirePresent(t, store, r)

@@ -7,7 +7,7 @@ import "fmt"
 // and other cursors are not affected. Not safe for concurrent use.
 //
 // By default a cursor reads the whole log and is woken by any change. Follow and FollowIndex limit
-// it to the events of its keys or of one value; the owner then has to call Close.
+// it to the events of its keys or of one value; the owner then has to call Unfollow.
 type Cursor struct {
 	res               *Resource
 	lin               *lineage
@@ -32,7 +32,7 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 // end means no upper bound. A revision above the published revision is not an error: the cursor returns events
 // once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
-	lin := r.cur.readable()
+	lin := r.lineage.readable()
 	if lin == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}
@@ -165,11 +165,11 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 		}
 		seq, pos, inside := c.seq, c.pos, c.visitedInRevision
 		end := c.lin.log.End()
-		r := reading{Cursor: c, buf: buf, room: limit, now: now}
+		r := nextCall{Cursor: c, buf: buf, room: limit, now: now}
 		var o outcome
 		if c.topic == nil {
 			o = r.log(end)
-		} else if o = r.log(c.topic.from); o == passed {
+		} else if o = r.log(c.topic.from); o == visited {
 			o = r.postings(end)
 		}
 		var err error
@@ -181,8 +181,8 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	}
 }
 
-// reading is one call of Next.
-type reading struct {
+// nextCall is one call of Next.
+type nextCall struct {
 	*Cursor
 	buf  []*Event
 	room int
@@ -193,14 +193,14 @@ type reading struct {
 type outcome int
 
 const (
-	passed  outcome = iota // it was returned, or is not selected
+	visited outcome = iota // it was returned, or is not selected
 	noRoom                 // it waits for the next call
 	notDue                 // it is not published yet (I5)
 	dropped                // the log has dropped it
 )
 
 // take appends the event with the number if it is selected and due.
-func (r *reading) take(seq uint64) outcome {
+func (r *nextCall) take(seq uint64) outcome {
 	e := r.lin.log.At(seq)
 	switch {
 	case e == nil:
@@ -208,10 +208,10 @@ func (r *reading) take(seq uint64) outcome {
 	case e.Rev > r.now:
 		return notDue
 	case e.Rev <= r.after: // the cursor started at a future revision
-		return passed
+		return visited
 	}
 	if k := e.Key(); k < r.start || r.end != "" && k >= r.end {
-		return passed
+		return visited
 	}
 	if r.room == 0 {
 		r.pos = max(r.pos, e.Rev-1) // all events before it were visited
@@ -220,21 +220,21 @@ func (r *reading) take(seq uint64) outcome {
 	r.buf = append(r.buf, e)
 	r.room--
 	r.pos = max(r.pos, e.Rev-1) // more events of this revision may follow
-	return passed
+	return visited
 }
 
 // log reads every event up to the number end, or to the first event that does not pass.
-func (r *reading) log(end uint64) outcome {
+func (r *nextCall) log(end uint64) outcome {
 	for ; r.seq < end; r.seq++ {
-		if o := r.take(r.seq); o != passed {
+		if o := r.take(r.seq); o != visited {
 			return o
 		}
 	}
-	return passed
+	return visited
 }
 
 // postings reads the events of the topic in the same way; end is the log's end.
-func (r *reading) postings(end uint64) outcome {
+func (r *nextCall) postings(end uint64) outcome {
 	t := r.topic
 	if posted := max(t.owner.posted.Load(), t.from); posted < end {
 		// Events that the poster has not posted yet may concern the cursor.
@@ -249,16 +249,16 @@ func (r *reading) postings(end uint64) outcome {
 		return dropped
 	}
 	for _, seq := range seqs {
-		if o := r.take(seq); o != passed {
+		if o := r.take(seq); o != visited {
 			return o
 		}
 		r.seq = seq + 1
 	}
-	return passed
+	return visited
 }
 
 // stop ends the call: all events were read, or an event did not pass.
-func (r *reading) stop(o outcome) ([]*Event, error) {
+func (r *nextCall) stop(o outcome) ([]*Event, error) {
 	switch o {
 	case dropped:
 		return r.buf, fmt.Errorf("%w: watch is at %d, oldest available %d", ErrCompacted, r.pos, r.lin.log.Floor())

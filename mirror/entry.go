@@ -14,12 +14,12 @@ import (
 type Entry struct {
 	// data is the key followed by the value: one block without pointers, which is cheap for the
 	// garbage collector. It is a string because it never changes.
-	data    string
-	mod     Revision
-	create  Revision
-	keyLen  uint32
-	version uint32 // etcd's Version modulo 2^32, enough to see a gap; 0: the store counts none
-	memos   memo.List
+	data   string
+	mod    Revision
+	create Revision
+	keyLen uint32
+	writes uint32 // etcd's Version modulo 2^32, enough to see a gap; 0: the store counts none
+	memos  memo.List
 }
 
 // entryOverhead is the memory of an entry in addition to its bytes: the struct (48 bytes), and an
@@ -36,7 +36,7 @@ const (
 
 func newEntry(kv *driver.KV, keep bool) *Entry {
 	n := len(kv.Key)
-	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(n), version: uint32(kv.Version)}
+	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(n), writes: uint32(kv.Version)}
 	if !keep {
 		e.keyLen |= noValue
 		e.data = string(kv.Key)
@@ -52,7 +52,7 @@ func newEntry(kv *driver.KV, keep bool) *Entry {
 // withoutValue returns the entry with key and revisions only.
 func (e *Entry) withoutValue() *Entry {
 	key := strings.Clone(e.Key())
-	return &Entry{data: key, mod: e.mod, create: e.create, keyLen: uint32(len(key)) | noValue, version: e.version}
+	return &Entry{data: key, mod: e.mod, create: e.create, keyLen: uint32(len(key)) | noValue, writes: e.writes}
 }
 
 // Key returns the etcd key.
@@ -77,8 +77,8 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 // CreateRevision returns the revision that created the key.
 func (e *Entry) CreateRevision() Revision { return e.create }
 
-// Version returns etcd's Version of the key modulo 2^32: the writes since its creation, 1 for the first.
-func (e *Entry) Version() uint32 { return e.version }
+// WriteCount returns etcd's WriteCount of the key modulo 2^32: the writes since its creation, 1 for the first.
+func (e *Entry) WriteCount() uint32 { return e.writes }
 
 // Size returns the bytes of the value as stored, 0 if the value was not stored.
 func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&keyLenMask) }

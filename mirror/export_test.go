@@ -53,10 +53,10 @@ func (m *Mirror) Weigh() {
 func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 
 // Versions returns the number of retained past versions.
-func (r *Resource) Versions() int { return r.cur.Load().versions() }
+func (r *Resource) Versions() int { return r.lineage.Load().versions() }
 
 // ForgetPast drops the versions cached for readers.
-func (r *Resource) ForgetPast() { r.cur.Load().dropCached(func(*version) bool { return true }) }
+func (r *Resource) ForgetPast() { r.lineage.Load().dropCached(func(*version) bool { return true }) }
 
 // Pending returns the number of changes that wait for the resource's list.
 func (m *Mirror) Pending(r *Resource) int {

@@ -2,7 +2,7 @@ package mirror
 
 import "time"
 
-// history describes the past of a resource; its table counts it.
+// history describes the old revisions of a resource; its table counts it.
 type history struct {
 	// marks are revisions with the time by which everything up to them had been applied, ascending.
 	// History is dropped only up to a mark.

@@ -53,8 +53,8 @@ type lineage struct {
 	inconsistent atomic.Bool
 	// oldestReadable is the oldest revision that can be read. The log reaches back to it.
 	oldestReadable atomic.Int64
-	// checkpoints are retained versions, ascending by revision; there may be none. Reads of the
-	// past start from one of them or from the head and apply the log. Replaced by the writer.
+	// checkpoints are retained versions, ascending by revision; there may be none. Reads of old
+	// revisions start from one of them or from the head and apply the log. Replaced by the writer.
 	checkpoints atomic.Pointer[[]*version]
 	// cachedVersions are versions cached for readers, in no order. Replaced with compare-and-swap by
 	// readers, which add to them, and by the writer.
@@ -64,14 +64,14 @@ type lineage struct {
 // newLineage returns a lineage from its oldest version to its newest; a nil newest means that both
 // are the same. The log connects the two; a nil log means an empty one. Every lineage is created
 // here.
-func newLineage(oldest, newest *version, log *eventLog, private bool) *lineage {
+func newLineage(oldest, newest *version, log *eventLog, hasNoClaim bool) *lineage {
 	if newest == nil {
 		newest = oldest
 	}
 	if log == nil {
 		log = eventlog.New[Event](oldest.rev)
 	}
-	lin := &lineage{log: log, hasNoClaim: private}
+	lin := &lineage{log: log, hasNoClaim: hasNoClaim}
 	lin.head.Store(newest)
 	lin.oldestReadable.Store(oldest.rev)
 	lin.checkpoints.Store(&[]*version{oldest})
@@ -230,8 +230,8 @@ func (l *lineage) dropCached(which func(*version) bool) bool {
 	}
 }
 
-// release releases every version and event of a lineage whose log has been abandoned, and which is
-// not Resource.cur any more: the cursors of slow clients may reference it for a long time (I7).
+// release releases every version and event of a lineage whose log has been abandoned, that is no
+// longer the resource's lineage: the cursors of slow clients may reference it for a long time (I7).
 func (l *lineage) release() {
 	l.head.Store(nil)
 	l.checkpoints.Store(&[]*version{})

@@ -15,16 +15,16 @@ import (
 // load is a prefix as listed at one revision, and the changes after it. Every lineage begins with a
 // load (D5). The loader creates it; it has no effect before the writer installs it.
 type load struct {
-	header  driver.Header // of the list
-	entries []*Entry
-	changes []replayedChange // after the list and up to through, whole revisions in order
-	through Revision
-	began   time.Time
-	took    time.Duration // to read the changes
-	omitted []string      // excluded prefixes whose keys were left out
-	gap     bool          // ended lineages get a successor, with a gap of events in between
-	anew    bool          // the cached state, or events sent to clients, may be wrong
-	err     error
+	header     driver.Header // of the list
+	entries    []*Entry
+	changes    []replayedChange // after the list and up to through, whole revisions in order
+	through    Revision
+	began      time.Time
+	took       time.Duration // to read the changes
+	omitted    []string      // excluded prefixes whose keys were left out
+	hasGap     bool          // ended lineages get a successor, with a gap of events in between
+	mayBeWrong bool          // the cached state, or events sent to clients, may be wrong
+	err        error
 }
 
 // replayedChange is a change that was read from etcd's history: a write, or a deletion if it has no
@@ -48,13 +48,13 @@ var errStart = errors.New("initial list")
 var errOvertaken = fmt.Errorf("%w: etcd was compacted past the published revision", ErrCompacted)
 
 // omit reports whether key is under an excluded prefix, and records that prefix in left.
-func omit(key []byte, excluded []string, left *[]string) bool {
+func omit(key []byte, excluded []string, omitted *[]string) bool {
 	p := slices.IndexFunc(excluded, func(p string) bool { return bytes.HasPrefix(key, []byte(p)) })
 	if p < 0 {
 		return false
 	}
-	if !slices.Contains(*left, excluded[p]) {
-		*left = append(*left, excluded[p])
+	if !slices.Contains(*omitted, excluded[p]) {
+		*omitted = append(*omitted, excluded[p])
 	}
 	return true
 }
@@ -68,7 +68,7 @@ type loader struct {
 
 	mirroredState func() driver.Header                               // the mirrored cluster and the published revision
 	excluded      func() []string                                    // prefixes whose keys can be left out
-	since         func() Revision                                    // history before it must not be restored
+	oldestTrusted func() Revision                                    // history before it must not be restored
 	wait          func(ctx context.Context, revision Revision) error // until the revision is published
 
 	replaying chan struct{} // contains a value while the history of a resource is being read
@@ -176,8 +176,8 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 		l = o.list(ctx, o.opts.Prefix, 0)
 	}
 	l.began = began
-	l.gap = errors.Is(why, ErrCompacted)
-	l.anew = !l.gap && !errors.Is(why, errStart)
+	l.hasGap = errors.Is(why, ErrCompacted)
+	l.mayBeWrong = !l.hasGap && !errors.Is(why, errStart)
 	if l.err == nil {
 		o.opts.Logger.Info("mirror listed", "prefix", o.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
 			"through", l.through, "took", time.Since(began).Round(time.Millisecond))
@@ -214,7 +214,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 			l      *load
 		)
 		if oldest, err = o.opts.Source.Oldest(ctx, prefix, now, o.opts.Replay); err == nil {
-			oldest = max(oldest, min(o.since(), now.Revision))
+			oldest = max(oldest, min(o.oldestTrusted(), now.Revision))
 			l, err = o.loadSince(ctx, prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision)
 		}
 		if err == nil {

@@ -45,7 +45,7 @@ func (s *scriptedSource) loader(excluded ...string) *loader {
 		count:         &counters{},
 		mirroredState: func() driver.Header { return driver.Header{} },
 		excluded:      func() []string { return excluded },
-		since:         func() Revision { return 0 },
+		oldestTrusted: func() Revision { return 0 },
 		wait:          func(context.Context, Revision) error { return nil },
 		replaying:     make(chan struct{}, 1),
 	}

@@ -11,7 +11,7 @@ func (w *writer) age(now time.Time) {
 	w.absorb()
 	idle := driver.Now() - int64(madeIdle)
 	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {
+		if lin := t.lineage.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {
 			t.countVersionBytes(lin)
 		}
 		h := &t.history
@@ -33,7 +33,7 @@ func (w *writer) age(now time.Time) {
 func (w *writer) absorb() {
 	var empty []*table
 	for prefix, t := range w.tables {
-		lin := t.cur.Load()
+		lin := t.lineage.Load()
 		if !t.owned && prefix != w.opts.Prefix && lin != nil && lin.head.Load().tree.Len() == 0 {
 			empty = append(empty, t)
 		}
@@ -42,7 +42,7 @@ func (w *writer) absorb() {
 		delete(w.tables, t.prefix)
 		parent := w.route(t.prefix)
 		// A list of the parent that is in flight may contain keys that were deleted since.
-		if parent.loading || parent.cur.Load() == nil || !w.registry.remove(t.Resource) {
+		if parent.loading || parent.lineage.Load() == nil || !w.registry.remove(t.Resource) {
 			w.tables[t.prefix] = t
 			continue
 		}
@@ -59,7 +59,7 @@ func (w *writer) applyCompaction() {
 		return
 	}
 	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil {
+		if lin := t.lineage.Load(); lin != nil {
 			t.raise(lin, rev)
 		}
 	}

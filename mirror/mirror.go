@@ -28,7 +28,7 @@ func New(opts Options) (*Mirror, error) {
 		return nil, errors.New("mirror: no source")
 	}
 	opts.setDefaults()
-	s := &shared{opts: opts, feed: freshness.NewFeed(), restarts: make(chan restart, 1)}
+	s := &shared{opts: opts, feedHealth: freshness.NewFeedHealth(), restarts: make(chan restart, 1)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	published, publisher := freshness.NewPublished(s.ctx.Done(), ErrClosed)
 	s.published = published
@@ -38,7 +38,7 @@ func New(opts Options) (*Mirror, error) {
 	root := &Resource{m: s, prefix: opts.Prefix}
 	s.registry = newRegistry(root)
 	w := newWriter(s, publisher, root)
-	s.wg.Go(func() { w.run(s.ctx) })
+	s.wg.Go(func() { w.loop(s.ctx) })
 	m := &Mirror{shared: s}
 	m.startFreshness()
 	return m, nil
@@ -142,7 +142,7 @@ func (m *Mirror) startFreshness() {
 		m.wg.Go(func() { m.progress.Run(m.ctx) })
 	}
 	if m.opts.FeedPatience > 0 {
-		watchdog := freshness.Watchdog{Feed: m.feed, Published: m.published, Reads: m.reads,
+		watchdog := freshness.Watchdog{Feed: m.feedHealth, Published: m.published, Reads: m.reads,
 			Patience: m.opts.FeedPatience, Request: m.requestProgress}
 		m.wg.Go(func() { watchdog.Run(m.ctx) })
 	}

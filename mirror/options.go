@@ -39,10 +39,10 @@ type Options struct {
 	// DefaultUnclaimedBytes.
 	UnclaimedBytes int64
 	// CheckpointEvents is the number of events of a resource between two checkpoints for reads of
-	// the most recent past. Older checkpoints are further apart in proportion to their age, up to
-	// 512 times this number. A larger number makes the first read of a revision slower (less than a
-	// microsecond for each event). A smaller number uses more memory (a version whose leaves were
-	// all rewritten since takes 12 to 14 bytes for each key). Default 128.
+	// the most recent revisions. Older checkpoints are further apart in proportion to their age, up
+	// to 512 times this number. A larger number makes the first read of a revision slower (less
+	// than a microsecond for each event). A smaller number uses more memory (a version whose leaves
+	// were all rewritten since takes 12 to 14 bytes for each key). Default 128.
 	CheckpointEvents int
 	// IdleProgress is the interval of progress requests to etcd while no events arrive and a caller
 	// needs the published revision to advance (WantProgress). etcd's own interval is 10 minutes unless

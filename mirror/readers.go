@@ -32,13 +32,13 @@ func (h *readerCounts) track(key readVersion) (release func()) {
 	}
 }
 
-// past returns the number of registered snapshots of past versions and their oldest revision, 0 if
+// old returns the number of registered snapshots of past versions and their oldest revision, 0 if
 // there is none; present is the readable lineage, which may be nil. Cost is O(revisions held).
-func (h *readerCounts) past(present *lineage) (n int, oldest Revision) {
+func (h *readerCounts) old(readable *lineage) (n int, oldest Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for k, readers := range h.byVersion {
-		if k.lin == nil || k.lin == present && k.seq == present.log.End() {
+		if k.lin == nil || k.lin == readable && k.seq == readable.log.End() {
 			continue
 		}
 		n += readers

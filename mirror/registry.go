@@ -62,12 +62,12 @@ func (g *registry) below(prefix string) (prefixes []string) {
 	return prefixes
 }
 
-// countVersions returns the number of versions of the past, over all resources.
+// countVersions returns the number of old versions, over all resources.
 func (g *registry) countVersions() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range g.resources {
-		if lin := r.cur.Load(); lin != nil {
+		if lin := r.lineage.Load(); lin != nil {
 			n += lin.versions()
 		}
 	}

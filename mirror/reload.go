@@ -43,7 +43,7 @@ func (w *writer) installAll(l *load) {
 		w.publisher.Publish(l.through, false)
 	}
 	for t, d := range drafts {
-		if old := t.cur.Load(); old != nil && l.gap && !restored {
+		if old := t.lineage.Load(); old != nil && l.hasGap && !restored {
 			old.successor.Store(d.lin)
 		}
 		t.setLineage(d.lin, d.history)
@@ -51,7 +51,7 @@ func (w *writer) installAll(l *load) {
 	w.publisher.Publish(l.through, false)
 	w.stats.EtcdRevision.Store(l.through)
 	w.stats.HistoryFloor.Store(l.header.Revision)
-	if restored || l.anew {
+	if restored || l.mayBeWrong {
 		w.trustedSince.Store(l.through)
 	}
 	w.installedLists.Add(1)
@@ -94,7 +94,7 @@ func (w *writer) divide(l *load) map[*table]*load {
 func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
 	drafts = make(map[*table]draft, len(parts))
 	for t, p := range parts {
-		t.suspect = false
+		t.inconsistent = false
 		switch {
 		case t.excluded:
 			t.drop()
@@ -194,7 +194,7 @@ func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	l := &reload{shared: w.shared, loader: w.loader, resource: t.Resource, history: history}
 	l.discard = func(w *writer, seen Revision) { w.discardPending(t, seen) }
 	l.install = func(w *writer, loaded *load) { w.install(t, loaded) }
-	w.wg.Go(func() { l.run(ctx, delay) })
+	w.wg.Go(func() { l.loop(ctx, delay) })
 }
 
 // reload loads one resource on its own goroutine. It accesses the table by commands only.
@@ -208,8 +208,8 @@ type reload struct {
 	install func(*writer, *load)
 }
 
-// run loads the resource and enqueues its installation; it retries until ctx ends.
-func (r *reload) run(ctx context.Context, delay time.Duration) {
+// loop loads the resource and enqueues its installation; it retries until ctx ends.
+func (r *reload) loop(ctx context.Context, delay time.Duration) {
 	command := func(f func(*writer)) {
 		r.registry.enqueue(func(w *writer) {
 			if ctx.Err() == nil {
@@ -264,8 +264,8 @@ func (w *writer) install(t *table, l *load) {
 		x.commitUnpublished()
 		w.stats.Events.Add(int64(len(x.events)))
 	}
-	lin.inconsistent.Store(t.suspect)
-	t.suspect = false
+	lin.inconsistent.Store(t.inconsistent)
+	t.inconsistent = false
 	// Publish after the pending changes: a reader assumes that a lineage is complete up to the
 	// published revision (I8).
 	t.setLineage(lin, historyOf(lin.log))

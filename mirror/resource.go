@@ -16,7 +16,7 @@ func (r *Resource) Prefix() string { return r.prefix }
 func (r *Resource) Removed() bool { return r.removed.Load() }
 
 // Ready reports whether the resource can be read.
-func (r *Resource) Ready() bool { return r.cur.readable() != nil }
+func (r *Resource) Ready() bool { return r.lineage.readable() != nil }
 
 // WaitReady returns when the resource can be read, or with ctx's error.
 func (r *Resource) WaitReady(ctx context.Context) error {
@@ -39,14 +39,14 @@ func (r *Resource) WaitReady(ctx context.Context) error {
 // ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
 	for ; ; runtime.Gosched() {
-		lin := r.cur.readable()
+		lin := r.lineage.readable()
 		if lin == nil {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 		}
 		// Load the published revision before the head: any head loaded afterwards contains all
 		// events up to the published revision.
 		now := r.m.published.Revision()
-		if r.cur.Load() != lin {
+		if r.lineage.Load() != lin {
 			continue // the published revision may belong to another cluster; see writer.installAll
 		}
 		v := lin.head.Load()
@@ -129,7 +129,7 @@ func (r *Resource) TrackReader(s Snapshot) (release func()) {
 // Oldest returns the oldest revision that At can serve, and the floor of the log: cursors may start
 // at any revision at or above it. Errors: ErrNotReady.
 func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
-	lin := r.cur.readable()
+	lin := r.lineage.readable()
 	if lin == nil {
 		return 0, 0, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)
 	}

@@ -41,7 +41,7 @@ func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 	for i := range resources {
 		versions[i] = &version{rev: 1}
 		resources[i] = &Resource{m: s, prefix: fmt.Sprintf("/registry/r%04d/", i)}
-		resources[i].cur.Store(newLineage(versions[i], nil, nil, false))
+		resources[i].lineage.Store(newLineage(versions[i], nil, nil, false))
 	}
 	return resources, versions, publisher
 }
@@ -55,7 +55,7 @@ func BenchmarkPublish(b *testing.B) {
 		rev := resources[0].m.published.Revision()
 		for i := 0; b.Loop(); i++ {
 			rev++
-			lin := resources[i%rootResources].cur.Load()
+			lin := resources[i%rootResources].lineage.Load()
 			v := &version{rev: rev}
 			v.prev.Store(lin.head.Load())
 			lin.head.Store(v)
@@ -95,7 +95,7 @@ func BenchmarkPublish(b *testing.B) {
 // Resource.Latest, and from one root, whose versions are assumed to name their lineage.
 func BenchmarkRootLatest(b *testing.B) {
 	resources, versions, _ := newRootModel()
-	lin := resources[0].cur.Load() // in place of a field of the version
+	lin := resources[0].lineage.Load() // in place of a field of the version
 	var snap Snapshot
 	b.Run("resource", func(b *testing.B) {
 		for i := 0; b.Loop(); i++ {

@@ -30,8 +30,8 @@ type shared struct {
 	loading        atomic.Bool              // the whole prefix is being loaded
 	trustedSince   atomic.Int64             // history before it may differ from the events that clients have received
 
-	restarts chan restart // requests to leave the feed and to list the prefix
-	feed     *freshness.Feed
+	restarts   chan restart // requests to leave the feed and to list the prefix
+	feedHealth *freshness.FeedHealth
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -64,12 +64,12 @@ type Resource struct {
 	m      *shared
 	prefix string
 
-	cur     current
+	lineage lineagePointer
 	changed changes // after each publication that touches the resource
 	readers readerCounts
 
 	versionBytes atomic.Int64 // see ResourceStats
-	removed      atomic.Bool  // see Forgotten
+	removed      atomic.Bool  // see Removed
 	counts       resourceCounters
 
 	// Guarded by registry.mu.
@@ -77,12 +77,12 @@ type Resource struct {
 	exclude bool // the refs are exclusions
 }
 
-// current points to the lineage of a resource, nil while the resource is being loaded. The writer
+// lineagePointer points to the lineage of a resource, nil while the resource is being loaded. The writer
 // stores it.
-type current struct{ atomic.Pointer[lineage] }
+type lineagePointer struct{ atomic.Pointer[lineage] }
 
 // readable returns the lineage that readers may see, nil if there is none.
-func (c *current) readable() *lineage {
+func (c *lineagePointer) readable() *lineage {
 	if lin := c.Load(); lin != nil && !lin.hasNoClaim {
 		return lin
 	}
@@ -102,7 +102,7 @@ type table struct {
 	pending           []driver.Change    // arrived while loading
 	divergenceBackoff backoff            // between relists after divergences
 	unreadableSince   time.Time          // since when the resource is unreadable, zero if it can be read
-	suspect           bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
+	inconsistent      bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
 
 	bytes           int64 // of entries with value
 	missing         int   // entries and events whose value was not stored
@@ -115,8 +115,8 @@ type table struct {
 // measuredVersions is the state of a resource's versions at the last weighing. It keeps them alive until the
 // next weighing or until the window drops some.
 type measuredVersions struct {
-	head              *version
-	checkpoints, made *[]*version
+	head                        *version
+	checkpoints, cachedVersions *[]*version
 }
 
 // tableUpdate is the effect of one batch, or of a part of a restored history, on one table.

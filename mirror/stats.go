@@ -14,7 +14,7 @@ type publications [len(publicationBounds) + 1]struct {
 	Time time.Duration
 }
 
-// Stats is a reading of a mirror's counters.
+// Stats are a mirror's counters at one call.
 type Stats struct {
 	Ready               bool     // the first list is in place
 	PublishedRevision   Revision // the published revision
@@ -77,7 +77,7 @@ func (c *counters) copyTo(s *Stats) {
 	}
 }
 
-// ResourceStats is a reading of one resource.
+// ResourceStats are the counters of one resource at one call.
 type ResourceStats struct {
 	Ready        bool
 	Inconsistent bool  // see Resource.Inconsistent
@@ -100,7 +100,7 @@ type ResourceStats struct {
 	LoadTime     time.Duration // of all Loads: from the claim, or the loss of the content, until the resource was readable
 }
 
-// Stats returns a reading of the resource. Cost is a few loads, and O(Readers).
+// Stats returns the counters of the resource. Cost is a few loads, and O(Readers).
 func (r *Resource) Stats() ResourceStats {
 	st := ResourceStats{
 		Received:     r.counts.received.Load(),
@@ -113,8 +113,8 @@ func (r *Resource) Stats() ResourceStats {
 		p := &r.counts.publications[i]
 		st.Publications[i].N, st.Publications[i].Time = p.n.Load(), time.Duration(p.time.Load())
 	}
-	st.Readers, st.OldestRead = r.readers.past(r.cur.readable())
-	lin := r.cur.readable()
+	st.Readers, st.OldestRead = r.readers.old(r.lineage.readable())
+	lin := r.lineage.readable()
 	if lin == nil {
 		return st
 	}

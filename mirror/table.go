@@ -66,11 +66,11 @@ func (t *table) firstVersion(entries []*Entry, rev Revision) *version {
 // caller has counted the entries of the new one.
 func (t *table) setLineage(lin *lineage, h history) {
 	t.sinceCheckpoint = 0
-	old := t.cur.Load()
+	old := t.lineage.Load()
 	if old != nil {
 		old.log.Abandon() // first: a reader that loads the new lineage observes the end of the old one
 	}
-	t.cur.Store(lin)
+	t.lineage.Store(lin)
 	if old != nil {
 		old.release()
 		t.forget()
@@ -84,14 +84,14 @@ func (t *table) setLineage(lin *lineage, h history) {
 
 // publishUnclaimed makes the lineage of a resource that was not claimed readable.
 func (t *table) publishUnclaimed() {
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	if lin == nil || !lin.hasNoClaim {
 		return
 	}
 	shown := newLineage(lin.versionAt(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
 	shown.inconsistent.Store(lin.inconsistent.Load())
-	t.cur.Store(shown)
+	t.lineage.Store(shown)
 	t.loaded(time.Time{})
 	t.changed.wake()
 }
@@ -104,7 +104,7 @@ func (t *table) drop() {
 
 // endLineage removes the resource's lineage; cursors on it are woken.
 func (t *table) endLineage() {
-	if old := t.cur.Swap(nil); old != nil {
+	if old := t.lineage.Swap(nil); old != nil {
 		old.log.Abandon()
 		old.release()
 		t.forget()

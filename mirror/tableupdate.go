@@ -26,10 +26,10 @@ func (x *tableUpdate) add(key string, rev Revision, e *Entry) error {
 		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", ErrDiverged, key, rev)
 	case e == nil:
 		x.edit.Delete(key)
-	case e.version != 0 && (exists && (e.version != prev.version+1 || e.create != prev.create) || !exists && e.version != 1):
-		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.version)
+	case e.writes != 0 && (exists && (e.writes != prev.writes+1 || e.create != prev.create) || !exists && e.writes != 1):
+		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.writes)
 	default:
-		if e.version == 0 {
+		if e.writes == 0 {
 			x.t.w.stats.uncounted.Store(true)
 		}
 		x.edit.Set(e)

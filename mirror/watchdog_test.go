@@ -122,13 +122,13 @@ func TestWatchdog_EtcdDoesNotAnswer_FeedIsKept(t *testing.T) {
 		m := start(t, store, nil)
 		reach(t, m, store.Revision())
 		store.Stall(true)
-		store.FailCurrent(errors.New("no quorum"))
+		store.FailReadRevision(errors.New("no quorum"))
 		store.Put("/registry/a/x", "1")
 		time.Sleep(time.Minute)
 		if n := m.Stats().SilentFeeds; n != 0 {
 			t.Errorf("left %d times", n)
 		}
-		store.FailCurrent(nil)
+		store.FailReadRevision(nil)
 		store.Stall(false)
 	})
 }

@@ -18,10 +18,10 @@ type indexFunc = func(*Event) (before, now string, known bool)
 // cursors, one goroutine follows the log for all of them; the writer is not involved. All methods
 // may be called concurrently.
 type WatchIndex struct {
-	res      *Resource
-	ctx      context.Context
-	start    func(run func()) bool
-	valuesOf indexFunc
+	res            *Resource
+	ctx            context.Context
+	startGoroutine func(run func()) bool
+	valuesOf       indexFunc
 	// covers, if set, reports whether a set of values that cursors follow contains a value.
 	covers func(set, value string) bool
 
@@ -29,12 +29,12 @@ type WatchIndex struct {
 	cur *indexedEvents // nil while no cursor follows a value
 }
 
-// NewWatchIndex returns an index of the events of a resource. Its goroutine calls of once for each event and
-// blocks on nothing else; a slow of delays only the cursors of this index. start runs a
+// NewWatchIndex returns an index of the events of a resource. Its goroutine calls valuesOf once for each event and
+// blocks on nothing else; a slow valuesOf delays only the cursors of this index. startGoroutine runs a
 // function on a goroutine, or reports false if the owner of its goroutines has ended. The function
 // ends when no cursor follows a value, with the resource's lineage, and with ctx.
 //
-// of returns the values of the object before and after an event (Prev, Entry), as far as they exist. It reports false if they
+// valuesOf returns the values of the object before and after an event (Prev, Entry), as far as they exist. It reports false if they
 // cannot be determined: the event then concerns every value.
 //
 // With covers, cursors follow sets of values. Sets have names and may overlap: FollowIndex takes a name, and covers reports
@@ -42,7 +42,7 @@ type WatchIndex struct {
 // covers means that cursors follow single values.
 func NewWatchIndex(ctx context.Context, r *Resource, startGoroutine func(run func()) bool, valuesOf func(*Event) (before, now string, known bool),
 	covers func(set, value string) bool) *WatchIndex {
-	return &WatchIndex{res: r, ctx: ctx, start: startGoroutine, valuesOf: valuesOf, covers: covers}
+	return &WatchIndex{res: r, ctx: ctx, startGoroutine: startGoroutine, valuesOf: valuesOf, covers: covers}
 }
 
 // subscribe returns the topic of the value for a cursor, nil if the watch index has ended.
@@ -50,13 +50,13 @@ func (p *WatchIndex) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
-		// Cursors of the previous sorted, if any, keep it until they leave. The new one begins at
+		// Cursors of the previous indexedEvents, if any, keep it until they leave. The new one begins at
 		// the log's end. A cursor that is behind reads the log up to there by itself, so that no
 		// cursor waits for the backlog of another.
 		end := lin.log.End()
 		s := &indexedEvents{lin: lin, res: p.res, valuesOf: p.valuesOf, covers: p.covers, from: end, next: end}
 		s.log, s.idle, s.keep = lin.log, make(chan struct{}), p.covers == nil
-		if lin.log.Dead() || !p.start(func() { s.run(p.ctx) }) {
+		if lin.log.Dead() || !p.startGoroutine(func() { s.loop(p.ctx) }) {
 			return nil
 		}
 		p.cur = s
@@ -108,7 +108,7 @@ type indexedEvent struct {
 // oldestLocked returns the number of the event at which a new topic begins to be complete.
 func (s *indexedEvents) oldestLocked() uint64 { return max(s.from, s.trimmed) }
 
-func (s *indexedEvents) run(ctx context.Context) {
+func (s *indexedEvents) loop(ctx context.Context) {
 	defer func() {
 		s.ended.Store(true)
 		s.wakeAll()

@@ -46,7 +46,7 @@ func (w *writer) weigh(now time.Time) {
 // versionsToMeasure returns the versions of the table to be weighed, nil if they have not changed since the
 // last time or the latest version is the only one.
 func (t *table) versionsToMeasure() *measurement {
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	if lin == nil {
 		return nil
 	}
@@ -74,7 +74,7 @@ func (w *writer) applyMeasurement(all []*measurement, took time.Duration) {
 		for i, v := range g.versions[1:] {
 			v.bytes = g.bytes[i+1]
 		}
-		g.t.countVersionBytes(g.t.cur.Load())
+		g.t.countVersionBytes(g.t.lineage.Load())
 	}
 	w.bound()
 }

@@ -29,7 +29,7 @@ func (w *writer) dropMade() bool {
 	var owner *table
 	var idle *version
 	for _, t := range w.tables {
-		if lin := t.cur.Load(); lin != nil {
+		if lin := t.lineage.Load(); lin != nil {
 			for _, v := range *lin.cachedVersions.Load() {
 				if idle == nil || v.used.Load() < idle.used.Load() {
 					owner, idle = t, v
@@ -40,7 +40,7 @@ func (w *writer) dropMade() bool {
 	if idle == nil {
 		return false
 	}
-	lin := owner.cur.Load()
+	lin := owner.lineage.Load()
 	lin.dropCached(func(v *version) bool { return v == idle })
 	owner.countVersionBytes(lin)
 	return true
@@ -61,7 +61,7 @@ func (w *writer) shed() bool {
 			most = t
 		}
 	}
-	if most.cur.Load() == nil {
+	if most.lineage.Load() == nil {
 		return false
 	}
 	rev, before, marks := w.published.Revision(), w.totalHistoryBytes(), most.history.marks
@@ -81,7 +81,7 @@ func (t *table) trim(rev Revision) {
 	for len(h.marks) > 0 && h.marks[0].rev <= rev {
 		h.marks = h.marks[1:]
 	}
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	t.raise(lin, rev)
 	lin.log.Drop(rev, func(e *Event) {
 		h.bytes -= e.historyBytes()

@@ -25,7 +25,7 @@ func newLoader(s *shared) *loader {
 		opts: &s.opts, count: &s.stats,
 		mirroredState: s.mirroredState,
 		excluded:      func() []string { return *s.excluded.Load() },
-		since:         s.trustedSince.Load,
+		oldestTrusted: s.trustedSince.Load,
 		wait:          s.published.Wait,
 		replaying:     make(chan struct{}, 1),
 	}
@@ -38,11 +38,11 @@ func (w *writer) runCommands() {
 	}
 }
 
-// run loads the prefix and follows it, again and again, until ctx ends.
-func (w *writer) run(ctx context.Context) {
+// loop loads the prefix and follows it, again and again, until ctx ends.
+func (w *writer) loop(ctx context.Context) {
 	defer func() {
 		for _, t := range w.tables {
-			if lin := t.cur.Load(); lin != nil {
+			if lin := t.lineage.Load(); lin != nil {
 				lin.log.Abandon()
 			}
 			t.changed.wake()
@@ -140,9 +140,9 @@ func (w *writer) follow(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	number := w.feed.Begin()
+	number := w.feedHealth.Begin()
 	wg.Go(func() {
-		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, freshness.Observed(w.feed, func(b driver.Batch) error {
+		ended <- w.opts.Source.Watch(ctx, w.opts.Prefix, after, freshness.Observed(w.feedHealth, func(b driver.Batch) error {
 			select {
 			case batches <- b:
 				return nil
@@ -166,7 +166,7 @@ func (w *writer) follow(ctx context.Context) error {
 			w.stats.UnclaimedBytes.Store(w.unclaimed)
 		case err := <-ended:
 			return err
-		case n := <-w.feed.Silent():
+		case n := <-w.feedHealth.Silent():
 			if n == number {
 				w.stats.SilentFeeds.Add(1)
 				cancel(ErrFeedSilent)
@@ -238,7 +238,7 @@ func (w *writer) update(t *table, arrived int64) *tableUpdate {
 			return x
 		}
 	}
-	lin := t.cur.Load()
+	lin := t.lineage.Load()
 	x := &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit(), arrived: arrived}
 	w.updates = append(w.updates, x)
 	return x

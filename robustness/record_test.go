@@ -106,7 +106,7 @@ func keyValue(e *mirror.Entry) *mvccpb.KeyValue {
 		Value:          e.Value(),
 		CreateRevision: e.CreateRevision(),
 		ModRevision:    e.ModRevision(),
-		Version:        int64(e.Version()),
+		Version:        int64(e.WriteCount()),
 	}
 }
 

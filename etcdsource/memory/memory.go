@@ -36,14 +36,14 @@ type Store struct {
 	progress  int // requests so far
 
 	// Faults, guarded by mu; see the setters.
-	stalled    bool
-	drop       func(driver.Change) bool
-	listErr    error
-	currentErr error
-	broken     int // generation: watches of an earlier one end
-	uncounted  bool
-	pageSize   int
-	group      int
+	stalled         bool
+	drop            func(driver.Change) bool
+	listErr         error
+	readRevisionErr error
+	broken          int // generation: watches of an earlier one end
+	uncounted       bool
+	pageSize        int
+	group           int
 }
 
 // New returns an empty store at revision 1, like a new etcd.
@@ -171,8 +171,8 @@ func (s *Store) CountNoWrites() { s.set(func() { s.uncounted = true }) }
 // FailLists makes List fail; nil ends it.
 func (s *Store) FailLists(err error) { s.set(func() { s.listErr = err }) }
 
-// FailCurrent makes Current fail; nil ends it.
-func (s *Store) FailCurrent(err error) { s.set(func() { s.currentErr = err }) }
+// FailReadRevision makes ReadRevision fail; nil ends it.
+func (s *Store) FailReadRevision(err error) { s.set(func() { s.readRevisionErr = err }) }
 
 func (s *Store) set(f func()) {
 	s.mu.Lock()
@@ -393,5 +393,5 @@ func (s *Store) RequestProgress(context.Context) error {
 func (s *Store) ReadRevision(context.Context) (driver.Header, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return driver.Header{ClusterID: s.cluster, Revision: s.rev}, s.currentErr
+	return driver.Header{ClusterID: s.cluster, Revision: s.rev}, s.readRevisionErr
 }

@@ -79,7 +79,7 @@ type checked struct {
 	last     atomic.Pointer[Result]
 	failed   chan struct{} // one place: a check has found a difference
 
-	stores int // guarded by checker.mu
+	stores int // guarded by Checker.mu
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -143,7 +143,7 @@ func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove fu
 
 // schedule checks a resource at every interval, prolonged at random by up to a half so that servers
 // and resources do not run in step. While the resource is inconsistent it is checked ten times as often:
-// a successful check lets memory serve lists of the past again.
+// a successful check lets memory serve lists at old revisions again.
 func (k *Checker) schedule(x *checked) {
 	if x.resource.WaitReady(x.ctx) != nil { // closed before it was ready
 		return
@@ -162,12 +162,12 @@ func (k *Checker) schedule(x *checked) {
 // checkWait returns the time until the next comparison of a resource: the interval and up to a half of it, so that not all
 // resources are compared at once. Where events are not checked when they arrive it is no longer than uncheckedInterval, and for
 // a resource that may have lost an event a tenth.
-func checkWait(interval time.Duration, checksArrival, suspect bool) time.Duration {
+func checkWait(interval time.Duration, verifiesVersions, inconsistent bool) time.Duration {
 	wait := interval + rand.N(interval/2+1)
-	if !checksArrival && wait > uncheckedInterval {
+	if !verifiesVersions && wait > uncheckedInterval {
 		wait = uncheckedInterval/2 + rand.N(uncheckedInterval/2+1)
 	}
-	if suspect {
+	if inconsistent {
 		wait /= 10
 	}
 	return wait
@@ -221,7 +221,7 @@ func (k *Checker) compare(ctx context.Context, x *checked) *Result {
 	if c != nil {
 		r.hash(prefix, c.Snapshot)
 		if c.Count > 0 {
-			r.Status, r.EtcdHash, r.Differences, r.Mended = Failure, etcd.sum(), c.Count, c.Repaired
+			r.Status, r.EtcdHash, r.Differences, r.Repaired = Failure, etcd.sum(), c.Count, c.Repaired
 			for _, d := range c.Differences[:min(reportedKeys, len(c.Differences))] {
 				to := &r.Differing
 				switch {
@@ -254,7 +254,7 @@ func (k *Checker) report(r *Result) {
 	case Failure:
 		log.Error("memory differs from etcd; ending the resource's watches, and reading lists at old revisions from etcd until a check finds no difference",
 			"differences", r.Differences, "missing", r.Missing, "extra", r.Extra, "differing", r.Differing,
-			"mended", r.Mended, "hash", r.Hash, "etcdHash", r.EtcdHash, "err", r.Error)
+			"repaired", r.Repaired, "hash", r.Hash, "etcdHash", r.EtcdHash, "err", r.Error)
 		if k.opts.OnFailure != nil {
 			k.opts.OnFailure(*r)
 		}

@@ -36,8 +36,8 @@ type Result struct {
 	Missing     []string `json:"missing,omitempty"`
 	Extra       []string `json:"extra,omitempty"`
 	Differing   []string `json:"differing,omitempty"`
-	// Mended: the differing objects were read again. Otherwise the resource is being relisted.
-	Mended bool `json:"mended,omitempty"`
+	// Repaired: the differing objects were read again. Otherwise the resource is being relisted.
+	Repaired bool `json:"repaired,omitempty"`
 
 	Time    metav1.Time `json:"time"`
 	Seconds float64     `json:"seconds"`

@@ -58,9 +58,9 @@ type Options struct {
 // change it, by compare-and-put, so that all use the same one. All methods may be called
 // concurrently; with a cached ring they take no lock and send no request to etcd.
 type Keeper struct {
-	opts   Options
-	stored register
-	held   atomic.Pointer[held] // nil: never read
+	opts    Options
+	stored  register
+	current atomic.Pointer[ringState] // nil: never read
 	// overdue: the current read takes longer than requests wait, so that further requests do not
 	// wait for it.
 	overdue atomic.Bool
@@ -73,17 +73,17 @@ type Keeper struct {
 	mu struct {
 		sync.Mutex
 		next    *ringRead // not started yet
-		reading bool      // there is a goroutine that reads until next is nil
+		running bool      // a reader goroutine runs; it ends when next is nil
 	}
-	// Of that goroutine alone.
+	// Owned by the reader goroutine.
 	began   time.Time // of the last read
 	checked time.Time // when the stored value was last decrypted
 	failing bool      // reads fail, which has been logged
 	stuck   bool      // the ring cannot be changed, which has been logged
 }
 
-// held is the result of a read. It is immutable.
-type held struct {
+// ringState is the result of a read. It is immutable.
+type ringState struct {
 	ring *ring     // nil: there is no ring
 	at   time.Time // when it was read
 	// The stored value, encrypted, and its revision: 0 if there is none.
@@ -128,7 +128,7 @@ func (k *Keeper) Close() {
 
 // Seal returns a token for the list. Errors: ErrUnavailable, ctx's.
 func (k *Keeper) Seal(ctx context.Context, scope Scope, t Token) (string, error) {
-	h := k.held.Load()
+	h := k.current.Load()
 	if h == nil || h.ring == nil {
 		var err error
 		if h, err = k.fresh(ctx); err != nil {
@@ -147,7 +147,7 @@ func (k *Keeper) Open(ctx context.Context, scope Scope, token string) (Token, er
 	if err != nil {
 		return Token{}, err
 	}
-	h := k.held.Load()
+	h := k.current.Load()
 	if h != nil && time.Since(h.at) > 2*refreshInterval {
 		// Keys may have been retired meanwhile. If etcd is not available, the cached ring stays
 		// valid.
@@ -177,7 +177,7 @@ func (k *Keeper) Open(ctx context.Context, scope Scope, token string) (Token, er
 }
 
 // fresh returns the result of a read that starts after the call. Errors: ErrUnavailable, ctx's.
-func (k *Keeper) fresh(ctx context.Context) (*held, error) {
+func (k *Keeper) fresh(ctx context.Context) (*ringState, error) {
 	r := k.join()
 	if k.overdue.Load() {
 		return nil, ErrUnavailable
@@ -194,7 +194,7 @@ func (k *Keeper) fresh(ctx context.Context) (*held, error) {
 		if r.err != nil {
 			return nil, ErrUnavailable
 		}
-		return k.held.Load(), nil
+		return k.current.Load(), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-late.C:
@@ -217,8 +217,8 @@ func (k *Keeper) join() *ringRead {
 	if k.mu.next == nil {
 		k.mu.next = &ringRead{done: make(chan struct{})}
 	}
-	if !k.mu.reading {
-		k.mu.reading = true
+	if !k.mu.running {
+		k.mu.running = true
 		k.wg.Go(k.readAll)
 	}
 	return k.mu.next
@@ -232,7 +232,7 @@ func (k *Keeper) readAll() {
 		r := k.mu.next
 		k.mu.next = nil
 		if r == nil {
-			k.mu.reading = false
+			k.mu.running = false
 			k.mu.Unlock()
 			return
 		}
@@ -283,7 +283,7 @@ func (k *Keeper) maintain() {
 		r := k.join()
 		<-r.done
 		pause := refreshInterval
-		h := k.held.Load()
+		h := k.current.Load()
 		switch {
 		case h == nil || h.ring == nil:
 			pause = min(pause, retry)
@@ -310,16 +310,16 @@ func (k *Keeper) readRing(ctx context.Context) error {
 	return errors.New("too many conflicting updates of the key ring by other replicas")
 }
 
-// tryRead is read; done is false if another replica has changed the ring meanwhile.
+// tryRead is one attempt of readRing; done is false if another replica has changed the ring meanwhile.
 func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	stored, mod, err := k.stored.get(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read key ring: %w", err)
 	}
 	now := time.Now()
-	before := k.held.Load()
+	before := k.current.Load()
 	if before == nil {
-		before = &held{}
+		before = &ringState{}
 	}
 	var current *ring
 	stale := false
@@ -344,9 +344,9 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 		}
 		k.checked = now
 	}
-	present := &held{ring: current, at: now, data: stored, mod: mod}
+	present := &ringState{ring: current, at: now, data: stored, mod: mod}
 	if !k.opts.Seal {
-		k.held.Store(present)
+		k.current.Store(present)
 		return true, nil
 	}
 	var next *ring
@@ -356,14 +356,14 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 		next = current.maintained(now, k.opts.Rotation, k.opts.Keep)
 	}
 	if next == current && !stale {
-		k.held.Store(present)
+		k.current.Store(present)
 		return true, nil
 	}
 	changed, err := k.write(ctx, next, mod)
 	switch {
 	case err != nil && current != nil:
 		// The present ring stays in use; a later read retries the change.
-		k.held.Store(present)
+		k.current.Store(present)
 		if !k.stuck && k.ctx.Err() == nil {
 			k.stuck = true
 			k.opts.Logger.Warn("Failed to update the continue token keys; the current keys stay in use", "key", k.opts.Key, "err", err.Error())
@@ -374,14 +374,14 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	case changed == nil:
 		return false, nil
 	}
-	k.held.Store(changed)
+	k.current.Store(changed)
 	k.checked, k.stuck = now, false
 	return true, nil
 }
 
 // write stores a ring in place of the one with revision mod; it returns nil if the stored revision
 // is another.
-func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*held, error) {
+func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*ringState, error) {
 	data, err := r.encode()
 	if err != nil {
 		return nil, err
@@ -396,7 +396,7 @@ func (k *Keeper) write(ctx context.Context, r *ring, mod int64) (*held, error) {
 	if !ok {
 		return nil, nil
 	}
-	return &held{ring: r, at: time.Now(), data: data, mod: written}, nil
+	return &ringState{ring: r, at: time.Now(), data: data, mod: written}, nil
 }
 
 // context is the authenticated data of the encryption: the key in etcd, as in upstream's store.

@@ -105,7 +105,7 @@ func TestKeeper_TokenOfNewKey_OpensAtOnce(t *testing.T) {
 		requireOpens(t, b, old, nil)
 		requireOpens(t, reader, old, nil)
 
-		h := a.held.Load()
+		h := a.current.Load()
 		rotated, err := a.write(t.Context(), h.ring.maintained(time.Now(), time.Nanosecond, testKeep), h.mod)
 		if err != nil || rotated == nil {
 			t.Fatal(rotated, err)

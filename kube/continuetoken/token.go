@@ -41,7 +41,7 @@ var (
 
 // Token is the position at which a list continues.
 type Token struct {
-	// Revision is the revision of the list, -1 for the present.
+	// Revision is the revision of the list, -1 for the latest one.
 	Revision int64
 	// Start is the first key of the next page, relative to the prefix of the list.
 	Start string

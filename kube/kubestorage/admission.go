@@ -15,8 +15,8 @@ func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.C
 	return context.WithValue(ctx, admitKey{}, admit)
 }
 
-// admit reserves the memory that the reading needs if its size is known. It leaves selective
-// readings to Decoded.Grow and readings from etcd to admitPast.
+// admit reserves the memory that the list needs if its size is known. It leaves selective lists to
+// Decoded.Grow and lists from etcd to admitFromEtcd.
 func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil

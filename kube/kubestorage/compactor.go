@@ -52,7 +52,7 @@ func (c *compactor) drop(rev mirror.Revision) {
 }
 
 // oldest returns the oldest revision at which a list can be served from memory, 0 if there is none
-// or only the present.
+// or only the latest state.
 func (c *compactor) oldest() mirror.Revision {
 	m := c.mirror.Load()
 	if m == nil {

@@ -149,7 +149,7 @@ func (c *checkedPods) loseChanges(t *testing.T) {
 func (c *checkedPods) requireMismatch(t *testing.T, got consistency.Result) {
 	t.Helper()
 	ns := c.pods[0].Namespace + "/"
-	if got.Status != consistency.Failure || !got.Mended || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
+	if got.Status != consistency.Failure || !got.Repaired || got.Differences != 3 || !slices.Equal(got.Missing, []string{ns + "lost"}) ||
 		!slices.Equal(got.Extra, []string{ns + "a"}) || !slices.Equal(got.Differing, []string{ns + "b"}) || got.Hash == got.EtcdHash || got.EtcdHash == "" {
 		t.Fatalf("%+v", got)
 	}
@@ -177,7 +177,7 @@ func requireExpired(t *testing.T, w watch.Interface) {
 func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
 	t.Helper()
 	suspect := func() float64 {
-		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(c.resource.Group, c.resource.Resource, metrics.SourceEtcd, metrics.ReasonSuspect))
+		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(c.resource.Group, c.resource.Resource, metrics.SourceEtcd, metrics.ReasonDifference))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -464,7 +464,7 @@ func TestIndex_BuiltDuringRepair_GivesNoLaterCursor(t *testing.T) {
 	s.selections.Index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
 		once.Do(func() { // while the index is built
 			all, err := f.cluster.checker.Check(ctx, nil)
-			if err != nil || len(all) != 1 || !all[0].Mended {
+			if err != nil || len(all) != 1 || !all[0].Repaired {
 				t.Errorf("%+v, %v", all, err)
 			}
 		})

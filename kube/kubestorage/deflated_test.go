@@ -163,7 +163,7 @@ func podFrame(dst []byte, t watch.EventType, item []byte) (framed []byte, size i
 }
 
 // inflate returns the uncompressed bytes of a run.
-func inflate(t testing.TB, run gzipjoin.Run) []byte {
+func inflate(t testing.TB, run gzipjoin.Segment) []byte {
 	t.Helper()
 	var body bytes.Buffer
 	z := gzipjoin.NewWriter(&body)
@@ -229,7 +229,7 @@ func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 			var got []byte
 			var gotSizes []uint32
 			for _, f := range frames {
-				got, gotSizes = append(got, inflate(t, f.Run)...), append(gotSizes, f.Sizes...)
+				got, gotSizes = append(got, inflate(t, f.Segment)...), append(gotSizes, f.Sizes...)
 			}
 			if !bytes.Equal(got, want) || !slices.Equal(gotSizes, sizes) {
 				t.Fatalf("items kept %v: the frames are %d bytes in %d events, want %d in %d", kept, len(got), len(gotSizes), len(want), len(sizes))
@@ -326,7 +326,7 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want, size := podFrame(nil, use.t, data); !bytes.Equal(inflate(t, first.Run), want) || first.Size != size {
+		if want, size := podFrame(nil, use.t, data); !bytes.Equal(inflate(t, first.Segment), want) || first.Size != size {
 			t.Errorf("%s: the frame is not that of the item", use.t)
 		}
 	}

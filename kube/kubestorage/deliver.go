@@ -74,7 +74,7 @@ func (st *Stream) deliverAll(stop <-chan struct{}, sink Sink) error {
 }
 
 // deliver writes one batch.
-func (st *Stream) deliver(sink Sink, b *batch) error {
+func (st *Stream) deliver(sink Sink, b *delivery) error {
 	st.batches++
 	if err := sink.Refresh(); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (st *Stream) deliver(sink Sink, b *batch) error {
 }
 
 // deliverInitial writes the initial events of a batch that the watch selects.
-func (st *Stream) deliverInitial(sink Sink, b *batch) error {
+func (st *Stream) deliverInitial(sink Sink, b *delivery) error {
 	if b.selected {
 		return sink.Runs(b.runs)
 	}

@@ -31,7 +31,7 @@ func (w *twin) engine() *Engine {
 }
 
 // record reads a stream to its end, closes it, and returns its batches.
-func record(st *Stream) (got []batch, err error) {
+func record(st *Stream) (got []delivery, err error) {
 	defer st.Close()
 	for {
 		b, err := st.next()
@@ -60,7 +60,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 				opts = withBookmarks(opts)
 			}
 			type result struct {
-				got []batch
+				got []delivery
 				err error
 			}
 			results := make(chan result)
@@ -112,7 +112,7 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		e := w.engine()
 		type result struct {
-			got []batch
+			got []delivery
 			err error
 		}
 		open := func(ctx context.Context) <-chan result {

@@ -17,7 +17,7 @@ type ListEstimate struct {
 }
 
 // EstimateList estimates the result of Read with the same options, before a request has waited. It does
-// not wait or build a version of the past, and costs O(log n). ok is false if memory may not be
+// not wait or build a old version, and costs O(log n). ok is false if memory may not be
 // able to answer: the resource is not loaded, or the revision is older than memory, not yet
 // reached, or only available from etcd.
 func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstimate, ok bool) {
@@ -43,7 +43,7 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 }
 
 // EstimatedBytes returns the approximate number of stored bytes that a list reads: the bytes of its
-// candidates, or for a page the share of its limit. Not for a reading FromEtcd. Cost is O(log n).
+// candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n).
 func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.index != nil {

@@ -173,7 +173,7 @@ func errBehind() error {
 type skipCacheWaitKey struct{}
 
 // SkipCacheWait returns a context for a request that was answered with ErrReadEtcd: a Get of the
-// present does not wait for memory again.
+// latest revision does not wait for memory again.
 func SkipCacheWait(ctx context.Context) context.Context {
 	return context.WithValue(ctx, skipCacheWaitKey{}, true)
 }

@@ -19,7 +19,7 @@ func dropReplaced(s *Store) {
 
 // dropClosed drops the derived data that entries, leaves and events of the resource reference under
 // closed keys, so that data decrypted with removed keys does not stay in memory until its entry is
-// replaced. Versions of the past may contain the positions of items, but no items. Cost is
+// replaced. Versions of old revisions may contain the positions of items, but no items. Cost is
 // O(entries + events of the log), without a lock that readers take. It ends early with ctx.
 func dropClosed(ctx context.Context, r *mirror.Resource) {
 	snap, err := r.Latest()

@@ -49,7 +49,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	return decoded.TakeTurn(ctx)
 }
 
-// fill decodes the selected entries into listObj. held accounts for them.
+// fill decodes the selected entries into listObj. decoded accounts for them.
 func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, listObj runtime.Object) error {
 	s := r.store
 	itemsPtr, err := meta.GetItemsPtr(listObj)

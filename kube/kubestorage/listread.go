@@ -44,12 +44,12 @@ type Objects interface {
 //	}
 //	err = r.Err()
 //
-// It keeps its revision alive until it is closed. A reading from memory may be used concurrently,
+// It keeps its revision alive until it is closed. A list from memory may be used concurrently,
 // one FromEtcd may not.
 type ListRead struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
-	// Snapshot is the cached state at the revision; empty if the reading is FromEtcd. See Objects.
+	// Snapshot is the cached state at the revision; empty if the list is FromEtcd. See Objects.
 	Snapshot mirror.Snapshot
 	// Prefix is the etcd key prefix of the request, to which continue tokens are relative; Start <=
 	// key < End is the range of the rest of the list.
@@ -57,18 +57,18 @@ type ListRead struct {
 	// Limit is the requested number of selected objects, 0 for all.
 	Limit int64
 
-	store       *Store
-	request     listRequest
-	selector    objects.Selector
-	shard       *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
-	index       *selected.IndexVersion // nil: no index matches
-	name        string                 // of the index
-	value       string                 // to look up in it
-	changedKeys []string               // keys changed between Rev and the index's revision, ascending
-	etcdRange   *etcdread.Range        // nil: memory has the revision
-	suspect     bool                   // memory has the revision too, and may be wrong
-	err         error                  // see Err
-	release     func()                 // nil: no place is held
+	store        *Store
+	request      listRequest
+	selector     objects.Selector
+	shard        *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
+	index        *selected.IndexVersion // nil: no index matches
+	name         string                 // of the index
+	value        string                 // to look up in it
+	changedKeys  []string               // keys changed between Rev and the index's revision, ascending
+	etcdRange    *etcdread.Range        // nil: memory has the revision
+	inconsistent bool                   // memory has the revision too, and may be wrong
+	err          error                  // see Err
+	release      func()                 // nil: no place is held
 }
 
 // FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,
@@ -86,8 +86,8 @@ func (r *ListRead) Runs() iter.Seq[mirror.Run] {
 }
 
 // Objects returns the cached objects at the revision: the snapshot, or the selected part of it if a
-// shard selector is the only selector. It is not limited to the range of the reading, and empty if
-// the reading is FromEtcd.
+// shard selector is the only selector. It is not limited to the range of the list, and empty if
+// the list is FromEtcd.
 func (r *ListRead) Objects() Objects {
 	if r.shard != nil {
 		return r.shard
@@ -95,7 +95,7 @@ func (r *ListRead) Objects() Objects {
 	return r.Snapshot
 }
 
-// Close ends the reading. It must not be used afterwards.
+// Close ends the list. It must not be used afterwards.
 func (r *ListRead) Close() {
 	if r.release != nil {
 		r.release()
@@ -179,7 +179,7 @@ func (r *ListRead) ShardSelector() string {
 
 // MoreAfter reports whether a full page, the last object of which has the key, is followed by
 // another: there are entries after it. As upstream does, it counts entries of other shards. Not for
-// a reading FromEtcd. Cost is O(log n).
+// a list FromEtcd. Cost is O(log n).
 func (r *ListRead) MoreAfter(key string) bool {
 	n, _ := r.Snapshot.Count(key+"\x00", r.End)
 	return n > 0
@@ -276,7 +276,7 @@ func (q *listRequest) fromMemory(s *Store) bool {
 	case q.exact > 0:
 		// Above the published revision only a consistent read shows whether the revision exists.
 		return s.listsAtRevision && (s.latestReads.lists || q.exact <= s.mirror.PublishedRevision())
-	case q.opts.Predicate.Continue != "": // a token for the present
+	case q.opts.Predicate.Continue != "": // a token for the latest state
 		return s.listsAtRevision && s.latestReads.lists
 	case q.opts.ResourceVersion == "":
 		return s.latestReads.lists

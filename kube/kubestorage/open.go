@@ -70,7 +70,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Prefix:         prefix,
 		Source:         f.source,
 		Window:         opts.Window,
-		Replay:         opts.replay(),
+		Replay:         opts.replayBounds(),
 		UnclaimedBytes: opts.UnclaimedBytes,
 		IdleProgress:   opts.ProgressInterval,
 		EventsOnly:     f.eventsOnly,
@@ -97,13 +97,13 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		compactor.add(m)
 	}
 	c.scraped = &metrics.Cluster{
-		Mirror:    m,
-		Blocks:    c.blocks,
-		Prefix:    c.prefix,
-		Freshness: c.progressMode,
-		Endpoints: c.endpoints,
-		Lists:     func() (reading, limit int) { return len(c.listPlaces), cap(c.listPlaces) },
-		AddLag:    c.addLag,
+		Mirror:       m,
+		Blocks:       c.blocks,
+		Prefix:       c.prefix,
+		ProgressMode: c.progressMode,
+		Endpoints:    c.endpoints,
+		EtcdPages:    func() (reading, limit int) { return len(c.listPlaces), cap(c.listPlaces) },
+		AddLag:       c.addLag,
 	}
 	if compactor != nil {
 		c.scraped.Compactor = compactor.Compactor

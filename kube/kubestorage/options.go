@@ -88,7 +88,7 @@ const (
 	// events is always sent.
 	WatchBookmark featuregate.Feature = "WatchBookmark"
 	// EfficientWatchResumption lets the published revision follow etcd's progress, so that it advances while no
-	// cached key changes (KEP-1904). Off, only events advance it, and reads of the present, which
+	// cached key changes (KEP-1904). Off, only events advance it, and reads of the latest revision, which
 	// depend on the published revision, go to etcd.
 	EfficientWatchResumption featuregate.Feature = "EfficientWatchResumption"
 	// WatchHistoryRestore restores history from etcd at the start, so that watches and lists of
@@ -137,8 +137,8 @@ func (o *Options) window(upstream time.Duration) mirror.Window {
 	return w
 }
 
-// replay returns the bounds of the restored history.
-func (o *Options) replay() driver.ReplayBounds {
+// replayBounds returns the bounds of the restored history.
+func (o *Options) replayBounds() driver.ReplayBounds {
 	if !o.enabled(WatchHistoryRestore) {
 		return driver.ReplayBounds{Revisions: -1}
 	}

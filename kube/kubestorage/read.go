@@ -16,7 +16,7 @@ import (
 
 // Read resolves a LIST: it waits for the revision of the options and returns it. The combinations
 // of resource version, match, limit and continue are those of KEP-2340's table and KEP-4988; see
-// freshness.snapshot. The caller closes the reading. Errors: ErrReadEtcd, and API errors for the
+// revisionWaiter.snapshot. The caller closes the ListRead. Errors: ErrReadEtcd, and API errors for the
 // client (400, 410, 429, 504).
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*ListRead, error) {
 	q, err := newListRequest(ctx, s, key, opts)
@@ -41,7 +41,7 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	r := &ListRead{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.CurrentGeneration().Selector(*pred)}
 	r.Start, r.End = q.bounds()
 	snap, err := s.snapshot(ctx, q.opts, q.exact)
-	if r.suspect = q.exact > 0 && s.resource.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.suspect {
+	if r.inconsistent = q.exact > 0 && s.resource.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.inconsistent {
 		err = mirror.ErrCompacted // D11: this history in memory has not been compared with etcd yet
 	}
 	switch {
@@ -64,10 +64,10 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 }
 
 // longReading is the number of objects from which a list may take so long that its snapshot leaves
-// the present meanwhile.
+// the latest state meanwhile.
 const longReading = 1000
 
-// readFromEtcd makes the reading one from etcd.
+// readFromEtcd makes the list one from etcd.
 func (r *ListRead) readFromEtcd(ctx context.Context) error {
 	s := r.store
 	if r.Rev < s.mirror.CompactRevision() {
@@ -88,7 +88,7 @@ func (r *ListRead) readFromEtcd(ctx context.Context) error {
 	if err != nil {
 		return r.etcdError(ctx, s.notReady())
 	}
-	source := etcdread.Source{Places: s.cluster.listPlaces, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: etcdKeepBytes}
+	source := etcdread.Reader{Places: s.cluster.listPlaces, Ranges: s.cluster.ranges, Mirror: s.mirror, Group: s.group, Keep: etcdKeepBytes}
 	if r.etcdRange, err = source.Open(ctx, latest, r.Start, r.End, r.Rev, most); err != nil {
 		return r.etcdError(ctx, err)
 	}
@@ -96,13 +96,13 @@ func (r *ListRead) readFromEtcd(ctx context.Context) error {
 }
 
 // etcdError translates an error of etcd at a past revision for the client. If the revision is
-// compacted, it returns the error of upstream's store, with the token that continues in the
+// compacted, it returns the error of upstream's store, with the token that continues at the
 // present.
 func (r *ListRead) etcdError(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		if told := r.compactedError(ctx); told != nil {
-			return told
+		if expired := r.compactedError(ctx); expired != nil {
+			return expired
 		}
 		return apierrors.NewResourceExpired(fmt.Sprintf("resource version %d is compacted", r.request.exact))
 	case errors.Is(err, mirror.ErrRestored):
@@ -174,8 +174,8 @@ func (r *ListRead) Unreadable(ctx context.Context, err error) error {
 func (r *ListRead) count() {
 	source, reason := metrics.SourcePresent, r.request.reason()
 	switch {
-	case r.suspect:
-		source, reason = metrics.SourceEtcd, metrics.ReasonSuspect
+	case r.inconsistent:
+		source, reason = metrics.SourceEtcd, metrics.ReasonDifference
 	case r.FromEtcd():
 		source, reason = metrics.SourceEtcd, metrics.ReasonPast
 	case !r.Snapshot.IsLatest():

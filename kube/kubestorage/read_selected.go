@@ -7,10 +7,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// useIndex narrows a reading of memory to the entries of an index. For a list of the present the
-// index may be a little newer than the snapshot, which is then replaced by the index's revision:
-// the request allows that revision or later. For one of the past useIndex takes the index of the
-// present and the keys changed since.
+// useIndex narrows a list from memory to the entries of an index. For a list of the latest revision
+// the index may be a little newer than the snapshot, which is then replaced by the index's
+// revision: the request allows that revision or later. For one of old revisions useIndex takes the
+// index of the latest revision and the keys changed since.
 func (r *ListRead) useIndex(ctx context.Context) {
 	if r.selector.Plain && r.selector.Shard != nil {
 		r.useShard(ctx)
@@ -37,14 +37,14 @@ func (r *ListRead) useIndex(ctx context.Context) {
 	}
 }
 
-// useShard narrows a reading of memory to the entries of its shard. As with an index, the shard of
-// the present may be a little newer than the snapshot, which is then replaced by the shard's
-// revision.
+// useShard narrows a list from memory to the entries of its shard. As with an index, the shard of
+// the latest revision may be a little newer than the snapshot, which is then replaced by the
+// shard's revision.
 func (r *ListRead) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)
 	if r.request.exact > 0 {
-		if past, ok := x.Past(s.view.CurrentGeneration(), r.Rev); ok {
+		if past, ok := x.OldVersion(s.view.CurrentGeneration(), r.Rev); ok {
 			r.shard = past
 			return
 		}
@@ -80,8 +80,8 @@ func (r *ListRead) useShard(ctx context.Context) {
 // readAtOnce is the number of events per read of the log.
 const readAtOnce = 256
 
-// maxChanged bounds the changes between a revision and the present for which the index of the
-// present is used: more changes cost as much as reading some hundred objects.
+// maxChanged bounds the changes between a revision and the latest state for which the index of the
+// latest revision is used: more changes cost as much as reading some hundred objects.
 const maxChanged = 4096
 
 // changedSince returns the keys that have changed after the cursor, ascending; false if there are

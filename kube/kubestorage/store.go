@@ -51,7 +51,7 @@ type Store struct {
 	newListFunc func() runtime.Object
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
-	// latestReads and pastLists (the gate ListFromCacheSnapshot) select the reads served from memory.
+	// latestReads and listsAtRevision (the gate ListFromCacheSnapshot) select the reads served from memory.
 	latestReads     latestReads
 	listsAtRevision bool
 	bookmarks       bool // the gate WatchBookmark
@@ -85,7 +85,7 @@ func (s *Store) stop() {
 // ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
-// Representation returns the store's representation of a name, which must be comparable. It is made with encode and splice on the
+// Representation returns the representation with the key name, any comparable value. It is made with encode and splice on the
 // first call, and again when the keys that decrypt values change (Representation.Fresh).
 func (s *Store) Representation(name any, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
 	return encoded.Of(s.view.CurrentGeneration(), name, encode, splice)

@@ -51,7 +51,7 @@ type Stream struct {
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were
 	replayed int
 
-	// Initial events of a watch that starts at the present.
+	// Initial events of a watch that starts at the latest state.
 	listing   bool                                // there are more initial events
 	announce  bool                                // their end has not been announced yet
 	found     []*mirror.Entry                     // from an index, or from etcd; nil if the keys are walked
@@ -74,13 +74,13 @@ type Stream struct {
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if there is none
 	nextBookmark  time.Time     // time of the next bookmark, zero if there is none
-	timer         *time.Timer   // wakes wait at nextMark; nil without bookmarks
+	timer         *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
 	wake          chan struct{} // an event is not the only reason for a wake-up
 }
 
-// batch is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
+// delivery is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
 // are owned by the stream and valid until the next call of next.
-type batch struct {
+type delivery struct {
 	// runs, or entries if they come from an index or from etcd, are initial events in key order, to be
 	// sent as ADDED if the watch selects them.
 	runs    []mirror.Run
@@ -94,7 +94,7 @@ type batch struct {
 }
 
 // empty reports whether the batch has nothing to deliver.
-func (b *batch) empty() bool {
+func (b *delivery) empty() bool {
 	return len(b.runs) == 0 && len(b.entries) == 0 && len(b.events) == 0 && b.bookmark.Revision == 0
 }
 
@@ -106,12 +106,12 @@ type Bookmark struct {
 }
 
 // bookmark returns a bookmark at the position of the stream.
-func (st *Stream) bookmark() batch {
+func (st *Stream) bookmark() delivery {
 	st.store.watchMetrics.Bookmark()
-	return batch{bookmark: Bookmark{Revision: st.cursor.Position()}}
+	return delivery{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 
-// idle is the value of Stream.reading while the stream reads no history.
+// idle is the value of Stream.logPosition while the stream reads no history.
 const idle = math.MaxInt64
 
 // Listing reports whether there are more initial events.

@@ -113,13 +113,13 @@ func (st *Stream) draining() bool {
 
 // drain returns the last batches of the stream, when everything up to lastRev is delivered: a
 // bookmark, and then the end.
-func (st *Stream) drain() (batch, error) {
+func (st *Stream) drain() (delivery, error) {
 	// A watch at a future revision gets no bookmark below that revision.
 	if at := st.cursor.Position(); !st.finalBookmarkSent && st.bookmarkEvery > 0 && at <= st.store.mirror.PublishedRevision() {
 		st.finalBookmarkSent = true
 		return st.bookmark(), nil
 	}
-	return batch{}, st.drained()
+	return delivery{}, st.drained()
 }
 
 // drained records that the stream ends because the server does. Its context stays open: Drain cancels

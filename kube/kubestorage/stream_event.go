@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lost reports whether a past event cannot be decoded because of a superseded state, while the present can: if its decryption key
-// was removed, the event stays unreadable, and a client that relists does not need it. If the present cannot be decoded either,
+// lost reports whether a past event cannot be decoded because of a superseded state, while the latest state can: if its decryption key
+// was removed, the event stays unreadable, and a client that relists does not need it. If the latest state cannot be decoded either,
 // decryption or conversion may be temporarily down.
 func (st *Stream) lost(ev *mirror.Event) bool {
 	if ev.Rev > st.publishedAtStart {

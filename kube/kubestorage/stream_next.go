@@ -13,12 +13,12 @@ import (
 // next returns the pending batch, or an empty one; it never waits. The caller has delivered the
 // previous batch. Errors: ErrStreamEnded, and those to report to the client before the watch ends
 // (410 when it is too far behind).
-func (st *Stream) next() (batch, error) {
+func (st *Stream) next() (delivery, error) {
 	if st.ctx.Err() != nil {
-		return batch{}, ErrStreamEnded
+		return delivery{}, ErrStreamEnded
 	}
 	if st.failed != nil {
-		return batch{}, st.failed
+		return delivery{}, st.failed
 	}
 	st.selector.Generation = st.store.view.CurrentGeneration()
 	leaving := st.draining()
@@ -26,12 +26,12 @@ func (st *Stream) next() (batch, error) {
 		// The list and the events must be of one lineage: etcd may have been restored meanwhile.
 		if err := st.cursor.Err(); err != nil {
 			st.failed = st.ending(err)
-			return batch{}, st.failed
+			return delivery{}, st.failed
 		}
 	}
 	if st.listing {
 		if leaving { // a bookmark would claim that the list is complete
-			return batch{}, st.drained()
+			return delivery{}, st.drained()
 		}
 		if b := st.nextInitial(); st.failed != nil || !b.empty() {
 			return b, st.failed
@@ -79,9 +79,9 @@ func (st *Stream) next() (batch, error) {
 		st.behind = true
 		st.lastDelivered = st.due[len(st.due)-1].Rev
 		st.logPosition.Store(st.cursor.Position())
-		return batch{events: st.due}, nil
+		return delivery{events: st.due}, nil
 	case err != nil:
-		return batch{}, st.failed
+		return delivery{}, st.failed
 	}
 	clear(st.due[:cap(st.due)])
 	switch {
@@ -90,7 +90,7 @@ func (st *Stream) next() (batch, error) {
 	case st.bookmarkDue():
 		return st.bookmark(), nil
 	}
-	return batch{}, nil
+	return delivery{}, nil
 }
 
 // noteReplayed counts the pending events that are older than the watch.
@@ -109,10 +109,10 @@ func (st *Stream) noteReplayed() {
 
 // nextInitial returns the next part of the initial events, an empty batch after the last or when
 // the stream has failed.
-func (st *Stream) nextInitial() batch {
+func (st *Stream) nextInitial() delivery {
 	if st.found != nil {
 		n := min(len(st.found), initialAtOnce)
-		b := batch{entries: st.found[:n]}
+		b := delivery{entries: st.found[:n]}
 		st.store.watchMetrics.Started(n, 0)
 		if st.found = st.found[n:]; len(st.found) == 0 {
 			st.found, st.listing = nil, false
@@ -124,7 +124,7 @@ func (st *Stream) nextInitial() batch {
 	snap, err := st.snapshot()
 	if err != nil {
 		st.failed = st.ending(err)
-		return batch{}
+		return delivery{}
 	}
 	n := 0
 	defer func() { st.store.watchMetrics.Started(n, 0) }()
@@ -137,10 +137,10 @@ func (st *Stream) nextInitial() batch {
 		items := run.Items()
 		if n += len(items); n >= initialAtOnce {
 			st.from = items[len(items)-1].Key() + "\x00"
-			return batch{runs: st.runs, selected: selected}
+			return delivery{runs: st.runs, selected: selected}
 		}
 	}
-	b := batch{runs: st.runs, selected: selected}
+	b := delivery{runs: st.runs, selected: selected}
 	st.listing, st.runs = false, nil
 	return b
 }

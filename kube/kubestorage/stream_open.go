@@ -160,7 +160,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	return nil
 }
 
-// beginInEtcd lists the present from etcd, where a gate or the published revision does not allow a list from
+// beginInEtcd lists the latest state from etcd, where a gate or the published revision does not allow a list from
 // memory; later events come from memory. The listed objects are held until they are delivered; most
 // are shared with the cache.
 func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {

@@ -115,7 +115,7 @@ func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions)
 }
 
 // take returns the next batch of the stream, waiting for it.
-func take(t testing.TB, st *Stream) batch {
+func take(t testing.TB, st *Stream) delivery {
 	t.Helper()
 	for {
 		b, err := st.next()

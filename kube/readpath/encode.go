@@ -59,11 +59,11 @@ type encoding struct {
 // encodings caches the encodings of a resource by format. An encoding is created on first use, and
 // again after the decryption keys of the resource have changed.
 type encodings struct {
-	made sync.Map // of *encoding
+	byFormat sync.Map // of *encoding
 }
 
 func (e *encodings) get(r *Resource, f format) (*encoding, error) {
-	made, ok := e.made.Load(f)
+	made, ok := e.byFormat.Load(f)
 	if ok && made.(*encoding).rep.Fresh() {
 		return made.(*encoding), nil
 	}
@@ -72,9 +72,9 @@ func (e *encodings) get(r *Resource, f format) (*encoding, error) {
 		return nil, err
 	}
 	if ok {
-		e.made.CompareAndSwap(f, made, enc)
+		e.byFormat.CompareAndSwap(f, made, enc)
 	} else {
-		e.made.LoadOrStore(f, enc)
+		e.byFormat.LoadOrStore(f, enc)
 	}
 	return enc, nil
 }

@@ -37,7 +37,7 @@ func (r *readRequest) listOrWatch() reason {
 		return reasonEtcd
 	}
 	if err == nil {
-		defer p.reading.Close()
+		defer p.list.Close()
 		defer func() { p.share.Leave() }()
 	}
 	if !r.traced() { // otherwise the body has its own span
@@ -58,7 +58,7 @@ func (r *readRequest) listOrWatch() reason {
 // listPlan is a list, or one page of it, ready to be written: its objects are known to be readable, and
 // its size is known.
 type listPlan struct {
-	reading    *kubestorage.ListRead
+	list       *kubestorage.ListRead
 	level      listadmission.Level
 	share      *listadmission.Share
 	start, end string // the key range walked
@@ -72,7 +72,7 @@ type listPlan struct {
 }
 
 // plan reads and measures the requested list. It encodes objects that are not encoded yet, so that
-// an encoding failure is still reported to the client. The caller closes the page's reading and
+// an encoding failure is still reported to the client. The caller closes the page's list and
 // leaves its share.
 func (r *readRequest) plan(key string, opts storage.ListOptions) (p *listPlan, err error) {
 	p = &listPlan{level: r.server.levels.Of(r.w, r.req)}
@@ -80,29 +80,29 @@ func (r *readRequest) plan(key string, opts storage.ListOptions) (p *listPlan, e
 	defer func() {
 		if !admitted { // an error, or a panic in a decoder or a conversion
 			p.share.Leave()
-			if p.reading != nil {
-				p.reading.Close()
+			if p.list != nil {
+				p.list.Close()
 			}
 			p = nil
 		}
 	}()
 	ctx, lists := r.req.Context(), r.server.lists
-	p.reading, err = r.resource.Store.Read(kubestorage.WithAdmission(ctx, func(bytes int64) (err error) {
+	p.list, err = r.resource.Store.Read(kubestorage.WithAdmission(ctx, func(bytes int64) (err error) {
 		p.share, err = lists.Enter(ctx, p.level, bytes)
 		return err
 	}), key, opts)
 	if err != nil {
 		return p, err
 	}
-	p.start, p.end = p.reading.Start, p.reading.End
-	past := p.reading.FromEtcd() // admitted by Read
+	p.start, p.end = p.list.Start, p.list.End
+	past := p.list.FromEtcd() // admitted by Read
 	if !past {
-		if p.share, err = lists.Enter(ctx, p.level, r.estimatedBytes(p.reading)); err != nil {
+		if p.share, err = lists.Enter(ctx, p.level, r.estimatedBytes(p.list)); err != nil {
 			return p, err
 		}
 	}
 	if err := r.measure(p); err != nil {
-		return p, p.reading.Unreadable(ctx, err)
+		return p, p.list.Unreadable(ctx, err)
 	}
 	if !past {
 		if p.share, err = p.share.Fit(ctx, lists, p.level, p.bytes); err != nil {
@@ -118,15 +118,15 @@ func (r *readRequest) plan(key string, opts storage.ListOptions) (p *listPlan, e
 const lookingShare = 8
 
 // estimatedBytes estimates the size of the list in bytes.
-func (r *readRequest) estimatedBytes(reading *kubestorage.ListRead) int64 {
-	stored := reading.EstimatedBytes()
-	if reading.Selective() {
+func (r *readRequest) estimatedBytes(list *kubestorage.ListRead) int64 {
+	stored := list.EstimatedBytes()
+	if list.Selective() {
 		return stored / lookingShare
 	}
-	if reading.Limit > 0 {
+	if list.Limit > 0 {
 		return stored
 	}
-	if encoded, ok := r.enc.rep.Measure(reading.Objects(), reading.Start, reading.End); ok {
+	if encoded, ok := r.enc.rep.Measure(list.Objects(), list.Start, list.End); ok {
 		return encoded
 	}
 	return stored
@@ -134,15 +134,15 @@ func (r *readRequest) estimatedBytes(reading *kubestorage.ListRead) int64 {
 
 // measure determines the objects of the page, their size, and the list metadata.
 func (r *readRequest) measure(p *listPlan) (err error) {
-	reading := p.reading
-	total := reading.Count()
+	list := p.list
+	total := list.Count()
 	var last string
 	var more bool
 	walked := -1
 	switch {
-	case reading.Selective():
+	case list.Selective():
 		walked, last, more, err = r.selectPage(p)
-	case reading.FromEtcd():
+	case list.FromEtcd():
 		last, err = r.encodeOnce(p)
 		more = p.count < total
 	default:
@@ -150,27 +150,27 @@ func (r *readRequest) measure(p *listPlan) (err error) {
 		p.bytes, err = r.size(p)
 	}
 	if err == nil {
-		err = reading.Err()
+		err = list.Err()
 	}
 	if err != nil {
 		return err
 	}
-	p.meta.resourceVersion = strconv.FormatInt(reading.Rev, 10)
-	p.meta.shard = reading.ShardSelector()
-	if p.meta.token, p.meta.remaining, err = reading.NextPage(r.req.Context(), last, total, more); err != nil {
+	p.meta.resourceVersion = strconv.FormatInt(list.Rev, 10)
+	p.meta.shard = list.ShardSelector()
+	if p.meta.token, p.meta.remaining, err = list.NextPage(r.req.Context(), last, total, more); err != nil {
 		return err
 	}
 	if walked < 0 {
 		walked = p.count
 	}
-	reading.Served(walked, p.count)
+	list.Served(walked, p.count)
 	return nil
 }
 
 // encodeOnce measures the objects of a list that is read from etcd, and returns the last key.
 func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
 	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
-		for run := range p.reading.Runs() {
+		for run := range p.list.Runs() {
 			items := run.Items()
 			last = items[len(items)-1].Key()
 			p.count += len(items)
@@ -185,12 +185,12 @@ func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
 // cutPage ends the page at its limit, and returns its last key and whether more objects follow.
 func cutPage(p *listPlan, total int) (last string, more bool) {
 	p.count = total
-	limit := p.reading.Limit
+	limit := p.list.Limit
 	if limit <= 0 || int64(total) < limit {
 		return "", false
 	}
 	n := int64(0)
-	for run := range p.reading.Runs() {
+	for run := range p.list.Runs() {
 		items := run.Items()
 		if n+int64(len(items)) < limit {
 			n += int64(len(items))
@@ -200,12 +200,12 @@ func cutPage(p *listPlan, total int) (last string, more bool) {
 		break
 	}
 	p.count, p.end = int(limit), last+"\x00"
-	return last, p.reading.MoreAfter(last)
+	return last, p.list.MoreAfter(last)
 }
 
 // size returns the size of all items of the page; items without a cached encoding are encoded first.
 func (r *readRequest) size(p *listPlan) (int64, error) {
-	rep, objects := r.enc.rep, p.reading.Objects()
+	rep, objects := r.enc.rep, p.list.Objects()
 	if n, ok := rep.Measure(objects, p.start, p.end); ok {
 		return n, nil
 	}
@@ -226,8 +226,8 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
 	var buf []byte
-	for e := range p.reading.Selecting() {
-		if limit := p.reading.Limit; limit > 0 && int64(p.count) >= limit {
+	for e := range p.list.Selecting() {
+		if limit := p.list.Limit; limit > 0 && int64(p.count) >= limit {
 			more = true
 			break
 		}
@@ -235,7 +235,7 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 			return 0, "", false, ctx.Err()
 		}
 		walked++
-		if ok, err := p.reading.Matches(ctx, e); err != nil {
+		if ok, err := p.list.Matches(ctx, e); err != nil {
 			return 0, "", false, err
 		} else if !ok {
 			continue
@@ -247,7 +247,7 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 		p.count++
 		p.bytes += int64(len(item))
 		last = e.Key()
-		if len(p.selected) < maxSelected && (p.bytes <= maxSelectedBytes || !p.reading.FromEtcd()) {
+		if len(p.selected) < maxSelected && (p.bytes <= maxSelectedBytes || !p.list.FromEtcd()) {
 			p.selected = append(p.selected, e)
 		}
 	}
@@ -259,7 +259,7 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 
 // last returns the key of the last object of a page without a selector, "" if there is none. Cost is O(log n).
 func (p *listPlan) last() string {
-	if e, ok := p.reading.Objects().Last(p.start, p.end); ok {
+	if e, ok := p.list.Objects().Last(p.start, p.end); ok {
 		return e.Key()
 	}
 	return ""

@@ -33,24 +33,24 @@ func (r *readRequest) writePage(p *listPlan) {
 		defer b.pace(r, p)()
 	}
 	b.write(head)
-	w := &itemWriter{read: r, body: b, left: p.count, trailing: trailing, once: p.reading.FromEtcd()}
+	w := &itemWriter{read: r, body: b, remaining: p.count, trailing: trailing, once: p.list.FromEtcd()}
 	switch {
 	case p.count == 0:
 	case p.selected != nil:
 		for _, e := range p.selected {
 			w.entry(e)
 		}
-	case p.reading.Selective():
-		w.selected(p.reading)
+	case p.list.Selective():
+		w.selected(p.list)
 	case w.once:
-		w.each(p.reading.Runs())
+		w.each(p.list.Runs())
 	default:
 		if trailing > 0 {
 			w.last = p.last()
 		}
-		w.runs(p.reading.Objects().Runs(p.start, p.end))
+		w.runs(p.list.Objects().Runs(p.start, p.end))
 	}
-	if err := p.reading.Err(); err != nil {
+	if err := p.list.Err(); err != nil {
 		w.fail(err)
 	}
 	b.write(tail)
@@ -59,14 +59,14 @@ func (r *readRequest) writePage(p *listPlan) {
 
 // itemWriter writes items, without the trailing bytes of the last one.
 type itemWriter struct {
-	read     *readRequest
-	body     *body
-	left     int    // items
-	last     string // the key of the last item, if its trailing bytes are omitted
-	trailing int
-	once     bool // encodings are not cached: the items are read from etcd
-	spans    encoded.Spans
-	buf      []byte // for single items
+	read      *readRequest
+	body      *body
+	remaining int    // items
+	last      string // the key of the last item, if its trailing bytes are omitted
+	trailing  int
+	once      bool // encodings are not cached: the items are read from etcd
+	spans     encoded.Spans
+	buf       []byte // for single items
 }
 
 // span writes the bytes of whole items; last marks the end of the list, whose trailing bytes are omitted.
@@ -82,8 +82,8 @@ func (w *itemWriter) entry(e *mirror.Entry) {
 	if err != nil {
 		w.fail(err)
 	}
-	w.left--
-	w.span(data, w.left == 0)
+	w.remaining--
+	w.span(data, w.remaining == 0)
 }
 
 // fail aborts the response on an error that cannot be reported to the client, because the header
@@ -96,17 +96,17 @@ func (w *itemWriter) fail(err error) {
 }
 
 // selected walks the candidates again and writes the matching ones.
-func (w *itemWriter) selected(reading *kubestorage.ListRead) {
+func (w *itemWriter) selected(list *kubestorage.ListRead) {
 	ctx := w.read.req.Context()
-	for e := range reading.Candidates() {
-		ok, err := reading.Matches(ctx, e)
+	for e := range list.Candidates() {
+		ok, err := list.Matches(ctx, e)
 		if err != nil {
 			w.fail(err)
 		}
 		if !ok {
 			continue
 		}
-		if w.entry(e); w.left == 0 {
+		if w.entry(e); w.remaining == 0 {
 			return
 		}
 	}
@@ -196,7 +196,7 @@ var (
 type chunk struct {
 	run      mirror.Run
 	large    bool
-	deflated gzipjoin.Run
+	deflated gzipjoin.Segment
 	spans    *encoded.Spans // nil if compressed or large
 	bytes    int64          // share of readyBytes that it occupies
 	err      error
@@ -274,12 +274,12 @@ func (w *itemWriter) chunk(p *chunk) {
 		}
 		return
 	}
-	w.left -= len(p.run.Items())
+	w.remaining -= len(p.run.Items())
 	if p.spans == nil {
 		w.body.writeRun(p.deflated)
 		return
 	}
 	for i, data := range p.spans.All {
-		w.span(data, w.left == 0 && i == len(p.spans.All)-1)
+		w.span(data, w.remaining == 0 && i == len(p.spans.All)-1)
 	}
 }

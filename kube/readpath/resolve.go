@@ -62,13 +62,13 @@ type Kinds struct {
 // concurrent use.
 type Resolver struct {
 	config ResolverConfig
-	now    func() time.Time // the published revision
+	now    func() time.Time // time.Now; replaced in tests
 
 	// routes is replaced when a route is added. Its size is bounded by the storages and
-	// definitions: a path without either gets no cell.
+	// definitions: a path without either gets no entry.
 	routes atomic.Pointer[map[route]*routeEntry]
 
-	mu        sync.Mutex // guards the fields below and the replacement of routes; acquired after cell.mu
+	mu        sync.Mutex // guards the fields below and the replacement of routes; acquired after routeEntry.mu
 	resources map[servedStore]*Resource
 }
 
@@ -202,7 +202,7 @@ func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
 	return c.bound.Load().read()
 }
 
-// entry returns the cell of a route, and creates it if there is none.
+// entry returns the entry of a route, and creates it if there is none.
 func (r *Resolver) entry(t route) *routeEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -211,7 +211,7 @@ func (r *Resolver) entry(t route) *routeEntry {
 		return c
 	}
 	routes := maps.Clone(old)
-	// Remove the cells of deleted definitions.
+	// Remove the entries of deleted definitions.
 	maps.DeleteFunc(routes, func(_ route, c *routeEntry) bool {
 		b := c.bound.Load()
 		return b != nil && b.definition != nil && r.config.Definition(b.name) == nil

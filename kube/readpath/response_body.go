@@ -147,7 +147,7 @@ func (b *body) write(p []byte) {
 }
 
 // writeRun adds an already compressed run to a compressed body.
-func (b *body) writeRun(run gzipjoin.Run) {
+func (b *body) writeRun(run gzipjoin.Segment) {
 	b.wrote(run.Len)
 	if err := b.gz.WriteRun(run); err != nil {
 		panic(http.ErrAbortHandler)

@@ -124,8 +124,8 @@ func (d *drainer) handler(next http.Handler) http.Handler {
 }
 
 // isOwn reports whether the request is one of the server's own clients, which the server stops
-// itself, after requests in flight are done. They are served until then: their reflectors log an
-// error when they are stopped while they wait for an answer to a refused watch.
+// itself, after requests in flight are done. They are served until then: a reflector that is
+// stopped while it retries a refused watch logs an error.
 func (d *drainer) isOwn(req *http.Request) bool {
 	own := d.config.LoopbackClientConfig
 	if own == nil || own.BearerToken == "" {

@@ -218,9 +218,9 @@ func TestCompressedWatch_Idle_HoldsNoBuffer(t *testing.T) {
 		case 0:
 			err = w.item(watch.Added, item)
 		case 1:
-			err = w.event(watchEvent{t: watch.Added, frame: &encoded.Frame{Run: gzipjoin.Compress(nil, framed), Size: n}})
+			err = w.event(watchEvent{t: watch.Added, frame: &encoded.Frame{Segment: gzipjoin.Compress(nil, framed), Size: n}})
 		default:
-			err = w.frames(encoded.Frames{Run: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
+			err = w.frames(encoded.Frames{Segment: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
 			want.Write(framed)
 		}
 		if want.Write(framed); err != nil {

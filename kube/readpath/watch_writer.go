@@ -107,7 +107,7 @@ func (w *watchWriter) event(e watchEvent) error {
 	if e.frame == nil {
 		return w.item(e.t, e.item)
 	}
-	if err := w.run(e.frame.Run); err != nil {
+	if err := w.run(e.frame.Segment); err != nil {
 		return err
 	}
 	w.record(e.frame.Size)
@@ -116,7 +116,7 @@ func (w *watchWriter) event(e watchEvent) error {
 
 // frames adds compressed frames.
 func (w *watchWriter) frames(f encoded.Frames) error {
-	if err := w.run(f.Run); err != nil {
+	if err := w.run(f.Segment); err != nil {
 		return err
 	}
 	for _, size := range f.Sizes {
@@ -126,7 +126,7 @@ func (w *watchWriter) frames(f encoded.Frames) error {
 }
 
 // run adds compressed bytes.
-func (w *watchWriter) run(run gzipjoin.Run) error {
+func (w *watchWriter) run(run gzipjoin.Segment) error {
 	if err := w.send(); err != nil {
 		return err
 	}

@@ -78,11 +78,11 @@ type Source interface {
 	// ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
-	// Keys is List without the values (KV.Value is nil), at a revision that exists. most returns
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. maxKeys returns
 	// the maximum number of keys for a page that begins at start; a source that has to read the
 	// values in order to omit them uses it to bound its reads. Errors: ErrCompacted; ErrRestored if
 	// etcd has not reached the revision.
-	Keys(ctx context.Context, prefix string, at Revision, most func(start string) int, page func([]KV) error) (Header, error)
+	Keys(ctx context.Context, prefix string, at Revision, maxKeys func(start string) int, page func([]KV) error) (Header, error)
 
 	// Get returns one key at a revision that exists, false if the key does not exist. Errors: those
 	// of Keys.

@@ -14,7 +14,7 @@ import (
 // Cache bounds the bytes of its blocks. Reading a block takes no lock; adding one does.
 //
 // When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block is
-// refused: a scan over more data than fits evicts neither the data that its next run reads first, nor data in use by other readers.
+// refused: a scan over more data than fits evicts neither the data that its next scan reads first, nor data in use by other readers.
 // Methods may be called concurrently.
 type Cache struct {
 	limit       atomic.Int64
@@ -55,13 +55,13 @@ func New(limit, objectLimit int64) *Cache {
 	return c
 }
 
-// Stats is a reading of a cache.
+// Stats are the counters of a cache at one call.
 type Stats struct {
 	Used, Limit         int64 // bytes
 	Evictions, Refusals int64 // counters
 }
 
-// Stats returns a reading. Cost is a few loads.
+// Stats returns the counters. Cost is a few loads.
 func (c *Cache) Stats() Stats {
 	return Stats{Used: c.used.Load(), Limit: c.limit.Load(), Evictions: c.evictions.Load(), Refusals: c.refusals.Load()}
 }

@@ -44,7 +44,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 	}
 	if splices && missing > 0 && !(keep && p.blocks.HasRoom(missing)) {
 		kept := b.leafItems()
-		p.setRun(l, kept)
+		p.setLeafItems(l, kept)
 		return b, kept, nil
 	}
 	err := b.encode(ctx, func(it *builtItem) bool { return it.data == nil })
@@ -59,7 +59,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 		}
 		kept = b.leafItems()
 	}
-	p.setRun(l, kept)
+	p.setLeafItems(l, kept)
 	return b, kept, nil
 }
 

@@ -32,13 +32,13 @@ type Framer func(dst []byte, t watch.EventType, item []byte) (framed []byte, siz
 
 // Frames are the items of a leaf as frames of ADDED events, compressed.
 type Frames struct {
-	gzipjoin.Run
+	gzipjoin.Segment
 	Sizes []uint32 // of the events, in key order
 }
 
 // Frame is the frame of one event, compressed.
 type Frame struct {
-	gzipjoin.Run
+	gzipjoin.Segment
 	Size int // of the event
 }
 
@@ -50,9 +50,9 @@ type deflatingKey struct {
 
 // Deflated returns the items of a whole leaf compressed. They are made once and cached while the
 // leaf is part of the newest version and there is room. Errors are those of Item.
-func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
+func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
 	frames, err := p.deflated(ctx, r, asItems, nil)
-	return frames.Run, err
+	return frames.Segment, err
 }
 
 // WorthFrames reports whether the initial events of a run should be sent as DeflatedFrames. Other
@@ -120,7 +120,7 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 		if f == asFrames {
 			frames, err = p.deflateFrames(ctx, r, frame)
 		} else {
-			frames.Run, err = p.deflateItems(ctx, r)
+			frames.Segment, err = p.deflateItems(ctx, r)
 		}
 		if err == nil {
 			p.keepDeflated(key, frames)
@@ -133,15 +133,15 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 // deflateItems compresses the items of a leaf. The items are needed only once: missing ones are
 // cached only if less than half of the cache is used, and loading cached ones does not count as a
 // read.
-func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Run, error) {
+func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
 	var spans Spans
 	var ok bool
-	if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
+	if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
 		spans.All, ok = kept.load(nil, blockcache.Unread)
 	}
 	if !ok {
 		if err := p.build(ctx, &spans, r, p.blocks.HalfEmpty()); err != nil {
-			return gzipjoin.Run{}, err
+			return gzipjoin.Segment{}, err
 		}
 	}
 	return gzipjoin.Compress(nil, spans.All...), nil
@@ -166,7 +166,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 		framed, size = frame(framed, watch.Added, item)
 		sizes = append(sizes, uint32(size))
 	}
-	kept := leafRuns(l).find(p.memoKey) != nil
+	kept := leafMemos(l).find(p.memoKey) != nil
 	for _, e := range l.Items() {
 		it, _ := e.Memo(p.memoKey).(*item)
 		data := it.load(blockcache.Unread)
@@ -184,11 +184,11 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 		b.each(add)
 	}
 	*buf = framed
-	return Frames{Run: gzipjoin.Compress(nil, framed), Sizes: sizes}, nil
+	return Frames{Segment: gzipjoin.Compress(nil, framed), Sizes: sizes}, nil
 }
 
 func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) {
-	if kept := leafRuns(l).find(p.memoKey); kept != nil {
+	if kept := leafMemos(l).find(p.memoKey); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.Load(p.blocks.Now()); payload != nil {
 				return payload.Object.(Frames), true
@@ -199,7 +199,7 @@ func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) 
 }
 
 func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
-	kept := leafRuns(key.leaf).find(p.memoKey)
+	kept := leafMemos(key.leaf).find(p.memoKey)
 	if kept == nil {
 		return
 	}

@@ -62,7 +62,7 @@ func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 }
 
 // ItemBefore returns the item of the object before the event with the revision of the event, for a
-// DELETED event. Otherwise it is like Current.
+// DELETED event. Otherwise it is like ItemAfter.
 func (p *Representation) ItemBefore(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
 		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
@@ -78,24 +78,24 @@ func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, fram
 		memoKey, e, item = p.deletedItemKey, ev.Prev, p.ItemBefore
 	}
 	kept := p.eventItem(memoKey, ev, e)
-	made := &kept.other
+	cached := &kept.other
 	if t == watch.Modified {
-		made = &kept.modified
+		cached = &kept.modified
 	}
-	if f := made.Load(); f != nil {
+	if f := cached.Load(); f != nil {
 		return f, nil
 	}
 	data, err := item(ev)
 	if err != nil {
 		return nil, err
 	}
-	f, _, err := p.framing.Do(context.Background(), made, func() (*Frame, error) {
-		if f := made.Load(); f != nil { // made since the first check
+	f, _, err := p.framing.Do(context.Background(), cached, func() (*Frame, error) {
+		if f := cached.Load(); f != nil { // made since the first check
 			return f, nil
 		}
 		framed, size := frame(nil, t, data)
-		f := &Frame{Run: gzipjoin.Compress(nil, framed), Size: size}
-		made.Store(f)
+		f := &Frame{Segment: gzipjoin.Compress(nil, framed), Size: size}
+		cached.Store(f)
 		return f, nil
 	})
 	return f, err

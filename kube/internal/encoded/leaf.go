@@ -25,10 +25,10 @@ type part struct {
 	from, to uint32
 }
 
-// runs are the runs of a leaf in several representations; immutable.
-type runs []*leafItems
+// leafMemo are the runs of a leaf in several representations; immutable.
+type leafMemo []*leafItems
 
-func (r runs) find(s *memo.Key) *leafItems {
+func (r leafMemo) find(s *memo.Key) *leafItems {
 	for _, run := range r {
 		if run.memoKey == s {
 			return run
@@ -38,7 +38,7 @@ func (r runs) find(s *memo.Key) *leafItems {
 }
 
 // Superseded implements memo.Superseder: the leaf is no longer part of the newest version.
-func (r runs) Superseded() {
+func (r leafMemo) Superseded() {
 	for _, run := range r {
 		for i := range run.deflated {
 			if k := run.deflated[i].Swap(nil); k != nil {
@@ -51,22 +51,22 @@ func (r runs) Superseded() {
 // leaf is the leaf of a mirror.Run.
 type leaf = btree.Leaf[*mirror.Entry]
 
-func leafRuns(l *leaf) runs {
+func leafMemos(l *leaf) leafMemo {
 	if m := l.Memo.Load(); m != nil {
-		return (*m).(runs)
+		return (*m).(leafMemo)
 	}
 	return nil
 }
 
-// setRun sets r on the leaf in place of an older run of the representation.
-func (p *Representation) setRun(l *leaf, r *leafItems) {
+// setLeafItems sets r on the leaf in place of an older run of the representation.
+func (p *Representation) setLeafItems(l *leaf, r *leafItems) {
 	for {
 		cur := l.Memo.Load()
-		var old runs
+		var old leafMemo
 		if cur != nil {
-			old = (*cur).(runs)
+			old = (*cur).(leafMemo)
 		}
-		next := make(runs, 0, len(old)+1)
+		next := make(leafMemo, 0, len(old)+1)
 		var replaced *leafItems
 		for _, o := range old {
 			if o.memoKey == r.memoKey {
@@ -122,7 +122,7 @@ const (
 // a few loads for a whole leaf.
 func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	if r.Whole() {
-		if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
+		if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
 			return kept.bytes, true
 		}
 		return 0, false
@@ -173,17 +173,17 @@ type Measurer interface {
 }
 
 // IsCached reports whether the leaf has a run under a memo key.
-func IsCached(l *leaf, memoKey *memo.Key) bool { return leafRuns(l).find(memoKey) != nil }
+func IsCached(l *leaf, memoKey *memo.Key) bool { return leafMemos(l).find(memoKey) != nil }
 
-// DropClosed drops the runs of closed representations from a leaf.
+// DropClosed drops the items of closed representations from a leaf.
 func DropClosed(l *leaf) {
 	for {
 		cur := l.Memo.Load()
 		if cur == nil {
 			return
 		}
-		all := (*cur).(runs)
-		var open runs
+		all := (*cur).(leafMemo)
+		var open leafMemo
 		for _, r := range all {
 			if !r.memoKey.Closed() {
 				open = append(open, r)

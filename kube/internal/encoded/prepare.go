@@ -27,7 +27,7 @@ func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x := &preparation{rep: p, ctx: ctx, cancel: cancel, deflated: deflated, appendRun: appendRun}
-	x.prepareAll(all)
+	x.runs(all)
 	x.helpers.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
@@ -49,9 +49,9 @@ type preparation struct {
 	helpers sync.WaitGroup
 }
 
-// prepareAll prepares the runs until the first error. It returns when there are no more runs; helpers may
+// runs prepares the runs until the first error. It returns when there are no more runs; helpers may
 // still be running.
-func (x *preparation) prepareAll(prepareAll iter.Seq[mirror.Run]) {
+func (x *preparation) runs(runs iter.Seq[mirror.Run]) {
 	var work chan mirror.Run // to helpers, once there are items to make
 	defer func() {           // after a panic as well
 		if work != nil {
@@ -59,7 +59,7 @@ func (x *preparation) prepareAll(prepareAll iter.Seq[mirror.Run]) {
 		}
 	}()
 	var own Spans
-	for r := range prepareAll {
+	for r := range runs {
 		if x.ctx.Err() != nil {
 			break
 		}
@@ -145,7 +145,7 @@ func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *
 		n += int64(len(item))
 	}
 	if r.Whole() {
-		p.setRun(r.Leaf, &leafItems{memoKey: p.memoKey, bytes: n})
+		p.setLeafItems(r.Leaf, &leafItems{memoKey: p.memoKey, bytes: n})
 	}
 	return n, nil
 }
@@ -165,7 +165,7 @@ func (p *Representation) Keeps(r mirror.Run) bool {
 		}
 		return true
 	}
-	kept := leafRuns(r.Leaf).find(p.memoKey)
+	kept := leafMemos(r.Leaf).find(p.memoKey)
 	if kept == nil || len(kept.parts) == 0 {
 		return false
 	}

@@ -53,7 +53,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 		return nil
 	}
 	for {
-		if kept := leafRuns(r.Leaf).find(p.memoKey); kept != nil {
+		if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
 			var ok bool
 			if spans.All, ok = kept.load(spans.All, p.blocks.Now()); ok {
 				return nil

@@ -39,7 +39,7 @@ const (
 )
 
 // New connects to etcd and returns when a connection is up, or an error after
-// dialTimeout. The client serves all resources: writes, reads of the present, and
+// dialTimeout. The client serves all resources: writes, reads of the latest revision, and
 // the feed.
 func New(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
 	cfg := clientv3.Config{

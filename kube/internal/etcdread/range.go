@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Source is the etcd that lists of the past are read from.
-type Source struct {
+// Reader is the etcd that lists at old revisions are read from.
+type Reader struct {
 	Places Places      // one for each page
 	Ranges clientv3.KV // responses are no larger than a page may be
 	Mirror *mirror.Mirror
@@ -32,7 +32,7 @@ type Source struct {
 // page by page (D7, I7). It holds at most one page and Source.Keep, for a range of any length. Not
 // safe for concurrent use.
 type Range struct {
-	source  Source
+	source  Reader
 	ctx     context.Context
 	held    mirror.Snapshot // for sharing entries
 	maxKeys int64           // keys wanted, 0 for all
@@ -49,7 +49,7 @@ type Range struct {
 // Open reads the first page of the keys with start <= key < end at rev; most is the number of keys to read, 0 for all. Entries that
 // are in held are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted, mirror.ErrRestored,
 // and those of the client of etcd.
-func (s Source) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, maxKeys int64) (*Range, error) {
+func (s Reader) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, maxKeys int64) (*Range, error) {
 	pager := etcdsource.NewPager(s.Ranges, start, end, rev)
 	if n, bytes := held.Count(start, end); n > 0 {
 		pager.HintValueBytes(bytes / int64(n)) // as large as the current values

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// Run is a stretch of bytes, compressed so that it can be anywhere in a member (J1, J2). The zero
-// value is the empty run. A Run may be kept and written any number of times, by several goroutines
+// Segment is a stretch of bytes, compressed so that it can be anywhere in a member (J1, J2). The zero
+// value is the empty run. A Segment may be kept and written any number of times, by several goroutines
 // concurrently: it is never modified.
-type Run struct {
+type Segment struct {
 	Deflated []byte // blocks as in RFC 1951
 	CRC      uint32 // CRC-32 (IEEE) of the bytes before compression
 	Len      int64  // their number
@@ -36,8 +36,8 @@ func WorthApart(n int64) bool { return minApart <= n && n <= maxApart }
 // At most GOMAXPROCS calls, and writes of loose bytes, compress at the same time; others wait. That
 // bounds the memory of compressors, 3 MB each while they are in use; the garbage collector frees
 // idle ones.
-func Compress(dst []byte, data ...[]byte) Run {
-	var run Run
+func Compress(dst []byte, data ...[]byte) Segment {
+	var run Segment
 	for _, piece := range data {
 		run.CRC = crc32.Update(run.CRC, crc32.IEEETable, piece)
 		run.Len += int64(len(piece))

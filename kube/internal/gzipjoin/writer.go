@@ -60,7 +60,7 @@ func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // WriteRun adds a run. Its bytes are written unchanged to the underlying writer. Errors are those
 // of the underlying writer, and ErrClosed.
-func (z *Writer) WriteRun(run Run) error {
+func (z *Writer) WriteRun(run Segment) error {
 	if z.flush(); z.err != nil || run.Len == 0 {
 		return z.err
 	}

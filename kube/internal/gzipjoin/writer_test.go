@@ -103,7 +103,7 @@ func write(t interface {
 func TestWriter_RunsAndBytes_MakeOneMember(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// A few runs, each of several pieces, written in any order and number.
-		var runs []Run
+		var runs []Segment
 		var contents [][]byte
 		for i := range rapid.IntRange(1, 3).Draw(t, "runs") {
 			content := drawBytes(t, fmt.Sprintf("run %d", i))
@@ -169,7 +169,7 @@ func TestWriter_NoContent_WritesEmptyMember(t *testing.T) {
 	for name, fill := range map[string]func(*Writer){
 		"nothing": func(*Writer) {},
 		"empty run": func(z *Writer) {
-			z.WriteRun(Run{})
+			z.WriteRun(Segment{})
 			z.WriteRun(Compress(nil))
 			z.WriteRun(Compress(nil, nil, []byte{}))
 		},

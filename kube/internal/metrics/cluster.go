@@ -83,7 +83,7 @@ func oneIf(b bool) int {
 // clusterStats is a reading of a cluster.
 type clusterStats struct {
 	mirror.Stats
-	lists, listLimit int
+	etcdPages, etcdPagesLimit int
 }
 
 // Metrics of a mirrored cluster.
@@ -98,8 +98,8 @@ var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "history_floor_revision", "Revision that history reaches back to, for every resource.", func(s clusterStats) int64 { return s.HistoryFloor }),
 	gauge(ofCluster, "compacted_revision", "Revision below which versions were dropped because etcd was compacted.",
 		func(s clusterStats) int64 { return s.Compacted }),
-	gauge(ofCluster, "etcd_lists", "Pages of lists at revisions older than memory that are being read from etcd.", func(s clusterStats) int { return s.lists }),
-	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; further pages wait.", func(s clusterStats) int { return s.listLimit }),
+	gauge(ofCluster, "etcd_lists", "Pages of lists at revisions older than memory that are being read from etcd.", func(s clusterStats) int { return s.etcdPages }),
+	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; further pages wait.", func(s clusterStats) int { return s.etcdPagesLimit }),
 	gauge(ofCluster, "unclaimed_bytes", "Bytes of cached values of resources that no client has requested.", func(s clusterStats) int64 { return s.UnclaimedBytes }),
 	gauge(ofCluster, "unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
 	counter(ofCluster, "events_total", "Events applied.", func(s clusterStats) int64 { return s.Events }),
@@ -192,14 +192,14 @@ var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "1. The label freshnes
 
 // Cluster is a mirrored cluster whose metrics are collected.
 type Cluster struct {
-	Mirror    *mirror.Mirror
-	Compactor *etcdsource.Compactor // nil if there is none
-	Blocks    *blockcache.Cache     // counted once if several clusters share it
-	Prefix    string
-	Freshness etcdsource.ProgressMode
-	Endpoints func() string
-	// Lists returns the number of pages that are being read from etcd, and its bound.
-	Lists func() (reading, limit int)
+	Mirror       *mirror.Mirror
+	Compactor    *etcdsource.Compactor // nil if there is none
+	Blocks       *blockcache.Cache     // counted once if several clusters share it
+	Prefix       string
+	ProgressMode etcdsource.ProgressMode
+	Endpoints    func() string
+	// EtcdPages returns the number of pages that are being read from etcd, and its bound.
+	EtcdPages func() (reading, limit int)
 	// AddLag adds, by resource, the number of events of the log that the slowest watch has not
 	// read.
 	AddLag func(lag map[schema.GroupResource]int)
@@ -279,9 +279,9 @@ func (c *Cluster) collect(ch chan<- metrics.Metric) {
 	if c.Mirror.VerifiesVersions() {
 		checked = "on"
 	}
-	ch <- metrics.NewLazyConstMetric(feedInfo, metrics.GaugeValue, 1, endpoints, c.Prefix, c.Freshness.String(), checked)
+	ch <- metrics.NewLazyConstMetric(feedInfo, metrics.GaugeValue, 1, endpoints, c.Prefix, c.ProgressMode.String(), checked)
 	s := clusterStats{Stats: c.Mirror.Stats()}
-	s.lists, s.listLimit = c.Lists()
+	s.etcdPages, s.etcdPagesLimit = c.EtcdPages()
 	clusterMetrics.collect(ch, s, endpoints, c.Prefix)
 	if c.Compactor != nil {
 		compactionMetrics.collect(ch, c.Compactor.Stats(), endpoints, c.Prefix)

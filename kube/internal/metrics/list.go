@@ -27,10 +27,10 @@ const (
 	ReasonExact        = "exact"          // resourceVersionMatch=Exact
 	ReasonLegacy       = "limit"          // exactly at a resource version because there is a limit
 	ReasonContinue     = "continue"       // at the revision of a token
-	ReasonInconsistent = "inconsistent"   // a token that continues in the present
+	ReasonInconsistent = "inconsistent"   // a token that continues at the latest revision
 
 	ReasonPast       = "older_than_memory"
-	ReasonSuspect    = "suspect"    // a check has found memory to differ from etcd
+	ReasonDifference = "suspect"    // a check has found memory to differ from etcd
 	ReasonGate       = "gate"       // a gate is off
 	ReasonNotLoaded  = "not_loaded" // a small page, before memory is ready
 	ReasonNoProgress = "no_progress"

@@ -36,7 +36,7 @@ func NewReads(r schema.GroupResource) Reads {
 	}
 }
 
-// Consistent counts a read of the present. fallback: it was passed on to etcd.
+// Consistent counts a read of the latest revision. fallback: it was passed on to etcd.
 func (m *Reads) Consistent(success, fallback bool) {
 	switch {
 	case success && !fallback:

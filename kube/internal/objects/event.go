@@ -15,7 +15,7 @@ const DecodeTimeout = 10 * time.Second
 
 // eventObjects are the objects of one event, each decoded once for all watchers.
 type eventObjects struct {
-	current, deleted lazyObject
+	after, before lazyObject
 }
 
 // lazyObject is decoded by its first reader (Generation.lazy).
@@ -46,12 +46,12 @@ func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) 
 
 // ObjectAfter returns the object after the event, shared by all watchers.
 func (g *Generation) ObjectAfter(ev *mirror.Event) (runtime.Object, error) {
-	return g.lazy(&g.eventObjects(ev).current, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
+	return g.lazy(&g.eventObjects(ev).after, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
 }
 
 // ObjectBefore returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
 func (g *Generation) ObjectBefore(ev *mirror.Event) (runtime.Object, error) {
-	return g.lazy(&g.eventObjects(ev).deleted, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
+	return g.lazy(&g.eventObjects(ev).before, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
 }
 
 // decodeEvent decodes an entry for all watchers, and keeps its attributes.

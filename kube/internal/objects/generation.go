@@ -103,8 +103,8 @@ func (g *Generation) MemoKeys() []*memo.Key {
 // Ended reports whether the keys of the generation are no longer in use. Data derived with them must not be cached.
 func (g *Generation) Ended() bool { return g.ended.Load() }
 
-// Current reports whether the keys of the generation are in use. Cost is that of View.CurrentGeneration.
-func (g *Generation) Current() bool { return g == g.view.CurrentGeneration() }
+// InUse reports whether the keys of the generation are in use. Cost is that of View.CurrentGeneration.
+func (g *Generation) InUse() bool { return g == g.view.CurrentGeneration() }
 
 // Blocks returns the block cache of the view.
 func (g *Generation) Blocks() *blockcache.Cache { return g.view.cfg.Blocks }

@@ -40,8 +40,8 @@ func share(obj runtime.Object) runtime.Object {
 	return &Shared{Object: m, obj: obj}
 }
 
-// cborEncoder is part of the identifiers of all encoders of CBOR. (A group may have that name too;
-// its encodings are then not shared.)
+// cborEncoder is part of the identifiers of upstream's CBOR encoders. (An API group named cbor is
+// mistaken for one; its encodings are then not shared.)
 const cborEncoder = "cbor"
 
 // CacheEncode implements runtime.CacheableObject. CBOR is encoded for each watch: upstream varies

@@ -39,17 +39,17 @@ type View struct {
 	// selective: there are watches with a selector, which need the attributes of new objects.
 	selective atomic.Bool
 
-	cur    atomic.Pointer[Generation] // see Now
-	mu     sync.Mutex                 // held to replace cur; leaf but for the callback replaced
+	cur    atomic.Pointer[Generation] // see CurrentGeneration
+	mu     sync.Mutex                 // held to replace cur; leaf but for the callback onRotate
 	closed bool                       // guarded by mu
-	// onRotate, if set, is called after a generation was onRotate, with mu held. It must not block.
+	// onRotate, if set, is called after a generation was replaced, with mu held. It must not block.
 	onRotate func()
 }
 
-// New returns a view. If replaced is not nil, it is called after each change of keys and must not block. Close the view
+// New returns a view. If onRotate is not nil, it is called after each change of keys and must not block. Close the view
 // after use.
-func New(cfg Config, replaced func()) *View {
-	v := &View{cfg: cfg, onRotate: replaced}
+func New(cfg Config, onRotate func()) *View {
+	v := &View{cfg: cfg, onRotate: onRotate}
 	v.cur.Store(v.newGeneration())
 	return v
 }

@@ -105,7 +105,7 @@ func (p *Pages) SealError(ctx context.Context, scope string, err error) error {
 	if sealErr != nil {
 		return sealErr
 	}
-	told := status.ErrStatus.DeepCopy()
-	told.Continue = token
-	return &apierrors.StatusError{ErrStatus: *told}
+	sealed := status.ErrStatus.DeepCopy()
+	sealed.Continue = token
+	return &apierrors.StatusError{ErrStatus: *sealed}
 }

@@ -19,7 +19,7 @@ type Shard struct {
 	selection[*mirror.Entry]
 	set *objects.ShardSet
 
-	// lastOldVersion is the last version made for a list of the past, for its next page.
+	// lastOldVersion is the last version made for a list at an old revision, for its next page.
 	lastOldVersion atomic.Pointer[ShardVersion]
 
 	used time.Time // guarded by shards.mu
@@ -70,24 +70,24 @@ func (x *Shard) selects(ctx context.Context, gen *objects.Generation, e *mirror.
 	return err == nil && x.set.Selects(a), err
 }
 
-// install implements kind. It retires the leaves of old that are not in next.
+// install implements kind. It supersedes the leaves of old that are not in next.
 func (x *Shard) install(old, next *ShardVersion, edit *btree.Edit[*mirror.Entry]) {
 	x.cur.Store(next)
 	switch {
 	case edit != nil:
-		retire(edit.Replaced())
+		supersede(edit.Replaced())
 	case old != nil:
-		retire(old.leaves())
+		supersede(old.leaves())
 	}
 }
 
-// Past returns the last version made of the past, if it is of rev and serves gen.
-func (x *Shard) Past(gen *objects.Generation, rev mirror.Revision) (*ShardVersion, bool) {
+// OldVersion returns the last version made of old revisions, if it is of rev and serves gen.
+func (x *Shard) OldVersion(gen *objects.Generation, rev mirror.Revision) (*ShardVersion, bool) {
 	past := x.lastOldVersion.Load()
 	return past, past != nil && past.rev == rev && past.Serves(gen, rev)
 }
 
-// RolledTo returns the shard at the revision of the snapshot, which may be of the past, made from
+// RolledTo returns the shard at the revision of the snapshot, which may be of old revisions, made from
 // the shard at cur and the keys that have changed since.
 func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVersion, changed []string) (*ShardVersion, error) {
 	edit := cur.tree.Edit()
@@ -107,20 +107,20 @@ func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVe
 	}
 	past := &ShardVersion{gen: cur.gen, rev: snap.Rev, tree: edit.Tree(), cursor: *snap.Cursor("", "")}
 	if old := x.lastOldVersion.Swap(past); old != nil {
-		retireOthers(old, past, cur)
+		supersedeOthers(old, past, cur)
 	}
 	return past, nil
 }
 
-// retireOthers retires the leaves of old that are in none of the others.
-func retireOthers(old *ShardVersion, others ...*ShardVersion) {
+// supersedeOthers supersedes the leaves of old that are in none of the others.
+func supersedeOthers(old *ShardVersion, others ...*ShardVersion) {
 	kept := map[*btree.Leaf[*mirror.Entry]]bool{}
 	for _, o := range others {
 		for run := range o.tree.Runs("", "") {
 			kept[run.Leaf] = true
 		}
 	}
-	retire(slices.DeleteFunc(old.leaves(), func(l *btree.Leaf[*mirror.Entry]) bool { return kept[l] }))
+	supersede(slices.DeleteFunc(old.leaves(), func(l *btree.Leaf[*mirror.Entry]) bool { return kept[l] }))
 }
 
 // drop releases the cached data of the leaves of the shard. It waits for the turn.
@@ -129,7 +129,7 @@ func (x *Shard) drop() {
 	defer x.buildLock.Release(1)
 	for _, v := range []*ShardVersion{x.cur.Swap(nil), x.lastOldVersion.Swap(nil)} {
 		if v != nil {
-			retire(v.leaves())
+			supersede(v.leaves())
 		}
 	}
 }
@@ -143,13 +143,13 @@ func (x *Shard) lockBuild() {
 func (x *Shard) dropEnded() {
 	for _, p := range []*atomic.Pointer[ShardVersion]{&x.cur, &x.lastOldVersion} {
 		if v := p.Load(); v != nil && v.gen.Ended() && p.CompareAndSwap(v, nil) {
-			retire(v.leaves())
+			supersede(v.leaves())
 		}
 	}
 }
 
-// retire retires leaves of shards, as the writer does with those of the resource's own tree.
-func retire(leaves []*btree.Leaf[*mirror.Entry]) {
+// supersede retires leaves of shards, as the writer does with those of the resource's own tree.
+func supersede(leaves []*btree.Leaf[*mirror.Entry]) {
 	for _, l := range leaves {
 		if m := l.Memo.Load(); m != nil {
 			if r, ok := (*m).(memo.Superseder); ok {

@@ -19,7 +19,7 @@ type Watches struct {
 	mu        sync.Mutex // leaf, but for the locks that the methods of Watch take
 	drainable map[Watch]struct{}
 	undrained map[Watch]struct{} // Drain does not end them
-	none      chan struct{}      // closed when all is empty; nil if Drain does not wait
+	none      chan struct{}      // closed when drainable is empty; nil if Drain does not wait
 }
 
 // Watch is a running watch. Its methods do not wait.

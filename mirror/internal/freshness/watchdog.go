@@ -17,25 +17,25 @@ const (
 	feedPatienceLast = 30 * time.Second
 )
 
-// Feed is the activity of the feed that the watchdog observes.
-type Feed struct {
+// FeedHealth is the activity of the feed that the watchdog observes.
+type FeedHealth struct {
 	feeds   atomic.Int64 // number of feeds begun
 	batches atomic.Int64 // batches delivered, by all feeds
 	busy    atomic.Bool  // the writer has not received a batch yet; later ones wait
 	silent  chan int64
 }
 
-// NewFeed returns a feed that has not begun.
-func NewFeed() *Feed { return &Feed{silent: make(chan int64, 1)} }
+// NewFeedHealth returns a feed that has not begun.
+func NewFeedHealth() *FeedHealth { return &FeedHealth{silent: make(chan int64, 1)} }
 
 // Begin returns the number of a new feed.
-func (f *Feed) Begin() int64 { return f.feeds.Add(1) }
+func (f *FeedHealth) Begin() int64 { return f.feeds.Add(1) }
 
 // Silent returns a channel with the numbers of feeds to leave.
-func (f *Feed) Silent() <-chan int64 { return f.silent }
+func (f *FeedHealth) Silent() <-chan int64 { return f.silent }
 
 // Observed returns a function that records a batch for the watchdog and calls deliver.
-func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
+func Observed[Batch any](f *FeedHealth, deliver func(Batch) error) func(Batch) error {
 	return func(b Batch) error {
 		f.batches.Add(1)
 		f.busy.Store(true)
@@ -47,7 +47,7 @@ func Observed[Batch any](f *Feed, deliver func(Batch) error) func(Batch) error {
 // Watchdog detects a feed that delivers nothing while etcd's revision advances, so that the writer
 // leaves it.
 type Watchdog struct {
-	Feed      *Feed
+	Feed      *FeedHealth
 	Published *Published
 	Reads     *Reads
 	Patience  time.Duration         // of the first feed; see Run
@@ -110,12 +110,12 @@ func (w *Watchdog) Run(ctx context.Context) {
 // isBehind reports whether etcd is ahead of the published revision. It reads etcd's revision unless a known
 // revision is above the published revision; it returns false if there is no answer.
 func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
-	clock := w.Published.Revision()
-	if w.Reads.env.Known() > clock {
+	published := w.Published.Revision()
+	if w.Reads.env.Known() > published {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	rev, err := w.Reads.ReadRevision(ctx)
-	return err == nil && rev > clock
+	return err == nil && rev > published
 }

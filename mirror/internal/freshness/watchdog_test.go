@@ -23,7 +23,7 @@ func TestWatchdog_SilentFeed_IsReported(t *testing.T) {
 			Known:    clock.Revision,
 			Progress: NewProgress(clock, 0, func(context.Context) {}),
 		})
-		feed := NewFeed()
+		feed := NewFeedHealth()
 		go (&Watchdog{Feed: feed, Published: clock, Reads: reads, Patience: time.Second,
 			Request: func(context.Context) { requested.Add(1) }}).Run(ctx)
 		publisher.Publish(1, true)

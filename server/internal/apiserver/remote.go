@@ -33,7 +33,7 @@ type registration struct {
 	version  schema.GroupVersion
 	remote   bool
 	revision uint64 // resource version of the recorded state
-	told     uint64 // resource version of the last event handler notification
+	notified uint64 // resource version of the last event handler notification
 }
 
 func newRemoteVersions() *remoteVersions {
@@ -84,7 +84,7 @@ func (r *remoteVersions) received(obj any) (any, error) {
 func (r *remoteVersions) changed(s *apiregistrationv1.APIService) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.noteLocked(s, s.Spec.Service != nil, revisionOf(s)).told = revisionOf(s)
+	r.noteLocked(s, s.Spec.Service != nil, revisionOf(s)).notified = revisionOf(s)
 }
 
 func (r *remoteVersions) deleted(obj any) {
@@ -98,7 +98,7 @@ func (r *remoteVersions) deleted(obj any) {
 	// The informer has missed the deletion and passes an earlier state.
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		if s, ok := tombstone.Obj.(*apiregistrationv1.APIService); ok && r.services[s.Name] != nil {
-			r.noteLocked(s, false, r.services[s.Name].told)
+			r.noteLocked(s, false, r.services[s.Name].notified)
 		}
 	}
 }

@@ -148,8 +148,8 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 				return keys
 			}
 			if !slices.Equal(found.Missing, inDefault(c.missing)) || !slices.Equal(found.Differing, inDefault(c.differ)) || !slices.Equal(found.Extra, inDefault(c.extra)) ||
-				found.Differences != len(c.lost) || !found.Mended {
-				t.Errorf("found %+v, want missing %v, differing %v, extra %v, and all mended", found, c.missing, c.differ, c.extra)
+				found.Differences != len(c.lost) || !found.Repaired {
+				t.Errorf("found %+v, want missing %v, differing %v, extra %v, and all repaired", found, c.missing, c.differ, c.extra)
 			}
 			atThat, _ := stored(t, ctx, maps.prefix, found.Revision)
 			if found.EtcdHash != hashOf(atThat) || found.Hash == found.EtcdHash {

@@ -70,7 +70,7 @@ type Consistency struct {
 	Error                     string
 	Differences               int      // of a failure
 	Missing, Extra, Differing []string // the first differences, as namespace/name
-	Mended                    bool     // they were read again
+	Repaired                  bool     // they were read again
 	Time                      time.Time
 }
 
