@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 
@@ -43,7 +44,28 @@ func memoryLimit() int64 {
 	return min(cgroupLimit(cgroupFiles), debug.SetMemoryLimit(-1), machineMemory())
 }
 
-// cgroupLimit returns the limit in the first file that has one; math.MaxInt64 if there is none.
+// cgroupUsageFiles are the files with the memory that the process's control group uses, in the order of cgroupFiles.
+var cgroupUsageFiles = []string{"/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}
+
+// freeMemory returns the bytes of memory that the process may still take: the least of the memory that the machine has
+// available, the rest of the control group's limit, and the rest of the Go runtime's limit. It is negative above a limit. Cost is
+// some reads of /proc and /sys.
+func freeMemory() int64 {
+	free := int64(math.MaxInt64)
+	if limit := cgroupLimit(cgroupFiles); limit < math.MaxInt64 {
+		if used := cgroupLimit(cgroupUsageFiles); used < math.MaxInt64 {
+			free = limit - used
+		}
+	}
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
+		sample := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+		metrics.Read(sample)
+		free = min(free, limit-int64(sample[0].Value.Uint64()-sample[1].Value.Uint64()))
+	}
+	return min(free, meminfo(func(m procfs.Meminfo) *uint64 { return m.MemAvailableBytes }))
+}
+
+// cgroupLimit returns the number in the first file that has one; math.MaxInt64 if there is none.
 func cgroupLimit(files []string) int64 {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -59,15 +81,20 @@ func cgroupLimit(files []string) int64 {
 
 // machineMemory returns the total memory of the machine, or math.MaxInt64 without /proc.
 func machineMemory() int64 {
+	return meminfo(func(m procfs.Meminfo) *uint64 { return m.MemTotalBytes })
+}
+
+// meminfo returns a field of /proc/meminfo, or math.MaxInt64 if there is none.
+func meminfo(field func(procfs.Meminfo) *uint64) int64 {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return math.MaxInt64
 	}
 	info, err := proc.Meminfo()
-	if err != nil || info.MemTotalBytes == nil {
+	if err != nil || field(info) == nil {
 		return math.MaxInt64
 	}
-	return int64(*info.MemTotalBytes)
+	return int64(*field(info))
 }
 
 // fit sets the bounds that depend on the available memory or on another bound, except for those set by flags.

@@ -120,7 +120,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	}
 	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata {
-		gcpolicy.Start(ctx)
+		gcpolicy.Start(ctx, freeMemory)
 	}
 	if err := attachment.Chain(config); err != nil {
 		return err

@@ -1,10 +1,12 @@
-// Package gcpolicy sets the garbage collector's target from the live heap, for a process with a
+// Package gcpolicy sets the garbage collector's target from the live heap and from the free memory, for a process with a
 // large, slowly changing state.
 //
 // Go's default lets the heap grow to twice the live heap: for 400 MB of objects at rest, 400 MB
 // more for garbage. Most of the live heap of this process consists of stored values and encoded
-// objects, which contain no pointers and cost the collector no scanning. The room for garbage is
-// therefore computed from the part that has to be scanned.
+// objects, which contain no pointers and cost the collector no scanning. At rest, the room for garbage is
+// therefore computed from the part that has to be scanned. Under load, the room grows while collections are frequent, up to a share
+// of the memory that is free, so that requests do not pay for a small heap. It shrinks again when collections become
+// rare, and an idle process returns free memory to the system.
 package gcpolicy
 
 import (
@@ -24,10 +26,18 @@ const (
 	scannedShare = 0.4
 	interval     = time.Second
 
-	// busyCycles collections in a second mean that the room is too small for the load: it doubles,
-	// up to busyRoom times the usual room, and halves again after a second without a collection.
+	// busyCycles collections within busyFor mean that the room is too small for the load: it doubles, up to busyRoom times the
+	// room at rest. It halves after quietFor without a collection.
 	busyCycles = 2
-	busyRoom   = 2
+	busyFor    = 3 * time.Second
+	quietFor   = 5 * time.Second
+	busyRoom   = 32
+	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default at rest, and three times the
+	// live heap in all under load.
+	restPercent = 100
+	busyPercent = 200
+	// freeShare is the divisor of the free memory that yields the bound of the room under load.
+	freeShare = 4
 
 	// idleFor is the period without a collection and with few allocations after which free memory,
 	// which the runtime would keep for the next burst, is returned to the system, if it is idleFree
@@ -40,16 +50,19 @@ const (
 )
 
 // percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned
-// bytes may contain pointers, and for room times the usual room for garbage. It is never more than
-// Go's default of 100.
-func percent(live, scanned uint64, room int) int {
-	headroom := float64(room) * (baseHeadroom + scannedShare*float64(min(scanned, live)))
-	return int(min(100, 100*headroom/float64(max(live, 1))))
+// bytes may contain pointers, for room times the room at rest, and for free bytes of free memory.
+func percent(live, scanned uint64, room int, free int64) int {
+	rest := baseHeadroom + scannedShare*float64(min(scanned, live))
+	headroom, most := rest, restPercent
+	if room > 1 {
+		headroom, most = max(rest, min(float64(room)*rest, float64(free)/freeShare)), busyPercent
+	}
+	return int(min(float64(most), 100*headroom/float64(max(live, 1))))
 }
 
-// Start adjusts the target every second until ctx ends, and leaves it unchanged after that. If GOGC
-// is set in the environment, Start does nothing: the operator's setting applies.
-func Start(ctx context.Context) {
+// Start adjusts the target every second until ctx ends, and leaves it unchanged after that. free returns the bytes of memory
+// that the process may still take. If GOGC is set in the environment, Start does nothing: the operator's setting applies.
+func Start(ctx context.Context, free func() int64) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
@@ -71,12 +84,18 @@ func Start(ctx context.Context) {
 			case <-tick.C:
 			}
 			metrics.Read(sample)
+			now, cycles := time.Now(), sample[2].Value.Uint64()
+			available := int64(0)
+			room := load.room(now, cycles)
+			if room > 1 {
+				available = free()
+			}
 			// SetGCPercent stops the world, so ignore small changes.
-			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), load.room(sample[2].Value.Uint64())); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, available); p < last-3 || p > last+3 {
 				debug.SetGCPercent(p)
 				last = p
 			}
-			if idle.free(time.Now(), sample[2].Value.Uint64(), sample[3].Value.Uint64(), sample[4].Value.Uint64()) {
+			if idle.free(now, cycles, sample[3].Value.Uint64(), sample[4].Value.Uint64()) {
 				debug.FreeOSMemory()
 			}
 		}
@@ -85,22 +104,34 @@ func Start(ctx context.Context) {
 
 // load estimates the room for garbage that the server needs. The zero value has no samples.
 type load struct {
-	cycles uint64 // collections so far
-	times  int    // multiple of the usual room
+	cycles uint64      // collections so far
+	times  int         // multiple of the room at rest
+	last   time.Time   // of the last collection, or of the last change
+	recent []time.Time // of the collections within busyFor, since the last change
 }
 
-// room takes the number of collections so far, one interval after the previous sample, and returns
-// the factor for the usual room.
-func (l *load) room(cycles uint64) int {
-	switch since := cycles - l.cycles; {
-	case l.times == 0:
-		l.times = 1
-	case since >= busyCycles:
-		l.times = min(2*l.times, busyRoom)
-	case since == 0:
-		l.times = max(l.times/2, 1)
-	}
+// room takes the number of collections so far, and returns the factor for the room at rest.
+func (l *load) room(now time.Time, cycles uint64) int {
+	since := cycles - l.cycles
 	l.cycles = cycles
+	if l.times == 0 { // the first sample
+		l.times, l.last = 1, now
+		return 1
+	}
+	for len(l.recent) > 0 && now.Sub(l.recent[0]) >= busyFor {
+		l.recent = l.recent[1:]
+	}
+	for range min(since, busyCycles) {
+		l.recent = append(l.recent, now)
+	}
+	switch {
+	case len(l.recent) >= busyCycles:
+		l.times, l.last, l.recent = min(2*l.times, busyRoom), now, nil
+	case since > 0:
+		l.last = now
+	case now.Sub(l.last) >= quietFor:
+		l.times, l.last = max(l.times/2, 1), now
+	}
 	return l.times
 }
 

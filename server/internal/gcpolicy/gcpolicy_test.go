@@ -17,7 +17,7 @@ func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 		{4 << 30, 4 << 30, 41},
 		{1 << 30, 2 << 30, 44}, // samples taken at different times
 	} {
-		if got := percent(c.live, c.scanned, 1); got != c.want {
+		if got := percent(c.live, c.scanned, 1, 0); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
 		}
 	}
@@ -47,23 +47,43 @@ func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 	}
 }
 
+func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
+	const live, scanned = 1 << 30, 256 << 20
+	rest := percent(live, scanned, 1, 64<<30)
+	for _, c := range []struct {
+		room int
+		free int64
+		want int
+	}{
+		{2, 64 << 30, 2*rest + 1},         // twice the room at rest; percents are rounded down
+		{busyRoom, 64 << 30, busyPercent}, // the bound in proportion to the live heap
+		{busyRoom, 4 << 30, 100},          // a quarter of the free memory
+		{busyRoom, 100 << 20, rest},       // under a limit, never less than at rest
+		{busyRoom, -1, rest},              // over the limit
+	} {
+		if got := percent(live, scanned, c.room, c.free); got < c.want-1 || got > c.want {
+			t.Errorf("%d times the room, %d MiB free: %d, want %d", c.room, c.free>>20, got, c.want)
+		}
+	}
+}
+
 func TestLoad_FrequentCollections_IncreaseHeapRoom(t *testing.T) {
 	var l load
+	start := time.Now()
 	for i, c := range []struct {
+		second int
 		cycles uint64
 		want   int
 	}{
-		{10, 1}, // earlier collections do not count
-		{11, 1},
-		{13, 2}, {15, 2}, {20, 2}, // busy
-		{21, 2},
-		{21, 1}, {21, 1}, // idle
+		{0, 10, 1},                         // earlier collections do not count
+		{1, 11, 1}, {5, 12, 1}, {9, 13, 1}, // one at a time
+		{10, 14, 2}, {11, 15, 2}, {12, 16, 4}, {13, 20, 8}, // busy
+		{14, 30, 16}, {15, 40, 32}, {16, 50, busyRoom},
+		{17, 50, 32}, {20, 50, 32}, {21, 50, 16}, {22, 50, 16}, // quiet
+		{26, 50, 8}, {31, 50, 4}, {36, 50, 2}, {41, 50, 1}, {46, 50, 1},
 	} {
-		if got := l.room(c.cycles); got != c.want {
+		if got := l.room(start.Add(time.Duration(c.second)*time.Second), c.cycles); got != c.want {
 			t.Errorf("sample %d: %d times the room, want %d", i, got, c.want)
 		}
-	}
-	if usual, busy := percent(1<<30, 128<<20, 1), percent(1<<30, 128<<20, busyRoom); busy < 2*usual {
-		t.Errorf("percent is %d with the usual room and %d with more", usual, busy)
 	}
 }
