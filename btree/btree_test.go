@@ -149,7 +149,7 @@ func (m *machine) measure(t *rapid.T) {
 	}
 	unknown := func(Run[*item]) (int64, bool) { return 0, false }
 	if n, ok := m.tree.Measure(start, end, "unknown", unknown); ok != (c == 0) {
-		t.Fatalf("Measure of what is not known = %d, %v", n, ok)
+		t.Fatalf("Measure with an unknown name = %d, %v", n, ok)
 	}
 }
 
@@ -369,7 +369,7 @@ func TestMeasure_ManyNames_DoesNotGrowTree(t *testing.T) {
 		length++
 	}
 	if length > 2 || tree.root.sums.Load().find(kept) == nil {
-		t.Errorf("%d sums are kept, want that of the open name, and at most one more", length)
+		t.Errorf("%d cached sums, want that of the open name, and at most one more", length)
 	}
 }
 

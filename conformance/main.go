@@ -45,14 +45,14 @@ func main() {
 	flag.StringVar(&o.strata, "strata", "bin/strata", "the program `path` under test")
 	flag.StringVar(&o.e2e, "e2e", "bin/e2e.test", "`path` of the tests: k8s.io/kubernetes/test/e2e, built by go test -c")
 	flag.StringVar(&o.controllerManager, "controller-manager", "bin/kube-controller-manager", "`path` of kube-controller-manager")
-	flag.StringVar(&o.engine, "engine", "strata", "what answers reads and watches: strata or upstream")
+	flag.StringVar(&o.engine, "engine", "strata", "the engine that answers reads and watches: strata or upstream")
 	flag.DurationVar(&o.compaction, "compaction-interval", time.Minute,
 		"how often the server compacts etcd; the slowest test takes up to twice as long (kube-apiserver's default is 5m)")
 	flag.StringVar(&o.reports, "reports", "", "`directory` for junit.xml and the logs (default bin/conformance-ENGINE)")
 	flag.StringVar(&o.focus, "focus", "", "run the specs that this `regexp` matches, of all that exist, instead of those of the catalogue; with -discover, only those")
 	flag.StringVar(&o.specs, "specs", "", "run only the specs in this JSON `file`, an array of their texts")
 	flag.IntVar(&o.processes, "processes", 4, "how many `processes` run specs at the same time")
-	flag.BoolVar(&o.discover, "discover", false, "run the specs that conformance/specs.txt lacks, each bounded by -bound, and report those that pass: they belong to it")
+	flag.BoolVar(&o.discover, "discover", false, "run the specs that conformance/specs.txt lacks, each bounded by -bound, and report those that pass and belong in the file")
 	flag.BoolVar(&o.update, "update", false, "with -discover: write conformance/specs.txt and conformance/excluded.txt")
 	flag.DurationVar(&o.bound, "bound", time.Minute, "how long -discover lets one spec run: a spec that waits for containers takes longer")
 	flag.Func("server-arg", "one more `flag` of strata apiserver; may be given several times", func(arg string) error {

@@ -58,7 +58,7 @@ func TestCheckVersion(t *testing.T) {
 	}
 	for _, version := range []string{"", "kine", "3.5", "three.5.1", "not_decided"} {
 		if err := checkVersion(version); err == nil || errors.Is(err, ErrProgressBug) {
-			t.Errorf("%q: %v, want that nothing is known", version, err)
+			t.Errorf("%q: %v, want an unknown version", version, err)
 		}
 	}
 }
@@ -283,7 +283,7 @@ func TestSource_Requests_AreLinearizable(t *testing.T) {
 		}
 	}
 	if len(f.streams) != 1 || len(f.streams[0].Get("hasleader")) == 0 || len(f.streams[0].Get("strata-stream")) == 0 {
-		t.Errorf("streams of watches: %v, want one of its own that needs a leader", f.streams)
+		t.Errorf("streams of watches: %v, want one separate stream that requires a leader", f.streams)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 				t.Errorf("more than a line: %q", err)
 			}
 			if tt.server.anonymous && tt.server.asked.Load() > 0 {
-				t.Error("progress was asked for, and is not believed")
+				t.Error("progress was requested though its answers are not trusted")
 			}
 		})
 	}

@@ -88,8 +88,8 @@ func (f *fleet) fails(what string) bool {
 
 func (f *fleet) start(interval time.Duration) {
 	e := f.etcd
-	told := e.told()
-	x := replica{since: len(told)}
+	operations := e.operations()
+	x := replica{since: len(operations)}
 	e.mu.Lock()
 	if e.key != nil {
 		_, _ = fmt.Sscan(string(e.key.Value), &x.found)
@@ -135,16 +135,16 @@ func (f *fleet) step(step fleetStep) {
 
 // check compares the compactions with their announcements.
 func (f *fleet) check() error {
-	told := f.etcd.told()
+	operations := f.etcd.operations()
 	f.etcd.mu.Lock()
 	compacted := f.etcd.compacted
 	f.etcd.mu.Unlock()
-	if high := highestPut(told); compacted > high {
-		return fmt.Errorf("compacted to %d, announced %d: %v", compacted, high, told)
+	if high := highestPut(operations); compacted > high {
+		return fmt.Errorf("compacted to %d, announced %d: %v", compacted, high, operations)
 	}
 	for _, c := range f.replicas {
-		if got, want := c.CompactRevision(), max(c.found, highestPut(told[c.since:])); got != want {
-			return fmt.Errorf("a replica knows %d, want %d: %v", got, want, told)
+		if got, want := c.CompactRevision(), max(c.found, highestPut(operations[c.since:])); got != want {
+			return fmt.Errorf("CompactRevision of a replica is %d, want %d: %v", got, want, operations)
 		}
 	}
 	return nil

@@ -89,8 +89,8 @@ func (e *oneKey) kvs() []*mvccpb.KeyValue {
 }
 
 func (e *oneKey) notifyLocked(kind mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
-	for w, hears := range e.watchers {
-		if !hears {
+	for w, receives := range e.watchers {
+		if !receives {
 			continue
 		}
 		w <- clientv3.WatchResponse{Header: e.header(), Events: []*clientv3.Event{{Type: kind, Kv: kv}}}
@@ -201,7 +201,7 @@ type oneTxn struct {
 func (x *oneTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
 	c := cs[0].GetCompare()
 	if len(cs) != 1 || c.Result != pb.Compare_EQUAL || c.Target != pb.Compare_VERSION {
-		panic("another comparison than a kube-apiserver makes")
+		panic("comparison differs from that of a kube-apiserver")
 	}
 	x.expect = c.TargetUnion.(*pb.Compare_Version).Version
 	return x
@@ -209,7 +209,7 @@ func (x *oneTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
 
 func (x *oneTxn) Then(ops ...clientv3.Op) clientv3.Txn {
 	if len(ops) != 1 || !ops[0].IsPut() || string(ops[0].KeyBytes()) != CompactionKey {
-		panic("another transaction than a kube-apiserver makes")
+		panic("transaction differs from that of a kube-apiserver")
 	}
 	x.value = string(ops[0].ValueBytes())
 	return x
@@ -217,7 +217,7 @@ func (x *oneTxn) Then(ops ...clientv3.Op) clientv3.Txn {
 
 func (x *oneTxn) Else(ops ...clientv3.Op) clientv3.Txn {
 	if len(ops) != 1 || !ops[0].IsGet() {
-		panic("another transaction than a kube-apiserver makes")
+		panic("transaction differs from that of a kube-apiserver")
 	}
 	return x
 }
@@ -272,7 +272,7 @@ func (e *oneKey) Watch(ctx context.Context, _ string, opts ...clientv3.OpOption)
 	return w
 }
 
-func (e *oneKey) told() []string {
+func (e *oneKey) operations() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.history)

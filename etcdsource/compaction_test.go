@@ -18,13 +18,13 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// forgetful records the calls of Forget.
-type forgetful struct {
+// compactionRecorder records the calls of OnCompaction.
+type compactionRecorder struct {
 	mu   sync.Mutex
 	revs []mirror.Revision // each increase
 }
 
-func (f *forgetful) forget(rev mirror.Revision) {
+func (f *compactionRecorder) record(rev mirror.Revision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.revs) == 0 || rev > f.revs[len(f.revs)-1] {
@@ -32,7 +32,7 @@ func (f *forgetful) forget(rev mirror.Revision) {
 	}
 }
 
-func (f *forgetful) told() []mirror.Revision {
+func (f *compactionRecorder) calls() []mirror.Revision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.revs)
@@ -93,11 +93,11 @@ func equal[T comparable](t *testing.T, what string, got, want []T) {
 // revision of the previous one, and compacts after each announcement.
 func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, f := newOneKey(), &forgetful{}
-		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
+		e, f := newOneKey(), &compactionRecorder{}
+		c, _ := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.record})
 		turns(e, 4)
-		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102", "put 203", "compact 203", "put 304", "compact 304"})
-		equal(t, "forgotten", f.told(), []mirror.Revision{102, 203, 304})
+		equal(t, "etcd", e.operations(), []string{"put 0", "put 102", "compact 102", "put 203", "compact 203", "put 304", "compact 304"})
+		equal(t, "OnCompaction calls", f.calls(), []mirror.Revision{102, 203, 304})
 		s := c.Stats()
 		if s.Compactions != 3 || s.Failures != 0 || s.Revision != 304 || s.EtcdRevision != 405 || !s.Following || s.RecordedAt != time.Now() {
 			t.Errorf("%+v", s)
@@ -111,16 +111,16 @@ func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 // TestCompactor_WithoutInterval_OnlyFollows: the compactor follows, and writes nothing.
 func TestCompactor_WithoutInterval_OnlyFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, f := newOneKey(), &forgetful{}
+		e, f := newOneKey(), &compactionRecorder{}
 		e.write(50)
 		e.put("20") // before it begins
-		compacting(t, e, CompactorOptions{OnCompaction: f.forget})
-		equal(t, "at the start", f.told(), []mirror.Revision{20})
+		compacting(t, e, CompactorOptions{OnCompaction: f.record})
+		equal(t, "at the start", f.calls(), []mirror.Revision{20})
 		e.put("40")
 		synctest.Wait() // no time passes
-		equal(t, "at once", f.told(), []mirror.Revision{20, 40})
+		equal(t, "at once", f.calls(), []mirror.Revision{20, 40})
 		turns(e, 3)
-		equal(t, "etcd", e.told(), []string{"put 20", "put 40"})
+		equal(t, "etcd", e.operations(), []string{"put 20", "put 40"})
 	})
 }
 
@@ -143,14 +143,14 @@ func TestCompactors_RaceForKey_OneSucceeds(t *testing.T) {
 		b, _ := compacting(t, e, CompactorOptions{Interval: testInterval})
 		both.Add(2)
 		turns(e, 1)
-		equal(t, "the first turn", e.told(), []string{"put 0"})
+		equal(t, "the first turn", e.operations(), []string{"put 0"})
 		// One compactor has recorded the turn of the other as its own last one, so either may be
 		// next.
 		both.Add(2)
 		turns(e, 1)
-		told := e.told()
-		if len(told) != 3 || told[1] != "put 112" || told[2] != "compact 112" {
-			t.Errorf("the second turn: %v", told)
+		operations := e.operations()
+		if len(operations) != 3 || operations[1] != "put 112" || operations[2] != "compact 112" {
+			t.Errorf("the second turn: %v", operations)
 		}
 		if n := a.Stats().Compactions + b.Stats().Compactions; n != 1 {
 			t.Errorf("%d compactions", n)
@@ -175,7 +175,7 @@ func TestCompactor_OtherStops_TakesOver(t *testing.T) {
 		a.Stop()
 		turns(e, 2)
 		if b.Stats().Compactions == 0 {
-			t.Errorf("nobody compacts: %v", e.told())
+			t.Errorf("no compaction: %v", e.operations())
 		}
 	})
 }
@@ -185,8 +185,8 @@ func TestCompactor_KeyDeleted_Continues(t *testing.T) {
 	for _, moment := range []string{"between turns", "get", "txn", "compact"} {
 		t.Run(moment, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e, f := newOneKey(), &forgetful{}
-				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget, CheckInterval: -1})
+				e, f := newOneKey(), &compactionRecorder{}
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.record, CheckInterval: -1})
 				turns(e, 3)
 				known := c.CompactRevision()
 				if moment == "between turns" {
@@ -202,17 +202,17 @@ func TestCompactor_KeyDeleted_Continues(t *testing.T) {
 				}
 				synctest.Wait()
 				if c.CompactRevision() != known {
-					t.Errorf("%d is forgotten: %d", known, c.CompactRevision())
+					t.Errorf("compact revision is %[2]d, want %[1]d", known, c.CompactRevision())
 				}
 				turns(e, 4)
 				if got := c.CompactRevision(); got <= known+200 {
-					t.Errorf("compacted to %d, was %d: %v", got, known, e.told())
+					t.Errorf("compacted to %d, was %d: %v", got, known, e.operations())
 				}
 				if c.Stats().Failures != 0 || log.count("level=") != 0 {
 					t.Errorf("%+v\n%s", c.Stats(), &log.b)
 				}
-				if !slices.IsSorted(f.told()) {
-					t.Errorf("forgotten: %v", f.told())
+				if !slices.IsSorted(f.calls()) {
+					t.Errorf("OnCompaction calls are not sorted: %v", f.calls())
 				}
 			})
 		})
@@ -224,27 +224,27 @@ func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 	for _, value := range []string{"", "-5", "0x10", "12a", "99999999999999999999999", "100000", "102", strings.Repeat("9", 5000)} {
 		t.Run(fmt.Sprintf("%.20q", value), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e, f := newOneKey(), &forgetful{}
+				e, f := newOneKey(), &compactionRecorder{}
 				e.write(100)
 				e.put(value) // at revision 102
-				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
+				c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.record})
 				time.Sleep(testInterval / 2) // checks read it again
 				e.cut()                      // and a new watch
 				time.Sleep(testInterval / 4)
 				if n := log.count("ignoring invalid compaction key"); n != 1 || c.Stats().InvalidAnnouncements != 1 {
-					t.Errorf("%d lines, %d doubts", n, c.Stats().InvalidAnnouncements)
+					t.Errorf("%d log lines, %d invalid announcements; want 1 and 1", n, c.Stats().InvalidAnnouncements)
 				}
-				if len(f.told()) != 0 || c.CompactRevision() != 0 {
-					t.Errorf("believed: %v", f.told())
+				if len(f.calls()) != 0 || c.CompactRevision() != 0 {
+					t.Errorf("OnCompaction called with %v", f.calls())
 				}
 				e.write(200_000) // the announced number was too high and stays invalid
 				time.Sleep(20 * time.Second)
-				if len(f.told()) != 0 {
-					t.Errorf("believed later: %v", f.told())
+				if len(f.calls()) != 0 {
+					t.Errorf("OnCompaction called later with %v", f.calls())
 				}
 				turns(e, 3)
 				if c.CompactRevision() < 200_000 || log.count("level=ERROR") != 0 {
-					t.Errorf("compacted to %d: %v\n%s", c.CompactRevision(), e.told(), &log.b)
+					t.Errorf("compacted to %d: %v\n%s", c.CompactRevision(), e.operations(), &log.b)
 				}
 			})
 		})
@@ -268,7 +268,7 @@ func TestCompactor_CompactionFails_IsRetriedSoon(t *testing.T) {
 		})
 		e.write(100)
 		time.Sleep(testInterval + 2*time.Second)
-		equal(t, "etcd", e.told(), []string{"put 0", "put 102", "compact 102"})
+		equal(t, "etcd", e.operations(), []string{"put 0", "put 102", "compact 102"})
 		if s := c.Stats(); s.Failures != 0 || s.Compactions != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -281,15 +281,15 @@ func TestCompactor_CompactionKeepsFailing_NextTurnCompacts(t *testing.T) {
 		e := newOneKey()
 		c, log := compacting(t, e, CompactorOptions{Interval: testInterval})
 		turns(e, 1)
-		mend := e.failing("compact", rpctypes.ErrTooManyRequests)
+		stopFailing := e.failing("compact", rpctypes.ErrTooManyRequests)
 		turns(e, 2)
-		mend()
-		if c.Stats().Failures != 1 || log.count("level=ERROR") != 1 || len(e.told()) != 2 {
-			t.Errorf("%+v, %v\n%s", c.Stats(), e.told(), &log.b)
+		stopFailing()
+		if c.Stats().Failures != 1 || log.count("level=ERROR") != 1 || len(e.operations()) != 2 {
+			t.Errorf("%+v, %v\n%s", c.Stats(), e.operations(), &log.b)
 		}
 		turns(e, 2)
 		if s := c.Stats(); s.Compactions == 0 || s.Failures != 1 {
-			t.Errorf("%+v: %v", s, e.told())
+			t.Errorf("%+v: %v", s, e.operations())
 		}
 	})
 }
@@ -312,16 +312,16 @@ func TestCompactor_ResponseLost_CompactsAnnouncedRevision(t *testing.T) {
 					return nil
 				})
 				turns(e, 2)
-				told := e.told()
-				for i, h := range told {
+				operations := e.operations()
+				for i, h := range operations {
 					rev, ok := strings.CutPrefix(h, "put ")
-					if ok && rev != "0" && !slices.Contains(told[i:], "compact "+rev) {
-						t.Errorf("%s was announced and is not compacted: %v", rev, told)
+					if ok && rev != "0" && !slices.Contains(operations[i:], "compact "+rev) {
+						t.Errorf("%s was announced and is not compacted: %v", rev, operations)
 					}
 				}
 				turns(e, 2)
 				if last := c.CompactRevision(); last < 200 {
-					t.Errorf("compacted to %d: %v", last, e.told())
+					t.Errorf("compacted to %d: %v", last, e.operations())
 				}
 			})
 		})
@@ -343,7 +343,7 @@ func TestCompactor_EtcdWithoutSpace_LogsAndContinues(t *testing.T) {
 		makeRoom()
 		turns(e, 1)
 		if c.Stats().Compactions != 2 {
-			t.Errorf("%+v: %v", c.Stats(), e.told())
+			t.Errorf("%+v: %v", c.Stats(), e.operations())
 		}
 	})
 }
@@ -356,9 +356,9 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 			for _, sameCluster := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/version=%v/cluster=%v", moment, sameVersion, sameCluster), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						e, f := newOneKey(), &forgetful{}
+						e, f := newOneKey(), &compactionRecorder{}
 						e.write(10_000)
-						c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.forget})
+						c, log := compacting(t, e, CompactorOptions{Interval: testInterval, OnCompaction: f.record})
 						turns(e, 3)
 						restore := sync.OnceFunc(func() {
 							e.mu.Lock()
@@ -391,21 +391,21 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 						}
 						turns(e, 5)
 						high := e.rev
-						for _, h := range e.told() {
+						for _, h := range e.operations() {
 							// Only an announcement in flight can reach the restored etcd.
 							if rev, ok := strings.CutPrefix(h, "put "); ok && len(rev) > 4 && moment != "txn" {
-								t.Errorf("%s was announced to an etcd at %d: %v", rev, high, e.told())
+								t.Errorf("%s was announced to an etcd at %d: %v", rev, high, e.operations())
 							}
 							if rev, ok := strings.CutPrefix(h, "compact "); ok {
 								var n int64
 								_, _ = fmt.Sscan(rev, &n)
 								if n > high || n >= 10_000 {
-									t.Errorf("compacted to %d of %d: %v", n, high, e.told())
+									t.Errorf("compacted to %d of %d: %v", n, high, e.operations())
 								}
 							}
 						}
 						if got := c.CompactRevision(); got < 50 || got >= high {
-							t.Errorf("knows %d, etcd is at %d: %v\n%s", got, high, e.told(), &log.b)
+							t.Errorf("CompactRevision is %d, etcd is at %d: %v\n%s", got, high, e.operations(), &log.b)
 						}
 					})
 				})
@@ -418,16 +418,16 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 // recorded.
 func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, f := newOneKey(), &forgetful{}
+		e, f := newOneKey(), &compactionRecorder{}
 		e.write(1000)
-		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.forget, CheckInterval: -1})
+		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.record, CheckInterval: -1})
 		e.cut()
 		e.put("100")
 		time.Sleep(followFirst)
 		synctest.Wait()
-		equal(t, "after a loss", f.told(), []mirror.Revision{100})
+		equal(t, "after a loss", f.calls(), []mirror.Revision{100})
 		if log.count("level=") != 0 {
-			t.Errorf("a loss that lasts no time is worth no line:\n%s", &log.b)
+			t.Errorf("a short loss is logged:\n%s", &log.b)
 		}
 		// etcd is down.
 		up := e.failing("get", rpctypes.ErrNoLeader)
@@ -437,7 +437,7 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 		up()
 		time.Sleep(followLast)
 		synctest.Wait()
-		equal(t, "after an outage", f.told(), []mirror.Revision{100, 200})
+		equal(t, "after an outage", f.calls(), []mirror.Revision{100, 200})
 		if log.count("failed to watch the compaction key") != 1 || log.count("compaction key resumed") != 1 {
 			t.Errorf("want one line each:\n%s", &log.b)
 		}
@@ -456,18 +456,18 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 // TestCompactor_WatchHangs_CheckReadsKey: the periodic check reads the key.
 func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, f := newOneKey(), &forgetful{}
+		e, f := newOneKey(), &compactionRecorder{}
 		e.write(1000)
-		compacting(t, e, CompactorOptions{OnCompaction: f.forget})
+		compacting(t, e, CompactorOptions{OnCompaction: f.record})
 		e.hang()
 		e.put("500")
 		synctest.Wait()
-		if len(f.told()) != 0 {
+		if len(f.calls()) != 0 {
 			t.Fatal("the watch does not hang")
 		}
 		time.Sleep(DefaultCheckInterval)
 		synctest.Wait()
-		equal(t, "forgotten", f.told(), []mirror.Revision{500})
+		equal(t, "OnCompaction calls", f.calls(), []mirror.Revision{500})
 	})
 }
 
@@ -477,9 +477,9 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 	for oldest, want := range map[mirror.Revision][]mirror.Revision{0: nil, 1: {500}, 499: {500}, 500: nil, 900: nil, 1001: nil} {
 		t.Run(fmt.Sprint(oldest), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e, f := newOneKey(), &forgetful{}
+				e, f := newOneKey(), &compactionRecorder{}
 				e.write(1000)
-				c, log := compacting(t, e, CompactorOptions{OnCompaction: f.forget, Oldest: func() mirror.Revision { return oldest }})
+				c, log := compacting(t, e, CompactorOptions{OnCompaction: f.record, Oldest: func() mirror.Revision { return oldest }})
 				e.mu.Lock()
 				if err := e.compactTo(500); err != nil {
 					t.Fatal(err)
@@ -487,7 +487,7 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 				e.mu.Unlock()
 				time.Sleep(10 * DefaultCheckInterval)
 				synctest.Wait()
-				equal(t, "forgotten", f.told(), want)
+				equal(t, "OnCompaction calls", f.calls(), want)
 				if n := int64(len(want)); c.Stats().Unannounced != n || log.count("not recorded in the compaction key") != len(want) {
 					t.Errorf("%+v\n%s", c.Stats(), &log.b)
 				}
@@ -499,9 +499,9 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 // TestCompactor_AnnouncedDuringCheck_IsNotUnannounced: an announced compaction is not counted as unannounced.
 func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, f := newOneKey(), &forgetful{}
+		e, f := newOneKey(), &compactionRecorder{}
 		e.write(1000)
-		c, _ := compacting(t, e, CompactorOptions{OnCompaction: f.forget, Oldest: func() mirror.Revision { return 10 }})
+		c, _ := compacting(t, e, CompactorOptions{OnCompaction: f.record, Oldest: func() mirror.Revision { return 10 }})
 		e.hang()
 		gets := 0
 		e.intercept(&e.before, func(kind string) error {
@@ -515,7 +515,7 @@ func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 		})
 		time.Sleep(DefaultCheckInterval)
 		synctest.Wait()
-		equal(t, "forgotten", f.told(), []mirror.Revision{500})
+		equal(t, "OnCompaction calls", f.calls(), []mirror.Revision{500})
 		if c.Stats().Unannounced != 0 {
 			t.Errorf("%+v", c.Stats())
 		}

@@ -30,29 +30,29 @@ func FuzzCompactionKey(f *testing.F) {
 		f.Add([]byte(text), int64(100), []byte("42"))
 	}
 	f.Fuzz(func(t *testing.T, value []byte, written int64, earlier []byte) {
-		var forgotten []mirror.Revision
+		var called []mirror.Revision
 		c := &Compactor{opts: CompactorOptions{
 			Logger:       slog.New(slog.NewTextHandler(io.Discard, nil)),
-			OnCompaction: func(rev mirror.Revision) { forgotten = append(forgotten, rev) },
+			OnCompaction: func(rev mirror.Revision) { called = append(called, rev) },
 		}}
 		var want []mirror.Revision
-		highest, doubts := mirror.Revision(0), int64(0)
+		highest, invalid := mirror.Revision(0), int64(0)
 		for i, value := range [][]byte{earlier, value} {
 			written := written + int64(i)
 			c.applyAnnouncement(&mvccpb.KeyValue{Key: []byte(CompactionKey), Value: value, ModRevision: written})
 			n, ok := new(big.Int).SetString(string(value), 10)
 			switch {
 			case !ok || n.Sign() < 0 || n.Cmp(big.NewInt(written)) >= 0:
-				doubts++
+				invalid++
 			case n.Sign() > 0:
 				want, highest = append(want, n.Int64()), max(highest, n.Int64())
 			}
 		}
-		if !slices.Equal(forgotten, want) || c.CompactRevision() != highest {
-			t.Fatalf("%q, then %q of %d: learned %d, forgot %d; want %d", earlier, value, written, c.CompactRevision(), forgotten, want)
+		if !slices.Equal(called, want) || c.CompactRevision() != highest {
+			t.Fatalf("%q, then %q of %d: compact revision %d, OnCompaction calls %d; want %d", earlier, value, written, c.CompactRevision(), called, want)
 		}
-		if got := c.Stats().InvalidAnnouncements; got != doubts && written != 0 { // revision 0 does not exist
-			t.Fatalf("%q, then %q of %d: %d doubts, want %d", earlier, value, written, got, doubts)
+		if got := c.Stats().InvalidAnnouncements; got != invalid && written != 0 { // revision 0 does not exist
+			t.Fatalf("%q, then %q of %d: %d invalid announcements, want %d", earlier, value, written, got, invalid)
 		}
 	})
 }
@@ -253,7 +253,7 @@ func FuzzPages(f *testing.F) {
 			}
 		}
 		if !slices.IsSorted(etcd.asked) || len(slices.Compact(slices.Clone(etcd.asked))) != len(etcd.asked) {
-			t.Fatalf("asked for %q", etcd.asked)
+			t.Fatalf("requested %q, want sorted keys without duplicates", etcd.asked)
 		}
 	})
 }

@@ -197,7 +197,7 @@ func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 	defer cancel()
 	err := s.Replay(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 1}, 100, func(driver.Batch) error { return nil })
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody answers: %v", err)
+		t.Errorf("Replay from a source without an answer: %v, want context.DeadlineExceeded", err)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	for range 4 {
 		silent := watch(mirror.ErrFeedSilent)
 		if next := watch(context.Canceled); next == silent {
-			t.Fatalf("begun at member %d again", next)
+			t.Fatalf("started at member %d again", next)
 		}
 	}
 	// The other members hang.
@@ -236,7 +236,7 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 		m.hangs.Store(m.id != silent)
 	}
 	if next := watch(context.Canceled); next != silent {
-		t.Errorf("begun at member %d, which hangs", next)
+		t.Errorf("started at member %d, which hangs", next)
 	}
 	// One member hangs from the beginning, and the client has not detected it.
 	for _, hanging := range members {
@@ -244,7 +244,7 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 			m.hangs.Store(m == hanging)
 		}
 		if at := watch(context.Canceled); at == hanging.id {
-			t.Errorf("begun at member %d, which hangs", at)
+			t.Errorf("started at member %d, which hangs", at)
 		}
 	}
 }
@@ -275,6 +275,6 @@ func TestList_MemberHangs_IsRetried(t *testing.T) {
 	cancel()
 	n = 0
 	if _, err := attempts(ctx, time.Hour, 4, func(ctx context.Context) (int, error) { n++; return 0, ctx.Err() }); !errors.Is(err, context.Canceled) || n != 1 {
-		t.Errorf("given up: %v after %d attempts", err, n)
+		t.Errorf("canceled: %v after %d attempts, want Canceled after 1", err, n)
 	}
 }

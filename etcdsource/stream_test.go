@@ -197,16 +197,16 @@ func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 					c.set(server)
 					keys, header, err := listed(t.Context(), server.source(), at)
 					if server.streams != 1 || server.pages > 0 != c.pages {
-						t.Errorf("%d streams and %d pages were asked for", server.streams, server.pages)
+						t.Errorf("%d stream and %d page requests", server.streams, server.pages)
 					}
 					for _, rev := range server.revisions {
 						if want := cmp.Or(at, server.revision); rev != want {
-							t.Errorf("asked for revision %d, want %d", rev, want)
+							t.Errorf("requested revision %d, want %d", rev, want)
 						}
 					}
 					wantKeys, wantHeader, wantErr := listed(t.Context(), server.source().InPages(), at)
 					if header != wantHeader || (err == nil) != (wantErr == nil) {
-						t.Errorf("header %v, error %v; pages bring %v, %v", header, err, wantHeader, wantErr)
+						t.Errorf("header %v, error %v; pages return %v, %v", header, err, wantHeader, wantErr)
 					}
 					if wantErr != nil {
 						if err == nil || err.Error() != wantErr.Error() || !errors.Is(err, mirror.ErrCompacted) {
@@ -215,7 +215,7 @@ func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
 						return
 					}
 					if !slices.Equal(keys, wantKeys) || len(keys) != len(server.keys) {
-						t.Errorf("%d keys, pages bring %d of %d", len(keys), len(wantKeys), len(server.keys))
+						t.Errorf("%d keys, pages return %d of %d", len(keys), len(wantKeys), len(server.keys))
 					}
 				})
 			})
@@ -238,7 +238,7 @@ func TestListStream_Unimplemented_IsRetriedLater(t *testing.T) {
 				t.Fatalf("%d keys, %v", len(keys), err)
 			}
 			if server.streams != streams {
-				t.Fatalf("%d streams were asked for, want %d", server.streams, streams)
+				t.Fatalf("%d stream requests, want %d", server.streams, streams)
 			}
 		}
 		list(1)

@@ -11,8 +11,8 @@ import (
 // newCheckedWriter returns a writer without a source whose only resource has one key and two events.
 func newCheckedWriter(t *testing.T) (*writer, *table) {
 	t.Helper()
-	clock, publisher := freshness.NewPublished(nil, nil)
-	s := &shared{opts: Options{Prefix: "/registry/"}, published: clock}
+	published, publisher := freshness.NewPublished(nil, nil)
+	s := &shared{opts: Options{Prefix: "/registry/"}, published: published}
 	s.opts.setDefaults()
 	root := &Resource{m: s, prefix: s.opts.Prefix}
 	s.registry = newRegistry(root)

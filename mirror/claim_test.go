@@ -46,7 +46,7 @@ func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mi
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := m.Wait(ctx, rev); err != nil {
-		t.Fatalf("the clock stays at %d, want %d: %v", m.PublishedRevision(), rev, err)
+		t.Fatalf("published revision is %d, want %d: %v", m.PublishedRevision(), rev, err)
 	}
 	for _, r := range resources {
 		if err := r.WaitReady(ctx); err != nil {
@@ -119,7 +119,7 @@ func TestClaim_ValuesNotFetched_ReadsReturnErrNotReady(t *testing.T) {
 					}
 					barrier(t, m)
 					if r.Ready() {
-						t.Error("an excluded resource, which holds nothing, says that it can be read")
+						t.Error("an excluded resource is ready")
 					}
 					r.Release()
 				}

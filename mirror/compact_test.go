@@ -70,7 +70,7 @@ func TestCompact_DropsCachedVersionsButNotHeldSnapshots(t *testing.T) {
 		synctest.Wait()
 		requireGone(t, r, md, md.store.Revision())
 		if st := r.Stats(); st.Versions > 1 || st.VersionBytes != 0 {
-			t.Errorf("%d versions of %d bytes when only the present is left", st.Versions, st.VersionBytes)
+			t.Errorf("%d versions of %d bytes, want only the latest", st.Versions, st.VersionBytes)
 		}
 		barrier(t, m)
 	})
@@ -90,7 +90,7 @@ func TestCompact_AbovePublishedRevision_WaitsForIt(t *testing.T) {
 		synctest.Wait()
 		requireGone(t, r, md, now) // up to the published revision
 		if m.CompactRevision() != now+3 || m.Stats().Compacted != now {
-			t.Errorf("compacted to %d, told %d", m.Stats().Compacted, m.CompactRevision())
+			t.Errorf("Compacted is %d, CompactRevision is %d", m.Stats().Compacted, m.CompactRevision())
 		}
 		for range 5 {
 			md.txn(memory.Op{Key: elsewhere + "x", Value: "1"})
@@ -120,7 +120,7 @@ func TestCompact_EtcdRestored_StartsOver(t *testing.T) {
 		}
 		reach(t, m, 9, r)
 		if m.CompactRevision() != 0 || m.Stats().Compacted != 0 {
-			t.Errorf("compacted to %d, told %d, by an etcd that is no more", m.Stats().Compacted, m.CompactRevision())
+			t.Errorf("Compacted is %d, CompactRevision is %d, want 0 after the restore", m.Stats().Compacted, m.CompactRevision())
 		}
 		for i := range 20 {
 			md.store.Put("/registry/a/x", fmt.Sprint(i))
@@ -166,7 +166,7 @@ func TestCompact_DuringLoad_AppliesToLoadedHistory(t *testing.T) {
 		b := claim(t, m, "/registry/b/")
 		reach(t, m, md.store.Revision(), b)
 		if _, floor, err := b.Oldest(); err != nil || floor >= compacted {
-			t.Fatalf("the history that was loaded begins at %d, %v; the test shows nothing", floor, err)
+			t.Fatalf("the loaded history begins at %d, %v; the test has no effect", floor, err)
 		}
 		requireGone(t, b, md, compacted)
 		barrier(t, m)
@@ -203,7 +203,7 @@ func TestCachedVersions_Idle_AreDropped(t *testing.T) {
 				t.Fatalf("%d versions of %d bytes while one is read, %d of %d before", st.Versions, st.VersionBytes, rest.Versions, rest.VersionBytes)
 			}
 			if st, all := r.Stats(), m.Stats(); all.VersionBytes != st.VersionBytes || all.Versions < st.Versions {
-				t.Errorf("the mirror tells %d versions of %d bytes", all.Versions, all.VersionBytes)
+				t.Errorf("the mirror reports %d versions of %d bytes", all.Versions, all.VersionBytes)
 			}
 		}
 		time.Sleep(30 * time.Second)
@@ -281,7 +281,7 @@ func TestVersion_OutsideWindow_IsHeldByReadersOnly(t *testing.T) {
 		}
 		runtime.GC()
 		if value.Value() == nil {
-			t.Error("a reader has lost what it reads")
+			t.Error("the garbage collector freed a value that a reader uses")
 		}
 		if st := r.Stats(); st.Readers != 1 || st.OldestRead != first {
 			t.Errorf("%d readers, the oldest at %d", st.Readers, st.OldestRead)

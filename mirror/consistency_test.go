@@ -61,7 +61,7 @@ func check(t *testing.T, r *mirror.Resource) []string {
 		keys = append(keys, fmt.Sprintf("%s %d %d", d.Key, d.Cached, d.Etcd))
 	}
 	if c.Count != len(keys) || len(keys) > 0 && !c.Repaired {
-		t.Fatalf("%d differences, of which are told: %v; repaired: %t", c.Count, keys, c.Repaired)
+		t.Fatalf("%d differences, reported %v, repaired %t", c.Count, keys, c.Repaired)
 	}
 	return keys
 }
@@ -121,7 +121,7 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
 		reach(t, m, store.Revision(), a, b)
 		if got := check(t, a); got != nil || a.Inconsistent() {
-			t.Fatalf("nothing was lost, and differs: %v", got)
+			t.Fatalf("differences without a lost event: %v", got)
 		}
 		followers := map[*mirror.Resource]*mirror.Cursor{}
 		for _, r := range []*mirror.Resource{a, b} {
@@ -136,7 +136,7 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 		old := latest(t, a)
 		oldest, _, err := a.Oldest()
 		if err != nil || oldest >= lost {
-			t.Fatalf("the past begins at %d, %v", oldest, err)
+			t.Fatalf("oldest revision is %d, %v", oldest, err)
 		}
 		keys = 0
 		clear(values)
@@ -147,20 +147,20 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 			t.Fatalf("differ %v, want %v", got, want)
 		}
 		if keys != 21 || len(values) != 3 || values["/registry/a/19"] != 0 {
-			t.Errorf("%d keys and the values of %v were read, want 21 and those that etcd has of the keys that differ", keys, values)
+			t.Errorf("read %d keys and the values of %v, want 21 keys and the stored values of the keys that differ", keys, values)
 		}
 		requirePresent(t, store, a)
 		if want := int64(len("v")*17 + len("new") + len("w") + len("seen") + len("last")); bytes() != want {
 			t.Errorf("%d bytes are held, want %d", bytes(), want)
 		}
 		if !a.Inconsistent() || b.Inconsistent() || m.Stats().Repairs != 1 || m.Stats().Divergences != 0 {
-			t.Errorf("suspect: %t and %t, %+v", a.Inconsistent(), b.Inconsistent(), m.Stats())
+			t.Errorf("inconsistent: %t and %t, %+v", a.Inconsistent(), b.Inconsistent(), m.Stats())
 		}
 		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.PublishedRevision() || floor != m.PublishedRevision() {
-			t.Errorf("the past begins at %d and %d, %v; the clock is at %d", oldest, floor, err, m.PublishedRevision())
+			t.Errorf("oldest revision %d, floor %d, %v; want the published revision %d", oldest, floor, err, m.PublishedRevision())
 		}
 		if _, err := followers[a].Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
-			t.Errorf("a cursor on what was wrong goes on: %v", err)
+			t.Errorf("the cursor did not end: %v", err)
 		}
 		if evs, err := followers[b].Next(nil, 100); err != nil || len(evs) != 1 {
 			t.Errorf("a cursor on another resource: %d events, %v", len(evs), err)
@@ -252,7 +252,7 @@ func TestCheck_CallsEachForEveryKey(t *testing.T) {
 		var got []string
 		c, err := outer.Check(context.Background(), func(key []byte, mod mirror.Revision) { got = append(got, fmt.Sprintf("%s %d", key, mod)) })
 		if err != nil || c.Count != 0 || !slices.Equal(got, want) {
-			t.Errorf("told %v, want %v; %+v, %v", got, want, c, err)
+			t.Errorf("Check visited %v, want %v; %+v, %v", got, want, c, err)
 		}
 		if got := check(t, inner); got != nil {
 			t.Errorf("inside differ %v", got)
@@ -299,7 +299,7 @@ func TestCheck_LineageChanges_ReturnsError(t *testing.T) {
 					t.Errorf("%+v, %v, want %v", check, err, c.want)
 				}
 				if m.Stats().Repairs != 0 {
-					t.Error("something was repaired")
+					t.Error("Check repaired the resource")
 				}
 			})
 		})
@@ -369,7 +369,7 @@ func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 				}
 				barrier(t, m)
 				if !r.Inconsistent() {
-					t.Error("what was listed anew is not suspect")
+					t.Error("the relisted resource is not inconsistent")
 				}
 				if got := check(t, r); got != nil || r.Inconsistent() {
 					t.Errorf("after the list differ %v, suspect: %t", got, r.Inconsistent())

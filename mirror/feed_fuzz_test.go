@@ -52,9 +52,9 @@ var fuzzKeys = []string{
 	"/registry/a/", "/registry/a", "/registry/", "", "/elsewhere/x", "/registry/a//", "/registry/a/x/y", "/registry/\x00\xff",
 }
 
-// told is a source that sends the batches and lists of a program. It lists the valid part of its
+// programSource is a source that sends the batches and lists of a program. It lists the valid part of its
 // batches: the state that the mirror has to reach.
-type told struct {
+type programSource struct {
 	driver.Source
 	program *program
 	rev     mirror.Revision
@@ -63,12 +63,12 @@ type told struct {
 	oldest  mirror.Revision
 	feed    chan driver.Batch // for Watch; closed and replaced by a break
 	broken  error
-	lie     atomic.Uint32 // the fault of the next list; lists run concurrently
+	fault   atomic.Uint32 // the fault of the next list; lists run concurrently
 }
 
-var errTold = errors.New("as the program has it")
+var errProgram = errors.New("error of the program")
 
-func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
+func (s *programSource) List(_ context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	if at == 0 {
 		at = s.rev
 	}
@@ -80,16 +80,16 @@ func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page f
 		}
 	}
 	slices.SortFunc(kvs, func(a, b driver.KV) int { return strings.Compare(string(a.Key), string(b.Key)) })
-	lie := s.lie.Swap(0)
+	fault := s.fault.Swap(0)
 	switch n := len(kvs); {
-	case lie == 1 && n > 0:
+	case fault == 1 && n > 0:
 		kvs = append(kvs, kvs[n-1]) // twice
-	case lie == 2 && n > 1:
+	case fault == 2 && n > 1:
 		kvs[0], kvs[n-1] = kvs[n-1], kvs[0]
-	case lie == 3 && n > 0:
+	case fault == 3 && n > 0:
 		kvs[0].ModRevision = at + 1
-	case lie == 4:
-		return driver.Header{}, errTold
+	case fault == 4:
+		return driver.Header{}, errProgram
 	}
 	for kvs := range slices.Chunk(kvs, 3) {
 		if err := page(kvs); err != nil {
@@ -100,7 +100,7 @@ func (s *told) List(_ context.Context, prefix string, at mirror.Revision, page f
 }
 
 // at returns the valid state at a revision.
-func (s *told) at(rev mirror.Revision) map[string]driver.KV {
+func (s *programSource) at(rev mirror.Revision) map[string]driver.KV {
 	var last mirror.Revision
 	for r := range s.truth {
 		if r <= rev {
@@ -110,7 +110,7 @@ func (s *told) at(rev mirror.Revision) map[string]driver.KV {
 	return s.truth[last]
 }
 
-func (s *told) state(rev mirror.Revision, prefix string) state {
+func (s *programSource) state(rev mirror.Revision, prefix string) state {
 	out := state{}
 	for key, kv := range s.at(rev) {
 		if strings.HasPrefix(key, prefix) {
@@ -120,11 +120,11 @@ func (s *told) state(rev mirror.Revision, prefix string) state {
 	return out
 }
 
-func (s *told) Oldest(_ context.Context, _ string, now driver.Header, _ driver.ReplayBounds) (mirror.Revision, error) {
+func (s *programSource) Oldest(_ context.Context, _ string, now driver.Header, _ driver.ReplayBounds) (mirror.Revision, error) {
 	return min(s.oldest, now.Revision), nil
 }
 
-func (s *told) Replay(_ context.Context, _ string, _ driver.Header, _ mirror.Revision, deliver func(driver.Batch) error) error {
+func (s *programSource) Replay(_ context.Context, _ string, _ driver.Header, _ mirror.Revision, deliver func(driver.Batch) error) error {
 	for _, b := range s.history {
 		if err := deliver(b); err != nil {
 			return err
@@ -133,7 +133,7 @@ func (s *told) Replay(_ context.Context, _ string, _ driver.Header, _ mirror.Rev
 	return nil
 }
 
-func (s *told) Watch(ctx context.Context, _ string, _ driver.Header, deliver func(driver.Batch) error) error {
+func (s *programSource) Watch(ctx context.Context, _ string, _ driver.Header, deliver func(driver.Batch) error) error {
 	feed := s.feed
 	for {
 		select {
@@ -150,15 +150,15 @@ func (s *told) Watch(ctx context.Context, _ string, _ driver.Header, deliver fun
 	}
 }
 
-func (s *told) RequestProgress(context.Context) error { return nil }
+func (s *programSource) RequestProgress(context.Context) error { return nil }
 
-func (s *told) ReadRevision(context.Context) (driver.Header, error) {
+func (s *programSource) ReadRevision(context.Context) (driver.Header, error) {
 	return driver.Header{ClusterID: 1, Revision: s.rev}, nil
 }
 
 // batch returns a batch that follows after, or nearly does; zeros in the program produce valid
 // batches.
-func (s *told) batch(after mirror.Revision, held map[string]driver.KV) driver.Batch {
+func (s *programSource) batch(after mirror.Revision, held map[string]driver.KV) driver.Batch {
 	p := s.program
 	held = maps.Clone(held)
 	b := driver.Batch{Through: p.near(after + 1)}
@@ -208,7 +208,7 @@ func inOrder(after mirror.Revision, b driver.Batch) bool {
 
 // take applies the batch to the valid state, and reports whether each change in it follows that
 // state.
-func (s *told) take(b driver.Batch) (follows bool) {
+func (s *programSource) take(b driver.Batch) (follows bool) {
 	held := maps.Clone(s.at(s.rev))
 	follows = true
 	for _, c := range b.Changes {
@@ -232,7 +232,7 @@ func (s *told) take(b driver.Batch) (follows bool) {
 }
 
 // breakOff ends the feed with an error.
-func (s *told) breakOff(err error) {
+func (s *programSource) breakOff(err error) {
 	s.broken = err
 	close(s.feed)
 	s.feed = make(chan driver.Batch)
@@ -272,21 +272,21 @@ func FuzzFeed(f *testing.F) {
 	})
 }
 
-const firstTold mirror.Revision = 10 // the start revision of a program
+const firstRevision mirror.Revision = 10 // the start revision of a program
 
 // fuzzedFeed is a mirror of a source that a program controls.
 type fuzzedFeed struct {
-	*told
+	*programSource
 	m         *mirror.Mirror
 	resources []*mirror.Resource
 }
 
 func feedByProgram(t *testing.T, p program) {
-	f := &fuzzedFeed{told: &told{program: &p, rev: firstTold, oldest: firstTold, feed: make(chan driver.Batch),
-		truth: map[mirror.Revision]map[string]driver.KV{0: {}, firstTold: {}}}}
+	f := &fuzzedFeed{programSource: &programSource{program: &p, rev: firstRevision, oldest: firstRevision, feed: make(chan driver.Batch),
+		truth: map[mirror.Revision]map[string]driver.KV{0: {}, firstRevision: {}}}}
 	sound := f.begin()
 	checkpoint := int(p.byte()%8) + 1
-	f.m = start(t, f.told, func(o *mirror.Options) {
+	f.m = start(t, f.programSource, func(o *mirror.Options) {
 		o.CheckpointEvents = checkpoint
 		o.IdleProgress, o.FeedPatience = -1, -1
 	})
@@ -294,7 +294,7 @@ func feedByProgram(t *testing.T, p program) {
 	f.resources = []*mirror.Resource{claim(t, f.m, "/registry/a/"), claim(t, f.m, "/registry/b/")}
 	f.settle(t)
 	if sound && len(f.history) > 0 && f.m.Stats().Divergences > 0 {
-		t.Fatal("sound history was not believed")
+		t.Fatal("the mirror found divergences in valid history")
 	}
 	f.history, f.oldest = nil, math.MaxInt64 // no history is available later
 	if !sound {
@@ -309,7 +309,7 @@ func feedByProgram(t *testing.T, p program) {
 		time.Sleep(11 * time.Minute) // the last divergence has expired
 		f.settle(t)
 		watches := f.watches(t)
-		if goesOn := f.step(t); !goesOn {
+		if proceed := f.step(t); !proceed {
 			return
 		}
 		for _, w := range watches {
@@ -335,7 +335,7 @@ func (f *fuzzedFeed) begin() (sound bool) {
 		}
 	} else {
 		for i := range f.program.byte() % 4 {
-			f.truth[firstTold][fuzzKeys[i]] = driver.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
+			f.truth[firstRevision][fuzzKeys[i]] = driver.KV{Key: []byte(fuzzKeys[i]), Value: []byte("first"), CreateRevision: 3, ModRevision: 4, Version: 2}
 		}
 	}
 	return sound
@@ -348,8 +348,8 @@ func (f *fuzzedFeed) settle(t *testing.T) {
 	synctest.Wait()
 	reach(t, f.m, f.rev, f.resources...)
 	barrier(t, f.m)
-	if clock := f.m.PublishedRevision(); clock != f.rev {
-		t.Fatalf("the clock is at %d, want %d", clock, f.rev)
+	if published := f.m.PublishedRevision(); published != f.rev {
+		t.Fatalf("published revision is %d, want %d", published, f.rev)
 	}
 	for _, r := range f.resources {
 		now := latest(t, r)
@@ -380,27 +380,27 @@ func (f *fuzzedFeed) watches(t *testing.T) (all []*follower) {
 
 // step executes the next instruction of the program, and settles. It returns false if no batch can
 // follow.
-func (f *fuzzedFeed) step(t *testing.T) (goesOn bool) {
+func (f *fuzzedFeed) step(t *testing.T) (proceed bool) {
 	t.Helper()
 	switch f.program.byte() % 6 {
 	case 0:
-		return f.tellChanges(t)
+		return f.sendChanges(t)
 	case 1:
-		return f.tellProgress(t)
+		return f.sendProgress(t)
 	case 2:
-		f.breakOff([]error{errTold, mirror.ErrCompacted, mirror.ErrRestored, mirror.ErrDiverged, nil}[f.program.byte()%5])
+		f.breakOff([]error{errProgram, mirror.ErrCompacted, mirror.ErrRestored, mirror.ErrDiverged, nil}[f.program.byte()%5])
 	case 3:
 		f.m.Compact(min(f.program.near(f.rev), f.rev))
 	case 4: // one faulty list
-		f.lie.Store(uint32(f.program.byte() % 5))
+		f.fault.Store(uint32(f.program.byte() % 5))
 		f.breakOff(mirror.ErrDiverged)
 	}
 	f.settle(t)
 	return true
 }
 
-// notices delivers the batch, and reports whether the mirror has distrusted the feed since.
-func (f *fuzzedFeed) notices(t *testing.T, b driver.Batch) bool {
+// detects delivers the batch, and reports whether the mirror has reported a divergence or relisted since.
+func (f *fuzzedFeed) detects(t *testing.T, b driver.Batch) bool {
 	t.Helper()
 	before := f.m.Stats()
 	f.feed <- b
@@ -409,9 +409,9 @@ func (f *fuzzedFeed) notices(t *testing.T, b driver.Batch) bool {
 	return st.Divergences+st.Relists > before.Divergences+before.Relists
 }
 
-// tellChanges delivers a batch of changes. The mirror must distrust exactly those that do not
+// sendChanges delivers a batch of changes. The mirror must report a divergence of exactly those that do not
 // follow.
-func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
+func (f *fuzzedFeed) sendChanges(t *testing.T) (proceed bool) {
 	t.Helper()
 	b := f.batch(f.rev, f.at(f.rev))
 	if b.Through > 1<<40 { // so far away that no batch could follow
@@ -419,18 +419,18 @@ func (f *fuzzedFeed) tellChanges(t *testing.T) (goesOn bool) {
 	}
 	ordered := inOrder(f.rev, b)
 	follows := ordered && f.take(b)
-	noticed := f.notices(t, b)
+	detected := f.detects(t, b)
 	// For keys outside the requested range a source may deliver any change.
-	foreign := slices.ContainsFunc(b.Changes, func(c driver.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
-	if noticed == follows && !foreign {
-		t.Fatalf("noticed: %v; in order: %v, follows: %v: %+v", noticed, ordered, follows, b)
+	outside := slices.ContainsFunc(b.Changes, func(c driver.Change) bool { return !strings.HasPrefix(string(c.Key), root) })
+	if detected == follows && !outside {
+		t.Fatalf("detected: %v; in order: %v, follows: %v: %+v", detected, ordered, follows, b)
 	}
 	return true
 }
 
-// tellProgress delivers a batch without changes. The mirror must distrust exactly progress that
+// sendProgress delivers a batch without changes. The mirror must reject exactly progress that
 // goes back.
-func (f *fuzzedFeed) tellProgress(t *testing.T) (goesOn bool) {
+func (f *fuzzedFeed) sendProgress(t *testing.T) (proceed bool) {
 	t.Helper()
 	b := driver.Batch{Through: f.program.near(f.rev)}
 	if b.Through > 1<<40 {
@@ -440,8 +440,8 @@ func (f *fuzzedFeed) tellProgress(t *testing.T) (goesOn bool) {
 	if ordered {
 		f.take(b)
 	}
-	if noticed := f.notices(t, b); noticed == ordered {
-		t.Fatalf("noticed: %v; progress to %d at %d", noticed, b.Through, f.rev)
+	if detected := f.detects(t, b); detected == ordered {
+		t.Fatalf("detected: %v; progress to %d at %d", detected, b.Through, f.rev)
 	}
 	return true
 }

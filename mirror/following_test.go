@@ -418,7 +418,7 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 		time.Sleep(time.Minute)
 		lists := m.Stats().Relists
 		if lists == 0 {
-			t.Fatal("nothing was listed anew")
+			t.Fatal("no relist")
 		}
 		changed := map[string]<-chan struct{}{}
 		for name, c := range cursors {

@@ -152,7 +152,7 @@ func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	}
 	<-x.turn
 	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
-		x.t.Fatalf("the clock stays at %d, want %d: %v", x.m.PublishedRevision(), x.model.store.Revision(), err)
+		x.t.Fatalf("published revision is %d, want %d: %v", x.m.PublishedRevision(), x.model.store.Revision(), err)
 	}
 	x.turn <- struct{}{}
 	for range rapid.IntRange(1, 3).Draw(x.t, "late claims") {
@@ -462,7 +462,7 @@ func TestRestoredHistory_StaysWithinMaxBytes(t *testing.T) {
 		}
 		kept := md.store.Revision() - floor
 		if oldest != floor || kept < 800 || kept > limit/1000 {
-			t.Errorf("%d revisions are kept, oldest %d, floor %d", kept, oldest, floor)
+			t.Errorf("%d readable revisions, oldest %d, floor %d", kept, oldest, floor)
 		}
 		time.Sleep(2 * time.Hour)
 		if _, floor, _ := r.Oldest(); floor < md.store.Revision()-1 {
@@ -495,11 +495,11 @@ func TestRestoredHistory_MaxAge_CountsFromRestore(t *testing.T) {
 		put(md, "/registry/a/", "after", 10)
 		reach(t, m, md.store.Revision())
 		if f := floor(); f > restored {
-			t.Errorf("after 50 minutes history reaches back to %d, want %d", f, restored)
+			t.Errorf("after 50 minutes the floor is %d, want %d", f, restored)
 		}
 		time.Sleep(20 * time.Minute)
 		if f := floor(); f < restored+90 || f > md.store.Revision()-10 {
-			t.Errorf("after 70 minutes history reaches back to %d, want what happened since the start, from %d on", f, restored+90)
+			t.Errorf("after 70 minutes the floor is %d, want at least %d, which was written after the start", f, restored+90)
 		}
 	})
 }
@@ -543,7 +543,7 @@ func TestLateClaim_AfterEtcdRestore_HasNoOlderHistory(t *testing.T) {
 					t.Errorf("history reaches back to %d, %v; that of others to %d", floor, err, wanted)
 				}
 				if _, err := late.CursorAfter(lost, "", ""); how == "rewritten" && !errors.Is(err, mirror.ErrCompacted) {
-					t.Errorf("a watch of the lost past resumes: %v", err)
+					t.Errorf("a watch resumes at a lost revision: %v, want ErrCompacted", err)
 				}
 				barrier(t, m)
 			})

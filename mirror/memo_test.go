@@ -110,7 +110,7 @@ func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
 			for range steps {
 				s := new(memo.Key)
 				if !x.SwapMemo(s, nil, s) || x.Memo(s) != s {
-					t.Error("a key of its own is taken")
+					t.Error("a new memo key is in use")
 				}
 				s.Close()
 			}

@@ -344,8 +344,8 @@ func (w *randomWalk) freezeAll(*rapid.T) {
 	}
 }
 
-// readThePast reads the same revisions repeatedly, in any order.
-func (w *randomWalk) readThePast(t *rapid.T) {
+// readHistory reads the same revisions repeatedly, in any order.
+func (w *randomWalk) readHistory(t *rapid.T) {
 	if w.lossy || !w.settle(t) {
 		return
 	}
@@ -448,7 +448,7 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 		t.Fatalf("cursor below the floor: %v", err)
 	}
 	if _, err := r.At(s.Rev + 1); !errors.Is(err, mirror.ErrFutureRevision) {
-		t.Fatalf("%s above the clock: %v", prefix, err)
+		t.Fatalf("%s above the published revision: %v", prefix, err)
 	}
 	if got, want := read(s), w.want(s.Rev, prefix); !maps.Equal(got, want) {
 		t.Fatalf("%s now: %s", prefix, diff(got, want))
@@ -476,7 +476,7 @@ func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 				"check":                    w.compare,
 				"lose an event, and check": w.loseAndCompare,
 				"freeze":                   w.freezeAll,
-				"read the past":            w.readThePast,
+				"read history":             w.readHistory,
 				"follow":                   w.follow,
 				"":                         w.check,
 			})

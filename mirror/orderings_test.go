@@ -94,17 +94,17 @@ func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end 
 				steps = append(steps, g.revisionReads()...)
 				if st := g.etcd.now().stream; st != nil {
 					steps = append(steps, g.deliveries(len(f.writes))...)
-					steps = append(steps, g.progress(st.told+1, g.furthest())...)
+					steps = append(steps, g.progress(st.reported+1, g.furthest())...)
 				}
 				return steps
 			}
 			for steps := next(); len(steps) > 0; steps = next() {
-				before := g.clock
+				before := g.published
 				g.take(steps[choose(len(steps))])
 				if err := g.check(); err != nil {
 					t.Fatal(g.explain(err))
 				}
-				if g.clock != before || g.etcd.now().stream == nil {
+				if g.published != before || g.etcd.now().stream == nil {
 					moved(t, g)
 				}
 			}
@@ -131,7 +131,7 @@ func requireNoDifference(t *testing.T, g *stage) {
 	}
 }
 
-// requireFaultless fails if a read was answered too early, if the mirror has distrusted the feed,
+// requireFaultless fails if a read was answered too early, if the mirror has reported a divergence,
 // or if a follower had to start over.
 func requireFaultless(t interface{ Fatal(...any) }, g *stage) {
 	if st := g.m.Stats(); len(g.early) > 0 || st.Divergences+st.Relists != 0 || g.ended != 0 {
@@ -176,7 +176,7 @@ func (g *stage) affected(prefix string) (keys []string) {
 		return nil
 	}
 	for _, c := range g.etcd.due() {
-		if key := string(c.Key); c.ModRevision <= g.clock && strings.HasPrefix(key, prefix) && !slices.Contains(keys, key) {
+		if key := string(c.Key); c.ModRevision <= g.published && strings.HasPrefix(key, prefix) && !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
 	}
@@ -184,9 +184,9 @@ func (g *stage) affected(prefix string) (keys []string) {
 	return keys
 }
 
-// requireDistrust fails unless the mirror has just detected that the feed contradicts itself:
+// requireDivergence fails unless the mirror has just detected that the feed contradicts itself:
 // nothing can be read, and cursors have ended.
-func requireDistrust(t *testing.T, g *stage) {
+func requireDivergence(t *testing.T, g *stage) {
 	t.Helper()
 	if st := g.m.Stats(); st.Divergences != 1 || g.ended != len(g.res) {
 		t.Fatal(g.explain(fmt.Errorf("%d divergences, %d followers ended", st.Divergences, g.ended)))
@@ -201,15 +201,15 @@ func requireDistrust(t *testing.T, g *stage) {
 // TestOrderings_ProgressAheadOfEvents_IsDetected: an etcd with the bug, and a published revision that uses progress. After
 // progress has overtaken an event and until the event arrives, reads are answered too early. All of
 // them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
-// the event arrives the mirror distrusts its whole state, ends the cursors, and relists.
+// the event arrives the mirror discards its whole state, ends the cursors, and relists.
 func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
 	t.Parallel()
 	for _, f := range []few{{"eb", 2}, {"be", 1}, {"cq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) {
-			early, noticed, compared := 0, 0, 0
+			early, detected, compared := 0, 0, 0
 			runs := f.everyOrdering(t, true, false, func(t *testing.T, g *stage) {
 				if g.etcd.now().stream == nil {
-					requireDistrust(t, g)
+					requireDivergence(t, g)
 					return
 				}
 				for _, r := range g.res {
@@ -230,10 +230,10 @@ func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
 					requireFaultless(t, g)
 					return
 				}
-				noticed++
+				detected++
 				found := len(g.early)
 				if g.etcd.now().stream == nil {
-					requireDistrust(t, g)
+					requireDivergence(t, g)
 					if err := g.settle(); err != nil {
 						t.Fatal(g.explain(err))
 					}
@@ -243,23 +243,23 @@ func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
 				}
 				requireNoDifference(t, g)
 			})
-			t.Logf("%d orderings, %d with reads that were answered too early; in %d progress overtook an event and the mirror has noticed; a comparison found a key %d times",
-				runs, early, noticed, compared)
-			if early == 0 || noticed == 0 || compared == 0 {
+			t.Logf("%d orderings, %d with reads that were answered too early; in %d the mirror detected progress ahead of an event; a comparison found a key %d times",
+				runs, early, detected, compared)
+			if early == 0 || detected == 0 || compared == 0 {
 				t.Error("the bug does not show")
 			}
 		})
 	}
 }
 
-// many is a stage with many steps, including faults, in a drawn order.
-type many struct {
+// randomStage is a stage with many steps, including faults, in a drawn order.
+type randomStage struct {
 	*stage
 	feedFails bool
 }
 
 // next returns the possible next steps.
-func (g *many) next() (steps []step) {
+func (g *randomStage) next() (steps []step) {
 	value := fmt.Sprint(len(g.story))
 	steps = append(steps,
 		g.write(memory.Op{Key: busy + "a", Value: value}),
@@ -273,7 +273,7 @@ func (g *many) next() (steps []step) {
 	if st := g.etcd.now().stream; st != nil {
 		steps = append(steps, g.deliveries(3)...)
 		// Repeated; as late as possible; up to date; ahead, if allowed.
-		for _, rev := range []mirror.Revision{st.told, st.told + 1, g.etcd.inStep(), g.furthest()} {
+		for _, rev := range []mirror.Revision{st.reported, st.reported + 1, g.etcd.inStep(), g.furthest()} {
 			if rev <= g.furthest() {
 				steps = append(steps, g.progress(rev, rev)...)
 			}
@@ -289,7 +289,7 @@ func (g *many) next() (steps []step) {
 	if len(g.readers) < 6 {
 		steps = append(steps, g.begin("", 0), g.begin("", 0), g.begin(busy+"new", 0), g.begin(quietOne+"a", 0))
 		for _, ahead := range []mirror.Revision{-1, 1, 3} {
-			steps = append(steps, g.begin("", g.clock+ahead))
+			steps = append(steps, g.begin("", g.published+ahead))
 		}
 	}
 	if len(g.readers) > 0 {
@@ -309,7 +309,7 @@ func (g *many) next() (steps []step) {
 
 // run takes the chosen number of steps, waits until all is idle, and returns violations as an
 // error.
-func (g *many) run(choose func(n int) int) error {
+func (g *randomStage) run(choose func(n int) int) error {
 	for range choose(200) {
 		steps := g.next()
 		g.take(steps[choose(len(steps))])
@@ -334,8 +334,8 @@ func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 		unmoved, eventsOnly bool
 	}{
 		{name: "progress is answered at any time"},
-		{name: "progress is not answered while nothing has moved", unmoved: true},
-		{name: "progress ahead of events, clock by events only", eventsOnly: true},
+		{name: "progress is not answered without a new revision", unmoved: true},
+		{name: "progress ahead of events, EventsOnly", eventsOnly: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reads := 0
@@ -347,7 +347,7 @@ func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 					}
 					defer s.close()
 					s.unmoved, s.overtakes = tt.unmoved, tt.eventsOnly
-					g := &many{stage: s, feedFails: true}
+					g := &randomStage{stage: s, feedFails: true}
 					if err := g.run(func(n int) int { return evenly.Draw(t, "choice") % n }); err != nil {
 						t.Fatal(g.explain(err))
 					}
@@ -357,7 +357,7 @@ func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 			})
 			t.Logf("%d reads were answered", reads)
 			if reads == 0 {
-				t.Error("nobody has read anything")
+				t.Error("no read was answered")
 			}
 		})
 	}
@@ -387,7 +387,7 @@ func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 			}
 			defer s.close()
 			s.overtakes = true
-			g := &many{stage: s}
+			g := &randomStage{stage: s}
 			if err := g.run(rand.New(rand.NewPCG(seed, 0)).IntN); err != nil {
 				t.Fatalf("seed %d: %s", seed, g.explain(err))
 			}
@@ -450,7 +450,7 @@ func TestCheck_EventNeverDelivered_FindsDifference(t *testing.T) {
 		synctest.Wait()
 		requireKeys()
 		if st := g.m.Stats(); st.Divergences != 1 || st.Relists != 0 {
-			t.Errorf("%d divergences, %d relists; want the one resource to be listed anew", st.Divergences, st.Relists)
+			t.Errorf("%d divergences, %d relists; want 1 and 0", st.Divergences, st.Relists)
 		}
 	})
 }

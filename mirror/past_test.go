@@ -86,7 +86,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 		plant(e)
 		got, _ := l.replayLog(head, seq)
 		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq+1)]) {
-			t.Errorf("%s is not noticed", name)
+			t.Errorf("%s is not detected", name)
 		}
 		e.Prev = right
 	}
@@ -136,10 +136,10 @@ func TestCachedVersions_LeastRecentlyUsed_IsEvicted(t *testing.T) {
 		}
 		pager.used.Store(driver.Now() + int64(rev)) // it was just used
 		if n := len(*l.cachedVersions.Load()); n > maxCachedVersions {
-			t.Fatalf("%d versions are kept", n)
+			t.Fatalf("%d cached versions", n)
 		}
 		if !made(pager) || !made(last) {
-			t.Fatalf("at %d, one that was just read is gone", rev)
+			t.Fatalf("at %d, a version of a recent read was evicted", rev)
 		}
 	}
 	l.oldestReadable.Store(200)
@@ -147,13 +147,13 @@ func TestCachedVersions_LeastRecentlyUsed_IsEvicted(t *testing.T) {
 		t.Error("a revision below the oldest is served")
 	}
 	if n := len(*l.cachedVersions.Load()); n != maxCachedVersions {
-		t.Errorf("%d versions are kept, want %d", n, maxCachedVersions)
+		t.Errorf("%d cached versions, want %d", n, maxCachedVersions)
 	}
 	l.log.Abandon()
 	l.release()
 	l.at(300) // a reader that has begun earlier
 	if n := l.versions(); n != 0 {
-		t.Errorf("a lineage that has ended keeps %d versions", n)
+		t.Errorf("an ended lineage caches %d versions, want 0", n)
 	}
 }
 

@@ -92,7 +92,7 @@ var plantedBugs = []plantedBug{
 		after: []memory.Op{{Key: plantedA + "x", Value: "3"}},
 	},
 	{
-		name:  "an event comes twice in a batch",
+		name:  "an event is repeated in a batch",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
 		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			b.Changes = append(b.Changes, b.Changes[0])
@@ -100,7 +100,7 @@ var plantedBugs = []plantedBug{
 		},
 	},
 	{
-		name:  "a deletion comes twice in a batch",
+		name:  "a deletion is repeated in a batch",
 		write: []memory.Op{{Key: plantedA + "x", Delete: true}},
 		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			b.Changes = append(b.Changes, b.Changes[0])
@@ -108,7 +108,7 @@ var plantedBugs = []plantedBug{
 		},
 	},
 	{
-		name:  "a batch comes twice",
+		name:  "a batch is repeated",
 		write: []memory.Op{{Key: plantedA + "x", Value: "2"}},
 		tamper: func(b driver.Batch) ([]driver.Batch, bool) {
 			return []driver.Batch{b, b}, true
@@ -159,7 +159,7 @@ var plantedBugs = []plantedBug{
 }
 
 // TestArrivalCheck_PlantedFeedBug_IsDetected breaks the feed in every way that the arrival check can detect. The
-// mirror must distrust it, relist the affected resources, end the watches on them, and serve etcd's
+// mirror must detect it, relist the affected resources, end the watches on them, and serve etcd's
 // state; a bug that is not visible at once must be detected at the next write of the key.
 func TestArrivalCheck_PlantedFeedBug_IsDetected(t *testing.T) {
 	for _, bug := range plantedBugs {
@@ -190,14 +190,14 @@ func (bug plantedBug) test(t *testing.T) {
 	}
 	time.Sleep(time.Second)
 	if st := m.Stats(); armed || st.Divergences+st.Relists == 0 {
-		t.Fatalf("not noticed; a holds %v", read(latest(t, ra)))
+		t.Fatalf("not detected; a holds %v", read(latest(t, ra)))
 	}
 	reach(t, m, store.Revision(), ra, rb)
 	for p, r := range map[string]*mirror.Resource{a: ra, b: rb} {
 		requireState(t, latest(t, r), md, p)
 	}
 	if _, err := ca.Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
-		t.Errorf("a watch on what is in doubt goes on: %v", err)
+		t.Errorf("the watch on an inconsistent resource did not end: %v", err)
 	}
 	if _, err := cb.Next(nil, 100); errors.Is(err, mirror.ErrCompacted) != bug.others {
 		t.Errorf("a watch on another resource: %v; ends: %v", err, bug.others)
@@ -263,7 +263,7 @@ func TestModel_WrongSource_DiffersFromMirror(t *testing.T) {
 				reach(t, m, store.Revision(), r)
 				s := latest(t, r)
 				if maps.Equal(read(s), md.want(s.Rev, "/registry/a/")) {
-					t.Error("the model does not notice")
+					t.Error("the model does not detect the fault")
 				}
 			})
 		})
@@ -324,7 +324,7 @@ func TestMirror_OtherHistoryOfSameCluster_IsRelisted(t *testing.T) {
 			t.Errorf("a differs:%s", diff(got, want))
 		}
 		if m.PublishedRevision() < before {
-			t.Errorf("the clock went from %d to %d", before, m.PublishedRevision())
+			t.Errorf("published revision went from %d to %d", before, m.PublishedRevision())
 		}
 	})
 }

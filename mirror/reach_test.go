@@ -61,11 +61,11 @@ func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 					trees = append(trees, leaves(s)...)
 					put(md, "/registry/a/n/", fmt.Sprint("written ", generation), 50)
 					reach(t, m, md.store.Revision())
-					told, err := s.Cursor("", "").Next(nil, 50)
-					if err != nil || len(told) != 50 {
-						t.Fatalf("%d events, %v", len(told), err)
+					followed, err := s.Cursor("", "").Next(nil, 50)
+					if err != nil || len(followed) != 50 {
+						t.Fatalf("%d events, %v", len(followed), err)
 					}
-					for _, ev := range told {
+					for _, ev := range followed {
 						events = append(events, weak.Make(ev))
 					}
 					trees = append(trees, leaves(latest(t, r))...)
@@ -89,7 +89,7 @@ func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 				requireState(t, latest(t, r), md, "/registry/a/")
 				for _, c := range cursors {
 					if _, err := c.Next(nil, 10); err == nil {
-						t.Error("a cursor goes on over a gap")
+						t.Error("a cursor continues over a gap")
 					}
 					c.Unfollow()
 				}
@@ -128,7 +128,7 @@ func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 		barrier(t, m)
 		synctest.Wait() // a weighing may be running
 		if n := r.Versions(); n < 2 || n > kept-2 {
-			t.Fatalf("%d versions were kept, %d are after half of them were compacted", kept, n)
+			t.Fatalf("%d cached versions, %d after the compaction of half of them", kept, n)
 		}
 		if n := reachable(old); n > 0 {
 			t.Errorf("%d of %d leaves of dropped versions are reachable", n, len(old))
@@ -187,7 +187,7 @@ func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 			t.Errorf("holds %v", got)
 		}
 		if _, err := r.CursorAfter(between-1000, "", ""); err == nil {
-			t.Error("a watch resumes before the resource was forgotten")
+			t.Error("a cursor begins before the removal of the resource")
 		}
 		store.Delete(prefix(7) + "new")
 		reach(t, m, store.Revision())
@@ -196,7 +196,7 @@ func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		if events, err := c.Next(nil, 10); err != nil || len(events) != 2 {
-			t.Errorf("%d events since it was forgotten, %v; want 2", len(events), err)
+			t.Errorf("%d events after the removal, %v; want 2", len(events), err)
 		}
 		barrier(t, m)
 	})

@@ -119,7 +119,7 @@ func TestReload_OneResource_DoesNotDelayOthers(t *testing.T) {
 				}
 				barrier(t, m)
 				if got := m.Stats().Divergences; got != 0 {
-					t.Errorf("%d divergences: the list and what came meanwhile do not fit together", got)
+					t.Errorf("%d divergences, want 0: the list does not match the events received during it", got)
 				}
 			})
 		})
@@ -215,7 +215,7 @@ func TestReload_NotNeededAnyMore_IsStopped(t *testing.T) {
 				select {
 				case <-source.given:
 				case <-ctx.Done():
-					t.Fatal("the list goes on")
+					t.Fatal("the list did not end")
 				}
 				if why != "excluded" {
 					reach(t, m, store.Revision(), a)
@@ -308,7 +308,7 @@ func TestLateClaim_AfterEtcdRestore_RelistsBeforeReads(t *testing.T) {
 		for relisted := false; !relisted; time.Sleep(time.Millisecond) {
 			relisted = m.Stats().Relists > 0
 			if s, err := r.Latest(); err == nil && !relisted {
-				t.Fatalf("read %v at %d before the mirror knew of the restore", read(s), s.Rev)
+				t.Fatalf("read %v at %d before the mirror detected the restore", read(s), s.Rev)
 			}
 		}
 		reach(t, m, store.Put("/registry/a/y", "1"), r)

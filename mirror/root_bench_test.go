@@ -34,8 +34,8 @@ func newBlocks(versions []*version) [][]*version {
 
 // newRootModel returns resources with one lineage each, and their published revision and its publisher.
 func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
-	clock, publisher := freshness.NewPublished(nil, nil)
-	s := &shared{published: clock}
+	published, publisher := freshness.NewPublished(nil, nil)
+	s := &shared{published: published}
 	publisher.Publish(1, false)
 	resources, versions := make([]*Resource, rootResources), make([]*version, rootResources)
 	for i := range resources {
@@ -124,6 +124,6 @@ func BenchmarkRootLatest(b *testing.B) {
 		}
 	})
 	if snap.Rev == 0 {
-		b.Fatal("nothing was read")
+		b.Fatal("no entry was read")
 	}
 }

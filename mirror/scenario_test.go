@@ -87,7 +87,7 @@ func (o *overtaken) overtake(t *testing.T) {
 	lowest := o.m.PublishedRevision()
 	for range 100 { // while the mirror notices and relists
 		if now := o.m.PublishedRevision(); now < lowest {
-			t.Fatalf("the clock went from %d to %d", lowest, now)
+			t.Fatalf("published revision went from %d to %d", lowest, now)
 		} else {
 			lowest = now
 		}
@@ -105,8 +105,8 @@ func (o *overtaken) overtake(t *testing.T) {
 }
 
 // requireGap fails unless cursors behind the compacted revision return ErrCompacted, and the others
-// the last event. told is the wake-up of the cursor on one key.
-func (o *overtaken) requireGap(t *testing.T, told <-chan struct{}) {
+// the last event. woken is the wake-up of the cursor on one key.
+func (o *overtaken) requireGap(t *testing.T, woken <-chan struct{}) {
 	t.Helper()
 	now := latest(t, o.r).Rev
 	for what, c := range o.behind {
@@ -114,7 +114,7 @@ func (o *overtaken) requireGap(t *testing.T, told <-chan struct{}) {
 			t.Errorf("the cursor that was %s returns %d events, %v; want ErrCompacted", what, len(evs), err)
 		}
 	}
-	<-told
+	<-woken
 	for what, c := range o.ahead {
 		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 1 || evs[0].Rev != now || c.Position() != now {
 			t.Errorf("the cursor that was not behind, %s: %d events, %v, position %d", what, len(evs), err, c.Position())
@@ -144,11 +144,11 @@ func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOvertaken(t)
 		defer o.ahead["key"].Unfollow()
-		told := o.ahead["key"].Changed()
+		woken := o.ahead["key"].Changed()
 		o.overtake(t)
 		s := latest(t, o.r)
 		requireState(t, s, o.model, "/registry/a/")
-		o.requireGap(t, told)
+		o.requireGap(t, woken)
 		o.requireFloor(t)
 		requireState(t, o.held, o.model, "/registry/a/")
 		requireState(t, o.back, o.model, "/registry/a/")
@@ -169,7 +169,7 @@ func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 // I1.
 func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 	for _, by := range []string{"watch", "current"} {
-		t.Run("noticed by "+by, func(t *testing.T) {
+		t.Run("detected by "+by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				md := newModel()
 				put(md, "/registry/a/", "first", 20)
@@ -209,7 +209,7 @@ func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 					t.Errorf("at %d:%s", s.Rev, diff(got, want))
 				}
 				if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
-					t.Errorf("a cursor on what was before: %v", err)
+					t.Errorf("a cursor of the previous lineage: %v, want ErrCompacted", err)
 				}
 				if c.Position() != held.Rev {
 					t.Errorf("its position moved to %d", c.Position())
@@ -219,7 +219,7 @@ func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 					t.Errorf("a revision that etcd has not reached again: %v", err)
 				}
 				if st := m.Stats(); st.Relists != 1 || st.Compacted != 0 {
-					t.Errorf("listed anew %d times, compacted %d; want 1, 0", st.Relists, st.Compacted)
+					t.Errorf("%d relists, compacted to %d; want 1, 0", st.Relists, st.Compacted)
 				}
 
 				// The earlier revisions have another content now.
@@ -280,7 +280,7 @@ func TestFeed_ConnectionLost_ResumesWithoutList(t *testing.T) {
 		}
 		requireState(t, latest(t, r), md, "/registry/a/")
 		if st := m.Stats(); st.ListedKeys != listed || st.Relists != 0 || st.Reconnects == 0 {
-			t.Errorf("listed %d keys more, anew %d times, resumed %d times", st.ListedKeys-listed, st.Relists, st.Reconnects)
+			t.Errorf("listed %d more keys, %d relists, %d reconnects; want 0, 0, at least 1", st.ListedKeys-listed, st.Relists, st.Reconnects)
 		}
 		barrier(t, m)
 	})
@@ -326,7 +326,7 @@ func TestClaim_EtcdDownAtStart_WaitsForEtcd(t *testing.T) {
 		requireState(t, latest(t, a), md, "/registry/a/")
 		requireState(t, latest(t, b), md, "/registry/b/")
 		if c.Ready() {
-			t.Error("an excluded resource says that it is ready")
+			t.Error("an excluded resource is ready")
 		}
 		put(md, "/registry/c/", "second", 3)
 		put(md, "/registry/b/", "second", 3)
@@ -361,7 +361,7 @@ func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 		store.Compact(store.Revision())
 		time.Sleep(100 * time.Millisecond)
 		if m.Stats().Relists == 0 {
-			t.Fatal("it does not list anew; the test shows nothing")
+			t.Fatal("no relist: the test has no effect")
 		}
 		c := claim(t, m, "/registry/c/")
 		d, err := m.Exclude("/registry/d/")
@@ -374,7 +374,7 @@ func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 		requireState(t, latest(t, a), md, "/registry/a/")
 		requireState(t, latest(t, c), md, "/registry/c/")
 		if b.Ready() || d.Ready() {
-			t.Error("a resource that nobody claims is readable")
+			t.Error("a resource without a claim is readable")
 		}
 		store.FailLists(nil)
 		store.Stall(false)

@@ -33,16 +33,16 @@ type stage struct {
 	unmoved    bool
 	eventsOnly bool // the mirror's option
 
-	began    int       // readers begun so far
-	readers  []*reader // readers that have not been seen to have returned
-	answered int       // readers that returned a result
-	inGap    int       // of them, those that returned during a gap
-	gaps     bool      // there has been a gap
-	early    []string  // of them, those that returned too early, with the fault of the result
-	follows  []*follower
-	ended    int // followers that had to start over
-	clock    mirror.Revision
-	story    []string // the steps so far
+	began     int       // readers begun so far
+	readers   []*reader // readers that have not been seen to have returned
+	answered  int       // readers that returned a result
+	inGap     int       // of them, those that returned during a gap
+	gaps      bool      // there has been a gap
+	early     []string  // of them, those that returned too early, with the fault of the result
+	follows   []*follower
+	ended     int // followers that had to start over
+	published mirror.Revision
+	story     []string // the steps so far
 }
 
 // newStage returns a stage on which the mirror has two keys of each resource and is up to date.
@@ -91,13 +91,13 @@ type reader struct {
 	cancel    context.CancelFunc
 	cancelled bool
 
-	rev   mirror.Revision // the revision that it waits for; 0 during the revision read
-	since time.Time       // the beginning of the wait
-	done  chan struct{}   // closed when it has returned; the fields below are then set
-	err   error
-	clock mirror.Revision
-	snaps []mirror.Snapshot
-	got   string
+	rev       mirror.Revision // the revision that it waits for; 0 during the revision read
+	since     time.Time       // the beginning of the wait
+	done      chan struct{}   // closed when it has returned; the fields below are then set
+	err       error
+	published mirror.Revision
+	snaps     []mirror.Snapshot
+	got       string
 }
 
 func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Resource) (err error) {
@@ -111,7 +111,7 @@ func (rd *reader) read(ctx context.Context, m *mirror.Mirror, res []*mirror.Reso
 	if err := m.Wait(ctx, rev); err != nil {
 		return err
 	}
-	rd.clock = m.PublishedRevision()
+	rd.published = m.PublishedRevision()
 	for _, r := range res {
 		s, err := r.Latest()
 		for ; errors.Is(err, mirror.ErrNotReady); s, err = r.Latest() {
@@ -211,7 +211,7 @@ func (g *stage) progress(from, to mirror.Revision) (steps []step) {
 	if st == nil {
 		return nil
 	}
-	from = max(from, st.told)
+	from = max(from, st.reported)
 	if g.unmoved {
 		from = max(from, st.after+1)
 	}
@@ -246,20 +246,20 @@ func (g *stage) revisionReads() []step {
 func (g *stage) check() error {
 	synctest.Wait()
 	now := g.m.PublishedRevision()
-	if now < g.clock {
-		return fmt.Errorf("the clock went from %d to %d", g.clock, now) // I1
+	if now < g.published {
+		return fmt.Errorf("published revision went from %d to %d", g.published, now) // I1
 	}
-	g.clock = now
+	g.published = now
 	if g.eventsOnly && g.etcd.now().requests > 0 {
-		return errors.New("progress was asked for")
+		return errors.New("progress was requested with EventsOnly")
 	}
 	if st := g.etcd.now().stream; st != nil {
-		want := st.told
+		want := st.reported
 		if g.eventsOnly {
 			want = st.sent
 		}
 		if now != want {
-			return fmt.Errorf("the clock is at %d, the watch has come to %d", now, want)
+			return fmt.Errorf("published revision is %d, the watch is at %d", now, want)
 		}
 	}
 	g.gaps = g.gaps || g.gap()
@@ -310,11 +310,11 @@ func (g *stage) follow() error {
 				f.held[e.Key()] = describe(e.Entry)
 			}
 		}
-		if f.cur.Position() != g.clock {
-			return fmt.Errorf("a follower of %s is at %d, the clock at %d", f.prefix, f.cur.Position(), g.clock)
+		if f.cur.Position() != g.published {
+			return fmt.Errorf("a follower of %s is at %d, published revision is %d", f.prefix, f.cur.Position(), g.published)
 		}
-		if want := g.md.want(g.clock, f.prefix); !maps.Equal(f.held, want) && !g.gap() {
-			return fmt.Errorf("at %d a follower:%s", g.clock, diff(f.held, want))
+		if want := g.md.want(g.published, f.prefix); !maps.Equal(f.held, want) && !g.gap() {
+			return fmt.Errorf("at %d a follower:%s", g.published, diff(f.held, want))
 		}
 	}
 	return nil
@@ -347,9 +347,9 @@ func (g *stage) checkWaiting(rd *reader) error {
 	switch {
 	case rd.cancelled:
 		return fmt.Errorf("%s does not return though it was cancelled", rd.name)
-	case waits && g.clock >= rd.rev && g.res[0].Ready() && g.res[1].Ready():
-		return fmt.Errorf("%s waits for %d and is not woken at %d", rd.name, rd.rev, g.clock)
-	case g.eventsOnly || !waits || g.clock >= rd.rev:
+	case waits && g.published >= rd.rev && g.res[0].Ready() && g.res[1].Ready():
+		return fmt.Errorf("%s waits for %d and is not woken at %d", rd.name, rd.rev, g.published)
+	case g.eventsOnly || !waits || g.published >= rd.rev:
 		return nil
 	}
 	patience := 100 * time.Millisecond
@@ -361,7 +361,7 @@ func (g *stage) checkWaiting(rd *reader) error {
 		asked = rd.since
 	}
 	if ago := time.Since(asked); ago > patience {
-		return fmt.Errorf("%s waits for %d, and progress was last asked for %v ago", rd.name, rd.rev, ago)
+		return fmt.Errorf("%s waits for %d, the last progress request was %v ago", rd.name, rd.rev, ago)
 	}
 	return nil
 }
@@ -370,11 +370,11 @@ func (g *stage) checkWaiting(rd *reader) error {
 // which the published revision had reached, and exactly etcd's state at that revision.
 func (g *stage) wrong(rd *reader) string {
 	d := ""
-	if rd.clock < rd.rev || rd.rev < rd.seen {
-		d += fmt.Sprintf(" answered at %d after a wait for %d;", rd.clock, rd.rev)
+	if rd.published < rd.rev || rd.rev < rd.seen {
+		d += fmt.Sprintf(" answered at %d after a wait for %d;", rd.published, rd.rev)
 	}
 	for i, s := range rd.snaps {
-		if s.Rev < rd.seen || s.Rev < rd.clock {
+		if s.Rev < rd.seen || s.Rev < rd.published {
 			d += fmt.Sprintf(" is of %d, must have seen %d;", s.Rev, rd.seen)
 		}
 		want := g.md.want(s.Rev, g.res[i].Prefix())
@@ -394,7 +394,7 @@ func (g *stage) gap() bool {
 		return false
 	}
 	due := g.etcd.due()
-	return len(due) > 0 && due[0].ModRevision <= g.clock
+	return len(due) > 0 && due[0].ModRevision <= g.published
 }
 
 // settle delivers everything, answers all requests of the mirror from then on, and returns an error

@@ -40,14 +40,14 @@ func (s *stepped) now() stepping {
 
 // stream is a watch.
 type stream struct {
-	after  mirror.Revision // where it began
-	sent   mirror.Revision // the changes up to here have been delivered
-	told   mirror.Revision // the highest revision it has reported
-	feed   chan driver.Batch
-	broken chan struct{}
+	after    mirror.Revision // where it began
+	sent     mirror.Revision // the changes up to here have been delivered
+	reported mirror.Revision // the highest revision it has reported
+	feed     chan driver.Batch
+	broken   chan struct{}
 }
 
-// revisionCall is a call of Current.
+// revisionCall is a call of ReadRevision.
 type revisionCall struct {
 	rev   mirror.Revision // 0 until etcd has read it
 	reply chan error
@@ -55,7 +55,7 @@ type revisionCall struct {
 
 // Watch implements driver.Source.
 func (s *stepped) Watch(ctx context.Context, _ string, after driver.Header, deliver func(driver.Batch) error) error {
-	st := &stream{after: after.Revision, sent: after.Revision, told: after.Revision,
+	st := &stream{after: after.Revision, sent: after.Revision, reported: after.Revision,
 		feed: make(chan driver.Batch), broken: make(chan struct{})}
 	s.set(func() { s.stream = st })
 	defer s.set(func() { s.stream = nil })
@@ -136,15 +136,15 @@ func (s *stepped) deliver(n int) {
 		st.sent = c.ModRevision
 		b.Changes = append(b.Changes, c)
 	}
-	st.told = max(st.told, st.sent)
-	b.Through = st.told
+	st.reported = max(st.reported, st.sent)
+	b.Through = st.reported
 	st.feed <- b
 }
 
 // progress makes the watch report progress at rev.
 func (s *stepped) progress(rev mirror.Revision) {
 	st := s.now().stream
-	st.told = rev
+	st.reported = rev
 	st.feed <- driver.Batch{Through: rev}
 }
 

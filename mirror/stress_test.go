@@ -90,7 +90,7 @@ func (x *race) reader(f func(rnd *rand.Rand)) {
 func (x *race) numberOf(s mirror.Snapshot, i int) string {
 	e, ok := s.Get(number(i, 0).Key)
 	if !ok {
-		x.fail("the number of resource %d is gone at %d", i, s.Rev)
+		x.fail("the number of resource %d is missing at %d", i, s.Rev)
 		return ""
 	}
 	if e.ModRevision() > s.Rev {
@@ -112,13 +112,13 @@ func (x *race) gone(err error) bool {
 // number. The published revision and Latest never decrease. One reader calls it.
 func (x *race) compare(rnd *rand.Rand) {
 	i, j := rnd.IntN(raceResources), rnd.IntN(raceResources)
-	clock := x.m.PublishedRevision()
+	published := x.m.PublishedRevision()
 	s, err := x.all[i].Latest()
 	if x.gone(err) {
 		return
 	}
-	if s.Rev < clock || s.Rev < x.last || clock < x.last {
-		x.fail("the clock went back: Latest %d, clock %d, before %d", s.Rev, clock, x.last)
+	if s.Rev < published || s.Rev < x.last || published < x.last {
+		x.fail("published revision decreased: Latest %d, published %d, before %d", s.Rev, published, x.last)
 	}
 	x.last = s.Rev
 	for _, rev := range []mirror.Revision{s.Rev, s.Rev - mirror.Revision(rnd.IntN(200))} {
@@ -136,7 +136,7 @@ func (x *race) compare(rnd *rand.Rand) {
 			x.fail("At(%d) is of %d and %d", rev, a.Rev, b.Rev)
 		}
 		if m, n := x.numberOf(a, i), x.numberOf(b, j); m != n {
-			x.fail("at %d resource %d says %s, resource %d says %s", rev, i, m, j, n)
+			x.fail("at %d resource %d has %s, resource %d has %s", rev, i, m, j, n)
 		}
 		x.compared.Add(1)
 	}
@@ -385,7 +385,7 @@ func TestReaders_ConcurrentWriter_SeeInvariants(t *testing.T) {
 	t.Logf("%d revisions; compared %d times, too old %d times; %d events followed, %d cursors too slow; %d divergences, %d relists, %d reconnects",
 		x.store.Revision(), x.compared.Load(), x.skipped.Load(), x.followed.Load(), x.fell.Load(), st.Divergences, st.Relists, st.Reconnects)
 	if st.Divergences+st.Relists > 0 {
-		t.Error("the mirror distrusted a faultless feed")
+		t.Error("divergences or relists with a correct feed")
 	}
 	for _, r := range x.all {
 		if st := r.Stats(); st.Readers != 0 || st.OldestRead != 0 {
@@ -393,6 +393,6 @@ func TestReaders_ConcurrentWriter_SeeInvariants(t *testing.T) {
 		}
 	}
 	if x.compared.Load() == 0 || x.followed.Load() == 0 || x.pages.Load() == 0 {
-		t.Error("the readers saw nothing")
+		t.Error("the readers read no state")
 	}
 }

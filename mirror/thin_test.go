@@ -13,7 +13,7 @@ func TestThin_BoundsNumberAndDistance(t *testing.T) {
 		oldest := cps[0]
 		cps = thinCheckpoints(append(cps, newest), events)
 		if cps[0] != oldest || cps[len(cps)-1] != newest {
-			t.Fatalf("after %d: the first or the last is gone", n)
+			t.Fatalf("after %d: the first or the last was evicted", n)
 		}
 		for i := len(cps) - 1; i > 0; i-- {
 			newer, older := cps[i].seq, cps[i-1].seq
@@ -30,6 +30,6 @@ func TestThin_BoundsNumberAndDistance(t *testing.T) {
 		}
 	}
 	if got, most := len(cps), 2*total/(events<<thinLimit)+2*thinLimit; got > most {
-		t.Errorf("%d versions are kept, want %d at most", got, most)
+		t.Errorf("%d cached versions, want at most %d", got, most)
 	}
 }

@@ -236,7 +236,7 @@ func TestWatchIndex_BusyWithEvent_HoldsPositionsBack(t *testing.T) {
 		}, nil)
 		c, other := latest(t, r).Cursor("", ""), latest(t, r).Cursor("", "")
 		c.FollowIndex(part, "x")
-		other.FollowIndex(part, "somebody else's")
+		other.FollowIndex(part, "another value")
 		key := latest(t, r).Cursor("/registry/a/slow", "/registry/a/slow\x00")
 		key.Follow()
 		before := store.Put("/registry/a/1", "x")
@@ -378,7 +378,7 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 			noise()
 			if _, err := fresh.Next(nil, 10); err != nil {
 				_, floor, _ := r.Oldest()
-				t.Fatalf("%v; position %d, floor %d, clock %d", err, fresh.Position(), floor, m.PublishedRevision())
+				t.Fatalf("%v; position %d, floor %d, published revision %d", err, fresh.Position(), floor, m.PublishedRevision())
 			}
 		}
 	})
@@ -418,7 +418,7 @@ func TestWatchIndex_FallsBehindWindow_CursorsReadLog(t *testing.T) {
 		rev := store.Put("/registry/a/q", "q")
 		synctest.Wait()
 		if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {
-			t.Errorf("who comes after: %s, %v", story(evs), err)
+			t.Errorf("a cursor that follows later: %s, %v", story(evs), err)
 		}
 	})
 }

@@ -54,11 +54,11 @@ func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 		store.Put("/registry/a/x", "1")
 		reach(t, m, store.Revision())
 		if got := a.since(time.Now()); len(got) != 0 {
-			t.Errorf("asked %d times for what an event has told", len(got))
+			t.Errorf("%d progress requests for a revision that an event has published, want 0", len(got))
 		}
 		time.Sleep(time.Hour)
 		if got := a.since(time.Now()); len(got) != 0 {
-			t.Fatalf("asked %d times though nobody waits", len(got))
+			t.Fatalf("%d progress requests without a waiting reader, want 0", len(got))
 		}
 
 		store.Stall(true)
@@ -73,11 +73,11 @@ func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 			t.Errorf("Wait returned after %v, its context ended after 500ms", took)
 		}
 		if got, want := a.since(begin), []int{2, 6, 14, 30, 62, 126, 226, 326, 426}; !slices.Equal(got, want) {
-			t.Errorf("asked at %v ms, want %v", got, want)
+			t.Errorf("progress requests at %v ms, want %v", got, want)
 		}
 		time.Sleep(time.Hour)
 		if got := a.since(time.Now()); len(got) != 0 {
-			t.Errorf("asked %d times though nobody waits any more", len(got))
+			t.Errorf("%d progress requests after the last reader stopped waiting, want 0", len(got))
 		}
 
 		// The next wait starts at the first interval.
@@ -113,7 +113,7 @@ func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 			t.Errorf("Wait on a stalled feed: %v", err)
 		}
 		if got, want := a.since(begin), []int{2}; !slices.Equal(got, want) {
-			t.Errorf("asked at %v ms, want %v", got, want)
+			t.Errorf("progress requests at %v ms, want %v", got, want)
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestProgress_EventsEndWaits_KeepsInterval(t *testing.T) {
 		cancel()
 		wg.Wait()
 		if asked := m.Stats().ProgressRequests; asked > 110 {
-			t.Errorf("asked %d times in ten seconds, want at most once in 100 ms", asked)
+			t.Errorf("%d progress requests in ten seconds, want at most one in 100 ms", asked)
 		}
 	})
 }
@@ -188,7 +188,7 @@ func TestProgress_DistantWait_KeepsInterval(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if asked := m.Stats().ProgressRequests - before; asked < 9 || asked > 11 {
-			t.Errorf("asked %d times in a second, want every 100 ms", asked)
+			t.Errorf("%d progress requests in a second, want one in 100 ms", asked)
 		}
 		for i := range 20 {
 			store.Put("/elsewhere", "1")
@@ -243,7 +243,7 @@ func TestProgress_WaitingReaders_IsSentWithRevisionRead(t *testing.T) {
 				t.Errorf("a read took %v, want a round trip", took)
 			}
 			if got, want := a.since(begin), []int{0}; !slices.Equal(got, want) {
-				t.Errorf("asked at %v ms, want %v", got, want)
+				t.Errorf("progress requests at %v ms, want %v", got, want)
 			}
 		}
 		// An idle etcd has no new progress: it is not requested repeatedly.
@@ -253,7 +253,7 @@ func TestProgress_WaitingReaders_IsSentWithRevisionRead(t *testing.T) {
 			}
 		}
 		if got := a.since(time.Now()); len(got) != 1 {
-			t.Errorf("asked %d times for nothing, want once", len(got))
+			t.Errorf("%d progress requests without a result, want 1", len(got))
 		}
 	})
 }
@@ -279,17 +279,17 @@ func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 				a.since(time.Now())
 				time.Sleep(time.Minute)
 				if got := a.since(time.Now()); len(got) != 0 {
-					t.Errorf("asked %d times though nobody wants it", len(got))
+					t.Errorf("%d progress requests without a waiting reader, want 0", len(got))
 				}
 				first, second := m.WantProgress(), m.WantProgress()
 				rev := store.Put("/elsewhere", "1")
 				time.Sleep(time.Minute)
 				first()
 				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
-					t.Errorf("asked %d times in a minute, want %d", got, tt.want)
+					t.Errorf("%d progress requests in a minute, want %d", got, tt.want)
 				}
 				if followed := m.PublishedRevision() == rev; followed != (tt.want > 0) {
-					t.Errorf("the clock is at %d, etcd at %d", m.PublishedRevision(), rev)
+					t.Errorf("published revision is %d, etcd is at %d", m.PublishedRevision(), rev)
 				}
 				// Answers that move the published revision do not delay the next request.
 				a.since(time.Now())
@@ -298,7 +298,7 @@ func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				if got := len(a.since(time.Now())); got < tt.want-1 || got > tt.want {
-					t.Errorf("asked %d times in a minute of writes elsewhere, want %d", got, tt.want)
+					t.Errorf("%d progress requests in a minute of writes to other prefixes, want %d", got, tt.want)
 				}
 				// Events make progress requests unnecessary.
 				for i := range 600 {
@@ -306,12 +306,12 @@ func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 					time.Sleep(100 * time.Millisecond)
 				}
 				if got := a.since(time.Now()); len(got) > 1 {
-					t.Errorf("asked %d times while the clock moved", len(got))
+					t.Errorf("%d progress requests while the published revision advanced", len(got))
 				}
 				second()
 				time.Sleep(time.Minute)
 				if got := a.since(time.Now()); len(got) > 1 {
-					t.Errorf("asked %d times after the last one has gone", len(got))
+					t.Errorf("%d progress requests after the last reader left", len(got))
 				}
 			})
 		})
@@ -337,7 +337,7 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 			t.Errorf("Wait: %v, want it to wait for an event", err)
 		}
 		if got := a.since(time.Now()); len(got) != 0 || m.PublishedRevision() != at {
-			t.Errorf("asked %d times, clock %d, want 0 and %d", len(got), m.PublishedRevision(), at)
+			t.Errorf("%d progress requests, published revision %d; want 0 and %d", len(got), m.PublishedRevision(), at)
 		}
 		r := claim(t, m, "/registry/a/") // its value was not stored
 		if err := r.WaitReady(context.Background()); err != nil {
@@ -402,7 +402,7 @@ func TestProgress_OtherReaderWaits_NewReaderIsNotDelayed(t *testing.T) {
 			t.Errorf("a reader waited %v for a feed that is in step", longest)
 		}
 		if asked := m.Stats().ProgressRequests; asked > 3100 {
-			t.Errorf("asked %d times in three seconds", asked)
+			t.Errorf("%d progress requests in three seconds", asked)
 		}
 	})
 }

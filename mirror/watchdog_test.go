@@ -37,7 +37,7 @@ func TestWatchdog_SilentFeed_IsRestarted(t *testing.T) {
 		c := s.Cursor("", "")
 		time.Sleep(time.Hour)
 		if n := m.Stats().SilentFeeds; n != 0 {
-			t.Errorf("left %d times while nothing happened", n)
+			t.Errorf("%d silent feeds of an idle etcd, want 0", n)
 		}
 
 		store.Stall(true)
@@ -51,7 +51,7 @@ func TestWatchdog_SilentFeed_IsRestarted(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		if n := begun.Load(); n < 50 || n > 200 {
-			t.Errorf("%d feeds begun in an hour of silence, want about two a minute", n)
+			t.Errorf("%d feeds started in an hour of silence, want about two a minute", n)
 		}
 		store.Stall(false)
 		reach(t, m, store.Revision())

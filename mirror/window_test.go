@@ -69,11 +69,11 @@ func TestWindow_BusyResource_LosesHistoryFirst(t *testing.T) {
 		}
 		reach(t, m, store.Revision())
 		if _, floor, _ := busy.Oldest(); floor <= began {
-			t.Fatal("the busy resource has lost nothing; the test shows nothing")
+			t.Fatal("the floor of the busy resource did not move: the test has no effect")
 		}
 		c, err := quiet.CursorAfter(began, "", "")
 		if err != nil {
-			t.Fatalf("the quiet resource has lost its history to the busy one: %v", err)
+			t.Fatalf("the busy resource evicted the history of the quiet one: %v", err)
 		}
 		if evs, err := c.Next(nil, 100); err != nil || len(evs) != 7 {
 			t.Errorf("%d events, %v; want 7", len(evs), err)
@@ -125,12 +125,12 @@ func TestWindow_MaxAge_EndsHistory(t *testing.T) {
 		time.Sleep(58 * time.Second)
 		for _, rev := range []mirror.Revision{first, second, third} {
 			if !readable(rev) {
-				t.Errorf("%d is gone after 58 s", rev)
+				t.Errorf("revision %d is not readable after 58 s", rev)
 			}
 		}
 		time.Sleep(5 * time.Second)
 		if readable(first) || readable(second) || !readable(third) {
-			t.Errorf("after 63 s: %v %v %v, want only the present", readable(first), readable(second), readable(third))
+			t.Errorf("after 63 s: readable %v %v %v, want only the last", readable(first), readable(second), readable(third))
 		}
 		barrier(t, m)
 	})
@@ -178,7 +178,7 @@ func TestHistoryBytes_AfterClaimAndRelease_EqualLogs(t *testing.T) {
 		}
 		barrier(t, m)
 		if got := m.Stats().HistoryBytes; got != 0 {
-			t.Errorf("%d bytes of history when nothing has any", got)
+			t.Errorf("%d bytes of history, want 0 without history", got)
 		}
 	})
 }
@@ -276,7 +276,7 @@ func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 		t.Errorf("%.0f bytes for each revision beyond keys and values, want 300 at most", all)
 	}
 	if versions == 0 || versions > all {
-		t.Errorf("%.0f of %.0f bytes are said to be versions", versions, all)
+		t.Errorf("%.0f of %.0f bytes are reported as versions", versions, all)
 	}
 }
 
@@ -313,7 +313,7 @@ func TestWindow_CachedVersions_AreEvictedBeforeEvents(t *testing.T) {
 		m.Weigh()
 		barrier(t, m)
 		if _, after, _ := r.Oldest(); after > before {
-			t.Errorf("16 lists of the past have moved the floor of watches from %d to %d of %d", before, after, now)
+			t.Errorf("16 lists at old revisions moved the floor of watches from %d to %d of %d", before, after, now)
 		}
 	})
 }

@@ -149,7 +149,7 @@ func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func
 // next records the events that are due, at most limit, and the position as progress if progress is true. Events of one
 // revision are one answer, as in etcd: Cursor.Position shows that a revision is complete (I4).
 func (w *watching) next(limit int, progress bool) error {
-	if w.defect.is(announcesClock) {
+	if w.defect.is(announcesProgress) {
 		w.answer(w.mirror.PublishedRevision(), nil)
 	}
 	events, err := w.cursor.Next(nil, limit)
@@ -210,7 +210,7 @@ func retriable(err error) bool {
 }
 
 func (c counts) String() string {
-	return fmt.Sprintf("%d reads of the present, %d of a revision; watches: %d events, %d of them in the revision of the event before, "+
+	return fmt.Sprintf("%d latest reads, %d reads at a revision; watches: %d events, %d of them in the revision of the event before, "+
 		"%d progress notifications, %d resumed, %d ended early; %d operations refused as compacted",
 		c.present, c.past, c.events, c.atomic, c.marks, c.resumed, c.ended, c.refused)
 }

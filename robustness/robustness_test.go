@@ -41,7 +41,7 @@ func requireRobust(t *testing.T, operations int) {
 	// None of the validators' parts may pass for lack of input.
 	few := operations / 100
 	for what, n := range map[string]int{
-		"writes": h.writes, "reads of the present": h.counts.present, "reads of a revision": h.counts.past,
+		"writes": h.writes, "latest reads": h.counts.present, "reads of a revision": h.counts.past,
 		"events": h.counts.events, "events in the revision of the event before": h.counts.atomic, "progress notifications": h.counts.marks,
 	} {
 		if n < few {
@@ -82,7 +82,7 @@ const (
 	readsWithoutWait
 	readsRevisionBefore
 	startsOneLate
-	announcesClock
+	announcesProgress
 	splitsRevisions
 )
 
@@ -103,14 +103,14 @@ var defects = []defect{
 		b.Changes = slices.DeleteFunc(slices.Clone(b.Changes), func(c driver.Change) bool { return string(c.Key) == keys[0] })
 		return b
 	}},
-	{name: "reads of the present that do not wait for it", found: "linearization: Failure: illegal", kind: readsWithoutWait,
+	{name: "latest reads that do not wait for their revision", found: "linearization: Failure: illegal", kind: readsWithoutWait,
 		feed: func(b driver.Batch) driver.Batch {
 			time.Sleep(5 * time.Millisecond) // the lag that the read has to wait out
 			return b
 		}},
 	{name: "reads of the revision before", found: "serializable: Failure: response didn't match", kind: readsRevisionBefore},
 	{name: "watches that begin one revision late", found: "watch: Failure: broke Resumable", kind: startsOneLate},
-	{name: "progress that is the clock", found: "watch: Failure: broke Bookmarkable", kind: announcesClock},
+	{name: "progress that sets the published revision", found: "watch: Failure: broke Bookmarkable", kind: announcesProgress},
 	{name: "revisions that are split", found: "watch: Failure: broke Atomic", kind: splitsRevisions},
 	{name: "events that are lost", found: "watch: Failure: broke Reliable", events: sometimes(2, func(events []*clientv3.Event) []*clientv3.Event {
 		return events[:len(events)-1]

@@ -18,7 +18,7 @@ const ginkgoReport = `[{"SpecReports": [
 	{"LeafNodeType": "It", "LeafNodeText": "ends", "State": "timedout"}
 ]}]`
 
-func TestSpecVerdicts(t *testing.T) {
+func TestSpecVerdicts_Report_ReturnsSelectedSpecs(t *testing.T) {
 	report := filepath.Join(t.TempDir(), "report.json")
 	if err := os.WriteFile(report, []byte(ginkgoReport), 0o600); err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestSpecFocus_SelectsWholeTexts(t *testing.T) {
 	}
 }
 
-func TestSpecRunner(t *testing.T) {
+func TestSpecRunner_Package_ReturnsTestThatRunsSpecs(t *testing.T) {
 	dir := t.TempDir()
 	source := "package p\n\nfunc TestOther(t *testing.T) {\n\tt.Log()\n}\n\nfunc TestP(t *testing.T) {\n\tRegisterFailHandler(Fail)\n\tRunSpecs(t, \"P\")\n}\n"
 	if runner, err := specRunner(dir); runner != "" || err != nil {
@@ -67,7 +67,7 @@ func TestSpecRunner(t *testing.T) {
 	}
 }
 
-func TestSplitSpecs(t *testing.T) {
+func TestSplitSpecs_Names_SeparatesGoTestsFromSpecs(t *testing.T) {
 	all, none := []string(nil), []string{}
 	tests := map[string]struct{ only, goTests, specs []string }{
 		"all":                   {nil, all, all},
@@ -88,7 +88,7 @@ func TestSplitSpecs(t *testing.T) {
 	}
 }
 
-func TestReplaceRunner(t *testing.T) {
+func TestReplaceRunner_SpecVerdicts_ReplaceVerdictOfRunner(t *testing.T) {
 	tests := map[string]struct{ verdicts, bySpec, want Verdicts }{
 		"passed":                  {Verdicts{mainTest: Pass, "TestP": Pass}, Verdicts{"a": Pass}, Verdicts{mainTest: Pass, "a": Pass}},
 		"some passed":             {Verdicts{"TestP": Pass}, Verdicts{"a": Pass}, Verdicts{"a": Pass}},

@@ -54,7 +54,7 @@ func TestPatch_MissingOrAmbiguousAnchor_ReturnsError(t *testing.T) {
 	}
 }
 
-func TestParseTest2JSON(t *testing.T) {
+func TestParseTest2JSON_Events_ReturnsVerdictsAndLog(t *testing.T) {
 	const events = `{"Action":"run","Test":"TestA"}
 {"Action":"output","Test":"TestA","Output":"hello\n"}
 not json
@@ -101,7 +101,7 @@ func TestDifferences_DivergingVerdicts_AreReported(t *testing.T) {
 	}
 }
 
-func TestFailedEverywhere(t *testing.T) {
+func TestFailedEverywhere_BothEnginesFail_ReturnsTests(t *testing.T) {
 	for name, test := range map[string]struct {
 		upstream, strata Verdicts
 		want             []string
@@ -124,7 +124,7 @@ func TestFailedEverywhere(t *testing.T) {
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestJudge_UnknownFinding_IsProblem(t *testing.T) {
 	entry := func(unit string, f Finding) knownFinding {
 		return knownFinding{Suite: "s", Unit: unit, Test: f.Test, Upstream: f.Upstream, Strata: f.Strata, Reason: "because"}
 	}
@@ -151,7 +151,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestJudgeActivity(t *testing.T) {
+func TestJudgeActivity_IdleUnit_IsProblem(t *testing.T) {
 	idle := []idleUnit{{Suite: "s", Unit: "idle"}}
 	for name, test := range map[string]struct {
 		unit     Unit
@@ -161,7 +161,7 @@ func TestJudgeActivity(t *testing.T) {
 		"servers":                 {Unit{Name: "u", StartsServers: true}, counts{Passed: 1, Servers: 1}, 0},
 		"no servers":              {Unit{Name: "u", StartsServers: true}, counts{Passed: 1}, 1},
 		"no servers, not counted": {Unit{Name: "u"}, counts{Passed: 1}, 0},
-		"nothing passed":          {Unit{Name: "u", StartsServers: true}, counts{Skipped: 1}, 1},
+		"no test passed":          {Unit{Name: "u", StartsServers: true}, counts{Skipped: 1}, 1},
 		"idle":                    {Unit{Name: "idle", StartsServers: true}, counts{Skipped: 1}, 0},
 		"no longer idle":          {Unit{Name: "idle", StartsServers: true}, counts{Passed: 1, Servers: 1}, 1},
 	} {
@@ -217,7 +217,7 @@ func TestDropStale_RemovesResultsOfOtherVersions(t *testing.T) {
 		t.Errorf("after dropStale: %v", r)
 	}
 	if r.dropStale("s", units) || r.dropStale("unknown", units) {
-		t.Error("dropStale removed rows of the present version")
+		t.Error("dropStale removed rows of the current version")
 	}
 }
 
@@ -239,6 +239,6 @@ func TestDocument_MatchesResultsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(text) != document(all, r) {
-		t.Error("docs/conformance.md is not what results.json yields: run go run . -document")
+		t.Error("docs/conformance.md differs from results.json: run go run . -document")
 	}
 }

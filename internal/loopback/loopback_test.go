@@ -65,7 +65,7 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 		buf := make([]byte, 200)
 		n, _ := out.Read(buf)
 		if got := string(buf[:n]); got != "listening" {
-			t.Fatalf("the server on a reserved port says %q", got)
+			t.Fatalf("the server on a reserved port returned %q", got)
 		}
 		if l, err := net.Listen("tcp", p.Address()); err == nil {
 			l.Close()

@@ -113,7 +113,7 @@ var defects = []struct {
 	{"an event is missing between others", "Reliable", remove(right(), 2, 3)},
 	{"the first event is missing", "Reliable", remove(right(), 0, 0)},
 	{"an event is missing before a bookmark", "Reliable", remove(right(), 1, 0)},
-	{"an event is missing that the test knows was sent", "Reliable", func() []Session {
+	{"a sent event is missing", "Reliable", func() []Session {
 		s := right()
 		s[2].Through = 14
 		return s
@@ -151,7 +151,7 @@ var defects = []struct {
 
 	{"a resumed session leaves the first event out", "Resumable", remove(right(), 2, 0)},
 	{"a resumed session begins too early", "Resumable", insert(right(), 2, 0, event(Added, "other", 6))},
-	{"a resumed session delivers what it should not", "Resumable", []Session{{After: 14, Events: []Event{event(Modified, "old", 14)}}}},
+	{"a resumed session delivers an old event", "Resumable", []Session{{After: 14, Events: []Event{event(Modified, "old", 14)}}}},
 
 	{"a bookmark before an event that it covers", "Bookmarkable", swap(right(), 1, 0, 1)},
 	{"a bookmark before the second event of its revision", "Bookmarkable", insert(right(), 0, 3, bookmark(5))},
@@ -176,7 +176,7 @@ func TestView_EachDefect_IsReported(t *testing.T) {
 				t.Fatalf("%s has not seen it", tc.guarantee)
 			}
 			if !strings.Contains(err.Error(), "not "+tc.guarantee) {
-				t.Errorf("%s says %v", tc.guarantee, err)
+				t.Errorf("%s returned %v", tc.guarantee, err)
 			}
 			if v.Check(tc.sessions) == nil {
 				t.Error("Check has not seen it")

@@ -124,7 +124,7 @@ func TestKeeper_TokenOfNewKey_OpensAtOnce(t *testing.T) {
 			requireOpens(t, k, old, nil)
 		}
 		if got := mustSeal(t, b); idOf(got) != idOf(token) {
-			t.Error("a replica that has seen the new key goes on with the old one")
+			t.Error("a replica that has read the new key still seals with the old one")
 		}
 	})
 }
@@ -277,7 +277,7 @@ func TestKeeper_ContextDone_EndsWait(t *testing.T) {
 // TestKeeper_StaleEncryption_IsRewritten: the encryption of the ring follows the configuration, whether the old key can still decrypt or
 // was removed at once; the keys in the ring stay.
 func TestKeeper_StaleEncryption_IsRewritten(t *testing.T) {
-	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is gone": nil} {
+	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is removed": nil} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var c cluster

@@ -78,13 +78,13 @@ func TestRing_RandomClock_ChangesWhenDue(t *testing.T) {
 				tooOld := i > 0 && now.Sub(k.replaced) >= keep
 				if tooOld != gone || (found == nil) != gone {
 					if len(r.keys) < maxKeys || found != nil {
-						t.Fatalf("key %d, replaced at %v: found %v, gone %v at %v", i, k.replaced, found != nil, gone, now)
+						t.Fatalf("key %d, replaced at %v: found %v, dropped %v at %v", i, k.replaced, found != nil, gone, now)
 					}
 				}
 			}
 			for _, d := range r.dropped {
 				if _, gone := next.find(d.id); !gone && now.Sub(d.at) < rememberDropped && len(r.dropped) < maxDropped-maxKeys {
-					t.Fatalf("forgotten at %v, dropped at %v", now, d.at)
+					t.Fatalf("removed at %v, dropped at %v: too early", now, d.at)
 				}
 			}
 			if rotation > 0 && now.Sub(next.keys[0].created) >= rotation {
@@ -102,7 +102,7 @@ func TestRing_RandomClock_ChangesWhenDue(t *testing.T) {
 		r.check(t)
 		for _, k := range before.keys {
 			if _, gone := r.find(k.id); !gone {
-				t.Fatal("a key of the ring before is not known to be gone")
+				t.Fatal("a key of the previous ring is neither present nor dropped")
 			}
 		}
 	})
@@ -134,7 +134,7 @@ func FuzzDecodeRing(f *testing.F) {
 		}
 		again, err := decodeRing(first)
 		if err != nil {
-			t.Fatalf("%q is read, and what is made of it is not: %v", data, err)
+			t.Fatalf("%q is decoded, but its encoding is not: %v", data, err)
 		}
 		if second, err := again.encode(); err != nil || !bytes.Equal(first, second) {
 			t.Fatalf("%q, then %q", first, second)

@@ -46,7 +46,7 @@ func TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress(t *testing.T) {
 	}
 	for range 3 {
 		if c := next(put(t, client, "/elsewhere"+prefix, "1")); len(c) != 0 {
-			t.Fatalf("%+v of a write elsewhere, want progress", c)
+			t.Fatalf("%+v for a write to another prefix, want progress", c)
 		}
 	}
 	// Both in one transaction.
@@ -69,7 +69,7 @@ func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 	writeHistory(t, client, prefix, rand.New(rand.NewPCG(5, 6)), 600)
 	put(t, client, "/elsewhere"+prefix, "v")
 	now := header(t, s)
-	want := told(t, client, prefix, began.Revision, now.Revision)
+	want := watchEvents(t, client, prefix, began.Revision, now.Revision)
 	for _, segment := range []int64{50, 499, 1 << 20} {
 		requireEqual(t, replayed(t, s.WithSegments(segment, 8), prefix, began, now.Revision), want)
 	}
@@ -82,7 +82,7 @@ func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 			return
 		}
 		through := rapid.Int64Range(began.Revision, now.Revision).Draw(rt, "through")
-		requireEqual(rt, replayed(rt, s.WithSegments(200, 8), prefix, began, through), told(t, client, prefix, began.Revision, through))
+		requireEqual(rt, replayed(rt, s.WithSegments(200, 8), prefix, began, through), watchEvents(t, client, prefix, began.Revision, through))
 	})
 }
 
@@ -123,7 +123,7 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 		}
 	}
 	if n := m.Stats().ProgressRequests; n != 0 {
-		t.Errorf("progress was asked for %d times", n)
+		t.Errorf("%d progress requests", n)
 	}
 	if !m.VerifiesVersions() {
 		t.Error("etcd counts the writes to a key, and arrival is not checked")

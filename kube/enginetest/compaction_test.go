@@ -109,7 +109,7 @@ func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 		put(t, client, "/r/things/b", fmt.Sprint(i)) // so that rev is not the latest revision
 		put(t, client, etcdsource.CompactionKey, fmt.Sprint(rev))
 		wrote := time.Now() // the event may arrive before etcd's response
-		until(t, "the versions below are gone", func() bool { return r.oldest() == rev })
+		until(t, "the mirror drops the versions below the compact revision", func() bool { return r.oldest() == rev })
 		took = append(took, time.Since(wrote))
 		if s, err := r.resource.At(rev); err != nil || s.Rev != rev {
 			t.Fatalf("the compacted revision itself: %v", err)
@@ -152,7 +152,7 @@ func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
 			}
 			defer stop()
 			rev := put(t, client, "/r/things/a", "1")
-			until(t, "both compact, or know", func() bool {
+			until(t, "both compact, or learn the compact revision", func() bool {
 				put(t, client, "/r/things/a", "2")
 				return r.CompactRevision() > rev+10 && rival.CompactRevision() > rev+10
 			})
@@ -185,7 +185,7 @@ func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
 	defer c.Stop()
 	r := replicate(t, client, "/r/", 0, -1)
 	rev := put(t, client, "/r/things/a", "1")
-	until(t, "what upstream's compacts is forgotten", func() bool {
+	until(t, "the mirror drops the history that upstream compacts", func() bool {
 		put(t, client, "/r/things/a", "2")
 		return r.oldest() > rev
 	})
@@ -204,7 +204,7 @@ func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
 			t.Fatal(err)
 		}
 		rev := put(t, client, "/r/things/a", "1")
-		until(t, "compactions go on", func() bool {
+		until(t, "compaction continues", func() bool {
 			put(t, client, "/r/things/a", "2")
 			if got := a.CompactRevision(); got < known {
 				t.Fatalf("%d was known, now %d", known, got)
@@ -229,7 +229,7 @@ func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 		if _, err := client.Compact(contextFor(t), rev); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "what was compacted by hand is forgotten", func() bool { return r.oldest() == rev })
+		until(t, "the mirror drops the history that a client compacts", func() bool { return r.oldest() == rev })
 		if n := r.Stats().Unannounced; n != int64(i+1) {
 			t.Errorf("%d compactions were found, want %d", n, i+1)
 		}
@@ -244,10 +244,10 @@ func TestCompactor_AfterOutage_CatchesUp(t *testing.T) {
 	rev := put(t, client, "/r/things/a", "1")
 	until(t, "the first compaction", func() bool { return r.CompactRevision() > rev })
 	e.stop()
-	until(t, "the loss is noticed", func() bool { return !r.Stats().Following })
+	until(t, "the mirror detects the lost connection", func() bool { return !r.Stats().Following })
 	e.run(t)
 	rev = put(t, client, "/r/things/a", "2")
-	until(t, "compactions go on", func() bool {
+	until(t, "compaction continues", func() bool {
 		put(t, client, "/r/things/a", "3")
 		return r.CompactRevision() > rev && r.oldest() > rev && r.Stats().Following
 	})
@@ -291,7 +291,7 @@ func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	if after >= lost {
 		t.Fatalf("etcd is at %d, was compacted to %d: it is not restored", after, lost)
 	}
-	until(t, "compactions go on, and the mirror follows", func() bool {
+	until(t, "compaction continues, and the mirror follows it", func() bool {
 		known := r.CompactRevision()
 		return known > after && known < lost && r.Stats().Compactions > done &&
 			r.mirror.CompactRevision() == known && r.oldest() == known && compactedTo(t, client, known)

@@ -246,7 +246,7 @@ func (f *feed) end() error {
 		case err := <-f.ended:
 			return err
 		case <-deadline:
-			f.t.Fatal("the watch goes on")
+			f.t.Fatal("the watch did not end")
 		}
 	}
 }

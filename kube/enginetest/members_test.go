@@ -88,6 +88,6 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 	}
 	st := m.Stats()
 	if st.SilentFeeds == 0 || st.Relists != 0 || st.Divergences != 0 {
-		t.Errorf("left %d silent feeds, listed anew %d times, distrusted %d times", st.SilentFeeds, st.Relists, st.Divergences)
+		t.Errorf("%d silent feeds, %d relists, %d divergences", st.SilentFeeds, st.Relists, st.Divergences)
 	}
 }

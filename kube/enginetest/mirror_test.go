@@ -385,7 +385,7 @@ func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	t.Logf("%d revisions, %d comparisons, %d followers, %d reconnects, %d relists, %d divergences",
 		end-x.began, x.compared, len(x.followers), st.Reconnects, st.Relists, st.Divergences)
 	if st.Relists+st.Divergences > 0 {
-		t.Error("the mirror distrusted etcd")
+		t.Error("the mirror relisted or found a divergence")
 	}
 	if st.Reconnects == 0 {
 		t.Error("no connection broke; the test shows less than it could")
@@ -506,17 +506,17 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(patience):
-		t.Fatal("the mirror does not notice")
+		t.Fatal("the mirror does not detect the change")
 	}
 	if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
-		t.Errorf("a watch on what was before: %v", err)
+		t.Errorf("the watch of the previous lineage: %v, want ErrCompacted", err)
 	}
 	if err := a.WaitReady(contextFor(t)); err != nil {
 		t.Fatal(err)
 	}
 	now := catchUp(t, m)
 	if now >= lost {
-		t.Fatalf("etcd is at %d, was at %d; the test shows nothing", now, lost)
+		t.Fatalf("etcd is at %d, was at %d; the test has no effect", now, lost)
 	}
 	s, err = a.Latest()
 	if err != nil {
@@ -531,7 +531,7 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 		t.Errorf("at %d: %v, %v", s.Rev, read(s)[prefix+"a/0"], err)
 	}
 	if st := m.Stats(); st.Relists != 1 {
-		t.Errorf("listed anew %d times, want once", st.Relists)
+		t.Errorf("%d relists, want 1", st.Relists)
 	}
 }
 
@@ -583,6 +583,6 @@ func TestMirror_EtcdRestarts_LosesNoEvent(t *testing.T) {
 		t.Errorf("%d events, %v, position %d; want 4 through %d", len(evs), err, c.Position(), rev)
 	}
 	if st := m.Stats(); st.Relists != 0 || st.Divergences != 0 {
-		t.Errorf("listed anew %d times, distrusted %d times", st.Relists, st.Divergences)
+		t.Errorf("%d relists, %d divergences", st.Relists, st.Divergences)
 	}
 }

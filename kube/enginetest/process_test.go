@@ -24,8 +24,8 @@ const (
 	etcdCluster   = "STRATA_TEST_ETCD_CLUSTER" // all members, as --initial-cluster names them
 )
 
-// beEtcd serves until its standard input ends: a process of its own, so that its memory can be told
-// from the test's, and so that it can be stopped.
+// beEtcd serves until its standard input ends: a separate process, whose memory can be
+// measured apart from the memory of the test, and which can be stopped.
 func beEtcd(dir string) error {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(dir, "data")
@@ -105,7 +105,7 @@ func startEtcds(t testing.TB, n int) []*etcdProcess {
 	}
 	for _, e := range out {
 		if line, _, err := e.process.WaitLine(contextFor(t), 0, ""); err != nil || line != "ready" {
-			t.Fatalf("etcd: it says %q: %v", line, err)
+			t.Fatalf("etcd printed %q: %v", line, err)
 		}
 	}
 	return out

@@ -27,9 +27,9 @@ func line(c *driver.Change) string {
 	return fmt.Sprintf("%d %s=%q deleted=%v created=%d version=%d", c.ModRevision, c.Key, c.Value, c.Deleted, c.CreateRevision, c.Version)
 }
 
-// told returns, as text, the events of a single client watch on the prefix after a revision and
+// watchEvents returns, as text, the events of a single client watch on the prefix after a revision and
 // through an existing one.
-func told(t testing.TB, client *clientv3.Client, prefix string, after, through mirror.Revision) (lines []string) {
+func watchEvents(t testing.TB, client *clientv3.Client, prefix string, after, through mirror.Revision) (lines []string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
 	defer cancel()
@@ -77,7 +77,7 @@ func replayed(t failer, s *etcdsource.Source, prefix string, after driver.Header
 	at := after.Revision
 	err := s.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
 		if len(b.Changes) == 0 || b.Through > through || b.Through != b.Changes[len(b.Changes)-1].ModRevision {
-			t.Fatalf("a batch of %d changes through %d, asked for %d", len(b.Changes), b.Through, through)
+			t.Fatalf("a batch of %d changes through %d, want through at most %d", len(b.Changes), b.Through, through)
 		}
 		last := at + 1
 		for i := range b.Changes {
@@ -162,7 +162,7 @@ func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 	// Several times the number of revisions that etcd sends in one response.
 	writeHistory(t, client, prefix, rand.New(rand.NewPCG(1, 2)), 3500)
 	now := header(t, s)
-	want := told(t, client, prefix, began.Revision, now.Revision)
+	want := watchEvents(t, client, prefix, began.Revision, now.Revision)
 
 	stop := make(chan struct{})
 	gone := make(chan struct{})
@@ -307,9 +307,9 @@ func TestReplay_DifficultSegmentBorders_IsComplete(t *testing.T) {
 		pad("/elsewhere" + prefix)
 	}
 	now := header(t, s)
-	want := told(t, client, prefix, began.Revision, now.Revision)
+	want := watchEvents(t, client, prefix, began.Revision, now.Revision)
 	if len(want) < 6*leased {
-		t.Fatalf("%d events; the test shows nothing", len(want))
+		t.Fatalf("%d events; the test has no effect", len(want))
 	}
 	for _, segment := range []int64{segment, 1, segment + 1, 3 * segment} {
 		for _, through := range []mirror.Revision{now.Revision, last, last - 1, began.Revision + 1} {
@@ -345,7 +345,7 @@ func TestReplay_FragmentedResponse_IsComplete(t *testing.T) {
 		put(t, client, prefix+"large", value+fmt.Sprint(i))
 	}
 	now := header(t, s)
-	want := told(t, client, prefix, began.Revision, now.Revision)
+	want := watchEvents(t, client, prefix, began.Revision, now.Revision)
 	requireEqual(t, replayed(t, s, prefix, began, now.Revision), want)
 	requireEqual(t, replayed(t, s.WithSegments(7, 3), prefix, began, now.Revision), want)
 }
@@ -377,7 +377,7 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 		t.Errorf("no history: %d, want %d", got, now.Revision)
 	}
 	if got := oldestOf(t, s.WithoutProgress(), prefix, ample); got != now.Revision {
-		t.Errorf("progress is not believed: %d, want %d", got, now.Revision)
+		t.Errorf("source without progress: oldest revision %d, want %d", got, now.Revision)
 	}
 	// Revisions without a key of the prefix count no bytes.
 	if got := oldestOf(t, s, "/other/", driver.ReplayBounds{Revisions: 1 << 40, Bytes: 1000}); got != 1 {
@@ -395,7 +395,7 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 	}
 	pages(t, s, prefix, floor) // works
 	got := replayed(t, s, prefix, driver.Header{ClusterID: now.ClusterID, Revision: floor}, now.Revision)
-	requireEqual(t, got, told(t, client, prefix, floor, now.Revision))
+	requireEqual(t, got, watchEvents(t, client, prefix, floor, now.Revision))
 	if len(got) != 3000 {
 		t.Errorf("%d events after %d, want 3000", len(got), floor)
 	}
@@ -455,7 +455,7 @@ func TestReplay_Failure_ReturnsError(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(contextFor(t))
 	if err := s.Replay(ctx, prefix, first, now.Revision, func(driver.Batch) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
+		t.Errorf("Replay with a canceled context: %v, want Canceled", err)
 	}
 	for what, h := range map[string]driver.Header{
 		"another cluster": {ClusterID: now.ClusterID + 1, Revision: 1},
@@ -481,6 +481,6 @@ func TestReplay_Failure_ReturnsError(t *testing.T) {
 		t.Errorf("compaction overtakes it: %v after %d batches", err, n)
 	}
 	if err := s.Replay(contextFor(t), prefix, first, now.Revision, none); !errors.Is(err, mirror.ErrCompacted) {
-		t.Errorf("of what was compacted: %v", err)
+		t.Errorf("replay of compacted revisions: %v, want ErrCompacted", err)
 	}
 }

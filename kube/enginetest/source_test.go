@@ -163,10 +163,10 @@ func TestList_DuringWrites_IsOfOneRevision(t *testing.T) {
 		a, lastPage := all[0][0], all[len(all)-1]
 		z := lastPage[len(lastPage)-1]
 		if len(all) < 3 {
-			t.Fatalf("%d pages; the test shows nothing", len(all))
+			t.Fatalf("%d pages; the test has no effect", len(all))
 		}
 		if string(a.Value) != string(z.Value) || a.ModRevision != z.ModRevision {
-			t.Errorf("at %d the first key says %s@%d, the last %s@%d", h.Revision, a.Value, a.ModRevision, z.Value, z.ModRevision)
+			t.Errorf("at %d the first key has %s@%d, the last %s@%d", h.Revision, a.Value, a.ModRevision, z.Value, z.ModRevision)
 		}
 		for _, p := range all {
 			for _, kv := range p {
@@ -221,7 +221,7 @@ func TestList_Failure_ReturnsError(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	if _, err := s.List(ctx, prefix, 0, func([]driver.KV) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
+		t.Errorf("List with a canceled context: %v, want Canceled", err)
 	}
 	if _, err := s.List(contextFor(t), prefix, header(t, s).Revision+1000, none); !errors.Is(err, mirror.ErrRestored) {
 		t.Errorf("at a revision that etcd does not have: %v", err)
@@ -385,7 +385,7 @@ func TestFeed_Failure_ReturnsError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := watch(t, s, prefix, old).end(); !errors.Is(err, mirror.ErrCompacted) {
-		t.Errorf("after a revision that needs what was compacted: %v", err)
+		t.Errorf("a watch from a compacted revision: %v, want ErrCompacted", err)
 	}
 	// The event at the compacted revision is the oldest available one.
 	if b := watch(t, s, prefix, driver.Header{ClusterID: old.ClusterID, Revision: rev - 1}).next(); b.Changes[0].ModRevision != rev {
@@ -393,8 +393,8 @@ func TestFeed_Failure_ReturnsError(t *testing.T) {
 	}
 	now := header(t, s)
 	for what, after := range map[string]driver.Header{
-		"another cluster":        {ClusterID: now.ClusterID + 1, Revision: now.Revision},
-		"a revision of the past": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd no longer has
+		"another cluster":   {ClusterID: now.ClusterID + 1, Revision: now.Revision},
+		"a future revision": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd no longer has
 	} {
 		if err := watch(t, s, prefix, after).end(); !errors.Is(err, mirror.ErrRestored) {
 			t.Errorf("%s: %v", what, err)
@@ -408,7 +408,7 @@ func TestFeed_Failure_ReturnsError(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
 	if err := s.Watch(ctx, prefix, now, func(driver.Batch) error { return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
+		t.Errorf("Watch with a canceled context: %v, want Canceled", err)
 	}
 }
 
@@ -485,7 +485,7 @@ func TestProgress_Requested_DoesNotReachOtherWatches(t *testing.T) {
 	put(t, client, prefix+"a", "2")
 	for _, other := range others {
 		if r := <-other; r.IsProgressNotify() || len(r.Events) != 1 {
-			t.Errorf("another watch was told %+v before the next write", r)
+			t.Errorf("another watch received %+v before the next write", r)
 		}
 	}
 }

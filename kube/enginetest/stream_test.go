@@ -66,11 +66,11 @@ func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 		kv.pages.Store(0)
 		header, parts := pages(t, s, prefix, at)
 		if kv.streams.Load() != 1 || kv.pages.Load() != 0 {
-			t.Errorf("at %d: %d streams and %d pages were asked for, want one stream", at, kv.streams.Load(), kv.pages.Load())
+			t.Errorf("at %d: %d stream and %d page requests, want one stream", at, kv.streams.Load(), kv.pages.Load())
 		}
 		wantHeader, want := pages(t, s.InPages(), prefix, at)
 		if got, want := slices.Concat(parts...), slices.Concat(want...); header != wantHeader || !reflect.DeepEqual(got, want) {
-			t.Errorf("at %d: the stream brings %d keys with header %v, pages %d with %v", at, len(got), header, len(want), wantHeader)
+			t.Errorf("at %d: the stream returns %d keys with header %v, pages %d with %v", at, len(got), header, len(want), wantHeader)
 		}
 		for i, part := range parts {
 			if size(part) > 4<<20 {
@@ -95,7 +95,7 @@ func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
 		}
 	}
 	if kv.streams.Load() != 1 {
-		t.Errorf("%d streams were asked for, want 1", kv.streams.Load())
+		t.Errorf("%d stream requests, want 1", kv.streams.Load())
 	}
 }
 

@@ -127,7 +127,7 @@ func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion str
 		t.Fatalf("compact to %d: %v", rev, err)
 	}
 	if utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) { // upstream's compactor follows others
-		eventually(t, "the compaction is noticed", func() bool { return f.CompactRevision() == rev })
+		eventually(t, "the mirror detects the compaction", func() bool { return f.CompactRevision() == rev })
 	}
 }
 

@@ -158,7 +158,7 @@ func TestStorageSuites(t *testing.T) {
 				}
 			})
 			if validated == 0 {
-				t.Error("the suite did not ask what was read from etcd")
+				t.Error("the suite validated no reads from etcd")
 			}
 		})
 	}
@@ -301,7 +301,7 @@ func TestRecordersRecord(t *testing.T) {
 				}
 			})
 			if got != c.want {
-				t.Errorf("asked of etcd: %+v, want %+v", got, c.want)
+				t.Errorf("requests to etcd: %+v, want %+v", got, c.want)
 			}
 			reads := f.reads.GetReadsAndReset()
 			if r, ok := any(f.reads).(interface{ GetStreamReadsAndReset() uint64 }); ok { // since v0.37

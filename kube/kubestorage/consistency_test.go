@@ -141,7 +141,7 @@ func (c *checkedPods) loseChanges(t *testing.T) {
 		c.f.update(t, c.pods[1], "1")
 	})
 	if got := podNames(c.f.list(t, everything())); got != "a b c" {
-		t.Fatalf("nothing was lost: %s", got)
+		t.Fatalf("no event was lost: %s", got)
 	}
 }
 
@@ -167,7 +167,7 @@ func requireExpired(t *testing.T, w watch.Interface) {
 		if st, ok := ev.Object.(*metav1.Status); ev.Type == watch.Error && (!ok || st.Reason != metav1.StatusReasonExpired) {
 			t.Errorf("the watch ended with %v", ev.Object)
 		} else if ev.Type != watch.Error {
-			t.Errorf("the watch was told of %v", ev.Object)
+			t.Errorf("the watch received %v", ev.Object)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func TestConsistencyCheck_LostChanges_AreFoundAndRepaired(t *testing.T) {
 		}
 	}
 	if asked := f.requests.during(func() { f.list(t, everything()) }); asked.Ranges != 0 {
-		t.Errorf("the present asked of etcd: %+v", asked)
+		t.Errorf("list of the latest state: requests to etcd %+v, want no ranges", asked)
 	}
 	if got := c.check(t); got.Status != consistency.Success {
 		t.Fatalf("%+v", got)
@@ -274,7 +274,7 @@ func TestConsistencyCheck_Schedule_IsOnePerResource(t *testing.T) {
 	}
 	f.destroy()
 	if n := len(k.Hashes(0, nil)); n != 0 {
-		t.Errorf("%d resources are checked after the last storage has gone", n)
+		t.Errorf("%d resources are checked after the last storage was destroyed", n)
 	}
 	k.Close() // returns
 
@@ -293,7 +293,7 @@ func TestConsistencyCheck_Schedule_IsOnePerResource(t *testing.T) {
 	off.create(t, newPod("a"))
 	off.catchUp(t)
 	if n := l.keys.Load(); n != 0 {
-		t.Errorf("%d keys were asked for", n)
+		t.Errorf("%d keys were requested, want 0", n)
 	}
 }
 
@@ -367,7 +367,7 @@ func TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime(t *testing.T) {
 			t.Errorf("in the time left: %+v, %v", all, err)
 		}
 		if l.hung.Load() != asked {
-			t.Error("etcd was asked in the time left")
+			t.Error("etcd received a request in the remaining time")
 		}
 		return
 	}
@@ -476,18 +476,18 @@ func TestIndex_BuiltDuringRepair_GivesNoLaterCursor(t *testing.T) {
 	}
 	defer w.Stop()
 	put(t, etcd, podOn("later", "a", 2))
-	for told := map[string]bool{}; !told["lost"]; {
+	for received := map[string]bool{}; !received["lost"]; {
 		select {
 		case e, ok := <-w.ResultChan():
 			if !ok || e.Type == watch.Error {
 				return // the client relists
 			}
 			pod := e.Object.(*example.Pod)
-			if told[pod.Name] = true; pod.Name == "later" && !told["lost"] {
-				t.Fatal("the watch goes on and was not told of what was lost")
+			if received[pod.Name] = true; pod.Name == "later" && !received["lost"] {
+				t.Fatal("the watch continues without the lost event")
 			}
 		case <-ctx.Done():
-			t.Fatal("nothing more comes")
+			t.Fatal("the watch has no further event")
 		}
 	}
 }

@@ -51,18 +51,18 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 		get()
 		switch used := w.cluster.blocks.Stats().Used; {
 		case used == 0:
-			t.Fatal("nothing is kept")
+			t.Fatal("the cache is empty")
 		case i == 0:
 			one = used
 		}
 		// The writer moves the published revision before it removes the memo of the previous entry.
-		eventually(t, fmt.Sprintf("after %d updates what is kept is of one object", i), func() bool { return w.cluster.blocks.Stats().Used == one })
+		eventually(t, fmt.Sprintf("after %d updates the cache holds one object", i), func() bool { return w.cluster.blocks.Stats().Used == one })
 	}
 	stream := w.open(t, contextFor(t), storage.ListOptions{ResourceVersion: fmt.Sprint(w.mirror.PublishedRevision()), Recursive: true, Predicate: storage.Everything})
 	w.etcd.Delete(key)
 	w.catchUp(t)
 	if used := w.cluster.blocks.Stats().Used; used != one {
-		t.Errorf("after the deletion %d bytes are kept, want %d for its event", used, one)
+		t.Errorf("after the deletion %d cached bytes, want %d for its event", used, one)
 	}
 	b := take(t, stream)
 	if what, err := stream.translate(b.events[0]); err != nil || what != watch.Deleted {
@@ -75,5 +75,5 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 		w.etcd.Put(testPrefix+"pods/ns/b", fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"b","namespace":"ns","annotations":{"n":"%0500d"}}}`, i))
 	}
 	w.catchUp(t)
-	eventually(t, "nothing is kept when history has dropped the deletion", func() bool { return w.cluster.blocks.Stats().Used == 0 })
+	eventually(t, "the cache is empty when history has dropped the deletion", func() bool { return w.cluster.blocks.Stats().Used == 0 })
 }

@@ -100,7 +100,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 				t.Error(err)
 			}
 			_, err := w.OpenStream(t.Context(), "/pods/", opts)
-			requireRetry(t, "a watch that comes later", err)
+			requireRetry(t, "a later watch", err)
 		})
 	}
 }
@@ -200,7 +200,7 @@ func TestDrain_EtcdOrClientHangs_IsBounded(t *testing.T) {
 			t.Errorf("took %s: %v; want that one watch was broken off after 5 s", took, err)
 		}
 		if stalled.Context().Err() == nil {
-			t.Error("the watch goes on")
+			t.Error("the watch did not end")
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 				t.Error(err)
 			}
 			_, err = f.Watch(contextFor(t), "/pods/", opts)
-			requireRetry(t, "a watch that comes later", err)
+			requireRetry(t, "a later watch", err)
 		})
 	}
 }
@@ -286,7 +286,7 @@ func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 		t.Errorf("list has %q", got)
 	}
 	if st := f.cluster.mirror.Stats(); st.ProgressRequests != 0 || st.PublishedRevision != rev {
-		t.Errorf("%d progress requests, clock %d; want none, and that of the pod, %s", st.ProgressRequests, st.PublishedRevision, pod.ResourceVersion)
+		t.Errorf("%d progress requests, published revision %d; want 0, and the revision of the pod, %s", st.ProgressRequests, st.PublishedRevision, pod.ResourceVersion)
 	}
 	for _, gate := range []string{"ConsistentListFromCache", "ConsistentGetFromCache"} {
 		opts := Options{Gates: gates(t, Gates(), "EfficientWatchResumption=false,"+gate+"=true"), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}

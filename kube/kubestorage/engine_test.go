@@ -65,7 +65,7 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 	for _, s := range all {
 		store, ok := s.(*Store)
 		if !ok || store.mirror != all[0].(*Store).mirror {
-			t.Fatalf("%T has a mirror of its own", s)
+			t.Fatalf("%T has a separate mirror", s)
 		}
 		if err := store.resource.WaitReady(contextFor(t)); err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 	engine.Close()
 	engine.config.GroupResource = pods
 	if _, _, err := engine.Decorator()(&engine.config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil); err == nil {
-		t.Error("a closed engine made a storage")
+		t.Error("a closed engine created a storage")
 	}
 }
 
@@ -152,7 +152,7 @@ func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
 	if _, _, _, err := etcd3.Compact(contextFor(t), client.Client, 0, rev); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the compaction is noticed", func() bool { return c.compactor.CompactRevision() == rev })
+	eventually(t, "the mirror detects the compaction", func() bool { return c.compactor.CompactRevision() == rev })
 }
 
 type getterFunc func(schema.GroupResource) generic.RESTOptions
@@ -171,7 +171,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
 	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.progressMode != etcdsource.ByEvents {
-		t.Errorf("freshness is by %s, %d lines say so in\n%s", f.cluster.progressMode, n, log.String())
+		t.Errorf("progress mode is %s, %d log lines report it in\n%s", f.cluster.progressMode, n, log.String())
 	}
 	ctx := contextFor(t)
 	for i := range 5 {
@@ -190,11 +190,11 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 			}
 		})
 		if got.Gets+got.Ranges != 0 || got.Revisions == 0 {
-			t.Errorf("asked of etcd: %+v, want its revision alone", got)
+			t.Errorf("requests to etcd: %+v, want only its revision", got)
 		}
 	}
 	if n := f.cluster.mirror.Stats().ProgressRequests; n != 0 {
-		t.Errorf("progress was asked for %d times", n)
+		t.Errorf("%d progress requests", n)
 	}
 	w, err := f.Watch(ctx, "/pods/", everything())
 	if err != nil {
@@ -319,11 +319,11 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	// back.
 	cancel()
 	if err := <-listed; err == nil || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the list that waits: %v, want that it was given up", err)
+		t.Errorf("the waiting list: %v, want a cancellation", err)
 	}
 	kms.open()
 	if got := nextPod(t, waiting, watch.Modified); got.Labels["a"] != "b" {
-		t.Errorf("watch goes on with labels %v", got.Labels)
+		t.Errorf("the watch continues with labels %v", got.Labels)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 		}
 	}
 	if got := f.requests.tally(); got.Gets != 0 || got.Ranges != 0 {
-		t.Errorf("asked of etcd: %+v", got)
+		t.Errorf("requests to etcd: %+v", got)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 		}
 	})
 	if got.Gets != 1 || got.Ranges != 0 {
-		t.Errorf("get asked of etcd: %+v, want one key", got)
+		t.Errorf("get: requests to etcd %+v, want one key", got)
 	}
 	got = f.requests.during(func() {
 		if state := get("0"); state != "" {
@@ -105,7 +105,7 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 		}
 	})
 	if got != (tally{}) {
-		t.Errorf("reads at 0 asked of etcd: %+v", got)
+		t.Errorf("reads at resourceVersion 0: requests to etcd %+v", got)
 	}
 
 	got = f.requests.during(func() {
@@ -131,7 +131,7 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 		requireRetry(t, "watch with a deadline", err)
 	})
 	if got.Gets != 0 || got.Ranges != 0 {
-		t.Errorf("list and watch asked of etcd: %+v, want revisions only", got)
+		t.Errorf("list and watch: requests to etcd %+v, want revisions only", got)
 	}
 
 	// Writes succeed, and so do the reads that precede them.
@@ -199,7 +199,7 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	if _, err := f.Watch(ctx, "/pods/", everything()); err != nil {
 		requireRetry(t, "watch", err)
 	} else {
-		t.Error("a watch from the present began")
+		t.Error("a watch from the latest revision began")
 	}
 	etcd.FailLists(nil)
 	eventually(t, "the restored state is listed", func() bool { return f.engine(t).mirror.PublishedRevision() < was })
@@ -214,7 +214,7 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	}
 	out := &example.Pod{}
 	if err := f.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, out); !storage.IsNotFound(err) {
-		t.Errorf("get what was there before the restore: %v, want not found", err)
+		t.Errorf("get an object from before the restore: %v, want not found", err)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestGetFromEtcd_MemberDoesNotAnswer_IsRetried(t *testing.T) {
 				t.Errorf("%q, %v", out.Name, err)
 			}
 			if n := etcd.asked.Load(); n != 3 {
-				t.Errorf("etcd was asked %d times", n)
+				t.Errorf("%d requests to etcd", n)
 			}
 		})
 	}

@@ -134,7 +134,7 @@ func (d *derivedReads) all(t *testing.T) map[string]func() error {
 		"list, resource version 0": func() error { return d.list(t, "cached list", cached) },
 		"list of a value":          func() error { return d.list(t, "indexed list", indexed) },
 		"list of a shard":          func() error { return d.list(t, "list of a shard", shard) },
-		"list of the past":         func() error { return d.list(t, "list of the past", exact) },
+		"list at an old revision":  func() error { return d.list(t, "list at an old revision", exact) },
 		"item":                     func() error { return d.item(t) },
 		"attributes":               func() error { return d.attributes(t) },
 		"run":                      func() error { return d.runs(t) },
@@ -244,7 +244,7 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	open := f.watchPods(t, afterRevision(s.currentRevision(t)))
 	old := s.view.CurrentGeneration()
 	if s.cluster.blocks.Stats().Used == 0 {
-		t.Fatal("nothing is cached")
+		t.Fatal("the cache is empty")
 	}
 
 	r.load(encryption(t, "2"))
@@ -269,7 +269,7 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	delete(reads, "events") // there are more events now
 	requireReadable(t, reads, true)
 	if n := s.cluster.blocks.Stats().Used; n == 0 {
-		t.Error("nothing is cached after the key returned")
+		t.Error("the cache is empty after the key returned")
 	}
 }
 
@@ -353,7 +353,7 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.cluster.blocks.Stats().Used == 0 {
-		t.Fatal("nothing is cached")
+		t.Fatal("the cache is empty")
 	}
 	r.load(encryption(t, "2"))
 	eventually(t, "blocks are released", func() bool { return s.cluster.blocks.Stats().Used == 0 })
@@ -426,7 +426,7 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 		cancel()
 		slow.release <- struct{}{}
 		if err := <-result; err != nil {
-			t.Errorf("%s, begun before the reload: %v", name, err)
+			t.Errorf("%s, started before the reload: %v", name, err)
 		}
 		if err := read(ctx); err == nil || ctx.Err() != nil {
 			t.Errorf("%s is found with a removed key: %v", name, err)

@@ -45,7 +45,7 @@ func TestCompaction_KeepsWatchHistory(t *testing.T) {
 		}
 	})
 	if got != (tally{}) {
-		t.Errorf("lists at and above the compacted revision asked of etcd: %+v", got)
+		t.Errorf("lists at and above the compacted revision: requests to etcd %+v", got)
 	}
 
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
@@ -98,10 +98,10 @@ func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
 	}
 	second, err := page(status.Status().ListMeta.Continue)
 	if err != nil || podNames(second) != "d" || second.Continue != "" {
-		t.Errorf("the page in the present: %q, %v, continue %q", podNames(second), err, second.Continue)
+		t.Errorf("the page at the latest revision: %q, %v, continue %q", podNames(second), err, second.Continue)
 	}
 	if parseRevision(t, second.ResourceVersion) < parseRevision(t, last.ResourceVersion) {
-		t.Errorf("the page in the present is of %s, the last write of %s", second.ResourceVersion, last.ResourceVersion)
+		t.Errorf("the page at the latest revision is of %s, the last write of %s", second.ResourceVersion, last.ResourceVersion)
 	}
 }
 

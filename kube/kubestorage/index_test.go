@@ -183,7 +183,7 @@ func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 
 	etcd.Restore(was-5, podsOnNode(t, "new"))
 	s := f.engine(t)
-	eventually(t, "the restore is noticed", func() bool {
+	eventually(t, "the mirror detects the restore", func() bool {
 		_ = s.consistent(contextFor(t))
 		return s.resource.Ready() && s.mirror.PublishedRevision() < was
 	})
@@ -214,7 +214,7 @@ func podsOnNode(t *testing.T, names ...string) map[string]string {
 // TestIndex_NotRead_IsDropped: an unread index releases its entries, including replaced ones
 // and those of a relisted resource, and its bytes are not counted any more (I7).
 func TestIndex_NotRead_IsDropped(t *testing.T) {
-	for _, how := range []string{"idle", "listed anew"} {
+	for _, how := range []string{"idle", "relisted"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newTwin(t, mirror.Window{MaxAge: time.Second})
@@ -272,7 +272,7 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 				}
 				list() // builds it again
 				if w.cluster.blocks.Stats().Used == 0 {
-					t.Error("the index that was built anew is not counted")
+					t.Error("the rebuilt index is not counted")
 				}
 			})
 		})

@@ -119,8 +119,8 @@ func TestIndexedWatch_EqualsWatchWithoutIndex(t *testing.T) {
 	for i := range 200 {
 		node := nodes[i%len(nodes)]
 		rev := begin
-		if clock := s.mirror.PublishedRevision(); i%3 > 0 && clock > begin {
-			rev = begin + rand.Int64N(clock-begin)
+		if published := s.mirror.PublishedRevision(); i%3 > 0 && published > begin {
+			rev = begin + rand.Int64N(published-begin)
 		}
 		wg.Go(func() {
 			got := lines(f.after(ctx, t, rev, onNode(node, true)), node)
@@ -130,7 +130,7 @@ func TestIndexedWatch_EqualsWatchWithoutIndex(t *testing.T) {
 				}
 			}
 			if len(got) == 0 {
-				t.Errorf("after %d on %q: nothing", rev, node)
+				t.Errorf("no events after %d on %q", rev, node)
 			}
 		})
 		if i%20 == 0 {
@@ -172,7 +172,7 @@ func TestIndexedWatch_PodMoves_IsDeletedAndAdded(t *testing.T) {
 		t.Errorf("the node that it leaves: %s on %s, want %d", pod.ResourceVersion, pod.Spec.NodeName, moved)
 	}
 	if pod := nextPod(t, b, watch.Added); pod.ResourceVersion != fmt.Sprint(moved) || pod.Spec.NodeName != "b" {
-		t.Errorf("the node that it comes to: %s on %s, want %d", pod.ResourceVersion, pod.Spec.NodeName, moved)
+		t.Errorf("the watch of the new node: %s on %s, want %d", pod.ResourceVersion, pod.Spec.NodeName, moved)
 	}
 	gone := etcd.Delete(testPrefix + "pods/ns/pod")
 	if pod := nextPod(t, b, watch.Deleted); pod.ResourceVersion != fmt.Sprint(gone) {

@@ -32,7 +32,7 @@ func (f *fixture) olderThanMemory(t testing.TB) storage.ListOptions {
 	f.create(t, newPod("later"))
 	f.catchUp(t)
 	f.cluster.mirror.Compact(f.cluster.mirror.PublishedRevision())
-	eventually(t, "memory forgets", func() bool { return f.cluster.mirror.Stats().Compacted > rev })
+	eventually(t, "the mirror compacts its history", func() bool { return f.cluster.mirror.Stats().Compacted > rev })
 	opts := everything()
 	opts.ResourceVersion, opts.ResourceVersionMatch = fmt.Sprint(rev), metav1.ResourceVersionMatchExact
 	return opts
@@ -182,7 +182,7 @@ func (p *pastList) testBytes(t *testing.T, readTwice bool) {
 	}
 	kept, own := r.etcdRange.Kept()
 	if over := own > etcdKeepBytes; over != readTwice || over != (kept == 0) {
-		t.Errorf("%d bytes of its own, %d runs kept", own, kept)
+		t.Errorf("%d own bytes, %d cached runs", own, kept)
 	}
 }
 
@@ -456,7 +456,7 @@ func TestListMetrics_CountBySourceAndReason(t *testing.T) {
 	f.olderThanMemory(t)
 	list(metrics.SourceEtcd, metrics.ReasonPast, exactly)
 	if st := f.engine(t).resource.Stats(); st.Readers != 0 {
-		t.Errorf("%d readers of the past are counted after the last has ended", st.Readers)
+		t.Errorf("%d readers of old revisions are counted after the last has ended", st.Readers)
 	}
 }
 
@@ -594,7 +594,7 @@ func TestPastList_ObjectsFromEtcd_AreNotCached(t *testing.T) {
 				}
 				// Two fifths of the objects have changed.
 				if most := int64(150*3/5) * (6*int64(len(pad)) + 5000); used != first || used > most {
-					t.Errorf("round %d: %d bytes are kept, %d after the first, %d are those of memory", round, used, first, most)
+					t.Errorf("round %d: %d cached bytes, want %d as after the first round, and at most %d", round, used, first, most)
 				}
 			}
 		})

@@ -139,7 +139,7 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 	readAll(t, s, newRepresentation(s, podItem, nil), everything)
 	all := b.Stats().Used
 	if all == 0 {
-		t.Fatal("nothing is kept")
+		t.Fatal("the cache is empty")
 	}
 	limit := all + all/2
 	b.SetLimit(limit)
@@ -150,7 +150,7 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 		}
 	}
 	if used := b.Stats().Used; used > limit {
-		t.Fatalf("%d bytes are kept, want at most %d", used, limit)
+		t.Fatalf("%d cached bytes, want at most %d", used, limit)
 	}
 	for e := range mustLatest(t, s).All("", "") {
 		key := "/" + e.Key()[len(testPrefix):]
@@ -159,7 +159,7 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 		}
 	}
 	f.catchUp(t)
-	eventually(t, "nothing is kept of what is gone", func() bool { return b.Stats().Used == 0 })
+	eventually(t, "the cache holds no deleted objects", func() bool { return b.Stats().Used == 0 })
 }
 
 // newRepresentation returns a representation of the objects of a store, or of a type that embeds one.

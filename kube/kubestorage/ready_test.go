@@ -43,11 +43,11 @@ func (u *unloaded) requireWrites(t *testing.T) {
 	t.Helper()
 	got := u.during(func() { u.pod = u.create(t, newPod("a"))[0] })
 	if got != (tally{Writes: 1}) {
-		t.Errorf("create asked of etcd: %+v", got)
+		t.Errorf("create: requests to etcd %+v", got)
 	}
 	got = u.during(func() { u.update(t, u.pod, "1") })
 	if got != (tally{Gets: 1, Writes: 1}) {
-		t.Errorf("update asked of etcd: %+v, want a read because memory has no suggestion", got)
+		t.Errorf("update: requests to etcd %+v, want a read because memory has no suggestion", got)
 	}
 }
 
@@ -59,7 +59,7 @@ func (u *unloaded) requireRefusedList(t *testing.T, name string, opts storage.Li
 	got := u.during(func() { err = u.GetList(ctx, "/pods/", opts, &example.PodList{}) })
 	requireRetry(t, "list "+name, err)
 	if got != (tally{}) {
-		t.Errorf("list %s asked of etcd: %+v", name, got)
+		t.Errorf("list %s: requests to etcd %+v", name, got)
 	}
 }
 
@@ -70,7 +70,7 @@ func (u *unloaded) requireListFromEtcd(t *testing.T, name string, opts storage.L
 	var err error
 	got := u.during(func() { err = u.GetList(contextFor(t), "/pods/", opts, list) })
 	if err != nil || podNames(list) != "a" || got != (tally{Ranges: 1}) {
-		t.Errorf("list %s: %q, %v, asked of etcd: %+v", name, podNames(list), err, got)
+		t.Errorf("list %s: %q, %v, requests to etcd %+v", name, podNames(list), err, got)
 	}
 }
 
@@ -93,7 +93,7 @@ func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
 		}
 	})
 	if got != (tally{Gets: 1}) || out.Annotations["value"] != "1" {
-		t.Errorf("get at %q asked of etcd %+v and has %v", resourceVersion, got, out.Annotations)
+		t.Errorf("get at %q: requests to etcd %+v, object %v", resourceVersion, got, out.Annotations)
 	}
 }
 
@@ -168,6 +168,6 @@ func requireRetry(t *testing.T, what string, err error) {
 	t.Helper()
 	seconds, ok := apierrors.SuggestsClientDelay(err)
 	if !apierrors.IsTooManyRequests(err) || !ok || seconds < 1 {
-		t.Errorf("%s: %v, want 429 and when to come back", what, err)
+		t.Errorf("%s: %v, want 429 with Retry-After", what, err)
 	}
 }

@@ -108,7 +108,7 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 			want := func(what string, fromEtcd bool, got tally) {
 				t.Helper()
 				if reads := got.Gets + got.Ranges; (reads > 0) != fromEtcd {
-					t.Errorf("%s asked of etcd: %+v, want that it does: %t", what, got, fromEtcd)
+					t.Errorf("%s: requests to etcd %+v, want any: %t", what, got, fromEtcd)
 				}
 			}
 			get := func(rv string) func() {
@@ -193,7 +193,7 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 		t.Errorf("the initial events end with %s %v, want %s", mark.ResourceVersion, mark.Annotations, rev)
 	}
 	if got.Gets+got.Ranges < 4 {
-		t.Errorf("asked of etcd: %+v, want each", got)
+		t.Errorf("requests to etcd: %+v, want one for each read", got)
 	}
 	got = f.requests.during(func() {
 		if got := podNames(f.list(t, afterRevision(pod.ResourceVersion))); got != "a" {
@@ -208,6 +208,6 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 		}
 	})
 	if got.Gets+got.Ranges != 0 {
-		t.Errorf("asked of etcd: %+v, want that memory answers what it has reached, and watches", got)
+		t.Errorf("requests to etcd: %+v, want no gets and no ranges", got)
 	}
 }

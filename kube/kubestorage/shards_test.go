@@ -299,7 +299,7 @@ func TestShards_ReadAgain_ReadNoOtherEntries(t *testing.T) {
 		want, _ := r.Objects().Count("", "")
 		for run := range r.Runs() {
 			if !rep.Keeps(run) {
-				t.Error("what was made of a leaf is not kept")
+				t.Error("the items of a leaf are not cached")
 			}
 		}
 		if _, ok := rep.Measure(r.Objects(), "", ""); !ok && want > 0 {
@@ -345,10 +345,10 @@ func TestShards_OfManySelectors_AreBounded(t *testing.T) {
 		r.Close()
 		set, _ := objects.ParseShardSet(sel)
 		if s.selections.KnownShard(set) == nil {
-			t.Fatalf("the shard that was just read is gone")
+			t.Fatalf("the shard of the last read was evicted")
 		}
 		if _, kept := s.selections.KeptShards(); kept > selected.MaxShardCopies*300+selected.MaxEmptyShards {
-			t.Fatalf("%d entries are kept in shards of 300 pods", kept)
+			t.Fatalf("%d cached entries in shards of 300 pods", kept)
 		}
 	}
 }
@@ -364,12 +364,12 @@ func TestShards_WithoutReaders_AreDropped(t *testing.T) {
 			shardReading(t, w.Store, i).Close()
 		}
 		if shards, _ := w.selections.KeptShards(); shards != 2 {
-			t.Fatalf("%d shards are kept, want 2", shards)
+			t.Fatalf("%d cached shards, want 2", shards)
 		}
 		time.Sleep(2 * selected.ShardIdle)
 		synctest.Wait()
 		if shards, _ := w.selections.KeptShards(); shards != 0 {
-			t.Errorf("%d idle shards are kept", shards)
+			t.Errorf("%d cached idle shards, want 0", shards)
 		}
 	})
 }

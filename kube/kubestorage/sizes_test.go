@@ -90,7 +90,7 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 	}
 	for _, run := range slices.Collect(r.Runs()) {
 		if rep.Large(run) {
-			t.Error("what is stored is not large")
+			t.Error("the stored object is too small for the test")
 		}
 	}
 	all, err := rep.Prepare(contextFor(t), r.Runs(), false)

@@ -173,7 +173,7 @@ func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
 				t.Fatalf("got %+v, want a bookmark at %d", b, other)
 			}
 			if wait := time.Since(last); wait < bookmarkInterval || wait > bookmarkInterval*5/4 {
-				t.Errorf("bookmark %d comes after %s", i, wait)
+				t.Errorf("bookmark %d follows %s", i, wait)
 			}
 			last = time.Now()
 		}
@@ -196,7 +196,7 @@ func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
 			t.Errorf("the stream ended after %s", end)
 		}
 		if lead := time.Since(last); lead != bookmarkLead {
-			t.Errorf("the last bookmark came %s before the end, want %s", lead, bookmarkLead)
+			t.Errorf("the last bookmark was sent %s before the end, want %s", lead, bookmarkLead)
 		}
 	})
 }
@@ -496,7 +496,7 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 			t.Errorf("the stream ends with %v, want 410", err)
 		}
 	})
-	t.Run("listed anew", func(t *testing.T) {
+	t.Run("relisted", func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		st := w.open(t, contextFor(t), w.fromNow())
 		w.etcd.Restore(1000, nil)

@@ -166,7 +166,7 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 		t.Errorf("no token: %q, %v", got, err)
 	}
 	if got, err := a.Seal(ctx, podsGroup, prefix, ""); got != "" || err != nil {
-		t.Errorf("sealed nothing: %q, %v", got, err)
+		t.Errorf("sealed an empty token: %q, %v", got, err)
 	}
 }
 
@@ -295,7 +295,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	_, err = another.Open(ctx, podsGroup, prefix, sealed)
-	requireStatus(t, "of before, elsewhere", err, http.StatusGone, metav1.StatusReasonExpired, "restart the list")
+	requireStatus(t, "an old token, another replica", err, http.StatusGone, metav1.StatusReasonExpired, "restart the list")
 }
 
 // FuzzTokens opens any text: the result is an error for the client, or a token for upstream's

@@ -28,17 +28,17 @@ type listFault func(s storage.Interface, ctx context.Context, key string, opts s
 
 // listFaults are faults of lists that a walk must detect.
 var listFaults = map[string]listFault{
-	"a page of the present":          pageOfThePresent,
+	"a page at the latest revision":  pageAtLatest,
 	"a key is dropped":               dropKey,
-	"the last of a page comes again": repeatLastItem,
+	"the last of a page is repeated": repeatLastItem,
 	"no token at the end of a page":  dropToken,
 	"a count that is wrong by one":   miscount,
 	"one item more than the limit":   exceedLimit,
 	"an exact revision is the next":  nextRevision,
 }
 
-// pageOfThePresent answers a continued list from the present, with the revision of the token.
-func pageOfThePresent(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
+// pageAtLatest answers a continued list at the latest revision, with the revision of the token.
+func pageAtLatest(s storage.Interface, ctx context.Context, key string, opts storage.ListOptions, list *example.PodList) error {
 	token := opts.Predicate.Continue
 	if token == "" {
 		return s.GetList(ctx, key, opts, list)

@@ -103,7 +103,7 @@ func (w *pageWalk) add(limit int64, list *example.PodList) error {
 			return err
 		}
 		if s.key <= last {
-			return fmt.Errorf("%s comes after %s", s.key, last)
+			return fmt.Errorf("%s follows %s", s.key, last)
 		}
 		if s.revision > rev {
 			return fmt.Errorf("%s in a list of revision %d", s, rev)
@@ -156,7 +156,7 @@ func (w *pageWalk) finish(state []podState) error {
 		}
 		if !w.extent.selective() {
 			if left := int64(walked - p.end); left == 0 || p.remaining == nil || *p.remaining != left {
-				return fmt.Errorf("page %d ends after %d of %d, and says that %s remain", i+1, p.end, walked, show(p.remaining))
+				return fmt.Errorf("page %d ends after %d of %d, and reports that %s remain", i+1, p.end, walked, show(p.remaining))
 			}
 			begin := 0
 			if i > 0 {
@@ -166,7 +166,7 @@ func (w *pageWalk) finish(state []podState) error {
 				return fmt.Errorf("page %d has %d items and a token, the limit is %d", i+1, p.end-begin, p.limit)
 			}
 		} else if p.end > 0 && keys[len(keys)-1] == w.items[p.end-1].key {
-			return fmt.Errorf("page %d has a token, and nothing is behind it", i+1)
+			return fmt.Errorf("page %d has a token, but is the last page", i+1)
 		}
 	}
 	return nil
@@ -262,7 +262,7 @@ func (p *pager) page(ctx context.Context) error {
 	}
 	w.pages.Add(1)
 	if len(p.walk.pages) == 1 && (p.walk.rev < p.least || p.exact && p.walk.rev != p.least) {
-		return fmt.Errorf("the first page is of %d, asked for %d", p.walk.rev, p.least)
+		return fmt.Errorf("the first page has revision %d, want %d", p.walk.rev, p.least)
 	}
 	if !p.lazy {
 		p.pin = p.walk.rev
@@ -306,7 +306,7 @@ func (p *pager) expire(err error) error {
 		return nil
 	}
 	if token == "" {
-		return fmt.Errorf("no token to go on with: %w", err)
+		return fmt.Errorf("no continue token: %w", err)
 	}
 	p.world.expired.Add(1)
 	p.walk = pageWalk{extent: p.extent, after: p.walk.last()}

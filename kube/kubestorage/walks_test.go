@@ -167,7 +167,7 @@ func (w *walksWorld) round(ctx context.Context, rnd *rand.Rand, more bool) error
 	if compacts {
 		w.floor = w.floorC
 		for _, r := range w.replicas {
-			if err := w.noticed(ctx, r); err != nil {
+			if err := w.awaitExpired(ctx, r); err != nil {
 				return err
 			}
 		}
@@ -369,8 +369,8 @@ func (w *walksWorld) compact(ctx context.Context) error {
 	return err
 }
 
-// noticed returns when a replica refuses compacted revisions.
-func (w *walksWorld) noticed(ctx context.Context, r *replica) error {
+// awaitExpired returns when a replica refuses compacted revisions.
+func (w *walksWorld) awaitExpired(ctx context.Context, r *replica) error {
 	opts := exactly(extent{}, w.floor-1)
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		err := r.storage.GetList(ctx, "/pods/", opts, &example.PodList{})
@@ -433,7 +433,7 @@ func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirro
 		return err
 	}
 	if walk.rev != rev {
-		return fmt.Errorf("asked for %d, got %d", rev, walk.rev)
+		return fmt.Errorf("list revision: want %d, got %d", rev, walk.rev)
 	}
 	state, err := w.state(ctx, rev)
 	if err != nil {

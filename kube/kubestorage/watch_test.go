@@ -112,9 +112,9 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 		w.Stop()
 		w.Stop() // may be called again
 	}
-	eventually(t, "stopped watchers are gone", func() bool { return watchersRunning() == 20 })
+	eventually(t, "stopped watchers are removed", func() bool { return watchersRunning() == 20 })
 	cancel()
-	eventually(t, "cancelled watchers are gone", func() bool { return watchersRunning() == 10 })
+	eventually(t, "cancelled watchers are removed", func() bool { return watchersRunning() == 10 })
 	f.destroy()
 	if n := watchersRunning(); n != 0 {
 		t.Errorf("%d watchers outlive their storage", n)

@@ -33,12 +33,12 @@ func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 		{"update", tally{Writes: 1}, func() { f.update(t, pod, "1") }},
 		{"update again", tally{Writes: 1}, func() { f.update(t, pod, "2") }},
 		// Skipping the write requires a comparison with the stored value.
-		{"update that changes nothing", tally{Gets: 1}, func() { f.update(t, pod, "2") }},
+		{"update without a change", tally{Gets: 1}, func() { f.update(t, pod, "2") }},
 		{"delete", tally{Writes: 1}, func() { f.remove(t, pod) }},
 	} {
 		f.catchUp(t)
 		if got := f.requests.during(step.do); got != step.want {
-			t.Errorf("%s asked of etcd: %+v, want %+v", step.name, got, step.want)
+			t.Errorf("%s: requests to etcd %+v, want %+v", step.name, got, step.want)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 	f.putPod(t, withLabel(pod, "by", "another"))
 	var out *example.Pod
 	if got := f.requests.during(func() { out = f.update(t, pod, "ours") }); got != (tally{Writes: 2}) {
-		t.Errorf("the update asked of etcd: %+v, want a transaction that fails and one that succeeds", got)
+		t.Errorf("the update: requests to etcd %+v, want a transaction that fails and one that succeeds", got)
 	}
 	if out.Labels["by"] != "another" || out.Annotations["value"] != "ours" {
 		t.Errorf("got labels %v and annotations %v, want both writes", out.Labels, out.Annotations)
@@ -73,7 +73,7 @@ func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 	}
 	err := f.Delete(contextFor(t), podKey(gone), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
 	if !storage.IsNotFound(err) {
-		t.Errorf("deleting what another client has deleted: %v, want not found", err)
+		t.Errorf("delete of an object that another client has deleted: %v, want not found", err)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 		t.Errorf("deleted %v, want %v", deleted, created)
 	}
 	if got := podNames(f.list(t, everything())); got != "" {
-		t.Errorf("list has %q, want nothing", got)
+		t.Errorf("list has %q, want no items", got)
 	}
 }
 
@@ -132,10 +132,10 @@ func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	}
 	moved := same()
 	if moved.ResourceVersion == pod.ResourceVersion || !bytes.HasPrefix(f.stored(t, pod), []byte("key2:")) {
-		t.Errorf("the value was not encrypted anew: %q", f.stored(t, pod)[:5])
+		t.Errorf("the value was not encrypted again: %q", f.stored(t, pod)[:5])
 	}
 	if again := same(); again.ResourceVersion != moved.ResourceVersion {
-		t.Errorf("an update that changes nothing was written at %s", again.ResourceVersion)
+		t.Errorf("an update without a change was written at %s", again.ResourceVersion)
 	}
 	if got := nextPod(t, w, watch.Modified); got.Name != "secret-name" || got.ResourceVersion != moved.ResourceVersion {
 		t.Errorf("watch has %s at %s", got.Name, got.ResourceVersion)
@@ -191,7 +191,7 @@ func TestStats_CountAndSize_AreOfStoredValues(t *testing.T) {
 		}
 	})
 	if got != (tally{}) {
-		t.Errorf("asked of etcd: %+v", got)
+		t.Errorf("requests to etcd: %+v", got)
 	}
 }
 

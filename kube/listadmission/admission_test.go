@@ -52,7 +52,7 @@ func TestAdmission_LevelFull_WaitsForItsOwnLists(t *testing.T) {
 		}
 		_, err := a.Enter(t.Context(), low, 10*listLimit)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); !apierrors.IsTooManyRequests(err) || !ok || seconds <= 0 {
-			t.Errorf("a list for which there is no room: %v, want 429 and when to come again", err)
+			t.Errorf("a list above the budget: %v, want 429 with Retry-After", err)
 		}
 		if waited := time.Since(began); waited != listWait {
 			t.Errorf("it has waited %v, want %v", waited, listWait)
@@ -70,7 +70,7 @@ func TestAdmission_LevelFull_WaitsForItsOwnLists(t *testing.T) {
 		}
 		for _, l := range a.levels {
 			if !l.Exempt && l.used != 0 {
-				t.Errorf("%d bytes of %s have not come back", l.used, l.Name)
+				t.Errorf("%d bytes of %s are not released", l.used, l.Name)
 			}
 		}
 	})
@@ -112,7 +112,7 @@ func TestShare_SentBytes_AreReleased(t *testing.T) {
 		}
 		<-done
 		if after := entered.Sub(began); after < 17*time.Second || after >= 20*time.Second {
-			t.Errorf("a list of 40 MiB has begun after %v of 20 s", after)
+			t.Errorf("a list of 40 MiB started after %v of 20 s", after)
 		}
 		first.Leave()
 		a.mu.Lock()

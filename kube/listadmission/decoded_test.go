@@ -32,7 +32,7 @@ func TestDecoded_SmallList_IsNeverRefused(t *testing.T) {
 	small, end := beginDecoded(l, "")
 	defer end()
 	if err := small.Take(t.Context(), 500, 1<<20); err != nil {
-		t.Errorf("a page of 500 objects beside a list that holds everything: %v", err)
+		t.Errorf("a page of 500 objects during a list that uses the whole budget: %v", err)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestDecoded_LevelFull_WaitsForAnotherList(t *testing.T) {
 			t.Errorf("a list that finds no room: %v, want 429", err)
 		}
 		if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds <= 0 {
-			t.Errorf("the 429 does not say when to come again: %v", err)
+			t.Errorf("the 429 has no Retry-After: %v", err)
 		}
 		if waited := time.Since(began); waited != listWait {
 			t.Errorf("it has waited for %v, want %v", waited, listWait)
@@ -167,7 +167,7 @@ func TestDecoded_RandomTakeAndGrow_StaysWithinBound(t *testing.T) {
 			d.End()
 		}
 		if n := l.InFlight(); n != 0 {
-			t.Fatalf("%d bytes have not come back", n)
+			t.Fatalf("%d bytes are not released", n)
 		}
 	})
 }
@@ -218,7 +218,7 @@ func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		if left.hasTurn || len(order) != 0 {
-			t.Fatalf("encoded beside the first list: %v", order)
+			t.Fatalf("encoded during the first list: %v", order)
 		}
 		first.Yield(t.Context(), func() { time.Sleep(yieldAfter / 2) })
 		synctest.Wait()

@@ -131,7 +131,7 @@ func FuzzItems(f *testing.F) {
 			t.Fatalf("spliced %v %q, then %v %q", ok, spliced, okAgain, again)
 		}
 		if ok && encoded.ItemLen(spliced[len(before):]) != len(spliced)-len(before) {
-			t.Fatalf("an item of %d bytes says that it has %d", len(spliced)-len(before), encoded.ItemLen(spliced[len(before):]))
+			t.Fatalf("an item of %d bytes reports %d", len(spliced)-len(before), encoded.ItemLen(spliced[len(before):]))
 		}
 		if w.decode(stored, rev) == nil {
 			return

@@ -272,7 +272,7 @@ func FuzzOptions(f *testing.F) {
 		}
 		want, wantAnswer := o.upstream(req, info.Verb)
 		if (got == nil) != (want == nil) || got != nil && got.String() != want.String() {
-			t.Fatalf("%s %s?%s: asks for\n%s, and answers %d %s; upstream asks for\n%s, and answers %d %s", info.Verb, at.path, query,
+			t.Fatalf("%s %s?%s: requests\n%s, and answers %d %s; upstream requests\n%s, and answers %d %s", info.Verb, at.path, query,
 				got, answer.Code, answer.Body, want, wantAnswer.Code, wantAnswer.Body)
 		}
 		if got == nil && (answer.Code != wantAnswer.Code || answer.Body.String() != wantAnswer.Body.String()) {

@@ -38,13 +38,13 @@ func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 		res := r.want(path, pods, -1)
 		first = cmp.Or(first, res)
 		if res != first {
-			t.Errorf("%s has a Resource of its own", path)
+			t.Errorf("%s has a separate Resource", path)
 		}
 		r.clock = r.clock.Add(time.Hour)
 		r.want(path, pods, 0)
 	}
 	if first == nil {
-		t.Fatal("nothing is bound")
+		t.Fatal("no Resource is bound")
 	}
 	if first.Kind != examplev1.SchemeGroupVersion.WithKind("Pod") || first.ListKind != "PodList" || !first.Namespaced || first.Custom {
 		t.Errorf("bound as %+v", first)
@@ -204,7 +204,7 @@ func TestResolver_DefinitionAddedOrDeleted_IsFollowed(t *testing.T) {
 	r.want(podsPath, r.pods(), -1)
 	for place := range *r.resolver.routes.Load() {
 		if place.resource == "widgets" {
-			t.Errorf("%v is kept", place)
+			t.Errorf("the route entry %v still exists", place)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func TestResolver_DestroyedStorage_IsReleased(t *testing.T) {
 	deadline := time.Now().Add(time.Minute)
 	for known := 2; known != 1; {
 		if time.Now().After(deadline) {
-			t.Fatal("the Resource of the destroyed storage is kept")
+			t.Fatal("the Resource of the destroyed storage still exists")
 		}
 		time.Sleep(time.Millisecond)
 		r.resolver.mu.Lock()
@@ -305,7 +305,7 @@ func TestProbe_CarriesNoDataOfRequest(t *testing.T) {
 			t.Error("the probe has a user")
 		}
 		if strings.Contains(req.URL.Path, "secret-name") {
-			t.Errorf("the probe asks for %s", req.URL.Path)
+			t.Errorf("the probe requests %s", req.URL.Path)
 		}
 		r.ServeHTTP(w, req)
 	})

@@ -109,8 +109,8 @@ func watchedWidgets(t testing.TB) *watched {
 func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
 	t.Helper()
 	// Disable replay, so that the engine has no history from before its start.
-	forgetful := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
-	etcd := newResolving(t, append([]func(*kubestorage.Options){forgetful}, options...)...)
+	noReplay := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
+	etcd := newResolving(t, append([]func(*kubestorage.Options){noReplay}, options...)...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
 	w := &watched{resource: res, engine: etcd.engine, codec: codec, minimum: time.Hour}
 	config := &storagebackend.ConfigForResource{

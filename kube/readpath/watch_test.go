@@ -226,7 +226,7 @@ func TestWatchTimeout_Unset_IsSpread(t *testing.T) {
 	}
 	seconds := int64(7)
 	if got := s.watchTimeout(&metainternalversion.ListOptions{TimeoutSeconds: &seconds}); got != 7*time.Second {
-		t.Errorf("asked for 7 s, got %s", got)
+		t.Errorf("timeout %s, want 7s", got)
 	}
 }
 

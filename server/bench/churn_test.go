@@ -13,10 +13,10 @@ func TestChurnVerify_WrongPastRead_ReturnsError(t *testing.T) {
 		{"at a write", seenPast{at: 12, name: "a", version: 12}, true},
 		{"between two", seenPast{at: 14, name: "a", version: 12}, true},
 		{"after the last", seenPast{at: 20, name: "a", version: 15}, true},
-		{"newer than asked", seenPast{at: 14, name: "a", version: 15}, false},
-		{"older than asked", seenPast{at: 15, name: "a", version: 12}, false},
+		{"newer than requested", seenPast{at: 14, name: "a", version: 15}, false},
+		{"older than requested", seenPast{at: 15, name: "a", version: 12}, false},
 		{"from before the first write", seenPast{at: 14, name: "a", version: 3}, false},
-		{"newer than asked, before the first write", seenPast{at: 11, name: "a", version: 12}, false},
+		{"newer than requested, before the first write", seenPast{at: 11, name: "a", version: 12}, false},
 	} {
 		written := churn{began: 10, of: map[string][]int64{"a": {15, 12}}, seen: []seenPast{c.seen}} // writes end in any order
 		if err := written.verify(); (err == nil) != c.ok {

@@ -17,7 +17,7 @@ func TestNewRunDir_RemovesFinishedRunsOnly(t *testing.T) {
 	}
 	defer releaseSecond()
 	if _, err := os.Stat(first); err != nil {
-		t.Errorf("the directory of a run that goes on was removed: %v", err)
+		t.Errorf("the directory of an active run was removed: %v", err)
 	}
 	releaseFirst()
 	_, releaseThird, err := newRunDir(parent)
@@ -29,6 +29,6 @@ func TestNewRunDir_RemovesFinishedRunsOnly(t *testing.T) {
 		t.Errorf("the directory of a run that is over is still there: %v", err)
 	}
 	if _, err := os.Stat(second); err != nil {
-		t.Errorf("the directory of a run that goes on was removed: %v", err)
+		t.Errorf("the directory of an active run was removed: %v", err)
 	}
 }

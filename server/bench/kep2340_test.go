@@ -46,6 +46,6 @@ func TestKEP2340Table_FormatsMeasurements(t *testing.T) {
 	}
 	r.Results = r.Results[:1]
 	if _, body := r.kepTable(); len(body) > 0 {
-		t.Errorf("nothing of it was measured, and there are rows: %q", body)
+		t.Errorf("rows without a measurement: %q", body)
 	}
 }

@@ -32,6 +32,6 @@ func TestGunzip_SecondMember_IsRejected(t *testing.T) {
 		t.Error("a wrong checksum is accepted")
 	}
 	if _, err := gzipSize([]byte(list)); err == nil {
-		t.Error("what is not compressed is accepted")
+		t.Error("an uncompressed body is accepted")
 	}
 }

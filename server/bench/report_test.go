@@ -243,7 +243,7 @@ func TestSummarize_PassedOnReads_AreReported(t *testing.T) {
 	}
 	result = summarize(Workload{Op: "LIST", PassesOn: true}, []string{"strata", "upstream"}, observed, nil)
 	if len(result.Notes) > 0 {
-		t.Errorf("what may be passed on is noted: %v", result.Notes)
+		t.Errorf("notes %v, want none for a workload with PassesOn", result.Notes)
 	}
 	last := result.Rows[len(result.Rows)-1]
 	if _, has := last.Values["upstream"]; last.Name != passedOn || last.Values["strata"] != 7 || has {

@@ -187,7 +187,7 @@ func TestServer_Shutdown_EndsWatchesInOrder(t *testing.T) {
 	}
 	<-stopped
 	if took := time.Since(began); took > patience/2 { // upstream: a minute
-		t.Errorf("the server is gone after %s", took)
+		t.Errorf("the server exited after %s", took)
 	}
 }
 

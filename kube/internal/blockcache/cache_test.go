@@ -218,7 +218,7 @@ func TestCache_LargeBlock_EvictsManySmallOnes(t *testing.T) {
 	}
 	c.idle()
 	if c.Add(Payload{}, large, memoKey) == nil {
-		t.Error("no room was made for a large block")
+		t.Error("no block was evicted for a large block")
 	}
 	c.requireCheck(t, 0)
 }
@@ -238,7 +238,7 @@ func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 	}
 	kept.Unref()
 	if s := c.Stats(); s.Used != 0 || c.live.Load() != 0 || c.objects.Load() != 0 {
-		t.Errorf("%+v after the last reference is gone", s)
+		t.Errorf("%+v after the release of the last reference", s)
 	}
 	c.requireCheck(t, 0)
 }

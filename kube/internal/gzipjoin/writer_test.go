@@ -269,7 +269,7 @@ func TestCompress_AppendsToSlice(t *testing.T) {
 	}
 	appended = Compress(appended.Deflated[:0], nil)
 	if appended.Len != 0 || len(appended.Deflated) != 0 {
-		t.Errorf("nothing is %+v", appended)
+		t.Errorf("the empty input is %+v", appended)
 	}
 }
 

@@ -67,7 +67,7 @@ func chainConfig() (*genericapiserver.Config, *seats) {
 		case a.GetResource() == "configmaps" && (name == "reader" || name == "deputy"):
 			return authorizer.DecisionAllow, "a reader", nil
 		}
-		return authorizer.DecisionNoOpinion, "nobody said so", nil
+		return authorizer.DecisionNoOpinion, "no rule", nil
 	})
 	s := &seats{}
 	c.FlowControl = s
@@ -166,34 +166,34 @@ func TestChain_Request_SelectsFastOrFullChain(t *testing.T) {
 		req  *http.Request
 		fast bool
 	}{
-		"get":                  {get(configmaps + "/cm"), true},
-		"get in a group":       {get("/apis/apps/v1/namespaces/ns/deployments/d"), true},
-		"get of a namespace":   {get("/api/v1/namespaces/ns"), true},
-		"list":                 {get(configmaps), true},
-		"list of all":          {get("/api/v1/configmaps?limit=500"), true},
-		"list of a name":       {get(configmaps + "?fieldSelector=metadata.name%3Dcm"), true},
-		"watch":                {get(configmaps + "?watch=1"), true},
-		"a resource of ours":   {get("/apis/example.com/v1/watches"), true},
-		"metadata":             {with(get(configmaps), "Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"), true},
-		"table":                {with(get(configmaps), "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), false},
-		"head":                 {httptest.NewRequest(http.MethodHead, configmaps, nil), false},
-		"create":               {httptest.NewRequest(http.MethodPost, configmaps, nil), false},
-		"delete":               {httptest.NewRequest(http.MethodDelete, configmaps+"/cm", nil), false},
-		"subresource":          {get("/api/v1/namespaces/ns/pods/p/log?follow=true"), false},
-		"proxy subresource":    {get("/api/v1/namespaces/ns/services/s/proxy/metrics"), false},
-		"finalize":             {get("/api/v1/namespaces/ns/finalize"), false},
-		"watch in the path":    {get("/api/v1/watch/namespaces/ns/configmaps"), false},
-		"watch in a group":     {get("/apis/apps/v1/watch/deployments"), false},
-		"proxy in the path":    {get("/api/v1/proxy/namespaces/ns/services/s"), false},
-		"watch and no more":    {get("/api/v1/watch"), false},
-		"websocket":            {with(with(get(configmaps+"?watch=1"), "Connection", "Upgrade"), "Upgrade", "websocket"), false},
-		"discovery":            {get("/apis/apps/v1"), false},
-		"not of the API":       {get("/healthz"), false},
-		"slash at the end":     {get(configmaps + "/"), false},
-		"slashes twice":        {get("/api/v1/namespaces//configmaps"), false},
-		"dots":                 {get("/api/v1/namespaces/ns/secrets/../configmaps"), false},
-		"encoded slash":        {get(configmaps + "/a%2Fb"), false},
-		"encoded though plain": {get("/api/v1/namespaces/ns/%63onfigmaps/cm"), false},
+		"get":                      {get(configmaps + "/cm"), true},
+		"get in a group":           {get("/apis/apps/v1/namespaces/ns/deployments/d"), true},
+		"get of a namespace":       {get("/api/v1/namespaces/ns"), true},
+		"list":                     {get(configmaps), true},
+		"list of all":              {get("/api/v1/configmaps?limit=500"), true},
+		"list of a name":           {get(configmaps + "?fieldSelector=metadata.name%3Dcm"), true},
+		"watch":                    {get(configmaps + "?watch=1"), true},
+		"a resource of the engine": {get("/apis/example.com/v1/watches"), true},
+		"metadata":                 {with(get(configmaps), "Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"), true},
+		"table":                    {with(get(configmaps), "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), false},
+		"head":                     {httptest.NewRequest(http.MethodHead, configmaps, nil), false},
+		"create":                   {httptest.NewRequest(http.MethodPost, configmaps, nil), false},
+		"delete":                   {httptest.NewRequest(http.MethodDelete, configmaps+"/cm", nil), false},
+		"subresource":              {get("/api/v1/namespaces/ns/pods/p/log?follow=true"), false},
+		"proxy subresource":        {get("/api/v1/namespaces/ns/services/s/proxy/metrics"), false},
+		"finalize":                 {get("/api/v1/namespaces/ns/finalize"), false},
+		"watch in the path":        {get("/api/v1/watch/namespaces/ns/configmaps"), false},
+		"watch in a group":         {get("/apis/apps/v1/watch/deployments"), false},
+		"proxy in the path":        {get("/api/v1/proxy/namespaces/ns/services/s"), false},
+		"watch and no more":        {get("/api/v1/watch"), false},
+		"websocket":                {with(with(get(configmaps+"?watch=1"), "Connection", "Upgrade"), "Upgrade", "websocket"), false},
+		"discovery":                {get("/apis/apps/v1"), false},
+		"not of the API":           {get("/healthz"), false},
+		"slash at the end":         {get(configmaps + "/"), false},
+		"slashes twice":            {get("/api/v1/namespaces//configmaps"), false},
+		"dots":                     {get("/api/v1/namespaces/ns/secrets/../configmaps"), false},
+		"encoded slash":            {get(configmaps + "/a%2Fb"), false},
+		"encoded though plain":     {get("/api/v1/namespaces/ns/%63onfigmaps/cm"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, _ := chainConfig()
@@ -241,7 +241,7 @@ func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
 		"default":                      {want: true},
 		"upstream's default, by name":  {full: genericapiserver.DefaultBuildHandlerChain, want: true},
 		"storage version precondition": {full: genericapiserver.BuildHandlerChainWithStorageVersionPrecondition, want: true},
-		"somebody's own chain":         {full: own},
+		"a custom chain":               {full: own},
 		"no priority and fairness":     {change: func(c *genericapiserver.Config) { c.FlowControl = nil }},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -43,17 +43,17 @@ func TestWorkEstimator_Bytes_DetermineSeats(t *testing.T) {
 				},
 				func(level string) uint64 {
 					if level != "level" {
-						t.Errorf("asked for the bound of %q", level)
+						t.Errorf("bound requested for level %q, want \"level\"", level)
 					}
 					return test.bound
 				})
 			req := httptest.NewRequest(http.MethodGet, "/api/v1/configmaps?limit=5", nil)
 			req = req.WithContext(request.WithRequestInfo(req.Context(), &request.RequestInfo{Verb: test.verb}))
 			if got := estimate(req, "schema", "level"); got != (flowcontrolrequest.WorkEstimate{InitialSeats: test.want}) {
-				t.Errorf("estimate %+v, want %d seats and nothing else", got, test.want)
+				t.Errorf("estimate %+v, want only %d seats", got, test.want)
 			}
 			if asked != test.askCost {
-				t.Errorf("asked for the cost: %v, want %v", asked, test.askCost)
+				t.Errorf("cost requested: %v, want %v", asked, test.askCost)
 			}
 		})
 	}

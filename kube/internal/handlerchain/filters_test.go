@@ -83,13 +83,13 @@ func wantStages(c *genericapiserver.Config, want ...auditinternal.Stage) error {
 
 var filterChecks = []filterCheck{
 	{
-		name: "an Audit-ID is made", filter: "audit-init",
+		name: "an Audit-ID is generated", filter: "audit-init",
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			return wantHeader(h, readBy("reader", ""), 200, "Audit-Id", "*")
 		},
 	},
 	{
-		name: "the client's Audit-ID is kept", filter: "audit-init",
+		name: "the Audit-ID of the client is used", filter: "audit-init",
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			req := readBy("reader", "")
 			req.Header.Set("Audit-Id", "mine")
@@ -118,7 +118,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "a watch is served on the goroutine of the connection, if the gate says so", filter: "routine",
+		name: "a watch is served on the goroutine of the connection with the gate", filter: "routine",
 		change: func(c *genericapiserver.Config) {
 			c.FeatureGate = gates{c.FeatureGate, map[featuregate.Feature]bool{genericfeatures.APIServingWithRoutine: true}}
 		},
@@ -207,7 +207,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "HTTP/2 clients are sent away by chance", filter: "goaway",
+		name: "HTTP/2 connections get GOAWAY at random", filter: "goaway",
 		change: func(c *genericapiserver.Config) {
 			c.GoawayChance, c.SecureServing = 1, &genericapiserver.SecureServingInfo{}
 		},
@@ -218,7 +218,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "what arrives after the last request was awaited is refused", filter: "wait-group",
+		name: "a request after shutdown has waited for all others gets 503", filter: "wait-group",
 		check: func(_ *testing.T, c *genericapiserver.Config, h http.Handler) error {
 			c.NonLongRunningRequestWaitGroup.Wait()
 			return wantHeader(h, readBy("reader", ""), 503, "Retry-After", "1")
@@ -249,7 +249,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "an answer that has not begun at the deadline is a 504", filter: "write-deadline",
+		name: "a response that has not started at the deadline is a 504", filter: "write-deadline",
 		handler: func(w http.ResponseWriter, req *http.Request) {
 			<-req.Context().Done()
 			w.Header().Set("Content-Type", "application/json")
@@ -287,7 +287,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "a stranger gets 401, and that is audited", filter: "authentication", change: withAuditLog,
+		name: "an unauthenticated request gets 401 and an audit event", filter: "authentication", change: withAuditLog,
 		check: func(_ *testing.T, c *genericapiserver.Config, h http.Handler) error {
 			if resp := send(h, readBy("", "")); resp.StatusCode != 401 {
 				return fmt.Errorf("status %d, want 401", resp.StatusCode)
@@ -309,7 +309,7 @@ var filterChecks = []filterCheck{
 		},
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			req := readBy("reader", "")
-			req.Header.Set("X-Remote-User", "somebody")
+			req.Header.Set("X-Remote-User", "other")
 			resp := send(h, req)
 			if saw, user := resp.Header.Get("Saw"), resp.Header.Get("User"); saw != "" || user != "reader" {
 				return fmt.Errorf("the handler saw credentials %q of user %q", saw, user)
@@ -318,7 +318,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "the client's trace goes on", filter: "tracing",
+		name: "the span continues the client's trace", filter: "tracing",
 		handler: func(w http.ResponseWriter, req *http.Request) {
 			tracing.Propagators().Inject(req.Context(), headerCarrier(w.Header()))
 		},
@@ -330,7 +330,7 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "a tracer makes a span for each request", filter: "tracing",
+		name: "a tracer creates a span for each request", filter: "tracing",
 		change: func(c *genericapiserver.Config) { c.TracerProvider = tracerProvider() },
 		handler: func(w http.ResponseWriter, req *http.Request) {
 			tracing.Propagators().Inject(req.Context(), headerCarrier(w.Header()))
@@ -367,18 +367,18 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "a deputy acts for a reader, nobody else", filter: "constrainedimpersonation",
+		name: "constrained impersonation is limited to the permitted user", filter: "constrainedimpersonation",
 		handler: showUser, check: checkImpersonation,
 	},
 	{
-		name: "a deputy acts for a reader, the old way", filter: "impersonation",
+		name: "unconstrained impersonation is limited to the permitted user", filter: "impersonation",
 		change: func(c *genericapiserver.Config) {
 			c.FeatureGate = gates{c.FeatureGate, map[featuregate.Feature]bool{genericfeatures.ConstrainedImpersonation: false}}
 		},
 		handler: showUser, check: checkImpersonation,
 	},
 	{
-		name: "a request that finds no seat is told when to come again", filter: "priorityandfairness",
+		name: "a rejected request gets 429 with Retry-After", filter: "priorityandfairness",
 		change: func(c *genericapiserver.Config) { c.FlowControl.(*seats).full = true },
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			return errors.Join(
@@ -388,13 +388,13 @@ var filterChecks = []filterCheck{
 		},
 	},
 	{
-		name: "a request that found a seat is told where", filter: "priorityandfairness",
+		name: "an admitted request gets the flow schema header", filter: "priorityandfairness",
 		check: func(_ *testing.T, _ *genericapiserver.Config, h http.Handler) error {
 			return wantHeader(h, readBy("reader", ""), 200, "X-Kubernetes-Pf-Flowschema-Uid", "schema-uid")
 		},
 	},
 	{
-		name: "who may not gets 403, and that is audited", filter: "authorization", change: withAuditLog,
+		name: "an unauthorized request gets 403 and an audit event", filter: "authorization", change: withAuditLog,
 		check: func(_ *testing.T, c *genericapiserver.Config, h http.Handler) error {
 			if resp := send(h, readBy("denied", "")); resp.StatusCode != 403 {
 				return fmt.Errorf("status %d, want 403", resp.StatusCode)
@@ -490,7 +490,7 @@ func TestFastChain_EveryFilter_HasCheck(t *testing.T) {
 		}
 		for _, f := range fastFilters(c, nil, nil) {
 			if !checked[f.name] {
-				t.Errorf("nothing checks %s", f.name)
+				t.Errorf("filter %s has no test", f.name)
 			}
 		}
 	}

@@ -313,7 +313,7 @@ func TestFastChain_StalledReader_LosesSeatAtDeadline(t *testing.T) {
 				select {
 				case <-returned:
 				case <-time.After(patience):
-					t.Fatal("the handler goes on writing to a reader that has stalled")
+					t.Fatal("the handler still writes to a stalled reader")
 				}
 			}
 			eventually(t, "the seats to be free", func() bool { return s.seats.taken.Load() == 0 })

@@ -20,11 +20,11 @@ func TestSelections_IdleShards_AreDropped(t *testing.T) {
 	s.Shard(&objects.ShardSet{Key: objects.ByUID, Name: "b"})
 	s.shards.dropIdle()
 	if n := len(s.shards.byKey[objects.ByUID]); n != 1 || s.shards.timer == nil {
-		t.Errorf("%d shards are kept, want the one with a reader", n)
+		t.Errorf("%d cached shards, want the one with a reader", n)
 	}
 	s.shards.byKey[objects.ByUID]["b"].used = s.shards.byKey[objects.ByUID]["b"].used.Add(-2 * ShardIdle)
 	s.shards.dropIdle()
 	if n := len(s.shards.byKey[objects.ByUID]); n != 0 || s.shards.timer != nil {
-		t.Errorf("%d idle shards are kept", n)
+		t.Errorf("%d cached idle shards, want 0", n)
 	}
 }

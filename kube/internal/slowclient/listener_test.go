@@ -19,7 +19,7 @@ func TestListener_CloseConnection_ClosesAndRemoves(t *testing.T) {
 	listener := Track(plain)
 	defer listener.Close()
 	if Track(listener) != listener {
-		t.Error("a tracked listener is tracked once more")
+		t.Error("a tracked listener is wrapped twice")
 	}
 	open := func() (client, server net.Conn) {
 		t.Helper()

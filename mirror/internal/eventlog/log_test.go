@@ -89,7 +89,7 @@ func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 				e := l.At(seq)
 				if e == nil {
 					if l.First() <= seq {
-						t.Errorf("event %d is gone but the log begins at %d", seq, l.First())
+						t.Errorf("event %d is missing, but the log begins at %d", seq, l.First())
 						return
 					}
 					gaps++

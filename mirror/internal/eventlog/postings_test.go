@@ -38,7 +38,7 @@ func TestPostings_RandomSteps_EqualsSlice(t *testing.T) {
 				got, whole := p.From(from)
 				switch {
 				case !whole && from >= first:
-					t.Fatalf("from %d on, a number was forgotten; the log holds %d and later", from, first)
+					t.Fatalf("From(%d) is incomplete, though the log starts at %d", from, first)
 				case whole && !slices.Equal(got, model[i:]):
 					t.Fatalf("from %d: %d, want %d", from, got, model[i:])
 				}

@@ -37,17 +37,17 @@ func TestProgress_WhileReadersWait_IntervalsDouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
+		published, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		sent := &requests{begin: time.Now()}
-		go NewProgress(clock, 0, sent.record).Run(ctx)
+		go NewProgress(published, 0, sent.record).Run(ctx)
 		time.Sleep(time.Minute)
 		for _, want := range [][]int64{{2, 6, 14, 30, 62, 126, 226, 326}, {0, 2, 6, 14, 30, 62, 126, 226, 326}} {
 			if got := sent.take(); len(got) != 0 {
 				t.Errorf("requests after %v ms without a wait", got)
 			}
-			rev := clock.Revision() + 1
+			rev := published.Revision() + 1
 			go func() {
-				if err := clock.Wait(ctx, rev); err != nil {
+				if err := published.Wait(ctx, rev); err != nil {
 					t.Error(err)
 				}
 			}()
@@ -67,9 +67,9 @@ func TestProgress_IdleIntervals_NeedWant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
+		published, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		sent := &requests{begin: time.Now()}
-		p := NewProgress(clock, time.Second, sent.record)
+		p := NewProgress(published, time.Second, sent.record)
 		go p.Run(ctx)
 		time.Sleep(250 * time.Millisecond) // between the ticks
 		require := func(want int) {

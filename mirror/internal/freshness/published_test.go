@@ -49,7 +49,7 @@ func TestPublished_PublishDuringWait_LosesNoWakeup(t *testing.T) {
 	}
 	select {
 	case <-c.whileWaits():
-		t.Error("the clock reports waits that have ended")
+		t.Error("whileWaits is signaled for ended waits")
 	default:
 	}
 }
@@ -110,7 +110,7 @@ func TestPublishedCheck_WaitNotEnded_ReturnsError(t *testing.T) {
 	}
 	c.rev.Store(5) // as Publish does first
 	if err := c.Check(); err == nil {
-		t.Error("a wait for the published revision goes on, unnoticed")
+		t.Error("Check misses a waiter for a published revision")
 	}
 	cancel()
 	<-ended

@@ -14,9 +14,9 @@ import (
 func newTestReads(t *testing.T, read func(context.Context) (int64, error)) *Reads {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	clock, _ := NewPublished(ctx.Done(), errors.New("closed"))
-	none := NewProgress(clock, 0, func(context.Context) { t.Error("progress was requested") })
-	reads := NewReads(ctx, clock, Env{Read: read, Known: func() int64 { return 0 }, Progress: none})
+	published, _ := NewPublished(ctx.Done(), errors.New("closed"))
+	none := NewProgress(published, 0, func(context.Context) { t.Error("progress was requested") })
+	reads := NewReads(ctx, published, Env{Read: read, Known: func() int64 { return 0 }, Progress: none})
 	t.Cleanup(func() {
 		cancel()
 		reads.Close()
@@ -213,7 +213,7 @@ func TestReads_OverdueRead_StartsAnotherAttempt(t *testing.T) {
 		}
 		synctest.Wait()
 		if calls != 2 || givenUp != 1 {
-			t.Errorf("%d attempts, %d given up, want 2 and 1", calls, givenUp)
+			t.Errorf("%d attempts, %d canceled, want 2 and 1", calls, givenUp)
 		}
 
 		// Several attempts hang: each next one begins after 100 ms, up to eight at once.

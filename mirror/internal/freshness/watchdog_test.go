@@ -15,16 +15,16 @@ func TestWatchdog_SilentFeed_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		clock, publisher := NewPublished(ctx.Done(), errors.New("closed"))
+		published, publisher := NewPublished(ctx.Done(), errors.New("closed"))
 		var etcd, requested atomic.Int64
 		etcd.Store(1)
-		reads := NewReads(ctx, clock, Env{
+		reads := NewReads(ctx, published, Env{
 			Read:     func(context.Context) (int64, error) { return etcd.Load(), nil },
-			Known:    clock.Revision,
-			Progress: NewProgress(clock, 0, func(context.Context) {}),
+			Known:    published.Revision,
+			Progress: NewProgress(published, 0, func(context.Context) {}),
 		})
 		feed := NewFeedHealth()
-		go (&Watchdog{Feed: feed, Published: clock, Reads: reads, Patience: time.Second,
+		go (&Watchdog{Feed: feed, Published: published, Reads: reads, Patience: time.Second,
 			Request: func(context.Context) { requested.Add(1) }}).Run(ctx)
 		publisher.Publish(1, true)
 		number := feed.Begin()
@@ -45,7 +45,7 @@ func TestWatchdog_SilentFeed_IsReported(t *testing.T) {
 		time.Sleep(time.Minute)
 		requireSilent(false)
 		if n := requested.Load(); n != 0 {
-			t.Errorf("%d requests though the clock is at etcd's revision", n)
+			t.Errorf("%d requests though the published revision is etcd's", n)
 		}
 		etcd.Store(2)
 		deliver := Observed(feed, func(int) error { return nil })

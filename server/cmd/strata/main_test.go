@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		cmd := untilSignal(&cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 			fmt.Println("running")
 			<-cmd.Context().Done()
-			fmt.Println("asked to stop")
+			fmt.Println("context ended")
 			time.Sleep(time.Hour)
 			return nil
 		}})
@@ -166,7 +166,7 @@ func TestSignals_FirstCancelsContext_SecondKills(t *testing.T) {
 	}
 	signal := func() { _ = cmd.Process.Signal(os.Interrupt) }
 	signal()
-	if !lines.Scan() || lines.Text() != "asked to stop" {
+	if !lines.Scan() || lines.Text() != "context ended" {
 		t.Fatalf("line after the first signal %q, want that the context ended", lines.Text())
 	}
 	exited := make(chan error, 1)

@@ -44,7 +44,7 @@ func TestEngines_PassSameServerChecks(t *testing.T) {
 			t.Run("opens no etcd connection for a resource", func(t *testing.T) { checkConnections(t, s, engine, proxy) })
 			t.Run("touches no upstream cacher", func(t *testing.T) { checkCacher(t, s, engine) })
 			t.Run("runs no upstream compactor", func(t *testing.T) { checkCompactor(t, s, engine) })
-			t.Run("counts reads of the present", func(t *testing.T) {
+			t.Run("counts latest reads", func(t *testing.T) {
 				if !cacheSample.MatchString(s.get(t, "/metrics")) {
 					t.Errorf("none of the metrics that both engines record is there: %v", cacheSample)
 				}
@@ -105,7 +105,7 @@ func checkConfigMaps(t *testing.T, s *server) {
 	}
 	got, err := maps.Get(ctx, "one", metav1.GetOptions{})
 	if err != nil || got.ResourceVersion != created.ResourceVersion || got.Data["k"] != "first" {
-		t.Fatalf("get after create = %v (%v), want what was created", got, err)
+		t.Fatalf("get after create = %v (%v), want the created object", got, err)
 	}
 	list, err := maps.List(ctx, metav1.ListOptions{})
 	if err != nil || len(list.Items) != len(before.Items)+1 {
@@ -178,7 +178,7 @@ func checkCustomResources(t *testing.T, s *server) {
 	}
 	got, err := things.Get(ctx, "one", metav1.GetOptions{})
 	if err != nil || got.GetUID() != created.GetUID() {
-		t.Fatalf("get after create = %v (%v), want what was created", got, err)
+		t.Fatalf("get after create = %v (%v), want the created object", got, err)
 	}
 	list, err := things.List(ctx, metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 || list.Items[0].GetKind() != "Things" {
@@ -255,7 +255,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	}
 	if engine == engineUpstream {
 		if after := proxy.open.Load(); after < before+resources {
-			t.Errorf("%d connections grew to %d with %d resources: upstream opens one for each, so this test counts nothing",
+			t.Errorf("%d connections grew to %d with %d resources: upstream opens one for each, so the count of this test is wrong",
 				before, after, resources)
 		}
 		return
@@ -308,7 +308,7 @@ func checkCacher(t *testing.T, s *server, engine engineKind) {
 	case engine == engineStrata && len(frames) > 0:
 		t.Errorf("%d goroutines are in upstream's cacher, among them\n%s", len(frames), frames[0])
 	case engine == engineUpstream && len(frames) == 0:
-		t.Error("found no goroutine of upstream's cacher, which is in use: this test finds nothing")
+		t.Error("found no goroutine of upstream's cacher, which is in use: the detection of this test is wrong")
 	}
 }
 

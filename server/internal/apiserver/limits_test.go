@@ -18,7 +18,7 @@ func ownFlags(t *testing.T) (flags []*pflag.Flag) {
 		}
 	})
 	if len(flags) == 0 {
-		t.Fatal("the command has no flags of its own")
+		t.Fatal("the command has no own flags")
 	}
 	return flags
 }

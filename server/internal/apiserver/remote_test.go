@@ -43,7 +43,7 @@ func TestAPIService_BeforeInformerSync_NoVersionIsLocal(t *testing.T) {
 	}
 	synced = true
 	if !r.local(widgets) {
-		t.Error("not local, though no APIService says otherwise")
+		t.Error("not local, though no APIService is remote")
 	}
 	synced = false // hasSynced is not called again
 	if !r.local(widgets) {
@@ -61,27 +61,27 @@ func TestAPIService_StaleEvent_IsIgnored(t *testing.T) {
 			}
 		}
 	}
-	tell := func(revision int, remote bool) func(*remoteVersions) {
+	notify := func(revision int, remote bool) func(*remoteVersions) {
 		return func(r *remoteVersions) { r.changed(registered(revision, remote)) }
 	}
 	for name, test := range map[string]struct {
 		steps []func(*remoteVersions)
 		local bool
 	}{
-		"nothing":                         {local: true},
-		"received as local":               {steps: []func(*remoteVersions){receive(1, false)}, local: true},
-		"received as remote":              {steps: []func(*remoteVersions){receive(1, true)}},
-		"then told of an earlier state":   {steps: []func(*remoteVersions){receive(1, false), receive(2, true), tell(1, false)}},
-		"then told of it":                 {steps: []func(*remoteVersions){receive(2, true), tell(1, false), tell(2, true)}},
-		"received as local again":         {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(3, false)}},
-		"told that it is local again":     {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(3, false), tell(3, false)}, local: true},
-		"told again of what it was":       {steps: []func(*remoteVersions){receive(2, true), tell(2, true), tell(2, true)}},
-		"deleted":                         {steps: []func(*remoteVersions){receive(2, true), tell(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}, local: true},
-		"deleted, and received once more": {steps: []func(*remoteVersions){receive(2, true), receive(4, true), tell(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}},
-		"gone unseen": {steps: []func(*remoteVersions){receive(2, true), tell(2, true), func(r *remoteVersions) {
+		"nothing":                           {local: true},
+		"received as local":                 {steps: []func(*remoteVersions){receive(1, false)}, local: true},
+		"received as remote":                {steps: []func(*remoteVersions){receive(1, true)}},
+		"then an event with an older state": {steps: []func(*remoteVersions){receive(1, false), receive(2, true), notify(1, false)}},
+		"then an event with the same state": {steps: []func(*remoteVersions){receive(2, true), notify(1, false), notify(2, true)}},
+		"received as local again":           {steps: []func(*remoteVersions){receive(2, true), notify(2, true), receive(3, false)}},
+		"event: local again":                {steps: []func(*remoteVersions){receive(2, true), notify(2, true), receive(3, false), notify(3, false)}, local: true},
+		"the same event twice":              {steps: []func(*remoteVersions){receive(2, true), notify(2, true), notify(2, true)}},
+		"deleted":                           {steps: []func(*remoteVersions){receive(2, true), notify(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}, local: true},
+		"deleted, then listed again":        {steps: []func(*remoteVersions){receive(2, true), receive(4, true), notify(2, true), func(r *remoteVersions) { r.deleted(registered(3, true)) }}},
+		"deletion missed": {steps: []func(*remoteVersions){receive(2, true), notify(2, true), func(r *remoteVersions) {
 			r.deleted(cache.DeletedFinalStateUnknown{Key: "v1.example.com", Obj: registered(2, true)})
 		}}, local: true},
-		"gone unseen, and received once more": {steps: []func(*remoteVersions){receive(2, true), tell(2, true), receive(5, true), func(r *remoteVersions) {
+		"deletion missed, then listed again": {steps: []func(*remoteVersions){receive(2, true), notify(2, true), receive(5, true), func(r *remoteVersions) {
 			r.deleted(cache.DeletedFinalStateUnknown{Key: "v1.example.com", Obj: registered(2, true)})
 		}}},
 	} {
@@ -127,7 +127,7 @@ func TestAPIService_CachedAsRemote_VersionIsNotLocal(t *testing.T) {
 			}
 		}
 		if local() {
-			t.Fatal("local, though the cache says otherwise")
+			t.Fatal("local, though the cached APIService is remote")
 		}
 		source.Modify(registered(0, false))
 		for !local() {

@@ -35,6 +35,6 @@ func TestWrite_Failed_LeavesNoTemporaryFile(t *testing.T) {
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 1 {
-		t.Errorf("%v, %v; want the directory alone", entries, err)
+		t.Errorf("%v, %v; want only the directory", entries, err)
 	}
 }

@@ -110,7 +110,7 @@ func TestOpen_ForeignDirectory_IsRejectedUnchanged(t *testing.T) {
 		t.Errorf("open: %v", err)
 	}
 	if entries, err := os.ReadDir(path); err != nil || len(entries) != 1 {
-		t.Errorf("%v, %v; want what was there", entries, err)
+		t.Errorf("entries %v, %v; want one, the entry from before", entries, err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("mode %v (%v), want 0755 as before", info.Mode(), err)

@@ -129,7 +129,7 @@ func TestStart_DatabaseLockedByEtcd_ReturnsErrLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Start(t.Context(), cfg); !errors.Is(err, ErrLocked) {
-		t.Fatalf("start beside a foreign etcd: error %v; want %v", err, ErrLocked)
+		t.Fatalf("start with a locked directory: error %v; want %v", err, ErrLocked)
 	}
 	requireValue(t, first, "k", "v")
 }

@@ -32,13 +32,13 @@ func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		"nothing said":            {"get pods", nil, ours},
+		"no flag, no environment": {"get pods", nil, ours},
 		"flag":                    {"get pods --kubeconfig=other", nil, ""},
 		"flag and value":          {"--kubeconfig other get pods", nil, ""},
 		"flag for another":        {"exec pod -- --kubeconfig=other", nil, ours},
 		"environment":             {"get pods", map[string]string{"KUBECONFIG": "other"}, ""},
-		"data elsewhere":          {"get pods", map[string]string{"STRATA_DATA": elsewhere}, filepath.Join(elsewhere, "kubeconfig")},
-		"data that is not there":  {"get pods", map[string]string{"STRATA_DATA": "/nowhere"}, ""},
+		"other data directory":    {"get pods", map[string]string{"STRATA_DATA": elsewhere}, filepath.Join(elsewhere, "kubeconfig")},
+		"missing data directory":  {"get pods", map[string]string{"STRATA_DATA": "/nowhere"}, ""},
 		"environment before data": {"get pods", map[string]string{"KUBECONFIG": "other", "STRATA_DATA": elsewhere}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

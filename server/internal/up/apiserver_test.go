@@ -76,7 +76,7 @@ func TestAddressHosts_IncludeReachableNames(t *testing.T) {
 			}
 		}
 		if slices.Contains(hosts, "0.0.0.0") {
-			t.Errorf("bound to %s: %q has an address that nobody can connect to", ip, hosts)
+			t.Errorf("bound to %s: %q has the unspecified address 0.0.0.0", ip, hosts)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 	klog.Error("from klog")
 	log.Print("from package log")
 	grpclog.Error("from gRPC")
-	fmt.Fprintln(os.Stderr, "from anybody")
+	fmt.Fprintln(os.Stderr, "from stderr")
 	l.etcdLogger().Error("from etcd")
 	klog.Flush()
 	l.Close()
@@ -36,7 +36,7 @@ func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"from klog", "from package log", "from gRPC", "from anybody", "from etcd"} {
+	for _, want := range []string{"from klog", "from package log", "from gRPC", "from stderr", "from etcd"} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("%q is not in the log:\n%s", want, data)
 		}

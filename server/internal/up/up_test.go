@@ -59,13 +59,13 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	second.requireUp(t)
 	requirePrivate(t, data)
 	if want := fmt.Sprintf("(%d such files and directories in total); access removed", open-1); !strings.Contains(second.printed(), want) {
-		t.Errorf("nothing says %q", want) // for all but the data directory itself
+		t.Errorf("the output lacks %q", want) // for all but the data directory itself
 	}
 	if got := second.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid} {.data.k}"); got != uid+" v" {
 		t.Errorf("the object is %q, want %q", got, uid+" v")
 	}
 	if !strings.Contains(second.printed(), "certificates: using the existing ones") {
-		t.Error("the certificates were made again")
+		t.Error("the certificates were created again")
 	}
 	// Credentials of clients remain valid: tokens, and the kubeconfig except for the port, which is random in this
 	// test.
@@ -132,26 +132,26 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 	p := start(t, t.TempDir())
 	p.requireUp(t)
 
-	t.Run("three lines say what to type", p.checkNextLines)
+	t.Run("prints three commands", p.checkNextLines)
 	t.Run("the version is that of a release", p.checkVersion)
 	t.Run("only the user reads the files", func(t *testing.T) {
 		requirePrivate(t, filepath.Join(p.dir, "strata-data"))
 	})
-	t.Run("nobody is anonymous", p.checkAnonymous)
+	t.Run("anonymous requests get 401", p.checkAnonymous)
 	t.Run("RBAC refuses", func(t *testing.T) {
 		stdout, _, code := p.tryKubectl(t, "", "auth", "can-i", "list", "secrets", "--as=system:serviceaccount:default:default")
 		if strings.TrimSpace(stdout) != "no" || code != 1 {
 			t.Errorf("a service account without a role: %q, code %d", stdout, code)
 		}
 	})
-	t.Run("a deleted namespace goes", p.checkNamespaceDeletion)
-	t.Run("what an owner leaves behind goes", p.checkGarbageCollection)
+	t.Run("a deleted namespace is removed", p.checkNamespaceDeletion)
+	t.Run("dependents of a deleted owner are collected", p.checkGarbageCollection)
 	t.Run("a claim can be deleted", func(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: claim}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
 		p.kubectl(t, "delete", "persistentvolumeclaim", "claim", "--timeout="+timeout.String())
 	})
 	t.Run("quotas count", p.checkQuota)
-	t.Run("pods have what they need", p.checkPod)
+	t.Run("a pod gets its service account and root CA", p.checkPod)
 	t.Run("token secrets are filled", func(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}}}`)
 		p.kubectl(t, "wait", "secret/token", "--for=jsonpath={.data.token}", "--timeout="+timeout.String())
@@ -163,7 +163,7 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 func (p *upProcess) checkNextLines(t *testing.T) {
 	_, next, found := strings.Cut(p.printed(), "In another terminal, run:\n")
 	if !found {
-		t.Fatal("nothing says what to type next")
+		t.Fatal("no commands are printed")
 	}
 	lines := strings.Split(strings.TrimSpace(next), "\n")
 	if len(lines) != 3 {
@@ -320,7 +320,7 @@ func TestUp_ExistingKubeconfig_KeepsUserContexts(t *testing.T) {
 		t.Errorf("the namespace that the user chose became %q", got)
 	}
 	if got := second.kubectl(t, "--kubeconfig="+path, "config", "get-contexts", "-o", "name"); !strings.Contains(got, "another") {
-		t.Errorf("the user's own context is gone; there are %q", got)
+		t.Errorf("the context of the user is missing; there are %q", got)
 	}
 	second.kubectl(t, "--kubeconfig="+path, "get", "configmaps") // checks that it connects
 	second.requireStop(t, terminate)
@@ -360,7 +360,7 @@ func requireSoon(t *testing.T, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(timeout); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it never came")
+			t.Fatal("timeout")
 		}
 	}
 }

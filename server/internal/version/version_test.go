@@ -61,7 +61,7 @@ func TestKubernetesVersion_MatchesGoMod(t *testing.T) {
 		t.Fatal("go.mod does not require k8s.io/kubernetes")
 	}
 	if got := string(m[1]); got != version.Get().Kubernetes {
-		t.Errorf("go.mod requires k8s.io/kubernetes %s, this package says %s", got, version.Get().Kubernetes)
+		t.Errorf("go.mod requires k8s.io/kubernetes %s, this package has %s", got, version.Get().Kubernetes)
 	}
 }
 
@@ -79,6 +79,6 @@ func TestSupportedLibraries_MatchGoMod(t *testing.T) {
 	}
 	want := minor("../../../kube/go.mod") + " and " + minor("../../go.mod")
 	if got := version.Get().Libraries; got != want {
-		t.Errorf("the go.mod files require %s, this package says %s", want, got)
+		t.Errorf("the go.mod files require %s, this package has %s", want, got)
 	}
 }

@@ -123,6 +123,6 @@ func TestBuilders_YieldEveryObjectOnce(t *testing.T) {
 		}
 	}
 	if len(keys) != s.Len() || perResource["configmaps"] != 30 || perResource["pods"] != 20 || perResource["namespaces"] != 5 {
-		t.Errorf("%d keys (Len says %d): %v", len(keys), s.Len(), perResource)
+		t.Errorf("%d keys (Len is %d): %v", len(keys), s.Len(), perResource)
 	}
 }

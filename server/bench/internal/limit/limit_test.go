@@ -68,7 +68,7 @@ func TestLimit_RepeatedRequest_ReadsOriginOnce(t *testing.T) {
 		}
 	}
 	if _, misses := do(t, http.MethodGet, url+MissesPath, "", nil); misses != "4" || asked.Load() != 4 {
-		t.Errorf("%s misses, the origin was asked %d times, want 4", misses, asked.Load())
+		t.Errorf("%s misses, %d requests to the origin, want 4", misses, asked.Load())
 	}
 }
 
@@ -107,7 +107,7 @@ func TestLimit_InitialEvents_AreCachedAndWatchStaysOpen(t *testing.T) {
 		response.Body.Close()
 	}
 	if asked.Load() != 1 {
-		t.Errorf("the origin was asked %d times", asked.Load())
+		t.Errorf("%d requests to the origin, want 1", asked.Load())
 	}
 }
 
@@ -132,6 +132,6 @@ func TestLimit_Frame_ReachesEveryWatch(t *testing.T) {
 		}
 	}
 	if asked.Load() != 0 {
-		t.Errorf("the origin was asked %d times", asked.Load())
+		t.Errorf("%d requests to the origin, want 1", asked.Load())
 	}
 }

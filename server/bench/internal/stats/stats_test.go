@@ -58,7 +58,7 @@ func TestPercentiles_NoRuns_ReturnsZero(t *testing.T) {
 	}
 }
 
-func TestMedian(t *testing.T) {
+func TestMedian_OddAndEvenLengths_ReturnsMiddle(t *testing.T) {
 	for _, c := range []struct {
 		values []float64
 		want   float64

@@ -22,8 +22,8 @@ type churn struct {
 	writers             int
 }
 
-// told is a list's answer at a revision.
-type told struct {
+// listAnswer is a list's answer at a revision.
+type listAnswer struct {
 	path, revision string
 	form           form
 	digest         [sha256.Size]byte
@@ -68,7 +68,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	working, stop := context.WithTimeout(ctx, c.duration)
 	defer stop()
 	var mu sync.Mutex
-	var moments []told
+	var moments []listAnswer
 	var group sync.WaitGroup
 	work := func(f func(rnd *rand.Rand) error) {
 		rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
@@ -105,7 +105,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	}
 	// Record the current lists.
 	work(func(rnd *rand.Rand) error {
-		m := told{path: maps.path(fmt.Sprintf("churn-%02d", rnd.IntN(c.namespaces))), form: forms[2*rnd.IntN(2)]}
+		m := listAnswer{path: maps.path(fmt.Sprintf("churn-%02d", rnd.IntN(c.namespaces))), form: forms[2*rnd.IntN(2)]}
 		if rnd.IntN(50) == 0 {
 			m.path = maps.path("")
 		}
@@ -123,7 +123,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 		}
 		return nil
 	})
-	again := func(ctx context.Context, rnd *rand.Rand, m told) error {
+	again := func(ctx context.Context, rnd *rand.Rand, m listAnswer) error {
 		query := "resourceVersionMatch=Exact&resourceVersion=" + m.revision
 		var items []string
 		if rnd.IntN(3) == 0 {
@@ -133,7 +133,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 				return err
 			}
 			if revision != m.revision {
-				return fmt.Errorf("asked for %s, got %s", m.revision, revision)
+				return fmt.Errorf("requested %s, got %s", m.revision, revision)
 			}
 		} else {
 			p, err := r.fetch(ctx, m.form, m.path, query)
@@ -141,12 +141,12 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 				return err
 			}
 			if p.ResourceVersion != m.revision {
-				return fmt.Errorf("asked for %s, got %s", m.revision, p.ResourceVersion)
+				return fmt.Errorf("requested %s, got %s", m.revision, p.ResourceVersion)
 			}
 			items = p.items
 		}
 		if digest(items) != m.digest {
-			return fmt.Errorf("%s at %s: %d items that are not the %d it was told", m.path, m.revision, len(items), m.items)
+			return fmt.Errorf("%s at %s: %d items differ from the expected %d", m.path, m.revision, len(items), m.items)
 		}
 		return nil
 	}
@@ -154,7 +154,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	for range 2 {
 		work(func(rnd *rand.Rand) error {
 			mu.Lock()
-			var m told
+			var m listAnswer
 			if n := len(moments); n > 0 {
 				m = moments[rnd.IntN(n)]
 			}
@@ -192,14 +192,14 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	}
 	count()
 	if len(fromEtcd) > 0 {
-		t.Errorf("etcd was asked for objects %d times: %q", len(fromEtcd), fromEtcd[:min(5, len(fromEtcd))])
+		t.Errorf("%d requests to etcd for objects: %q", len(fromEtcd), fromEtcd[:min(5, len(fromEtcd))])
 	}
 	after := harness.Must[int64](t)(r.Resident())
 	history := metric("history_bytes") - held
 	t.Logf("%d objects, %d revisions written (%.0f/s), %d moments, read again %d times; resident %d MiB at the start, %d at the end, %d at most; history holds %.0f MiB",
 		c.objects, writes.Load(), float64(writes.Load())/c.duration.Seconds(), len(moments), reads.Load(), resident>>20, after>>20, most>>20, history/(1<<20))
 	if len(moments) < 20 || reads.Load() < 20 || history == 0 {
-		t.Error("that is not enough to tell anything")
+		t.Error("too few revisions or reads for a result")
 	}
 	// The garbage collector allows the heap to double; 300 bytes per revision are for trees and events.
 	if bound := 2*(int64(history)+300*writes.Load()+kept) + 256<<20; most-resident > bound {

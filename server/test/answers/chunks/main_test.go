@@ -92,7 +92,7 @@ func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	t.Helper()
 	for i, r := range s.replicas {
 		if keys := r.objectReads(k); len(keys) > 0 {
-			t.Errorf("server %d asked etcd for objects %d times: %q", i, len(keys), keys[:min(5, len(keys))])
+			t.Errorf("server %d sent %d requests for objects to etcd: %q", i, len(keys), keys[:min(5, len(keys))])
 		}
 	}
 }

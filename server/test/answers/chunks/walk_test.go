@@ -71,7 +71,7 @@ func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 			got = append(got, list.Names()...)
 			if token = list.Metadata.Continue; token == "" {
 				if list.Metadata.RemainingItemCount != nil {
-					t.Errorf("the last page says that %d remain", *list.Metadata.RemainingItemCount)
+					t.Errorf("remainingItemCount of the last page is %d", *list.Metadata.RemainingItemCount)
 				}
 				break
 			}
@@ -240,7 +240,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 					t.Errorf("a list at %s is of %s", m.revision, list.ResourceVersion)
 				}
 				if len(young.objectReads(maps)) == 0 {
-					t.Fatal("memory has it: there is nothing to test")
+					t.Fatal("memory has the revision: the test has no effect")
 				}
 				requirePaged(t, young)
 			}
@@ -252,7 +252,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 			requireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
 		}
 	})
-	t.Run("begun elsewhere", func(t *testing.T) {
+	t.Run("started on another server", func(t *testing.T) {
 		for _, m := range moments {
 			items, _, err := walk(ctx, plainJSON, path, "resourceVersionMatch=Exact&resourceVersion="+m.revision, 170, func(i int) *replica {
 				if i%2 == 0 {
@@ -334,7 +334,7 @@ func requirePaged(t *testing.T, r *replica) {
 	t.Helper()
 	for _, request := range r.proxy.Ranges() {
 		if strings.HasPrefix(string(request.Key), maps.prefix) && len(request.RangeEnd) > 0 && !request.CountOnly && request.Limit == 0 {
-			t.Errorf("etcd is asked for all objects from %s at once", request.Key)
+			t.Errorf("a range of etcd reads all objects from %s without a limit", request.Key)
 			return
 		}
 	}
@@ -368,7 +368,7 @@ func TestPagedList_Compacted_Returns410WithNewToken(t *testing.T) {
 					}
 					return resp.Code == http.StatusGone, fmt.Errorf("%d", resp.Code)
 				}))
-				t.Logf("server %d has noticed after %v at most", i, time.Since(began))
+				t.Logf("server %d detected the compaction after at most %v", i, time.Since(began))
 				if resp := get(t, ctx, r.api, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", last-1)); resp.Code != http.StatusGone || resp.Status().Reason != metav1.StatusReasonExpired || resp.Status().Continue != "" {
 					t.Errorf("below the compacted revision: %v, want 410 without a token", resp.Err())
 				}
@@ -385,7 +385,7 @@ func TestPagedList_Compacted_Returns410WithNewToken(t *testing.T) {
 				harness.Check(t, err)
 				got, revision := list.Names(), list.Metadata.ResourceVersion
 				if harness.Revision(t, revision) < last {
-					t.Errorf("the page in the present is of %s, the last write of %d", revision, last)
+					t.Errorf("the page at the latest revision is of %s, the last write of %d", revision, last)
 				}
 				s.commit(t, ctx, k.put(namespace, names[98], fmt.Sprint(i)))
 				for j := 0; list.Metadata.Continue != ""; j++ {
@@ -454,7 +454,7 @@ func TestContinueToken_OtherSelector_MatchesUpstream(t *testing.T) {
 							query := limit + then + "&continue=" + url.QueryEscape(page.Metadata.Continue)
 							got, want := get(t, ctx, s.replicas[1].api, maps.path(where), query), get(t, ctx, upstream.api, maps.path(where), query)
 							if g, w := show(got), show(want); g != w {
-								t.Errorf("begun in %q with %q (token of this engine: %t), then %q with %s%s:\n%.300s\nupstream:\n%.300s", from, begin, mine, where, limit, then, g, w)
+								t.Errorf("started in %q with %q (token of this engine: %t), then %q with %s%s:\n%.300s\nupstream:\n%.300s", from, begin, mine, where, limit, then, g, w)
 							}
 						}
 					}

@@ -124,7 +124,7 @@ func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 		equalObjects(t, version, list.Items, all.Items)
 		for _, o := range list.Items {
 			if o.APIVersion != group+"/"+version {
-				t.Fatalf("%s is in %s, asked for %s", o.Key(), o.APIVersion, version)
+				t.Fatalf("%s is in %s, requested %s", o.Key(), o.APIVersion, version)
 			}
 		}
 	}

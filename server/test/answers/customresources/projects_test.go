@@ -160,7 +160,7 @@ func (p project) test(t *testing.T) {
 		list, err := api.List(ctx, p.path(p.versions[0], ""), "")
 		harness.Check(t, err)
 		if len(list.Items) != 0 {
-			t.Fatalf("%d objects after the definition came back, want none", len(list.Items))
+			t.Fatalf("%d objects after the definition was created again, want none", len(list.Items))
 		}
 		if harness.Revision(t, list.Metadata.ResourceVersion) <= harness.Revision(t, all.Metadata.ResourceVersion) {
 			t.Errorf("list at %s after one at %s", list.Metadata.ResourceVersion, all.Metadata.ResourceVersion)
@@ -353,6 +353,6 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 	r, err := api.Do(ctx, http.MethodGet, "/apis/"+p.group, "", nil)
 	harness.Check(t, err)
 	if r.Code != http.StatusOK {
-		t.Errorf("the group %s is gone too: %v", p.group, r.Err())
+		t.Errorf("the group %s was removed too: %v", p.group, r.Err())
 	}
 }

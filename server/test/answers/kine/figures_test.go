@@ -41,7 +41,7 @@ func TestKine_LatencyComparedToStock(t *testing.T) {
 	f.fill(figuresMaps)
 	start := map[string]func() *harness.Server{
 		"strata": func() *harness.Server {
-			return env.StartAPIServer(f.kine, "--engine="+harness.Strata, harness.Unchecked("nothing runs beside what is measured"))
+			return env.StartAPIServer(f.kine, "--engine="+harness.Strata, harness.Unchecked("no checks during the measurement"))
 		},
 		"stock": func() *harness.Server { return env.StartStock(stock, f.kine) },
 	}

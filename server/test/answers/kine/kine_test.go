@@ -55,12 +55,12 @@ func TestKine_ReadsAndWatches_MatchUpstream(t *testing.T) {
 		run  func(*fixture)
 	}{
 		{"the mode is recognised and shown", (*fixture).mode},
-		{"reads of the present see every write", (*fixture).linearizable},
-		{"reads of the present come from memory", (*fixture).fromMemory},
+		{"reads of the latest state see every write", (*fixture).linearizable},
+		{"reads of the latest state come from memory", (*fixture).fromMemory},
 		{"both engines answer the same", (*fixture).sameAnswers},
 		{"pages are of one revision", (*fixture).pages},
 		{"watches deliver the same and resume", (*fixture).watches},
-		{"bookmarks follow writes elsewhere", (*fixture).bookmarks},
+		{"bookmarks advance with writes to other prefixes", (*fixture).bookmarks},
 		{"the server starts again", (*fixture).restart},
 		{"kine starts again", (*fixture).kineRestarts},
 		{"compaction and sealed tokens", (*fixture).compaction},
@@ -127,7 +127,7 @@ func (f *fixture) rangesOfMaps() (n int) {
 func (f *fixture) mode() {
 	const line = "the feed watches all keys"
 	if n := strings.Count(f.strata.Output(), line); n != 1 {
-		f.Errorf("%d lines of the log say %q, want one", n, line)
+		f.Errorf("%d log lines contain %q, want one", n, line)
 	}
 	n, err := f.apis[0].Sum(f.ctx, "strata_mirror_feed_info", `freshness="events"`, `arrival_check="off"`)
 	if err != nil || n != 1 {

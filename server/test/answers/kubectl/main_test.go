@@ -105,7 +105,7 @@ func (o output) shows(want ...string) {
 	for _, text := range want {
 		_, after, found := strings.Cut(rest, text)
 		if !found {
-			o.t.Errorf("kubectl %s: no %q (after what comes before it) in\n%s", strings.Join(o.args, " "), text, o.Stdout)
+			o.t.Errorf("kubectl %s: no %q (after the previous match) in\n%s", strings.Join(o.args, " "), text, o.Stdout)
 			return
 		}
 		rest = after

@@ -57,7 +57,7 @@ func TestKubectl_CreateGetDescribeDelete(t *testing.T) {
 	u.ok("get", "cm", "--field-selector", "metadata.name=greeting", "-o", "name").prints("configmap/greeting")
 	u.ok("get", "cm", "--show-labels").shows("greeting", "app=hello")
 	u.ok("describe", "configmap", "greeting").shows("Name:", "greeting", "Namespace:", u.namespace, "Labels:", "app=hello", "hello:", "world")
-	u.fails([]string{`configmaps "nobody" not found`}, "get", "configmap", "nobody")
+	u.fails([]string{`configmaps "missing" not found`}, "get", "configmap", "missing")
 
 	u.ok("create", "secret", "generic", "login", "--from-literal=password=pw").prints("secret/login created")
 	u.ok("get", "secret", "login", "-o", "go-template={{.data.password | base64decode}}").prints("pw")
@@ -140,7 +140,7 @@ func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
 	if again := u.ok("get", "cm", "greeting", "-o", "jsonpath={.metadata.uid}").Stdout; again == uid || again == "" {
 		t.Errorf("uid %q after replace --force, was %q", again, uid)
 	}
-	u.failsWith(strings.Replace(greeting, "name: greeting", "name: nobody", 1), []string{"NotFound"}, "replace", "-f", "-")
+	u.failsWith(strings.Replace(greeting, "name: greeting", "name: missing", 1), []string{"NotFound"}, "replace", "-f", "-")
 }
 
 // TestKubectlGet_Watch_FollowsChanges follows objects with get --watch during concurrent changes.

@@ -57,8 +57,8 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 	if name := harness.Must[metav1.Object](t)(meta.Accessor(o)).GetName(); name != "one" {
 		t.Errorf("got %q, want one", name)
 	}
-	if _, err := r.get("nobody"); !apierrors.IsNotFound(err) {
-		t.Errorf("get what is not there: %v, want NotFound", err)
+	if _, err := r.get("missing"); !apierrors.IsNotFound(err) {
+		t.Errorf("get a missing object: %v, want NotFound", err)
 	}
 	names := func(options metav1.ListOptions) (names []string, list metav1.ListInterface) {
 		t.Helper()

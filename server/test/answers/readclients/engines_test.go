@@ -22,14 +22,14 @@ import (
 
 // Users of the engines, by token. Only the administrator is exempt from priority and fairness.
 const (
-	adminToken   = "admin-token"
-	readerToken  = "reader-token"  // may read all objects
-	nobodyToken  = "nobody-token"  // has no rights
-	oneNameToken = "onename-token" // TestRBAC_SingleName_ReadsThatObjectOnly grants its rights
+	adminToken    = "admin-token"
+	readerToken   = "reader-token"  // may read all objects
+	noRightsToken = "nobody-token"  // has no rights
+	oneNameToken  = "onename-token" // TestRBAC_SingleName_ReadsThatObjectOnly grants its rights
 
 	tokens = adminToken + ",admin,admin,system:masters\n" +
 		readerToken + ",reader,reader,readers\n" +
-		nobodyToken + ",nobody,nobody,\n" +
+		noRightsToken + ",nobody,nobody,\n" +
 		oneNameToken + ",onename,onename,\n"
 )
 

@@ -138,7 +138,7 @@ func expectReadings(t *testing.T, lists []compressed, ways []string, readings []
 	for _, r := range readings {
 		i := slices.IndexFunc(lists, func(l compressed) bool { return l.Target == r.Target && l.Accept == r.Accept })
 		if i < 0 || !slices.Contains(ways, r.How) {
-			t.Errorf("nobody asked for GET %s (%s) by %s", r.Target, r.Accept, r.How)
+			t.Errorf("no request GET %s (%s) by %s", r.Target, r.Accept, r.How)
 			continue
 		}
 		want := lists[i].plain

@@ -55,7 +55,7 @@ func useJavaScript(t *testing.T, ctx context.Context) {
 		t.Errorf("listed %d ConfigMaps, want %d", len(got.Listed), len(list.Items))
 	}
 	if got.Encoding != "gzip" || got.Gizmo != "more" || got.Missing != 404 {
-		t.Errorf("the list came in %q, the custom resource wants %q, and what is missing is %d; want gzip, more and 404", got.Encoding, got.Gizmo, got.Missing)
+		t.Errorf("list encoding %q, want gzip; field of the custom resource %q, want more; missing object %d, want 404", got.Encoding, got.Gizmo, got.Missing)
 	}
 	for what, events := range map[string][]string{"watch": got.Watched, "informer": got.Informed, "informer of custom resources": got.Gizmos} {
 		if want := "[add late update late delete late]"; fmt.Sprint(events) != want {
@@ -82,7 +82,7 @@ func installModules(t *testing.T, ctx context.Context) string {
 		}
 		harness.Check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
 		if err := os.Rename(filepath.Join(dir, "node_modules"), kept); err != nil {
-			t.Logf("the modules are not kept for the next run: %v", err) // another file system, or a concurrent test has cached them
+			t.Logf("the modules are not stored for the next run: %v", err) // another file system, or a concurrent test has cached them
 			return dir
 		}
 	}

@@ -65,7 +65,7 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 		get(adminToken, resource.in+"/one", "")
 		get(adminToken, resource.in+"/one?resourceVersion=0", "")
 		get(adminToken, resource.in+"/three", "")
-		get(nobodyToken, resource.in+"/one", "")
+		get(noRightsToken, resource.in+"/one", "")
 		get("no such token", resource.in+"/one", "")
 		get(adminToken, resource.in+"/one", "text/html")
 		get(adminToken, resource.in+"/one?pretty=true", "")
@@ -91,7 +91,7 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 		get(adminToken, resource.in+"?watch=true&timeoutSeconds=1&resourceVersion=0&fieldSelector=metadata.name%3Done", "")
 		get(adminToken, resource.in+"/one?watch=true&timeoutSeconds=1&resourceVersion=0", "")
 		get(adminToken, resource.in+"?"+initial, "")
-		get(nobodyToken, resource.in+"?watch=true", "")
+		get(noRightsToken, resource.in+"?watch=true", "")
 		get(adminToken, resource.in+"?dryRun=All", "")
 		requests = append(requests, request{adminToken, http.MethodHead, resource.in, ""}, request{adminToken, http.MethodHead, resource.in + "/one", ""},
 			request{adminToken, http.MethodOptions, resource.in, ""})

@@ -79,9 +79,9 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 	partial := &metav1.PartialObjectMetadata{}
 	partial.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
 	harness.Check(t, reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "gizmo-0"}, partial))
-	err = reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "nobody"}, &corev1.ConfigMap{})
+	err = reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "missing"}, &corev1.ConfigMap{})
 	if !apierrors.IsNotFound(err) {
-		t.Errorf("get what is not there: %v, want NotFound", err)
+		t.Errorf("get a missing object: %v, want NotFound", err)
 	}
 	// A deletion on the server removes the object from the cache.
 	harness.Check(t, cluster.API().Delete(ctx, maps(namespace)+"/gizmo-0"))

@@ -42,7 +42,7 @@ func createCrowd(t *testing.T, ctx context.Context, engine *engine) {
 				return true, nil
 			}
 		}
-		return false, fmt.Errorf("the server does not know the priority level yet")
+		return false, fmt.Errorf("the server has not loaded the priority level yet")
 	}))
 }
 

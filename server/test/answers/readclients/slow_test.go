@@ -109,9 +109,9 @@ func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 			}
 		}
 		grown := live() - before
-		t.Logf("%d readers of %d MB each: what is alive in memory has grown by %.1f MB", readers, bigListBytes>>20, grown/(1<<20))
+		t.Logf("%d readers of %d MB each: the live heap has grown by %.1f MB", readers, bigListBytes>>20, grown/(1<<20))
 		if grown > bigListBytes {
-			t.Errorf("%d readers of %d MB each: what is alive in memory has grown by %.0f MB", readers, bigListBytes>>20, grown/(1<<20))
+			t.Errorf("%d readers of %d MB each: the live heap has grown by %.0f MB", readers, bigListBytes>>20, grown/(1<<20))
 		}
 		for _, reader := range slow {
 			_, _ = reader.finish()

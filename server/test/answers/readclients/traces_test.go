@@ -94,7 +94,7 @@ func TestTraces(t *testing.T) {
 	harness.Check(t, both.awaitRevision(ctx, maps(namespace), created.Metadata.ResourceVersion))
 	for i, test := range []struct{ name, path, query, handler string }{
 		{"get", maps(namespace) + "/one", "", "Get"},
-		{"get what is not there", maps(namespace) + "/two", "", "Get"},
+		{"get a missing object", maps(namespace) + "/two", "", "Get"},
 		{"list", maps(namespace), "labelSelector=name%3Done", "List"},
 		{"list everything", "/api/v1/configmaps", "", "List"},
 		{"watch", maps(namespace), "watch=true&timeoutSeconds=1", "audit"}, // its handler has no span

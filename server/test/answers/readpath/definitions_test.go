@@ -208,7 +208,7 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 			t.Errorf("%v deprecated versions were requested, want 2", n)
 		}
 	})
-	t.Run("what only a probe asks for", func(t *testing.T) {
+	t.Run("a path that only a probe requests", func(t *testing.T) {
 		for _, path := range []string{"/gadgets/a/status", "/gadgets/a/scale", "/gadgets/a/b/c", "/nothing"} {
 			same(t, ctx, "/apis/"+group+"/v1/namespaces/decides"+path, "")
 		}
@@ -302,7 +302,7 @@ func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
 	}
 	d.versions[0].spec = sized(1)
 	d.update(t, ctx)
-	ctx, cancel := context.WithTimeoutCause(ctx, 60*time.Second, errors.New("the watch of the old form goes on"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 60*time.Second, errors.New("the watch of the old form did not end"))
 	defer cancel()
 	for err == nil {
 		_, err = w.Next(ctx)
@@ -321,7 +321,7 @@ func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
 // TestCRD_Recreated_ServesNewSchema with the same name, with another schema and other versions.
 func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	newNamespace(t, ctx, "anew")
+	newNamespace(t, ctx, "recreated")
 	d := definition{plural: "ghosts", kind: "Ghost", versions: []version{{name: "v1", spec: anySpec}}}
 	for round := range 3 {
 		d.versions[0].spec = sized(round)
@@ -331,13 +331,13 @@ func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
 		if len(list.Items) != 0 {
 			t.Fatalf("round %d begins with %d objects", round, len(list.Items))
 		}
-		d.add(t, ctx, "anew", "a", object{})
-		for _, read := range d.reads("v1", "anew") {
+		d.add(t, ctx, "recreated", "a", object{})
+		for _, read := range d.reads("v1", "recreated") {
 			untilBody(t, ctx, read[0], read[1], fmt.Sprintf(`"size":%d`, round))
 		}
-		byBytes(t, ctx, d.path("v1", "anew"), "")
+		byBytes(t, ctx, d.path("v1", "recreated"), "")
 		d.delete(t, ctx)
-		for _, read := range d.reads("v1", "anew") {
+		for _, read := range d.reads("v1", "recreated") {
 			untilCode(t, ctx, read[0], read[1], http.StatusNotFound)
 		}
 		untilCode(t, ctx, d.path("v1", ""), "watch=true", http.StatusNotFound)

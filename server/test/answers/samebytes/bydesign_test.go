@@ -29,7 +29,7 @@ var byDesign = []struct {
 	{
 		what: "header Content-Length",
 		why: "Strata knows how long a list is before it sends it and says so, upstream only if it has buffered all of it; " +
-			"what is said must be true, which the client library checks",
+			"the header must be correct, which the client library checks",
 		apply: func(_ request, got, want *response) {
 			for _, a := range []*response{got, want} {
 				if a.header.Get("Content-Encoding") == "" && a.header.Get("Content-Length") == strconv.Itoa(len(a.body)) || a.header.Get("Content-Encoding") != "" {
@@ -58,8 +58,8 @@ var byDesign = []struct {
 	},
 	{
 		what: "the slash before the key in a continue token",
-		why: "is written by upstream's cacher and not by its etcd3 store. Strata writes it always, upstream not when it has to ask etcd " +
-			"for a page of the past",
+		why: "is written by upstream's cacher and not by its etcd3 store. Strata writes it always, upstream not when it has to read " +
+			"a page at an old revision from etcd",
 		apply: func(_ request, got, want *response) {
 			if g, w := startKey(got.body), startKey(want.body); g == "/"+w && w != "" {
 				got.body = tokens.ReplaceAll(got.body, tokens.Find(want.body))
@@ -68,7 +68,7 @@ var byDesign = []struct {
 	},
 	{
 		what: "a post-start hook of Strata's",
-		why:  "has paths of its own for its health, which / lists with all others",
+		why:  "has separate health paths, which / lists with all others",
 		apply: func(r request, got, _ *response) {
 			if r.path == "/" {
 				got.body = drainHook.ReplaceAll(got.body, nil)
@@ -87,7 +87,7 @@ var byDesign = []struct {
 	},
 	{
 		what: "-0 in a custom resource in another version than it is stored in",
-		why: "is 0 once it has been converted to JSON and back, as Strata does to keep what is converted, and upstream to answer a list " +
+		why: "is 0 once it has been converted to JSON and back, as Strata does to cache converted objects, and upstream to answer a list " +
 			"in some cases",
 		apply: func(r request, got, want *response) {
 			if strings.Contains(r.path, customGroup+"/v1beta2/") {
@@ -114,7 +114,7 @@ var byDesign = []struct {
 	},
 	{
 		what: "the oldest revision that a watch may begin at",
-		why:  "is in the 410 of one that is older. Upstream's is where it began to watch, which is up to it; Strata restores what etcd still has",
+		why:  "is in the 410 of an older one. Upstream's is the revision at which its watch began, which varies; Strata restores the history in etcd",
 		apply: func(r request, got, want *response) {
 			if strings.Contains(r.query, "watch=true") && oldest.Match(got.body) && oldest.Match(want.body) {
 				got.body, want.body = oldest.ReplaceAll(got.body, []byte("$1")), oldest.ReplaceAll(want.body, []byte("$1"))

@@ -26,7 +26,7 @@ const testTimeout = 3 * time.Minute
 
 // Users without administrator rights, with their bearer tokens.
 const (
-	tokenNobody    = "nobody-token"      // may do nothing
+	tokenNoRights  = "nobody-token"      // may do nothing
 	tokenOneName   = "one-name-token"    // may get, list and watch the ConfigMap plain-1 of namespace odd
 	tokenAnonymous = "-"                 // sends no token
 	tokenUnknown   = "not-a-known-token" // rejected by authentication
@@ -118,9 +118,9 @@ func open(t *testing.T) *world {
 func serverFlags(e *harness.Env) []string {
 	tokens := ""
 	for token, user := range map[string]string{
-		adminToken:   "admin,admin,system:masters",
-		tokenNobody:  "nobody,nobody",
-		tokenOneName: "one-name,one-name",
+		adminToken:    "admin,admin,system:masters",
+		tokenNoRights: "nobody,nobody",
+		tokenOneName:  "one-name,one-name",
 	} {
 		tokens += token + "," + user + "\n"
 	}

@@ -57,7 +57,7 @@ func TestErrors_MatchUpstream(t *testing.T) {
 			all[named("method", method, name)] = request{method: method, path: path, accept: jsonType}
 		}
 	}
-	for _, token := range []string{tokenNobody, tokenOneName, tokenAnonymous, tokenUnknown} {
+	for _, token := range []string{tokenNoRights, tokenOneName, tokenAnonymous, tokenUnknown} {
 		for name, r := range map[string]request{
 			"object":               {path: object},
 			"other-object":         {path: maps + "/plain-2"},

@@ -16,12 +16,12 @@ func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 	// It does not register as a member of the cluster: the end of its lease would advance the revision during other tests.
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-feature-gates=WatchHistoryRestore=false",
 		"--endpoint-reconciler-type=none")...))
-	forgetful := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}
+	withoutHistory := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}
 	t.Run("lists", func(t *testing.T) {
 		for _, s := range subjects {
 			t.Run(s.String(), func(t *testing.T) {
 				t.Parallel()
-				forgetful.settle(t, ctx, s.path())
+				withoutHistory.settle(t, ctx, s.path())
 				exactly := fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.past)
 				all := cases{}
 				for where, path := range s.paths() {
@@ -36,9 +36,9 @@ func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 					all[named(where, "name")] = request{path: path, accept: jsonType, query: exactly + "&fieldSelector=metadata.name%3D" + s.name}
 					all[named(where, "compacted")] = request{path: path, accept: jsonType, query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.compacted)}
 				}
-				forgetful.run(t, ctx, all)
+				withoutHistory.run(t, ctx, all)
 				for where, path := range s.paths() {
-					t.Run(named(where, "pages"), func(t *testing.T) { forgetful.pages(t, path, exactly, jsonType) })
+					t.Run(named(where, "pages"), func(t *testing.T) { withoutHistory.pages(t, path, exactly, jsonType) })
 				}
 			})
 		}

@@ -117,7 +117,7 @@ func TestWatch_EveryOption_MatchesUpstream(t *testing.T) {
 			for _, agent := range agents {
 				all[named("agent", agent)] = request{path: s.in(s.namespace), query: "watch=true&resourceVersion=0&timeoutSeconds=1", agent: agent}
 			}
-			for _, token := range []string{tokenNobody, tokenOneName, tokenAnonymous, tokenUnknown} {
+			for _, token := range []string{tokenNoRights, tokenOneName, tokenAnonymous, tokenUnknown} {
 				all[named("user", token, "all")] = request{path: s.in(s.namespace), query: "watch=true&timeoutSeconds=1", accept: jsonType, token: token}
 				all[named("user", token, "one")] = request{path: s.in(s.namespace), query: "watch=true&fieldSelector=metadata.name%3Dplain-1&timeoutSeconds=1", accept: jsonType, token: token}
 			}

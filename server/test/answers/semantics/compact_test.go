@@ -49,7 +49,7 @@ func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 		t.Errorf("reason %s, want Expired", status.Reason)
 	}
 	if status.Continue == "" {
-		t.Fatalf("no token to continue in the present: %s", expired.Body)
+		t.Fatalf("no token to continue at the latest revision: %s", expired.Body)
 	}
 	// From the same key, at the current revision; further chunks share one resource version again.
 	var items []harness.Object

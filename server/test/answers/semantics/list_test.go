@@ -169,7 +169,7 @@ func TestRead_AfterAcknowledgedWrite_SeesWrite(t *testing.T) {
 					return
 				}
 				if list, err := api.List(ctx, maps(ns), ""); err != nil || len(list.Items) != 0 {
-					t.Errorf("list after delete: %+v, %v, want nothing", list, err)
+					t.Errorf("list after delete: %+v, %v, want no items", list, err)
 					return
 				}
 			}

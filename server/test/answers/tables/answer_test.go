@@ -83,7 +83,7 @@ func refusal(resp *harness.Response) answer {
 		a.aspects[message] = "no status: " + string(resp.Body)
 	}
 	if (resp.Header.Get("Retry-After") != "") != (status.Details != nil && status.Details.RetryAfterSeconds > 0) {
-		a.aspects[message] += " [the header Retry-After does not say what the status does]"
+		a.aspects[message] += " [the header Retry-After does not match the status]"
 	}
 	return a
 }

@@ -308,9 +308,9 @@ func (h *history) compact(ctx context.Context) error {
 	return err
 }
 
-// continueInThePresent gets the tokens that an API server offers in place of a compacted token, from a server that was started
+// continueAtLatest gets the tokens that an API server offers in place of a compacted token, from a server that was started
 // after the compaction.
-func (h *history) continueInThePresent(ctx context.Context) error {
+func (h *history) continueAtLatest(ctx context.Context) error {
 	for _, s := range scopes {
 		used := h.tokens[s.name][compacted]
 		r, err := h.api.Do(ctx, http.MethodGet, s.path, "continue="+url.QueryEscape(used.value), nil)

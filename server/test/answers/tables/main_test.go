@@ -100,7 +100,7 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	}}
 	startAll(etcd, w.servers)
 	h.api = w.servers[0].api
-	return w, h.continueInThePresent(ctx)
+	return w, h.continueAtLatest(ctx)
 })
 
 // open returns the world with a recent history of the test's own, which every server has received, or ends the test. It starts the

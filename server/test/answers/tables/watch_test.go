@@ -173,7 +173,7 @@ func (r request) open(ctx context.Context, h *history, api *harness.API) (*opene
 
 // read reads events until done returns true, or the watch fails.
 func (o *opened) read(ctx context.Context, done func() bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("nothing more came"))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("the watch has no further event"))
 	defer cancel()
 	for !done() && !slices.Contains(o.got, ended) {
 		e, err := o.Next(ctx)

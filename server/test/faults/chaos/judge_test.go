@@ -78,7 +78,7 @@ func (v *verdict) checks() []string { return slices.Sorted(maps.Keys(v.found)) }
 
 func (v *verdict) String() string {
 	return fmt.Sprintf("%d requests judged: %d writes (%d not acknowledged, of which %d happened), %d GETs, %d LISTs (%d in pages), "+
-		"%d watches with %d events (%d told to begin anew for no reason that etcd has); %d reads were not answered; %d steps of registers",
+		"%d watches with %d events (%d got 410 for a revision that etcd has); %d reads were not answered; %d steps of registers",
 		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.steps)
 }
 
@@ -226,7 +226,7 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 		}
 		for _, c := range changes {
 			if c.state.exists() && wrote[c.state.value] == nil {
-				v.add(explained, "nobody wrote %+v to %s", c.state, k)
+				v.add(explained, "no client wrote %+v to %s", c.state, k)
 			}
 		}
 		for _, d := range l.deletions(k) {
@@ -246,7 +246,7 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 				}
 			}
 			if first == nil {
-				v.add(explained, "nobody deleted %s@%d of %s at %d", d.last.uid, d.last.revision, k, d.revision)
+				v.add(explained, "no client deleted %s@%d of %s at %d", d.last.uid, d.last.revision, k, d.revision)
 				continue
 			}
 			v.happened++
@@ -327,7 +327,7 @@ func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Ope
 		}
 		switch {
 		case q.mode == exact && q.revision != q.asked, q.mode == notOlder && q.revision < q.asked:
-			v.add(bounded, "%v: asked for %d", q, q.asked)
+			v.add(bounded, "%v: want revision %d", q, q.asked)
 		}
 		want := l.all(q.resource, q.namespace, q.half, q.revision)
 		for _, k := range sortedKeys(want) {
@@ -363,39 +363,39 @@ func (r *round) fresh(v *verdict, l *timeline) {
 		at       time.Duration
 		revision int64
 	}
-	var told []notice
+	var notices []notice
 	for _, o := range r.ops {
 		if o.outcome == done && o.got.revision > 0 {
-			told = append(told, notice{o.ret, o.got.revision})
+			notices = append(notices, notice{o.ret, o.got.revision})
 		}
 	}
 	for _, q := range r.lists {
 		if q.outcome == done && q.fault == "" {
-			told = append(told, notice{q.fixed, q.revision})
+			notices = append(notices, notice{q.fixed, q.revision})
 		}
 	}
-	slices.SortFunc(told, func(a, b notice) int { return int(a.at - b.at) })
-	for i := 1; i < len(told); i++ {
-		told[i].revision = max(told[i].revision, told[i-1].revision)
+	slices.SortFunc(notices, func(a, b notice) int { return int(a.at - b.at) })
+	for i := 1; i < len(notices); i++ {
+		notices[i].revision = max(notices[i].revision, notices[i-1].revision)
 	}
 	before := func(at time.Duration) int64 {
-		n := sort.Search(len(told), func(i int) bool { return told[i].at >= at })
+		n := sort.Search(len(notices), func(i int) bool { return notices[i].at >= at })
 		if n == 0 {
 			return 0
 		}
-		return told[n-1].revision
+		return notices[n-1].revision
 	}
 	for _, o := range r.ops {
 		if o.kind != get || o.mode != present || o.outcome != done && o.outcome != missing {
 			continue
 		}
 		if min := before(o.call); !l.validFrom(o.key, o.got, min) {
-			v.add(fresh, "%v: somebody had been told of %d before", o, min)
+			v.add(fresh, "%v: an earlier answer had revision %d", o, min)
 		}
 	}
 	for _, q := range r.lists {
 		if min := before(q.call); q.mode == present && q.outcome == done && q.fault == "" && q.revision < min {
-			v.add(fresh, "%v: somebody had been told of %d before", q, min)
+			v.add(fresh, "%v: an earlier answer had revision %d", q, min)
 		}
 	}
 }
@@ -469,8 +469,8 @@ func (r *round) watches(v *verdict, l *timeline, h *watchcheck.History) {
 			}
 		}
 		v.sessions += len(w.fromAny)
-		v.events += len(w.told)
-		for _, e := range w.told {
+		v.events += len(w.delivered)
+		for _, e := range w.delivered {
 			want, _ := l.at(e.key, e.state.revision)
 			if e.kind == "DELETED" { // the state before the deletion
 				want, _ = l.at(e.key, e.state.revision-1)

@@ -63,7 +63,7 @@ var bugs = []bug{
 		found: map[string]string{watched: "not Reliable", snapshot: "etcd had no", mirrored: "is not in etcd"},
 	},
 	{
-		name: "reads of the present are stale",
+		name: "reads of the latest state are stale",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
 			// The server's revision stays the same. From then on the proxies report no later revision, and no earlier one either,
 			// which the server would treat as a restored etcd.
@@ -83,7 +83,7 @@ var bugs = []bug{
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
-		found: map[string]string{fresh: "had been told", linearizable: "cannot come"},
+		found: map[string]string{fresh: "an earlier answer", linearizable: "cannot come"},
 	},
 	{
 		name: "progress comes ahead of its event",
@@ -96,7 +96,7 @@ var bugs = []bug{
 			harness.Check(t, err)
 			awaitHit(t, ctx, rules)
 			harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-				return slices.ContainsFunc(r.watchers, func(w *watcher) bool { return w.bookmarked(s.revision) }), errors.New("no watch has told of progress")
+				return slices.ContainsFunc(r.watchers, func(w *watcher) bool { return w.bookmarked(s.revision) }), errors.New("no watch has received a bookmark")
 			}))
 			r.awaitRequests(t, ctx, at)
 		},
@@ -146,7 +146,7 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 			})
 			for check, says := range b.found {
 				if !slices.ContainsFunc(v.found[check], func(text string) bool { return strings.Contains(text, says) }) {
-					t.Errorf("%s has not found it: it says %q, want %q", check, v.found[check], says)
+					t.Errorf("%s has not found the fault: got %q, want %q", check, v.found[check], says)
 				}
 			}
 			t.Logf("found by %v", v.checks())

@@ -33,9 +33,9 @@ func TestRegisterModel_RejectsImpossibleHistories(t *testing.T) {
 		{"back in time", porcupine.Illegal, []porcupine.Operation{created, updated, reads(3, 4, second), reads(5, 6, first)}},
 		{"an update that is lost", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
 			operation(at(9, 10), true, &step{kind: update, outcome: done, got: state{uid: "x", revision: 8}, at: 8})}},
-		{"nobody knew, and it happened", porcupine.Ok, []porcupine.Operation{created,
+		{"an update without an answer takes effect later", porcupine.Ok, []porcupine.Operation{created,
 			operation(at(3, 4), false, &step{kind: update, outcome: done, got: second, at: 4}), reads(9, 10, first), reads(20, 21, second)}},
-		{"it happened before it was sent", porcupine.Illegal, []porcupine.Operation{created,
+		{"an update takes effect before its request", porcupine.Illegal, []porcupine.Operation{created,
 			operation(at(30, 31), false, &step{kind: update, outcome: done, got: second, at: 4}), reads(20, 21, second)}},
 		{"revisions that go back", porcupine.Illegal, []porcupine.Operation{updated,
 			operation(at(1, 2), true, &step{kind: create, outcome: done, got: state{uid: "x", revision: 5}, at: 5})}},
@@ -49,9 +49,9 @@ func TestRegisterModel_RejectsImpossibleHistories(t *testing.T) {
 			operation(at(3, 4), true, &step{kind: create, outcome: done, got: other, at: 8})}},
 		{"created again", porcupine.Ok, []porcupine.Operation{created, updated, deleted,
 			operation(at(9, 10), true, &step{kind: create, outcome: done, got: other, at: 8}), reads(11, 12, other)}},
-		{"exists, and does not", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
+		{"AlreadyExists for a missing object", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
 			operation(at(9, 10), true, &step{kind: create, outcome: exists})}},
-		{"a list of the past", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
+		{"a get at an old revision", porcupine.Illegal, []porcupine.Operation{created, updated, deleted,
 			operation(at(9, 10), true, &step{kind: get, outcome: missing, at: 5})}},
 	} {
 		if got := porcupine.CheckOperationsTimeout(registers, test.history, time.Minute); got != test.want {

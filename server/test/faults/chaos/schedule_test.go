@@ -26,7 +26,7 @@ type fault struct {
 var (
 	etcdFaults = []fault{
 		{"member killed", (*scene).killMember},
-		{"member stopped where it stands", (*scene).pauseMember},
+		{"member paused (SIGSTOP)", (*scene).pauseMember},
 		{"member restarted", (*scene).restartMember},
 		{"leader moved", (*scene).moveLeader},
 		{"leader cut from its peers", (*scene).cutLeader},

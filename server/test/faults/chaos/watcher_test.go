@@ -34,16 +34,16 @@ type watcher struct {
 	ns, half string // "" selects all
 	name     string // of the only object that is watched; "" selects all
 
-	sessions recorded.Sessions
-	fromAny  []bool    // of each session, whether it began with a state of unknown revision
-	told     []told    // by all of them
-	expired  []refusal // 410 at revisions to which etcd was not compacted
-	ended    error     // why the last watch does not reach the end
-	starts   map[string]int
+	sessions  recorded.Sessions
+	fromAny   []bool       // of each session, whether it began with a state of unknown revision
+	delivered []watchEvent // by all of them
+	expired   []refusal    // 410 at revisions to which etcd was not compacted
+	ended     error        // why the last watch does not reach the end
+	starts    map[string]int
 }
 
-// told is one event of an object.
-type told struct {
+// watchEvent is one event of an object.
+type watchEvent struct {
 	session int
 	kind    string
 	key     key
@@ -119,7 +119,7 @@ func (w *watcher) begin(ctx context.Context, r *round, rng *rand.Rand, to *repli
 	case draw < 7 && r.newest.Load() > 0:
 		past := r.drawPast(rng)
 		from(past)
-		return "from the past", query, past, nil
+		return "from an old revision", query, past, nil
 	case draw < 8:
 		l := query
 		list, err := to.api.List(ctx, w.resource.path(w.ns), url.Values{"labelSelector": l["labelSelector"], "fieldSelector": l["fieldSelector"]}.Encode())
@@ -194,7 +194,7 @@ func (w *watcher) session(ctx context.Context, r *round, rng *rand.Rand, to *rep
 			return err
 		}
 		if e.Type != "BOOKMARK" {
-			w.told = append(w.told, told{n, e.Type, keyOf(w.resource.name, e.Object.Metadata.Namespace, e.Object.Metadata.Name), s})
+			w.delivered = append(w.delivered, watchEvent{n, e.Type, keyOf(w.resource.name, e.Object.Metadata.Namespace, e.Object.Metadata.Name), s})
 		} else if e.Object.Metadata.Annotations[metav1.InitialEventsAnnotationKey] == "true" {
 			initial = false
 		}

@@ -30,7 +30,7 @@ func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 	for _, k := range kinds {
 		mine := requireStatus(t, ctx, lossy, k, "success")
 		if mine.EtcdHash != "" || mine.Differences != 0 || mine.Error != "" || len(mine.Missing)+len(mine.Extra)+len(mine.Differing) != 0 {
-			t.Errorf("%s: a success says %+v", k.name, mine)
+			t.Errorf("%s: a success has %+v", k.name, mine)
 		}
 		last, err := lossy.API().LastConsistent(ctx, k.name)
 		harness.Check(t, err)
@@ -99,7 +99,7 @@ func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 		next, largest := k.prefix, int64(0)
 		for _, r := range ranges {
 			if !r.KeysOnly || r.CountOnly || r.Revision != c.Revision || r.Limit < 1 || r.Limit > 10_000 || string(r.Key) < next {
-				t.Errorf("%s: a check asks %v, want keys only, at %d, within bounds, from %q on", k.name, r, c.Revision, next)
+				t.Errorf("%s: a check requests %v, want keys only, at %d, within bounds, from %q on", k.name, r, c.Revision, next)
 			}
 			next, largest = string(r.Key), max(largest, r.Limit)
 		}
@@ -177,10 +177,10 @@ func TestConsistencyCheck_RunsOncePerInterval(t *testing.T) {
 		t.Errorf("on schedule: checks %v, and %v before, want successes only", now, onSchedule)
 	}
 	if now, keys := all(lossy), proxy.Traffic()[etcdproxy.Keys]; now != onDemand || keys.Requests != 0 {
-		t.Errorf("with interval 0: checks %v, and %v before; etcd was asked %+v", now, onDemand, keys)
+		t.Errorf("with interval 0: checks %v, and %v before; requests to etcd %+v", now, onDemand, keys)
 	}
 	if keys := without.Traffic()[etcdproxy.Keys]; all(off) != [3]int{} || keys.Requests != 0 {
-		t.Errorf("with the gate off: checks %v; etcd was asked %+v", all(off), keys)
+		t.Errorf("with the gate off: checks %v; requests to etcd %+v", all(off), keys)
 	}
 	r, err := off.API().Do(ctx, http.MethodPost, "/debug/strata/consistency", "", nil)
 	harness.Check(t, err)

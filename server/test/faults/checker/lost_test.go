@@ -83,7 +83,7 @@ func valuesRead(k kind) (keys []string) {
 // turn. A check detects and repairs the difference.
 func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	const value = "this is nobody's business"
+	const value = "a confidential value"
 	mistakes, err := lossy.API().Checks(ctx, "", "error")
 	harness.Check(t, err)
 	for _, c := range []struct {
@@ -134,7 +134,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			until(t, ctx, whole, "fence", fence)
 			truth, _ := stored(t, ctx, maps.prefix, fence)
 			if items, _ := list(t, ctx, lossy, maps, exactly(fence)); slices.Equal(items, truth) {
-				t.Fatal("nothing was lost")
+				t.Fatal("no event was lost")
 			}
 
 			failures, fromEtcd := checks(t, ctx, lossy, maps, "failure"), lists(t, ctx, lossy, maps, "etcd")
@@ -189,7 +189,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			// Lists of the present are correct at once, and older requests get 410.
 			items, now := list(t, ctx, lossy, maps, "")
 			truth, _ = stored(t, ctx, maps.prefix, now)
-			requireSame(t, "the present after the check", items, truth)
+			requireSame(t, "the latest state after the check", items, truth)
 			for _, name := range slices.Concat(c.missing, c.differ, c.extra) {
 				r, err := lossy.API().Do(ctx, http.MethodGet, maps.in("default")+"/"+name, "", nil)
 				harness.Check(t, err)
@@ -207,7 +207,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 
 			// Lists at past revisions read etcd until a check has found no difference; those at still older revisions always do.
 			if n := lists(t, ctx, lossy, maps, "etcd"); n != fromEtcd {
-				t.Errorf("%d lists from etcd, and %d before the past was asked for", n, fromEtcd)
+				t.Errorf("%d lists from etcd, and %d before the lists at old revisions", n, fromEtcd)
 			}
 			last := commit(t, ctx, maps.put("fence", "2"), secrets.put("fence", "2"), things.put("fence", "2"))
 			past := func(revision int64, source string) {
@@ -215,7 +215,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 				before := lists(t, ctx, lossy, maps, source)
 				items, _ := list(t, ctx, lossy, maps, exactly(revision))
 				truth, _ := stored(t, ctx, maps.prefix, revision)
-				requireSame(t, fmt.Sprintf("the past at %d, from %s", revision, source), items, truth)
+				requireSame(t, fmt.Sprintf("the list at %d, from %s", revision, source), items, truth)
 				if n := lists(t, ctx, lossy, maps, source); n != before+1 {
 					t.Errorf("at %d: %d lists from %s, and %d before", revision, n, source, before)
 				}
@@ -286,7 +286,7 @@ func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 	requireGone(t, ctx, "a watch that ran", watch)
 	items, now := list(t, ctx, lossy, maps, "")
 	truth, _ := stored(t, ctx, maps.prefix, now)
-	requireSame(t, "the present", items, truth)
+	requireSame(t, "the latest state", items, truth)
 	if after := diverged(); after != before+1 {
 		t.Errorf("strata_mirror_divergences_total is %v, and was %v before", after, before)
 	}
@@ -310,7 +310,7 @@ func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 	items, now := list(t, ctx, lossy, maps, "")
 	truth, _ := stored(t, ctx, maps.prefix, now)
 	if now < overtaken || slices.Equal(items, truth) {
-		t.Fatalf("the list at %d shows what was held back at %d", now, overtaken)
+		t.Fatalf("the list at %d contains the event that was held back at %d", now, overtaken)
 	}
 	found := requireStatus(t, ctx, lossy, maps, "failure")
 	if !slices.Equal(found.Missing, []string{"default/" + name}) || found.Differences != 1 {
@@ -318,7 +318,7 @@ func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 	}
 	items, now = list(t, ctx, lossy, maps, "")
 	truth, _ = stored(t, ctx, maps.prefix, now)
-	requireSame(t, "the present after the check", items, truth)
+	requireSame(t, "the latest state after the check", items, truth)
 	rule.Remove()
 	for i := range 3 {
 		last := commit(t, ctx, maps.put(name, fmt.Sprint(i)), secrets.put("fence", "late"))
@@ -363,10 +363,10 @@ func TestConsistencyCheck_OnSchedule_RepairsLostEvent(t *testing.T) {
 	for _, revision := range []int64{lost, now} {
 		items, _ := list(t, ctx, s, things, exactly(revision))
 		truth, _ := stored(t, ctx, things.prefix, revision)
-		requireSame(t, fmt.Sprintf("the past at %d", revision), items, truth)
+		requireSame(t, fmt.Sprintf("the list at %d", revision), items, truth)
 	}
 	if n := lists(t, ctx, s, things, "memory_past"); n == before {
-		t.Error("lists of the past still go to etcd")
+		t.Error("lists at old revisions still go to etcd")
 	}
 	if all, err := s.API().Checks(ctx, "", "failure"); err != nil || all != 1 {
 		t.Errorf("%d failures in all, %v, want 1", all, err)
@@ -378,7 +378,7 @@ func TestConsistencyCheck_OnSchedule_RepairsLostEvent(t *testing.T) {
 func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
-	const lost, value = "lost-before-the-panic", "this is nobody's business"
+	const lost, value = "lost-before-the-panic", "a confidential value"
 	proxy := env.Proxy(etcd)
 	s := env.APIServer(proxy.Etcd(), noServiceAccounts, "--strata-consistency-check-interval=0")
 	list(t, ctx, s, routes, "")

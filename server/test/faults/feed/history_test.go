@@ -268,7 +268,7 @@ func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 		p.proxy.Reset()
 		p.requireContinued(t, ctx, p.marks)
 		if keys := p.objectReads(); len(keys) > 0 {
-			t.Errorf("etcd was asked for %d objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+			t.Errorf("%d requests to etcd for objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
 		}
 	})
 	t.Run("from every revision", func(t *testing.T) {
@@ -306,7 +306,7 @@ func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 		p.proxy.Reset()
 		p.requireContinued(t, ctx, recent)
 		if keys := p.objectReads(); len(keys) > 0 {
-			t.Errorf("etcd was asked for %d objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+			t.Errorf("%d requests to etcd for objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
 		}
 		record(t, ctx, p.api, maps.path, "", last-190).requireExpired(t, ctx)
 		record(t, ctx, p.api, maps.path, "", recent[0].revision-10).requireEvents(t, ctx,
@@ -365,11 +365,11 @@ func TestHistory_DuringRestore_RequestsWait(t *testing.T) {
 			}
 			// Meanwhile all requests have been sent.
 			if err := p.server.Await(shortly(t), "/readyz"); err == nil {
-				t.Error("the server is ready while etcd answers nothing")
+				t.Error("the server is ready while etcd does not answer")
 			}
 			held.hold(false)
 			group.Wait()
-			t.Logf("%d watches and as many lists were sent; sent again, because the server asked for it: %d, and %d of custom and uncached resources",
+			t.Logf("sent %[1]d watches and %[1]d lists; retries after a Retry-After: %[2]d, and %[3]d of custom and uncached resources",
 				len(marks), retries[0].Load(), retries[1].Load())
 			p.requireEvents(t, ctx, marks, recordings, fence)
 			harness.Check(t, p.server.Await(ctx, "/readyz"))
@@ -417,7 +417,7 @@ func TestHistory_CompactedDuringRestore_RestartsRead(t *testing.T) {
 			harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 				return slices.ContainsFunc(p.proxy.Ranges(), func(r *pb.RangeRequest) bool {
 					return string(r.Key) == "/registry/" && !r.CountOnly
-				}), errors.New("the server has listed nothing")
+				}), errors.New("the server has listed no keys")
 			}))
 			harness.Check(t, p.server.Await(ctx, "/version"))
 			gone := history(t, ctx, p.client, maps.prefix, before, compacted)

@@ -63,7 +63,7 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 		stopping bool // etcd accepts no writes meanwhile
 	}{
 		{"connections are reset", s.link.Reset, false},
-		{"and again, again and again", func() {
+		{"connections are reset five times", func() {
 			for range 5 {
 				s.link.Reset()
 				time.Sleep(30 * time.Millisecond) // some connections are restored, others not
@@ -110,7 +110,7 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 		for _, k := range kinds {
 			list := awaitList(t, ctx, s.api, k.path)
 			if harness.Revision(t, list.Metadata.ResourceVersion) < at {
-				t.Errorf("%s: a list of the present is of %s, want %d or later", fault.name, list.Metadata.ResourceVersion, at)
+				t.Errorf("%s: a list of the latest state is of %s, want %d or later", fault.name, list.Metadata.ResourceVersion, at)
 			}
 		}
 		if t.Failed() {
@@ -135,7 +135,7 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 	other := s.env.APIServer(s.etcd.Etcd, noServiceAccounts).API()
 	for round := range 2 {
 		started := commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
-		harness.Check(t, awaitClock(ctx, s.api, started))
+		harness.Check(t, awaitPublished(ctx, s.api, started))
 		below := []*recording{
 			record(t, ctx, s.api, maps.path, "", started),
 			record(t, ctx, s.api, maps.path, "fieldSelector=metadata.name%3Done", started),
@@ -192,8 +192,8 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 	}
 }
 
-// awaitClock returns when the server has reached a revision.
-func awaitClock(ctx context.Context, api *harness.API, revision int64) error {
+// awaitPublished returns when the server has reached a revision.
+func awaitPublished(ctx context.Context, api *harness.API, revision int64) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		v, err := api.Metric(ctx, "strata_mirror_revision{")
 		return err == nil && int64(v) >= revision, err

@@ -249,16 +249,16 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	if err := harness.Poll(bound, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, maps.path, "")
 		if err == nil && harness.Revision(t, list.Metadata.ResourceVersion) < first {
-			t.Errorf("a list of the present is of %s, a write of %d was acknowledged before", list.Metadata.ResourceVersion, first)
+			t.Errorf("a list of the latest state is of %s, want %d or later", list.Metadata.ResourceVersion, first)
 		}
 		return err == nil, err
 	}); err != nil {
-		t.Errorf("no list of the present: %v", err)
+		t.Errorf("no list of the latest state: %v", err)
 	}
 	consistent = time.Since(began)
 	close(stop)
 	group.Wait()
-	t.Logf("member %d: the others write after %v, watches go on after %v, lists after %v (goal %v); LISTs: %v; GETs: %v", failed,
+	t.Logf("member %d: the others write after %v, watches continue after %v, lists after %v (goal %v); LISTs: %v; GETs: %v", failed,
 		elected.Round(time.Millisecond), switched.Round(time.Millisecond), consistent.Round(time.Millisecond), switchGoal, lists, gets)
 	for _, r := range []reads{lists, gets} {
 		if r.failed > 0 {
@@ -314,7 +314,7 @@ func TestFeed_NoMemberAnswers_ServesReadsFromMemory(t *testing.T) {
 			began := time.Now()
 			s.requireHistory(t, ctx)
 			awaitList(t, ctx, s.api, maps.path)
-			t.Logf("everything goes on after %v", time.Since(began).Round(time.Millisecond))
+			t.Logf("reads, watches and lists work again after %v", time.Since(began).Round(time.Millisecond))
 		})
 	}
 }

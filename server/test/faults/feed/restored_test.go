@@ -111,7 +111,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 		tokens[k] = list.Metadata.Continue
 		at := harness.Revision(t, list.Metadata.ResourceVersion)
 		if at < lostAt {
-			t.Fatalf("a list of the present is of %d, want %d or later", at, lostAt)
+			t.Fatalf("a list of the latest state is of %d, want %d or later", at, lostAt)
 		}
 		// Fill the server's caches of encodings too, in each form.
 		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf", "application/json;as=Table;v=v1;g=meta.k8s.io"} {
@@ -133,10 +133,10 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 		} {
 			group.Go(func() {
 				for background.Err() == nil {
-					knew := known.Load()
+					detected := known.Load()
 					r, err := s.api.Do(background, http.MethodGet, request.path, request.query, nil)
-					if err == nil && knew && showsLost(r) {
-						t.Errorf("get %s?%s shows what is lost: %.300s", request.path, request.query, r.Body)
+					if err == nil && detected && showsLost(r) {
+						t.Errorf("get %s?%s contains lost revisions: %.300s", request.path, request.query, r.Body)
 						return
 					}
 				}
@@ -209,7 +209,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 			t.Errorf("%s shows %s", k.path, items(got))
 		}
 		if got, err := listAt(ctx, s.api, k.path, lostAt); err == nil {
-			requireNotLost(t, "a list at a revision that has come twice", got)
+			requireNotLost(t, "a list at a revision that etcd reached twice", got)
 		}
 	}
 	for _, r := range after {
@@ -219,7 +219,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 		t.Errorf("strata_mirror_etcd_restores_total is %v, %v", n, err)
 	}
 	if !strings.Contains(s.server.Output(), "etcd was restored or replaced") {
-		t.Error("the log says nothing of a restore")
+		t.Error("the log has no line on a restore")
 	}
 }
 
@@ -234,7 +234,7 @@ func requireNotLost(t *testing.T, what string, r *harness.Response) {
 	switch r.Code {
 	case http.StatusOK, http.StatusGone, http.StatusGatewayTimeout:
 		if showsLost(r) {
-			t.Errorf("%s shows what is lost: %.300s", what, r.Body)
+			t.Errorf("%s contains lost revisions: %.300s", what, r.Body)
 		}
 	default:
 		t.Errorf("%s: %v", what, r.Err())

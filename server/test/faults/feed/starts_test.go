@@ -82,7 +82,7 @@ func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
 	harness.Check(t, starting.Wait())
 	stop()
 	beside.Wait()
-	t.Logf("beside it %d writes, the longest took %v; etcd held at most %d MB", writes, longest.Round(time.Millisecond), peak>>20)
+	t.Logf("during the start %d writes, the longest took %v; etcd held at most %d MB", writes, longest.Round(time.Millisecond), peak>>20)
 	for _, s := range servers {
 		logHistory(t, s)
 	}

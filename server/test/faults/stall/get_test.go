@@ -56,7 +56,7 @@ func TestGET_StalledFeed_LimitsEtcdReads(t *testing.T) {
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		for ; len(answers) > 0; refused++ {
 			if err := isRefused(next()); err != nil {
-				t.Fatal("while etcd answers nothing:", err)
+				t.Fatal("while etcd does not answer:", err)
 			}
 		}
 		return refused+held() == atOnce, fmt.Errorf("%d refused, %d with etcd, of %d", refused, held(), atOnce)
@@ -75,7 +75,7 @@ func TestGET_StalledFeed_LimitsEtcdReads(t *testing.T) {
 		o, err := r.Object()
 		harness.Check(t, err)
 		if o.GetResourceVersion() != want.Metadata.ResourceVersion {
-			t.Errorf("read at %s what was written at %s", o.GetResourceVersion(), want.Metadata.ResourceVersion)
+			t.Errorf("resourceVersion is %s, want %s", o.GetResourceVersion(), want.Metadata.ResourceVersion)
 		}
 	}
 }

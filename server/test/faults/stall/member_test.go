@@ -64,7 +64,7 @@ func TestEtcdMember_Hanging_ReadsUseOtherMembers(t *testing.T) {
 		}))
 	}
 	if good < len(members)-1 {
-		t.Errorf("reads go on while one of %d members hangs, want %d", good, len(members)-1)
+		t.Errorf("reads continue while one of %d members hangs, want %d", good, len(members)-1)
 	}
 }
 

@@ -49,16 +49,16 @@ func TestFeed_Stalled_RefusesListsInTime(t *testing.T) {
 
 	s.stall(t, ctx)
 	others := []loop{
-		{"read what was written", s.readWritten},
+		{"read an acknowledged write", s.readWritten},
 		{"create and delete", s.createAndDelete},
 		{"renew a lease", s.renew(renewed.Metadata.ResourceVersion)},
-		{"read whatever is there", s.readAny},
+		{"read at resourceVersion=0", s.readAny},
 	}
 	if strata {
 		others = append(others,
 			loop{"ask for initial events", s.refusedWatch("sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan")},
 			loop{"ask for initial events in little time", s.refusedWatch("timeoutSeconds=4&sendInitialEvents=true&resourceVersionMatch=NotOlderThan")},
-			loop{"watch from the present", s.refusedWatch("")})
+			loop{"watch from the latest revision", s.refusedWatch("")})
 	}
 	s.proxy.Reset()
 	began := time.Now()
@@ -79,7 +79,7 @@ func TestFeed_Stalled_RefusesListsInTime(t *testing.T) {
 	if strata {
 		checkRefused(t, lists)
 		checkRequests(t, requests, len(lists), rounds)
-		s.checkMetrics(t, ctx, len(lists), rounds["read what was written"])
+		s.checkMetrics(t, ctx, len(lists), rounds["read an acknowledged write"])
 		if peak.server > before.server+growth || peak.etcd > before.etcd+growth {
 			t.Errorf("memory grows: before the stall %v, during the stall %v", before, peak)
 		}
@@ -217,10 +217,10 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	// A round of the loops is a few requests, each of which may read a few objects, such as the namespace.
 	const perRound, once = 10, 100
 	if limit := int64(others*perRound + once); requests.keys > limit {
-		t.Errorf("%d reads of one key, want at most %d: what other clients need", requests.keys, limit)
+		t.Errorf("%d reads of one key, want at most %d, for other clients", requests.keys, limit)
 	}
 	if limit := int64(lists + others*perRound + once); requests.revisions > limit {
-		t.Errorf("%d reads of the revision, want at most %d: one for a LIST, and what other clients need", requests.revisions, limit)
+		t.Errorf("%d reads of the revision, want at most %d: one for a LIST, the others for other clients", requests.revisions, limit)
 	}
 	const progress = 15 // per second: every 100 ms, and some at once
 	if limit := int64(requests.span.Seconds()*progress + once); requests.watch > limit {
@@ -265,7 +265,7 @@ func checkNewest(t *testing.T, r *harness.Response, last harness.Object) {
 			return
 		}
 	}
-	t.Errorf("the first LIST after the stall, at %s, lacks what was written at %s", l.Metadata.ResourceVersion, last.Metadata.ResourceVersion)
+	t.Errorf("the first LIST after the stall, at %s, lacks the object written at %s", l.Metadata.ResourceVersion, last.Metadata.ResourceVersion)
 }
 
 // readWritten updates an object and reads its own write.
@@ -307,7 +307,7 @@ func (s *scene) createAndDelete(ctx context.Context, i int) error {
 	}
 	r, err := s.api.Do(ctx, http.MethodGet, path, "", nil)
 	if err == nil && r.Code != http.StatusNotFound {
-		err = fmt.Errorf("get of what was deleted: %w", r.Err())
+		err = fmt.Errorf("get of a deleted object: %w", r.Err())
 	}
 	return err
 }
@@ -322,7 +322,7 @@ func (s *scene) renew(resourceVersion string) func(context.Context, int) error {
 				return err
 			}
 			if o.Metadata.ResourceVersion != resourceVersion {
-				return fmt.Errorf("read at %s what was written at %s", o.Metadata.ResourceVersion, resourceVersion)
+				return fmt.Errorf("resourceVersion is %s, want %s", o.Metadata.ResourceVersion, resourceVersion)
 			}
 			o, err = s.api.Update(ctx, path, lease("leader", i+1, resourceVersion))
 			resourceVersion = o.Metadata.ResourceVersion

@@ -61,7 +61,7 @@ func TestCluster_MemberFaults_ClusterRecovers(t *testing.T) {
 		if err := put(ctx, other, fault.name); err == nil {
 			t.Errorf("%s: the member answers", fault.name)
 		}
-		eventually(fault.name+": the others go on", func(ctx context.Context) error { return put(ctx, leader, fault.name) })
+		eventually(fault.name+": the other members accept writes", func(ctx context.Context) error { return put(ctx, leader, fault.name) })
 		fault.on()
 		eventually(fault.name+": the member is back", func(ctx context.Context) error {
 			client := other.Client()

@@ -72,7 +72,7 @@ func runMember(args []string) error {
 	case err := <-etcd.Err():
 		return err
 	case <-etcd.Server.StopNotify():
-		return fmt.Errorf("stopped by itself")
+		return fmt.Errorf("etcd stopped")
 	}
 	closed := make(chan struct{})
 	go func() {

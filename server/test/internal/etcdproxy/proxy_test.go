@@ -29,7 +29,7 @@ func TestProxy_PassesAndCountsRequests(t *testing.T) {
 	p, direct, client, ctx := proxied(t)
 	rev := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "a", "1")).Header.Revision
 	if got := harness.Must[*clientv3.GetResponse](t)(direct.Get(ctx, "a")); got.Header.Revision != rev || string(got.Kvs[0].Value) != "1" {
-		t.Errorf("etcd holds %v, want what was put through the proxy", got)
+		t.Errorf("etcd has %v, want the value put through the proxy", got)
 	}
 
 	p.Reset()

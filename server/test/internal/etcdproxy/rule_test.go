@@ -65,7 +65,7 @@ func TestDropEvents_DropsMatchingEvents(t *testing.T) {
 	expect := func(format string, args ...any) {
 		t.Helper()
 		if got, want := next(t, ctx, watch), fmt.Sprintf(format, args...); got != want {
-			t.Errorf("the watch is told %q, want %q", got, want)
+			t.Errorf("the watch received %q, want %q", got, want)
 		}
 	}
 	expect("PUT k/a@%d, PUT k/b@%[1]d", put("k/a", "k/b"))
@@ -167,7 +167,7 @@ func TestHoldEvents_PassesProgress(t *testing.T) {
 	}
 	want = append(want, fmt.Sprintf("PUT k/held@%d", held), fmt.Sprintf("PUT k/after@%d", after), fmt.Sprintf("PUT k/later@%d", later))
 	if !slices.Equal(got, want) {
-		t.Errorf("the watches are told %q, want %q", got, want)
+		t.Errorf("the watches received %q, want %q", got, want)
 	}
 }
 
@@ -179,14 +179,14 @@ func TestSendProgress_ReachesWatchesOfKey(t *testing.T) {
 		t.Fatalf("sent on %d streams, %v, want 1", streams, err)
 	}
 	if streams, err := p.SendProgress("none/", 12345); streams != 0 || err != nil {
-		t.Fatalf("sent on %d streams, %v, want 0: nobody watches the key", streams, err)
+		t.Fatalf("sent on %d streams, %v, want 0: the key has no watch", streams, err)
 	}
 	if got := next(t, ctx, watch); got != "progress 12345" {
-		t.Errorf("the watch is told %q", got)
+		t.Errorf("the watch received %q", got)
 	}
 	revision := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "other/a", "")).Header.Revision
 	if got, want := next(t, ctx, other), fmt.Sprintf("PUT other/a@%d", revision); got != want {
-		t.Errorf("the other watch is told %q, want %q", got, want)
+		t.Errorf("the other watch received %q, want %q", got, want)
 	}
 }
 

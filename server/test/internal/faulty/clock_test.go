@@ -49,7 +49,7 @@ func TestClock_Shift_ChangesWallClockOnly(t *testing.T) {
 	answers := 0
 	for _, shift := range []time.Duration{72 * time.Hour, -time.Hour, 0, 10 * time.Second} {
 		c.Shift(shift)
-		if _, err := io.WriteString(ask, "what time is it?\n"); err != nil {
+		if _, err := io.WriteString(ask, "send the time\n"); err != nil {
 			t.Fatal(err)
 		}
 		var now, passed int64

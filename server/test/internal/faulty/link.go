@@ -75,7 +75,7 @@ func NewLink(t testing.TB, e *harness.Env, target string) *Link {
 func (l *Link) Lead(target string) error {
 	u, err := url.Parse(target)
 	if err != nil {
-		return fmt.Errorf("lead a link elsewhere: %w", err)
+		return fmt.Errorf("redirect a link: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -148,7 +148,7 @@ func (s *Server) RequireConsistent() error {
 	var errs []error
 	for _, c := range items {
 		if c.Status == "failure" {
-			errs = append(errs, fmt.Errorf("%s.%s at %d is not what etcd has: %+v", c.Resource, c.Group, c.Revision, c))
+			errs = append(errs, fmt.Errorf("%s.%s at %d differs from etcd: %+v", c.Resource, c.Group, c.Revision, c))
 		}
 	}
 	success, err := api.Checks(ctx, "", "success")

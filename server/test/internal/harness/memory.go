@@ -59,7 +59,7 @@ func (s *Server) Held(ctx context.Context, api *API) (h Held, err error) {
 		return h, fmt.Errorf("goroutine profile: %w", err)
 	}
 	if h.Heap == 0 || h.Stacks == 0 {
-		return h, errors.New("the heap profile does not say what is in use")
+		return h, errors.New("the heap profile lacks the memory in use")
 	}
 	h.Resident, err = s.Resident()
 	return h, err

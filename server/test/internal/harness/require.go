@@ -23,7 +23,7 @@ func Missing(t testing.TB, name, why string) {
 	if slices.Contains(strings.Split(os.Getenv(requireEnv), ","), name) {
 		t.Fatalf("%s is required (%s), and %s", name, requireEnv, why)
 	}
-	t.Skipf("without %s there is nothing to test: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
+	t.Skipf("skipped without %s: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
 }
 
 // OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and its
@@ -48,7 +48,7 @@ func etcdVersion(path string) (string, error) {
 	text := strings.TrimPrefix(line, "etcd Version: ")
 	v, err := utilversion.ParseGeneric(text)
 	if err != nil {
-		return "", fmt.Errorf("it says that it is %q: %w", line, err)
+		return "", fmt.Errorf("version %q: %w", line, err)
 	}
 	if v.Major() != 3 || v.Minor() != 4 || v.Patch() >= 31 {
 		return "", fmt.Errorf("version %s is not one with the bug, 3.4 below 3.4.31", text)

@@ -70,7 +70,7 @@ func All(e *harness.Env, etcd *harness.Etcd) {
 				return fmt.Errorf("watch of %s: %w", o.what, err)
 			}
 		}
-		fmt.Printf("%d watches gave what they guarantee\n", judged)
+		fmt.Printf("%d watches met their guarantees\n", judged)
 		return nil
 	})
 }

@@ -146,7 +146,7 @@ func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 	before, err := l.run(ctx, n)
 	harness.Check(t, err)
 
-	t.Run("it hangs under a running server", func(t *testing.T) {
+	t.Run("plugin hangs after the start", func(t *testing.T) {
 		watch, refused, err := api.Watch(ctx, secretsPath, "resourceVersion="+list.Metadata.ResourceVersion)
 		harness.Check(t, err)
 		if refused != nil {
@@ -159,7 +159,7 @@ func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 		stop := readSecrets(ctx, api)
 		defer stop()
 		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-			return ours.held.Load() > 0, errors.New("nobody has called the plugin")
+			return ours.held.Load() > 0, errors.New("the plugin was not called")
 		}))
 		during, err := l.run(ctx, n)
 		harness.Check(t, err)
@@ -185,7 +185,7 @@ func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 		}
 	})
 
-	t.Run("it is away when the server starts", func(t *testing.T) {
+	t.Run("plugin is down at the start", func(t *testing.T) {
 		harness.Check(t, s.Stop())
 		ours.stop(t)
 		s.StartAgain()

@@ -105,7 +105,7 @@ func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held,
 	})
 	t.Log("afterwards:", last)
 	if err != nil {
-		t.Error("when the clients are gone:", err)
+		t.Error("after the clients have disconnected:", err)
 	}
 }
 

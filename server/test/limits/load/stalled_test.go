@@ -95,7 +95,7 @@ func (s *scene) healthy(t *testing.T, ctx context.Context) {
 	w, r, err := s.api.Watch(ctx, namespace, "fieldSelector=metadata.name%3D"+firstName+"&resourceVersion="+list.Metadata.ResourceVersion)
 	harness.Check(t, err)
 	if w == nil {
-		t.Fatal("a watcher beside clients that do not read:", r.Err())
+		t.Fatal("a watch during clients that do not read:", r.Err())
 	}
 	defer w.Close()
 	for i := range changes {
@@ -103,14 +103,14 @@ func (s *scene) healthy(t *testing.T, ctx context.Context) {
 		r, err := s.api.DoAs(ctx, http.MethodPatch, namespace+"/"+firstName, "", "application/merge-patch+json", "", patch)
 		harness.Check(t, err)
 		if r.Code != http.StatusOK {
-			t.Fatal("a write beside clients that do not read:", r.Err())
+			t.Fatal("a write during clients that do not read:", r.Err())
 		}
 		event, err := w.Next(ctx)
 		harness.Check(t, err)
 		written, err := r.Object()
 		harness.Check(t, err)
 		if event.Object.Metadata.ResourceVersion != written.GetResourceVersion() {
-			t.Fatalf("the watcher got %s at %s, what was written is at %s", event.Type, event.Object.Metadata.ResourceVersion, written.GetResourceVersion())
+			t.Fatalf("event %s at %s, want revision %s", event.Type, event.Object.Metadata.ResourceVersion, written.GetResourceVersion())
 		}
 	}
 }

@@ -133,22 +133,22 @@ func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
 	// A client that starts to read now receives the reason for the end of its watch, unless its connection was closed already.
 	close(read)
 	harness.Check(t, watching.Wait())
-	told := 0
+	rejected := 0
 	for _, code := range codes {
 		switch code {
 		case http.StatusTooManyRequests:
-			told++
+			rejected++
 		case -1:
 		default:
 			t.Errorf("a watch ends with status %d", code)
 		}
 	}
-	t.Logf("of %d watches %d were ended with 429, the others were broken off", clients, told)
-	if told == 0 {
-		t.Error("no client was told why its watch ended")
+	t.Logf("of %d watches %d were ended with 429, the others were broken off", clients, rejected)
+	if rejected == 0 {
+		t.Error("no client got the reason for the end of its watch")
 	}
 	took := stop()
-	t.Logf("meanwhile, %d rounds of create, get and delete by another user of the level; the longest took %v", len(took), slices.Max(append(took, 0)))
+	t.Logf("during this, %d rounds of create, get and delete by another user of the level; the longest took %v", len(took), slices.Max(append(took, 0)))
 	if len(took) == 0 {
 		t.Error("another user of the level was not served once")
 	}
@@ -243,7 +243,7 @@ func TestPriorityLevels_SlowLists_OtherLevelsAreServed(t *testing.T) {
 	attacking.Wait()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		bytes, err := s.api.Sum(ctx, "strata_lists_in_flight_bytes")
-		return bytes == 0, fmt.Errorf("%v bytes of lists are under way when all clients are gone, %w", bytes, err)
+		return bytes == 0, fmt.Errorf("%v bytes of lists are in flight after all clients have disconnected, %w", bytes, err)
 	}))
 }
 

@@ -127,7 +127,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	stopHealth := s.health(t, ctx, harness.Pick(30*time.Second, 10*time.Second))
 	var (
 		asking sync.WaitGroup
-		told   answers
+		got    answers
 		start  = make(chan struct{})
 	)
 	for i := range clients {
@@ -141,25 +141,25 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 			defer c.close()
 			<-start
 			outcome, n := ask(ctx, c, k)
-			told.add(k.name, outcome, n)
+			got.add(k.name, outcome, n)
 		})
 	}
 	began := time.Now()
 	close(start)
 	asking.Wait()
-	t.Logf("%d clients were answered within %v:%v", clients, time.Since(began).Round(time.Millisecond), &told)
+	t.Logf("%d clients were answered within %v:%v", clients, time.Since(began).Round(time.Millisecond), &got)
 	took := stopHealth()
 	peak := stopMemory()
 	if longest := s.logHealth(t, took); harness.Long() && longest > time.Second && harness.Engine() == harness.Strata {
 		t.Errorf("a health check took %v, want at most a second", longest)
 	}
 	t.Logf("at most %.1f MB were resident", float64(peak)/1e6)
-	if refusedAll := told.total(whole) == 0; refusedAll && harness.Engine() == harness.Strata {
-		t.Error("nobody got a list")
+	if refusedAll := got.total(whole) == 0; refusedAll && harness.Engine() == harness.Strata {
+		t.Error("no client got a list")
 	}
 	for _, outcome := range []string{"429 without Retry-After", "500", "503"} {
-		if n := told.total(outcome); n > 0 && harness.Engine() == harness.Strata {
-			t.Errorf("%d clients were told: %s", n, outcome)
+		if n := got.total(outcome); n > 0 && harness.Engine() == harness.Strata {
+			t.Errorf("%d clients got: %s", n, outcome)
 		}
 	}
 	if peak > bound {

@@ -176,7 +176,7 @@ func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held,
 	})
 	t.Log("afterwards:", last)
 	if err != nil {
-		t.Error("when the clients are gone:", err)
+		t.Error("after the clients have disconnected:", err)
 	}
 }
 
@@ -190,7 +190,7 @@ func (s *scene) works(t *testing.T, ctx context.Context) {
 	list, err := reader.List(ctx, path, "fieldSelector=metadata.name%3D"+made.Metadata.Name)
 	harness.Check(t, err)
 	if len(list.Items) != 1 {
-		t.Errorf("a list after the overload has %d items of what was just written, want 1", len(list.Items))
+		t.Errorf("a list of the created object after the overload has %d items, want 1", len(list.Items))
 	}
 	harness.Check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
 }

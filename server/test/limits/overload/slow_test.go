@@ -50,7 +50,7 @@ var attacks = []attack{
 	{"initial events that are never read, HTTP/1.1", watchSeconds * time.Second, stalledWatch(true, 0)},
 	{"initial events that are never read, HTTP/2", watchSeconds * time.Second, stalledWatch(false, 0)},
 	{"initial events at a byte a second", watchSeconds * time.Second, stalledWatch(false, 1)},
-	{"a handshake that is never begun", 32 * time.Second, silent("")},
+	{"a handshake that is never started", 32 * time.Second, silent("")},
 	{"headers that do not begin", 32 * time.Second, silent("http/1.1")},
 	{"headers at a byte a second", 32 * time.Second, slowHeaders},
 	{"a preface that is never sent", 10 * time.Second, silent("h2")},
@@ -467,7 +467,7 @@ func stalledList(http1 bool, rate int) func(ctx context.Context, s *scene) error
 		if err != nil || n < 0 {
 			return err
 		}
-		return fmt.Errorf("the whole list came, %d bytes, from a server that should have given up", n)
+		return fmt.Errorf("the whole list came, %d bytes, from a server that should have closed the connection", n)
 	}
 }
 

@@ -157,7 +157,7 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 		results <- result{"watch", err}
 	}()
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-		return hook.held.Load() > 0, errors.New("nobody has called the webhook")
+		return hook.held.Load() > 0, errors.New("the webhook was not called")
 	}))
 	hanging, cancel := context.WithTimeoutCause(ctx, hangBound, fmt.Errorf("the requests together took more than %v", hangBound))
 	defer cancel()

@@ -123,7 +123,7 @@ func TestCompactRevKey_AboveEtcdRevision_IsIgnored(t *testing.T) {
 		create(t, ctx, api, fmt.Sprint("map-", i))
 	}
 	if r := listAt(t, ctx, api, first); r.Code != http.StatusOK {
-		t.Errorf("a list at %d, which nobody has compacted: %v", first, r.Err())
+		t.Errorf("a list at %d, which is not compacted: %v", first, r.Err())
 	}
 	_, err = client.Put(ctx, key, fmt.Sprint(rev))
 	harness.Check(t, err)
@@ -153,7 +153,7 @@ func TestCompaction_Unannounced_IsDetectedByPoll(t *testing.T) {
 	harness.Check(t, err)
 	compacted := time.Now()
 	awaitGone(t, ctx, api, first)
-	t.Logf("noticed after %s", time.Since(compacted))
+	t.Logf("detected after %s", time.Since(compacted))
 	if r := listAt(t, ctx, api, rev); r.Code != http.StatusOK {
 		t.Errorf("the compacted revision itself: %v", r.Err())
 	}

@@ -190,7 +190,7 @@ func TestEtcdOverrides_ResourceIsInSecondEtcd(t *testing.T) {
 func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisions int) {
 	t.Helper()
 	for i := range revisions {
-		_, err := client.Put(ctx, "elsewhere", fmt.Sprint(i))
+		_, err := client.Put(ctx, "outside", fmt.Sprint(i))
 		harness.Check(t, err)
 	}
 }

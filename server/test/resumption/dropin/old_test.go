@@ -48,8 +48,8 @@ func putMap(t *testing.T, ctx context.Context, client *clientv3.Client, name str
 	return resp.Header.Revision
 }
 
-// requireSaid checks that exactly one line of a server's log contains all the texts.
-func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
+// requireLogged checks that exactly one line of a server's log contains all the texts.
+func requireLogged(t *testing.T, s *harness.Server, texts ...string) {
 	t.Helper()
 	n := 0
 	for line := range strings.Lines(s.Output()) {
@@ -58,7 +58,7 @@ func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
 		}
 	}
 	if n != 1 {
-		t.Errorf("%d lines say %q, want one:\n%s", n, texts, s.Tail())
+		t.Errorf("%d log lines contain %q, want one:\n%s", n, texts, s.Tail())
 	}
 }
 
@@ -66,7 +66,7 @@ func requireSaid(t *testing.T, s *harness.Server, texts ...string) {
 func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts ...string) {
 	t.Helper()
 	if err := s.Await(ctx, "/readyz"); err == nil {
-		t.Fatalf("the server is ready, want it to refuse and to say %q", texts)
+		t.Fatalf("the server is ready, want an exit with a line that contains %q", texts)
 	}
 	code, err := s.Wait(ctx)
 	harness.Check(t, err)
@@ -87,12 +87,12 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	old := env.ProgramEtcd(path)
 	proxy := env.Proxy(old)
 	client := old.Client()
-	writeElsewhere(t, ctx, client)
+	writeOutside(t, ctx, client)
 	s := env.APIServer(proxy.Etcd(), engine(harness.Strata), "--strata-unclaimed-bytes=1")
 	api := s.API()
-	requireSaid(t, s, version, proxy.Etcd().URL, "etcd#15220", "etcd#17507", listGate, getGate)
+	requireLogged(t, s, version, proxy.Etcd().URL, "etcd#15220", "etcd#17507", listGate, getGate)
 
-	t.Run("reads of the present are etcd's", func(t *testing.T) {
+	t.Run("reads of the latest state are etcd's", func(t *testing.T) {
 		create(t, ctx, api, defaultMaps, configMap("present"))
 		for path, prefix := range map[string]string{
 			defaultMaps:              "/registry/configmaps/default/",
@@ -108,7 +108,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 			}
 		}
 	})
-	t.Run("reads of the present are linearizable", func(t *testing.T) {
+	t.Run("reads of the latest state are linearizable", func(t *testing.T) {
 		for i := range 50 {
 			name := fmt.Sprintf("written-%d", i)
 			put := putMap(t, ctx, client, name)
@@ -125,7 +125,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	})
 	t.Run("reads of any version are memory's", func(t *testing.T) {
 		o := create(t, ctx, api, defaultMaps, configMap("any"))
-		awaitClock(t, ctx, api, proxy.Etcd(), harness.Revision(t, o.Metadata.ResourceVersion))
+		awaitPublished(t, ctx, api, proxy.Etcd(), harness.Revision(t, o.Metadata.ResourceVersion))
 		proxy.Reset()
 		for path, queries := range map[string][]string{
 			defaultMaps + "/any": {"resourceVersion=0", "resourceVersion=" + o.Metadata.ResourceVersion},
@@ -164,7 +164,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		exercise(t, ctx, api)
 		expectEvent(t, ctx, w, "ADDED", "exercise")
 	})
-	t.Run("watches begin with the present", func(t *testing.T) {
+	t.Run("watches begin with the latest state", func(t *testing.T) {
 		put := putMap(t, ctx, client, "begin")
 		names, at := initialEvents(t, ctx, api, defaultMaps, "")
 		if !slices.Contains(names, "begin") || at < put {
@@ -175,7 +175,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		harness.Check(t, api.Delete(ctx, defaultMaps+"/begin"))
 		expectEvent(t, ctx, w, "DELETED", "begin")
 	})
-	t.Run("writes elsewhere", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
+	t.Run("writes to other prefixes", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
 	t.Run("etcd stops and returns", func(t *testing.T) {
 		w := startWatch(t, ctx, api, defaultMaps, fmt.Sprintf("resourceVersion=%d", listRevision(t, ctx, api, defaultMaps, "")))
 		advance(t, ctx, client, 10) // the feed resumes before these writes
@@ -186,7 +186,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		old.Start()
 		put := putMap(t, ctx, client, "returned")
 		expectEvent(t, ctx, w, "ADDED", "returned")
-		awaitClock(t, ctx, api, proxy.Etcd(), put)
+		awaitPublished(t, ctx, api, proxy.Etcd(), put)
 		list := awaitList(t, ctx, api, defaultMaps)
 		if !slices.Contains(list.Names(), "returned") {
 			t.Errorf("listed: %v", list.Names())
@@ -194,15 +194,15 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	})
 
 	if n := clusterMetric(t, ctx, api, "progress_requests_total", proxy.Etcd()); n != 0 {
-		t.Errorf("progress was asked for %d times", n)
+		t.Errorf("%d progress requests, want 0", n)
 	}
 }
 
-// requireNotHungBy writes to etcd outside the prefixes of resources, of which memory receives no event: its clock and bookmarks
+// requireNotHungBy writes to etcd outside the prefixes of resources, of which memory receives no event: its published revision and bookmarks
 // stay at the last event, and reads at a later revision, returned by other reads, are answered.
 func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client, etcd *harness.Etcd) {
 	o := create(t, ctx, api, defaultMaps, configMap("last"))
-	awaitClock(t, ctx, api, etcd, harness.Revision(t, o.Metadata.ResourceVersion))
+	awaitPublished(t, ctx, api, etcd, harness.Revision(t, o.Metadata.ResourceVersion))
 	advance(t, ctx, client, 100)
 	// Later pages have the revision of the first, which memory has not reached.
 	items, pages, err := api.ListAll(ctx, defaultMaps, "", 7)
@@ -213,8 +213,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 		t.Errorf("%d items in %d pages, want %d", len(items), len(pages), len(list.Items))
 	}
 	present := list.Metadata.ResourceVersion
-	if got := clock(t, ctx, api, etcd); got > lastChange(t, ctx, client) {
-		t.Errorf("the clock is at %d, after the last event", got)
+	if got := publishedRevision(t, ctx, api, etcd); got > lastChange(t, ctx, client) {
+		t.Errorf("published revision is %d, after the last event", got)
 	}
 
 	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+present)
@@ -234,7 +234,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 		harness.Check(t, err)
 		tooLarge := r.Code == http.StatusGatewayTimeout && storage.IsTooLargeResourceVersion(&apierrors.StatusError{ErrStatus: r.Status()})
 		if r.Code != http.StatusOK && !tooLarge {
-			t.Errorf("%s not older than what another read has shown: %v", path, r.Err())
+			t.Errorf("%s not older than an earlier read: %v", path, r.Err())
 		}
 	}
 	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+present)
@@ -248,7 +248,7 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	}
 	// The event advances the revision of all resources.
 	next := harness.Revision(t, o.Metadata.ResourceVersion)
-	awaitClock(t, ctx, api, etcd, next)
+	awaitPublished(t, ctx, api, etcd, next)
 	if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < next {
 		t.Errorf("%s is in memory at %d after an event at %d", quietPath, got, next)
 	}
@@ -292,7 +292,7 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 		versions []string // of the proxies
 		down     bool     // with another endpoint, which is unreachable
 		trusted  bool     // consistent reads are answered from memory
-		said     []string // in one line of the log, with the endpoints
+		logged   []string // in one line of the log, with the endpoints
 	}
 	backends := []backend{
 		{"configmaps", "configmaps", []string{"3.4.30"}, false, false, []string{"3.4.30"}},
@@ -326,7 +326,7 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 	for i, b := range backends {
 		t.Run(fmt.Sprint(b.versions, b.down), func(t *testing.T) {
 			path := "/api/v1/namespaces/default/" + b.resource
-			requireSaidOfVersions(t, s, proxies[i], b.said)
+			requireVersionsLogged(t, s, proxies[i], b.logged)
 			for query, direct := range map[string]bool{"": !b.trusted, "resourceVersion=0": false} {
 				for _, p := range proxies[i] {
 					p.Reset()
@@ -352,20 +352,20 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 	})
 }
 
-// requireSaidOfVersions checks that a server's log has exactly one line with the expected texts on the version of an etcd, or none
+// requireVersionsLogged checks that a server's log has exactly one line with the expected texts on the version of an etcd, or none
 // if no text is expected.
-func requireSaidOfVersions(t *testing.T, s *harness.Server, proxies []*harness.Proxy, said []string) {
+func requireVersionsLogged(t *testing.T, s *harness.Server, proxies []*harness.Proxy, logged []string) {
 	t.Helper()
-	if said != nil {
+	if logged != nil {
 		for _, p := range proxies {
-			said = append(said, p.Etcd().URL)
+			logged = append(logged, p.Etcd().URL)
 		}
-		requireSaid(t, s, append(said, "reason=")...)
+		requireLogged(t, s, append(logged, "reason=")...)
 		return
 	}
 	for line := range strings.Lines(s.Output()) {
 		if strings.Contains(line, "reason=") && strings.Contains(line, proxies[0].Etcd().URL) {
-			t.Errorf("said: %s", line)
+			t.Errorf("unexpected log line: %s", line)
 		}
 	}
 }
@@ -382,7 +382,7 @@ func TestEtcd_WithoutProgress_ReadsAreServedFromMemory(t *testing.T) {
 	s := env.APIServer(proxy.Etcd(), engine(harness.Strata))
 	api := s.API()
 	exercise(t, ctx, api)
-	requireSaid(t, s, "does not answer progress requests", proxy.Etcd().URL)
+	requireLogged(t, s, "does not answer progress requests", proxy.Etcd().URL)
 	create(t, ctx, api, defaultMaps, configMap("present"))
 	client := etcd.Client()
 	for i := range 10 {

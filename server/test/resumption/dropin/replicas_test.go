@@ -49,21 +49,21 @@ func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
 		}
 		// Only progress notifications report a write outside the prefix, unless a later write inside it follows.
 		for {
-			elsewhere := writeElsewhere(t, ctx, client)
+			outside := writeOutside(t, ctx, client)
 			for _, api := range apis {
-				awaitClock(t, ctx, api, etcd, elsewhere)
+				awaitPublished(t, ctx, api, etcd, outside)
 			}
-			if lastChange(t, ctx, client) < elsewhere {
+			if lastChange(t, ctx, client) < outside {
 				break
 			}
 		}
 	})
 	t.Run("bookmarks", func(t *testing.T) {
-		elsewhere := writeElsewhere(t, ctx, client)
+		outside := writeOutside(t, ctx, client)
 		for _, api := range apis {
-			awaitBookmark(t, ctx, api, quietPath, start, elsewhere)
-			if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < elsewhere {
-				t.Errorf("in memory at %d, want %d", got, elsewhere)
+			awaitBookmark(t, ctx, api, quietPath, start, outside)
+			if got := listRevision(t, ctx, api, quietPath, "resourceVersion=0"); got < outside {
+				t.Errorf("in memory at %d, want %d", got, outside)
 			}
 		}
 	})
@@ -84,12 +84,12 @@ func requireNoProgressAsked(t *testing.T, ctx context.Context, env *harness.Env,
 	for {
 		before, reads, others := asked(api), read(), asked(other)
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			return asked(other) >= others+5, fmt.Errorf("the other asks for no progress")
+			return asked(other) >= others+5, fmt.Errorf("the other server requests no progress")
 		}))
 		if after := asked(api); read() != reads {
 			continue // caused by a read inside the server that waits for progress
 		} else if after != before {
-			t.Errorf("%d progress requests while nobody read", after-before)
+			t.Errorf("%d progress requests without a read", after-before)
 		}
 		return
 	}

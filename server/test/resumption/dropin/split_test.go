@@ -100,7 +100,7 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 		o := create(t, ctx, api, written.busy, object{"metadata": object{"name": fmt.Sprintf("apart-%d", i)}})
 		written.requireWithin(t, ctx, "a new object", harness.Revision(t, o.Metadata.ResourceVersion), last)
 		last = harness.Revision(t, o.Metadata.ResourceVersion)
-		writeElsewhere(t, ctx, written.client)
+		writeOutside(t, ctx, written.client)
 	}
 	if got := listRevision(t, ctx, api, written.busy, ""); got < last {
 		t.Errorf("%s is listed at %d after a write at %d", written.busy, got, last)
@@ -114,7 +114,7 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	}
 	if harness.Engine() == harness.Strata {
 		for _, s := range []*side{written, other} {
-			s.requireWithin(t, ctx, "metric of the clock", clock(t, ctx, api, s.etcd), s.start)
+			s.requireWithin(t, ctx, "metric of the published revision", publishedRevision(t, ctx, api, s.etcd), s.start)
 		}
 	}
 }
@@ -130,24 +130,24 @@ func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harn
 	written := harness.Revision(t, o.Metadata.ResourceVersion)
 	if harness.Engine() == harness.Strata && !uncached {
 		// By events alone, without consistent reads.
-		awaitClock(t, ctx, api, s.etcd, written)
+		awaitPublished(t, ctx, api, s.etcd, written)
 		if got := listRevision(t, ctx, api, path, "resourceVersion=0"); got < written {
-			t.Errorf("%s is in memory at %d, want the clock's %d", path, got, written)
+			t.Errorf("%s is in memory at %d, want the published revision %d", path, got, written)
 		}
 		awaitBookmark(t, ctx, api, path, from, written)
 	}
 	s.requireWithin(t, ctx, path+" after a write to "+s.busy, listRevision(t, ctx, api, path, ""), written)
 
-	elsewhere := writeElsewhere(t, ctx, s.client)
+	outside := writeOutside(t, ctx, s.client)
 	if harness.Engine() == harness.Strata && !uncached {
 		// By progress alone, which is requested because a watch has bookmarks.
-		awaitBookmark(t, ctx, api, path, from, elsewhere)
-		awaitClock(t, ctx, api, s.etcd, elsewhere)
+		awaitBookmark(t, ctx, api, path, from, outside)
+		awaitPublished(t, ctx, api, s.etcd, outside)
 	}
-	s.requireWithin(t, ctx, path+" after a write elsewhere", listRevision(t, ctx, api, path, ""), elsewhere)
+	s.requireWithin(t, ctx, path+" after a write to another prefix", listRevision(t, ctx, api, path, ""), outside)
 	_, at := initialEvents(t, ctx, api, path, "")
-	s.requireWithin(t, ctx, "initial events of "+path+" after a write elsewhere", at, elsewhere)
+	s.requireWithin(t, ctx, "initial events of "+path+" after a write to another prefix", at, outside)
 	if !uncached {
-		awaitBookmark(t, ctx, api, path, from, elsewhere)
+		awaitBookmark(t, ctx, api, path, from, outside)
 	}
 }

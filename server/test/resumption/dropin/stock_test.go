@@ -36,15 +36,15 @@ func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	changed := read(t, ctx, api)
 
 	both := env.APIServer(etcd, engine(harness.Upstream))
-	requireEqual(t, "upstream beside", read(t, ctx, both.API()), changed)
-	requireEqual(t, "the engine beside upstream", read(t, ctx, api), changed)
+	requireEqual(t, "upstream on the same etcd", read(t, ctx, both.API()), changed)
+	requireEqual(t, "the engine on the same etcd as upstream", read(t, ctx, api), changed)
 	// A write through one server is visible to reads and watches through the other.
 	list, err := api.List(ctx, defaultMaps, "")
 	harness.Check(t, err)
 	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	created := create(t, ctx, both.API(), defaultMaps, configMap("mixed"))
 	if got, err := api.Get(ctx, defaultMaps+"/mixed", ""); err != nil || got.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
-		t.Errorf("get of what the other wrote: %+v, %v", got.Metadata, err)
+		t.Errorf("get of an object written by the other server: %+v, %v", got.Metadata, err)
 	}
 	expectEvent(t, ctx, w, "ADDED", "mixed")
 	// A continue token of one server is valid on the other, both ways.

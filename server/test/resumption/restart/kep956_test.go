@@ -91,7 +91,7 @@ func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
 	with, without := counted["configmaps"], counted["secrets"]
 	t.Logf("%d restarts of a watch that selects 1 change in %d: %.0f events processed with bookmarks, %.0f without", watches*restarts, perRound, with, without)
 	if without < watches*restarts*perRound/4 {
-		t.Errorf("%.0f events are processed without bookmarks: the test sees nothing", without)
+		t.Errorf("%.0f events are processed without bookmarks: the test has no effect", without)
 	}
 	if with*atLeast > without {
 		t.Errorf("%.0f events are processed with bookmarks and %.0f without, want at least %d times fewer", with, without, atLeast)

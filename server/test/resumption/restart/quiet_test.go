@@ -65,13 +65,13 @@ func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 		group.Go(func() {
 			for reading.Err() == nil {
 				if err := w.drain(reading); err != nil && reading.Err() == nil {
-					t.Errorf("watch of %s, begun after %d, now at %d: %v", w.path, w.start, w.position, err)
+					t.Errorf("watch of %s, started after %d, now at %d: %v", w.path, w.start, w.position, err)
 					return
 				}
 				after := w.position
 				err := retried(reading, func(ctx context.Context) error { return w.begin(reading, api, after) })
 				if err != nil && reading.Err() == nil {
-					t.Errorf("watch of %s, begun after %d, resumes after %d: %v", w.path, w.start, after, err)
+					t.Errorf("watch of %s, started after %d, resumes after %d: %v", w.path, w.start, after, err)
 					return
 				}
 			}
@@ -112,7 +112,7 @@ func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 		_, err = old.next(ctx)
 	}
 	if !isGone(err) {
-		t.Errorf("a watch after %d, which is compacted, is told %v, want 410: the test sees nothing", all[0].start, err)
+		t.Errorf("a watch after the compacted revision %d: %v, want 410", all[0].start, err)
 	}
 }
 

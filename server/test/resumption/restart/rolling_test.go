@@ -256,12 +256,12 @@ func TestRollingRestart_InformersDoNotRelist(t *testing.T) {
 	o := s.rollingRestart(t, ctx, informerCount, true)
 	if harness.Engine() != harness.Strata {
 		if o.lists == 0 {
-			t.Error("nobody listed again: the test sees nothing")
+			t.Error("no informer relisted: the detection is broken")
 		}
 		return
 	}
 	if o.lists > 0 || o.gone > 0 {
-		t.Errorf("informers listed again %d times and were told 410 %d times: %v", o.lists, o.gone, o.byFollow)
+		t.Errorf("informers relisted %d times and got 410 %d times, want 0: %v", o.lists, o.gone, o.byFollow)
 	}
 }
 
@@ -271,7 +271,7 @@ func TestRollingRestart_GatesOff_InformersRelist(t *testing.T) {
 	ctx := harness.Context(t, restartTestTimeout)
 	s := newScene(t, ctx, noGates)
 	if o := s.rollingRestart(t, ctx, fewInformers, harness.Long()); o.lists == 0 {
-		t.Error("nobody listed again though the gates are off: the test sees nothing")
+		t.Error("no informer relisted with the gates off: the detection is broken")
 	}
 }
 
@@ -335,16 +335,16 @@ func (s *scene) rollingRestart(t *testing.T, ctx context.Context, informers int,
 		t.Errorf("%d reads of objects that exist failed", n)
 	}
 	s.equal(t, ctx, f)
-	seen("all informers hold what etcd does")
+	seen("all informers have the state of etcd")
 	s.validate(t, ctx, f)
 
 	o, now := f.outcome(), s.audit(t)
 	f.logErrors(t)
 	if lists := now.lists - audited.lists; lists != o.lists {
 		// A request that did not reach a server, or was repeated, makes the counts differ: both have to be zero, or neither.
-		t.Logf("servers were asked for lists %d times, informers asked %d times", lists, o.lists)
+		t.Logf("servers received %d lists, informers sent %d", lists, o.lists)
 		if (lists == 0) != (o.lists == 0) {
-			t.Errorf("servers were asked for lists %d times, informers asked %d times: %v", lists, o.lists, now.paths)
+			t.Errorf("servers received %d lists, informers sent %d: %v", lists, o.lists, now.paths)
 		}
 	}
 	if gone := now.gone - audited.gone; gone > 0 {

@@ -84,7 +84,7 @@ func TestTakeOver_AlternatingServers_InformersEqualEtcd(t *testing.T) {
 					t.Errorf("change %d: Strata has its history, and the informer of %s has listed: %+v", i, informer, n)
 				}
 				if compact && n.listed == 0 {
-					t.Errorf("change %d, to %s: the informer of %s has not listed, but what it had was compacted", i, name, informer)
+					t.Errorf("change %d, to %s: the informer of %s has not listed, but its revision was compacted", i, name, informer)
 				}
 			}
 		}

@@ -180,7 +180,7 @@ resources:
 		}
 	}
 	if logged < 100<<10 {
-		t.Errorf("the logs have %d bytes: nothing was looked through", logged)
+		t.Errorf("the logs have %d bytes: the search covered none", logged)
 	}
 }
 

@@ -138,6 +138,6 @@ func TestSealedToken_OfOtherUserOrServer_GrantsNoAccess(t *testing.T) {
 		t.Errorf("%q is not a sealed token: %v", token, err)
 	}
 	if text := string(data); strings.Contains(text, "one") || strings.Contains(text, "two") || strings.Contains(text, "start") {
-		t.Errorf("a sealed token says %q", text)
+		t.Errorf("a sealed token contains %q", text)
 	}
 }

@@ -92,7 +92,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 	client := etcd.Client()
 	resp := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, "/registry/strata/", clientv3.WithPrefix()))
 	if len(resp.Kvs) != 1 || string(resp.Kvs[0].Key) != ringKey || resp.Kvs[0].Version != 1 {
-		t.Fatalf("etcd has %d keys of ours, want one ring, written once: %v", len(resp.Kvs), resp.Kvs)
+		t.Fatalf("etcd has %d keys of the engine, want one ring, written once: %v", len(resp.Kvs), resp.Kvs)
 	}
 	if stored := string(resp.Kvs[0].Value); !strings.HasPrefix(stored, "k8s:enc:aescbc:v1:key1:") || strings.Contains(stored, `"keys"`) {
 		t.Errorf("the ring is stored as %.40q...", stored)
@@ -155,7 +155,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 		}
 		s.Kill()
 	})
-	t.Run("an expired token goes on in the present", func(t *testing.T) {
+	t.Run("an expired token continues at the latest revision", func(t *testing.T) {
 		latest := readPage(t, ctx, a, maps, "", limit, "")
 		old := latest.Metadata.Continue
 		at := harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "/other", "x")).Header.Revision
@@ -195,7 +195,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 			t.Errorf("the ring was written %d times", n.Kvs[0].Version)
 		}
 	})
-	t.Run("keys taken away", func(t *testing.T) { takeAway(t, ctx, client, servers) })
+	t.Run("keys removed", func(t *testing.T) { takeAway(t, ctx, client, servers) })
 }
 
 // forge sends a thousand tokens that no server has made.
@@ -272,7 +272,7 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 			for _, s := range servers {
 				r, err := s.API().Do(ctx, http.MethodGet, maps, query(7, "s1."+strings.Repeat("A", 120)), nil)
 				if err != nil || r.Code != http.StatusBadRequest {
-					t.Errorf("a made-up token: %v, %v", r, err)
+					t.Errorf("an invalid token: %v, %v", r, err)
 				}
 			}
 		}

@@ -13,12 +13,12 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Tests of clocks compare the resource versions of lists and bookmarks with the revision of the etcd that stores the resource.
+// Tests of published revisions compare the resource versions of lists and bookmarks with the revision of the etcd that stores the resource.
 
 // etcdRevision returns the current revision of an etcd.
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
-	resp, err := client.Get(ctx, "elsewhere", clientv3.WithCountOnly())
+	resp, err := client.Get(ctx, "outside", clientv3.WithCountOnly())
 	harness.Check(t, err)
 	return resp.Header.Revision
 }
@@ -35,10 +35,10 @@ func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	return resp.Kvs[0].ModRevision
 }
 
-// writeElsewhere writes to etcd outside the prefix of API servers and returns the revision of the write.
-func writeElsewhere(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
+// writeOutside writes to etcd outside the prefix of API servers and returns the revision of the write.
+func writeOutside(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
-	resp, err := client.Put(ctx, "elsewhere", "")
+	resp, err := client.Put(ctx, "outside", "")
 	harness.Check(t, err)
 	return resp.Header.Revision
 }
@@ -100,8 +100,8 @@ func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path str
 	}))
 }
 
-// clock returns the revision of a server's memory of an etcd.
-func clock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd) int64 {
+// publishedRevision returns the published revision of a server's memory of an etcd.
+func publishedRevision(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd) int64 {
 	t.Helper()
 	return clusterMetric(t, ctx, api, "revision", etcd)
 }
@@ -114,11 +114,11 @@ func clusterMetric(t *testing.T, ctx context.Context, api *harness.API, name str
 	return int64(value)
 }
 
-// awaitClock returns when a server's memory of an etcd has reached a revision.
-func awaitClock(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd, atLeast int64) {
+// awaitPublished returns when a server's memory of an etcd has reached a revision.
+func awaitPublished(t *testing.T, ctx context.Context, api *harness.API, etcd *harness.Etcd, atLeast int64) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		at := clock(t, ctx, api, etcd)
-		return at >= atLeast, fmt.Errorf("the clock is at %d, want %d", at, atLeast)
+		at := publishedRevision(t, ctx, api, etcd)
+		return at >= atLeast, fmt.Errorf("published revision is %d, want %d", at, atLeast)
 	}))
 }
